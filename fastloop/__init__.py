@@ -23,7 +23,7 @@ _NAMES = {
     "fastloop.step.scaler": "GradScaler",
     "fastloop.step.stepper": "Stepper",
     "fastloop.tools.batch_size": "BatchPlan find_batch_size",
-    "fastloop.tools.doctor.doctor": "Diagnosis doctor",
+    "fastloop.tools.doctor": "Diagnosis doctor",
     "fastloop.tools.memory": "MemoryUse ParameterCount count_parameters memory",
     "fastloop.tools.report.report": "Report report",
     "fastloop.tools.scalars": "ScalarLog",
@@ -50,7 +50,7 @@ def load_ipython_extension(shell: object) -> None:
 
 
 def unload_ipython_extension(shell: object) -> None:
-    """``%unload_ext fastloop`` takes out the seams that ``%load_ext`` has put in."""
+    """``%unload_ext fastloop`` calls `unpatch()`."""
     from fastloop.cli.start import unload_extension
 
     unload_extension()

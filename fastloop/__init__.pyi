@@ -45,8 +45,8 @@ from fastloop.step.scaler import GradScaler as GradScaler
 from fastloop.step.stepper import Stepper as Stepper
 from fastloop.tools.batch_size import BatchPlan as BatchPlan
 from fastloop.tools.batch_size import find_batch_size as find_batch_size
-from fastloop.tools.doctor.doctor import Diagnosis as Diagnosis
-from fastloop.tools.doctor.doctor import doctor as doctor
+from fastloop.tools.doctor import Diagnosis as Diagnosis
+from fastloop.tools.doctor import doctor as doctor
 from fastloop.tools.memory import (
     MemoryUse as MemoryUse,
 )

@@ -24,7 +24,7 @@ def _run_command(name: str, args: list[str]) -> int:
     elif name == "compare":
         from fastloop.cli.compare import main
     elif name == "doctor":
-        from fastloop.tools.doctor.doctor import main
+        from fastloop.tools.doctor import main
     else:
         from fastloop.tools.bench import main
     return main(args)

@@ -267,7 +267,7 @@ class GradListBase:
     def dtypes(self) -> set[Any]: ...
     def __new__(
         cls,
-        tensor_type: type,
+        tensor_type: type | None,
         written: Callable[[list[Any]], None],
         new_number: Callable[[Any], Any],
         new_scratch: Callable[[Any, int], Any] | None = None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from multiprocessing import active_children
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,23 +74,6 @@ class Cpus(NamedTuple):
 
 def read_cpus(root: Path = _ROOT) -> Cpus:
     """Return how many CPUs there are and how many this process may use."""
-    visible = _count(read_text(root / "sys/devices/system/cpu/online")) or os.cpu_count() or 1
-    _, _, allowed = read_text(root / "proc/self/status").partition("Cpus_allowed_list:")
-    return Cpus(visible, _count(allowed.partition("\n")[0]) or visible, _read_quota(root))
-
-
-def usable_cpus() -> float:
-    """Return the CPU time that affinity and cgroups allow this process, in CPUs."""
-    return read_cpus().usable
-
-
-def _count(text: str) -> int:
-    """Count the members of a list in the kernel's notation, "0-3,8"."""
-    ends = [part.split("-") for part in text.strip().split(",") if part]
-    return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
-
-
-def _read_quota(root: Path) -> float | None:
     quotas = []
     for folder in list_groups("cpu", root):
         words = read_text(folder / "cpu.max").split() or [
@@ -97,7 +81,13 @@ def _read_quota(root: Path) -> float | None:
         ]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
             quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas, default=None)
+    allowed = len(os.sched_getaffinity(0))
+    return Cpus(os.cpu_count() or allowed, allowed, min(quotas, default=None))
+
+
+def usable_cpus() -> float:
+    """Return the CPU time that affinity and cgroups allow this process, in CPUs."""
+    return read_cpus().usable
 
 
 def throttled_share(root: Path = _ROOT) -> float:
@@ -145,17 +135,13 @@ def read_memory(root: Path = _ROOT) -> Memory:
         ):
             limit, used = read_text(folder / name).strip(), read_text(folder / used_name).strip()
             if limit.isdigit() and used.isdigit() and int(limit) < 1 << 60:
-                limits.append((int(limit), max(0, int(used) - _cached_bytes(folder))))
+                stat = read_table(folder / "memory.stat")
+                names = ("inactive_file", "active_file")  # cached; "total_" before version 2
+                cached = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
+                limits.append((int(limit), max(0, int(used) - cached)))
     if not limits:
         return Memory(total, available)
     return Memory(total, available, *min(limits, key=lambda pair: pair[0] - pair[1]))
-
-
-def _cached_bytes(folder: Path) -> int:
-    """Return the bytes of cached files in a group."""
-    stat = read_table(folder / "memory.stat")
-    names = ("inactive_file", "active_file")
-    return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
 
 
 def available_bytes() -> int:
@@ -173,8 +159,7 @@ def oom_kills(root: Path = _ROOT) -> int:
 def describe_memory() -> str:
     """Return one sentence with the memory's figures, for errors."""
     memory, gib = read_memory(), 2**30
-    text = f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB of memory"
-    text += " are available now"
+    text = f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB of memory are available"
     if memory.limit is not None:
         text += f", and its cgroup uses {memory.used / gib:.1f} of {memory.limit / gib:.1f} GiB"
     return text
@@ -185,10 +170,8 @@ def explain_kill() -> str:
     memory = read_memory()
     if memory.left < memory.most // _SCARCE:
         return f"Most likely the system was out of memory: {describe_memory()}"
-    return (
-        "A program or a user has killed it, or the system for lack of memory, which `dmesg` then "
-        f"tells: {describe_memory()}"
-    )
+    text = "A program or a user has killed it, or the system for lack of memory (see `dmesg`)"
+    return f"{text}: {describe_memory()}"
 
 
 def budget_of(loader: object) -> int:
@@ -245,30 +228,16 @@ def runnable_ns(task: str) -> int | None:
     return on_cpu + delayed
 
 
-def list_descendants(pid: int) -> list[int]:
-    """Return the processes that a process and its descendants have started and not waited for."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        # The program's name, in parentheses, may have spaces.
-        words = read_text(Path(f"/proc/{name}/stat")).rpartition(")")[2].split()
-        if words:
-            children.setdefault(int(words[1]), []).append(int(name))
-    found = children.get(pid, [])
-    for child in found:
-        found += children.get(child, [])
-    return found
-
-
 def cpu_seconds_of_all() -> float:
-    """Return the CPU time of this process and its descendants, also of those that have ended."""
+    """Return the CPU time of this process and its children, also of those that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    running = map(cpu_seconds, list_descendants(os.getpid()))
-    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(t or 0.0 for t in running)
+    running = sum(cpu_seconds(child.pid or 0) or 0.0 for child in active_children())
+    return time.process_time() + ended.ru_utime + ended.ru_stime + running
 
 
 def pss_bytes_of_all() -> int | None:
-    """Return the memory of this process and its descendants; None if it cannot be read."""
+    """Return the memory of this process and its children; None if it cannot be read."""
     own = pss_bytes(os.getpid())
     if own is None:
         return None
-    return own + sum(pss_bytes(pid) or 0 for pid in list_descendants(os.getpid()))
+    return own + sum(pss_bytes(child.pid or 0) or 0 for child in active_children())

@@ -30,14 +30,6 @@ def _refill(value: Any, items: Any) -> Any:
     return clone
 
 
-def _map_fields(value: Any, leaf: Leaf, path: Path) -> Any:
-    clone = copy.copy(value)
-    for field in dataclasses.fields(value):
-        item = map_leaves(getattr(value, field.name), leaf, (*path, field.name))
-        object.__setattr__(clone, field.name, item)  # it may be frozen
-    return clone
-
-
 def map_leaves(value: Any, leaf: Leaf, path: Path = ()) -> Any:
     """Return the same containers, with ``leaf(path, x)`` in place of each x that is not one.
 
@@ -61,7 +53,11 @@ def map_leaves(value: Any, leaf: Leaf, path: Path = ()) -> Any:
         items = [map_leaves(item, leaf, (*path, i)) for i, item in enumerate(value)]
         return kind(*items) if hasattr(value, "_fields") else _refill(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _map_fields(value, leaf, path)
+        clone = copy.copy(value)
+        for field in dataclasses.fields(value):
+            item = map_leaves(getattr(value, field.name), leaf, (*path, field.name))
+            object.__setattr__(clone, field.name, item)  # it may be frozen
+        return clone
     return leaf(path, value)
 
 

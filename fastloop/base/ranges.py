@@ -21,29 +21,11 @@ from torch.autograd import profiler
 
 from fastloop.base.torch_parts import is_known
 
-_DOMAIN = "fastloop"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-def _load_nvtx() -> tuple[Callable[[str], Any], Callable[[], Any]] | None:
-    """Return the functions that begin and end a range; None without Nsight. Only the nvtx package
-    has domains; torch's ranges carry the domain in their names."""
-    if not os.environ.get("NVTX_INJECTION64_PATH"):  # as Nsight sets it
-        return None
-    try:
-        import nvtx  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        push: Callable[[str], Any] = torch.cuda.nvtx.range_push
-        try:
-            torch.cuda.nvtx.mark(_DOMAIN)  # type: ignore[no-untyped-call]
-        except RuntimeError:  # torch is built without
-            return None
-        return lambda name: push(f"{_DOMAIN}::{name}"), torch.cuda.nvtx.range_pop
-    return partial(nvtx.push_range, domain=_DOMAIN), partial(nvtx.pop_range, domain=_DOMAIN)
-
-
-_nvtx = _load_nvtx()
+# Nsight sets this in programs that it has started.
+_is_watched = bool(os.environ.get("NVTX_INJECTION64_PATH"))
+_nvtx = torch.cuda.nvtx if _is_watched and torch.version.cuda else None
 _threads = threading.local()  # the names of the ranges that each has open
 _has_profiler = is_known("profiler", "The profiler's timeline is left")
 _profiler: Any = profiler if _has_profiler else SimpleNamespace(_is_profiler_enabled=False)
@@ -66,9 +48,8 @@ def _call(name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any)
         names.append(name)
         stack.callback(names.pop)
         if _profiler._is_profiler_enabled:
-            stack.enter_context(profiler.record_function(f"{_DOMAIN}::{name}"))
+            stack.enter_context(profiler.record_function(f"fastloop::{name}"))
         if _nvtx is not None:
-            push, pop = _nvtx
-            push(name)
-            stack.callback(pop)
+            _nvtx.range_push(f"fastloop::{name}")
+            stack.callback(_nvtx.range_pop)
         return function(*args, **kwargs)

@@ -19,14 +19,12 @@ def require_torch(user: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ImportError(
-            f"{user} needs PyTorch, which is not installed; run: {INSTALL}", name="torch"
-        ) from error
+        text = f"{user} needs PyTorch, which is not installed; run: {INSTALL}"
+        raise ImportError(text, name="torch") from error
     version = str(torch.__version__)
     if read_release(version) < OLDEST:
-        raise ImportError(
-            f"{user} needs PyTorch 2.10 or newer, found {version}; run: {INSTALL}", name="torch"
-        )
+        text = f"{user} needs PyTorch 2.10 or newer, found {version}; run: {INSTALL}"
+        raise ImportError(text, name="torch")
 
 
 def read_release(version: str) -> tuple[int, int]:

@@ -25,6 +25,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from hashlib import sha1
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -33,23 +34,10 @@ import torch.utils.data
 from fastloop._core import GradListBase
 from fastloop.base.requirements import NEWEST_TESTED, read_release
 
-_DATALOADER = "torch.utils.data.dataloader:"
-_LOADER = _DATALOADER + "DataLoader"
-_BASE = _DATALOADER + "_BaseDataLoaderIter"
-_SINGLE = _DATALOADER + "_SingleProcessDataLoaderIter"
-_MULTI = _DATALOADER + "_MultiProcessingDataLoaderIter"
-_WORKER = "torch.utils.data._utils.worker:"
-_FETCH = "torch.utils.data._utils.fetch:"
-_COLLATE = "torch.utils.data._utils.collate:"
-_ERROR = "torch._utils:ExceptionWrapper"
-_SCALERS = "torch.amp.grad_scaler:"
-_SCALER = _SCALERS + "GradScaler"
-_PIN = "torch.utils.data._utils.pin_memory:pin_memory"
-_CLIP = "torch.nn.utils.clip_grad:"
+_DATALOADER = "torch.utils.data.dataloader"
+_COLLATE = "torch.utils.data._utils.collate"
+_WORKER = "torch.utils.data._utils.worker"
 _EXCHANGE = "torch:Tensor.__dlpack_c_exchange_api__"
-_MODES = "torch._C:_len_torch_dispatch_stack"
-_WRAPPED = "torch._C._functorch:is_functorch_wrapped_tensor"
-_STORAGE = "torch:UntypedStorage."
 
 
 class Part(NamedTuple):
@@ -64,9 +52,20 @@ class Part(NamedTuple):
     """
 
     path: str
-    forms: str = ""
+    forms: tuple[str, ...] = ()
     syntax: str = ""
     sets: tuple[str, ...] = ()
+
+
+def _read_table() -> dict[str, tuple[Part, ...]]:
+    """Read the parts of each group, one a line, from torch_parts.txt."""
+    table: dict[str, tuple[Part, ...]] = {}
+    for line in Path(__file__).with_suffix(".txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            group, path, *fields = line.split()
+            forms, syntax, sets = (tuple(filter("-".__ne__, f.split(","))) for f in fields)
+            table[group] = (*table.get(group, ()), Part(path, forms, "".join(syntax), sets))
+    return table
 
 
 # Arguments of torch.utils.data.DataLoader.
@@ -75,8 +74,7 @@ _ARGUMENTS = frozenset(
     "drop_last timeout worker_init_fn multiprocessing_context generator prefetch_factor "
     "persistent_workers pin_memory_device in_order".split()
 )
-
-# Groups by name, each with the groups it builds on. Digests are those of torch 2.10 to 2.15.
+# The groups that the paths of loaders need.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "array": ("loader", "tensors", "fetch", "collate"),
     "process": ("loader", "tensors", "workers"),
@@ -84,105 +82,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "sync": ("loader", "single"),
     "torch": ("loader", "single", "multi"),
 }
-_LOADER_SETS = ("_dataset_kind", "_iterator", "_IterableDataset_len_called")
-_PARTS: dict[str, tuple[Part, ...]] = {
-    "tensors": (Part(_EXCHANGE),),
-    "loader": (
-        Part(
-            _LOADER + ".__init__",
-            sets=("_dataset_kind", "_iterator", "_IterableDataset_len_called"),
-        ),
-        Part(_LOADER + ".__iter__", "4b282e17", "69835b14"),
-        Part(_LOADER + "._get_iterator", "981497f6", "37ea5b54"),
-        Part(_LOADER + "._auto_collation"),
-        Part(_LOADER + "._index_sampler"),
-        Part(_DATALOADER + "_DatasetKind.Map"),
-        Part(_DATALOADER + "_DatasetKind.create_fetcher"),
-        Part(_BASE),
-        Part(_BASE + ".__init__", "edbaf70b", "3b151efc"),
-        Part(_BASE + "._reset", "c49d3830", "7d5a1ca7"),
-        Part(_BASE + "._next_index", "f2cba40a", "fcc06585"),
-        Part(_BASE + ".__next__", "840ba3a7", "b1333bb5"),
-        Part(_ERROR + ".__init__", "c497adf4", "769d3b01"),
-        Part(_ERROR + ".reraise", "ee5422e1", "c480f780"),
-        Part(_PIN, "15735879", "e33b9942"),
-    ),
-    "single": (
-        Part(_SINGLE + ".__init__", "af02001a", "bb21a8d5"),
-        Part(_SINGLE + "._next_data", "1ec6f1aa", "1755ebaf"),
-    ),
-    "multi": (
-        Part(_MULTI + "._try_get_data", "9b182778", "75034b84"),
-        Part(_MULTI + "._shutdown_workers", "ccbea8da", "52648e10"),
-        Part(_MULTI + "._reset", "7885a088", "e6038030"),
-    ),
-    # WorkerIter does what these do, so any change of them matters.
-    "workers": (
-        Part(_MULTI + ".__init__", "d33bec98 9c44ab88 15039bcc", "c88ca6d4"),
-        Part(_MULTI + "._reset", "7885a088", "e6038030"),
-        Part(_MULTI + "._get_data", "1998ca94", "1077afe3"),
-        Part(_MULTI + "._next_data", "80046439", "99b28f4f"),
-        Part(_MULTI + "._try_put_index", "fec06c83", "c0b452ba"),
-        Part(_MULTI + "._process_data", "cbf63bc3", "311c2bb3"),
-        Part(_MULTI + "._mark_worker_as_unavailable", "7770b535", "8cc9c102"),
-        Part(_WORKER + "_worker_loop", "a45dc3c2 7147b1c5", "208d8dc9"),
-        Part(_WORKER + "_IterableDatasetStopIteration"),
-        Part(_WORKER + "_ResumeIteration"),
-    ),
-    "fetch": (
-        Part(_FETCH + "_MapDatasetFetcher.fetch", "42786a59", "bd4ba3b5"),
-        Part(_FETCH + "_IterableDatasetFetcher.fetch", "119eb86f", "15c4f388"),
-    ),
-    # C collates as these do.
-    "collate": (
-        Part(_COLLATE + "collate", "f837e324", "bcda648e"),
-        Part(_COLLATE + "default_collate", "a380959a", "5a2aee65"),
-        Part(_COLLATE + "default_convert", "db284ef3", "612b73c8"),
-        Part(_COLLATE + "default_collate_fn_map"),
-        Part(_COLLATE + "collate_tensor_fn", "38d9ce74", "94a4fe44"),
-        Part(_COLLATE + "collate_numpy_array_fn", "cbaa6f43", "836b6477"),
-        Part(_COLLATE + "collate_numpy_scalar_fn", "5f0655f0", "5baacdcb"),
-        Part(_COLLATE + "collate_float_fn", "ebf4a55e", "7fe5bf05"),
-        Part(_COLLATE + "collate_int_fn", "1d2cb71a", "59a3bf9c"),
-        Part(_COLLATE + "collate_str_fn", "6f14bc62", "a310e13d"),
-        Part("torch._C:_len_torch_function_stack"),
-        Part(_MODES),
-    ),
-    "scaler": (
-        Part(_SCALER + ".__init__", "dcfe3bd6 596aa390", "707c5486"),
-        Part(_SCALER + "._check_scale_growth_tracker", "e0fc937b ef4b6436", "d1cf671d"),
-        Part(_SCALER + "._lazy_init_scale_growth_tracker", "6d301abe ebedef67", "0d48d104"),
-        Part(_SCALER + ".scale", "a26cc599 a75ce996", "c279e0fe"),
-        Part(_SCALER + ".unscale_", "4b43f0cf 39a13023", "24630bd0"),
-        Part(_SCALER + "._unscale_grads_", "737ddf79 e3e0dec9", "673f12da"),
-        Part(_SCALER + "._maybe_opt_step", "ac890ffa", "048f2d2f"),
-        Part(_SCALER + ".step", "d95e6495 fb56d3c5", "fb368d62"),
-        Part(_SCALER + ".update", "c14a2bcc 6853f75e", "c440e2e4"),
-        Part(_SCALER + "._check_inf_per_device", "f9b3ab15", "77be309f"),
-        Part(_SCALERS + "OptState.READY"),
-        Part(_SCALERS + "_refresh_per_optimizer_state", "0fb087b3", "7fb39de3"),
-    ),
-    "clip": (
-        Part(_CLIP + "_get_total_norm", "95759cb2", "cd131e53"),
-        Part(_CLIP + "_clip_grads_with_norm_", "78fc7c64", "9801e828"),
-        Part(_CLIP + "clip_grad_norm_", "becdda84", "aef2cf40"),
-    ),
-    "modes": (Part(_MODES),),
-    "functorch": (Part(_WRAPPED),),
-    "sparse": (Part("torch:Tensor._indices"), Part("torch:Tensor._values")),
-    # The last two are called without the first, too.
-    "moves": (
-        Part(_STORAGE + "share_memory_"),
-        Part(_STORAGE + "_share_filename_cpu_"),
-        Part(_STORAGE + "_share_fd_cpu_"),
-        Part(_STORAGE + "_cdata"),
-    ),
-    "profiler": (Part("torch.autograd.profiler:_is_profiler_enabled"),),
-    "queue": (
-        Part(_MULTI + ".__init__", syntax="c88ca6d4", sets=("_data_queue",)),
-        Part(_MULTI + "._reset", syntax="e6038030", sets=("_task_info", "_tasks_outstanding")),
-    ),
-}
+_PARTS = _read_table()
 PATHS = tuple(_NEEDS)
 GROUPS = (*_PARTS, *_NEEDS)
 
@@ -214,7 +114,7 @@ def _compare(part: Part) -> str:
             return f"{name}: {error}"
     if getattr(found, "__module__", "torch").partition(".")[0] != "torch":
         return ""  # a tool has wrapped torch's function; its form says nothing about torch
-    if part.forms and names_digest(found) not in part.forms.split():
+    if part.forms and names_digest(found) not in part.forms:
         return f"{name} has changed"
     # Of a torch newer than all that were tested, any change counts, not only other names.
     is_newer = read_release(str(torch.__version__)) > NEWEST_TESTED
@@ -272,7 +172,7 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 # Calls a function of torch from a frame with the globals of torch's own caller: warnings that it
 # gives with stacklevel=2 keep torch's module, by which users filter.
 call_as_torch = types.FunctionType(
-    _call.__code__, vars(sys.modules.get(_DATALOADER[:-1], sys.modules[__name__]))
+    _call.__code__, vars(sys.modules.get(_DATALOADER, sys.modules[__name__]))
 )
 
 
@@ -285,17 +185,17 @@ def new_arguments() -> dict[str, Any]:
 
 def collate_functions() -> Any:
     """Return the module whose functions default_collate calls."""
-    return importlib.import_module(_COLLATE[:-1])
+    return importlib.import_module(_COLLATE)
 
 
 def pin_memory(batch: Any, device: str | None = None) -> Any:
     """Return the batch in pinned memory, by the function that torch's module has now."""
-    return resolve(_PIN)(batch, device)
+    return resolve("torch.utils.data._utils.pin_memory:pin_memory")(batch, device)
 
 
 def run_worker_loop(*, dataset: Any, **arguments: Any) -> None:
     """Run torch's loop of a worker process. From 2.14 on it takes the dataset out of a list."""
-    loop = resolve(_WORKER + "_worker_loop")
+    loop = resolve(f"{_WORKER}:_worker_loop")
     if "dataset_holder" in _parameters_of(loop.__code__):
         loop(dataset_holder=[dataset], **arguments)
     else:
@@ -344,30 +244,34 @@ if TYPE_CHECKING:
     MultiIter = _loaders._MultiProcessingDataLoaderIter
     SingleIter = _loaders._SingleProcessDataLoaderIter
 else:
-    ExceptionWrapper = _take(_ERROR)
-    TorchScaler = _take(_SCALER, torch.amp.GradScaler)
-    StreamEnd = _take(_WORKER + "_IterableDatasetStopIteration")
-    Resume = _take(_WORKER + "_ResumeIteration")
-    BaseIter = _take(_BASE)
-    MultiIter = _take(_MULTI)
-    SingleIter = _take(_SINGLE)
+    ExceptionWrapper = _take("torch._utils:ExceptionWrapper")
+    TorchScaler = _take("torch.amp.grad_scaler:GradScaler", torch.amp.GradScaler)
+    StreamEnd = _take(f"{_WORKER}:_IterableDatasetStopIteration")
+    Resume = _take(f"{_WORKER}:_ResumeIteration")
+    BaseIter = _take(f"{_DATALOADER}:_BaseDataLoaderIter")
+    MultiIter = _take(f"{_DATALOADER}:_MultiProcessingDataLoaderIter")
+    SingleIter = _take(f"{_DATALOADER}:_SingleProcessDataLoaderIter")
 
-OptState: Any = _take(_SCALERS + "OptState")
-MapFetcher: Any = _take(_FETCH + "_MapDatasetFetcher")
-DatasetKind: Any = _take(_DATALOADER + "_DatasetKind")
+OptState: Any = _take("torch.amp.grad_scaler:OptState")
+MapFetcher: Any = _take("torch.utils.data._utils.fetch:_MapDatasetFetcher")
+DatasetKind: Any = _take(f"{_DATALOADER}:_DatasetKind")
 # Users put functions of their own in place of the public names.
-default_collate: Any = _take(_COLLATE + "default_collate", torch.utils.data.default_collate)
-default_convert: Any = _take(_COLLATE + "default_convert", torch.utils.data.default_convert)
+default_collate: Any = _take(f"{_COLLATE}:default_collate", torch.utils.data.default_collate)
+default_convert: Any = _take(f"{_COLLATE}:default_convert", torch.utils.data.default_convert)
 # Where these are gone, a mode may be on, and a tensor may be wrapped.
 count_dispatch_modes: Any = _take(
-    _MODES, lambda: not is_known("modes", "What modes may watch is left")
+    "torch._C:_len_torch_dispatch_stack",
+    lambda: not is_known("modes", "What modes may watch is left"),
 )
 is_functorch_wrapped: Any = _take(
-    _WRAPPED, lambda tensor: not is_known("functorch", "Tensors of samples are left")
+    "torch._C._functorch:is_functorch_wrapped_tensor",
+    lambda tensor: not is_known("functorch", "Tensors of samples are left"),
 )
-refresh_optimizer_state: Any = _take(_SCALERS + "_refresh_per_optimizer_state")
+refresh_optimizer_state: Any = _take("torch.amp.grad_scaler:_refresh_per_optimizer_state")
 clip_module: Any = _take("torch.nn.utils:clip_grad")
-torch_clip_grad_norm_: Any = _take(_CLIP + "clip_grad_norm_", torch.nn.utils.clip_grad_norm_)
+torch_clip_grad_norm_: Any = _take(
+    "torch.nn.utils.clip_grad:clip_grad_norm_", torch.nn.utils.clip_grad_norm_
+)
 
 
 # ---- the form of a function

@@ -1,7 +1,18 @@
-"""``python -m fastloop compare``: puts two reports, or a program plain and patched, side by side.
+"""``python -m fastloop compare`` puts two reports, or a program plain and patched, side by side.
 
-Nothing here imports torch: programs run in processes of their own, one after the other.
+usage: python -m fastloop compare [OPTIONS] SCRIPT [ARGS]
+       python -m fastloop compare [OPTIONS] -m MODULE [ARGS]
+       python -m fastloop compare A.json B.json
+
+Runs the first steps of a program plain and with torch patched, in turns, and says what both cost
+and whether losses and parameters are equal to the last bit. Or puts two reports of
+fastloop.report() side by side.
+
+Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 cannot be judged, because
+the plain program differs from itself.
 """
+
+# Nothing here imports torch: programs run in processes of their own, one after the other.
 
 from __future__ import annotations
 
@@ -21,21 +32,8 @@ from fastloop.tools.compare import trials
 SCHEMA = "fastloop.compare/1"
 _STATUS = {trials.EQUAL: 0, trials.DIFFERENT: 1, trials.UNKNOWN: 3}
 _FAILED = 2
-_MAX_STEPS = 10_000  # fewer than a recorder keeps
-_NO_RECORD = (
-    "NOT JUDGED: there is nothing to compare, because the program has not imported torch, or has "
-    "ended by os._exit()"
-)
+_NO_RECORD = "NOT JUDGED: the program has not imported torch, or has ended by os._exit()"
 _TAIL = 60  # lines of a program that failed
-
-USAGE = """python -m fastloop compare [OPTIONS] SCRIPT [ARGS]
-       python -m fastloop compare [OPTIONS] -m MODULE [ARGS]
-       python -m fastloop compare A.json B.json"""
-ABOUT = """Runs the first steps of a program plain and with torch patched, in turns, and says
-what both cost and whether losses and parameters are equal to the last bit. Or puts two reports of
-fastloop.report() side by side."""
-STATUS = """Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 cannot be
-judged, because the plain program differs from itself."""
 
 
 class TrialError(Exception):
@@ -44,7 +42,11 @@ class TrialError(Exception):
 
 def _parse(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="fastloop compare", usage=USAGE, description=ABOUT, epilog=STATUS, allow_abbrev=False
+        "fastloop compare",
+        description=__doc__,
+        usage=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="of each run (50)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
@@ -59,13 +61,15 @@ def _parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("-m", action="store_true", dest="is_module", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args(args)
-    for name, least, most in (("steps", 2, _MAX_STEPS), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
+    # A recorder keeps more than 10 000 steps.
+    for name, least, most in (("steps", 2, 10_000), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
         value = getattr(given, name)
         if value is not None and not least <= value <= most:
             parser.error(f"--{name} must be {least} to {most:,}, got {value}")
-    unknown = [name for name in given.only.split(",") if name not in SEAMS]
-    if unknown:
-        parser.error(f"--only must name some of {','.join(SEAMS)}, got {unknown[0]!r}")
+    try:
+        make_environment(given.only)
+    except ValueError as error:
+        parser.error(str(error))
     if given.json is not None and not given.json.absolute().parent.is_dir():
         parser.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
     if not given.program:
@@ -148,10 +152,7 @@ def _compare_reports(paths: list[str]) -> int:
         if {a["schema"], b["schema"]} != {summary.SCHEMA}:
             raise ValueError(f"their schemas are {a['schema']!r} and {b['schema']!r}")
         print(render.compare(a, b))
-    except OSError as error:
-        print(f"fastloop compare: {error}", file=sys.stderr)
-        return _FAILED
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         needed = f"{', '.join(paths)} must be two whole reports of schema {summary.SCHEMA!r}"
         print(f"fastloop compare: {needed}, got {error!r}", file=sys.stderr)
         return _FAILED
@@ -167,6 +168,3 @@ def main(args: list[str]) -> int:
         return _compare(given, args)
     except KeyboardInterrupt:
         return 130
-    except OSError as error:  # of --json
-        print(f"fastloop compare: {error}", file=sys.stderr)
-        return _FAILED

@@ -1,20 +1,6 @@
-"""``python -m fastloop run``: runs a program with torch patched and nothing else changed.
+"""``python -m fastloop run`` runs a program with torch patched and nothing else changed.
 
-python itself runs the program: `run` sets environment variables and replaces itself by a new
-interpreter (``os.execve``), whose sitecustomize (cli/start.py) patches torch once the program has
-imported it. So ``__main__``, ``sys.argv``, ``sys.path``, exit status, tracebacks and Ctrl-C are
-those of python.
-"""
-
-from __future__ import annotations
-
-import os
-import sys
-
-from fastloop.cli.start import make_environment
-from fastloop.patching import SEAMS
-
-USAGE = """usage: python -m fastloop run [OPTIONS] SCRIPT [ARGS]
+usage: python -m fastloop run [OPTIONS] SCRIPT [ARGS]
        python -m fastloop run [OPTIONS] -m MODULE [ARGS]
        python -m fastloop run [OPTIONS] -c CODE | - [ARGS]
 
@@ -27,58 +13,58 @@ left to torch an error, FASTLOOP_VERBOSE=0 keeps it silent.
   --no-children     leave the interpreters that the program starts alone
   --report[=FILES]  say at the end where the time of the training loop went, and write files, with
                     commas between: .html, .json, .trace.json (default fastloop-report.html);
-                    with FASTLOOP=0, of the program without fastloop"""
+                    with FASTLOOP=0, of the program without fastloop
+"""
 
+from __future__ import annotations
 
-class UsageError(Exception):
-    """The options make no sense; the text says why."""
+import os
+import sys
+
+from fastloop.cli.start import make_environment
+from fastloop.patching import SEAMS
+
+# python itself runs the program: `run` sets environment variables and replaces itself by a new
+# interpreter, whose sitecustomize (start.py) patches torch once the program has imported it. So
+# __main__, sys.argv, sys.path, exit status, tracebacks and Ctrl-C are those of python.
 
 
 def main(args: list[str]) -> int:
     """Replace this process by python running the program; return only to say what is wrong."""
+    if args[:1] in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
     try:
         environment, program = _read_options(args)
-        command = [sys.executable, *_read_flags(len(args)), *program]
-    except UsageError as error:
-        print(f"fastloop run: {error}\n{USAGE}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"{__doc__}\nfastloop run: {error}", file=sys.stderr)
         return 2
+    command = [sys.executable, *_read_flags(len(args)), *program]
     sys.stdout.flush()
     os.execve(sys.executable, command, {**os.environ, **environment})
 
 
 def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
     """Split `args` into environment variables and the program with its arguments."""
-    rest, what, report = list(args), ",".join(SEAMS), None
+    rest, what = list(args), ",".join(SEAMS)
     environment = {"FASTLOOP_RUN": "1"}
     while rest and rest[0].startswith("-") and rest[0][:2] not in ("-m", "-c", "-"):
         name, has_value, value = rest.pop(0).partition("=")
-        if name in ("-h", "--help"):
-            print(USAGE)
-            raise SystemExit(0)
         if name == "--no-children":
             environment["FASTLOOP_CHILDREN"] = "0"
         elif name == "--report":
-            report = check_report(value)
+            from fastloop.tools.report import files
+
+            paths = files.find_files(value.split(",") if value else [files.DEFAULT], of_rank=False)
+            environment["FASTLOOP_REPORT"] = os.pathsep.join(map(str, paths))
         elif name == "--only" and (has_value or rest):
             what = value if has_value else rest.pop(0)
-        elif name == "--only":
-            raise UsageError("--only needs names")
         else:
-            raise UsageError(f"unknown option {name} (the program's own options go after its name)")
-    for name in what.split(","):
-        if name not in SEAMS:
-            raise UsageError(f"--only must name some of {','.join(SEAMS)}, got {name!r}")
+            hint = "the program's own options go after its name, --only needs names"
+            raise ValueError(f"unknown option {name} ({hint})")
     if not rest or rest in (["-m"], ["-c"]):
-        missing = {"-m": "-m needs a module", "-c": "-c needs code"}
-        remedy = missing.get("".join(rest), "name a script, or a module after -m")
-        raise UsageError(f"there is nothing to run; {remedy}")
-    try:
-        environment.update(make_environment(what))
-    except ValueError as error:
-        raise UsageError(error) from None
-    if report is not None:
-        environment["FASTLOOP_REPORT"] = os.pathsep.join(report)
-    return environment, rest
+        raise ValueError("there is nothing to run; name a script, a module after -m or code")
+    return {**environment, **make_environment(what)}, rest
 
 
 def _read_flags(count: int) -> list[str]:
@@ -90,14 +76,3 @@ def _read_flags(count: int) -> list[str]:
         if last != "-m":
             flags.append(last.removesuffix("m"))
     return flags
-
-
-def check_report(value: str) -> list[str]:
-    """Return the absolute names of the files of ``--report=value``, which can be written."""
-    from fastloop.tools.report import files
-
-    names = value.split(",") if value else [files.DEFAULT]
-    try:
-        return [str(path) for path in files.find_files(names, of_rank=False)]
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--report: {error}") from None

@@ -14,8 +14,10 @@ Environment variables:
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 
 from fastloop.base.late_import import after_import, cancel
 from fastloop.patching import SEAMS
@@ -26,15 +28,17 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
-_on_before: set[str] = set()  # seams that were on when a notebook loaded the extension
 
 
 def make_environment(what: str) -> dict[str, str]:
     """Return the variables by which interpreters patch `what`, names with commas between.
 
     Raises:
-        ValueError: python was started with a flag that hides them.
+        ValueError: a name is unknown, or python was started with a flag that hides the variables.
     """
+    for name in what.split(",") if what else ():
+        if name not in SEAMS:
+            raise ValueError(f"--only must name some of {','.join(SEAMS)}, got {name!r}")
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ValueError("python's flags -E, -I and -S keep it from patching; leave them out")
     before = os.environ.get("PYTHONPATH")
@@ -55,7 +59,7 @@ def is_loud() -> bool:
     return os.environ.get("RANK", "0") == "0" and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
 
 
-def arm(what: str, verbose: bool, then: Callable[[], None] | None = None) -> None:
+def arm(what: str, verbose: bool, then: Callable[[], None] = lambda: None) -> None:
     """Patch torch now if it is imported, else once the program imports it.
 
     Args:
@@ -66,7 +70,7 @@ def arm(what: str, verbose: bool, then: Callable[[], None] | None = None) -> Non
     after_import("torch", lambda: _act(what, verbose, then))
 
 
-def _act(what: str, verbose: bool, then: Callable[[], None] | None) -> None:
+def _act(what: str, verbose: bool, then: Callable[[], None]) -> None:
     """Never raises: without fastloop the program goes on with torch alone."""
     try:
         if what:
@@ -76,8 +80,7 @@ def _act(what: str, verbose: bool, then: Callable[[], None] | None) -> None:
             from fastloop.patching.patch import patch
 
             patch([name for name in what.split(",") if name], verbose=verbose)
-        if then is not None:
-            then()
+        then()
     except Exception as error:
         say(f"torch is not patched: {error if isinstance(error, ImportError) else repr(error)}")
 
@@ -90,8 +93,6 @@ def start() -> None:
     if os.environ.pop("FASTLOOP_RUN", "") == "1":
         _start_program(what)
     elif what:
-        import atexit
-
         atexit.register(_say_end, os.getpid(), "rank 0")
         arm(what, verbose=False)
 
@@ -103,27 +104,19 @@ def _start_program(what: str) -> None:
         paths = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
         if others := [path for path in paths if path != _FOLDER]:
             os.environ["PYTHONPATH"] = os.pathsep.join(others)
-    then: Callable[[], None] | None = None
-    if trial:
-        import time
+    began = time.perf_counter()
 
-        began = time.perf_counter()
-
-        def then() -> None:
+    def then() -> None:
+        if trial:
             from fastloop.tools.compare.watcher import begin
 
             begin(trial, began)
-
-    elif report:
-
-        def then() -> None:
+        elif report:
             _open_report(report.split(os.pathsep))
-
-    import atexit
 
     if not trial:
         atexit.register(_say_end, os.getpid(), "run", bool(report))
-    if what or then:
+    if what or trial or report:
         arm(what, is_loud(), then)
 
 
@@ -133,8 +126,6 @@ def _open_report(paths: list[str]) -> None:
     It closes before the traceback of an error is printed, so that the traceback is the last thing
     that users see, or else when the interpreter ends.
     """
-    import atexit
-
     from fastloop.tools.report.report import report
 
     opened = report(*paths).__enter__()
@@ -160,12 +151,11 @@ def _say_end(process: int, of: str, wants_report: bool = False) -> None:
     if patching is None:
         return
     status = patching.patch_status()
-    is_used = any(seam.native or seam.left for seam in status.seams.values())
+    seams = status.seams.values()
     if of == "run":
-        is_idle = not any(seam.native for seam in status.seams.values())
-        where = " (this process alone is counted)" if is_idle else ""  # ranks may have done it
-        say(f"end of run: {status}{where}")
-    elif "RANK" in os.environ and is_used:
+        is_idle = not any(seam.native for seam in seams)  # ranks may have done it
+        say(f"end of run: {status}" + " (this process alone is counted)" * is_idle)
+    elif "RANK" in os.environ and any(seam.native or seam.left for seam in seams):
         say(f"end of {of}: {status}")
 
 
@@ -177,17 +167,13 @@ def load_extension() -> None:
     if os.environ.get("FASTLOOP") == "0":
         print("fastloop: FASTLOOP=0 is set, so torch is not patched", file=sys.stderr)
         return
-    patching = sys.modules.get("fastloop.patching.patch")
-    seams = {} if patching is None else patching.patch_status().seams
-    _on_before.clear()
-    _on_before.update(name for name, seam in seams.items() if seam.is_on)
     arm(",".join(SEAMS), verbose=True)
 
 
 def unload_extension() -> None:
-    """Take out the seams that `load_extension` has put in."""
+    """Take out all seams."""
     cancel("torch")
     patching = sys.modules.get("fastloop.patching.patch")
     if patching is not None:
         print(f"fastloop: {patching.patch_status()}", file=sys.stderr)
-        patching.unpatch(set(SEAMS) - _on_before)
+        patching.unpatch()

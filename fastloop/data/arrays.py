@@ -12,10 +12,9 @@ import torch
 from fastloop._core import ImagePlan
 from fastloop.base.checks import make_message, read_choice, read_int
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Field, read_row, torch_dtype
-from fastloop.data.sequences.ragged import RaggedArray, RaggedField
+from fastloop.data.field import Field, read_row
+from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.dataset_transform import FieldTransform, is_torchvision
-from fastloop.data.transforms.ops import is_own
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS
 
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
@@ -23,18 +22,12 @@ _VIEWS = 256
 _ITEMS = "an index, (index, view), or a slice, a list or a vector of these"
 
 
-def _make_field(name: str, value: object) -> Field | RaggedField:
+def _make_field(name: str, value: object) -> Field | RaggedArray:
     if isinstance(value, RaggedArray):
-        return RaggedField(name, value)
+        return value._over(value.offsets, name)
     if isinstance(value, (list, tuple)) and all(isinstance(x, _NUMBERS) for x in value):
         value = torch.tensor(value, device="cpu")
     return Field(name, value)
-
-
-def _is_of_images(field: Field | RaggedField) -> bool:
-    if isinstance(field, RaggedField) or field.source.ndim != 4:
-        return False
-    return torch_dtype(field.source) is torch.uint8
 
 
 def read_item(item: Any, rows: int) -> tuple[int, int]:
@@ -118,34 +111,25 @@ class ArrayDataset(EpochDataset):
         # Functions get rows unchanged.
         has_layouts = any(t.plan is not None or is_torchvision(t.transform) for t in transforms)
         if (layout, out_layout) != ("CHW", "CHW") and not has_layouts:
-            rule = "left out without image operations in transform"
-            remedy = "pass ToDtype(torch.uint8) of fastloop.transforms to change the layout alone"
-            given = layout, out_layout
-            raise ValueError(make_message("layout and out_layout", rule, given, remedy))
+            raise ValueError(
+                "layout and out_layout must be left out without image operations in transform "
+                "(pass ToDtype(torch.uint8) of fastloop.transforms to change the layout alone)"
+            )
 
     def _transforms_by_place(self, transform: Any) -> dict[int, Any]:
         """Return the transforms that were given, by position of the field."""
-        if transform is None:
-            return {}
         keys = list(self._keys or range(len(self._fields)))
-        if isinstance(transform, Mapping):
-            for key in transform:
-                read_choice("each key of transform", key, keys)
-            return {keys.index(key): given for key, given in transform.items() if given is not None}
-        is_for_images = is_own(transform) or is_torchvision(transform)
-        if is_for_images and not _is_of_images(self._fields[0]):
-            for key, field in zip(keys, self._fields, strict=True):
-                if _is_of_images(field):  # labels often come first
-                    reason = f"because {self._fields[0].name} has no images"
-                    remedy = f"pass transform={{{key!r}: ...}}"
-                    raise ValueError(f"transform must name its field, {reason} ({remedy})")
-        return {0: transform}
+        given = transform if isinstance(transform, Mapping) else {keys[0]: transform}
+        for key in given:
+            read_choice("each key of transform", key, keys)
+        return {keys.index(key): each for key, each in given.items() if each is not None}
 
     def _make_transform(
-        self, field: Field | RaggedField, transform: Any, layout: str, out_layout: str
+        self, field: Field | RaggedArray, transform: Any, layout: str, out_layout: str
     ) -> FieldTransform:
-        if isinstance(field, RaggedField):
-            raise TypeError(f"{field.name} is a RaggedArray, which has no transforms")
+        if isinstance(field, RaggedArray):
+            remedy = "name a field of images, as in transform={'image': ...}"
+            raise TypeError(f"{field.name} is a RaggedArray, which has no transforms ({remedy})")
         if isinstance(transform, type) or not callable(transform):
             rule = "an operation of fastloop.transforms, a Compose of several, or a function"
             kind = transform if isinstance(transform, type) else type(transform)
@@ -181,7 +165,7 @@ class ArrayDataset(EpochDataset):
         return [self[index] for index in indices]
 
     def _size_remedy(self) -> str:
-        if not any(isinstance(field, RaggedField) for field in self._fields):
+        if not any(isinstance(field, RaggedArray) for field in self._fields):
             return ""
         return (
             "Sequences of a RaggedArray have several lengths: pass "
@@ -209,13 +193,11 @@ class ArrayDataset(EpochDataset):
 
     def _take(self, rows: Any, apply: Callable[[FieldTransform], Any]) -> Any:
         """Return these rows of all fields; ``apply`` makes those of a field with a transform."""
-        by_place = self._transforms
-        return self._as_sample(
-            [
-                apply(by_place[i]) if i in by_place else field[rows]
-                for i, field in enumerate(self._fields)
-            ]
-        )
+        made = [
+            apply(self._transforms[i]) if i in self._transforms else field[rows]
+            for i, field in enumerate(self._fields)
+        ]
+        return self._as_sample(made)
 
     def params(
         self, index: int, epoch: int | None = None, view: int = 0, field: Any = None
@@ -234,9 +216,8 @@ class ArrayDataset(EpochDataset):
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
         keys = self._keys or range(len(self._fields))
         transforms = {keys[i]: transform for i, transform in self._transforms.items()}
-        if field is None and len(transforms) == 1:
-            field = next(iter(transforms))
-        return transforms[read_choice("field", field, tuple(transforms))].params(row, epoch, view)
+        only = next(iter(transforms)) if field is None and len(transforms) == 1 else field
+        return transforms[read_choice("field", only, tuple(transforms))].params(row, epoch, view)
 
     def explain(self) -> str:
         """Return where each operation runs and why, a line for each field and operation, and what

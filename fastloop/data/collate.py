@@ -113,16 +113,40 @@ def make_collate(
     )
 
 
-def open_collate(
-    collate_fn: Any, open_core: Callable[[], Collate]
-) -> tuple[Callable[[Any], Any], Collate] | None:
-    """Return a function that does the work of ``collate_fn`` in C, and the core in whose memory it
-    does; None if ``collate_fn`` is unknown here and must be called."""
-    is_default = is_default_collate(collate_fn)
-    if not (is_default or is_sequence_collate(collate_fn)):
-        return None
-    core = open_core()
-    return core if is_default else partial(collate_fn.collate, core), core
+class Collation:
+    """The collate of one iterator or worker: in C for torch's default and fastloop's own.
+
+    Args:
+        dataset, collate_fn: those of the loader.
+        is_batched: ``collate_fn`` gets lists of samples.
+        open_core: returns the collate in C, in whose memory batches are made.
+
+    Attributes:
+        function: does the work of ``collate_fn``.
+        core: the collate in C; None if ``collate_fn`` is unknown here and must be called.
+        lender: the same, where samples may lie in the batch's memory.
+    """
+
+    def __init__(
+        self, dataset: Any, collate_fn: Any, is_batched: bool, open_core: Callable[[], Collate]
+    ) -> None:
+        is_default = is_batched and is_default_collate(collate_fn)
+        self.function: Callable[[Any], Any] = collate_fn
+        self.core: Collate | None = None
+        self.lender: Collate | None = None
+        self._before: dict[str, int] = {}
+        if is_default or (is_batched and is_sequence_collate(collate_fn)):
+            self.core = core = open_core()
+            self.function = core if is_default else partial(collate_fn.collate, core)
+            self.lender = core if is_default and may_borrow(dataset) else None
+            self._before = core.fallbacks()
+
+    def fallbacks(self) -> dict[str, int]:
+        """Return how many leaves torch's functions have collated since the beginning, by reason."""
+        # Without global names: a finalizer calls it while the interpreter clears modules.
+        now = {} if self.core is None else self.core.fallbacks()
+        counts = {reason: n - self._before.get(reason, 0) for reason, n in now.items()}
+        return {reason: n for reason, n in counts.items() if n > 0}
 
 
 # ---- memory of the batch that is being made

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset
 from fastloop.base.checks import read_int
 
 EPOCHS = 2**32
-_WORDS_OF_BLOCK = 1024
+_BLOCK = 1024  # epochs whose words share memory, and so one file descriptor
 
 _T = TypeVar("_T")
 
@@ -41,47 +41,28 @@ def _elements(words: torch.Tensor) -> MutableSequence[int]:
     return cast("MutableSequence[int]", memoryview(cast(Any, words.numpy())))
 
 
-class _Block:
-    """Shared memory for the words of 1024 datasets, so that these take one file descriptor."""
-
-    def __init__(self, words: torch.Tensor) -> None:
-        self.words = words  # int64 [words, 2]
-        self.taken = 0
-        self.process = os.getpid()  # after a fork both processes would take the same words
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        # Plain pickles and deep copies get None, and so take a word of their own. Processes get
-        # the block, as registered below.
-        return type(None), ()
+_words: list[torch.Tensor] = []  # shared, and not yet taken
+os.register_at_fork(after_in_child=_words.clear)  # both processes would take the same ones
 
 
-ForkingPickler.register(_Block, lambda block: (_Block, (block.words,)))
-_lock = threading.Lock()
-_block: _Block | None = None  # with words to take
-
-
-def _take_word() -> tuple[_Block, int]:
-    global _block
-    with _lock:
-        block = _block
-        if block is None or block.taken == _WORDS_OF_BLOCK or block.process != os.getpid():
-            block = _block = _Block(_share(2 * _WORDS_OF_BLOCK).view(_WORDS_OF_BLOCK, 2))
-        block.taken += 1
-        return block, block.taken - 1
+def _take_word() -> torch.Tensor:
+    try:
+        return _words.pop()
+    except IndexError:
+        word, *rest = _share(2 * _BLOCK).view(_BLOCK, 2).unbind(0)
+        _words.extend(rest)
+        return word
 
 
 class Epoch:
     """A number that forked children share, and spawned ones that it is sent to. A deep copy or a
     plain pickle has a word of its own, which begins with the same numbers."""
 
-    def __init__(
-        self, numbers: Sequence[int] = (0, 0), block: _Block | None = None, place: int = 0
-    ) -> None:
-        is_new = block is None
-        self._block, self._place = _take_word() if block is None else (block, place)
+    def __init__(self, numbers: Sequence[int] = (0, 0), word: torch.Tensor | None = None) -> None:
+        self._word = _take_word() if word is None else word
         # The number, and whether set_epoch() has set it.
-        self._numbers = _elements(self._block.words[self._place])
-        if is_new:
+        self._numbers = _elements(self._word)
+        if word is None:
             self._numbers[0], self._numbers[1] = numbers
 
     @property
@@ -113,10 +94,13 @@ class Epoch:
     def begin(self, epoch: int) -> None:
         """Note that a loader begins an epoch of this number."""
         if self.users is None:
-            self._numbers[0] = check_epoch(epoch)
+            self._numbers[0] = epoch
 
-    def __reduce__(self) -> tuple[type[Epoch], tuple[Sequence[int], _Block, int]]:
-        return Epoch, (tuple(self._numbers), self._block, self._place)
+    def __reduce__(self) -> tuple[type[Epoch], tuple[Sequence[int]]]:
+        return Epoch, (tuple(self._numbers),)
+
+
+ForkingPickler.register(Epoch, lambda epoch: (Epoch, ((), epoch._word)))
 
 
 class IteratorEpochs:
@@ -167,7 +151,13 @@ class IteratorEpochs:
 
     def wrap_init(self, init: Callable[[int], object] | None) -> Callable[[int], object]:
         """Return a worker_init_fn that enters these epochs for good, and then calls `init`."""
-        return partial(_begin_in_worker, self, init)
+        return partial(self._enter_worker, init)
+
+    def _enter_worker(self, init: Callable[[int], object] | None, worker: int) -> None:
+        _Held.epochs = self  # for all threads of the process
+        _held.__dict__.clear()  # a fork in the middle of a fetch has left that fetch's here
+        if init is not None:
+            init(worker)
 
     def __reduce__(self) -> tuple[type[IteratorEpochs], tuple[Any, ...]]:
         # It must be in one pickle with the datasets, or it would be about others.
@@ -179,15 +169,6 @@ class _Held(threading.local):
 
 
 _held = _Held()
-
-
-def _begin_in_worker(
-    epochs: IteratorEpochs, init: Callable[[int], object] | None, worker: int
-) -> None:
-    _Held.epochs = epochs  # for all threads of the process
-    _held.__dict__.clear()  # a fork in the middle of a fetch has left that fetch's here
-    if init is not None:
-        init(worker)
 
 
 class EpochDataset(Dataset[Any]):
@@ -225,20 +206,16 @@ def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
         seen.add(id(found))
         if isinstance(found, EpochDataset):
             yield found
-        elif hasattr(found, "__dict__"):  # a loader takes any object that has samples
-            waiting.extend(_held_by(found))
-
-
-def _held_by(dataset: Any) -> Iterator[Any]:
-    for value in vars(dataset).values():
-        items: Iterable[Any] = value.values() if isinstance(value, dict) else value
-        if not isinstance(value, list | tuple | dict):
-            yield value
-        # The first item tells whether it lists datasets: it may list millions of files.
-        elif isinstance(next(iter(items), None), Dataset) or isinstance(
-            dataset, ConcatDataset | StackDataset
-        ):
-            yield from items
+            continue
+        lists_datasets = isinstance(found, ConcatDataset | StackDataset)
+        for value in getattr(found, "__dict__", {}).values():  # a loader takes any object
+            if not isinstance(value, list | tuple | dict):
+                waiting.append(value)
+                continue
+            items = value.values() if isinstance(value, dict) else value
+            # The first item tells whether it lists datasets: it may list millions of files.
+            if lists_datasets or isinstance(next(iter(items), None), Dataset):
+                waiting.extend(items)
 
 
 def epochs_within(dataset: Any) -> list[Epoch]:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from fastloop._core import Permutation
-from fastloop.base.checks import make_message, read_int, read_optional_int
+from fastloop.base.checks import read_int, read_optional_int
 from fastloop.data.epochs import check_epoch
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
@@ -112,8 +112,8 @@ class ShuffleSampler(EpochSampler[int]):
         rank: int | None = None,
     ) -> None:
         super().__init__(seed, num_replicas, rank)
-        is_sized = hasattr(length_or_dataset, "__len__")
-        length = len(length_or_dataset) if is_sized else length_or_dataset  # type: ignore[arg-type]
+        given: Any = length_or_dataset
+        length = len(given) if hasattr(given, "__len__") else given
         self.length = read_int("length_or_dataset", length, 0, _MOST)
 
     def __len__(self) -> int:
@@ -144,21 +144,19 @@ class ShuffleSampler(EpochSampler[int]):
             yield torch.from_numpy(permutation.block(place, 1))
 
 
-def _read_lengths(given: Any) -> Vector:
+def _read_lengths(given: Any, max_tokens: int | None) -> Vector:
     """Return a copy as a contiguous vector."""
     given = getattr(given, "lengths", given)  # of a RaggedArray
-    if isinstance(given, torch.Tensor):
-        given = given.detach().cpu().numpy()
-    lengths = np.asarray(given)
+    lengths = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
     if lengths.ndim != 1:
         remedy = "pass [len(text) for text in texts]"
         raise ValueError(f"lengths must be a vector, got shape {lengths.shape} ({remedy})")
     if lengths.dtype.kind not in "iu" and len(lengths) > 0:
         raise TypeError(f"lengths must be integers, got dtype {lengths.dtype}")
-    outside = np.flatnonzero((lengths < 0) | (lengths >= _MOST))
-    if outside.size:
-        at = int(outside[0])
-        raise ValueError(make_message(f"lengths[{at}]", "in [0, 2**62)", int(lengths[at])))
+    most = max_tokens or _MOST
+    remedy = "raise max_tokens, or truncate or leave out such samples" if max_tokens else ""
+    for at in np.flatnonzero((lengths < 0) | (lengths > most))[:1]:
+        read_int(f"lengths[{at}]", int(lengths[at]), 0, most, remedy)
     return lengths.astype(np.int64)
 
 
@@ -218,14 +216,9 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         self.max_tokens = read_optional_int("max_tokens", max_tokens, 1)
         self.mega_batch_mult = read_int("mega_batch_mult", mega_batch_mult, 1)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
-        self._lengths = _read_lengths(lengths)
+        self._lengths = _read_lengths(lengths, self.max_tokens)
         # Of the last epoch, with the settings from which they were made, which users may change.
-        self._steps: tuple[tuple[Any, ...], list[Vector]] | None = None
-        if self.max_tokens is not None and self._lengths.max(initial=0) > self.max_tokens:
-            at = int(np.argmax(self._lengths > self.max_tokens))
-            rule = f"at most max_tokens={self.max_tokens}"
-            remedy = "raise max_tokens, or truncate or leave out such samples"
-            raise ValueError(make_message(f"lengths[{at}]", rule, int(self._lengths[at]), remedy))
+        self._steps: tuple[tuple[Any, ...], list[Vector]] = (), []
 
     @property
     def sampler(self) -> LengthBucketBatchSampler:
@@ -274,7 +267,7 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         """Return the samples of each step, longest first: one batch for every rank."""
         settings = (self.seed, self.shuffle, self.drop_last, self.batch_size, self.max_tokens)
         key = (epoch, self.num_replicas, self.mega_batch_mult, *settings)
-        if self._steps is None or self._steps[0] != key:
+        if self._steps[0] != key:
             self._steps = key, self._make_steps(epoch)
         return self._steps[1]
 
@@ -286,23 +279,17 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         steps: list[Vector] = []
         left = shuffled[:0]
         for begin in range(0, count, size):
-            pool = np.concatenate((left, shuffled[begin : begin + size]))
-            pool = pool[np.argsort(-self._lengths[pool], kind="stable")]
-            left = self._cut_steps(pool, steps)
+            left = np.concatenate((left, shuffled[begin : begin + size]))
+            left = left[np.argsort(-self._lengths[left], kind="stable")]
+            while len(left) > 0:
+                step = self._samples_of_step(int(self._lengths[left[0]]))
+                if step > len(left):
+                    break
+                steps.append(left[:step])
+                left = left[step:]
         if len(left) > 0 and not self.drop_last:
             steps.append(np.resize(left, -(-len(left) // self.num_replicas) * self.num_replicas))
         if steps:
             at = int(np.argmax([self._lengths[step[0]] for step in steps]))
             steps[0], steps[at] = steps[at], steps[0]
         return steps
-
-    def _cut_steps(self, pool: Vector, steps: list[Vector]) -> Vector:
-        """Cut samples, longest first, into whole steps, which are appended to ``steps``. Return the
-        samples that are left."""
-        while len(pool) > 0:
-            size = self._samples_of_step(int(self._lengths[pool[0]]))
-            if size > len(pool):
-                break
-            steps.append(pool[:size])
-            pool = pool[size:]
-        return pool

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 
+from fastloop.base.checks import make_message
 from fastloop.base.torch_parts import ExceptionWrapper, StreamEnd
 
 ReaderState = dict[str, Any]
@@ -62,10 +63,8 @@ def has_state(state: ReaderState) -> bool:
 
 def _load_into(thing: Any, state: Any, name: str) -> None:
     if not is_stateful(thing):
-        raise ValueError(
-            f"the loaded state has one of {name}, but {type(thing).__name__} has no "
-            "load_state_dict(); load it into a loader of the same dataset"
-        )
+        kind = type(thing).__name__
+        raise ValueError(f"the loaded state has one of {name}, but {kind} has no load_state_dict()")
     thing.load_state_dict(state)
 
 
@@ -156,11 +155,8 @@ class DatasetReader:
         wanted = 0 if self.is_ended else self._steps * self._size
         passed = sum(1 for _ in islice(_samples(self._iterator), wanted))
         if passed <= wanted - self._size:
-            raise ValueError(
-                f"the state counts {self._steps} batches of {self._size} to pass over, but the "
-                f"dataset ({type(self.dataset).__name__}) ended after {passed} samples; load it "
-                "into a loader of the same data"
-            )
+            text = f"the state counts {self._steps} batches of {self._size} to pass over, but the"
+            raise ValueError(f"{text} {type(self.dataset).__name__} ended after {passed} samples")
         self.is_ended = self.is_ended or passed < wanted
 
     def _note_end(self) -> Iterator[Any]:
@@ -187,19 +183,17 @@ class DatasetReader:
         if not (is_stateful(self.dataset) or is_stateful(self._iterator)):
             return None
         try:
-            return pickle.dumps(self.state(), pickle.HIGHEST_PROTOCOL)
+            return pickle.dumps(self.state(), 5)
         except Exception:
             where = f"in state_dict() of the dataset ({type(self.dataset).__name__})"
-            error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
-            return pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
+            return pickle.dumps(ExceptionWrapper(where=where), 5)  # type: ignore[no-untyped-call]
 
     def take_behind(self, data: Any) -> bytes | None:
         """Return the state after a batch, an error or the end, if one is due."""
         if isinstance(data, ExceptionWrapper):
             return None
         self._steps += 1
-        is_due = 0 < self._every <= self._steps
-        if not is_due and not isinstance(data, StreamEnd):
+        if not (0 < self._every <= self._steps or isinstance(data, StreamEnd)):
             return None
         self._steps = 0
         return self.dump()
@@ -274,7 +268,6 @@ class DatasetStates:
     def __init__(self, loader: DataLoader[Any], start: ReaderStates, is_over: bool = False) -> None:
         self.reader: DatasetReader | None = None  # in this process
         self.is_read_ahead = False
-        self._noted = 0  # the last batch's number
         self._dataset = loader.dataset
         self._every: int = getattr(loader, "snapshot_every_n_steps", 1)
         self._size: int = getattr(loader._index_sampler, "batch_size", None) or 1
@@ -318,9 +311,9 @@ class DatasetStates:
         Raises: what state_dict() of the dataset or its iterator raised.
         """
         is_here = self._places[worker].has_begun or not self.wants_initial
-        if not is_here and self._before is None:
+        states = self if is_here else self._before
+        if states is None:
             return self.make_reader(worker)
-        states = self if is_here or self._before is None else self._before
         state = states._places[worker].save(is_ahead=True)
         if not has_state(state):
             return None
@@ -365,7 +358,6 @@ class DatasetStates:
             state: after it, where one is due.
             yielded: how many of those the loop has already.
         """
-        self._noted = number
         self._ahead.append((number, worker, state))
         self._take(yielded)
 
@@ -386,17 +378,14 @@ class DatasetStates:
             return None
         self._take(yielded)
         if self._count == 0:
-            return ReaderStates([self._save_here(yielded)])
+            if self.reader is None or self._ahead:
+                return ReaderStates([self._places[0].save()])
+            state = self.reader.state()
+            if not has_state(state):
+                fetcher_state_of(state)["steps"] = yielded
+            return ReaderStates([state])
         readers = [place.save() for place in self._places]
         return ReaderStates(readers, self._count, self._last_worker, self.base_seed)
-
-    def _save_here(self, yielded: int) -> ReaderState:
-        if self.reader is None or yielded < self._noted:
-            return self._places[0].save()
-        state = self.reader.state()
-        if state["fetcher_state"] is not None and not has_state(state):
-            state["fetcher_state"]["steps"] = yielded
-        return state
 
 
 # ---- in a loader with other workers
@@ -417,10 +406,9 @@ def fit_readers(loader: DataLoader[Any], saved: ReaderStates) -> ReaderStates:
     dataset: Any = loader.dataset
     name, style, count = type(dataset).__name__, is_stream(dataset), loader.num_workers
     if any((state["fetcher_state"] is not None) != style for state in saved.readers):
-        raise ValueError(
-            f"the state is {'not ' if style else ''}of an IterableDataset, and the loader's "
-            f"dataset ({name}) is {'' if style else 'not '}one"
-        )
+        negated = ("not ", "") if style else ("", "not ")
+        text = "the state is {}of an IterableDataset, and the loader's dataset ({}) is {}one"
+        raise ValueError(text.format(negated[0], name, negated[1]))
     if saved.workers == count:
         return saved
     fetchers = [fetcher_state_of(state) for state in saved.readers]
@@ -431,16 +419,12 @@ def fit_readers(loader: DataLoader[Any], saved: ReaderStates) -> ReaderStates:
     states = [state["dataset_state"] for state in saved.readers]
     if not callable(reshard) or steps or any(state is None for state in states):
         raise WorkerCountError(
-            f"the state is of a loader with num_workers={saved.workers}, and this one has "
-            f"num_workers={count}: each worker's part of the dataset has a state of its own; make "
-            f"the loader with num_workers={saved.workers}, or give {name} a method "
-            "reshard_state_dict(states, num_workers) and a state_dict() of its own, saved after "
-            "each batch (snapshot_every_n_steps=1)"
+            f"num_workers must be {saved.workers}, as of the loader that saved the state, got "
+            f"{count} (or give {name} a method reshard_state_dict(states, num_workers) and a "
+            "state_dict() of its own, saved after each batch: snapshot_every_n_steps=1)"
         )
     new = reshard(states, max(count, 1))
     if not isinstance(new, list) or len(new) != max(count, 1):
-        raise ValueError(
-            f"reshard_state_dict() of {name} must return a list of {max(count, 1)} states, "
-            f"got {new!r}"
-        )
+        rule = f"a list of {max(count, 1)} states"
+        raise ValueError(make_message(f"the result of {name}.reshard_state_dict()", rule, new))
     return ReaderStates([new_reader_state(style, state) for state in new], count)

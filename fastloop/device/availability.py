@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fastloop._core import build_info, check_cuda
 from fastloop.base.requirements import kernels_are_disabled
-
-if TYPE_CHECKING:
-    import torch
-
-    from fastloop.device.accelerator import Accelerator
 
 # The oldest driver for a CUDA runtime of this major version.
 NEEDED_DRIVERS = {12: "525", 13: "580"}
@@ -28,11 +23,8 @@ def explain_error(error: RuntimeError) -> str:
     version = str(info["cuda"])
     major = int(version.partition(".")[0] or 0)
     if "CUDA error 35," in text and major in NEEDED_DRIVERS:
-        return (
-            f"{text}; the CUDA {version} that fastloop was built with needs an NVIDIA driver "
-            f"{NEEDED_DRIVERS[major]} or newer: update the driver, or build fastloop with an nvcc "
-            "of the driver's CUDA (CUDA_HOME says which)"
-        )
+        text += f"; the CUDA {version} that fastloop was built with needs an NVIDIA driver "
+        return f"{text}{NEEDED_DRIVERS[major]} or newer: update the driver, or build with its CUDA"
     if "compute capability" in text:
         return f"{text}; build it with FASTLOOP_CUDA_ARCHS set to that, without the dot"
     if not info["cuda"]:
@@ -52,7 +44,7 @@ def warn_once(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def fault_of(device: torch.device) -> str:
+def fault_of(device: Any) -> str:
     """Return why fastloop's CUDA half does not run on a device; "" if it does, or need not."""
     import torch
 
@@ -67,7 +59,7 @@ def fault_of(device: torch.device) -> str:
     return ""
 
 
-def find_fault(device: torch.device, what: str) -> str:
+def find_fault(device: Any, what: str) -> str:
     """Return `fault_of`, and warn of it once: torch does `what` because of it. No warning on ROCm,
     where nothing can be done about it."""
     import torch
@@ -78,12 +70,12 @@ def find_fault(device: torch.device, what: str) -> str:
     return fault
 
 
-def find_upload_fault(accelerator: Accelerator) -> str:
+def find_upload_fault(accelerator: Any) -> str:
     """Return why C cannot copy batches to a device that it was meant for; warn of it once."""
     return find_fault(accelerator.device, "uploads batches")
 
 
-def has_uploads(accelerator: Accelerator) -> bool:
+def has_uploads(accelerator: Any) -> bool:
     """Tell whether C copies batches to the device: fastloop's CUDA half runs on it."""
     is_meant = accelerator.device.type == "cuda" and not kernels_are_disabled()
     return is_meant and not find_upload_fault(accelerator)

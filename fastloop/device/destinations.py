@@ -18,7 +18,7 @@ from fastloop._core import is_small_part
 from fastloop.base.tensors import Place, extent, outside_inference_mode, split_buffer
 from fastloop.base.torch_parts import ExceptionWrapper, pin_memory
 from fastloop.device.accelerator import Accelerator, allocate_pinned
-from fastloop.device.uploader import Uploader
+from fastloop.device.prefetch import Uploader
 
 
 class Destination:
@@ -135,11 +135,6 @@ class PinnedMemory(Destination):
             for tensor in tensors
         ]
 
-    def complete(self, batch: Any) -> Any:
-        """Pin the rest of the batch. torch's function passes pinned tensors on, makes containers
-        anew, and lets objects pin themselves."""
-        return self.send(batch)
-
     @torch.inference_mode(False)  # as in torch's thread for it
     def send(self, batch: Any) -> Any:
         try:
@@ -149,6 +144,10 @@ class PinnedMemory(Destination):
             where = f"in pin memory thread for device {index}"
             error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         return error.reraise()  # type: ignore[no-untyped-call]
+
+    # Pins the rest of the batch: torch's function passes pinned tensors on, makes containers anew,
+    # and lets objects pin themselves.
+    complete = send
 
 
 def is_pinned_by_torch(loader: DataLoader[Any]) -> bool:

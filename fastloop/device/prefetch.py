@@ -1,10 +1,17 @@
-"""Batches uploaded ahead of their turn, and one batch whose tensors keep their addresses."""
+"""Uploads of a batch by one copy, batches uploaded ahead of their turn, and one batch whose tensors
+keep their addresses.
+
+All plain tensors of a batch are packed into one buffer of pinned memory, which is copied into one
+buffer on the device. The user gets tensors over that, each with a version of its own. A tensor that
+is pinned already is copied from where it lies.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,46 +22,231 @@ from fastloop.base.ranges import named
 from fastloop.base.tensors import (
     DTYPES,
     Place,
+    extent,
     is_plain,
     lay_out,
     outside_inference_mode,
+    pad,
     place_of,
     split_buffer,
 )
 from fastloop.base.threads import NextLock
-from fastloop.device.accelerator import Accelerator
-from fastloop.device.uploader import Sent, Uploader, can_move
+from fastloop.device.accelerator import Accelerator, HostAccelerator
+
+_FEW_BYTES = 4096  # to copy them costs less than another copy
+Transform = Callable[[Any], Any]
 
 
-class _Entry:
-    """A batch that was read; later, the same batch sent."""
+class _Run(NamedTuple):
+    """Tensors of one storage that are copied together."""
 
-    def __init__(self, batch: Any) -> None:
-        self.batch = batch
-        self.sent: Sent | None = None
+    source: torch.Tensor  # bytes
+    tensors: list[torch.Tensor]
+    offsets: list[int]
 
-    def send(self, uploader: Uploader) -> None:
-        self.sent = named("upload", uploader.send)(self.batch)
-        self.batch = None
+    @classmethod
+    def of(cls, tensors: list[torch.Tensor]) -> _Run:
+        begins, ends = zip(*map(extent, tensors), strict=True)
+        begin = min(begins)
+        source = torch.empty(0, dtype=torch.uint8, device="cpu")
+        source.set_(tensors[0].untyped_storage(), begin, (max(ends) - begin,), (1,))
+        return cls(source, tensors, [at - begin for at in begins])
+
+    def is_tight(self) -> bool:
+        """Tell whether the tensors do not overlap, each is aligned, and few bytes lie between."""
+        places = zip(self.offsets, self.tensors, strict=True)
+        parts = sorted((offset, t.nbytes, t.itemsize) for offset, t in places)
+        end = 0
+        for offset, size, unit in parts:
+            if offset < end or offset % unit:
+                return False
+            end = offset + size
+        return end <= 2 * sum(size for _, size, _ in parts) + _FEW_BYTES
+
+
+def _group_runs(tensors: Iterable[torch.Tensor]) -> list[_Run]:
+    groups: dict[int, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    runs = []
+    for group in groups.values():
+        run = _Run.of(group)
+        runs += [run] if run.is_tight() else [_Run.of([tensor]) for tensor in group]
+    return runs
+
+
+def can_move(value: Any) -> bool:
+    return callable(getattr(value, "to", None))
+
+
+def _has_record_stream(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or callable(getattr(value, "record_stream", None))
+
+
+class _Leaves:
+    """The leaves of a batch by their way to the device. A leaf that is in the batch twice is here
+    once."""
+
+    def __init__(self, accelerator: Accelerator, batch: Any) -> None:
+        self._accelerator = accelerator
+        self.unpinned: dict[int, torch.Tensor] = {}
+        self.pinned: dict[int, torch.Tensor] = {}
+        self.others: dict[int, Any] = {}
+        self.on_device: dict[int, Any] = {}
+        # A copy, because a mapping may make new items at each access.
+        self.batch = map_leaves(batch, self._sort)
+
+    def _sort(self, _: Path, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) or can_move(leaf):
+            self._group_of(leaf)[id(leaf)] = leaf
+        return leaf
+
+    def _group_of(self, leaf: Any) -> dict[int, Any]:
+        if not isinstance(leaf, torch.Tensor):
+            return self.others
+        if self._accelerator.holds(leaf):
+            return self.on_device
+        if leaf.device.type != "cpu" or not is_plain(leaf):
+            return self.others
+        # One that is pinned with gaps torch would copy into other memory first.
+        is_pinned = leaf.numel() > 0 and self._accelerator.is_pinned(leaf)
+        is_pinned = is_pinned and leaf.stride() == place_of(leaf).strides
+        return self.pinned if is_pinned else self.unpinned
+
+
+class Sent(NamedTuple):
+    """A batch on its way."""
+
+    batch: Any
+    event: Any  # when it has arrived
+    to_record: list[Any]  # to note for the stream that uses the batch
+
+
+class Uploader:
+    """Sends batches to an accelerator, one at a time."""
+
+    def __init__(self, accelerator: Accelerator, transform: Transform | None) -> None:
+        self._accelerator = accelerator
+        self._transform = transform
+        # The user's pinned memory, until it has been read: torch keeps only its own alive.
+        self._reading: deque[tuple[Any, list[torch.Tensor]]] = deque()
+
+    def begin(self) -> None:
+        """Let the transform use the results of work queued on the current stream up to now."""
+        if self._transform is not None:
+            event = self._accelerator.record_event()
+            with self._accelerator.copy_stream():
+                self._accelerator.wait_event(event)
+
+    def send(self, batch: Any) -> Sent:
+        """Queue the upload and the transform's work, and do not wait for them.
+
+        If this raises, the batch is unchanged and may be sent again.
+        """
+        accelerator = self._accelerator
+        while self._reading and accelerator.is_done(self._reading[0][0]):
+            self._reading.popleft()
+        leaves = _Leaves(accelerator, batch)
+        moved = {**leaves.on_device}
+        # Objects that cannot be recorded for another stream are moved on the user's own.
+        for key, value in leaves.others.items():
+            if not _has_record_stream(value):
+                moved[key] = accelerator.move(value)
+        is_shared = self._transform is not None and (leaves.on_device or leaves.others)
+        begin = accelerator.record_event() if is_shared else None
+        with accelerator.copy_stream():
+            if begin is not None:
+                accelerator.wait_event(begin)
+            to_record = self._copy(leaves, moved)
+            for key, value in leaves.others.items():
+                if key not in moved:
+                    moved[key] = accelerator.move(value)
+                    to_record.append(moved[key])
+            if begin is not None:
+                for value in [*leaves.on_device.values(), *to_record]:
+                    accelerator.record_stream(value)
+            batch = map_leaves(leaves.batch, lambda _, leaf: moved.get(id(leaf), leaf))
+            if self._transform is not None:
+                batch = self._transform(batch)
+                to_record = [leaf for _, leaf in list_leaves(batch) if _has_record_stream(leaf)]
+            return Sent(batch, accelerator.record_event(), to_record)
+
+    def hand_out(self, sent: Sent) -> Any:
+        """Return the batch, for the current stream, which waits for it."""
+        self._accelerator.wait_event(sent.event)
+        for value in sent.to_record:
+            self._accelerator.record_stream(value)
+        return sent.batch
+
+    @outside_inference_mode
+    def _copy(self, leaves: _Leaves, moved: dict[int, Any]) -> list[torch.Tensor]:
+        """Copy all plain tensors into one buffer on the device; return it."""
+        accelerator = self._accelerator
+        runs = _group_runs(leaves.pinned.values())
+        sources = [run.source for run in runs]
+        if leaves.unpinned:
+            runs.append(self._pack([*leaves.unpinned.values()]))
+        if not runs:
+            return []
+        *begins, size = accumulate((pad(run.source.nbytes) for run in runs), initial=0)
+        buffer = accelerator.allocate(size)
+        tensors, places = [], []
+        for run, begin in zip(runs, begins, strict=True):
+            if run.source.nbytes > 0:
+                accelerator.copy(buffer[begin : begin + run.source.nbytes], run.source)
+            for tensor, offset in zip(run.tensors, run.offsets, strict=True):
+                tensors.append(tensor)
+                places.append(place_of(tensor)._replace(offset=begin + offset))
+        if sources:
+            self._reading.append((accelerator.record_event(), sources))
+        moved.update(zip(map(id, tensors), split_buffer(buffer, places), strict=True))
+        return [buffer]
+
+    def _pack(self, tensors: list[torch.Tensor]) -> _Run:
+        """Return copies of the tensors in pinned memory, as a run that stands for them."""
+        places, size = lay_out([place_of(tensor) for tensor in tensors])
+        packed = self._accelerator.allocate_pinned(size)
+        for part, tensor in zip(split_buffer(packed, places), tensors, strict=True):
+            part.copy_(tensor)
+        return _Run(packed, tensors, [place.offset for place in places])
+
+    def finish(self) -> None:
+        """SYNC: wait for copies that may still read the user's pinned memory."""
+        if self._reading:
+            self._accelerator.synchronize(self._reading[-1][0])
+            self._reading.clear()
+
+
+class NoUpload(Uploader):
+    """Takes an uploader's place where batches are on the device when they come: runs the transform
+    alone, on the current stream."""
+
+    def __init__(self, transform: Transform | None) -> None:
+        super().__init__(HostAccelerator(torch.device("cpu")), transform)
+
+    def send(self, batch: Any) -> Sent:
+        if self._transform is not None:
+            # On a copy: if the transform fails, its next try must not meet changed containers.
+            batch = self._transform(map_leaves(batch, lambda _, leaf: leaf))
+        return Sent(batch, None, [])
+
+
+# ---- batches ahead of their turn
 
 
 class Prefetcher(FinalizerBase):
     """Reads batches from an iterator until `depth` are on their way, then hands out the oldest."""
 
     def __init__(
-        self,
-        source: Iterator[Any],
-        accelerator: Accelerator,
-        depth: int,
-        uploader: Uploader,
-        is_static: bool,
+        self, source: Any, accelerator: Accelerator, depth: int, uploader: Uploader, is_static: bool
     ) -> None:
-        self._source: Any = source
+        self._source = source  # an iterator
         self._accelerator = accelerator
         self._depth = depth
         self._uploader = uploader
         self._static_batch = StaticBatch(accelerator) if is_static else None
-        self._ahead: deque[_Entry] = deque()
+        self._ahead: deque[Sent | None] = deque()  # None: read and not sent, at most the last
+        self._unsent: Any = None  # that batch
         self._pending_error: list[Exception] = []  # at most one, met while reading ahead
         self._next_lock = NextLock()
         self._begin()
@@ -72,7 +264,7 @@ class Prefetcher(FinalizerBase):
             named("prefetch", self._fill)()
             if not self._ahead:
                 raise self._pending_error.pop()
-            sent = self._ahead[0].sent
+            sent = self._ahead[0]
             assert sent is not None
             batch = self._uploader.hand_out(sent)
             if self._static_batch is not None:
@@ -82,9 +274,10 @@ class Prefetcher(FinalizerBase):
 
     def _fill(self) -> None:
         while True:
-            if self._ahead and self._ahead[-1].sent is None:
+            if self._ahead and self._ahead[-1] is None:
                 try:
-                    self._ahead[-1].send(self._uploader)
+                    self._ahead[-1] = named("upload", self._uploader.send)(self._unsent)
+                    self._unsent = None
                 except Exception:
                     if len(self._ahead) == 1:
                         raise
@@ -95,7 +288,8 @@ class Prefetcher(FinalizerBase):
 
     def _pull(self) -> None:
         try:
-            self._ahead.append(_Entry(next(self._source)))
+            self._unsent = next(self._source)
+            self._ahead.append(None)
         except StopIteration:
             # Another one: the frames of a traceback would keep this iterator, and its workers,
             # where a loop is left after the last batch.
@@ -105,6 +299,7 @@ class Prefetcher(FinalizerBase):
 
     def _drop(self) -> None:
         """Drop all that was read ahead."""
+        self._unsent = None
         self._ahead.clear()
         self._pending_error.clear()
         self._uploader.finish()
@@ -142,7 +337,7 @@ class StaticBatch:
             self._open(places)
             self._stream = stream
         elif places != self._places:
-            raise ValueError(self._explain(self._places, places))
+            raise ValueError(_explain(self._places, places))
         if stream != self._stream:
             accelerator.wait_event(accelerator.record_event(self._stream))
             accelerator.record_stream(self._buffer)
@@ -172,20 +367,19 @@ class StaticBatch:
             "device_transform"
         )
 
-    def _explain(self, before: dict[Path, Place], now: dict[Path, Place]) -> str:
-        changes = [
-            f"{describe_path(path)} was {_describe(before.get(path))} and is "
-            f"{_describe(now.get(path))}"
-            for path in {**before, **now}
-            if before.get(path) != now.get(path)
-        ]
-        return (
-            f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; pass "
-            "drop_last=True if it is the last one, pad it, or leave static_buffers out"
-        )
+
+def _explain(before: dict[Path, Place], now: dict[Path, Place]) -> str:
+    was, are = ({path: _describe(p) for path, p in places.items()} for places in (before, now))
+    changes = [
+        f"{describe_path(path)} was {was.get(path, 'absent')} and is {are.get(path, 'absent')}"
+        for path in {**was, **are}
+        if was.get(path) != are.get(path)
+    ]
+    return (
+        f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; pass "
+        "drop_last=True if it is the last one, pad it, or leave static_buffers out"
+    )
 
 
-def _describe(place: Place | None) -> str:
-    if place is None:
-        return "absent"
+def _describe(place: Place) -> str:
     return f"Place(dtype={DTYPES[place.dtype]}, shape={place.shape}, strides={place.strides})"

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.utils.data
+from torch.utils.data import Dataset, Sampler
 
 from fastloop.base.checks import check_callable, read_choice, read_int
+from fastloop.base.late_import import after_import
 from fastloop.base.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
-from fastloop.loader.frameworks import keep_arguments
-from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator
+from fastloop.loader.iterators import PATHS, iterate_anew, open_iterator, unwrap
 from fastloop.loader.shared import CLOSED, Shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch.utils.data import Dataset, Sampler
     from torch.utils.data.dataloader import _collate_fn_t, _worker_init_fn_t
     from typing_extensions import Self
 
     from fastloop.loader.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
+_ACCELERATE = "accelerate.data_loader"
+_MAKERS = ("prepare_data_loader", "skip_first_batches")
 _BUDGET = "or None: a quarter of the memory available"
 _SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
 
@@ -44,10 +47,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``"thread"`` worker threads in this process, ``"sync"`` loading in this process
             (ValueError where one does not apply); ``"torch"`` demands torch's own iterators.
         prefetch_factor: torch's numbers, or ``"auto"``: begins at 2, and grows by one each time
-            that ``next()`` waits although the queue had been full, up to 16, within
-            ``memory_budget``.
-            Workers then ask the sampler earlier than torch's would. It stays at 2 on the array
-            path, and is None without workers. ``stats().prefetch_factor`` has its value.
+            that ``next()`` waits although the queue had been full, up to 16. Workers then ask the
+            sampler earlier than torch's would. It stays at 2 on the array path, and is None
+            without workers. ``stats().prefetch_factor`` has its value.
         device_transform: a function that takes each batch on ``device`` and returns the batch for
             the loop; it may convert uint8 images, for example. It runs on the current stream, or on
             one of the loader's own; other tensors that it uses must exist before ``iter()``.
@@ -145,32 +147,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
         if self._own_arguments():
-            keep_arguments(DataLoader)
+            after_import(_ACCELERATE, _wrap_makers)
         wanted: Any = prefetch_factor
         if wanted == "auto":
             from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
 
             prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-            **others,  # arguments of a later torch; TypeError for names that it does not know
-        )
+        data = dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn
+        how = pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator
+        # Others are arguments of a later torch; TypeError for names that it does not know.
+        others["in_order"] = in_order
+        others["persistent_workers"] = persistent_workers
+        others["pin_memory_device"] = pin_memory_device
+        super().__init__(*data, *how, prefetch_factor=prefetch_factor, **others)
 
     def _own_arguments(self) -> dict[str, Any]:
         """Return the arguments that torch's class does not have, where they are not the default."""
@@ -188,10 +177,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ValueError("device_transform and static_buffers need a device; pass device=, too")
         choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
         if choice == "restart" and self.path == "torch":
-            raise ValueError(
-                "on_worker_death='restart' does not go with path='torch', whose workers are "
-                "torch's own; use path='auto' or 'process'"
-            )
+            raise ValueError("on_worker_death must be 'raise' with path='torch' (use path='auto')")
 
     @property
     def _shared(self) -> Shared:
@@ -328,7 +314,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shared = Shared(state.pop("_position"))
         self.__dict__.update(state, _shared=shared)
         if self._own_arguments():
-            keep_arguments(DataLoader)
+            after_import(_ACCELERATE, _wrap_makers)
 
 
 def _signature() -> inspect.Signature:
@@ -343,3 +329,55 @@ def _signature() -> inspect.Signature:
 
 _OWN = {name: getattr(DataLoader, name) for name in DataLoader.__annotations__}
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+# ---- loaders that frameworks wrap or rebuild
+
+# accelerate makes a loader of torch's class from the attributes that torch's class has, which would
+# lose fastloop's own arguments. Once it is imported, the loaders that two of its functions return
+# become fastloop's, with the same arguments.
+
+
+def _wrap_makers() -> None:
+    for name in _MAKERS:
+        before = vars(sys.modules[_ACCELERATE]).get(name)
+        if before is None or hasattr(before, "is_fastloops"):
+            continue
+        keeping: Any = _keeping(before)
+        keeping.is_fastloops = True
+        # Modules that have imported the function by name: accelerate's, transformers', the user's.
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is before:
+                setattr(module, name, keeping)
+
+
+def _keeping(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        given = unwrap(dataloader)
+        arguments = given._own_arguments() if isinstance(given, DataLoader) else {}
+        if arguments.get("static_buffers"):
+            text = "static_buffers must be False with accelerate, whose loaders hold two batches"
+            raise ValueError(f"{text}: both would lie in the same memory")
+        made = make(dataloader, *args, **kwargs)
+        if arguments:
+            _give(unwrap(made), arguments)
+        return made
+
+    return call
+
+
+def _give(loader: Any, arguments: dict[str, Any]) -> None:
+    """Give a loader that accelerate has just made these arguments."""
+    if type(loader) is torch.utils.data.DataLoader:
+        loader.__class__ = DataLoader
+    if isinstance(loader, DataLoader):
+        vars(loader).update(arguments)
+        return
+    text = (
+        f"accelerate makes a {type(loader).__qualname__} of this fastloop.DataLoader, which loses "
+        f"{', '.join(arguments)}; leave out use_stateful_dataloader"
+    )
+    if "device_transform" in arguments:  # batches would be wrong
+        raise ValueError(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,26 +13,20 @@ import torch
 from fastloop.base.checks import read_int
 from fastloop.base.torch_parts import BaseIter
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.device.prefetch import Prefetcher
-from fastloop.device.uploader import NoUpload, Transform, Uploader
+from fastloop.device.prefetch import NoUpload, Prefetcher, Transform, Uploader
 
 
 class LoaderPrefetcher(Prefetcher):
-    """Prefetches from a fastloop iterator. state_dict() counts the batches that were handed out,
+    """Prefetches from a loader's iterator. state_dict() counts the batches that were handed out,
     not those that were read ahead."""
-
-    _is_released = False
 
     def _begin(self) -> None:
         super()._begin()
-        epoch = self._epoch
-        epoch.iterator = weakref.ref(self)
-        if epoch.states is not None:
-            epoch.states.read_ahead()
-
-    @property
-    def _epoch(self) -> Any:
-        return self._source._epoch
+        # torch's own iterators have no epoch.
+        self._epoch: Any = getattr(self._source, "_epoch", None) or SimpleNamespace(states=None)
+        self._epoch.iterator = weakref.ref(self)
+        if self._epoch.states is not None:
+            self._epoch.states.read_ahead()
 
     @property
     def _num_yielded(self) -> int:
@@ -46,8 +41,6 @@ class LoaderPrefetcher(Prefetcher):
             self._epoch.is_over = False  # until the user has met the end
 
     def __next__(self) -> Any:
-        if self._is_released:
-            raise StopIteration
         try:
             return super().__next__()
         except StopIteration:
@@ -55,22 +48,21 @@ class LoaderPrefetcher(Prefetcher):
             raise
 
     def _drop(self) -> None:
-        if not self._is_released:
+        if hasattr(self._source, "_keep_count"):
             self._source._num_yielded = self._num_yielded
             self._source._keep_count()
         super()._drop()
 
     def close(self) -> None:
-        if not self._is_released:
-            self._drop()
-            self._epoch.iterator = weakref.ref(self._source)
-            self._is_released = True
+        source = self._source
         super().close()
+        if isinstance(source, BaseIter):
+            self._epoch.iterator = weakref.ref(source)
+            self._epoch = SimpleNamespace(states=None)
 
 
-class TorchDeviceIter(Prefetcher):
-    """Uploads the batches of a loader's iterator; everything else is that iterator's. Used by
-    itself over torch's own iterator, where fastloop does not know torch's iterators.
+class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
+    """Uploads the batches of a loader's iterator; everything else is that iterator's.
 
     Args:
         source: the iterator. If its ``is_on_device`` is true, batches are only transformed, or put
@@ -100,13 +92,9 @@ class TorchDeviceIter(Prefetcher):
         self._source._reset(*args)
         self._begin()
 
-
-class DeviceIter(TorchDeviceIter, LoaderPrefetcher, BaseIter):  # type: ignore[override]
-    """Uploads the batches of a fastloop iterator."""
-
     def close(self) -> None:
         self._drop()
-        self._source.close()
+        getattr(self._source, "close", bool)()  # torch's have none
 
 
 def prefetch(

@@ -16,23 +16,16 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 
 from fastloop.base import torch_parts
 from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
-from fastloop.data.collate import (
-    derives_from_array_dataset,
-    is_array_dataset,
-    is_default_collate,
-    is_image_folder,
-    is_sequence_collate,
-)
+from fastloop.data import collate
 from fastloop.data.epochs import datasets_within
 from fastloop.data.field import Field
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.loader.arrays import columns
-from fastloop.loader.arrays.columns import NotCoveredError, Source
+from fastloop.loader.arrays.columns import Columns, NotCoveredError
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.device_iter import DeviceIter, TorchDeviceIter
-from fastloop.loader.shared import Shared
-from fastloop.loader.torch_iters import SyncIter, TorchProcessIter
+from fastloop.loader.device_iter import DeviceIter
+from fastloop.loader.shared import Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 # An index of these datasets, and of an ArrayDataset, may be a list of rows.
@@ -56,19 +49,21 @@ _ITER_METHODS = Methods(
     *((cls, "_next_data") for cls in (SingleIter, MultiIter)),
     (BaseIter, "_next_index"),
 )
-# Functions that frameworks set as worker_init_fn: (module, function). They seed the random
+# Functions that frameworks set as worker_init_fn, by name, with their modules. They seed the random
 # generators of a worker process and do nothing else; no Python runs in the array path's threads.
-_SEEDERS = (
-    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
-    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
-    ("transformers.trainer_utils", "seed_worker"),
-)
+_LIGHTNING = ("lightning.fabric.utilities.seed", "lightning_fabric.utilities.seed")
+_SEEDERS = {"pl_worker_init_function": _LIGHTNING, "seed_worker": ("transformers.trainer_utils",)}
+
+
+# The attributes in which frameworks keep a loader that they have wrapped: accelerate, its wrapper
+# for XLA, Fabric.
+_WRAPPED = ("base_dataloader", "dataloader", "_dataloader")
 
 
 class Route(NamedTuple):
     path: str
     why: str
-    source: Source | None = None
+    source: Columns | None = None
 
 
 def open_iterator(
@@ -96,8 +91,7 @@ def open_iterator(
     iterator = torchs_own() if is_left else fast_iterator(loader, path, shared, accelerator)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
-    kind = TorchDeviceIter if is_left else DeviceIter
-    return kind(iterator, accelerator, transform, is_static)
+    return DeviceIter(iterator, accelerator, transform, is_static)
 
 
 def fast_iterator(
@@ -129,6 +123,19 @@ def fast_iterator(
     if loader.num_workers > 0:
         return TorchProcessIter(loader, shared)
     return SyncIter(loader, shared, has_own_collate=route.path == "sync")
+
+
+def unwrap(loader: Any) -> Any:
+    """Return the loader of torch's class, or of a subclass, inside the wrappers of frameworks; the
+    innermost object where there is none."""
+    # By type(), not isinstance(): accelerate's wrappers fake `__class__`.
+    while not issubclass(type(loader), DataLoader):
+        inside = (getattr(loader, "__dict__", {}).get(name) for name in _WRAPPED)
+        found = next((value for value in inside if value is not None), None)
+        if found is None:
+            break
+        loader = found
+    return loader
 
 
 def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
@@ -187,10 +194,8 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
     elif path != "torch" and isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return Route("torch", "the dataset is a data pipe")
     elif path in ("process", "sync") and path != other:
-        raise ValueError(
-            f"path={path!r} cannot load with num_workers={loader.num_workers}; 'process' needs "
-            f"worker processes, 'sync' has none; use path={other!r}"
-        )
+        fault = f"path={path!r} cannot load with num_workers={loader.num_workers}"
+        raise ValueError(f"{fault}; use path={other!r}")
     if path not in ("auto", "array"):
         return Route(path, f"path={path!r} was asked for")
     if changed and path == "auto" and loader.num_workers > 0:
@@ -207,17 +212,14 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
 def _check_threads(loader: DataLoader[Any]) -> None:
     """Raise ValueError for a loader that worker threads cannot serve."""
     dataset, workers, context = loader.dataset, loader.num_workers, loader.multiprocessing_context
+    is_pipe = isinstance(dataset, IterDataPipe | MapDataPipe)
+    is_split = isinstance(dataset, IterableDataset) and workers > 1
     faults = {
-        "with num_workers=0; pass the number of threads, or use path='sync', which has none": (
-            workers == 0
-        ),
-        f"with multiprocessing_context={context!r}, as no process is started; leave it out, or use "
-        "path='process'": context is not None,
-        f"a DataPipe ({type(dataset).__name__}), which asks in which worker process it is; use "
-        "path='process'": isinstance(dataset, IterDataPipe | MapDataPipe),
-        f"an IterableDataset with num_workers={workers}: each thread would give all of it, as "
-        "get_worker_info() is None in threads; pass num_workers=1, which reads ahead, or use "
-        "path='process'": isinstance(dataset, IterableDataset) and workers > 1,
+        "with num_workers=0; pass the number of threads": workers == 0,
+        f"with multiprocessing_context={context!r}; leave it out": context is not None,
+        "a DataPipe, which asks in which worker process it is; use path='process'": is_pipe,
+        f"an IterableDataset with num_workers={workers}: each thread would give all of it; pass "
+        "num_workers=1, which reads ahead, or use path='process'": is_split,
     }
     for fault, applies in faults.items():
         if applies:
@@ -228,7 +230,7 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
     """Refuse a transform that C cannot run. Python would run it slower, and with other random
     numbers, so the user must ask for that path."""
     for found in datasets_within(dataset):
-        if derives_from_array_dataset(found) and found._untranslated:
+        if collate.derives_from_array_dataset(found) and found._untranslated:
             remedy = f"use path={other!r}, which calls it for every sample"
             raise ValueError(f"path={path!r} cannot load this: {found._untranslated}; {remedy}")
 
@@ -236,7 +238,7 @@ def _check_transforms(dataset: object, path: str, other: str) -> None:
 def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     """Return the array path. Raises NotCoveredError."""
     dataset = columns.below_subsets(loader.dataset)
-    is_sequence = loader._auto_collation and is_sequence_collate(loader.collate_fn)
+    is_sequence = loader._auto_collation and collate.is_sequence_collate(loader.collate_fn)
     has_init = loader.num_workers > 0 and loader.worker_init_fn is not None
     seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
     if replaced := _SAMPLE_METHODS.find_replaced():
@@ -245,7 +247,7 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     collate_fn = torch_parts.default_collate if is_sequence else loader.collate_fn
     is_default = collate_fn is torch_parts.default_convert
     if loader._auto_collation:
-        is_default = is_default_collate(collate_fn)
+        is_default = collate.is_default_collate(collate_fn)
     if not is_default:
         why = "collate_fn is not torch's default, or its registry was extended"
         raise NotCoveredError(difference("collate") or why)
@@ -257,8 +259,8 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
         _check_singles(loader, path, dataset)
     takers = _takers_of(loader, dataset)
     source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, takers)
-    collate = type(loader.collate_fn).__name__ if is_sequence else "default collate"
-    why = f"{type(loader.dataset).__name__} of {source.kind}, {collate}"
+    how = type(loader.collate_fn).__name__ if is_sequence else "default collate"
+    why = f"{type(loader.dataset).__name__} of {source.kind}, {how}"
     if getattr(dataset, "_transforms", None):
         why += ", transforms in C"
     if seeder:
@@ -271,13 +273,13 @@ def _name_seeder(init: Any) -> str:
     ""."""
     function = init.func if isinstance(init, functools.partial) else init
     name = getattr(function, "__name__", "")
-    return name if (getattr(function, "__module__", ""), name) in _SEEDERS else ""
+    return name if getattr(function, "__module__", "") in _SEEDERS.get(name, ()) else ""
 
 
 def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
     """Raise NotCoveredError for single samples that C does not make, and for a sampler that may
     yield lists of rows, which index only some datasets."""
-    if is_image_folder(dataset):
+    if collate.is_image_folder(dataset):
         raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
     if columns.is_hugging_face(dataset):
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
@@ -286,14 +288,14 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
             raise NotCoveredError("single samples are views of the data, as torch's")
         return
     name = "" if type(dataset) in _TAKE_LISTS else type(dataset).__name__
-    if is_array_dataset(dataset):
+    if collate.is_array_dataset(dataset):
         name = "RaggedArray" if _has_sequences(dataset) else ""
     if name:
         raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
 
 
 def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Taker]:
-    if is_sequence_collate(loader.collate_fn):
+    if collate.is_sequence_collate(loader.collate_fn):
         from fastloop.loader.arrays.sequences import take_sequences
 
         taker = functools.partial(take_sequences, collate_fn=loader.collate_fn)
@@ -301,12 +303,12 @@ def _takers_of(loader: DataLoader[Any], dataset: object) -> Sequence[columns.Tak
     if not loader._auto_collation and _has_sequences(dataset):
         from fastloop.loader.arrays.sequences import take_ragged
 
-        return ((is_array_dataset, take_ragged),)
+        return ((collate.is_array_dataset, take_ragged),)
     return (columns.is_hugging_face, columns.take_hugging_face), *columns.TAKERS
 
 
 def _has_sequences(dataset: object) -> bool:
     """Tell whether an ArrayDataset has RaggedArrays."""
-    if not is_array_dataset(dataset):
+    if not collate.is_array_dataset(dataset):
         return False
     return not all(isinstance(field, Field) for field in dataset._fields)

@@ -1,28 +1,32 @@
 """The parts that a loader's iterators share: ``Shared`` is one loader's batch memory and counts,
-``LockedIter`` the ``next()`` of iterators that run torch's own code."""
+``LockedIter`` the ``next()`` of iterators that run torch's own code. ``SyncIter`` and
+``TorchProcessIter`` are torch's own iterators with these, without workers and over torch's worker
+processes."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
 from collections.abc import Callable, MutableMapping
+from time import perf_counter_ns
 from typing import Any
 
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastloop._core import BatchPool, Collate, ThreadPool, keep_heap
+from fastloop._core import BatchPool, Collate, FinalizerBase, ThreadPool, keep_heap
 from fastloop.base.ranges import named, tools
 from fastloop.base.threads import NextLock, thread_pool
-from fastloop.base.torch_parts import BaseIter, DatasetKind
-from fastloop.data.collate import make_collate
+from fastloop.base.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
+from fastloop.data.collate import Collation, call_lent, make_collate
 from fastloop.data.epochs import datasets_within
-from fastloop.device.availability import warn_once
-from fastloop.loader.resume.epoch import ResumableIter
-from fastloop.loader.resume.position import Position
-from fastloop.workers.threads import CollateStock
+from fastloop.device.accelerator import Accelerator
+from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
+from fastloop.device.destinations import Destination, find_destination
+from fastloop.loader.resume.position import Position, ResumableIter
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
+_KILLED_S = 5.0  # for a worker after SIGTERM
 # torch's errors for samples of several shapes; the second where a worker's collate makes room in
 # shared memory.
 _SIZE_ERRORS = ("stack expects each tensor to be equal size", "storage that is not resizable")
@@ -42,7 +46,8 @@ class Shared:
         self.array_memory: BatchPool | None = None
         self.worker_memory: BatchPool | None = None
         self.collate: tuple[ThreadPool, Collate] | None = None  # of the sync path
-        self.collates = CollateStock()  # of worker threads
+        # Idle ones of worker threads, by process: a child must not use its parent's batch memory.
+        self.collates: dict[int, list[Collate]] = {}
         self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
         self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
         self.fault = ""  # why C does not upload, where it was meant to
@@ -59,17 +64,31 @@ class Shared:
         with self._lock.of_process():
             self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
-    def memory_for_arrays(self, fields: int, device: int = -1) -> BatchPool:
-        """Return memory for batches of this many tensors, pinned for the device where it can be."""
-        with self._lock.of_process():
-            self.array_memory = self._renew(self.array_memory, fields, False, device)
-            return self.array_memory
+    def open_destination(
+        self, accelerator: Accelerator | None, is_pinned: bool, is_shared: bool, fields: int = 0
+    ) -> tuple[BatchPool, Destination | None]:
+        """Return memory for batches, and where they arrive; None: in that memory.
 
-    def memory_for_workers(self, device: int = -1) -> BatchPool:
-        """Return memory that worker processes share, pinned for the device where it can be."""
+        Args:
+            accelerator, is_pinned: as for ``find_destination``.
+            is_shared, fields: as for ``memory``.
+        """
+        index = -1
+        if accelerator is not None and has_uploads(accelerator):
+            index = accelerator.device.index
+        elif accelerator is not None:
+            self.fault = find_upload_fault(accelerator)
+        memory = self.memory(is_shared, fields, index)
+        return memory, find_destination(accelerator, memory.device >= 0, is_pinned)
+
+    def memory(self, is_shared: bool, fields: int = 0, device: int = -1) -> BatchPool:
+        """Return memory for batches of this many tensors, pinned for the device where it can be.
+        `is_shared`: by worker processes."""
+        name = "worker_memory" if is_shared else "array_memory"
         with self._lock.of_process():
-            self.worker_memory = self._renew(self.worker_memory, 0, True, device)
-            return self.worker_memory
+            memory = self._renew(getattr(self, name), fields, is_shared, device)
+            setattr(self, name, memory)
+            return memory
 
     def _renew(
         self, memory: BatchPool | None, fields: int, is_shared: bool, device: int
@@ -126,7 +145,7 @@ class Shared:
     def trim(self) -> None:
         """Free memory that holds no batch."""
         self.collate = None
-        self.collates.trim()
+        self.collates.clear()
         for memory in (self.array_memory, self.worker_memory):
             if memory is not None and memory.is_own():
                 memory.trim()
@@ -159,13 +178,6 @@ class LockedIter(ResumableIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._next_lock = NextLock()
         super().__init__(loader)
-
-    def _as_torch_takes(self, loader: DataLoader[Any], **others: Any) -> Any:
-        """Return the loader for torch's iterator over worker processes, which have to be in the
-        epochs of this iterator."""
-        if self._datasets.epochs:
-            others["worker_init_fn"] = self._datasets.wrap_init(loader.worker_init_fn)
-        return LoaderProxy(loader, **others)
 
     def _note_state(self, worker: int, state: bytes | None) -> None:
         """Note the dataset's state after the next batch, before that is handed out."""
@@ -206,3 +218,92 @@ def _add_size_remedy(error: RuntimeError, dataset: Any) -> None:
     if any(text in str(error) for text in _SIZE_ERRORS):
         remedies = dict.fromkeys(each._size_remedy() for each in datasets_within(dataset))
         error.args = ("\n".join([str(error).rstrip(), *filter(None, remedies)]),)
+
+
+class SyncIter(SingleIter, LockedIter):
+    """The iterator of torch without workers.
+
+    Args:
+        has_own_collate: the collate is in C where torch's default is asked for.
+    """
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared, has_own_collate: bool) -> None:
+        self._shared = shared
+        self._begin_epoch(loader)
+        states = self._epoch.states
+        taken: Any = loader
+        if states is not None:
+            states.reader = states.make_reader()
+            if self._epoch.is_stream:
+                taken = LoaderProxy(loader, dataset=states.reader)
+            else:
+                states.reader.load_dataset()
+        self._datasets.call(super().__init__, taken)
+        self._dataset = self._dataset_fetcher.dataset = loader.dataset
+        is_tried = has_own_collate and self._auto_collation
+        found = Collation(self._dataset, self._collate_fn, is_tried, shared.collate_here)
+        self._dataset_fetcher.collate_fn, self._collation = found.function, found
+        shared.latest = weakref.ref(self)
+
+    def _next_data(self) -> Any:
+        begin_ns = perf_counter_ns()
+        data = self._datasets.call(call_lent, self._collation.lender, super()._next_data)
+        self._shared.add(waits=1, wait_ns=perf_counter_ns() - begin_ns)
+        states = self._epoch.states
+        if states is not None and states.is_read_ahead:
+            assert states.reader is not None
+            self._note_state(0, states.reader.take_behind(data))
+        return data
+
+    def count(self) -> WorkerCounts:
+        return (), self._collation.fallbacks()
+
+    def _finalize(self) -> None:
+        if "_collation" in vars(self):
+            self._shared.last_count = self.count()
+        super()._finalize()
+
+
+class TorchProcessIter(MultiIter, LockedIter):
+    """The iterator of torch over its own worker processes and queues."""
+
+    _has_states = False
+    _in_processes = True
+    _waited_ns = 0  # since the last batch came
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+        self._shared = shared
+        self._begin_epoch(loader)
+        init: Any = loader.worker_init_fn
+        if self._datasets.epochs:  # worker processes have to be in those of this iterator
+            init = self._datasets.wrap_init(init)
+        super().__init__(LoaderProxy(loader, worker_init_fn=init))
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        with self._next_lock.of_process():
+            super()._reset(loader, first_iter)
+
+    def _try_get_data(self, timeout: float = 5.0) -> tuple[bool, Any]:
+        if self._is_closed:  # by another thread, and nothing comes any more
+            raise RuntimeError(CLOSED)
+        is_there, begin_ns = not self._data_queue.empty(), perf_counter_ns()
+        result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
+        self._waited_ns += 0 if is_there else perf_counter_ns() - begin_ns
+        if result[0] and self._waited_ns > 0:
+            self._shared.add(waits=1, wait_ns=self._waited_ns)
+            self._waited_ns = 0
+        return result
+
+    def close(self) -> None:
+        super().close()
+        was_open = not self._shutdown
+        self._shutdown_workers()
+        # torch before 2.13 kills workers that do not end, and leaves them as zombies.
+        for worker in self._workers if was_open else ():
+            worker.join(_KILLED_S)
+
+    def _finalize(self) -> None:
+        super()._finalize()
+        self._shutdown_workers()
+
+    __del__ = FinalizerBase.__del__  # torch's own stands before it

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from fastloop.loader.frameworks import unwrap
-from fastloop.loader.iterators import choose_route
+from fastloop.loader.iterators import choose_route, unwrap
 from fastloop.loader.shared import Shared, shared_of
 
 
@@ -53,9 +52,9 @@ class LoaderStats:
             batch that came out of order counts by itself.
         seconds_waited: seconds blocked in that, and no others. With workers (threads on the array
             path, which also makes what it would wait for): until the batch has arrived. It
-            leaves out what is done with a batch that is there: opening, unpickling, pinning,
-            uploading. Without workers: all of the making of the batch, sampler, dataset and
-            collate included, but on the array path only the gathering.
+            leaves out what is done with a batch that is there: opening, unpickling (but on the
+            torch path), pinning, uploading. Without workers: all of the making of the batch,
+            sampler, dataset and collate included, but on the array path only the gathering.
         slots_lent: blocks of batch memory whose tensors are alive now.
         slots_replaced: blocks made because more than usual were held by the user.
         restarts: dead worker processes that were replaced (``on_worker_death="restart"``).
@@ -90,14 +89,9 @@ class LoaderStats:
         parts.append(f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced")
         if self.restarts > 0:
             parts.append(f"{self.restarts:,} workers replaced after their death")
-        for number, worker in enumerate(self.workers):
-            text = f"worker {number}: {worker.batches:,} batches, {worker.seconds_busy:.3f} s busy"
-            text += f", {worker.seconds_waiting:.3f} s waiting"
-            if worker.seconds_waiting_for_lock is not None:
-                text += f", {worker.seconds_waiting_for_lock:.3f} s for the interpreter lock"
-            parts.append(text)
-        for reason, count in self.fallbacks.items():
-            parts.append(f"{count:,} fallbacks to torch's collate: {reason}")
+        parts += map(repr, self.workers)
+        if self.fallbacks:
+            parts.append(f"fallbacks to torch's collate: {self.fallbacks}")
         return "; ".join(parts) + ")"
 
 

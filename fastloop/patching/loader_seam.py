@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from types import GeneratorType
 from typing import Any
 
@@ -18,8 +18,7 @@ from fastloop.device.prefetch import Prefetcher
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, open_iterator
-from fastloop.loader.shared import Shared, shared_of
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import Shared, SyncIter, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.
@@ -28,125 +27,113 @@ _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 
 def _overrides(loader: DataLoader[Any]) -> bool:
     """Tell whether the loader's class makes iterators itself."""
-    owner = next(cls for cls in type(loader).__mro__ if "_get_iterator" in vars(cls))
-    return owner is not DataLoader
+    return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
 def _describe(loader: DataLoader[Any], iterator: Any) -> str:
     """Name the loader's dataset and how its batches are made."""
     while isinstance(iterator, Prefetcher):
         iterator = iterator._source
-    kind, number = type(iterator).__name__, loader.num_workers
-    workers = f"{number} worker process{'es' * (number != 1)}"
     if isinstance(iterator, ArrayIter):
         how = "gathered by C"
-    elif isinstance(iterator, SyncIter) and iterator._collate is not None:
+    elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
         how = "in this process, collated by C"
     elif isinstance(iterator, SyncIter):
         how = "own collate without workers: torch's speed"
     else:
-        how = workers if kind == "ProcessIter" else f"{workers}, torch's own"
+        how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
+        how += ", torch's own" * (type(iterator).__name__ != "ProcessIter")
     return f"{type(loader.dataset).__name__}: {how}"
 
 
-def _watch_own_iters(
-    seam: Seam, seen: MutableMapping[Any, set[str]], leave: Callable[[DataLoader[Any], str], None]
-) -> Callable[[type], None]:
-    """Return a function that watches a class, so that its loaders count as left if their
-    ``__iter__`` never reaches the ``__iter__`` of torch.
+class LoaderSeam(Seam):
+    """The functions that it puts into torch's class, each made around the one that is there."""
 
-    Args:
-        seen: has an entry for each loader that has reached it.
-    """
-    watched: set[type] = set()
+    def __init__(self, is_strict: bool) -> None:
+        super().__init__("dataloader", is_strict, _probe)
+        # By loader that has reached torch's __iter__: how its iterators were made.
+        self._seen: MutableMapping[Any, set[str]] = WeakIdKeyDictionary()
+        self._watched: set[type] = set()  # classes with an __iter__ of their own
+        self.add(DataLoader, "_get_iterator", self._make_get_iterator)
+        self.add(DataLoader, "__iter__", self._make_iter)
+        self.add(DataLoader, "__init__", self._make_init)
+        self._watch_all()
+        if _STATEFUL not in sys.modules:
+            after_import(_STATEFUL, self._watch_all)
 
-    def watch(cls: type) -> None:
-        """Watch a class with an ``__iter__`` of its own."""
-        for owner in cls.__mro__[: cls.__mro__.index(DataLoader)]:
-            is_known = owner in watched or issubclass(cls, fastloop_loader.DataLoader)
-            if is_known or "__iter__" not in vars(owner) or not issubclass(owner, DataLoader):
-                continue
-            watched.add(owner)
-            place = seam.add(owner, "__iter__", make_own_iter)
-            if seam.is_on:
-                place.put_in()
+    def _leave(self, loader: DataLoader[Any], reason: str = "") -> None:
+        reason = reason or f"{type(loader).__qualname__} makes its own iterators"
+        self.leave(f"a {type(loader).__qualname__}", reason)
 
-    def make_own_iter(before: Function) -> Function:
-        names = getattr(getattr(before, "__code__", None), "co_names", ())
-        calls_torchs = {"super", "__iter__", "_get_iterator"} & set(names)
-
-        def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
-            iterator = before(self)
-            is_late = isinstance(iterator, GeneratorType) and calls_torchs  # once it is started
-            if seam.is_on and not is_late and self not in seen:
-                leave(self, f"{type(self).__qualname__} makes its own iterators")
-            return iterator
-
-        return __iter__
-
-    return watch
-
-
-def make_seam(is_strict: bool) -> Seam:
-    seam = Seam("dataloader", is_strict, _probe)
-    # By loader: how its iterators were made.
-    seen: MutableMapping[Any, set[str]] = WeakIdKeyDictionary()
-
-    def leave(loader: DataLoader[Any], reason: str) -> None:
-        seam.leave(f"a {type(loader).__qualname__}", reason)
-
-    def make_get_iterator(before: Function) -> Function:
-        def _get_iterator(self: DataLoader[Any]) -> Any:
-            if not seam.is_on or _overrides(self):
-                return before(self)
-            seen.setdefault(self, set())
-            if isinstance(self.dataset, IterDataPipe | MapDataPipe):
-                leave(self, "the dataset is a data pipe")
-                return before(self)
-            seam.count()
-            if self.num_workers > 0:
-                call_as_torch(self.check_worker_number_rationality)
-            torchs_own = functools.partial(before, self)
-            iterator = open_iterator(self, shared_of.setdefault(self, Shared()), torchs_own)
-            how, noted = _describe(self, iterator), seen.setdefault(self, set())
-            seam.note_epoch(how, how not in noted)
+    def _make_get_iterator(self, before: Function) -> Function:
+        def _get_iterator(loader: DataLoader[Any]) -> Any:
+            if not self.is_on or _overrides(loader):
+                return before(loader)
+            noted = self._seen.setdefault(loader, set())
+            if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+                self._leave(loader, "the dataset is a data pipe")
+                return before(loader)
+            self.count()
+            if loader.num_workers > 0:
+                call_as_torch(loader.check_worker_number_rationality)
+            torchs_own = functools.partial(before, loader)
+            iterator = open_iterator(loader, shared_of.setdefault(loader, Shared()), torchs_own)
+            how = _describe(loader, iterator)
+            self.note_epoch(how, how not in noted)
             noted.add(how)
             return iterator
 
         return _get_iterator
 
-    def make_iter(before: Function) -> Function:
-        def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
-            if not seam.is_on or isinstance(self, fastloop_loader.DataLoader):
-                return before(self)
-            seen.setdefault(self, set())
-            if _overrides(self):
-                leave(self, f"{type(self).__qualname__} makes its own iterators")
-            return iterate_anew(self, functools.partial(before, self))
+    def _make_iter(self, before: Function) -> Function:
+        def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
+            if not self.is_on or isinstance(loader, fastloop_loader.DataLoader):
+                return before(loader)
+            self._seen.setdefault(loader, set())
+            if _overrides(loader):
+                self._leave(loader)
+            return iterate_anew(loader, functools.partial(before, loader))
 
         return __iter__
 
-    watch = _watch_own_iters(seam, seen, leave)
-
-    def make_init(before: Function) -> Function:
-        def __init__(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            watch(type(self))
-            before(self, *args, **kwargs)
+    def _make_init(self, before: Function) -> Function:
+        def __init__(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            self._watch(type(loader))
+            before(loader, *args, **kwargs)
 
         return __init__
 
-    seam.add(DataLoader, "_get_iterator", make_get_iterator)
-    seam.add(DataLoader, "__iter__", make_iter)
-    seam.add(DataLoader, "__init__", make_init)
+    # ---- classes whose iterators may not come from torch's method
 
-    def watch_all() -> None:
+    def _watch_all(self) -> None:
         for cls in find_subclasses(DataLoader):
-            watch(cls)
+            self._watch(cls)
 
-    watch_all()
-    if _STATEFUL not in sys.modules:
-        after_import(_STATEFUL, watch_all)
-    return seam
+    def _watch(self, cls: type) -> None:
+        """Replace the ``__iter__`` of a class and its bases: loaders count as left if it never
+        reaches that of torch."""
+        if issubclass(cls, fastloop_loader.DataLoader):
+            return
+        for owner in cls.__mro__[: cls.__mro__.index(DataLoader)]:
+            is_new = owner not in self._watched and issubclass(owner, DataLoader)
+            if is_new and "__iter__" in vars(owner):
+                self._watched.add(owner)
+                place = self.add(owner, "__iter__", self._make_own_iter)
+                if self.is_on:
+                    place.put_in()
+
+    def _make_own_iter(self, before: Function) -> Function:
+        names = getattr(getattr(before, "__code__", None), "co_names", ())
+        calls_torchs = {"super", "__iter__", "_get_iterator"} & set(names)
+
+        def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
+            iterator = before(loader)
+            is_late = isinstance(iterator, GeneratorType) and calls_torchs  # once it is started
+            if self.is_on and not is_late and loader not in self._seen:
+                self._leave(loader)
+            return iterator
+
+        return __iter__
 
 
 def _probe(is_alone: bool) -> list[torch.Tensor]:

@@ -46,25 +46,18 @@ def _check_names(what: str | Iterable[str]) -> list[str]:
     names = [what] if isinstance(what, str) else list(what)
     for name in names:
         if name not in SEAMS:
-            raise ValueError(
-                f"unknown patch target {name!r}; choose from {', '.join(map(repr, SEAMS))}"
-            )
+            choices = ", ".join(map(repr, SEAMS))
+            raise ValueError(f"unknown patch target {name!r}; choose from {choices}")
     return names
 
 
-def _is_switched_off() -> bool:
-    return os.environ.get("FASTLOOP") == "0"
-
-
 def _open_seam(name: str) -> Seam:
-    """Import a seam's module only now: each costs milliseconds at the start of a program."""
+    """Import the seams only now: they cost milliseconds at the start of a program."""
     if name not in _seams:
-        if name == "dataloader":
-            from fastloop.patching.loader_seam import make_seam
-        elif name == "grad_scaler":
-            from fastloop.patching.scaler_seam import make_seam
-        else:
-            from fastloop.patching.clip_seam import make_seam
+        from fastloop.patching.loader_seam import LoaderSeam
+        from fastloop.patching.step_seams import make_clip_seam, make_scaler_seam
+
+        make_seam = (LoaderSeam, make_scaler_seam, make_clip_seam)[SEAMS.index(name)]
         _seams[name] = make_seam(os.environ.get("FASTLOOP_STRICT") == "1")
     return _seams[name]
 
@@ -96,7 +89,7 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
     """
     names = _check_names(what)
     with _lock:
-        if _is_switched_off():
+        if os.environ.get("FASTLOOP") == "0":
             return patch_status()
         # Importing the seams would set off a collection of everything that torch has made, which
         # takes longer than the import.
@@ -158,7 +151,8 @@ def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
 def patch_status() -> PatchState:
     """Return what is patched, how many calls each seam has served, and how many it left to
     torch."""
-    why = "FASTLOOP=0 is set" if _is_switched_off() else "patch() was not called for it"
+    is_off = os.environ.get("FASTLOOP") == "0"
+    why = "FASTLOOP=0 is set" if is_off else "patch() was not called for it"
     off = SeamStatus(False, why, 0, {})
     with _lock:
         opened = {name: seam.status() for name, seam in _seams.items()}

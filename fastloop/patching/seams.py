@@ -21,6 +21,7 @@ from torch import Tensor
 from fastloop.base.torch_parts import count_dispatch_modes, difference, is_known
 
 Function = Callable[..., Any]
+Maker = Callable[[Function], Function]
 
 # The thread that runs a seam's check, which reports must not see; 0: none. Guarded by patch()'s
 # lock.
@@ -78,7 +79,7 @@ class Place:
 
     owner: Any
     name: str
-    make: Callable[[Any], Any]
+    make: Maker
     aliases: Iterable[tuple[Any, str]] = ()
     before: Any = field(default=None, init=False)  # the function that was there
     ours: Any = field(default=None, init=False)
@@ -88,19 +89,16 @@ class Place:
         """Tell whether another tool has put back the function that was there before."""
         return self.ours is not None and vars(self.owner).get(self.name) is self.before
 
-    def put_in(self) -> None:
-        if self.ours is not None and not self.is_put_back:
-            return  # it is there, or below another tool's function
-        before = vars(self.owner)[self.name]
-        ours = self.make(before)
-        self.before, self.ours = before, functools.wraps(before)(ours) if callable(ours) else ours
-        self._replace(before, self.ours)
+    def put_in(self, anew: bool = False) -> None:
+        """Put it in, unless it is there or below another tool's function.
 
-    def put_in_anew(self) -> None:
-        """Put it around the function that is there now and does not call the one put in before."""
-        if self.ours is not None and vars(self.owner)[self.name] is not self.ours:
-            self.before = self.ours = None
-        self.put_in()
+        Args:
+            anew: that function does not call it, so put it around that one, too.
+        """
+        there = vars(self.owner)[self.name]
+        if self.ours is None or there is self.before or (anew and there is not self.ours):
+            self.before, self.ours = there, functools.wraps(there)(self.make(there))
+            self._replace(there, self.ours)
 
     def take_out(self) -> bool:
         """Put the old function back; False if another tool's function is on top."""
@@ -147,11 +145,7 @@ class Seam:
     _served: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(
-        self,
-        owner: Any,
-        name: str,
-        make: Callable[[Function], Function],
-        aliases: Iterable[tuple[Any, str]] = (),
+        self, owner: Any, name: str, make: Maker, aliases: Iterable[tuple[Any, str]] = ()
     ) -> Place:
         self._places.append(Place(owner, name, make, aliases))
         return self._places[-1]
@@ -179,9 +173,9 @@ class Seam:
         self.is_on = False
         is_alone = threading.active_count() == 1  # asked once: another thread may end meanwhile
         wanted = self.probe(is_alone)
-        for put_in in (Place.put_in, Place.put_in_anew):
+        for anew in (False, True):
             for place in self._places:
-                put_in(place)
+                place.put_in(anew)
             self.is_on = True
             self._forget()
             if not all(map(torch.equal, wanted, self.probe(is_alone))):

@@ -1,4 +1,5 @@
-"""One optimizer step at a window's boundary: divide, check, clip, step, update the scaler.
+"""One optimizer step at a window's boundary: divide, check, clip, step, update the scaler, count;
+and the buffers that can hold a window's sum of gradients.
 
 Optimizers divide by themselves (torch's fused=True) or not; the scaler is fastloop's, another one
 of torch's class, or there is none; the gradients come as `.grad` or as buffers. fastloop's scaler
@@ -8,58 +9,157 @@ subclasses may override."""
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import accumulate
+from operator import is_
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from fastloop.base.torch_parts import OptState, is_known
-from fastloop.step.grad_buffers import GradBuffers
 from fastloop.step.grad_list import GradList, new_flag, parameters_of
-from fastloop.step.outcomes import fused_attributes, takes_grad_scale, times_of_user, watch_step
-from fastloop.step.scaler import GradScaler
+from fastloop.step.ranks import Ranks
+from fastloop.step.scaler import (
+    FlagCounter,
+    GradScaler,
+    fused_attributes,
+    takes_grad_scale,
+    times_of_user,
+    watch_step,
+)
 
 _DOUBLES = (torch.float64, torch.complex128)  # for which a float32 grad_scale is too coarse
+_ALIGNED_BYTES = 64  # where each parameter's part of a flat buffer begins
 
 
-def step_checked(
-    scaler: GradScaler, optimizer: Optimizer, found_inf: Tensor, grad_scale: Tensor | None
-) -> float | None:
-    """`scaler.step(optimizer)` where this optimizer's gradients have been collected and checked in
-    this step, and unscaled unless grad_scale is given. A disabled scaler steps whatever found_inf.
+class GradBuffers:
+    """A gradient-sized sum: one flat tensor for each device and dtype, parameters are views of it.
 
-    Args:
-        found_inf: 0-d float32, exactly 0.0 or 1.0; kept for `update` and not changed.
-        grad_scale: 0-d float32 by which the optimizer has to divide the gradients (scale and clip
-            in one), or None. Only for optimizers of which `takes_grad_scale` is true.
+    Flat tensors end with one element a parameter, which says after a reduction whether any rank had
+    a gradient for it: a parameter that none has used keeps `.grad` None, as under DDP."""
 
-    Raises:
-        RuntimeError: the user has called `unscale_` or `step` for it since the last `update`.
-    """
-    if not scaler.is_enabled():
-        return scaler.step(optimizer)
-    scaler._check_scale_growth_tracker("step")
-    state = scaler._per_optimizer_states[id(optimizer)]
-    if state["stage"] is OptState.UNSCALED:
-        scaler.unscale_(optimizer)  # raises
-    if state["stage"] is OptState.STEPPED:
-        return scaler.step(optimizer)  # raises
-    state.update(found_inf_per_device={found_inf.device: found_inf}, stage=OptState.UNSCALED)
-    if grad_scale is None:
-        return scaler.step(optimizer)
-    try:
-        with fused_attributes(optimizer, grad_scale=times_of_user(optimizer, grad_scale)):
-            return scaler.step(optimizer)
-    except BaseException:
-        state["stage"] = OptState.READY  # the gradients are scaled as before
-        raise
+    def __init__(self, optimizer: Optimizer, dtype: torch.dtype | None) -> None:
+        self._optimizer = optimizer  # borrowed
+        self._dtype = dtype  # of the sum; None: the gradients' own
+        self._params: list[Tensor] = []
+        self._flats: list[tuple[Tensor, list[int]]] = []  # owned; the parameters in each
+        self._views: list[Tensor] = []  # of a flat tensor, one for each parameter
+        self.sums = GradList()  # holds the views
+        self._grads = GradList()  # the optimizer's, for the time of a call
+        self._used_sums = GradList()  # some of the views, likewise
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty the sum without touching its memory: the next `add` overwrites it."""
+        self._used: set[int] = set()  # parameters that had a gradient
+
+    def fit(self) -> None:
+        """Make memory for the optimizer's present parameters, unless it is there.
+
+        Raises:
+            RuntimeError: the sum is not empty, and the optimizer has another number of parameters.
+            ValueError: a gradient is sparse.
+        """
+        params = parameters_of(self._optimizer)
+        has_as_many = len(params) == len(self._params)
+        if self._used and not has_as_many:
+            raise RuntimeError(
+                "a parameter group was added in the middle of a window; add it between windows"
+            )
+        if self._used or (has_as_many and all(map(is_, self._params, params))):
+            return
+        kinds: dict[Any, list[int]] = {}
+        for i, p in enumerate(params):
+            if p.is_sparse or (p.grad is not None and p.grad.is_sparse):
+                raise ValueError(
+                    f"parameter {i} has a sparse gradient, and accumulation buffers are dense; "
+                    "leave out accum_dtype and on_nonfinite='micro', or use sparse=False"
+                )
+            dtype = p.dtype if self._dtype is None else torch.promote_types(self._dtype, p.dtype)
+            kinds.setdefault((p.device, dtype), []).append(i)
+        self._params, self._views = params, params[:]
+        self._flats = [(self._flat(where, *kind), where) for kind, where in kinds.items()]
+        self.sums.collect(self._views)
+
+    def _flat(self, where: list[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Make a flat tensor for these parameters and their flags, and the views of it."""
+        step = _ALIGNED_BYTES // dtype.itemsize
+        sizes = (-(-self._params[i].numel() // step) * step for i in where)
+        *starts, end = accumulate(sizes, initial=0)
+        flat = torch.empty(end + len(where), dtype=dtype, device=device)
+        for i, start in zip(where, starts, strict=True):
+            p = self._params[i]
+            # Strides as the gradient's, so that passes over both run straight through memory.
+            strides = torch.empty_like(p, device="meta").stride()
+            self._views[i] = flat[start : start + p.numel()].as_strided(p.shape, strides)
+        return flat
+
+    def add(self, share: float, *, only_finite: bool = False) -> bool:
+        """Compute self += share * the optimizer's gradients; returns whether it did. With
+        only_finite (SYNC) it does not if an element is inf or NaN."""
+        self.fit()
+        grads = self._grads.collect_grads(self._optimizer)
+        found_inf = new_flag(grads.device) if only_finite else None
+        has_all = len(grads.tensors) == len(self._params)
+        overwrites = has_all and not self._used
+        if overwrites:  # and is overwritten later if a gradient is not finite
+            self.sums.combine_(grads, found_inf, alpha=share, beta=0.0)
+        elif found_inf is not None:
+            grads.norm_check(found_inf)
+        is_added = found_inf is None or not found_inf
+        if is_added and has_all:
+            if not overwrites:
+                self.sums.combine_(grads, alpha=share)
+            self._used.update(range(len(self._params)))
+        elif is_added:
+            self._zero_if_empty()
+            here = [i for i, p in enumerate(self._params) if p.grad is not None]
+            self._used_sums.collect(self._views[i] for i in here).combine_(grads, alpha=share)
+            self._used_sums.release()
+            self._used.update(here)
+        grads.release()
+        return is_added
+
+    def _zero_if_empty(self) -> None:
+        for flat, _ in () if self._used else self._flats:
+            flat.zero_()
+
+    def reduce(self, ranks: Ranks) -> None:
+        """Average over all ranks; each must call it (SYNC: which parameters are used is read)."""
+        self.fit()
+        self._zero_if_empty()
+        used: set[int] = set()
+        for flat, where in self._flats:
+            flags = flat[flat.numel() - len(where) :]
+            mine = [float(i in self._used) for i in where]
+            flat.div_(ranks.size)
+            flags.copy_(torch.tensor(mine))
+            ranks.sum_(flat)
+            used.update(i for i, n in zip(where, flags.real.tolist(), strict=True) if n > 0)
+        self._used = used
+
+    def write(self, factor: Tensor | float, grads: GradList) -> None:
+        """Write factor * self into `.grad` of the parameters, rounded once. `grads` then holds
+        those."""
+        for i, p in enumerate(self._params):
+            if i not in self._used:
+                p.grad = None
+            elif p.grad is None:
+                p.grad = torch.empty_like(p, requires_grad=False)
+        grads.collect_grads(self._optimizer)
+        sums = self.sums
+        if len(self._used) < len(self._params):
+            sums = self._used_sums.collect(self._views[i] for i in sorted(self._used))
+        grads.combine_(sums, alpha=factor, beta=0.0)
+        self._used_sums.release()
 
 
-class Outcome(NamedTuple):
-    norm: Tensor | None  # 0-d float64, before clipping; None where no pass needed to read
-    found_inf: Tensor | bool  # whether the step was skipped; a tensor where the host did not ask
+# The norm before clipping, 0-d float64, None where no pass needed to read; whether the step was
+# skipped, a tensor where the host did not ask.
+Outcome = tuple[Tensor | None, Tensor | bool]
 
 
 class Boundary:
@@ -79,7 +179,7 @@ class Boundary:
             "scaler", "The scaler's part in Stepper is left"
         )
         self._grads = GradList()
-        self._seen: tuple[Tensor | None, float] | None = None  # the mark of the window's scale
+        self.seen_scale: Any = None  # a mark of the window's scale; None: a window begins
 
     # ---- the scale, which must not change inside a window, or its losses would not add up
 
@@ -93,19 +193,14 @@ class Boundary:
         scaled: Tensor = scaler.scale(loss)
         # The same as long as the scale stays: the tensor and its version, or the number (SYNC).
         scale = scaler._scale if self._is_known else None
-        now = (None, scaler.get_scale()) if scale is None else (scale, scale._version)
-        if self._seen is None:
-            self._seen = now
-        elif self._seen[0] is not now[0] or self._seen[1] != now[1]:
+        now = scaler.get_scale() if scale is None else (id(scale), scale._version)
+        if self.seen_scale not in (None, now):
             raise RuntimeError(
                 "the scaler's scale has changed inside a window; leave its step() and update() to "
                 "the Stepper"
             )
+        self.seen_scale = now
         return scaled
-
-    def forget_scale(self) -> None:
-        """End the window."""
-        self._seen = None
 
     def _scale_on(self, device: torch.device) -> Tensor:
         """Return the scaler's scale. It is made here on a rank that joins without a loss."""
@@ -144,14 +239,14 @@ class Boundary:
         is_one = self._scaler is None and self._max_norm is None and divisor == 1
         if is_one and not reads and buffers is None:
             self._optimizer.step()
-            return Outcome(None, False)
+            return None, False
         grads = self._grads.collect_grads(self._optimizer) if buffers is None else buffers.sums
         scale = None if self._scaler is None else self._scale_on(grads.device)
         found_inf = new_flag(grads.device)
         norm = grads.norm_check(found_inf, scale=scale, divisor=divisor) if reads else None
         factor: Tensor | float = 1.0
         if not is_one:
-            factor = grads.clip_factor(norm, self._max_norm, scale=scale, divisor=divisor)
+            factor = grads.clip_factor(norm, self._max_norm, scale, divisor)
         found: Tensor | bool = found_inf if self._checks else False
         if self._checks and (not self._is_fused or found_inf.device.type == "cpu"):
             found = bool(found_inf)
@@ -163,20 +258,30 @@ class Boundary:
             grad_scale = factor.reciprocal().float() if isinstance(factor, Tensor) else None
         elif isinstance(factor, Tensor) and found is not True:
             grads.scale_(factor)
-        if self._is_ours:
-            with fused_attributes(self._optimizer, gives_back=True):  # torch deletes the user's
-                step_checked(self._scaler, self._optimizer, found_inf, grad_scale)
-        elif found is not True:
-            attributes = {"found_inf": found_inf} if self._is_fused and found is not False else {}
-            if grad_scale is not None:
-                attributes["grad_scale"] = times_of_user(self._optimizer, grad_scale)
-            with fused_attributes(self._optimizer, gives_back=True, **attributes):
+        attributes = {}
+        if grad_scale is not None:
+            attributes["grad_scale"] = times_of_user(self._optimizer, grad_scale)
+        if self._is_fused and found is not False and not self._is_ours:
+            attributes["found_inf"] = found_inf
+        with fused_attributes(self._optimizer, gives_back=True, **attributes):
+            if self._is_ours:
+                self._step_by_scaler(found_inf)
+            elif found is not True:
                 self._optimizer.step()
         if self._scaler is not None:
             if has_dropped or not self._is_ours:
                 self._record(torch.ones_like(found_inf) if has_dropped else found_inf)
             self._scaler.update()
-        return Outcome(norm, found)
+        return norm, found
+
+    def _step_by_scaler(self, found_inf: Tensor) -> None:
+        """Let fastloop's scaler step: the gradients are checked, and unscaled, or will be by the
+        optimizer. It keeps found_inf for `update`, and does not change it."""
+        state = self._scaler._per_optimizer_states[id(self._optimizer)]
+        if state["stage"] is not OptState.READY:
+            self._scaler.unscale_(self._optimizer)  # raises: the user has called it, or step()
+        state.update(found_inf_per_device={found_inf.device: found_inf}, stage=OptState.UNSCALED)
+        self._scaler.step(self._optimizer)
 
     def _record(self, found_inf: Tensor) -> None:
         """Tell the scaler of a found_inf: it unscales a gradient that is inf where one is set."""
@@ -196,11 +301,61 @@ class Boundary:
         if self._max_norm is not None:
             norm = grads.norm_check(new_flag(grads.device), divisor=divisor)
         if divisor != 1 or norm is not None:
-            grads.scale_(grads.clip_factor(norm, self._max_norm, divisor=divisor))
+            grads.scale_(grads.clip_factor(norm, self._max_norm, None, divisor))
         with fused_attributes(optimizer, gives_back=True), watch_step(optimizer) as skipped:
             scaler.step(optimizer)
         found_inf = skipped[0]
         scaler.update()
         if isinstance(found_inf, Tensor) and (not self._is_fused or not found_inf.is_cuda):
             found_inf = bool(found_inf)
-        return Outcome(norm, found_inf)
+        return norm, found_inf
+
+
+class Outcomes:
+    """Counts the boundaries of a Stepper and steps its schedulers after each step that was taken.
+
+    Where only a device knows whether a step was skipped, schedulers follow at the next boundary:
+    they lag by one step, and wait only if the device is further behind."""
+
+    def __init__(self, schedulers: list[LRScheduler]) -> None:
+        self.boundaries = 0
+        self._schedulers = schedulers  # the user's
+        self._skips = FlagCounter()
+        self._arriving: tuple[Tensor, Any] | None = None  # a found_inf on its way to a scheduler
+
+    def add(self, found_inf: Tensor | bool) -> None:
+        """Count a boundary, whose step was skipped if found_inf. Does not wait for a device; the
+        boundary before it is settled."""
+        assert self._arriving is None
+        self.boundaries += 1
+        if isinstance(found_inf, Tensor) and self._schedulers:
+            copy = torch.empty((), dtype=found_inf.dtype, device="cpu", pin_memory=True)
+            copy.copy_(found_inf, non_blocking=True)
+            stream = torch.accelerator.current_stream(found_inf.device)
+            self._arriving = copy, stream.record_event()
+        else:
+            self._count(found_inf)
+
+    def settle(self) -> None:
+        """Let the schedulers follow the last boundary (SYNC if the device has not come to it)."""
+        if self._arriving is not None:
+            (found_inf, event), self._arriving = self._arriving, None
+            event.synchronize()
+            self._count(bool(found_inf))
+
+    def _count(self, found_inf: Tensor | bool) -> None:
+        self._skips.add(found_inf)
+        if found_inf is False:
+            for scheduler in self._schedulers:
+                scheduler.step()
+
+    def read(self) -> tuple[int, int]:
+        """Return how many steps were taken, and how many skipped. SYNC on a device."""
+        self.settle()
+        skipped = self._skips.read()
+        return self.boundaries - skipped, skipped
+
+    def reset(self, boundaries: int, skipped: int) -> None:
+        """Go on from these counts."""
+        self.boundaries = boundaries
+        self._arriving, self._skips = None, FlagCounter(skipped)

@@ -14,7 +14,7 @@ import types
 import warnings
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ from fastloop.base.threads import thread_pool
 from fastloop.base.torch_parts import OptState, difference, is_known, torch_clip_grad_norm_
 from fastloop.device.availability import fault_of, find_fault
 
-_NORM_TYPES = (1.0, 2.0, float("inf"))  # that the engine computes
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that it takes
 _MAX_LISTS = 16
 
@@ -56,58 +55,20 @@ def _new_scratch(like: Tensor, size: int) -> Tensor:
     return scratch
 
 
-class NoEngine:
-    """Stands in for the C engine where torch's tensors are not laid out as fastloop knows. No list
-    is plain, so torch's own functions run all passes."""
-
-    is_plain = False
-    tensors: list[Any] = []  # noqa: RUF012 (replaced, never changed)
-
-    def __new__(cls, *_: Any) -> NoEngine:
-        return super().__new__(cls)
-
-    @property
-    def dtypes(self) -> set[Any]:
-        return {t.dtype for t in self.tensors}
-
-    def collect_groups(self, param_groups: Iterable[Any]) -> bool:
-        return self.collect_parameters(p for group in param_groups for p in group["params"])
-
-    def collect_parameters(self, parameters: Iterable[Any]) -> bool:
-        return self.collect_tensors(p.grad for p in parameters if p.grad is not None)
-
-    def collect_tensors(self, tensors: Iterable[Any]) -> bool:
-        self.tensors = list(tensors)
-        return False
-
-    def release(self) -> None:
-        self.tensors = []
-
-    def unscale_and_clip(self, *_: Any) -> bool:
-        return False
-
-    def clip_parameters(self, pool: Any, parameters: Iterable[Any], *_: Any) -> None:
-        self.collect_parameters(parameters)
-
-    def update_scale(self, *_: Any) -> None:
-        raise TypeError(f"torch {torch.__version__} updates the scale itself")
+# None: torch's tensors are not laid out as C knows them. No list is plain then, so torch's own
+# functions run all passes.
+_TENSOR_TYPE = Tensor if is_known("tensors", "Passes over gradients are left") else None
 
 
-if TYPE_CHECKING or is_known("tensors", "Passes over gradients are left"):
-    _Engine = GradListBase
-else:
-    _Engine = NoEngine
-
-
-class GradList(_Engine):
+class GradList(GradListBase):
     """The tensors that passes run over, collected anew before the first pass of each step."""
 
     # Named here too, because reports put something around it.
-    clip_parameters = _Engine.clip_parameters
+    clip_parameters = GradListBase.clip_parameters
 
     def __new__(cls) -> GradList:
         new_scratch = None if kernels_are_disabled() else _new_scratch
-        return super().__new__(cls, Tensor, increment_version, _new_number, new_scratch)
+        return super().__new__(cls, _TENSOR_TYPE, increment_version, _new_number, new_scratch)
 
     def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
         return GradList, ()  # copies and pickles begin empty
@@ -146,10 +107,9 @@ class GradList(_Engine):
                 return "a gradient is sparse"
             if t.dtype not in _DTYPES:
                 return f"a gradient is of {t.dtype}"
-        if len({t.device for t in self.tensors}) > 1:
-            return "gradients are on several devices"
-        if self.device.type not in ("cpu", "cuda"):
-            return f"gradients are on {self.device.type}"
+        devices = {str(t.device) for t in self.tensors}
+        if len(devices) > 1 or self.device.type not in ("cpu", "cuda"):
+            return f"gradients are on {', '.join(sorted(devices))}"
         if self.device.type == "cuda" and kernels_are_disabled():
             return "FASTLOOP_DISABLE_CUDA=1 is set"
         return fault_of(self.device) or "gradients overlap, have gaps in memory or are traced"
@@ -160,58 +120,44 @@ class GradList(_Engine):
         return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     def norm_check(
-        self,
-        found_inf: Tensor,
-        *,
-        scale: Tensor | None = None,
-        divisor: float = 1.0,
-        norm_type: float = 2.0,
+        self, found_inf: Tensor, scale: Tensor | None = None, divisor: float = 1.0, p: float = 2.0
     ) -> Tensor:
-        """Return the norm of gradients / (scale * divisor), 0-d float64, and set found_inf.
+        """Return the p-norm of gradients / (scale * divisor), 0-d float64, and set found_inf.
 
         The check is of every element as it lies in memory: norms too large for float32 are no
         false alarm."""
         scale = None if scale is None else scale.to(self.device)
-        if self.is_plain and norm_type in _NORM_TYPES:
+        if self.is_plain:
             run = named("check", self.run_norm_check)
-            norm: Tensor = run(thread_pool(), norm_type, scale, divisor, found_inf)
+            norm: Tensor = run(thread_pool(), p, scale, divisor, found_inf)
             return norm
         with torch.no_grad():
             _check_finite(self.tensors, found_inf)
             # Repeated rows of a sparse gradient are sums.
             tensors = [_values(t.coalesce() if t.is_sparse else t) for t in self.tensors]
             wide = [t.to(torch.promote_types(t.dtype, torch.float64)) for t in tensors]
-            norms = [torch.linalg.vector_norm(t, norm_type) for t in wide]  # real, of complex too
+            norms = [torch.linalg.vector_norm(t, p) for t in wide]  # real, of complex too
             norm = torch.zeros((), dtype=torch.float64, device="cpu")
             if norms:
                 joined = torch.stack([_whole(each).to(self.device) for each in norms])
-                norm = torch.linalg.vector_norm(joined, norm_type)
+                norm = torch.linalg.vector_norm(joined, p)
             return norm.div_(divisor if scale is None else scale.double() * divisor)
 
     def clip_factor(
-        self,
-        norm: Tensor | None,
-        max_norm: float | None,
-        *,
-        found_inf: Tensor | None = None,
-        scale: Tensor | None = None,
-        divisor: float = 1.0,
+        self, norm: Tensor | None, max_norm: float | None, scale: Tensor | None, divisor: float
     ) -> Tensor:
         """Return the factor for `scale_` that divides by scale * divisor and then clips to max_norm
-        as torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without max_norm
-        or where found_inf is set."""
+        as torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without
+        max_norm."""
         if max_norm is None:
             norm, max_norm = None, 0.0
         scale = None if scale is None else scale.to(self.device)
         if self.is_plain:
-            found: Tensor = self.find_clip_factor(norm, max_norm, found_inf, scale, divisor)
+            found: Tensor = self.find_clip_factor(norm, max_norm, None, scale, divisor)
             return found
         factor = torch.ones((), dtype=torch.float64, device=self.device)
         factor.div_(divisor if scale is None else scale.double() * divisor)
-        if norm is None:
-            return factor
-        clipped = factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        return clipped if found_inf is None else torch.where(found_inf > 0, factor, clipped)
+        return factor if norm is None else factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
@@ -369,7 +315,7 @@ def unscale_collected(
 
 
 def _is_plain_number(number: Tensor) -> bool:
-    is_covered = type(number) is Tensor and number.device.type in ("cpu", "cuda")
+    is_covered = type(number) is _TENSOR_TYPE and number.device.type in ("cpu", "cuda")
     return is_covered and number.dtype is torch.float32 and number.ndim == 0
 
 

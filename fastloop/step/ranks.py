@@ -45,12 +45,12 @@ class Ranks:
     and every method is free."""
 
     def __init__(self, model: Module | Iterable[Module] | None) -> None:
-        given: Any = [] if model is None else model
-        models = list(given) if isinstance(given, Iterable) else [given]
-        for part in models:
-            if not isinstance(part, Module):
-                rule = "the torch.nn.Module that the loop calls, or several"
-                raise TypeError(make_message("model", rule, part))
+        models: list[Any] = [] if model is None else [model]
+        if isinstance(model, Iterable) and not isinstance(model, Module):
+            models = list(model)
+        if not all(isinstance(whole, Module) for whole in models):
+            rule = "the torch.nn.Module that the loop calls, or several"
+            raise TypeError(make_message("model", rule, model))
         parts = [part for whole in models for part in whole.modules()]
         # DDP and FSDP1, and FSDP2: borrowed from the user's model.
         replicated = [part for part in parts if hasattr(type(part), "no_sync")]
@@ -73,10 +73,8 @@ class Ranks:
         if self.is_parallel and _is_running():
             sizes = list(dict.fromkeys(map(dist.get_world_size, groups)))
             if len(sizes) > 1:
-                raise ValueError(
-                    f"the modules of model= have process groups of {sizes[0]} and {sizes[1]} "
-                    "ranks; make one Stepper for each group"
-                )
+                rule = "modules of process groups with equally many ranks"
+                raise ValueError(make_message("model", rule, sizes, "one Stepper for each group"))
             self.size = sizes[0]
         self._device = _message_device(self.group) if self.size > 1 else torch.device("cpu")
 
@@ -89,9 +87,8 @@ class Ranks:
         if not sync:
             if self._is_static:
                 raise RuntimeError(
-                    "DistributedDataParallel(static_graph=True) cannot run its first backward "
-                    "under no_sync(); leave static_graph out, or make the first window one "
-                    "micro-batch: accumulate=lambda step: n if step else 1"
+                    "DistributedDataParallel(static_graph=True) must reduce in its first backward; "
+                    "leave it out, or pass accumulate=lambda step: n if step else 1"
                 )
             for module in self._replicated:
                 context = module.no_sync()
@@ -110,14 +107,11 @@ class Ranks:
         with ExitStack() as stack:
             for module in self._replicated:
                 stack.enter_context(module.no_sync())
-            synced = [module for module in self._ddp if module.require_forward_param_sync]
-            for module in synced:
-                module.require_forward_param_sync = False
-            try:
-                yield
-            finally:
-                for module in synced:
-                    module.require_forward_param_sync = True
+            for module in self._ddp:
+                if module.require_forward_param_sync:
+                    module.require_forward_param_sync = False
+                    stack.callback(setattr, module, "require_forward_param_sync", True)
+            yield
 
     def drop_window(self) -> None:
         """Forget gradients that FSDP2 keeps unreduced, and let the next backward reduce."""

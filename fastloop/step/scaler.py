@@ -5,17 +5,19 @@ fastloop's extras by torch's public methods alone: bounds and hysteresis of the 
 skipped steps, checkpoints of both. Where torch's scaler is not the one that fastloop knows, it is
 `GradScaler`.
 
-Elsewhere `GradScaler` overrides methods that torch's call: `_unscale_grads_` (the pass),
-`_check_inf_per_device` (that of optimizers which unscale by themselves), `_maybe_opt_step` (whether
-a step is skipped). It replaces the branch of `step` for fused optimizers, and `update`, whose rule
-runs in C."""
+Elsewhere `GradScaler` overrides methods that torch's call: `_unscale_grads_` (the pass) and
+`_maybe_opt_step` (whether a step is skipped). It replaces the branch of `step` for fused optimizers
+and `update`, whose rule runs in C."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,7 @@ from torch.optim import Optimizer
 
 from fastloop.base.checks import make_message, read_int
 from fastloop.base.ranges import named
+from fastloop.base.threads import NextLock
 from fastloop.base.torch_parts import (
     OptState,
     TorchScaler,
@@ -40,20 +43,116 @@ from fastloop.step.grad_list import (
     unscale_at_once,
     unscale_collected,
 )
-from fastloop.step.outcomes import (
-    FlagCounter,
-    fused_attributes,
-    takes_grad_scale,
-    times_of_user,
-    watch_step,
-)
 
 Flags = dict[Any, Tensor]  # found_inf by device
 
 _EXTRAS = ("min_scale", "max_scale", "hysteresis")
 _OWN = (*_EXTRAS, "skipped_steps", "_bad_steps")  # entries of the state dict that torch's lacks
+_FUSED = ("grad_scale", "found_inf")  # attributes of fused optimizers
 _LARGEST = torch.finfo(torch.float32).max
 _INT_MAX = 2**31 - 1
+
+
+# ---- steps of optimizers. torch's fused ones unscale gradients and skip steps themselves: while
+# they step, they look for `grad_scale` and `found_inf` among their own attributes.
+
+
+def takes_grad_scale(optimizer: Optimizer) -> bool:
+    """Tell whether the optimizer divides by a `grad_scale` set on it: all fused ones of torch do,
+    unlike those that want the scaler itself."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    step: Any = optimizer.step
+    while hasattr(step, "__wrapped__") and not hasattr(step, "__signature__"):
+        step = step.__wrapped__
+    code = None if hasattr(step, "__signature__") else getattr(step, "__code__", None)
+    if code is None:
+        return "grad_scaler" not in inspect.signature(step).parameters
+    # As inspect.signature would answer, in a tenth of the time.
+    return "grad_scaler" not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def times_of_user(optimizer: Optimizer, grad_scale: Tensor) -> Tensor:
+    """Multiply in the grad_scale that the user has set on the optimizer, as torch does."""
+    of_user = getattr(optimizer, "grad_scale", None)
+    return grad_scale if of_user is None else grad_scale * of_user
+
+
+@contextmanager
+def fused_attributes(
+    optimizer: Optimizer, *, gives_back: bool = False, **attributes: object
+) -> Iterator[None]:
+    """Set `grad_scale` and `found_inf` of an optimizer for the time of a step. They are gone after
+    it, as in torch; if it raises, or with gives_back, the optimizer has its former ones again."""
+    fields = vars(optimizer)
+    had = {name: fields[name] for name in _FUSED if name in fields}
+    fields.update(attributes)
+    is_done = False
+    try:
+        yield
+        is_done = True
+    finally:
+        for name in _FUSED:
+            fields.pop(name, None)
+        if gives_back or not is_done:
+            fields.update(had)
+
+
+@contextmanager
+def watch_step(optimizer: Any) -> Iterator[list[Tensor | bool]]:
+    """Watch an optimizer's step in a block: a list of one element says whether it was skipped, by
+    the found_inf that it was given, or True if it was not called."""
+    skipped: list[Tensor | bool] = [True]
+    fields, before = vars(optimizer), optimizer.step
+    had = {"step": fields["step"]} if "step" in fields else {}
+
+    @functools.wraps(before)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        found = getattr(optimizer, "found_inf", None)
+        # A new tensor: torch adds others to the one that it has.
+        skipped[0] = False if found is None else (found > 0).to(torch.float32).reshape(())
+        return before(*args, **kwargs)
+
+    fields["step"] = step
+    try:
+        yield skipped
+    finally:
+        del fields["step"]
+        fields.update(had)
+
+
+class FlagCounter:
+    """Counts flags that are set. Those of a device are added up there until somebody asks."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count  # of those that the host has read
+        self._lock = NextLock()  # one scaler counts the steps of optimizers in several threads
+        self._unread: Tensor | None = None  # 0-d, on the device: the sum of the others
+
+    def __reduce__(self) -> tuple[type[FlagCounter], tuple[int]]:
+        return FlagCounter, (self.read(),)
+
+    def prepare(self, device: torch.device) -> None:
+        """Make the sum on a device, so that a graph that captures `add` goes on with it."""
+        if device.type != "cpu":
+            self._unread = torch.zeros((), dtype=torch.float32, device=device)
+
+    def add(self, flag: Tensor | bool) -> None:
+        """Count a flag that is False, True, 0.0 or 1.0. Does not wait for a device."""
+        if isinstance(flag, bool):
+            with self._lock.of_process():
+                self.count += flag
+            return
+        if self._unread is None:
+            self._unread = torch.zeros_like(flag)
+        self._unread.add_(flag.to(self._unread.device, non_blocking=True))
+
+    def read(self) -> int:
+        """Return the count. SYNC on a device."""
+        if self._unread is not None:
+            self.count += int(self._unread.item())
+            self._unread.zero_()  # in place, for graphs
+        return self.count
 
 
 class BoundedScaler(TorchScaler):
@@ -70,23 +169,37 @@ class BoundedScaler(TorchScaler):
 
     def __init__(
         self,
-        *args: Any,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        *,
         min_scale: float | None = None,
         max_scale: float | None = None,
         hysteresis: int = 1,
-        **kwargs: Any,
     ) -> None:
         is_known("scaler", "GradScaler's passes are left")
-        super().__init__(*args, **kwargs)
+        is_missing = torch.cuda.amp.common.amp_definitely_not_available
+        if device == "cuda" and enabled and is_missing():  # type: ignore[no-untyped-call]
+            # Warned of here, one frame from the user's line.
+            warnings.warn(
+                "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.",
+                stacklevel=2,
+            )
+            enabled = False
+        super().__init__(
+            device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
+        )
         self._set_extras(min_scale, max_scale, hysteresis)
         self._skips = FlagCounter()
         self._grad_lists: dict[int, GradList] = {}  # by id of the optimizer: caches, no more
         if self.is_enabled():
-            scale = self.get_scale()
-            _check_finite("init_scale", scale)
-            if self._bounded(scale) != scale:
+            _check_finite("init_scale", init_scale)
+            if self._bounded(init_scale) != init_scale:
                 rule = f"within min_scale={min_scale} and max_scale={max_scale}"
-                raise ValueError(make_message("init_scale", rule, scale))
+                raise ValueError(make_message("init_scale", rule, init_scale))
 
     def _set_extras(self, low: float | None, high: float | None, hysteresis: int) -> None:
         for name, value in (("min_scale", low), ("max_scale", high)):
@@ -162,19 +275,21 @@ class BoundedScaler(TorchScaler):
         if not self.is_enabled():
             return
         is_plain = self.hysteresis == 1 and not self.min_scale and not self.max_scale
-        if isinstance(new_scale, float):
-            _check_finite("new_scale", new_scale)
-        before = 0.0 if is_plain else self.get_scale()
-        super().update(new_scale)
-        if is_plain:
+        if new_scale is None and is_plain:
+            super().update()
             return
-        scale = self.get_scale()
+        before = self.get_scale()
+        super().update(new_scale)
+        wanted = found = self.get_scale()
+        if not math.isfinite(found):
+            super().update(before)
+            _check_finite("new_scale", found)
         if new_scale is None and self.hysteresis > 1:
             self._bad_steps = self._bad_steps + 1 if self.last_step_skipped() else 0
             if 0 < self._bad_steps < self.hysteresis:
-                scale = before
-        if self._bounded(scale) != self.get_scale():
-            super().update(self._bounded(scale))
+                wanted = before
+        if self._bounded(wanted) != found:
+            super().update(self._bounded(wanted))
 
     def _note_step(self, flag: Tensor | bool) -> None:
         is_on_host = isinstance(flag, bool) or flag.device.type == "cpu"
@@ -224,20 +339,17 @@ class BoundedScaler(TorchScaler):
                 self._bad_steps = bad_steps
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        for name in ("_grad_lists", "_skips", "last_norm"):
-            state.pop(name, None)
-        return {
-            **state,
+        state = {
+            **super().__getstate__(),
             "_bad_steps": int(self._bad_steps),
-            "_skipped_steps": self.skipped_steps,
             "_last_skipped": self.last_step_skipped(),
+            "_grad_lists": {},
         }
+        state.pop("last_norm", None)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"_skipped_steps": 0, **state})
-        self._skips = FlagCounter(self.__dict__.pop("_skipped_steps"))
-        self._grad_lists = {}
+        super().__setstate__({"_skips": FlagCounter(), "_grad_lists": {}, **state})
 
 
 class GradScaler(BoundedScaler):
@@ -261,30 +373,6 @@ class GradScaler(BoundedScaler):
         TypeError: hysteresis is not an int.
         AssertionError: torch's own, for growth_factor and backoff_factor.
     """
-
-    def __init__(
-        self,
-        device: str = "cuda",
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-        *,
-        min_scale: float | None = None,
-        max_scale: float | None = None,
-        hysteresis: int = 1,
-    ) -> None:
-        is_missing = torch.cuda.amp.common.amp_definitely_not_available
-        if device == "cuda" and enabled and is_missing():  # type: ignore[no-untyped-call]
-            # Warned of here, one frame from the user's line.
-            warnings.warn(
-                "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.",
-                stacklevel=2,
-            )
-            enabled = False
-        torchs = device, init_scale, growth_factor, backoff_factor, growth_interval, enabled
-        super().__init__(*torchs, min_scale=min_scale, max_scale=max_scale, hysteresis=hysteresis)
 
     # ---- the passes
 
@@ -312,21 +400,9 @@ class GradScaler(BoundedScaler):
 
     def _owns_unscaling(self) -> bool:
         """Tell whether neither a subclass nor the user has replaced the methods of this class."""
-        return _is_method(self.unscale_, GradScaler.unscale_) and _is_method(
-            self._unscale_grads_, GradScaler._unscale_grads_
-        )
-
-    def _check_inf_per_device(self, optimizer: Optimizer) -> dict[str, Any]:
-        flags = super()._check_inf_per_device(optimizer)
-        if not flags or _is_method(self._unscale_grads_, GradScaler._unscale_grads_):
-            return flags
-        return self._merge_flags(self._per_optimizer_states[id(optimizer)])
-
-    def _merge_flags(self, state: dict[str, Any]) -> Flags:
-        scale, _ = self._check_scale_growth_tracker("step")
-        flags = _join_flags(state["found_inf_per_device"].values(), scale.device)
-        state["found_inf_per_device"] = flags
-        return flags
+        unscale = getattr(self.unscale_, "__func__", None)
+        inner = getattr(self._unscale_grads_, "__func__", None)
+        return unscale is GradScaler.unscale_ and inner is GradScaler._unscale_grads_
 
     # ---- the step
 
@@ -360,14 +436,14 @@ class GradScaler(BoundedScaler):
         is_unscaled = state["stage"] is OptState.UNSCALED
         if not is_unscaled:
             self._check_inf_per_device(optimizer)
-        elif not self._owns_unscaling():
-            self._merge_flags(state)  # they may be sums over ranks
         scale = self._scale
         assert scale is not None
-        flags = [f.to(scale.device) for f in state["found_inf_per_device"].values()]
+        flags = state["found_inf_per_device"]
+        if len(flags) > 1 or (flags and not self._owns_unscaling()):  # may be sums over ranks
+            flags = state["found_inf_per_device"] = _join_flags(flags.values(), scale.device)
+        found_inf = next((flag.to(scale.device) for flag in flags.values()), 0)
         of_user = getattr(optimizer, "grad_scale", None)
         grad_scale = of_user if is_unscaled else times_of_user(optimizer, scale)
-        found_inf = flags[0] if len(flags) == 1 else sum(flags)
         with fused_attributes(optimizer, grad_scale=grad_scale, found_inf=found_inf):
             result: float | None = optimizer.step(*args, **kwargs)
         state["stage"] = OptState.STEPPED
@@ -387,8 +463,8 @@ class GradScaler(BoundedScaler):
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Grow the scale, back off, or set it to new_scale: torch's rule, within the bounds.
 
-        Does not wait for the device. A new_scale that is not finite leaves the scale unchanged
-        where only a device other than the CPU could tell.
+        Does not wait for the device, unless given a new_scale, nor for bounds or hysteresis, unless
+        C cannot update the scale (FASTLOOP_DISABLE_CUDA, devices other than the CPU and CUDA).
 
         Raises:
             ValueError: new_scale is inf or NaN.
@@ -397,29 +473,25 @@ class GradScaler(BoundedScaler):
             return
         if new_scale is None and self._update_at_once():
             self._per_optimizer_states = defaultdict(refresh_optimizer_state)
-        else:
-            self._update_by_torch(new_scale)
-
-    def _flags(self) -> list[Tensor]:
-        states = self._per_optimizer_states.values()
-        return [flag for state in states for flag in state["found_inf_per_device"].values()]
+            return
+        for state in self._per_optimizer_states.values():
+            # Copies, because torch adds all flags into the first, which others may hold.
+            of_device = state["found_inf_per_device"]
+            state["found_inf_per_device"] = {d: flag.clone() for d, flag in of_device.items()}
+        super().update(new_scale)
 
     def _update_at_once(self) -> bool:
-        """Do the work of torch's operations below in one call, if the scale is a plain tensor."""
+        """Do the work of torch's operations in one call, if the scale is a plain tensor."""
         scale, tracker = self._check_scale_growth_tracker("update")
-        flags = self._flags()
+        states = self._per_optimizer_states.values()
+        flags = [flag for state in states for flag in state["found_inf_per_device"].values()]
         is_covered = scale.device.type in ("cpu", "cuda") and type(self._growth_interval) is int
         if not flags or not is_covered:
             return False
         found = flags[0] if len(flags) == 1 else _join_flags(flags, scale.device)[scale.device]
-        rule = (
-            self._growth_factor,
-            self._backoff_factor,
-            min(self._growth_interval, _INT_MAX),
-            min(self.hysteresis, _INT_MAX),
-            self.min_scale or -math.inf,
-            self.max_scale or math.inf,
-        )
+        counts = min(self._growth_interval, _INT_MAX), min(self.hysteresis, _INT_MAX)
+        bounds = self.min_scale or -math.inf, self.max_scale or math.inf
+        rule = (self._growth_factor, self._backoff_factor, *counts, *bounds)
         misses = self._bad_steps_on(scale.device) if self.hysteresis > 1 else tracker
         try:
             empty_list().update_scale(found, rule, scale, tracker, misses)
@@ -439,30 +511,6 @@ class GradScaler(BoundedScaler):
             self._bad_steps = torch.full((), self._bad_steps, dtype=torch.int32, device=device)
         return self._bad_steps
 
-    def _update_by_torch(self, new_scale: float | Tensor | None) -> None:
-        scale, _ = self._check_scale_growth_tracker("update")
-        if isinstance(new_scale, Tensor) and new_scale.device.type == "cpu":
-            for value in new_scale.float().reshape(-1).tolist():
-                _check_finite("new_scale", value)
-        elif isinstance(new_scale, float):
-            _check_finite("new_scale", new_scale)
-        flags = self._flags() if new_scale is None else []
-        for state in self._per_optimizer_states.values():
-            # Copies, because torch adds all flags into the first, which others may hold.
-            of_device = state["found_inf_per_device"]
-            state["found_inf_per_device"] = {d: flag.clone() for d, flag in of_device.items()}
-        before = scale.clone()
-        TorchScaler.update(self, new_scale)
-        is_kept = scale.isfinite().logical_not_()
-        if self.hysteresis > 1 and flags:
-            bad = self._bad_steps_on(scale.device)
-            is_bad = _join_flags(flags, scale.device)[scale.device] > 0
-            bad.add_(1).mul_(is_bad)
-            is_kept.logical_or_(is_bad.logical_and_(bad < self.hysteresis))
-        scale.copy_(torch.where(is_kept, before, scale))
-        if self.min_scale or self.max_scale:
-            scale.clamp_(self.min_scale, self.max_scale)
-
 
 def _join_flags(flags: Iterable[Tensor], device: torch.device) -> Flags:
     """Join flags to one, exactly 0.0 or 1.0, 0-d: fused optimizers skip at 1.0 alone."""
@@ -473,10 +521,6 @@ def _join_flags(flags: Iterable[Tensor], device: torch.device) -> Flags:
 def _check_finite(name: str, scale: float) -> None:
     if not math.isfinite(scale):
         raise ValueError(make_message(name, "finite", scale))
-
-
-def _is_method(method: object, function: object) -> bool:
-    return getattr(method, "__func__", None) is function
 
 
 if difference("scaler") and not TYPE_CHECKING:

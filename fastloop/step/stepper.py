@@ -2,8 +2,8 @@
 
 A state machine over micro-batches and windows: what may follow what, which micro-batch closes a
 window, what an exception leaves behind. docs/stepper.md draws it and has the arithmetic. Below it
-stand the window's arithmetic (window.py), the sums in buffers (grad_buffers.py), the optimizer's
-step (boundary.py), the counts and schedulers (outcomes.py), and the other ranks (ranks.py). Called
+stand the window's arithmetic (window.py), the sums in buffers, the optimizer's step, the counts
+and schedulers (boundary.py), and the other ranks (ranks.py). Called
 on the thread that trains."""
 
 from __future__ import annotations
@@ -23,20 +23,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from fastloop.base.checks import make_message, read_choice, read_int, read_number
 from fastloop.base.ranges import named
 from fastloop.base.torch_parts import TorchScaler
-from fastloop.step.boundary import Boundary
-from fastloop.step.grad_buffers import GradBuffers
-from fastloop.step.outcomes import Outcomes
+from fastloop.step.boundary import Boundary, GradBuffers, Outcomes
 from fastloop.step.ranks import Ranks, SyncPoint, Totals
 from fastloop.step.window import Lookahead, WeightedBackward, Window
 
 Batch = TypeVar("Batch")
 
 _VERSION = 1
-# The integers in a state; it has "mean_weight" too, a float or None.
-_COUNTS = ("version", "boundaries", "stepped", "skipped", "open_micros")
+_KEYS = ("version", "boundaries", "stepped", "skipped", "open_micros", "mean_weight")
 _UNEQUAL = (
-    "{} of {} ranks have another window and the others have none. Give every rank the same number "
-    "of windows: DistributedSampler pads its parts to equal lengths, drop_last=True cuts them"
+    "{} of {} ranks have another window and the others have none: DistributedSampler pads "
+    "its parts to equal lengths, drop_last=True cuts them"
 )
 
 
@@ -82,6 +79,12 @@ class Stepper:
             micro-batch out (needs buffers as accum_dtype does; SYNC for each micro-batch), "ignore"
             takes the step. None: "window" with an enabled scaler, else "ignore".
 
+    Attributes:
+        is_boundary: whether the micro-batch that runs, or ran last, closes its window.
+        last_norm: the gradients' 2-norm at the last boundary, unscaled and before clipping: 0-d
+            float64. None before the first, and where nothing needed it (no max_norm, gradients not
+            checked).
+
     Raises:
         TypeError, ValueError: an argument is not one of the above; the message says which.
     """
@@ -109,29 +112,26 @@ class Stepper:
         choice = read_choice("on_nonfinite", on_nonfinite, choices)
         choice = choice or ("ignore" if scaler is None else "window")
         if choice == "ignore" and scaler is not None:
-            raise ValueError(
-                "on_nonfinite must be 'window' or 'micro' with an enabled scaler, got 'ignore' "
-                "(the scaler finds its scale by skipping steps with infinite gradients)"
-            )
+            rule = "'window' or 'micro' with an enabled scaler"
+            raise ValueError(make_message("on_nonfinite", rule, choice))
         accum_dtype = read_choice("accum_dtype", accum_dtype, (None, torch.float32, torch.float64))
+        needs_buffers = accum_dtype is not None or choice == "micro"
         self._optimizer = optimizer
         self._outcomes = Outcomes(_read_schedulers(scheduler))
         self._ranks = Ranks(model)
-        if self._ranks.has_shards and (accum_dtype or choice == "micro"):
+        if self._ranks.has_shards and needs_buffers:
             raise ValueError(
-                "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP modules do "
-                "not have; leave them out, or use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+                "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP does not "
+                "have; leave them out, or use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
             )
-        if not callable(accumulate):
-            accumulate = read_int("accumulate", accumulate, 1)
-        self._accumulate = accumulate
+        is_function = callable(accumulate)
+        self._accumulate = accumulate if is_function else read_int("accumulate", accumulate, 1)
         if max_norm is not None:
             max_norm = read_number("max_norm", max_norm, 0, remedy="or None: no clipping")
         self._boundary = Boundary(optimizer, scaler, max_norm, checks=choice != "ignore")
         self._drops_micro = choice == "micro"
         # Owned, kept between windows; None: gradients add up in `.grad`.
-        has_buffers = accum_dtype is not None or self._drops_micro
-        self._buffers = GradBuffers(optimizer, accum_dtype) if has_buffers else None
+        self._buffers = GradBuffers(optimizer, accum_dtype) if needs_buffers else None
         self._weighted_backward = WeightedBackward()
         self._state = State.IDLE
         self._loop: Lookahead | None = None  # of the iterate() that runs
@@ -140,8 +140,8 @@ class Stepper:
         self._weight = 0.0  # of the running micro-batch
         self._totals: Totals | None = None  # of the window, exchanged before its last backward
         self._mean_weight: float | None = None  # of the last window, over all ranks
-        self._is_boundary = False
-        self._last_norm: Tensor | None = None
+        self.is_boundary = False
+        self.last_norm: Tensor | None = None
 
     # ---- the loop
 
@@ -160,8 +160,7 @@ class Stepper:
         return _Batches(loader, self._batches(loader))
 
     def _batches(self, loader: Iterable[Batch]) -> Generator[Batch]:
-        if self._state is not State.IDLE:
-            raise RuntimeError("iterate() inside micro(): make micro() the loop's body")
+        self._refuse_inside_micro("iterate")
         loop = self._loop = Lookahead(loader)
         is_over, passed = False, 0
         try:
@@ -178,14 +177,13 @@ class Stepper:
                     self._warn_unused(passed)
                 if self._loop is not loop:
                     raise RuntimeError(
-                        "another iterate() of this stepper has begun inside this loop; give the "
-                        "inner loop a Stepper of its own, or none if it does not train"
+                        "another iterate() has begun inside this loop; give it its own Stepper"
                     )
             if loop.unequal:
                 raise RuntimeError(loop.unequal)
             self._warn_unused(passed)
             if self._window is not None or loop.is_announced:
-                self._flush()
+                self.flush()
             is_over = True
         finally:
             if self._loop is loop:
@@ -198,9 +196,8 @@ class Stepper:
         if batches and not self._is_used:
             self._is_used = True
             warnings.warn(
-                f"iterate() has given {batches} batches and micro() was not entered, so no step "
-                "was taken; put `with stepper.micro():` around forward and "
-                "stepper.backward(loss), in place of loss.backward() and optimizer.step()",
+                f"iterate() has given {batches} batches and micro() was not entered: no step was "
+                "taken; put `with stepper.micro():` around forward and stepper.backward(loss)",
                 stacklevel=3,
             )
 
@@ -238,14 +235,15 @@ class Stepper:
         self._is_used = True
         window = self._window or self._open()
         is_full = window.count + 1 >= window.size
-        self._is_boundary = is_full or (self._loop is not None and not self._loop.has_more())
+        self.is_boundary = is_full or (self._loop is not None and not self._loop.has_more())
         if self._ranks.is_parallel:
             if window.expected is None:
                 own = Totals(weight, counted=weight > 0)
                 totals = self._exchange(SyncPoint.FIRST_WEIGHT, own)
-                window.expect(totals.weight / totals.counted if totals.counted else 1.0)
-            self._ranks.enter_micro(sync=self._is_boundary and self._buffers is None)
-        elif self._is_boundary and window.count == 0 and weight > 0:
+                mean = totals.weight / totals.counted if totals.counted else 1.0
+                window.expected = window.size * mean
+            self._ranks.enter_micro(sync=self.is_boundary and self._buffers is None)
+        elif self.is_boundary and window.count == 0 and weight > 0:
             window.expected = weight  # nothing to divide by
         self._weight = weight
         self._state = State.ENTERED
@@ -275,15 +273,12 @@ class Stepper:
         if self._state is State.IDLE:
             raise RuntimeError("backward() outside micro(): call it inside `with stepper.micro():`")
         if self._state is not State.ENTERED:
-            raise RuntimeError(
-                "backward() for the second time in one micro(): add the losses and call it once, "
-                "or give each its own micro()"
-            )
+            raise RuntimeError("backward() for the second time in one micro(): add the losses")
         _check_loss(loss)
         self._state = State.BACKWARD
         window, weight = self._window, self._weight
         assert window is not None
-        reduces = self._ranks.is_parallel and self._is_boundary and self._buffers is None
+        reduces = self._ranks.is_parallel and self.is_boundary and self._buffers is None
         if reduces:
             own = Totals(window.weight + weight, window.counted + (weight > 0))
             self._totals = self._exchange(SyncPoint.BOUNDARY, own)
@@ -303,7 +298,7 @@ class Stepper:
         if not buffers.add(share, only_finite=self._drops_micro):
             self._weight = 0.0
             window.has_dropped = True
-        if not self._is_boundary:  # the boundary writes into them
+        if not self.is_boundary:  # the boundary writes into them
             self._optimizer.zero_grad(set_to_none=True)
 
     def _leave(self, has_failed: bool) -> None:
@@ -312,7 +307,7 @@ class Stepper:
         if state is State.DONE and not has_failed:
             assert self._window is not None
             self._window.add(self._weight)
-            if self._is_boundary:
+            if self.is_boundary:
                 self._close(SyncPoint.BOUNDARY)
             return
         self._totals = None
@@ -321,9 +316,7 @@ class Stepper:
             remedy = "" if has_failed else "; call stepper.backward(loss), not loss.backward()"
             warnings.warn(f"micro() was left, {reason}: not counted{remedy}", stacklevel=3)
         else:
-            self._discard(
-                "micro() was left by an exception after backward() had begun", has_begun=True
-            )
+            self._discard("micro() was left by an exception after backward()", has_begun=True)
 
     # ---- the boundary
 
@@ -337,13 +330,10 @@ class Stepper:
             RuntimeError: inside micro(); ranks are at different places; an open window under FSDP.
         """
         self._refuse_inside_micro("flush")
-        self._flush()
-
-    def _flush(self) -> None:
         if self._ranks.has_shards and self._window is not None:
             raise RuntimeError(
-                "flush() of an open window under FSDP: its gradients have not been reduced, and "
-                "only a backward can; use iterate(), which knows the last micro-batch"
+                "flush() of an open window under FSDP, where only a backward reduces gradients; "
+                "use iterate(), which knows the last micro-batch"
             )
         if self._ranks.is_parallel and not self._ranks.has_shards and self._window is None:
             self._open()  # to join the others
@@ -374,17 +364,16 @@ class Stepper:
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
             step = named("step", self._boundary.step)
-            outcome = step(divisor, buffers, totals.has_dropped > 0)
+            self.last_norm, found_inf = step(divisor, buffers, totals.has_dropped > 0)
             self._mean_weight = totals.weight / totals.counted
-            self._last_norm = outcome.norm
-            self._outcomes.add(outcome.found_inf)
+            self._outcomes.add(found_inf)
         elif totals.has_dropped:
             self._boundary.back_off()
             self._outcomes.add(True)
 
     def _end_window(self) -> None:
         self._window = self._totals = None
-        self._boundary.forget_scale()
+        self._boundary.seen_scale = None
         if self._buffers is not None:
             self._buffers.clear()
         self._optimizer.zero_grad(set_to_none=True)
@@ -426,18 +415,6 @@ class Stepper:
     # ---- counts and states
 
     @property
-    def is_boundary(self) -> bool:
-        """True if the micro-batch that runs, or ran last, closes its window."""
-        return self._is_boundary
-
-    @property
-    def last_norm(self) -> Tensor | None:
-        """The gradients' 2-norm at the last boundary, unscaled and before clipping: 0-d float64.
-
-        None before the first, and where nothing needed it (no max_norm, gradients not checked)."""
-        return self._last_norm
-
-    @property
     def stepped(self) -> int:
         """Optimizer steps taken (SYNC if the last one's outcome is still on a device)."""
         return self._outcomes.read()[0]
@@ -457,9 +434,12 @@ class Stepper:
             RuntimeError: inside micro().
         """
         self._refuse_inside_micro("state_dict")
+        stepped, skipped = self._outcomes.read()
         return {
             "version": _VERSION,
-            **self._outcomes.state_dict(),
+            "boundaries": stepped + skipped,
+            "stepped": stepped,
+            "skipped": skipped,
             "mean_weight": self._mean_weight,
             "open_micros": 0 if self._window is None else self._window.count,
         }
@@ -475,12 +455,12 @@ class Stepper:
         self._refuse_inside_micro("load_state_dict")
         state = _read_state(state_dict)
         self._end_window()
-        self._outcomes.load_state_dict(state)
+        self._outcomes.reset(state["boundaries"], state["skipped"])
         self._mean_weight = state["mean_weight"]
         if count := state["open_micros"]:
             warnings.warn(
-                f"the state was saved {count} micro-batches into a window, and these are lost: the "
-                "window begins anew; save when stepper.is_boundary to lose none",
+                f"the state was saved {count} micro-batches into a window, which are lost: the "
+                "window begins anew; save when stepper.is_boundary",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -545,15 +525,11 @@ def _read_state(state: Any) -> dict[str, Any]:
     remedy = "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged"
     if not isinstance(state, dict):
         raise TypeError(make_message("state", "a dict", state, remedy))
-    for key in (*_COUNTS, "mean_weight"):
+    for key in _KEYS:
         if key not in state:
             raise ValueError(f"state must have {key!r} ({remedy})")
-    for key in _COUNTS:
-        read_int(f"state[{key!r}]", state[key], 0, remedy=remedy)
     if state["version"] != _VERSION:
         raise ValueError(make_message("state['version']", str(_VERSION), state["version"], remedy))
-    if state["mean_weight"] is not None:
-        read_number("state['mean_weight']", state["mean_weight"], 0, remedy=remedy)
     return state
 
 
@@ -562,10 +538,7 @@ def _check_loss(loss: Any) -> None:
         kind = getattr(loss, "dtype", type(loss).__name__)
         raise TypeError(f"loss must be a real tensor, got {kind}")
     if loss.numel() != 1:
-        raise ValueError(
-            f"loss must be one number, got shape {tuple(loss.shape)} (pass its mean: the weight of "
-            "micro() says how much that counts)"
-        )
+        raise ValueError(f"loss must be one number, got shape {tuple(loss.shape)} (pass its mean)")
 
 
 def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
@@ -575,8 +548,7 @@ def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
     for one in several:
         if isinstance(one, ReduceLROnPlateau):
             raise TypeError(
-                "scheduler must not be a ReduceLROnPlateau, whose step() needs a metric; leave it "
-                "out and call its step(metric) yourself"
+                "scheduler must not be ReduceLROnPlateau: call its step(metric) yourself"
             )
         if not callable(getattr(one, "step", None)):
             raise TypeError(make_message("scheduler", "one or several LRScheduler", one))

@@ -27,14 +27,10 @@ class Window:
     weight: float = 0.0  # their sum
     has_dropped: bool = False  # whether a micro-batch was left out for a gradient not finite
 
-    def expect(self, mean_weight: float) -> None:
-        self.expected = self.size * mean_weight
-
     def share(self, weight: float) -> float:
         """Return c = w / w_ref, by which a micro-batch's loss is multiplied."""
         if self.expected is None:
-            self.expect(weight)
-        assert self.expected is not None
+            self.expected = self.size * weight
         return weight / self.expected
 
     def divisor(self, weight: float, ranks: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -47,29 +48,19 @@ class Case(NamedTuple):
     tolerance: float = 0.0
 
 
-def _make_loaders(fields: tuple[torch.Tensor, ...], batch_size: int) -> list[Contestant]:
-    dataset, contestants = TensorDataset(*fields), []
+def _make_loaders(shape: tuple[int, ...], batch_size: int) -> list[Contestant]:
+    """Make loaders of random bytes and labels that lie in memory."""
+    data = torch.randint(256, shape, dtype=torch.uint8)
+    dataset, contestants = TensorDataset(data, torch.arange(len(data))), []
     for workers in _WORKERS:
+        options: Any = {"num_workers": workers, "persistent_workers": workers > 0}
         for side, kind in ((TORCH, TorchLoader), (FASTLOOP, DataLoader)):
-            loader: TorchLoader[Any] = kind(
-                dataset, batch_size, True, num_workers=workers, persistent_workers=workers > 0
-            )
+            loader: Any = kind(dataset, batch_size, True, **options)
             contestants.append(Contestant(side, f"{workers} workers", loader.__iter__))
     return contestants
 
 
-def make_table() -> list[Contestant]:
-    """Make loaders of rows of 20 numbers and a label."""
-    return _make_loaders((torch.rand(20_000, 20), torch.arange(20_000)), 256)
-
-
-def make_images() -> list[Contestant]:
-    """Make loaders of images that lie in memory."""
-    pixels = torch.randint(256, (2_048, 3, 96, 96), dtype=torch.uint8)
-    return _make_loaders((pixels, torch.arange(2_048)), 64)
-
-
-def make_steps() -> list[Contestant]:
+def _make_steps() -> list[Contestant]:
     """Make loops of optimizer steps: scaled losses, accumulation, clipping, SGD."""
     batches = torch.randn(_ACCUMULATE, 8, 64)
     sides = ((TORCH, _torch_step), (FASTLOOP, _stepper_step))
@@ -117,9 +108,9 @@ def _stepper_step(model: Sequential, optimizer: torch.optim.Optimizer) -> Callab
 
 
 CASES = {
-    "table": Case("rows of a table, batch 256", make_table),
-    "images": Case("3x96x96 uint8 images in memory, batch 64", make_images),
-    "step": Case("4 micro-batches, scaler, clipping, SGD", make_steps, 1e-5),
+    "table": Case("rows of a table, batch 256", partial(_make_loaders, (20_000, 20), 256)),
+    "images": Case("3x96x96 images, batch 64", partial(_make_loaders, (2_048, 3, 96, 96), 64)),
+    "step": Case("4 micro-batches, scaler, clipping, SGD", _make_steps, 1e-5),
 }
 
 
@@ -152,15 +143,13 @@ def _time(contestant: Contestant, seconds: float) -> float:
 def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[str]:
     """Return a table of medians, and a line that compares the best settings of both sides."""
     columns = dict(zip(contestants, zip(*rounds, strict=True), strict=True))
-    rows = [
-        (f"{one.side}, {one.setting}", text.seconds(median(times)))
-        for one, times in columns.items()
-    ]
-    torchs, ours = (
-        min((times for one, times in columns.items() if one.side == side), key=median)
-        for side in (TORCH, FASTLOOP)
-    )
-    ratios = sorted(a / b for a, b in zip(torchs, ours, strict=True))
+    rows = [(f"{c.side}, {c.setting}", text.seconds(median(s))) for c, s in columns.items()]
+
+    def choose_best(side: str) -> Any:
+        return min((times for one, times in columns.items() if one.side == side), key=median)
+
+    pairs = zip(choose_best(TORCH), choose_best(FASTLOOP), strict=True)
+    ratios = sorted(torchs / ours for torchs, ours in pairs)
     span = f"{text.ratio(ratios[0])} to {text.ratio(ratios[-1])} in {len(rounds)} rounds"
     verdict = f"{text.ratio(median(ratios))} as fast as torch"
     if ratios[0] <= 1 <= ratios[-1]:
@@ -170,9 +159,8 @@ def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[s
 
 def main(args: list[str]) -> int:
     """Run the command. Returns 1 if the results of a case differ."""
-    parser = argparse.ArgumentParser(
-        "python -m fastloop bench", description="torch and fastloop at the same work."
-    )
+    about = "torch and fastloop at the same work."
+    parser = argparse.ArgumentParser("python -m fastloop bench", description=about)
     parser.add_argument("--case", action="append", choices=CASES, help="one case; may be repeated")
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them")
     options = parser.parse_args(args)

@@ -3,20 +3,16 @@ size of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from fastloop.base.checks import make_message, read_number
 from fastloop.base.machine import own_bytes, read_memory
 from fastloop.tools.text import percent, size, table
 
 
-@dataclass(frozen=True)
-class MemoryUse:
+class MemoryUse(NamedTuple):
     """The memory of a device, in bytes. ``str()`` gives a table; None is unknown, and shown as n/a.
 
     Attributes:
@@ -31,23 +27,18 @@ class MemoryUse:
     """
 
     device: torch.device
-    limit_fraction: float | None = None
-    total_bytes: int | None = None
-    free_bytes: int | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
+    limit_fraction: float | None
+    total_bytes: int | None
+    free_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
 
     def __str__(self) -> str:
-        held = "resident" if self.device.type == "cpu" else "in tensors"
-        rows = [
-            ("limit of this process", percent(self.limit_fraction), ""),
-            ("free, total", size(self.free_bytes), size(self.total_bytes)),
-            (f"{held}, peak", size(self.allocated_bytes), size(self.peak_allocated_bytes)),
-            ("reserved by torch, peak", size(self.reserved_bytes), size(self.peak_reserved_bytes)),
-        ]
-        return "\n".join([f"memory of {self.device}", *table(rows)])
+        names = (name.removesuffix("_bytes").replace("_", " ") for name in self._fields[1:])
+        shown = [percent(self.limit_fraction), *map(size, self[2:])]
+        return "\n".join([f"memory of {self.device}", *table(list(zip(names, shown, strict=True)))])
 
 
 def memory(
@@ -67,21 +58,19 @@ def memory(
         RuntimeError: torch does not have the device, or limit_fraction for a device whose allocator
             has no limit, such as the CPU.
     """
-    if device is None:
-        device = torch.accelerator.current_accelerator(True) or "cpu"
-    found: Any = torch.device(device)
+    current = torch.accelerator.current_accelerator(True) or "cpu"
+    found: Any = torch.device(current if device is None else device)
     module: Any = torch.get_device_module(found)
     if found.type != "cpu" and found.index is None:
         found = torch.device(found.type, torch.accelerator.current_device_index())
     if limit_fraction is not None:
         read_number("limit_fraction", limit_fraction, 0, 1)
         if not hasattr(module, "set_per_process_memory_fraction"):
-            rule, remedy = f"None for {found}", "its allocator has no limit; use a cgroup"
-            raise RuntimeError(make_message("limit_fraction", rule, limit_fraction, remedy))
+            raise RuntimeError(f"limit_fraction must be None on {found}: it has no such limit")
         module.set_per_process_memory_fraction(limit_fraction, found)
     if found.type == "cpu":
         host, now, peak = read_memory(), own_bytes("VmRSS"), own_bytes("VmHWM")
-        return MemoryUse(found, None, host.most, host.left, now, None, peak)
+        return MemoryUse(found, None, host.most, host.left, now, None, peak, None)
     free, total = torch.accelerator.get_memory_info(found)
     read_fraction = getattr(module, "get_per_process_memory_fraction", lambda device: None)
     names = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
@@ -89,23 +78,20 @@ def memory(
     return MemoryUse(found, read_fraction(found), total, free, *counts)
 
 
-@dataclass(frozen=True)
-class ParameterCount:
+class ParameterCount(NamedTuple):
     """The size of a model. ``str()`` gives one line.
 
     Attributes:
         total: elements of all parameters, tied ones once.
         trainable: elements of parameters with ``requires_grad``.
         bytes: the memory of all of them in their dtypes.
-        tied: names of parameters that share another one's memory and were not counted again.
-        uninitialized: names of lazy parameters, which have no shape yet and were not counted.
+        tied: other names of parameters that were counted already.
     """
 
     total: int
     trainable: int
     bytes: int
     tied: tuple[str, ...] = ()
-    uninitialized: tuple[str, ...] = ()
 
     @property
     def frozen(self) -> int:
@@ -114,39 +100,24 @@ class ParameterCount:
 
     def __str__(self) -> str:
         text = f"{self.total:,} parameters ({self.trainable:,} trainable, {self.frozen:,} frozen)"
-        tied, lazy = ", ".join(self.tied), ", ".join(self.uninitialized)
-        text += f", {size(self.bytes)}" + (f"; tied, counted once: {tied}" if tied else "")
-        return text + (f"; not counted, run a batch first: {lazy}" if lazy else "")
+        tied = f"; tied, counted once: {', '.join(self.tied)}" if self.tied else ""
+        return f"{text}, {size(self.bytes)}{tied}"
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCount:
     """Count the parameters of a model, tied ones once, trainable ones apart.
 
-    Parameters are tied if they are one object, or views of the same elements of one storage; they
-    are trainable if any of them is. Buffers do not count. Under FSDP the elements of all ranks are
-    counted. Nothing is copied, and no device is waited for.
+    Parameters are tied if they are one object with several names. Buffers do not count. Under FSDP2
+    the elements of all ranks are counted. Nothing is copied, and no device is waited for.
 
     Raises:
         TypeError: model is not a module.
+        ValueError: a parameter is lazy and has no shape yet: run a batch first.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(make_message("model", "a torch.nn.Module", model))
-    groups: dict[Hashable, list[torch.nn.Parameter]] = {}  # parameters of the same memory
-    tied, lazy = [], []
-    one: Any
-    for name, one in model.named_parameters(remove_duplicate=False):
-        if is_lazy(one):
-            lazy.append(name)
-            continue
-        is_plain = type(one) is torch.nn.Parameter and one.layout is torch.strided
-        address = one.data_ptr() if is_plain else 0  # 0 also on meta, and without elements
-        key = (address, one.dtype, one.shape, one.stride()) if address else id(one)
-        if key in groups:
-            tied.append(name)
-        groups.setdefault(key, []).append(one)
-    total = sum(first.numel() for first, *_ in groups.values())
-    trainable = sum(
-        group[0].numel() for group in groups.values() if any(p.requires_grad for p in group)
-    )
-    count = sum(first.numel() * first.element_size() for first, *_ in groups.values())
-    return ParameterCount(total, trainable, count, tuple(tied), tuple(lazy))
+    named = dict(model.named_parameters())
+    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    total, count = sum(p.numel() for p in named.values()), sum(p.nbytes for p in named.values())
+    trainable = sum(p.numel() for p in named.values() if p.requires_grad)
+    return ParameterCount(total, trainable, count, tuple(n for n in every if n not in named))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 
 Number = int | float
 OnNonfinite = Callable[[int, str, float], object]
+# A step, a function that gives each of its numbers, and an event behind the copies of each device.
+_Record = tuple[int, dict[str, Callable[[], Number]], list[tuple[Accelerator, Any]]]
 
 _SLOT_BYTES = 8  # of the widest real dtype
 _SLOTS = 64  # pinned at a time
@@ -90,17 +92,19 @@ class ScalarLog:
         values = {**(scalars or {}), **named}
         for name, value in values.items():
             _check_scalar(name, value)
-        sent = {name: self._send(value) for name, value in values.items()}
-        used = {copy.accelerator for copy in sent.values() if isinstance(copy, _Copy)}
+        used: set[Accelerator] = set()
+        sent = {name: self._send(value, used) for name, value in values.items()}
         events = [(accelerator, accelerator.record_event()) for accelerator in used]
-        self._travelling.append(_Record(number, sent, events))
+        self._travelling.append((number, sent, events))
         self._receive()
 
     def poll(self) -> list[tuple[int, dict[str, Number]]]:
         """Return the steps that have arrived since the last call, in order of pushing, each once.
         Never waits."""
         self._receive()
-        return self._fetch()
+        fetched = list(self._arrived)
+        self._arrived.clear()
+        return fetched
 
     def last(self) -> dict[str, Number]:
         """Return the newest number that has arrived for each name. Never waits."""
@@ -110,38 +114,36 @@ class ScalarLog:
     def drain(self) -> list[tuple[int, dict[str, Number]]]:
         """Wait for all numbers on their way and return them with those of poll(): for the end of an
         epoch, before a checkpoint, in an exception's handler. SYNC."""
-        for accelerator, event in (pair for record in self._travelling for pair in record.events):
+        for accelerator, event in (pair for *_, events in self._travelling for pair in events):
             accelerator.synchronize(event)
-        self._receive()
-        return self._fetch()
+        return self.poll()
 
-    def _send(self, value: Any) -> Number | _Copy:
-        if not isinstance(value, Tensor):
-            return value  # type: ignore[no-any-return]
-        accelerator = _accelerator_of(value)
+    def _send(self, value: Any, used: set[Accelerator]) -> Callable[[], Number]:
+        """Return a function that gives the number once its copy, if it needs one, has arrived."""
+        accelerator = _accelerator_of(value) if isinstance(value, Tensor) else None
         if accelerator is None:
-            return value.item()
+            number: Number = value.item() if isinstance(value, Tensor) else value
+            return lambda: number
+        used.add(accelerator)
         free = self._free.setdefault(value.device, [])
         if not free:
             chunk = accelerator.allocate_pinned(_SLOTS * _SLOT_BYTES)
             free += chunk.view(_SLOTS, _SLOT_BYTES)
-        copy = _Copy(value.detach(), free.pop(), free, accelerator)
-        accelerator.copy(copy.target, copy.source.reshape(()))
-        return copy
+        source, slot = value.detach(), free.pop()
+        target = slot[: value.dtype.itemsize].view(value.dtype)[0]
+        accelerator.copy(target, source.reshape(()))
+        return partial(_take, target, slot, free, source)
 
     def _receive(self) -> None:
         """Take in steps up to the first that has not arrived; then report numbers that are not
         finite."""
-        while self._travelling and self._travelling[0].has_arrived():
-            record = self._travelling.popleft()
-            values = record.read()
+        while self._travelling and all(one.is_done(event) for one, event in self._travelling[0][2]):
+            step, sent, _ = self._travelling.popleft()
+            values = {name: take() for name, take in sent.items()}
             self._last.update(values)
-            self._nonfinite.extend(
-                (record.step, name, value)
-                for name, value in values.items()
-                if not abs(value) < math.inf
-            )
-            self._arrived.append((record.step, values))
+            wrong = [name for name, value in values.items() if not abs(value) < math.inf]
+            self._nonfinite.extend((step, name, values[name]) for name in wrong)
+            self._arrived.append((step, values))
         while len(self._arrived) > self._capacity:
             self._arrived.popleft()
             self.dropped += 1
@@ -150,44 +152,12 @@ class ScalarLog:
             if self._on_nonfinite is not None:
                 self._on_nonfinite(*report)
 
-    def _fetch(self) -> list[tuple[int, dict[str, Number]]]:
-        fetched = list(self._arrived)
-        self._arrived.clear()
-        return fetched
 
-
-class _Record(NamedTuple):
-    """The numbers of one step, some of them on their way."""
-
-    step: int
-    values: dict[str, Number | _Copy]
-    events: list[tuple[Accelerator, Any]]  # behind the copies, one for each device
-
-    def has_arrived(self) -> bool:
-        return all(accelerator.is_done(event) for accelerator, event in self.events)
-
-    def read(self) -> dict[str, Number]:
-        return {k: v.read() if isinstance(v, _Copy) else v for k, v in self.values.items()}
-
-
-class _Copy(NamedTuple):
-    """A number that is being copied into a pinned slot."""
-
-    source: Tensor  # its memory must stay until it is read
-    slot: Tensor
-    free: list[Tensor]  # where the slot goes back to
-    accelerator: Accelerator
-
-    @property
-    def target(self) -> Tensor:
-        """The part of the slot that the number takes, as a 0-d tensor."""
-        return self.slot[: self.source.dtype.itemsize].view(self.source.dtype)[0]
-
-    def read(self) -> Number:
-        """Return the number and give the slot back. Called once."""
-        number: Number = self.target.item()
-        self.free.append(self.slot)
-        return number
+def _take(target: Tensor, slot: Tensor, free: list[Tensor], source: Tensor) -> Number:
+    """Return the number that was copied from `source`, whose memory had to stay, into a slot, and
+    give the slot back."""
+    free.append(slot)
+    return target.item()
 
 
 def _accelerator_of(tensor: Tensor) -> Accelerator | None:

@@ -22,13 +22,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fastloop.base.checks import check_callable, make_message, read_int, read_number
-from fastloop.base.machine import available_bytes, pss_bytes, runnable_ns, usable_cpus
+from fastloop.base.checks import check_callable, make_message, read_number, read_optional_int
+from fastloop.base.machine import available_bytes, runnable_ns, usable_cpus
 from fastloop.base.nested import list_leaves
 from fastloop.data.epochs import epochs_within
 from fastloop.tools import text
-from fastloop.tools.batch_size import explaining_step, keep_random_state
 from fastloop.tools.report.loader_source import find_remedy
+from fastloop.tools.user_step import explaining_step, keep_random_state
 
 PATHS = ("auto", "process", "thread")
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -85,16 +85,13 @@ class Measured(NamedTuple):
     Attributes:
         batch_s: seconds a batch, work of the loop included.
         wait_s: of those, seconds the loop waited for the batch.
-        memory_bytes: memory of its workers; None if it was not measured.
     """
 
     batch_s: float
     wait_s: float
-    memory_bytes: int | None = None
 
 
-@dataclass(frozen=True)
-class Suggestion:
+class Suggestion(NamedTuple):
     """The result of ``tune()``. ``str()`` of it is the line to paste and the evidence.
 
     Attributes:
@@ -141,19 +138,16 @@ class Suggestion:
         return ", ".join(arguments)
 
     def __str__(self) -> str:
-        batch, rows = self.batch, [["workers", "prefetch", "path", "a step", "waits", "memory", ""]]
-        for setting, found in self.measured.items():
+        batch, rows = self.batch, [["workers", "prefetch", "path", "a step", "waits", ""]]
+        for setting, (batch_s, wait_s) in self.measured.items():
             mark = "now" * (setting == self.now) or "suggested" * (setting == self.found)
-            row = [setting.workers, setting.prefetch or "-", setting.path or "torch"]
-            waits = text.percent(found.wait_s / found.batch_s)
-            row += [text.seconds(found.batch_s), waits, text.size(found.memory_bytes), mark]
-            rows.append([str(cell) for cell in row])
+            row = [str(setting.workers), str(setting.prefetch or "-"), setting.path or "torch"]
+            rows.append([*row, text.seconds(batch_s), text.percent(wait_s / batch_s), mark])
         step = text.seconds(batch.step_s) if batch.step_s > 0 else "not measured"
         lines = [
             f"DataLoader(..., {self.line})    # {text.ratio(self.speedup)} of now",
             f"a batch: {text.seconds(batch.load_s)} to make in this process "
-            f"({text.seconds(batch.load_cpu_s)} of CPU), {text.size(batch.bytes)}; a step of the "
-            f"loop: {step}",
+            f"({text.seconds(batch.load_cpu_s)} of CPU), {text.size(batch.bytes)}; a step: {step}",
         ]
         return "\n".join([*lines, *text.table(rows), *self.notes])
 
@@ -201,18 +195,15 @@ def tune(
     wanted = _read_paths(loader, paths)
     if cpu_budget is None:
         cpu_budget = usable_cpus() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if ram_budget is None:
-        ram_budget = max(1, available_bytes() // 2)
     cpus = read_number("cpu_budget", cpu_budget, 0.01)
-    budget = Budget(cpus, read_int("ram_budget", ram_budget, 1))
+    ram = read_optional_int("ram_budget", ram_budget, 1) or max(1, available_bytes() // 2)
     now = Setting(loader.num_workers, loader.prefetch_factor or 0, getattr(loader, "path", None))
     with _unchanged(loader):
         trials = _Trials(loader, step, seconds)
         batch = trials.measure_batch()
-        search = Search(batch, budget, trials.measure, now.prefetch or 2, wanted)
+        search = Search(batch, Budget(cpus, ram), trials.measure, now.prefetch or 2, wanted)
         found = search.run(now)
-    notes = _notes(loader, now, found, search, batch)
-    return Suggestion(now, found, search.measured, batch, notes)
+    return Suggestion(now, found, search.measured, batch, _notes(loader, now, found, search))
 
 
 def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[str | None, ...]:
@@ -222,42 +213,30 @@ def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[s
             remedy = "tune() iterates it more than once; pass a list"
             raise ValueError(make_message(name, "iterable again", value, remedy))
     own = getattr(loader, "path", None)
-    wanted: tuple[str | None, ...] = (own,)
-    if paths is not None:
-        wanted = tuple(paths)
-        if own is None:
-            raise ValueError(make_message("paths", "None for torch's DataLoader", paths))
-        if isinstance(paths, str) or not wanted or not {*wanted} <= {*PATHS}:
-            raise ValueError(make_message("paths", f"some of {PATHS}", paths))
+    wanted: tuple[Any, ...] = (own,) if paths is None else tuple(paths)
+    if paths is not None and own is None:
+        raise ValueError(make_message("paths", "None for torch's DataLoader", paths))
+    if paths is not None and not ({*wanted} and {*wanted} <= {*PATHS}):
+        raise ValueError(make_message("paths", f"some of {PATHS}", paths))
     if "thread" in wanted and isinstance(loader.dataset, IterableDataset):
         rule, remedy = "['process'] for an IterableDataset", "each thread would give all of it"
         raise ValueError(make_message("paths", rule, [*wanted], remedy))
     return wanted
 
 
-def _notes(
-    loader: DataLoader[Any], now: Setting, found: Setting, search: Search, batch: Batch
-) -> tuple[str, ...]:
+def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> tuple[str, ...]:
     remedy, is_stream = find_remedy(loader.dataset), isinstance(loader.dataset, IterableDataset)
-    is_thread = found.path == "thread"
-    is_waiting = batch.load_cpu_s < batch.load_s / 2 and found.workers > 0 and not is_thread
+    is_thread, has_workers, batch = found.path == "thread", found.workers > 0, search.batch
+    is_waiting = has_workers and not is_thread and batch.load_cpu_s < batch.load_s / 2
     notes = {
         f"faster than any number of workers may be {remedy}": bool(remedy),
         "making a batch is mostly waiting: threads wait at no cost, so try fastloop.DataLoader "
         "with paths=['thread'], if the dataset is safe in threads": is_waiting and not remedy,
-        "another number of workers has other random seeds in them: augmentation by Python's, "
-        "NumPy's or torch's generators differs (fastloop.transforms do not)": (
-            found.workers != now.workers
-        ),
-        "threads call the dataset several at a time: it must be safe for that": (
-            is_thread and now.path != "thread"
-        ),
-        "each worker iterates a stream of its own: it must share them out": (
-            found.workers > 0 and is_stream and now.workers == 0
-        ),
-        "time was up before every setting of interest was tried: give more seconds": (
-            not search.is_complete
-        ),
+        "another number of workers has other random seeds, so augmentation differs (that of "
+        "fastloop.transforms does not)": found.workers != now.workers,
+        "threads call the dataset several at a time: it must be safe for that": is_thread,
+        "each worker iterates a stream of its own: they must share data": has_workers and is_stream,
+        "time was up, so not every setting was tried: give more seconds": not search.is_complete,
     }
     return tuple(note for note, holds in notes.items() if holds)
 
@@ -352,12 +331,11 @@ class Search:
         best = self._best()
         while best.workers > 0 and 0 < best.prefetch < _DEEPEST:
             found = self.measured[best]
-            if found.wait_s < _ALIKE * found.batch_s:
-                return
             deeper = best._replace(prefetch=2 * best.prefetch)
-            if deeper.workers * deeper.prefetch * self.batch.bytes > self.budget.ram_bytes:
-                return
-            if self._measure(deeper).batch_s >= found.batch_s * (1 - _ALIKE):
+            is_even = found.wait_s < _ALIKE * found.batch_s
+            is_large = deeper.workers * deeper.prefetch * self.batch.bytes > self.budget.ram_bytes
+            less_s = found.batch_s * (1 - _ALIKE)
+            if is_even or is_large or self._measure(deeper).batch_s >= less_s:
                 return
             best = deeper
 
@@ -368,9 +346,7 @@ class Search:
 class _Trials:
     """Measures a loop over copies of a loader, for some seconds in all."""
 
-    def __init__(
-        self, loader: DataLoader[Any], step: Callable[[Any], object] | None, seconds: float
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], step: Any, seconds: float) -> None:
         self._loader, self._has_step = loader, step is not None
         self._step = step or (lambda batch: None)
         self._each_s, self._end = seconds / 10, perf_counter() + seconds
@@ -395,23 +371,21 @@ class _Trials:
         if self._count >= 2 and perf_counter() + self._each_s > self._end:
             raise OutOfTimeError
         self._count += 1
-        loader = _copy_of(self._loader, setting)
-        batches = _repeat(loader)
+        batches = _repeat(_copy_of(self._loader, setting))
         # Batches that workers have made before the clock starts must not count.
         ahead = setting.workers * (setting.prefetch + 1) + 1
         for batch in islice(batches, ahead):
             self._step(batch)
-        _synchronize()
-        begin, count, wait_s = perf_counter(), 0, 0.0
-        while count < 4 or perf_counter() - begin < self._each_s:
+        waits: list[float] = []
+
+        def run_step() -> None:
             asked = perf_counter()
             batch = next(batches)
-            wait_s += perf_counter() - asked
+            waits.append(perf_counter() - asked)
             self._step(batch)
-            count += 1
-        _synchronize()
-        batch_s = (perf_counter() - begin) / count
-        return Measured(batch_s, wait_s / count, _memory_of_workers(loader))
+
+        batch_s, _ = _time(run_step, self._each_s)
+        return Measured(batch_s, sum(waits) / len(waits))
 
 
 def _time(call: Callable[[], object], seconds: float) -> tuple[float, float]:
@@ -463,21 +437,13 @@ def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
     return copy
 
 
-def _memory_of_workers(loader: DataLoader[Any]) -> int | None:
-    """Return the proportional set size of a loader's worker processes."""
-    pids = [worker.pid for worker in getattr(loader._iterator, "_workers", ())]
-    found = [pss_bytes(pid) for pid in pids if pid not in (None, os.getpid())]
-    return sum(found) if found and None not in found else None  # type: ignore[arg-type]
-
-
 def _list_generators(loader: DataLoader[Any]) -> list[Any]:
     """Return the generators of a loader and of its samplers and datasets, nested ones included."""
     todo: list[Any] = [loader, loader.batch_sampler]
-    seen = set[int]()  # ids
     for one in todo:
         for value in getattr(one, "__dict__", {}).values():
-            if isinstance(value, (*_GENERATORS, Dataset, Sampler)) and id(value) not in seen:
-                seen.add(id(value))
+            is_kept = isinstance(value, (*_GENERATORS, Dataset, Sampler))
+            if is_kept and not any(value is other for other in todo):
                 todo.append(value)
     return [one for one in todo if isinstance(one, _GENERATORS)]
 

@@ -1,4 +1,5 @@
-"""How a batch crosses from a worker to its parent: tensors in the slot, the rest pickled.
+"""How tasks are pickled for workers, and how batches cross from a worker to its parent: tensors in
+the slot, the rest pickled.
 
 A tensor that the C collate built lies in the slot already. Of any other plain CPU tensor the part
 of its storage that the batch shows is copied there, once, so that views and aliases inside a batch
@@ -20,11 +21,13 @@ import torch
 from fastloop._core import Reply, WorkerEnd
 from fastloop.base.nested import list_leaves
 from fastloop.base.tensors import BYTE, extent, is_plain
+from fastloop.base.torch_parts import ExceptionWrapper, Resume
 from fastloop.device.destinations import Destination
 
 # The kinds of a reply: an object that is not a batch; a pickled batch; a batch of plain containers
 # that WorkerEnd.write has written.
 OBJECT, PICKLED, WRITTEN = 0, 1, 2
+NO_STATE = b""  # behind a batch; WorkerEnd.write takes bytes, and not None
 
 _NEAR = 64 << 10  # parts of a storage that are nearer to one another are copied as one
 _GRAIN = 16  # copies of storages begin at multiples of this, so that all dtypes stay aligned
@@ -157,18 +160,12 @@ def pack(
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(
-        self,
-        data: bytes,
-        tensors: list[torch.Tensor],
-        parts: _Parts,
-        views: list[tuple[Any, ...]],
-        destination: Destination | None,
-    ) -> None:
+    def __init__(self, reply: Reply, destination: Destination | None) -> None:
+        places, self._parts, self._views, data = pickle.loads(reply.open())
         super().__init__(io.BytesIO(data))
-        self._tensors, self._parts, self._views = tensors, parts, views
+        self._tensors = reply.split(places)
         self._destination = destination
-        self._uses = Counter(view[0][0] for view in views) if destination else Counter()
+        self._uses = Counter(view[0][0] for view in self._views) if destination else Counter()
         self._viewed: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Any:
@@ -212,5 +209,59 @@ def unpack(reply: Reply, destination: Destination | None = None) -> Any:
     """
     if reply.kind == WRITTEN:
         return reply.load()
-    places, parts, views, data = pickle.loads(reply.open())
-    return _Unpacker(data, reply.split(places), parts, views, destination).load()
+    return _Unpacker(reply, destination).load()
+
+
+# ---- tasks
+
+
+class Order:
+    """A task that asks for no batch: for the dataset's state before the first batch of an epoch, or
+    to begin another epoch. A worker process gets torch's own object for the latter.
+
+    Args:
+        states: those of that epoch; None: begin another.
+    """
+
+    def __init__(self, worker: int, states: object = None) -> None:
+        self.worker, self.states = worker, states
+
+    def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:
+        return (Resume, ()) if self.states is None else (Order, (self.worker, True))
+
+
+class _TaskPickler(pickle.Pickler):
+    """Pickles of a tensor only the elements it shows, not its storage: samplers yield elements of
+    large tensors."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.Tensor or obj.device.type != "cpu" or not is_plain(obj):
+            return NotImplemented
+        copy: Any = obj.clone()
+        return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+
+def pickle_task(task: Any) -> bytes:
+    indices = task[1] if isinstance(task, tuple) else None
+    if type(indices) is list and indices and type(indices[0]) is int:
+        return pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+    file = io.BytesIO()
+    _TaskPickler(file, pickle.HIGHEST_PROTOCOL).dump(task)
+    return file.getvalue()
+
+
+def quote_indices(indices: Any) -> str:
+    """Return the indices of a batch as text, at most 20 of them."""
+    try:
+        if isinstance(indices, list) and len(indices) > 20:
+            shown = ", ".join(repr(index) for index in indices[:20])
+            return f"[{shown}, ... {len(indices)} in all]"
+        return repr(indices)
+    except Exception as error:  # a sampler may yield anything
+        return f"which cannot be shown, {type(error).__name__}"
+
+
+def add_batch(error: ExceptionWrapper, number: int, indices: Any) -> None:
+    """Name the batch in an error that its worker met."""
+    where = f"batch {number} (indices {quote_indices(indices)})"
+    error.exc_msg = f"{error.exc_msg.rstrip()}\nThis happened in {where}."

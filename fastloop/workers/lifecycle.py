@@ -1,36 +1,37 @@
-"""The life of worker processes: how they start, whether they are alive, why one died, how they end.
+"""The life of worker processes: how they start and get their dataset, whether they are alive, why
+one died, how they end.
 
-``WorkerProcess`` is one process, ``WorkerPool`` holds the processes of one iterator, ``Deaths``
-counts what they die of. None of them knows what workers are asked for. The thread that iterates
-uses them, the iterator's finalizer, and ``close()`` from any thread.
+``WorkerProcess`` is one process, ``WorkerPool`` holds the processes of one iterator. Neither knows
+what workers are asked for. The thread that iterates uses them, the iterator's finalizer, and
+``close()`` from any thread.
 """
 
 from __future__ import annotations
 
+import ctypes
+import io
+import mmap
 import multiprocessing
 import os
+import pickle
 import signal
-import sys
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, reduction, util
 from multiprocessing import process as processes
-from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from pickle import PicklingError
 from time import monotonic, sleep
 from typing import Any
 
+import torch
 import torch.multiprocessing
 
 from fastloop._core import ParentEnd, expect_fork, fork_ended, fork_expected
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.machine import describe_memory, explain_kill
 from fastloop.data.stateful import DatasetReader
-from fastloop.workers.dataset_transfer import DatasetTransfer, SharedFile
 from fastloop.workers.main import run_worker
 
 # A parent that waits notices a dead worker after at most so many seconds.
@@ -39,9 +40,13 @@ CHECK_S = 0.05
 _POLITE_S, _FIRM_S = 2.5, 1.0
 # Seconds to wait for the exit code of a dead worker: a fork server reports it after the death.
 _CODE_S = 5.0
-# Deaths in a row before a worker's first batch, the last of which brings no successor: a process
-# that exits there will do so again; whatever kills at random may well hit young processes.
-_MOST_EXITS, _MOST_KILLS = 2, 10
+
+_LARGE = 1 << 20  # arrays from this many bytes on go beside the pickle
+_PAGE = mmap.ALLOCATIONGRANULARITY
+
+# ParentEnd.address(): descriptor, bytes, offset, workers, depth, mapped at.
+Address = tuple[int, int, int, int, int, int]
+Place = tuple[int, int]  # in a SharedFile: offset, bytes
 
 
 def is_exiting() -> bool:
@@ -51,13 +56,13 @@ def is_exiting() -> bool:
     return ask is None or bool(ask())
 
 
-_all_workers: weakref.WeakSet[Any] = weakref.WeakSet()
+_workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _disown_workers() -> None:
     """Keep processes that the program forks from ending their parent's workers, as multiprocessing
     does when they exit."""
-    for process in list(_all_workers):
+    for process in list(_workers):
         processes._children.discard(process)  # type: ignore[attr-defined]
 
 
@@ -68,7 +73,7 @@ class WorkerProcess:
     """A process of the user's context. Ctrl-C does not reach it before it can end quietly."""
 
     def __init__(self, process: Any) -> None:
-        _all_workers.add(process)
+        _workers.add(process)
         self._process = process
         self._fork_id = 0  # its name in _core
         process.daemon = True
@@ -101,7 +106,8 @@ class WorkerProcess:
         """Release the memory of batches that this process, which has ended, had inherited."""
         fork_ended(self._fork_id)
 
-    def _exists(self) -> bool:
+    def exists(self) -> bool:
+        """Tell whether the system has the process; is_alive() errs when a fork server dies."""
         try:
             os.kill(self._process.pid, 0)
         except ProcessLookupError:
@@ -110,12 +116,7 @@ class WorkerProcess:
 
     def is_alive(self) -> bool:
         # The second look: something else in this program may have waited for it.
-        return self._process.is_alive() and self._exists()
-
-    def has_ended(self) -> bool:
-        """Tell whether the process is known to be gone. is_alive() may err: when a fork server
-        dies, multiprocessing takes all of its processes for dead."""
-        return not self.is_alive() and not self._exists()
+        return self._process.is_alive() and self.exists()
 
     def join(self, timeout: float) -> None:
         """Wait for the end of the process, and for its exit code from a fork server.
@@ -128,13 +129,17 @@ class WorkerProcess:
         while self.is_alive() or (has_server and self._process.exitcode is None):
             if (rest := deadline - monotonic()) <= 0:
                 return
-            if wait([self._process.sentinel], min(rest, CHECK_S)):
-                sleep(min(rest, 0.001))
+            sleep(min(rest, 0.001))
 
-    def explain_end(self) -> str:
-        """Return the first part of an error's text: which worker this was, and how it ended."""
+    def explain_death(self, task: str, tells_memory: bool) -> str:
+        """Return an error's text on this worker, which has died, with a remedy.
+
+        Args:
+            task: what it was to make, as the end of a sentence; may be empty.
+            tells_memory: for other causes than SIGKILL, too.
+        """
         self.join(_CODE_S)
-        code = self.exitcode
+        code, remedy = self.exitcode, f"{describe_memory()}. " if tells_memory else ""
         if code is None:
             end = "exited unexpectedly; something else in this program has taken its exit code"
         elif code >= 0:
@@ -142,18 +147,146 @@ class WorkerProcess:
         else:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
             end = f"is killed by signal: {name} ({signal.strsignal(-code)})"
-        return f"DataLoader worker (pid {self.pid}) {end}"
+        if code == -signal.SIGKILL:
+            remedy = f"{explain_kill()}. "
+        elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
+            text = "Run with num_workers=0 under python -X faulthandler to see where. "
+            remedy = text + remedy
+        return f"DataLoader worker (pid {self.pid}) {end}{task}. {remedy}"
 
-    def explain_early_end(self) -> str:
-        """Return a sentence on why a worker has exited before its first task; it may be empty."""
-        path = getattr(sys.modules.get("__main__"), "__file__", None)
-        method = self.start_method()
-        if method == "fork" or path is None:
-            return ""  # a forked worker has all that its parent has imported
-        return (
-            f"It ended at its start: with start method {method!r} it imports {path} anew, where a "
-            "loop must stand below if __name__ == '__main__'; stderr says which error it met. "
-        )
+
+# ---- the dataset of a worker
+
+# A forked worker inherits it. A spawned one is sent a pickle in shared memory, with the large
+# arrays and tensors beside it. These are written once for all workers, and each worker maps them,
+# privately and writable. So it has the same as a forked one. torch would move tensors to shared
+# memory, whose address other code may know; those that are there already are shared as by torch.
+
+
+class SharedFile:
+    """A file in memory for the data that spawned workers share. It is closed when all of them have
+    started; where dead ones are replaced, when all have ended."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        self._end = 0
+        self._places: dict[tuple[Any, ...], Place] = {}
+        self._alive: list[Any] = []  # keeps the addresses and storages from being used again
+
+    def fd(self) -> int:
+        if self._fd < 0:
+            self._fd = os.memfd_create("fastloop", os.MFD_CLOEXEC)
+        return self._fd
+
+    def write(self, data: Any, over: Place | None = None) -> Place:
+        """Write `data` at the end, or over a place that nobody reads any more, if it fits there.
+        Return its place: offset, bytes."""
+        view = memoryview(data).cast("B")
+        if over is not None and len(view) <= over[1] + -over[1] % _PAGE:
+            offset = over[0]
+        else:
+            offset = self._end
+            self._end += len(view) + -len(view) % _PAGE
+        done = 0
+        while done < len(view):
+            done += os.pwrite(self.fd(), view[done:], offset + done)
+        return offset, len(view)
+
+    def write_once(self, buffer: Any, storage: torch.UntypedStorage | None) -> Place:
+        """Write an array, or a storage, unless it is there already. Return its place. A storage is
+        recognised by itself: its memory may move."""
+        import numpy as np
+
+        view = buffer.raw()
+        owner: Any = buffer if storage is None else storage
+        address = np.frombuffer(view, np.uint8).ctypes.data if storage is None else None
+        key = address, view.nbytes, storage and storage._cdata
+        if key not in self._places:
+            self._alive.append(owner)
+            self._places[key] = self.write(view)
+        return self._places[key]
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _open_storage(data: Any) -> torch.UntypedStorage:
+    """Return a storage over memory that a worker has mapped; a copy if it is small."""
+    whole = torch.frombuffer(data, dtype=torch.uint8)
+    return (whole if whole.numel() >= _LARGE else whole.clone()).untyped_storage()
+
+
+class _DatasetPickler(reduction.ForkingPickler):
+    """Pickles as torch does, but storages that are not shared by their bytes."""
+
+    def __init__(self, data: io.BytesIO, file: SharedFile) -> None:
+        super().__init__(data, 5, True, self._put_beside)
+        self._file = file
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by the id of their buffers
+        self._buffers: list[pickle.PickleBuffer] = []  # keeps ids from being used again
+        self.places: list[Place] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not torch.UntypedStorage or obj.device.type != "cpu":
+            return NotImplemented
+        if obj.nbytes() == 0 or obj.is_shared():
+            return NotImplemented
+        view = (ctypes.c_char * obj.nbytes()).from_address(obj.data_ptr())
+        buffer = pickle.PickleBuffer(view)
+        self._storages[id(buffer)] = obj
+        self._buffers.append(buffer)
+        return _open_storage, (buffer,)
+
+    def _put_beside(self, buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < _LARGE:
+            return True
+        self.places.append(self._file.write_once(buffer, self._storages.get(id(buffer))))
+        return False
+
+
+def _map_privately(fd: int, offset: int, size: int) -> memoryview:
+    if size == 0:
+        return memoryview(b"")
+    prot = mmap.PROT_READ | mmap.PROT_WRITE
+    return memoryview(mmap.mmap(fd, size, mmap.MAP_PRIVATE, prot, offset=offset))
+
+
+class DatasetTransfer:
+    """The arguments of a worker. They are sent with its process object, and after its death with
+    the process object of its successor.
+
+    Attributes:
+        contents: torch's arguments, and where the shared memory is.
+    """
+
+    def __init__(self, arguments: dict[str, Any], address: Address, file: SharedFile) -> None:
+        self.contents = arguments, address
+        self._file = file
+        self._pickled: Place | None = None  # where the last pickle lies
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments, (fd, *rest, _) = self.contents
+        data = io.BytesIO()
+        pickler = _DatasetPickler(data, self._file)
+        pickler.dump(arguments)
+        self._pickled = pickled = self._file.write(data.getbuffer(), self._pickled)
+        descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
+        return _receive, (*descriptors, rest, [pickled, *pickler.places])
+
+
+def _receive(channel: Any, file: Any, rest: Any, places: list[Place]) -> DatasetTransfer:
+    """Load a transfer in the process that it was sent to."""
+    channel_fd, file_fd = channel.detach(), file.detach()
+    pickled, *buffers = (_map_privately(file_fd, *place) for place in places)
+    arguments = pickle.loads(pickled, buffers=buffers)
+    os.close(file_fd)
+    os.set_inheritable(channel_fd, False)  # a spawned process's descriptors are inheritable
+    return DatasetTransfer(arguments, (channel_fd, *rest, 0), SharedFile())
+
+
+# ---- the workers of an iterator
 
 
 class WorkerPool:
@@ -182,15 +315,14 @@ class WorkerPool:
             arguments: those of torch's worker loop by name, without its queues.
             reader: reads the dataset, where that can say where it stands.
         """
-        worker = arguments["worker_id"]
-        transfer = DatasetTransfer(arguments, self._parent_end.address(), worker, self._file)
-        transfer.use(reader)
+        arguments["dataset"] = reader or arguments["dataset"]
+        transfer = DatasetTransfer(arguments, self._parent_end.address(), self._file)
         self._transfers.append(transfer)
-        process = self._make_process(worker)
+        process = self._make_process(arguments["worker_id"])
         self.workers.append(process)
         try:
             process.start()
-        except (TypeError, AttributeError, PicklingError):
+        except (TypeError, AttributeError, pickle.PicklingError):
             warnings.warn(
                 "Got pickle error when attempting to start a worker Process. "
                 "This might be because the worker Process arguments are not picklable. "
@@ -207,7 +339,8 @@ class WorkerPool:
         with self._lock:
             if self._stopped.is_set():
                 return
-            self._transfers[worker].use(reader)
+            if reader is not None:
+                self._transfers[worker].contents[0]["dataset"] = reader
             dead, successor = self.workers[worker], self._make_process(worker)
             self.workers[worker] = successor  # before it starts, so that stop() meets it
             try:
@@ -232,31 +365,6 @@ class WorkerPool:
         """Free the arguments of workers: none starts any more."""
         self._transfers.clear()
         self._file.close()
-
-    # ---- deaths
-
-    def explain_death(
-        self, worker: int, task: str, has_begun: bool, tells_memory: bool = False
-    ) -> str:
-        """Return an error's text on a dead worker, with a remedy.
-
-        Args:
-            task: what the worker was to make, as the end of a sentence; may be empty.
-            has_begun: it has taken a task.
-            tells_memory: for other causes than SIGKILL, too.
-        """
-        process = self.workers[worker]
-        text = f"{process.explain_end()}{task}. "
-        code = process.exitcode
-        if not has_begun and code is not None and code > 0:
-            text += process.explain_early_end()
-        if code == -signal.SIGKILL:
-            text += f"{explain_kill()}. "
-        elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
-            text += "Run with num_workers=0 under python -X faulthandler to see where. "
-        if tells_memory and code != -signal.SIGKILL:
-            text += f"{describe_memory()}. "
-        return text
 
     # ---- ends
 
@@ -306,44 +414,3 @@ class WorkerPool:
         for worker in self.workers:
             worker.forget()
         return True
-
-
-class NoSuccessorError(Exception):
-    """A dead worker gets no successor: the text says why, as a part of a sentence."""
-
-
-class Deaths:
-    """The deaths of one iterator's workers. They decide which workers get a successor."""
-
-    def __init__(self) -> None:
-        self._deadly: set[int] = set()  # batches of this epoch that a worker has died at
-        self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
-
-    def start_epoch(self) -> None:
-        self._deadly.clear()
-
-    def note(self, worker: int, code: int | None, taken: int, task: Any) -> None:
-        """Count a death. Raise NoSuccessorError if no process may take the dead worker's place.
-
-        Args:
-            worker: its number.
-            code: its exit code, negative for a signal; None: unknown.
-            taken: the number of requests that this process has taken.
-            task: the one that it was at, or None.
-        """
-        if taken == 0 or (task is not None and not isinstance(task, tuple)):
-            self._early[worker] += 1
-            times = self._early[worker]
-            if times >= (_MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS):
-                raise NoSuccessorError(
-                    f"worker {worker} has died {times} times in a row before it could begin a batch"
-                )
-            return
-        self._early[worker] = 0
-        if task is None:
-            return
-        if task[0] in self._deadly:
-            raise NoSuccessorError(
-                f"batch {task[0]} has been loaded twice, and both workers have died at it"
-            )
-        self._deadly.add(task[0])

@@ -9,15 +9,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
 from fastloop.base.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
-from fastloop.data.collate import lend, make_collate, may_borrow, open_collate
+from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.stateful import DatasetReader
-from fastloop.workers.batch_pickle import OBJECT, WRITTEN, pack
-from fastloop.workers.dataset_transfer import DatasetTransfer
-from fastloop.workers.tasks import NO_STATE, InitialState
+from fastloop.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Order, pack
 
 _OBJECTS = (ExceptionWrapper, StreamEnd)
 
@@ -32,16 +31,11 @@ class _Channel:
     """
 
     def __init__(
-        self,
-        worker_end: WorkerEnd,
-        worker: int,
-        has_destination: bool,
-        reader: DatasetReader | None,
+        self, worker_end: WorkerEnd, has_destination: bool, reader: DatasetReader | None
     ) -> None:
         self.is_set = worker_end.is_closed  # the event's
         self._worker_end = worker_end
         self._has_destination = has_destination
-        self._where = f"in DataLoader worker process {worker}"
         self._reader = reader
         self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
         # Data that wait for more memory, by request, and whether they are an object, not a batch.
@@ -59,7 +53,7 @@ class _Channel:
                 self._send(*self._too_large.pop(request))
                 continue
             task = pickle.loads(request)
-            if isinstance(task, InitialState):
+            if isinstance(task, Order):
                 assert self._reader is not None
                 self._send(self._reader.fault or self._reader.dump(), is_object=True)
                 continue
@@ -98,7 +92,9 @@ class _Channel:
         """Return why `data` could not be pickled, as an error that can be."""
         self._worker_end.rewind()
         if not isinstance(data, ExceptionWrapper):
-            return ExceptionWrapper(where=self._where)  # type: ignore[no-untyped-call]
+            info: Any = get_worker_info()
+            where = f"in DataLoader worker process {info.id}"
+            return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         name = data.exc_type.__qualname__
         data.exc_msg = f"{name}, an exception that cannot be pickled\n{data.exc_msg}"
         data.exc_type = RuntimeError
@@ -110,9 +106,7 @@ class _Channel:
     cancel_join_thread = close
 
 
-def run_worker(
-    transfer: DatasetTransfer, parent: int, is_interruptible: bool, has_destination: bool
-) -> None:
+def run_worker(transfer: Any, parent: int, is_interruptible: bool, has_destination: bool) -> None:
     """Run a worker process: its target.
 
     Args:
@@ -125,23 +119,21 @@ def run_worker(
     try:
         release_in_child()
         keep_heap()
-        arguments, address, worker = transfer.contents
-        worker_end = WorkerEnd(torch.Tensor, *address, worker)
+        arguments, address = transfer.contents
+        worker_end = WorkerEnd(torch.Tensor, *[*address, arguments["worker_id"]])
         worker_end.watch(parent)
         dataset = arguments["dataset"]
         reader = dataset if isinstance(dataset, DatasetReader) else None
-        channel = _Channel(worker_end, worker, has_destination, reader)
+        channel = _Channel(worker_end, has_destination, reader)
         if reader is not None:
             arguments["init_fn"] = partial(reader.begin_in_worker, arguments["init_fn"])
             if not reader.is_stream:
                 arguments["dataset"] = reader.dataset
-        found = open_collate(arguments["collate_fn"], partial(make_collate, worker_end))
-        if arguments["auto_collation"] and found is not None:
-            collate_fn, collate = found
-            arguments["collate_fn"] = collate_fn
-            channel.is_collated = True
-            if collate_fn is collate and may_borrow(arguments["dataset"]):
-                lend(collate)
+        found = arguments["dataset"], arguments["collate_fn"], arguments["auto_collation"]
+        collation = Collation(*found, partial(make_collate, worker_end))
+        arguments["collate_fn"] = collation.function
+        channel.is_collated = collation.core is not None
+        lend(collation.lender)
         if is_interruptible:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         run_worker_loop(index_queue=channel, data_queue=channel, done_event=channel, **arguments)

@@ -95,8 +95,8 @@ def test_without_a_transform_images_of_one_size(tmp_path: Path) -> None:
 
 def test_other_sizes_are_an_error(root: Path) -> None:
     text = (
-        r"^cache= needs images of one size, got \d+ x \d+ in '.*\.(jpg|png|JPEG)' and "
-        r"\d+ x \d+ in '.*02\.JPEG' \(begin the transform with Resize\(\(height, width\)\), or"
+        r"^images of a cache must be of one size, \(\d+, \d+\) as of '.*02\.JPEG', got "
+        r"\(\d+, \d+\) of '.*\.(jpg|png|JPEG)' \(begin the transform with Resize\(\(height, width"
     )
     for ops in ([], [T.Resize(20)], [T.RandomCrop(8, pad_if_needed=True)]):
         with pytest.raises(ValueError, match=text):
@@ -220,7 +220,7 @@ def test_what_is_damaged_is_made_again(root: Path, damage: Callable[[Path], Any]
 
 def test_other_options_are_an_error(root: Path) -> None:
     cached(root)
-    folder = re.escape(str(root.parent / "cache"))
+    folder = re.escape(repr(str(root.parent / "cache")))
     before = (root.parent / "cache" / IMAGES).stat()
     for arguments in (
         {"ops": [T.Resize((30, 32)), T.CenterCrop(27)]},
@@ -230,7 +230,7 @@ def test_other_options_are_an_error(root: Path) -> None:
     ):
         ops = arguments.pop("ops", HEAD)
         text = (
-            rf"^options of cache='u8:{folder}' must be those of its images, \{{'decode'.*, got \{{"
+            rf"^options of the cache {folder} must be those of its images, \{{'decode'.*, got \{{"
             r"'decode'.* \(pass another folder, or delete it\)$"
         )
         with pytest.raises(ValueError, match=text):
@@ -313,16 +313,14 @@ def test_spawned_workers_open_it_again(root: Path) -> None:
 
 def test_a_file_in_its_place(root: Path) -> None:
     (root.parent / "cache").write_text("")
-    with pytest.raises(
-        FileExistsError, match=r"cache='u8:.*cache': File exists .pass a folder that"
-    ):
+    with pytest.raises(FileExistsError, match=r"File exists: '.*cache'"):
         cached(root)
 
 
 @pytest.mark.parametrize("name", [IMAGES, UNFINISHED, LOCK])
 def test_a_folder_in_the_place_of_a_file(root: Path, name: str) -> None:
     (root.parent / "cache" / name).mkdir(parents=True)
-    with pytest.raises(OSError, match=r"cache='u8:.*cache': .* .pass a folder that can be writt"):
+    with pytest.raises(OSError, match=rf"cache/{name}'"):
         cached(root)
 
 
@@ -339,7 +337,7 @@ def test_a_folder_in_the_root_would_be_a_class(root: Path, name: str) -> None:
 
 
 def test_a_folder_that_cannot_be_made(root: Path) -> None:
-    with pytest.raises(OSError, match=r"cache='u8:/proc/none/cache': .* .pass a folder that can"):
+    with pytest.raises(OSError, match="'/proc/none'"):
         cached(root, cache="u8:/proc/none/cache")
 
 
@@ -391,7 +389,7 @@ def test_a_folder_that_is_read_only(root: Path) -> None:
         (cache / IMAGES).unlink()
         cache.chmod(0o555)
         error = as_nobody(lambda: cached(root))
-        assert re.match(r"PermissionError: .*cache='u8:.*': Permission denied .pass a fold", error)
+        assert re.match(r"PermissionError: .*Permission denied: '.*cache/fastloop-lock'", error)
     finally:
         cache.chmod(0o755)
 
@@ -402,8 +400,7 @@ def test_a_full_disk_is_met_before_anything_is_decoded(tmp_path: Path) -> None:
     done = run_file(program, tmp_path, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.match(
-        rf"OSError {errno.EFBIG} \[Errno {errno.EFBIG}\] cache='u8:.*': File too large .pass a "
-        rf"folder .* 1 \['{LOCK}'\]$",
+        rf"OSError {errno.EFBIG} .*File too large: '.*{UNFINISHED}' 1 \['{LOCK}'\]$",
         done.stdout.strip(),
     )
 
@@ -416,7 +413,7 @@ def test_room_is_taken_before_the_second_image(root: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     decode = Counting()
-    with pytest.raises(OSError, match=r"cache='u8:.*': No space left on device .pass a folder"):
+    with pytest.raises(OSError, match=rf"No space left on device: '.*{UNFINISHED}'"):
         cached(root, decode=decode)
     assert decode.calls == 1
     assert os.listdir(root.parent / "cache") == [LOCK]

@@ -317,5 +317,5 @@ def test_functions_that_raise(tmp_path: Path) -> None:
     for reason in ("'x'", "UnsupportedOperation"):
         with pytest.raises(OSError, match=rf"^{where} cannot be decoded with .*\.fail: {reason}$"):
             dataset[0]
-    with pytest.raises(MemoryError, match=rf"^there is no memory to decode {where} with .*\.fail$"):
+    with pytest.raises(MemoryError):
         dataset[0]

@@ -48,12 +48,6 @@ ARGUMENTS: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "return_mask must be True, False or a name, got 1",
     ),
     "lengths": (PadCollate, {"return_lengths": ""}, TypeError, "return_lengths must be .*got ''"),
-    "one name": (
-        PadCollate,
-        {"return_mask": "x", "return_lengths": "x"},
-        ValueError,
-        "return_mask and return_lengths have one name, 'x'",
-    ),
     "max_tokens": (
         PackCollate,
         {"max_tokens": 0},
@@ -72,8 +66,8 @@ def test_arguments(kind: Any, given: Any, error: type[Exception], text: str) -> 
 PAD, PACK = PadCollate(), PackCollate(4)
 BATCHES: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "nothing": (PAD, [], ValueError, "the batch has no samples"),
-    "numbers": (PAD, [1, 2], TypeError, "sample 0 must be a dict or a tuple .*got int"),
-    "2-D": (PAD, [np.ones((2, 3))], TypeError, r"sample 0 must .*got ndarray of shape \(2, 3\)"),
+    "numbers": (PAD, [1, 2], TypeError, "sample 0 must be a dict or a tuple .*got a int"),
+    "2-D": (PAD, [np.ones((2, 3))], TypeError, r"sample 0 must .*got a ndarray of shape \(2, 3\)"),
     "no sequence": (PAD, [{"a": 1}], TypeError, r"samples must be of fields with .*, got \['a'\]"),
     "no field": (PAD, [{}], TypeError, r"samples must be of fields with .*, got \[\]"),
     "a key less": (
@@ -95,18 +89,23 @@ BATCHES: dict[str, tuple[Any, Any, type[Exception], str]] = {
         ValueError,
         "sample 1 must be .* of 2 fields, .*got 1 fields",
     ),
-    "a number": (PAD, [{"x": [1]}, {"x": 5}], TypeError, "'x' of sample 1 must be a seq.*a int"),
+    "a number": (
+        PAD,
+        [{"x": [1]}, {"x": 5}],
+        TypeError,
+        "'x' of sample 1 must be a list of numbers, .*a int",
+    ),
     "None": (
         PAD,
         [([1],), (None,)],
         TypeError,
-        "place 0 of sample 1 must be a sequence, .*NoneType",
+        "place 0 of sample 1 must be a list of .*NoneType",
     ),
     "2-D later": (
         PAD,
         [np.ones(2), np.ones((2, 2))],
         TypeError,
-        r"must be a seq.* of shape \(2, 2\)",
+        r"must be a list of .* of shape \(2, 2\)",
     ),
     "text": (PAD, [[1], [2, "a"]], TypeError, "place 0 of sample 1 cannot be a tensor"),
     "nested": (PAD, [{"x": [1, [2]]}], TypeError, "'x' of sample 0 cannot be a tensor"),
@@ -129,7 +128,7 @@ BATCHES: dict[str, tuple[Any, Any, type[Exception], str]] = {
         PadCollate(-1),
         [{"x": np.ones(2, np.uint8)}],
         ValueError,
-        "'x' of sample 0 is uint8, which cannot hold its padding -1 .pass an integer from 0 to 255",
+        "'x' of sample 0 is uint8, which cannot hold its padding -1 .give .* from 0 to 255",
     ),
     "half": (PadCollate(0.5), [[1]], ValueError, "is int64, which cannot hold its padding 0.5"),
     "nan": (
@@ -156,12 +155,17 @@ BATCHES: dict[str, tuple[Any, Any, type[Exception], str]] = {
         ValueError,
         "'x' of sample 1 has 2 elements, but 'input_ids' has 1; sequences of a sample",
     ),
-    "no length": (PACK, [{"x": [1]}, {"x": 5}], TypeError, "'x' of sample 1 must be a seq.*a int"),
+    "no length": (
+        PACK,
+        [{"x": [1]}, {"x": 5}],
+        TypeError,
+        "'x' of sample 1 must be a list of numbers, .*a int",
+    ),
     "2-D packed": (
         PACK,
         [{"x": [1]}, {"x": np.ones((1, 2))}],
         TypeError,
-        "sample 1 must be a sequence",
+        "sample 1 must be a list of numbers",
     ),
 }
 

@@ -157,7 +157,7 @@ def test_a_file_that_shrinks(tmp_path: Path) -> None:
 def test_lists_come_back(rows: list[list[int]]) -> None:
     array = RaggedArray.from_list(rows)
     assert rows_of(array) == rows
-    assert str(array.values.dtype) == "int64"
+    assert array.values.dtype == torch.int64
 
 
 LISTS: dict[str, tuple[Any, Any, torch.dtype]] = {
@@ -174,7 +174,6 @@ LISTS: dict[str, tuple[Any, Any, torch.dtype]] = {
     "by name": ([[1], [2]], "float64", torch.float64),
     "arrays": ([np.array([1, 2], np.int16), np.array([], np.int16)], None, torch.int16),
     "tensors": ([torch.tensor([1], dtype=torch.bfloat16)], None, torch.bfloat16),
-    "a range": ([range(3), np.arange(2)], None, torch.int64),
     "array as bfloat16": ([np.array([1.5], np.float32)], torch.bfloat16, torch.bfloat16),
     "0-d tensors": ([[torch.tensor(1), 2]], None, torch.int64),
     "of everything": ([[1], np.array([2, 3]), torch.tensor([4])], None, torch.int64),
@@ -189,35 +188,26 @@ def test_from_list(rows: Any, dtype: Any, expected: torch.dtype) -> None:
     assert str(array.values.dtype).removeprefix("torch.") == str(expected).removeprefix("torch.")
 
 
-BAD_LISTS: dict[str, tuple[Any, type[Exception], str]] = {
-    "text": ([["a"]], TypeError, "sequences must be sequences of numbers .* got 'a'"),
-    "None": ([[1, None]], TypeError, "sequences must be .*, got None"),
-    "too large": ([[1, 2**64]], TypeError, f"one dtype of torch can hold, got {2**64}"),
-    "beyond int64": ([[1], [2**63]], TypeError, f"can hold, got {2**63}"),
-    "both signs beyond int64": ([[2**63, -1]], TypeError, f"can hold, got {2**63}"),
-    "nested": ([[[1], [2]]], TypeError, r"of numbers .*, got \[1\]"),
-    "nested in places": ([[1, [2]]], TypeError, r"of numbers .*, got \[2\]"),
-    "one sequence": ([1, 2], TypeError, r"sequences\[0\] must be a list of numbers, .*got 1"),
-    "no sequence": ([[1], None], TypeError, r"sequences\[1\] must be a list .*got None"),
-    "0-D": ([torch.tensor(3)], TypeError, r"sequences\[0\] must be .*got tensor\(3\)"),
-    "a number": (5, TypeError, "is not iterable"),
-    "2-D": (
-        [np.zeros(2), np.zeros((2, 3))],
-        ValueError,
-        r"sequences\[1\] must be .*got shape \(2, 3\)",
-    ),
+BAD_LISTS: dict[str, tuple[Any, str]] = {
+    "text": ([["a"]], r"sequences\[0\] must be a list of numbers, .*got a list"),
+    "None": ([[1, None]], r"sequences\[0\] cannot be a tensor: .*NoneType"),
+    "too large": ([[1, 2**64]], r"sequences\[0\] cannot be a tensor"),
+    "beyond int64": ([[1], [2**63]], r"sequences\[1\] cannot be a tensor"),
+    "both signs beyond int64": ([[2**63, -1]], r"sequences\[0\] cannot be a tensor"),
+    "nested": ([[[1], [2]]], r"sequences\[0\] must be a list of numbers"),
+    "nested in places": ([[1, [2]]], r"sequences\[0\] cannot be a tensor"),
+    "one sequence": ([1, 2], r"sequences\[0\] must be a list of numbers, .*got a int"),
+    "no sequence": ([[1], None], r"sequences\[1\] must be a list .*got a NoneType"),
+    "0-D": ([torch.tensor(3)], r"sequences\[0\] must be .*got a Tensor of shape \(\)"),
+    "a number": (5, "is not iterable"),
+    "2-D": ([np.zeros(2), np.zeros((2, 3))], r"sequences\[1\] must be .*of shape \(2, 3\)"),
 }
 
 
-@pytest.mark.parametrize(("rows", "kind", "text"), BAD_LISTS.values(), ids=BAD_LISTS)
-def test_from_list_refuses(rows: Any, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=text):
+@pytest.mark.parametrize(("rows", "text"), BAD_LISTS.values(), ids=BAD_LISTS)
+def test_from_list_refuses(rows: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
         RaggedArray.from_list(rows)
-
-
-def test_ints_of_which_numpy_makes_floats() -> None:
-    array = RaggedArray.from_list([[np.int64(1)], [np.uint64(2)]])
-    assert (rows_of(array), array.values.dtype) == ([[1], [2]], np.int64)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", torch.uint16])
@@ -296,12 +286,12 @@ def test_arrow_columns_that_are_refused() -> None:
         (
             pa.array([[1], None]),
             ValueError,
-            "got 1 null lists and 0 null values in chunk 0 .fill or",
+            "got 1 null lists and 0 null values in a chunk .fill or",
         ),
         (
             pa.array([[1], [None]]),
             ValueError,
-            "no nulls, got 0 null lists and 1 null values in chunk 0",
+            "no nulls, got 0 null lists and 1 null values in a chunk",
         ),
         (pa.array([1, 2]), TypeError, "column must be a pyarrow .*of int64"),
         (pa.array([["a"]]), TypeError, "column must be a pyarrow .*of list<item: string>"),
@@ -337,15 +327,15 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
         ValueError,
         r"offsets must be .*got shape \(2, 2\)",
     ),
-    "offsets None": (VALUES, None, TypeError, "offsets must be a numpy.ndarray.*got NoneType"),
-    "offsets of text": (VALUES, ["a"], TypeError, "each of offsets must be an int .*got 'a'"),
+    "offsets None": (VALUES, None, TypeError, "offsets must be int32 or int64, got object"),
+    "offsets of text": (VALUES, ["a"], TypeError, "offsets must be int32 or int64, got <U1"),
     "offsets of listed floats": (
         VALUES,
         [0, 3.0],
         TypeError,
-        r"each of offsets must be an int .*got 3\.0",
+        "offsets must be int32 or int64, got float64",
     ),
-    "negative": (VALUES, [-1, 3], ValueError, "each of offsets must be .*got -1"),
+    "negative": (VALUES, [-1, 3], ValueError, r"lie in \[0, 12\], .*got -1 to 3"),
     "a negative array": (VALUES, np.array([-1, 3]), ValueError, r"lie in \[0, 12\], .*got -1 to 3"),
     "falling": (
         VALUES,
@@ -356,7 +346,7 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "lengths": (VALUES, [5, 2, 4], ValueError, r"of lengths, pass .*cumsum\(lengths\)"),
     "beyond": (VALUES, [0, 13], ValueError, r"offsets must lie in \[0, 12\], .*got 0 to 13"),
     "huge": (VALUES, [0, 2**62], ValueError, f"lie in .*got 0 to {2**62}"),
-    "beyond int64": (VALUES, [0, 2**63], ValueError, f"each of offsets must be .*got {2**63}"),
+    "beyond int64": (VALUES, [0, 2**63], TypeError, "offsets must be int32 or int64"),
     "2-D values": (
         VALUES.reshape(3, 4),
         [0, 3],
@@ -426,7 +416,7 @@ def test_a_field_beside_images_with_transforms() -> None:
     data = ArrayDataset(ids=RaggedArray(VALUES, OFFSETS), image=images, transform=flip)
     assert data[2]["ids"].tolist() == ROWS[2]
     assert rows_of(data[[2, 0]]["ids"]) == [ROWS[2], ROWS[0]]
-    with pytest.raises(ValueError, match=r"pass transform={'image': ...}"):
+    with pytest.raises(TypeError, match=r"no transforms .*transform={'image': ...}"):
         ArrayDataset(ids=RaggedArray(VALUES, OFFSETS), image=images, transform=flip["image"])
 
 

@@ -475,12 +475,12 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: ArrayDataset(np.zeros(ROWS, np.uint8), IMAGES, transform=T.Pad(1)),
         ValueError,
-        "^transform must name its field, because field 0 has .*transform={1: ...}.$",
+        r"^field 0: the shape of images must be CHW, got \(\)",
     ),
     (
         lambda: ArrayDataset(y=np.arange(ROWS), x=IMAGES, transform=T.Pad(1)),
-        ValueError,
-        "^transform must name its field, .*field 'y' has no images .pass transform={'x': ...}.$",
+        TypeError,
+        "^field 'y': images with a transform must be uint8, got torch.int64",
     ),
     (
         lambda: ArrayDataset(np.empty(3, object), transform=T.Pad(1)),
@@ -490,12 +490,12 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: dataset_of(transform=lambda row: row, layout="HWC"),
         ValueError,
-        "^layout and out_layout must be left out .*got .'HWC', 'CHW'. .pass ToDtype",
+        "^layout and out_layout must be left out without .*pass ToDtype",
     ),
     (
         lambda: dataset_of(transform=lambda row: row, out_layout="channels_last"),
         ValueError,
-        "^layout and out_layout must be left out .*got .'CHW', 'channels_last'",
+        "^layout and out_layout must be left out without .*pass ToDtype",
     ),
     (
         lambda: dataset_of(transform=T.Compose([FLOAT, T.Pad(1, fill=1e39)])),

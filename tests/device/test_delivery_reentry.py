@@ -12,7 +12,7 @@ import torch
 from fastloop import DataLoader, _core
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
-from fastloop.loader.workers import processes as process_iter
+from fastloop.loader import shared
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
 NESTED = "from inside its own next"
@@ -52,7 +52,7 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def loop_with(monkeypatch: pytest.MonkeyPatch, memory: Interrupted) -> Any:
-    monkeypatch.setattr(process_iter, "find_destination", lambda *_, **__: memory)
+    monkeypatch.setattr(shared, "find_destination", lambda *_, **__: memory)
     return iter(DataLoader(Samples(), 4, num_workers=1))
 
 

@@ -24,7 +24,8 @@ from torch.utils.data._utils import pin_memory
 from fastloop import ArrayDataset, DataLoader, _core
 from fastloop import transforms as T
 from fastloop.device import destinations
-from fastloop.workers import batch_pickle, delivery
+from fastloop.loader.workers import processes
+from fastloop.workers import batch_pickle
 
 PATHS = [("array", 0), ("array", 2), ("process", 2), ("thread", 2), ("sync", 0)]
 every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
@@ -356,7 +357,7 @@ def test_an_interrupt_behind_the_landing_loses_nothing(
             raise KeyboardInterrupt
         return batch_pickle.unpack(*args)
 
-    monkeypatch.setattr(delivery, "unpack", unpack)
+    monkeypatch.setattr(processes, "unpack", unpack)
     iterator = iter(
         collating_loader(DataLoader, lambda k: torch.full((99_999,), k), 9, 1, pin_memory=True)
     )

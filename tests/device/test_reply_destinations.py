@@ -13,8 +13,8 @@ from fastloop import DataLoader, _core
 from fastloop.base.nested import list_leaves, map_leaves
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
+from fastloop.loader import shared
 from fastloop.loader.workers import processes as process_iter
-from fastloop.workers import delivery
 from fastloop.workers.batch_pickle import unpack
 
 
@@ -36,9 +36,8 @@ class HostMemory(DeviceMemory):
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> HostMemory:
     memory = HostMemory()
-    monkeypatch.setattr(process_iter, "find_destination", lambda *_, **__: memory)
+    monkeypatch.setattr(shared, "find_destination", lambda *_, **__: memory)
     monkeypatch.setattr(process_iter, "unpack", memory.unpack)
-    monkeypatch.setattr(delivery, "unpack", memory.unpack)
     return memory
 
 

@@ -17,7 +17,7 @@ from torch_geometric.loader import (
     ImbalancedSampler,
 )
 
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 
 

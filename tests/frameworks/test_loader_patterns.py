@@ -12,7 +12,7 @@ import torch
 from framework_trials import assert_same_everywhere
 from torch.utils.data import Dataset
 
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 
 

@@ -12,7 +12,7 @@ from framework_trials import assert_same_everywhere, train, two_epochs
 from torch.utils.data import default_collate
 from torchvision_shim import torchvision_v2
 
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 
 v2: Any = torchvision_v2()

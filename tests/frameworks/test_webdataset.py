@@ -12,7 +12,7 @@ import pytest
 import torch
 from framework_trials import assert_same_everywhere, assert_same_patched, two_epochs
 
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 
 wds: Any = pytest.importorskip("webdataset", reason="webdataset is not installed")

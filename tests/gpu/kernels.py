@@ -35,8 +35,8 @@ for sizes in LISTS:
             grads, flag = make(sizes, dtype, offset), new_flag(CUDA)
             scale = torch.tensor(2.0, device=CUDA)
             for norm_type in (1.0, 2.0, float("inf")):
-                norm = grads.norm_check(flag, scale=scale, norm_type=norm_type)
-            grads.scale_(grads.clip_factor(norm, 0.5, found_inf=flag, scale=scale))
+                norm = grads.norm_check(flag, scale=scale, p=norm_type)
+            grads.scale_(grads.clip_factor(norm, 0.5, scale, 1.0))
             grads.run_unscale(thread_pool(), scale, flag)
             grads.combine_(make(sizes, dtype, 1 - offset), flag, beta=0.0)
             grads.combine_(make(sizes, dtype, offset), flag, alpha=norm)

@@ -81,8 +81,7 @@ def test_norm_check(name: str, dtype: torch.dtype, offset: int, bad: float | Non
             flags.append(new_flag(grads.device))
             scale = torch.tensor(4.0, device=grads.device)
             norms += [
-                grads.norm_check(flags[-1], scale=scale, divisor=3.0, norm_type=norm_type)
-                for _ in range(2)
+                grads.norm_check(flags[-1], scale=scale, divisor=3.0, p=norm_type) for _ in range(2)
             ]
         assert norms[2].device == CUDA and norms[2].dtype is torch.float64
         assert norms[2].view(torch.int64).equal(norms[3].view(torch.int64))  # in every run

@@ -3,8 +3,7 @@ iterator had is gone with it."""
 
 from pathlib import Path
 
-import pytest
-from helpers import run_program, run_script
+from helpers import run_program
 
 # torch's handlers in a worker write a line of their own to its stderr.
 NOISE = {"stderr": "encountered in worker"}
@@ -105,26 +104,4 @@ def test_the_ring_is_left_out_of_core_dumps(tmp_path: Path) -> None:
     run_program(
         tmp_path,
         "process_death/the_ring_is_left_out_of_core_dumps",
-    )
-
-
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_program_without_a_main_guard_is_named(method: str, tmp_path: Path) -> None:
-    text = f"""
-from fastloop import DataLoader
-from workers import Items
-list(DataLoader(Items(8), 4, num_workers=1, multiprocessing_context={method!r}))
-"""
-    said = (
-        f"with start method {method!r} it imports {tmp_path / 'script.py'} anew, where a loop must "
-        "stand below if __name__ == '__main__'"
-    )
-    run_script(tmp_path, text, returncode=1, stderr=said)
-
-
-def test_a_program_that_spawned_workers_cannot_import_is_named(tmp_path: Path) -> None:
-    run_program(
-        tmp_path,
-        "process_death/a_program_that_spawned_workers_cannot_import_is_named",
-        stderr="Can't get attribute 'Here'",
     )

@@ -33,50 +33,41 @@ def one_thread() -> None:
 
 def fill(depth: QueueDepth, workers: int = 2) -> None:
     for _ in range(depth.value * workers):
-        depth.take()
+        depth.note(has_waited=False)
 
 
 def test_a_wait_after_a_full_queue_deepens_it() -> None:
-    depth = QueueDepth(2, 1 << 30)
+    depth = QueueDepth(2)
     fill(depth)
-    depth.wait(10)
+    depth.note(has_waited=True)
     assert depth.value == 3
-    depth.wait(10)  # it was not full since
+    depth.note(has_waited=True)  # it was not full since
     assert depth.value == 3
 
 
 def test_workers_that_are_too_slow_deepen_nothing() -> None:
-    depth = QueueDepth(2, 1 << 30)
+    depth = QueueDepth(2)
     for _ in range(100):
         for _ in range(3):  # one less than the queue holds
-            depth.take()
-        depth.wait(10)
+            depth.note(has_waited=False)
+        depth.note(has_waited=True)
     assert depth.value == 2
 
 
 def test_the_first_batch_of_an_epoch_says_nothing() -> None:
-    depth = QueueDepth(2, 1 << 30)
+    depth = QueueDepth(2)
     fill(depth)
     depth.start_epoch()
-    depth.wait(10)
+    depth.note(has_waited=True)
     assert depth.value == 2
 
 
-def test_it_ends_at_16_and_at_the_budget() -> None:
-    for budget, deepest in ((1 << 30, 16), (100, 5)):
-        depth = QueueDepth(2, budget)
-        for _ in range(40):
-            fill(depth)
-            depth.wait(10)
-        assert depth.value == deepest
-
-
-def test_it_shrinks_when_batches_have_become_larger() -> None:
-    depth = QueueDepth(2, 100, value=5)
-    depth.wait(10)
-    assert depth.value == 5
-    depth.wait(17)
-    assert depth.value == 2
+def test_it_ends_at_16() -> None:
+    depth = QueueDepth(2)
+    for _ in range(40):
+        fill(depth)
+        depth.note(has_waited=True)
+    assert depth.value == 16
 
 
 # ---- in loaders
@@ -190,16 +181,3 @@ def test_other_words_are_torchs_error() -> None:
     for make in (DataLoader, TorchLoader):
         with pytest.raises(TypeError):
             make(Items(), num_workers=1, prefetch_factor="automatic")
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_queue_that_shrinks_asks_for_no_more_until_it_has(path: str) -> None:
-    held = HeldAt(0)
-    loader = DataLoader(Items(60, held), 1, num_workers=1, prefetch_factor="auto", **PATHS[path])
-    loader.memory_budget = 2 << 10  # two batches
-    loader._shared.depth = 8  # what an epoch of smaller batches has found
-    iterator: Any = iter(loader)
-    assert iterator._send_idx == 8
-    open_when_waited_for(held.gate, iterator)
-    assert [int(batch[0, 0]) for batch in iterator] == list(range(60))
-    assert loader.stats().prefetch_factor == 2

@@ -152,7 +152,7 @@ def test_a_stream_can_be_saved_and_starts_anew(size: int | None, workers: int) -
     state = state_of(loader)
     assert state["yielded"] == 2
     other = DataLoader(Stream(), batch_size=size, num_workers=workers)
-    loads_anew(other, state, r"after 2 batches .* \(Stream\) knows where it stands")
+    loads_anew(other, state, r"cannot be resumed there.* \(Stream\) knows where it stands")
     assert_same(list(other), list(loader))
     assert other.state_dict()["epoch"] == 1
 
@@ -194,7 +194,7 @@ def test_after_another_batch_size_the_epoch_starts_anew() -> None:
     loader.batch_sampler.batch_size = 7  # type: ignore[union-attr]
     next(iterator)
     state = loader.state_dict()
-    loads_anew(loader, state, "batch_size was changed from 5 to 7")
+    loads_anew(loader, state, "batch_size was changed in the epoch")
     assert [len(batch) for batch in labels(loader)] == [7] * 7 + [1]
 
 

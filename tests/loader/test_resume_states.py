@@ -159,7 +159,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]]
     "not begun": (damaged(begun=False), ValueError, "must be 0 where no epoch has begun, got 2"),
     "begun text": (damaged(begun="yes"), TypeError, "must be a bool, got 'yes'"),
     "fits": (damaged(fits=[]), TypeError, r"state\['fits'\] must be a dict, got \[\]"),
-    "no facts": (damaged(fits={}), ValueError, r"state\['fits'\] must be a dict of facts"),
+    "no facts": (damaged(fits={}), ValueError, r"state\['fits'\] has no"),
     "sampler epoch": (damaged(sampler_epoch=-2), ValueError, r"must be an int in \[-1, .*, got -2"),
     "random epoch": (damaged(random_epoch=-1), ValueError, r"must be an int in \[0, .*, got -1"),
     "no random epoch": (without("random_epoch"), ValueError, "state has no 'random_epoch'"),

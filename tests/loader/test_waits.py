@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from workers import wait_until
 
 from fastloop import DataLoader
-from fastloop.loader import torch_iters
+from fastloop.loader import shared
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +31,8 @@ class Slow:
 
 
 def made_slowly(i: int) -> Slow:
-    begin = torch_iters.perf_counter_ns()
-    while torch_iters.perf_counter_ns() - begin < 20_000_000:
+    begin = shared.perf_counter_ns()
+    while shared.perf_counter_ns() - begin < 20_000_000:
         pass
     return Slow(i)
 
@@ -115,7 +115,7 @@ def test_without_workers_the_making_of_a_batch_is_a_wait(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(torch_iters, "perf_counter_ns", clock)
+    monkeypatch.setattr(shared, "perf_counter_ns", clock)
 
     class Takes(Dataset[int]):
         def __len__(self) -> int:

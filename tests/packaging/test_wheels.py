@@ -101,6 +101,7 @@ def test_the_wheel_is_small_and_holds_the_package_alone(wheel: Path) -> None:
     info = f"fastloop-{parts_of(wheel)['version']}.dist-info/"
     assert [name for name in names if not name.startswith(("fastloop/", info))] == []
     assert {"fastloop/py.typed", "fastloop/_core.pyi"} <= {*names}
+    assert "fastloop/tools/report/page.html" in names
     assert len([name for name in names if name.endswith(".so")]) == 1
 
 

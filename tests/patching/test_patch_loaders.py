@@ -28,7 +28,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import fastloop
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.patching.seams import Place
 
@@ -463,10 +463,10 @@ def test_a_thread_may_end_during_the_check(monkeypatch: pytest.MonkeyPatch) -> N
     thread = threading.Thread(target=is_over.wait)
     thread.start()
 
-    def end_it(place: Place) -> None:
+    def end_it(place: Place, anew: bool = False) -> None:
         is_over.set()
         thread.join()
-        put_in(place)
+        put_in(place, anew)
 
     monkeypatch.setattr(Place, "put_in", end_it)
     status = fastloop.patch("dataloader").seams["dataloader"]

@@ -22,7 +22,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fastloop
-from fastloop.patching import scaler_seam
+from fastloop.patching import step_seams
 
 NAMES = ("unscale_", "_unscale_grads_", "_check_scale_growth_tracker", "step", "update")
 TORCHS = [vars(TorchScaler)[name] for name in NAMES]
@@ -112,7 +112,7 @@ LEFT: dict[str, tuple[Callable[[], list[torch.Tensor]], str]] = {
     "overlap": (overlapping, "gradients overlap, have gaps in memory or are traced"),
     "device": (
         lambda: params_of(torch.ones(3), torch.ones(3, device="meta")),
-        "gradients are on several devices",
+        "gradients are on cpu, meta",
     ),
 }
 
@@ -292,7 +292,7 @@ def test_a_torch_that_differs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
         scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = flags
         return True
 
-    monkeypatch.setattr(scaler_seam, "unscale_at_once", forget)
+    monkeypatch.setattr(step_seams, "unscale_at_once", forget)
     found = fastloop.patch(verbose=False).seams
     assert not found["grad_scaler"].is_on
     assert "differs from those that fastloop knows" in found["grad_scaler"].why

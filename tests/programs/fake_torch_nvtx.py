@@ -4,13 +4,6 @@ import sys
 
 import torch
 
-
-def raise_error(name):
-    raise RuntimeError("NVTX functions not installed")
-
-
-torch.cuda.nvtx.mark = raise_error
-if sys.argv[1:]:
-    torch.cuda.nvtx.mark = lambda name: None
-    torch.cuda.nvtx.range_push = lambda name: print("push", name)
-    torch.cuda.nvtx.range_pop = lambda: print("pop")
+torch.version.cuda = "13.0" if sys.argv[1:] else None
+torch.cuda.nvtx.range_push = lambda name: print("push", name)
+torch.cuda.nvtx.range_pop = lambda: print("pop")

@@ -147,7 +147,7 @@ def test_a_default_device_does_not_matter(path: type[GradList]) -> None:
         assert float(path().collect([]).norm_check(found)) == 0
         grads = path().collect([tensor])
         norm = grads.norm_check(found, scale=scale)
-        grads.scale_(grads.clip_factor(norm, 1.0, scale=scale))
+        grads.scale_(grads.clip_factor(norm, 1.0, scale, 1.0))
         if path is GradList:
             assert grads.unscale_and_clip(
                 thread_pool(), [{"params": [parameter]}], scale, found, None
@@ -183,8 +183,8 @@ def test_norms(dtype: torch.dtype, norm_type: float) -> None:
     ours, theirs = both_paths(dtype)
     found, scale = new_flag(CPU), torch.tensor(64.0)
     for options in ({}, {"scale": scale}, {"scale": scale, "divisor": 3.0}, {"divisor": -2.0}):
-        norm = ours.norm_check(found, norm_type=norm_type, **options)
-        expected = theirs.norm_check(found, norm_type=norm_type, **options)
+        norm = ours.norm_check(found, p=norm_type, **options)
+        expected = theirs.norm_check(found, p=norm_type, **options)
         assert norm.dtype is torch.float64 and norm.dim() == 0
         torch.testing.assert_close(norm, expected.abs(), rtol=1e-13, atol=0)
     assert found == 0
@@ -199,7 +199,7 @@ def test_what_is_not_finite_is_found(dtype: torch.dtype, value: float, place: in
             ours, _ = both_paths(dtype)
             ours.tensors[place][at] = value
             found = new_flag(CPU)
-            norm = ours.norm_check(found, norm_type=norm_type)
+            norm = ours.norm_check(found, p=norm_type)
             assert found == 1.0
             assert norm.isnan() if value != value else norm == inf
     found = new_flag(CPU)
@@ -213,7 +213,7 @@ def test_large_gradients_are_no_false_alarm(norm_type: float) -> None:
     grads = GradList().collect(
         [torch.full((4,), 3e38), torch.full((2,), -1e200, dtype=torch.float64)]
     )
-    norm = grads.norm_check(found, norm_type=norm_type)
+    norm = grads.norm_check(found, p=norm_type)
     assert found == 0
     assert norm == (inf if norm_type == 2 else 2e200 if norm_type == 1 else 1e200)
     norm = GradList().collect([torch.full((4,), 3e38)]).norm_check(found)
@@ -262,15 +262,9 @@ def test_clip_factor(max_norm: float | None) -> None:
     scale = torch.tensor(8.0)
     for value in (0.0, 1e-9, 0.9, 1.0, 1.1, 3e10, inf, nan):
         norm = torch.tensor(value, dtype=torch.float64)
-        for options in (
-            {},
-            {"scale": scale},
-            {"scale": scale, "divisor": 3.0},
-            {"found_inf": torch.tensor(0.0)},
-            {"found_inf": torch.tensor(1.0), "scale": scale},
-        ):
-            factor = ours.clip_factor(norm, max_norm, **options)
-            expected = theirs.clip_factor(norm, max_norm, **options)
+        for by in ((None, 1.0), (scale, 1.0), (scale, 3.0)):
+            factor = ours.clip_factor(norm, max_norm, *by)
+            expected = theirs.clip_factor(norm, max_norm, *by)
             torch.testing.assert_close(factor, expected, rtol=1e-15, atol=0, equal_nan=True)
 
 

@@ -18,9 +18,8 @@ import torch
 from helpers import assert_same
 
 from fastloop import GradScaler
-from fastloop.step.boundary import step_checked
 from fastloop.step.grad_list import GradList
-from fastloop.step.outcomes import takes_grad_scale
+from fastloop.step.scaler import takes_grad_scale
 
 TorchScaler = torch.amp.GradScaler
 INF = math.inf
@@ -115,8 +114,7 @@ def test_disabled_scaler_only_steps_and_clips() -> None:
     assert scaler.state_dict() == {} and scaler.get_scale() == 1.0
     assert (scaler.skipped_steps, scaler.last_step_skipped()) == (0, False)
     assert not pickle.loads(pickle.dumps(scaler)).is_enabled()
-    assert step_checked(scaler, optimizer, torch.ones(()), None) is None
-    assert len(optimizer.calls) == 2
+    assert len(optimizer.calls) == 1
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -301,8 +299,8 @@ def test_update_leaves_flags_as_they_are() -> None:
     """torch adds all flags into the first."""
     first, second = Recorder(param(1.0)), Recorder(param(1.0))
     scaler, flag = ready(), torch.zeros(())
-    step_checked(scaler, first, flag, None)
-    step_checked(scaler, second, torch.ones(()), None)
+    for optimizer, found in ((first, flag), (second, torch.ones(()))):
+        scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {flag.device: found}
     scaler.update()
     assert flag.item() == 0.0 and scaler.get_scale() == 2.0**15
 
@@ -320,11 +318,8 @@ def test_a_flag_that_is_not_0d_is_torchs(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- what is set on fused optimizers
 
 
-@pytest.mark.parametrize("is_checked", [False, True], ids=["step", "step_checked"])
 @pytest.mark.parametrize("of_user", [None, 3.0])
-def test_nothing_stays_on_an_optimizer_whose_step_raises(
-    of_user: float | None, is_checked: bool
-) -> None:
+def test_nothing_stays_on_an_optimizer_whose_step_raises(of_user: float | None) -> None:
     p = param(1.0)
     scaler, optimizer = ready(8.0), Recorder(p, fused=True)
     if of_user is not None:
@@ -333,53 +328,13 @@ def test_nothing_stays_on_an_optimizer_whose_step_raises(
     for error in (KeyError("mine"), None):
         optimizer.error = had["error"] = error
         try:
-            if is_checked:
-                step_checked(scaler, optimizer, torch.zeros(()), torch.tensor(8.0))
-            else:
-                scaler.step(optimizer)
+            scaler.step(optimizer)
         except KeyError:
             assert vars(optimizer) == had
         else:
             assert error is None
             assert vars(optimizer).keys() == had.keys() - {"grad_scale"}  # torch's: once used
         assert optimizer.calls[-1]["grad_scale"] == 8.0 * (of_user or 1.0)
-
-
-# ---- step_checked: gradients that the caller has checked
-
-
-def test_step_checked_steps_by_the_flag_alone() -> None:
-    p = param(INF)
-    scaler, plain = ready(4.0), Recorder(p)
-    for value in (0.0, 1.0):
-        step_checked(scaler, plain, torch.tensor(value), None)
-        scaler.update()
-        assert scaler.last_step_skipped() == bool(value)
-    assert (len(plain.calls), scaler.skipped_steps, scaler.get_scale()) == (1, 1, 2.0)
-    fused = Recorder(p, fused=True)
-    for value in (0.0, 1.0):
-        flag = torch.tensor(value)
-        step_checked(scaler, fused, flag, None)
-        assert_same(fused.calls[-1], {"grad_scale": None, "found_inf": flag})
-        scaler.update()
-    assert scaler.skipped_steps == 2 and not {"grad_scale", "found_inf"} & vars(fused).keys()
-
-
-def test_step_checked_with_grad_scale_is_unscale_clip_step() -> None:
-    results = []
-    for is_checked in (True, False):
-        p = torch.ones(3, requires_grad=True)
-        p.grad = torch.tensor([3.0, 4.0, 12.0]) * 4
-        scaler, optimizer = ready(4.0), torch.optim.AdamW([p], lr=0.1, fused=True)
-        if is_checked:
-            step_checked(scaler, optimizer, torch.zeros(()), torch.tensor(4.0 * 13.0))
-        else:
-            scaler.unscale_and_clip_(optimizer, 1.0)
-            scaler.step(optimizer)
-        scaler.update()
-        results.append(p.detach())
-    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)
-    assert not torch.equal(results[0], torch.ones(3))
 
 
 def test_grad_scale_is_for_optimizers_that_look_for_it() -> None:
@@ -403,25 +358,6 @@ def test_grad_scale_is_for_optimizers_that_look_for_it() -> None:
     step.__wrapped__ = fail  # type: ignore[attr-defined]
     optimizers[1].step = step  # type: ignore[method-assign]
     assert not takes_grad_scale(optimizers[1])
-
-
-def test_step_checked_is_refused_as_unscale_and_step_are() -> None:
-    zero = torch.zeros(())
-    optimizer = Recorder(param(1.0), fused=True)
-    scaler = GradScaler("cpu")
-    never = message(AssertionError, lambda: step_checked(scaler, optimizer, zero, None))
-    assert never == message(AssertionError, lambda: scaler.step(optimizer))
-    scaler.scale(zero)
-    scaler.unscale_(optimizer)
-    twice = message(RuntimeError, lambda: step_checked(scaler, optimizer, zero, None))
-    assert twice == message(RuntimeError, lambda: scaler.unscale_(optimizer))
-    scaler.step(optimizer)
-    after = message(RuntimeError, lambda: step_checked(scaler, optimizer, zero, zero))
-    assert after == message(RuntimeError, lambda: scaler.step(optimizer))
-    assert not {"grad_scale", "found_inf"} & vars(optimizer).keys()
-    scaler.update()
-    scaler.step(optimizer)
-    assert optimizer.calls[-1]["grad_scale"] == scaler.get_scale()  # as if nothing had happened
 
 
 def test_nothing_of_an_optimizer_is_kept() -> None:

@@ -63,10 +63,10 @@ def norm_of(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=name_of)
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf, 0.5])
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
 def test_the_norm_is_torchs(mix: tuple[torch.dtype, ...], norm_type: float) -> None:
     found_inf = new_flag(torch.device("cpu"))
-    ours = GradList().collect(gradients(mix)).norm_check(found_inf, norm_type=norm_type)
+    ours = GradList().collect(gradients(mix)).norm_check(found_inf, p=norm_type)
     assert not found_inf
     torch.testing.assert_close(ours, norm_of(gradients(mix), norm_type), rtol=1e-12, atol=0)
 

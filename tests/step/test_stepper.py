@@ -430,7 +430,7 @@ def test_fsdp_like_modules_are_told_when_to_reduce() -> None:
     model = Sharded(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for wrong in ({"accum_dtype": torch.float32}, {"on_nonfinite": "micro"}):
-        with pytest.raises(ValueError, match="FSDP modules do not have"):
+        with pytest.raises(ValueError, match="FSDP does not have"):
             Stepper(optimizer, model=model, **wrong)
     stepper = Stepper(optimizer, 3, model=[torch.nn.Sequential(model)])
     for i in stepper.iterate(range(8)):

@@ -17,7 +17,7 @@ from helpers import TorchLoader, bits
 
 import fastloop
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 
 Program = Callable[[Any], Any]

@@ -294,7 +294,7 @@ def test_the_hosts_memory_is_not_tried_beyond_what_smaller_steps_took(
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({}, TypeError, "batch_size must be an int >= 1, got None .*keep='effective'"),
+        ({}, TypeError, "batch_size must be an int >= 1, got None .*keep=None"),
         ({"batch_size": 0}, ValueError, "batch_size must be an int >= 1, got 0"),
         ({"batch_size": 2.0}, TypeError, r"batch_size must be an int >= 1, got 2\.0"),
         (
@@ -320,7 +320,7 @@ def test_arguments_are_checked(
 def test_state_and_step_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
     find: Any = fastloop.find_batch_size
-    with pytest.raises(TypeError, match=r"a module and an optimizer, got SGD \(pass all that step"):
+    with pytest.raises(TypeError, match=r"a module and an optimizer, got SGD \(pass both\)"):
         find(bench.step, bench.optimizer, batch_size=4)
     with pytest.raises(TypeError, match="state must have a module and an optimizer, got Linear"):
         find(bench.step, bench.model, batch_size=4)
@@ -332,5 +332,5 @@ def test_state_and_step_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_that_does_not_train_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    with pytest.raises(RuntimeError, match=r"step_fn\(1\) must step an optimizer of state"):
+    with pytest.raises(RuntimeError, match=r"step_fn\(1\) must step an optimizer, but none"):
         fastloop.find_batch_size(lambda n: None, bench.model, bench.optimizer, batch_size=4)

@@ -72,42 +72,27 @@ def test_the_table_has_medians_intervals_and_what_is_not_known() -> None:
     assert "100.0 (90.0 - 110.0)" in rows["steps a second"]
     assert rows["steps a second"].endswith("2x (2.00x - 2.00x) better")
     assert rows["data wait a step"].endswith("no difference (1.00x - 1.00x)")
-    assert rows["CPU time a step"].split()[-3:] == ["n/a"] * 3
-    assert "GPU memory" not in rows and "between epochs" not in rows
+    assert not {"GPU memory", "between epochs", "CPU time a step"} & {*rows}  # not measured
     text = "\n".join(rows.values())
     assert "ended by itself after 3 of 5 steps" in text
     assert "EQUAL to the last bit in all 6 runs: 3 losses of 3 steps" in text
-    assert text.endswith("SPEED: patched is faster: 2x, 2.00x to 2.00x as many steps a second")
+    assert text.endswith("SPEED: patched / plain: 2x (2.00x - 2.00x) better")
 
 
 @pytest.mark.parametrize(
-    ("rates", "row", "last"),
+    ("rates", "row"),
     [
-        (
-            (50.0, 100.0, 200.0),
-            "cannot tell (0.500x - 2.00x); --rounds 7",
-            "cannot tell (0.500x to 2.00x",
-        ),
-        (
-            (98.0, 100.0, 102.0),
-            "no difference (0.980x - 1.02x)",
-            "no difference: patched within 3 %",
-        ),
-        (
-            (50.0, 51.0, 52.0),
-            "0.51x (0.500x - 0.520x) worse",
-            "patched is SLOWER: 0.51x, 0.500x to",
-        ),
+        ((50.0, 100.0, 200.0), "cannot tell (0.500x - 2.00x); --rounds 7"),
+        ((98.0, 100.0, 102.0), "no difference (0.980x - 1.02x)"),
+        ((50.0, 51.0, 52.0), "0.51x (0.500x - 0.520x) worse"),
     ],
 )
-def test_only_what_is_within_3_percent_is_no_difference(
-    rates: tuple[float, ...], row: str, last: str
-) -> None:
+def test_only_what_is_within_3_percent_is_no_difference(rates: tuple[float, ...], row: str) -> None:
     plain = [trial(total_s=4.0) for _ in rates]
     patched = [trial(steps_per_second=rate * 10) for rate in rates]
     table = make_table(plain, patched, 3)
     (found,) = (line for line in table.splitlines() if "steps a second  " in line)
-    assert found.endswith(row) and table.splitlines()[-1].startswith(f"SPEED: {last}")
+    assert found.endswith(row) and table.splitlines()[-1] == f"SPEED: patched / plain: {row}"
     assert "0.75x (0.750x - 0.750x) better" in table  # start to last step: less is better
 
 
@@ -120,7 +105,6 @@ def observe() -> Iterator[Callable[[int], TrialObserver]]:
 
     def open_one(limit: int) -> TrialObserver:
         opened.append(TrialObserver(limit, 0.0))
-        opened[-1].open()
         return opened[-1]
 
     before = torch.autograd.backward
@@ -217,7 +201,7 @@ def test_steps_that_a_scaler_skips_count(observe: Callable[[int], TrialObserver]
                 scaler.step(model.optimizer)
                 scaler.update()
     found = observer.to_dict()
-    assert found["steps"] == 2 and found["parameters"] is not None and found["cpu_s"] > 0
+    assert found["steps"] == 2 and found["cpu_s"] > 0
 
 
 # ---- programs

@@ -1,4 +1,4 @@
-"""How busy a GPU was, by an NVML that is a fake: what it counts, and why something is not known."""
+"""How busy a GPU was, as a fake of torch.cuda tells: what is counted, and why it is unknown."""
 
 from __future__ import annotations
 
@@ -10,50 +10,45 @@ import pytest
 from fastloop.tools.report.gpu import GpuUsage
 
 
-class FakeNvml:
-    """By UUID alone, 40 % busy."""
+class FakeCuda:
+    """Busy for 40 % of the time."""
 
-    fails = is_shut = False
+    def __init__(self, is_used: bool = True, error: Exception | None = None) -> None:
+        self.is_used, self.error = is_used, error
 
-    def nvmlInit(self) -> None:  # noqa: N802
-        pass
+    def is_initialized(self) -> bool:
+        return self.is_used
 
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.is_shut = True
+    def get_device_properties(self) -> Any:
+        return SimpleNamespace(uuid="1")
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid != "GPU-1":
-            raise RuntimeError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
-        if self.fails:
-            raise RuntimeError("Not Supported")
-        return SimpleNamespace(gpu=40)
+    def utilization(self) -> int:
+        if self.error is not None:
+            raise self.error
+        return 40
 
 
 def test_the_busy_share_is_the_drivers() -> None:
-    nvml = FakeNvml()
-    usage = GpuUsage(nvml, read=lambda: "GPU-1")
+    cuda = FakeCuda()
+    usage = GpuUsage(cuda)
     for _ in range(3):
         usage.look()
-    usage.end()
-    assert (usage.busy, usage.samples, nvml.is_shut) == (0.4, 3, True)
+    cuda.error = RuntimeError("for once")
+    usage.look()
+    assert (usage.busy, usage.samples, usage.uuid) == (0.4, 3, "GPU-1")
+    assert usage.why_unknown is None
 
 
 @pytest.mark.parametrize(
-    ("uuid", "fails", "why"),
+    ("cuda", "why"),
     [
-        (None, False, "no CUDA device is in use"),
-        ("GPU-2", False, "does not count it for GPU-2: Not Found"),
-        ("GPU-1", True, "does not count it for GPU-1: Not Supported"),
+        (FakeCuda(is_used=False), "no CUDA device is in use"),
+        (FakeCuda(error=RuntimeError("Not Supported")), "RuntimeError: Not Supported"),
+        (FakeCuda(error=ModuleNotFoundError("nvidia-ml-py")), "ModuleNotFoundError: nvidia-ml-py"),
     ],
 )
-def test_a_busy_share_that_is_not_known_is_none(uuid: str | None, fails: bool, why: str) -> None:
-    nvml = FakeNvml()
-    nvml.fails = fails
-    usage = GpuUsage(nvml, read=lambda: uuid)
+def test_a_busy_share_that_is_not_known_is_none(cuda: FakeCuda, why: str) -> None:
+    usage = GpuUsage(cuda)
     usage.look()
-    usage.end()
-    assert usage.busy is None and why in str(usage.why_unknown)
-    assert nvml.is_shut == (uuid is not None)
+    assert usage.busy is None and usage.why_unknown == why
+    assert (usage.uuid is None) == (not cuda.is_used)

@@ -55,7 +55,7 @@ def test_the_cpu_has_its_own_figures() -> None:
     assert 0 < use.free_bytes <= use.total_bytes
     assert 1 << 20 < use.allocated_bytes <= use.peak_allocated_bytes
     text = str(use)
-    assert text.startswith("memory of cpu\n  limit of this process") and "  resident, peak " in text
+    assert text.startswith("memory of cpu\n  limit fraction  ") and "\n  peak allocated  " in text
     assert text.count("n/a") == 3
 
 
@@ -67,7 +67,7 @@ def test_memory_of_the_cpu_follows_tensors() -> None:
 
 
 def test_the_cpu_has_no_limit_to_set() -> None:
-    text = r"limit_fraction must be None for cpu, got 0\.5 \(its allocator has no limit"
+    text = "limit_fraction must be None on cpu: it has no such limit"
     with pytest.raises(RuntimeError, match=text):
         fastloop.memory("cpu", limit_fraction=0.5)
 
@@ -101,10 +101,13 @@ def test_the_limit_is_set_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fastloop.memory().limit_fraction == 0.5
     assert str(use).splitlines() == [
         "memory of cuda:0",
-        "  limit of this process         50%",
-        "  free, total              66.0 GiB  80.0 GiB",
-        "  in tensors, peak         2.00 GiB  3.00 GiB",
-        "  reserved by torch, peak  4.00 GiB  5.00 GiB",
+        "  limit fraction       50%",
+        "  total           80.0 GiB",
+        "  free            66.0 GiB",
+        "  allocated       2.00 GiB",
+        "  reserved        4.00 GiB",
+        "  peak allocated  3.00 GiB",
+        "  peak reserved   5.00 GiB",
     ]
 
 
@@ -118,7 +121,7 @@ def test_trials_stop_short_of_the_margin_of_what_is_left_and_the_limit_is_put_ba
     with pytest.raises(ZeroDivisionError), on as trials:
         assert device.fraction == pytest.approx(limit / (80 * GIB))
         trial = trials.run(3)
-        assert (trial.peak_bytes, trial.fits) == (5 * GIB, True)
+        assert (trial.peak_bytes, trial.why) == (5 * GIB, "")
         assert device.calls == ["empty_cache", "reset_peak", "synchronize", "synchronize"]
         raise ZeroDivisionError
     assert device.fraction == fraction

@@ -17,7 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import fastloop.__main__
 from fastloop.tools.report import loader_source
-from fastloop.tools.report.gpu import GpuUsage, GpuWaits
+from fastloop.tools.report.gpu import GpuWaits
 from fastloop.tools.report.loader_source import LoaderSource, find_remedy
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.page import make_page
@@ -40,7 +40,7 @@ def loop_of(
     wait: float, compute: float, steps: int = 100, loader: LoaderSource | None = None
 ) -> LoopObserver:
     """A loop whose steps wait and compute for so many ms."""
-    observer = LoopObserver(clock=lambda: 0, usage=GpuUsage(read=lambda: None))
+    observer = LoopObserver(clock=lambda: 0)
     source = loader or observer.lookup_source(FakeLoader())
     observer.sources[:] = [source]
     recorder = observer.recorder
@@ -48,19 +48,19 @@ def loop_of(
     for _ in range(steps):
         recorder.enter_fetch(now, now)
         now += round(wait * MS)
-        recorder.leave_fetch(now, now, source, 2)
+        recorder.leave_fetch(now, now, source, None, None, "none")
         recorder.enter_update(now := now + round(compute * MS), now, 1)
         recorder.note_step(1)
         recorder.leave_update(now := now + MS // 2, now, 1)
     recorder.enter_fetch(now, now)
-    recorder.leave_fetch(now, now, source, error=StopIteration)
+    recorder.leave_fetch(now, now, source, None, StopIteration, "none")
     recorder.end(now)
     return observer
 
 
 def found_of(observer: LoopObserver) -> dict[str, Any]:
     texts = {"fastloop": "1", "torch": "2", "python": "3", "rank": 0, "began": "now"}
-    return {**summarize(observer), **texts, "ended_by": None, "ended_in": None}
+    return {**summarize(observer), **texts, "ended_by": None}
 
 
 @pytest.mark.parametrize(("data", "compute"), [(30, 10), (10, 30), (1, 50), (0, 5), (50, 0.1)])
@@ -82,7 +82,7 @@ def test_shares_and_medians_are_those_of_the_loop(data: float, compute: float) -
 
 def test_the_first_step_of_an_epoch_is_not_in_the_table() -> None:
     observer = loop_of(10, 10, 60)
-    observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, 0, True))
+    observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, True))
     found = found_of(observer)
     assert found["steps"]["steady"] == 40 and found["phases"]["data_wait"]["seconds"] == 0.4
 
@@ -95,7 +95,7 @@ def test_the_first_step_of_an_epoch_is_not_in_the_table() -> None:
          "loads list of 1,000 itself (num_workers=0). Next: num_workers 0→"),
         (1, 8.5, "partly input-bound", "PARTLY INPUT-BOUND: the loop waits 10% of each step"),
         (0.1, 9.4, "not input-bound", "NOT INPUT-BOUND: 1.0% of each step is waiting for data; a "
-         "faster loader cannot help this run. Most of it is forward and backward (94%)."),
+         "faster loader cannot help this run. Most of it is forward+backward (94%)."),
     ],
 )  # fmt: skip
 def test_verdicts(wait: float, compute: float, kind: str, text: str) -> None:
@@ -104,11 +104,8 @@ def test_verdicts(wait: float, compute: float, kind: str, text: str) -> None:
     assert verdict["basis"] == "host"
 
 
-def test_few_steps_are_said_to_be_few() -> None:
-    texts = {n: found_of(loop_of(1, 1, n))["verdict"]["text"] for n in (9, 30, 100)}
-    assert "NO VERDICT: there are 9 steps" in texts[9]
-    assert "(Seen in 10 steps; 50 would be surer.)" in texts[30]
-    assert "surer" not in texts[100]
+def test_few_steps_have_no_verdict() -> None:
+    assert "NO VERDICT: there are 9 steps" in found_of(loop_of(1, 1, 9))["verdict"]["text"]
 
 
 def test_no_steps_and_no_loader_have_no_verdict() -> None:
@@ -123,7 +120,7 @@ def test_no_steps_and_no_loader_have_no_verdict() -> None:
     bare.recorder.end(100 * MS)
     found = found_of(bare)
     assert "no batch came from a torch or fastloop DataLoader" in found["verdict"]["text"]
-    assert found["phases"]["data_wait"] is None and found["waits"] is None
+    assert found["phases"]["data_wait"] is None
     assert re.search(r"data wait +n/a +n/a +n/a +n/a", make_table(found))
 
 
@@ -139,16 +136,16 @@ WORKERS: dict[str, tuple[Any, ...]] = {
     "idle": (IDLE, "none", COMPUTES, "busy 10% only", "^a higher prefetch_factor"),
     "now and then": (IDLE, "others", COMPUTES, "head-of-line blocking", "in_order=False, .*prefet"),
     "one": (UNEVEN, "others", COMPUTES, "worker 0 is busy 98%, all on average 51%", "even cost"),
-    "ready": (IDLE, "ready", COMPUTES, "3.0 batches were ready", "^fewer and larger tensors"),
+    "ready": (IDLE, "ready", COMPUTES, "100% of the wait the batch was there", "^fewer and"),
     "torch": ([], "none", [0, 0], "torch's own iterators do not tell", "python -m fastloop run"),
-    "torch's order": ([], "others", [0, 0], "100% of the wait others were ready", "in_order=False"),
+    "torch's order": ([], "others", [0, 0], "100% of the wait other batches", "in_order=False"),
 }  # fmt: skip
 
 
 def verdict_of(
     source: LoaderSource, monkeypatch: pytest.MonkeyPatch, cpus: int = 8, wait: float = 10
 ) -> Any:
-    monkeypatch.setattr("fastloop.tools.report.verdict.count_cpus", lambda: cpus)
+    monkeypatch.setattr("fastloop.tools.report.summary.count_cpus", lambda: cpus)
     return found_of(loop_of(wait, 10, loader=source))["verdict"]
 
 
@@ -157,9 +154,7 @@ def test_the_cause_of_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     counts, waited, made, cause, advice = WORKERS[name]
     source = LoaderSource(FakeLoader(2))
     monkeypatch.setattr(source, "count_workers", lambda: tuple(counts))
-    monkeypatch.setattr(source, "mean_ready", lambda: 3.0)
-    monkeypatch.setattr(source, "note_batch", lambda ready, turn, wait: None)
-    source.waits[waited], source.made = 10, made
+    source.waits[waited], source.made = 10**12, made
     verdict = verdict_of(source, monkeypatch)
     assert re.search(cause, verdict["cause"]) and re.search(advice, verdict["next"]), verdict
 
@@ -238,6 +233,27 @@ def test_how_much_of_the_time_workers_do_not_wait(monkeypatch: pytest.MonkeyPatc
     assert source.made == [200, 30]
 
 
+@pytest.mark.parametrize(
+    ("early", "queued", "came", "turn"),
+    [
+        (0, 1, 1, "ready"),
+        (2, 1, 1, "ready"),
+        (0, 0, 1, "none"),
+        (1, 0, 1, "others"),  # it had come before its turn
+        (0, 1, 3, "others"),  # two came before the one whose turn it was
+    ],
+)
+def test_what_was_ready_is_judged_by_the_batch_whose_turn_it_was(
+    early: int, queued: int, came: int, turn: str
+) -> None:
+    source = LoaderSource(FakeLoader(2))
+    left = [None] * (early + came - 1)
+    iterator = SimpleNamespace(_task_info=left, _tasks_outstanding=0)
+    source._iterator = lambda: iterator
+    source._early, source._queued = early, queued
+    assert source.end_batch(0, False) == turn
+
+
 # ---- a GPU
 
 
@@ -268,6 +284,12 @@ class FakeCuda:
     def is_current_stream_capturing(self) -> bool:
         return self.is_graph
 
+    def get_device_properties(self) -> Any:
+        return SimpleNamespace(uuid="1")
+
+    def utilization(self) -> int:
+        return 40
+
     def Event(self, enable_timing: bool) -> FakeEvent:  # noqa: N802
         self.made += 1
         return FakeEvent()
@@ -280,7 +302,7 @@ class FakeIter:
 def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes late, goes to its own step, and decides the verdict."""
     cuda, clock = FakeCuda(), [0]
-    observer = LoopObserver(lambda: clock[0], GpuWaits(cuda), GpuUsage(read=lambda: None))
+    observer = LoopObserver(lambda: clock[0], cuda)
     iterator = FakeIter()
     optimizer = SimpleNamespace()
     for number in range(100):
@@ -298,7 +320,6 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     observer.end()
     steps = list(observer.recorder.steps)
     assert [step.gpu_wait / MS for step in steps[:98]] == [0.0, 4.0] * 49
-    assert cuda.made < 200  # they are used again
     found = found_of(observer)
     assert found["verdict"]["basis"] == "gpu" and found["gpu_wait"]["share"] == pytest.approx(0.1)
     assert "the GPU waits 10% of each step" in found["verdict"]["text"]
@@ -309,7 +330,6 @@ def test_events_that_have_not_fired_are_asked_again() -> None:
     recorder = loop_of(1, 1, 2).recorder
     run = SimpleNamespace(step=1)
     waits = GpuWaits(FakeCuda())
-    waits.look()
     waits.begin()
     FakeEvent.now += 3
     pair = waits.end()
@@ -332,7 +352,6 @@ def test_calls_inside_each_other_are_one() -> None:
 def test_no_event_is_recorded_into_a_graph() -> None:
     cuda = FakeCuda()
     waits = GpuWaits(cuda)
-    waits.look()
     cuda.is_graph = True
     waits.begin()
     assert waits.end() is None and cuda.made == 0
@@ -397,7 +416,7 @@ def test_a_page_of_many_uneven_steps_and_many_workers_is_small() -> None:
         observer.sources.append(source)
     for number in range(16_384):
         parts = (number * k % 9973 * 1000 for k in range(1, 6))
-        observer.recorder.steps.append((number, *parts, -1, number % 9, 0))
+        observer.recorder.steps.append((number, *parts, -1, 0))
     assert len(make_page(found_of(observer)).encode()) <= 200_000
 
 
@@ -421,7 +440,6 @@ def test_the_trace_is_nested() -> None:
         else:
             assert event["ts"] >= inside - 1e-6 and event["ts"] + event["dur"] <= end + 1e-6
             inside = event["ts"] + event["dur"]
-    assert [e["args"] for e in trace["traceEvents"] if e["ph"] == "C"] == [{"batches": 2}] * 50
 
 
 def test_the_table_fits_a_terminal() -> None:
@@ -434,7 +452,7 @@ def test_the_table_fits_a_terminal() -> None:
 def test_the_table_has_the_mean_that_its_shares_are_of_and_no_gpu_where_there_is_none() -> None:
     observer = loop_of(1, 3, 60)
     for _ in range(10):
-        observer.recorder.steps.append((0, MS, -1, 503 * MS, MS // 2, 0, -1, 0, False))
+        observer.recorder.steps.append((0, MS, -1, 503 * MS, MS // 2, 0, -1, False))
     found = found_of(observer)
     text = make_table(found)
     assert re.search(r"forward\+backward +99% +103 ms +3\.00 ms +503 ms\n", text), text
@@ -449,25 +467,20 @@ def test_the_table_has_the_mean_that_its_shares_are_of_and_no_gpu_where_there_is
 def test_steps_a_second_are_those_of_the_table() -> None:
     """The first one imports things, compiles and warms up."""
     observer = loop_of(1, 1, 0)
-    observer.recorder.steps.append((0, 0, -1, 9000 * MS, 0, 0, -1, 0, True))
+    observer.recorder.steps.append((0, 0, -1, 9000 * MS, 0, 0, -1, True))
     for _ in range(50):
-        observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, 0, False))
+        observer.recorder.steps.append((0, 0, -1, 10 * MS, 0, 0, -1, False))
     found = found_of(observer)
     assert found["steps"]["per_second"] == pytest.approx(100)
     assert "51 steps, 100.0 a second once warm" in make_table(found)
 
 
-@pytest.mark.parametrize(("load", "why"), [(9.0, "(load 9.0, 2 CPUs allowed)"), (0.5, "longer. M")])
-def test_uneven_steps_blame_nothing_with_confidence(
-    load: float, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.getloadavg", lambda: (load, 0, 0))
-    monkeypatch.setattr("fastloop.tools.report.verdict.count_cpus", lambda: 2)
+def test_uneven_steps_blame_nothing_with_confidence() -> None:
     observer = loop_of(0.1, 3, 60)
     for _ in range(10):
-        observer.recorder.steps.append((0, 0, -1, 900 * MS, 0, 0, -1, 0, False))
+        observer.recorder.steps.append((0, 0, -1, 900 * MS, 0, 0, -1, False))
     text = found_of(observer)["verdict"]["text"]
-    assert "unevenly: one step in 20 takes 300 times the median" in text and why in text
+    assert "unevenly: one step in 20 takes 300 times the median or longer. Measure again" in text
     assert "unevenly" not in found_of(loop_of(0.1, 3, 60))["verdict"]["text"]
 
 

@@ -187,7 +187,7 @@ def test_nothing_is_named_without_a_tool(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- Nsight
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-NVTX = (PROGRAMS / "fake_nvtx.py").read_text()
+NVTX = (PROGRAMS / "fake_torch_nvtx.py").read_text() + "\n"
 PROGRAM = (PROGRAMS / "ranged_step.py").read_text()
 
 
@@ -195,39 +195,29 @@ def tell(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
 
 
-def test_ranges_of_nvtx_have_a_domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsight_sees_the_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/tool.so")
-    (tmp_path / "nvtx.py").write_text(NVTX)
-    out = run_script(tmp_path, PROGRAM, is_fresh=True)
+    out = run_script(tmp_path, NVTX + PROGRAM, "with", is_fresh=True)
     assert out.splitlines() == tell("""
-        push next fastloop
-        pop fastloop
-        push clip fastloop
-        pop fastloop
-        push step fastloop
-        push unscale fastloop
-        pop fastloop
-        pop fastloop
-        push next fastloop
-        pop fastloop
+        push fastloop::next
+        pop
+        push fastloop::clip
+        pop
+        push fastloop::step
+        push fastloop::unscale
+        pop
+        pop
+        push fastloop::next
+        pop
     """)
 
 
-def test_without_the_package_torch_has_ranges_where_it_is_built_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/tool.so")
-    (tmp_path / "nvtx.py").write_text("raise ImportError('not installed')")
-    fake = (PROGRAMS / "fake_torch_nvtx.py").read_text() + "\n"
-    out = run_script(tmp_path, fake + PROGRAM, "with", is_fresh=True)
-    assert out.splitlines()[:2] == ["push fastloop::next", "pop"]
-    assert run_script(tmp_path, fake + PROGRAM, is_fresh=True) == ""
-
-
-def test_the_package_is_not_imported_without_a_tool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_tool", [False, True])
+def test_no_ranges_without_a_tool_or_without_nvtx_in_torch(
+    has_tool: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
-    (tmp_path / "nvtx.py").write_text(NVTX)
-    last = "\nimport sys; assert 'nvtx' not in sys.modules"
-    assert run_script(tmp_path, PROGRAM + last, is_fresh=True) == ""
+    if has_tool:
+        monkeypatch.setenv("NVTX_INJECTION64_PATH", "/tool.so")
+    arguments = [] if has_tool else ["with"]
+    assert run_script(tmp_path, NVTX + PROGRAM, *arguments, is_fresh=True) == ""

@@ -95,11 +95,11 @@ def test_threads_where_they_are_asked_for() -> None:
 
 def test_notes_name_what_helps_more_than_workers() -> None:
     loader = TorchLoader(Waits(), 4)
-    search = SimpleNamespace(is_complete=True)
     now, found = Setting(0), Setting(2, 2)
 
     def note(load_cpu_s: float) -> str:
-        return " ".join(_notes(loader, now, found, search, Batch(1, load_cpu_s, 0, 0, 1)))  # type: ignore[arg-type]
+        search: Any = SimpleNamespace(is_complete=True, batch=Batch(1, load_cpu_s, 0, 0, 1))
+        return " ".join(_notes(loader, now, found, search))
 
     assert "paths=['thread']" in note(0.1) and "thread" not in note(0.9)
     loader.dataset.files = ["a.jpg"]  # type: ignore[attr-defined]

@@ -264,7 +264,7 @@ def test_values_are_checked() -> None:
         ValueError, match=r"on_worker_death must be one of 'raise', 'restart', got 'res"
     ):
         DataLoader(dataset, on_worker_death="resume")
-    with pytest.raises(ValueError, match="use path='auto' or 'process'"):
+    with pytest.raises(ValueError, match="use path='auto'"):
         DataLoader(dataset, on_worker_death="restart", path="torch")
     with pytest.raises(TypeError):
         TorchLoader(dataset, on_worker_death="restart")  # type: ignore[call-arg]

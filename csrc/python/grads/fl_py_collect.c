@@ -13,8 +13,9 @@ int fl_py_grads_open(fl_py_grads *self, PyObject *tensor_type, PyObject *written
     self->written = Py_NewRef(written);
     self->new_number = Py_NewRef(new_number);
     self->launcher.new_scratch = Py_NewRef(new_scratch);
-    if (fl_py_dlpack_open(tensor_type, &self->dlpack) != 0) return -1;
-    self->is_neg = PyObject_GetAttrString(tensor_type, "is_neg");
+    bool is_known = tensor_type != Py_None;
+    if (is_known && fl_py_dlpack_open(tensor_type, &self->dlpack) != 0) return -1;
+    self->is_neg = is_known ? PyObject_GetAttrString(tensor_type, "is_neg") : Py_NewRef(Py_None);
     self->name_grad = PyUnicode_InternFromString("grad");
     self->name_params = PyUnicode_InternFromString("params");
     self->name_dtype = PyUnicode_InternFromString("dtype");
@@ -98,7 +99,8 @@ static int add_tensor(fl_py_grads *self, PyObject *tensor)
 
 static int add_gradient(fl_py_grads *self, PyObject *parameter)
 {
-    if (!PyObject_TypeCheck(parameter, self->dlpack.tensor_type)) self->is_plain = false;
+    if (self->is_plain && !PyObject_TypeCheck(parameter, self->dlpack.tensor_type))
+        self->is_plain = false;
     PyObject *gradient = PyObject_GetAttr(parameter, self->name_grad);
     if (gradient == NULL) return -1;
     int status = gradient != Py_None ? add_tensor(self, gradient) : 0;
@@ -135,7 +137,7 @@ static int begin(fl_py_grads *self)
     fl_tensor_list_begin(&self->list);
     self->device = FL_PY_CPU;
     self->types = 0;
-    self->is_plain = true;
+    self->is_plain = self->dlpack.api != NULL;
     return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
 }
 

@@ -28,7 +28,7 @@ typedef struct fl_py_grads {
 } fl_py_grads;
 
 /* 0, or -1 and an exception; either way fl_py_grads_clear and _free take it apart. The references
- * are borrowed. */
+ * are borrowed. Without a tensor_type (None) no tensors are plain. */
 int fl_py_grads_open(fl_py_grads *self, PyObject *tensor_type, PyObject *written,
                      PyObject *new_number, PyObject *new_scratch);
 int fl_py_grads_traverse(fl_py_grads *self, visitproc visit, void *arg);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import takewhile
 from typing import Any
 
@@ -16,7 +17,7 @@ from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array
 from fastloop.data.image_folder import decode as decoders
-from fastloop.data.image_folder.cache import ImageCache
+from fastloop.data.image_folder.cache import open_cache
 from fastloop.data.transforms.dataset_transform import SizedPlans, compile_transform
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
@@ -43,20 +44,15 @@ def _read_extensions(extensions: Any) -> tuple[str, ...]:
     return tuple(name.lower() for name in given)
 
 
-def _list_classes(root: str) -> list[str]:
-    """List the folders in the root, sorted."""
+def _list_samples(
+    root: str, extensions: tuple[str, ...]
+) -> tuple[list[str], list[tuple[str, int]]]:
+    """List the classes, which are the folders in the root, and (path, number of the class) of each
+    file with one of the extensions, at any depth and behind links, in torchvision's order."""
     with os.scandir(root) as entries:
         classes = sorted(entry.name for entry in entries if entry.is_dir())
     if not classes:
         raise FileNotFoundError(f"Couldn't find any class folder in {root}.")
-    return classes
-
-
-def _list_samples(
-    root: str, classes: Sequence[str], extensions: tuple[str, ...]
-) -> list[tuple[str, int]]:
-    """List (path, number of the class) of each file with one of the extensions, at any depth and
-    behind links, in torchvision's order."""
     # torchvision sorts the triples of os.walk, so a folder comes before its contents.
     samples = [
         (os.path.join(folder, file), target)
@@ -66,13 +62,13 @@ def _list_samples(
         if file.lower().endswith(extensions)
     ]
     there = {target for _, target in samples}
-    empty = [name for target, name in enumerate(classes) if target not in there]
-    if empty:
+    if len(there) < len(classes):
+        empty = ", ".join(name for target, name in enumerate(classes) if target not in there)
         raise FileNotFoundError(
-            f"Found no valid file for the classes {', '.join(empty)}. "
+            f"Found no valid file for the classes {empty}. "
             f"Supported extensions are: {', '.join(extensions)}"
         )
-    return samples
+    return classes, samples
 
 
 class ImageFolder(EpochDataset):
@@ -136,16 +132,13 @@ class ImageFolder(EpochDataset):
         self._out_layout = read_choice("out_layout", out_layout, OUT_LAYOUTS)
         rule = "'auto', or a function from bytes to an array [height, width, 3] of uint8"
         decode = _read_function("decode", decode, ("auto",), rule)
-        self._decode: decoders.Decode = (
-            decoders.AutoDecoder() if isinstance(decode, str) else decode
-        )
+        self._decode = decoders.AutoDecoder() if isinstance(decode, str) else decode
         rule = "'raise', 'skip', or a function from (path, error) to an image"
         self._on_error = _read_function("on_error", on_error, ("raise", "skip"), rule)
         self._transform = transform
         self._plans, self._untranslated = self._compile(transform)
-        self.classes = _list_classes(self.root)
+        self.classes, self.samples = _list_samples(self.root, self.extensions)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
-        self.samples = _list_samples(self.root, self.classes, self.extensions)
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
         self.skipped_files: list[str] = []
@@ -164,8 +157,6 @@ class ImageFolder(EpochDataset):
         if plans is None and self._out_layout != "CHW":
             rule = f"'CHW' if C does not do the transform: {reason}"
             raise ValueError(make_message("out_layout", rule, self._out_layout))
-        if plans is None and decoders.find_module("PIL.Image") is None:
-            raise ImportError(f"transform needs a PIL.Image, because {reason} (pip install pillow)")
         return plans, reason
 
     @property
@@ -192,7 +183,7 @@ class ImageFolder(EpochDataset):
         # torch's collate stacks channels_last in another layout.
         like = plan.empty() if plan is not None and plan.out_layout != "channels_last" else None
         with borrow_places(like, len(indices)) as places:
-            # One by one: a thread that is closed stops between two samples (workers/threads.py).
+            # One by one: a worker thread that is closed stops between two samples.
             return [
                 self._sample(*read_item(index, len(self)), place)
                 for index, place in zip(indices, places, strict=True)
@@ -206,7 +197,7 @@ class ImageFolder(EpochDataset):
         pixels, source = self._read(row)
         target = self.samples[source][1]
         if self._plans is None:
-            return self._transform(decoders.find_module("PIL.Image").fromarray(pixels)), target
+            return self._transform(import_module("PIL.Image").fromarray(pixels)), target
         plan = self._plans.plan_for(pixels.shape)
         return plan.apply(pixels, row, self._epoch_now(), view, place), target
 
@@ -222,25 +213,17 @@ class ImageFolder(EpochDataset):
                 if self._on_error == "raise":
                     raise
                 if self._on_error != "skip":
-                    return self._replace(path, error), row
+                    image = self._on_error(path, error)
+                    who = f"on_error={decoders.name_of(self._on_error)}"
+                    return decoders.check_image(image, who, path), row
                 self._note_skipped(path, error)
                 first = first or error
         raise OSError(f"{first}; nor can the {tries - 1} files after it be read") from first
 
-    def _replace(self, path: str, error: OSError) -> Array:
-        who = f"on_error={decoders.name_of(self._on_error)}"
-        try:
-            return decoders.check_image(self._on_error(path, error), who, path)
-        except StopIteration as end:  # would end a loop over batches without an error
-            raise RuntimeError(f"{who} raised StopIteration for {path!r}") from end
-
     def _note_skipped(self, path: str, error: object) -> None:
         if not self.skipped_files:
-            warnings.warn(
-                f"ImageFolder skips {error}; the file after it takes its place. skipped_files "
-                "lists this and any that follow in this process",
-                stacklevel=2,
-            )
+            text = "the file after it takes its place. skipped_files lists those of this process"
+            warnings.warn(f"ImageFolder skips {error}; {text}", stacklevel=2)
         if path not in self.skipped_files:
             self.skipped_files.append(path)
 
@@ -269,25 +252,18 @@ class ImageFolder(EpochDataset):
                 pixels = baked.plan_for(pixels.shape).apply(pixels, 0).numpy()
             return pixels, source
 
-        on_error = self._on_error
         options = {
             "decode": decoders.name_of(self._decode),
             "transform": list(map(repr, self._baked)),
-            "on_error": on_error if isinstance(on_error, str) else decoders.name_of(on_error),
+            "on_error": decoders.name_of(self._on_error),
         }
-        cache = ImageCache(argument, self.root)
-        path, replaced = cache.open([path for path, _ in self.samples], options, make)
-        targets = torch.tensor(self.targets, dtype=torch.int64, device="cpu")
-        for row, source in replaced.items():
-            targets[row] = self.targets[source]
+        paths = [path for path, _ in self.samples]
+        path, replaced = open_cache(argument, self.root, paths, options, make)
+        targets = [self.targets[replaced.get(row, row)] for row in range(len(self))]
         self.skipped_files = [self.samples[row][0] for row in sorted(replaced)]
+        then, out = Compose(rest) if rest else ToDtype(torch.uint8), self._out_layout
         arrays = ArrayDataset(
-            path,
-            targets,
-            transform=Compose(rest) if rest else ToDtype(torch.uint8),
-            layout="HWC",
-            out_layout=self._out_layout,
-            seed=self._seed,
+            path, targets, transform=then, layout="HWC", out_layout=out, seed=self._seed
         )
         self._epoch = arrays._epoch
         return arrays
@@ -323,11 +299,7 @@ class ImageFolder(EpochDataset):
             lines.append(f"decoded: {self._cached!r}")
             lines += [f"  {op!r}: done in the cache" for op in self._baked]
             return "\n".join([*lines, self._cached.explain()])
-        who = (
-            self._decode.name
-            if isinstance(self._decode, decoders.AutoDecoder)
-            else decoders.name_of(self._decode)
-        )
+        who = getattr(self._decode, "name", None) or decoders.name_of(self._decode)
         where = "in the worker that loads the sample, or where dataset[i] is asked for"
         lines.append(f"decode: {who}, {where}")
         if self._plans is None:

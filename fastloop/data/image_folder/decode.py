@@ -31,51 +31,6 @@ def find_module(name: str) -> Any:
         return None
 
 
-class _SimpleJpeg:
-    """Decode JPEGs by simplejpeg, with Pillow's arithmetic and so with Pillow's bits."""
-
-    name = "simplejpeg"
-    start = b"\xff\xd8\xff"  # of the files that it takes
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-        self._own = threading.local()  # memory for an image: new pages cost a third of the time
-
-    def __call__(self, data: bytes) -> Array:
-        height, width, colors, _ = self._module.decode_jpeg_header(data)
-        if colors in ("CMYK", "YCCK"):  # simplejpeg and Pillow make RGB of these differently
-            raise ValueError(f"its colors are {colors}")
-        pillow = sys.modules.get("PIL.Image")
-        limit = _MAX_PIXELS if pillow is None else pillow.MAX_IMAGE_PIXELS
-        if limit is not None and height * width > 2 * limit:  # Pillow refuses these bombs, too
-            most = f"more than twice PIL.Image.MAX_IMAGE_PIXELS={limit}"
-            raise ValueError(f"it has {height} x {width} pixels, {most}")
-        count = height * width * 3
-        memory: Array | None = getattr(self._own, "memory", None)
-        if memory is None or memory.size < count:
-            memory = self._own.memory = np.empty(count, np.uint8)
-        image: Array = self._module.decode_jpeg(data, "RGB", buffer=memory)
-        return image
-
-
-class _Pillow:
-    """Decode files of any format as torchvision's loader does."""
-
-    name = "Pillow"
-    start = b""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __call__(self, data: bytes) -> Array:
-        try:
-            image = self._module.open(io.BytesIO(data))
-        except self._module.UnidentifiedImageError:  # its text has an address
-            raise ValueError("it has no format that Pillow knows") from None
-        with image:
-            return np.asarray(image.convert("RGB"))
-
-
 class AutoDecoder:
     """The installed decoders: the first that takes a file decodes it; if it fails, the next does.
 
@@ -87,23 +42,52 @@ class AutoDecoder:
     """
 
     def __init__(self) -> None:
-        simplejpeg, pillow = find_module("simplejpeg"), find_module("PIL.Image")
-        found = ((_SimpleJpeg, simplejpeg), (_Pillow, pillow))
-        self._decoders: list[Any] = [make(module) for make, module in found if module is not None]
-        self.name = ", ".join(decoder.name for decoder in self._decoders)
+        self._own = threading.local()  # memory for an image: new pages cost a third of the time
+        known = (
+            ("simplejpeg", b"\xff\xd8\xff", self._by_simplejpeg, find_module("simplejpeg")),
+            ("Pillow", b"", self._by_pillow, find_module("PIL.Image")),
+        )
+        self._decoders = [decoder for decoder in known if decoder[3] is not None]
+        self.name = ", ".join(name for name, *_ in self._decoders)
         if not self._decoders:
             raise ImportError("decode='auto' needs Pillow (pip install fastloop[images])")
 
+    def _by_simplejpeg(self, module: Any, data: bytes) -> Array:
+        """Decode a JPEG with Pillow's arithmetic and so with Pillow's bits."""
+        height, width, colors, _ = module.decode_jpeg_header(data)
+        if colors in ("CMYK", "YCCK"):  # simplejpeg and Pillow make RGB of these differently
+            raise ValueError(f"its colors are {colors}")
+        pillow = sys.modules.get("PIL.Image")
+        limit = _MAX_PIXELS if pillow is None else pillow.MAX_IMAGE_PIXELS
+        if limit is not None and height * width > 2 * limit:  # Pillow refuses these bombs, too
+            most = f"more than twice PIL.Image.MAX_IMAGE_PIXELS={limit}"
+            raise ValueError(f"it has {height} x {width} pixels, {most}")
+        count = height * width * 3
+        memory: Array | None = getattr(self._own, "memory", None)
+        if memory is None or memory.size < count:
+            memory = self._own.memory = np.empty(count, np.uint8)
+        image: Array = module.decode_jpeg(data, "RGB", buffer=memory)
+        return image
+
+    def _by_pillow(self, module: Any, data: bytes) -> Array:
+        """Decode a file of any format as torchvision's loader does."""
+        try:
+            image = module.open(io.BytesIO(data))
+        except module.UnidentifiedImageError:  # its text has an address
+            raise ValueError("it has no format that Pillow knows") from None
+        with image:
+            return np.asarray(image.convert("RGB"))
+
     def __call__(self, data: bytes) -> Array:
         reasons: list[str] = []
-        for decoder in self._decoders:
-            if data.startswith(decoder.start):
+        for name, start, decode, module in self._decoders:
+            if data.startswith(start):
                 try:
-                    return decoder(data)  # type: ignore[no-any-return]
+                    return decode(module, data)
                 except MemoryError:
                     raise
                 except Exception as error:  # decoders raise many types
-                    reasons.append(f"{decoder.name}: {str(error) or type(error).__name__}")
+                    reasons.append(f"{name}: {str(error) or type(error).__name__}")
         text = "; ".join(reasons) or f"{self.name} takes no such file: pip install pillow"
         raise ValueError(text)
 
@@ -113,9 +97,10 @@ class AutoDecoder:
 
 
 def name_of(function: Any) -> str:
-    """Return the name by which errors and caches know a decoder or an on_error function."""
-    if isinstance(function, AutoDecoder):
-        return "auto"
+    """Return the name by which errors and caches know a decoder or an on_error function, or the
+    word that stands for one."""
+    if isinstance(function, (AutoDecoder, str)):
+        return function if isinstance(function, str) else "auto"
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{getattr(function, '__module__', type(function).__module__)}.{name}"
 
@@ -143,7 +128,6 @@ def read_image(decode: Decode, path: str) -> Array:
     Raises:
         OSError: the file cannot be read or decoded; the text names it and the decoders.
         TypeError, ValueError: the decoder's result has the wrong type or shape.
-        MemoryError: there is no memory for the image.
     """
     who = name_of(decode)
     try:
@@ -152,8 +136,8 @@ def read_image(decode: Decode, path: str) -> Array:
         if not data:
             raise ValueError("it is empty")
         image = decode(data)
-    except MemoryError as error:
-        raise MemoryError(f"there is no memory to decode {path!r} with {who}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # decoders raise many types
         if isinstance(error, OSError) and error.filename == path:  # of opening it
             raise

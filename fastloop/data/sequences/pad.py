@@ -1,45 +1,292 @@
 """PadCollate and PackCollate: samples with sequences of different length as batches.
 
-C writes the sequences (``Collate``) if they are lists of plain numbers, arrays or tensors; torch's
-functions do otherwise, with the same results.
+A batch is taken apart into fields. C writes the sequences (``Collate``) if they are lists of plain
+numbers, arrays or tensors; torch's functions do otherwise, with the same results.
+docs/sequences-collate.md has the rules in one piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any
+from functools import reduce
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fastloop._core import Collate
 from fastloop.base.checks import make_message, read_choice, read_optional_int
+from fastloop.base.tensors import DTYPES
 from fastloop.base.torch_parts import default_collate
 from fastloop.data.collate import make_collate
-from fastloop.data.sequences.sample_fields import (
-    Fields,
-    SampleField,
-    as_tensors,
-    check_element,
-    is_number,
-    make_fill,
-    take_apart,
-)
 
 LABEL_PADDING = -100
 _INT32_MAX = 2**31 - 1
 
+# Hugging Face's names, and the padding that its tokenizers and collators give them. Integers of
+# these names come out as int64. The user chooses the padding of input_ids and decoder_input_ids.
+_PADDING: dict[Hashable, int] = {
+    **dict.fromkeys(("labels", "label", "label_ids"), -100),
+    **dict.fromkeys(("attention_mask", "decoder_attention_mask"), 0),
+    **dict.fromkeys(("token_type_ids", "position_ids"), 0),
+    "special_tokens_mask": 1,
+}
+_INT64 = {"input_ids", "decoder_input_ids", *_PADDING}
+_SEQUENCE = "a list of numbers, a 1-D array or a 1-D tensor"
 
-def _float_bits() -> int:
-    return torch.finfo(torch.get_default_dtype()).bits
+
+@dataclass
+class SampleField:
+    """The values of one field in the samples of a batch."""
+
+    key: Hashable  # in samples; 0 for bare sequences
+    name: Hashable  # in the batch
+    values: list[Any]
+    holds_sequences: bool
+    is_named: bool  # in dicts, whose names have a meaning
+
+    def of_sample(self, i: int) -> str:
+        """Return the name of a value in errors."""
+        return f"{self.key!r} of sample {i}" if self.is_named else f"place {self.key} of sample {i}"
+
+    def is_int64(self, mask: str = "") -> bool:
+        """Tell whether the integers come out as int64. ``mask``: the name of the mask."""
+        return self.is_named and (self.key in _INT64 or self.key == mask)
+
+    def padding(self, given: Any, mask: str = "") -> Any:
+        """Return the padding value, of the argument ``padding_value``."""
+        if isinstance(given, Mapping):
+            if self.key in given or self.name in given:
+                return given[self.key if self.key in given else self.name]
+            given = 0
+        known: dict[Hashable, Any] = {**_PADDING, mask: 0} if self.is_named else {}
+        return known.get(self.key, given)
+
+    def lengths(self) -> list[int]:
+        """Return the elements of each sequence."""
+        try:
+            return [len(value) for value in self.values]
+        except TypeError:
+            as_tensors(self, False)  # names the value that is not a sequence
+            raise
+
+
+@dataclass
+class Fields:
+    """A batch, taken apart."""
+
+    kind: type  # of a sample: dict; list for tuples and lists; object for bare sequences
+    all: list[SampleField]
+
+    def main(self) -> SampleField:
+        """Return the field that gives a batch its mask, lengths and segments."""
+        sequences = [field for field in self.all if field.holds_sequences]
+        if not sequences:
+            rule, remedy = f"of fields with {_SEQUENCE}", "for others, use torch's default collate"
+            raise TypeError(make_message("samples", rule, [f.key for f in self.all], remedy))
+        return next((field for field in sequences if field.key == "input_ids"), sequences[0])
+
+    def has(self, name: str) -> bool:
+        """Tell whether the batch has a field of this name."""
+        return self.kind is dict and any(field.name == name for field in self.all)
+
+    def join(self, outputs: dict[Hashable, Any]) -> Any:
+        """Return the batch of these outputs."""
+        if self.kind is dict:
+            return outputs
+        values = list(outputs.values())
+        return values[0] if self.kind is object and len(values) == 1 else values
+
+
+def is_number(value: object) -> bool:
+    """Tell a number that a sequence may hold, bools and 0-d tensors included."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 0
+    return isinstance(value, (int, float, np.number, np.bool_))
+
+
+def is_sequence(value: object) -> bool:
+    """Tell a sequence; of a list, the first element decides."""
+    if isinstance(value, (list, tuple)):
+        return not value or is_number(value[0])
+    return isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1
+
+
+def _describe(value: object) -> str:
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    return f"a {type(value).__name__}{shape}"
+
+
+def _kind_of(samples: Sequence[Any]) -> type:
+    first: Any = samples[0]
+    if isinstance(first, Mapping):
+        return dict
+    if isinstance(first, tuple):
+        return list
+    if isinstance(first, list):  # a sequence, or fields: an empty list leaves it to the next
+        full = next((sample for sample in samples if not isinstance(sample, list) or sample), [])
+        # The types of a long list are found ten times as fast as each number is looked at.
+        is_plain = isinstance(full, list) and set(map(type, full)) <= {int, float, bool}
+        return (
+            object if is_plain or (isinstance(full, list) and all(map(is_number, full))) else list
+        )
+    if is_sequence(first):
+        return object
+    rule = f"a dict or a tuple of fields, or {_SEQUENCE}"
+    raise TypeError(f"sample 0 must be {rule}, got {_describe(first)}")
+
+
+def _take_key(samples: Sequence[Any], key: Hashable) -> list[Any]:
+    try:
+        return [sample[key] for sample in samples]
+    except (KeyError, TypeError, IndexError):
+        odd = (
+            i for i, each in enumerate(samples) if not isinstance(each, Mapping) or key not in each
+        )
+        i = next(odd, 0)
+        error = KeyError if isinstance(samples[i], Mapping) else TypeError
+        rule = f"a dict with {key!r}, as sample 0 is"
+        raise error(f"sample {i} must be {rule}, got {_describe(samples[i])}") from None
+
+
+def _take_places(samples: Sequence[Any]) -> list[list[Any]]:
+    size = len(samples[0])
+    for i, sample in enumerate(samples):
+        is_tuple = isinstance(sample, (tuple, list))
+        if not is_tuple or len(sample) != size:
+            got = f"{len(sample)} fields" if is_tuple else _describe(sample)
+            rule = f"a tuple or list of {size} fields, as sample 0 is"
+            raise (ValueError if is_tuple else TypeError)(f"sample {i} must be {rule}, got {got}")
+    return [list(values) for values in zip(*samples, strict=True)]
+
+
+def take_apart(samples: Sequence[Any]) -> Fields:
+    """Return the fields of a batch.
+
+    Raises:
+        TypeError: samples that are neither fields nor sequences, or not alike.
+        ValueError: no samples, or tuples of different length.
+        KeyError: a dict that lacks a key of the first.
+    """
+    if len(samples) == 0:
+        raise ValueError("the batch has no samples")
+    kind = _kind_of(samples)
+    columns: dict[Hashable, list[Any]]
+    if kind is dict:
+        columns = {key: _take_key(samples, key) for key in samples[0]}
+    else:
+        columns = dict(enumerate([list(samples)] if kind is object else _take_places(samples)))
+    names = {key: key for key in columns}
+    if "input_ids" in names and "labels" not in names:  # as DataCollatorWithPadding names them
+        label = [key for key in ("label", "label_ids") if key in names][:1]
+        names |= dict.fromkeys(label, "labels")
+    fields = [
+        SampleField(key, names[key], values, is_sequence(values[0]), kind is dict)
+        for key, values in columns.items()
+    ]
+    return Fields(kind, fields)
+
+
+# ---- sequences as tensors
+
+
+def check_element(field: SampleField, value: Any, dtype: torch.dtype) -> Any:
+    """Return the padding value as a number that the dtype of the field can hold.
+
+    Raises:
+        ValueError: the dtype cannot hold it.
+    """
+    if dtype.is_floating_point or dtype.is_complex:
+        return float(value)
+    low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    if np.isfinite(float(value)) and int(value) == value and low <= value <= high:
+        return int(value)
+    name = str(dtype).removeprefix("torch.")
+    raise ValueError(
+        f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r} (give it a wider "
+        f"dtype, such as int64, or a padding from {low} to {high})"
+    )
+
+
+def tensor_of(what: str, value: Any) -> torch.Tensor:
+    """Return a sequence as a tensor made by torch's functions.
+
+    Raises:
+        TypeError: it is not a sequence of numbers; the text begins with ``what``.
+    """
+    if not is_sequence(value):
+        raise TypeError(f"{what} must be {_SEQUENCE}, got {_describe(value)}")
+    try:
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(np.array(value))
+        return value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    except Exception as error:  # torch raises several types for dtypes that it does not have
+        raise TypeError(f"{what} cannot be a tensor: {error}") from error
+
+
+def unify_lists(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Give tensors that were lists one dtype: bool, int64 or that of floats or complex numbers."""
+    found = [tensor.dtype for tensor in tensors if tensor.numel() > 0]
+    dtype = reduce(torch.promote_types, found) if found else torch.int64
+    if dtype.is_floating_point:
+        dtype = torch.get_default_dtype()  # whichever NumPy's floats have
+    elif not (dtype.is_complex or dtype is torch.bool):
+        dtype = torch.int64
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
+    """Return the sequences of a field as 1-D tensors of one dtype, made by torch's functions.
+
+    Raises:
+        TypeError: a value that is not a sequence, or of another dtype than the first.
+    """
+    tensors = [tensor_of(field.of_sample(i), value) for i, value in enumerate(field.values)]
+    are_lists = [isinstance(value, (list, tuple)) for value in field.values]
+    if all(are_lists):
+        return unify_lists(tensors)
+    kinds = list(zip(are_lists, (str(tensor.dtype) for tensor in tensors), strict=True))
+    odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if odd is not None:
+        first, other = (
+            f"a {type(field.values[i]).__name__} of {kinds[i][1].removeprefix('torch.')}"
+            for i in (0, odd)
+        )
+        remedy = "lists alone, or arrays and tensors of one dtype"
+        rule = f"like that of sample 0, {first}"
+        raise TypeError(f"{field.of_sample(odd)} must be {rule}, got {other} ({remedy})")
+    dtype = tensors[0].dtype
+    is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+    return [tensor.to(torch.int64) for tensor in tensors] if is_int64 and is_integer else tensors
+
+
+# ---- collates
+
+
+def element_of(field: SampleField, value: Any, dtype: torch.dtype) -> bytes:
+    """Return the bytes of a padding value in the dtype of the field."""
+    element = torch.tensor([check_element(field, value, dtype)], dtype=dtype, device="cpu")
+    return element.view(torch.uint8).numpy().tobytes()
 
 
 def _collate_others(field: SampleField, core: Collate | None) -> Any:
     values = field.values if field.is_named else tuple(field.values)
-    if core is None:
-        return default_collate(values)
-    return core.stack(values)
+    return default_collate(values) if core is None else core.stack(values)
+
+
+def _lay(tensors: list[torch.Tensor], starts: list[int], shape: tuple[int, int], value: Any) -> Any:
+    """Return a tensor with each of these at its start, rows end to end; the rest is the padding."""
+    laid = tensors[0].new_full(shape, value)
+    flat = laid.view(-1)
+    for start, tensor in zip(starts, tensors, strict=True):
+        flat[start : start + len(tensor)] = tensor
+    return laid
+
+
+def _float_bits() -> int:
+    return torch.finfo(torch.get_default_dtype()).bits
 
 
 class SequenceCollate:
@@ -69,6 +316,17 @@ class SequenceCollate:
     def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
         raise NotImplementedError
 
+    def _fill(self, field: SampleField, value: Any) -> Callable[[int], bytes]:
+        """Return a function from the number of a dtype to the bytes of the padding."""
+
+        def fill(number: int) -> bytes:
+            key = field.key, number
+            if key not in self._elements:
+                self._elements[key] = element_of(field, value, DTYPES[number])
+            return self._elements[key]
+
+        return fill
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_own"}
 
@@ -76,9 +334,6 @@ class SequenceCollate:
         state = vars(self).items()
         given = ", ".join(f"{key}={value!r}" for key, value in state if not key.startswith("_"))
         return f"{type(self).__name__}({given})"
-
-
-# ---- padding
 
 
 def _read_name(argument: str, value: Any, name: str) -> str:
@@ -131,9 +386,8 @@ class PadCollate(SequenceCollate):
         return_lengths: bool | str = False,
     ) -> None:
         super().__init__()
-        if isinstance(padding_value, Mapping):
-            padding_value = dict(padding_value)
-        values = padding_value.values() if isinstance(padding_value, dict) else [padding_value]
+        given = padding_value
+        values = given.values() if isinstance(given, Mapping) else [given]
         if not all(map(is_number, values)):
             rule = "a number, or a dict of numbers by key"
             raise TypeError(make_message("padding_value", rule, padding_value))
@@ -145,22 +399,21 @@ class PadCollate(SequenceCollate):
         self.return_lengths = return_lengths
         self._mask = _read_name("return_mask", return_mask, "attention_mask")
         self._lengths = _read_name("return_lengths", return_lengths, "lengths")
-        if self._mask and self._mask == self._lengths:
-            raise ValueError(f"return_mask and return_lengths have one name, {self._mask!r}")
 
     def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
         main = fields.main()
         outputs: dict[Hashable, Any] = {}
-        extras: dict[Hashable, Any] = {}
+        mask = lengths = None
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)
-                continue
-            names = [self._mask, self._lengths] if field is main else ["", ""]
-            names = [name if name and not fields.has(name) else "" for name in names]
-            outputs[field.name], *found = self._pad(core, field, *map(bool, names))
-            extras |= {name: each for name, each in zip(names, found, strict=True) if name}
-        return outputs | extras
+            elif field is main:
+                wanted = (bool(n) and not fields.has(n) for n in (self._mask, self._lengths))
+                outputs[field.name], mask, lengths = self._pad(core, field, *wanted)
+            else:
+                outputs[field.name] = self._pad(core, field, False, False)[0]
+        extras = ((self._mask, mask), (self._lengths, lengths))
+        return outputs | {name: made for name, made in extras if made is not None}
 
     def _pad(
         self, core: Collate | None, field: SampleField, has_mask: bool, has_lengths: bool
@@ -169,81 +422,62 @@ class PadCollate(SequenceCollate):
         value, is_int64 = field.padding(self.padding_value, self._mask), field.is_int64(self._mask)
         is_left, multiple = self.padding_side == "left", self.pad_to_multiple_of or 1
         if core is not None:
-            fill = make_fill(field, value, self._elements)
             most = -1 if self.max_length is None else self.max_length
-            layout = field.values, fill, is_int64, is_left, multiple, most
-            result = core.pad(*layout, has_mask, has_lengths, _float_bits())
+            layout = self._fill(field, value), is_int64, is_left, multiple, most
+            result = core.pad(field.values, *layout, has_mask, has_lengths, _float_bits())
             if result is not NotImplemented:
                 return result
         tensors = [tensor[: self.max_length] for tensor in as_tensors(field, is_int64)]
-        width = -(-max(map(len, tensors)) // multiple) * multiple
+        sizes = list(map(len, tensors))
+        width = -(-max(sizes) // multiple) * multiple
         value = check_element(field, value, tensors[0].dtype)
-        padded = tensors[0].new_full((len(tensors), width), value)
-        mask = padded.new_zeros(padded.shape, dtype=torch.int64)
-        for i, tensor in enumerate(tensors):
-            place = slice(width - len(tensor), None) if is_left else slice(len(tensor))
-            padded[i, place] = tensor
-            mask[i, place] = 1
-        lengths = torch.tensor(list(map(len, tensors)), device=padded.device)
-        return padded, mask if has_mask else None, lengths if has_lengths else None
+        starts = [i * width + (width - size) * is_left for i, size in enumerate(sizes)]
+        shape = len(tensors), width
+        padded = _lay(tensors, starts, shape, value)
+        ones = [padded.new_ones(size, dtype=torch.int64) for size in sizes]
+        mask = _lay(ones, starts, shape, 0) if has_mask else None
+        return padded, mask, torch.tensor(sizes, device=padded.device) if has_lengths else None
 
 
 # ---- packing: C has the same errors, in fl_packing.c and fl_column_pack.c
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The places of the sequences of a batch in the rows that are packed."""
 
-    count: int
-    width: int
+    shape: tuple[int, int]
     order: list[int]  # of samples, as they lie there
     starts: list[int]  # of each in that order, in the rows laid end to end
-    lengths: list[int]
     bounds: list[int]  # of segments, padding too
 
 
-def _choose_rows(lengths: list[int], max_tokens: int) -> tuple[list[list[int]], list[int]]:
-    """Return the samples of each row, and the room that is left there. Each sample goes into the
-    first row with room for it."""
+def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
+    """Lay sequences in rows, each in the first with room for it; without ``max_tokens``, all in one
+    row."""
+    width = sum(lengths) if max_tokens is None else max_tokens
     rows: list[list[int]] = [[]]
-    room = [max_tokens]
+    room = [width]
     for i, length in enumerate(lengths):
-        if length > max_tokens:
+        if length > width:
             raise ValueError(
-                f"sample {i} of the batch has {length} tokens, more than max_tokens={max_tokens}; "
+                f"sample {i} of the batch has {length} tokens, more than max_tokens={width}; "
                 "cut it, or pass a larger max_tokens"
             )
         row = next((row for row, free in enumerate(room) if length <= free), len(rows))
         if row == len(rows):
             rows.append([])
-            room.append(max_tokens)
+            room.append(width)
         rows[row].append(i)
         room[row] -= length
-    return rows, room
-
-
-def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
-    """Lay sequences in rows; without ``max_tokens``, all in one row."""
-    width = sum(lengths) if max_tokens is None else max_tokens
-    rows, room = _choose_rows(lengths, width)
-    starts, bounds = [], [0]
+    order, starts, bounds = [], [], [0]
     for samples, free in zip(rows, room, strict=True):
         for i in samples:
+            order.append(i)
             starts.append(bounds[-1])
             bounds.append(bounds[-1] + lengths[i])
         if free > 0:
             bounds.append(bounds[-1] + free)
-    order = list(chain.from_iterable(rows))
-    return Rows(len(rows), width, order, starts, [lengths[i] for i in order], bounds)
-
-
-def _lengths_of(field: SampleField) -> list[int]:
-    try:
-        return [len(value) for value in field.values]
-    except TypeError:
-        as_tensors(field, False)  # names the value that is not a sequence
-        raise
+    return Rows((len(rows), width), order, starts, bounds)
 
 
 class PackCollate(SequenceCollate):
@@ -287,18 +521,18 @@ class PackCollate(SequenceCollate):
     def _make_outputs(self, core: Collate | None, fields: Fields) -> dict[Hashable, Any]:
         main = fields.main()
         outputs: dict[Hashable, Any] = {}
-        lengths = _lengths_of(main)
+        lengths = main.lengths()
         rows = _lay_in_rows(lengths, self.max_tokens)
-        if rows.count * rows.width > _INT32_MAX:
+        if rows.bounds[-1] > _INT32_MAX:
             raise ValueError(
-                f"the batch has {rows.count * rows.width} tokens, more than cu_seqlens can count "
+                f"the batch has {rows.bounds[-1]} tokens, more than cu_seqlens can count "
                 f"({_INT32_MAX}); make batches smaller"
             )
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)
             elif field.key != "attention_mask":
-                own = _lengths_of(field)
+                own = field.lengths()
                 if own != lengths:
                     i = next(i for i in range(len(own)) if own[i] != lengths[i])
                     raise ValueError(
@@ -306,31 +540,31 @@ class PackCollate(SequenceCollate):
                         f"{lengths[i]}; sequences of a sample are packed side by side and must "
                         "have one length"
                     )
-                outputs[field.name] = self._pack(core, field, rows, field.name == "labels")
+                outputs[field.name] = self._pack(core, field, rows, own)
         if main.key == "input_ids" and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)
-            outputs["labels"] = self._pack(core, labels, rows, True)
+            outputs["labels"] = self._pack(core, labels, rows, lengths)
         self._add_segments(core, fields, rows, outputs)
         return outputs
 
-    def _pack(self, core: Collate | None, field: SampleField, rows: Rows, is_label: bool) -> Any:
-        value = LABEL_PADDING if is_label else field.padding(0)
-        is_int64 = field.is_int64()
+    def _pack(
+        self, core: Collate | None, field: SampleField, rows: Rows, lengths: list[int]
+    ) -> Any:
+        is_label = field.name == "labels"
+        value, is_int64 = LABEL_PADDING if is_label else field.padding(0), field.is_int64()
         if core is not None:
-            in_order = [field.values[i] for i in rows.order]
-            fill = make_fill(field, value, self._elements, is_label)
-            layout = rows.starts, rows.lengths, rows.count, rows.width
-            result = core.pack(in_order, *layout, fill, is_int64, is_label, _float_bits())
+            ordered = [field.values[i] for i in rows.order]
+            layout = rows.starts, [lengths[i] for i in rows.order], *rows.shape
+            rule = self._fill(field, value), is_int64, is_label, _float_bits()
+            result = core.pack(ordered, *layout, *rule)
             if result is not NotImplemented:
                 return result
         tensors = as_tensors(field, is_int64)
-        value = check_element(field, value, tensors[0].dtype, is_label)
-        packed = tensors[0].new_full((rows.count, rows.width), value)
-        flat = packed.view(-1)
-        for i, start, length in zip(rows.order, rows.starts, rows.lengths, strict=True):
-            flat[start : start + length] = tensors[i]
-            if is_label and length > 0:
-                flat[start] = value
+        value = check_element(field, value, tensors[0].dtype)
+        packed = _lay([tensors[i] for i in rows.order], rows.starts, rows.shape, value)
+        if is_label:
+            firsts = [start for i, start in zip(rows.order, rows.starts, strict=True) if lengths[i]]
+            packed.view(-1)[firsts] = value
         return packed
 
     def _add_segments(
@@ -340,7 +574,7 @@ class PackCollate(SequenceCollate):
         names = ["q", "k"] if fields.kind is dict else ["q"]
         ends = names if self.return_cu_seqlens else []
         make = _segments_by_torch if core is None else core.segments
-        bounds, position_ids = make(rows.bounds, rows.count, rows.width, len(ends), has_positions)
+        bounds, position_ids = make(rows.bounds, *rows.shape, len(ends), has_positions)
         if has_positions:
             outputs["position_ids"] = position_ids
         longest = max((end - begin for begin, end in pairwise(rows.bounds)), default=0)

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, overload
 
 import numpy as np
 import torch
 
-from fastloop.base.checks import make_message, read_int
-from fastloop.data.field import Array, Field, MappedFile, read_row, torch_dtype
+from fastloop.base.checks import make_message
+from fastloop.data.field import Array, Field, read_row, torch_dtype
+from fastloop.data.sequences.pad import tensor_of, unify_lists
 
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
 
 
 def _read_offsets(offsets: object, length: int) -> Offsets:
     """Return a read-only copy of offsets into an array of this length."""
-    if isinstance(offsets, (list, tuple, range)):
-        offsets = np.array([read_int("each of offsets", at, 0, 2**63 - 1) for at in offsets], int)
-    source = Field("offsets", offsets).source
-    copy: Offsets = np.array(source.numpy() if isinstance(source, torch.Tensor) else source)
+    copy: Offsets = np.array(np.asarray(offsets))
+    if copy.size > 0 and copy.dtype not in (np.int32, np.int64):
+        remedy = "pass offsets.astype('int64')"
+        raise TypeError(f"offsets must be int32 or int64, got {copy.dtype} ({remedy})")
     if copy.ndim != 1 or copy.size == 0:
         rule = "a vector of n + 1 offsets for n sequences"
         remedy = "as in [0, 3, 5] for sequences of 3 and 2 values"
         raise ValueError(f"offsets must be {rule}, got shape {copy.shape} ({remedy})")
-    if copy.dtype.name not in ("int32", "int64"):
-        remedy = "pass offsets.astype('int64')"
-        raise TypeError(f"offsets must be int32 or int64, got {copy.dtype} ({remedy})")
     falls = np.flatnonzero(copy[1:] < copy[:-1])
     if falls.size:
         at = int(falls[0]) + 1
@@ -51,59 +50,15 @@ def _as_rows(index: Any) -> Array:
     return rows if rows.size else rows.astype(np.int64)
 
 
-# ---- from lists and arrays
-
-
-def _fits(number: object) -> bool:
-    if isinstance(number, (int, np.integer)):
-        return -(2**63) <= int(number) < 2**63
-    return isinstance(number, (float, np.floating, np.bool_))
-
-
-def _join_numbers(numbers: list[Any]) -> torch.Tensor | Array:
-    """Return numbers of lists as bools, as int64, or in torch's default dtype."""
-    try:
-        array = np.array(numbers) if numbers else np.empty(0, np.int64)
-    except ValueError:  # lists among the numbers
-        array = np.empty((0, 0))
-    if array.dtype.kind in "fu" and all(isinstance(x, (int, np.integer)) for x in numbers):
-        # NumPy makes these of integers beyond int64, and of its own integers of several types.
-        array = np.array(numbers, np.int64 if all(map(_fits, numbers)) else object)
-    if array.ndim != 1 or array.dtype.kind not in "biuf":
-        odd = next((x for x in numbers if not _fits(x)), numbers[0])
-        rule = "sequences of numbers that one dtype of torch can hold"
-        raise TypeError(make_message("sequences", rule, odd))
-    if array.dtype.kind == "f":
-        return torch.from_numpy(array).to(torch.get_default_dtype())
-    return array if array.dtype.kind == "b" else array.astype(np.int64, copy=False)
-
-
-def _concatenate(sequences: Sequence[Any]) -> torch.Tensor | Array:
-    for i, sequence in enumerate(sequences):
-        if not isinstance(sequence, (list, tuple)) and np.ndim(sequence) != 1:
-            rule = f"sequences[{i}] must be a list of numbers, a 1-D array or a 1-D tensor"
-            if np.ndim(sequence) == 0:
-                raise TypeError(f"{rule}, got {sequence!r}")
-            raise ValueError(f"{rule}, got shape {tuple(np.shape(sequence))}")
-    if all(isinstance(sequence, (list, tuple)) for sequence in sequences):
-        return _join_numbers(list(chain.from_iterable(sequences)))
-    if all(isinstance(sequence, np.ndarray) for sequence in sequences):
-        return np.concatenate(sequences)
-    return torch.cat([torch.as_tensor(sequence) for sequence in sequences])
-
-
-def _as_dtype(values: torch.Tensor | Array, dtype: Any) -> torch.Tensor | Array:
-    if dtype is None:
-        return values
-    source = torch.as_tensor(values)
+def _as_dtype(values: torch.Tensor, dtype: Any) -> torch.Tensor:
     is_torchs = isinstance(dtype, torch.dtype)
-    converted = source.to(dtype if is_torchs else torch_dtype(np.empty(0, dtype)))
+    converted = values.to(dtype if is_torchs else torch_dtype(np.empty(0, dtype)))
     if converted.is_floating_point() or converted.is_complex():
         return converted
-    before = source.float() if source.dtype is torch.bfloat16 else source  # NumPy has no bfloat16
+    before = values.float() if values.dtype is torch.bfloat16 else values  # NumPy has no bfloat16
     changed = np.flatnonzero(before.numpy() != converted.numpy())
     if changed.size:
-        odd = f"{source[changed[0]].item()} (pass a wider dtype, or None)"
+        odd = f"{values[changed[0]].item()} (pass a wider dtype, or None)"
         rule = "hold all numbers of sequences"
         raise ValueError(f"dtype must {rule}, got {dtype!r}, which does not have {odd}")
     return converted
@@ -111,31 +66,16 @@ def _as_dtype(values: torch.Tensor | Array, dtype: Any) -> torch.Tensor | Array:
 
 # ---- from Arrow
 
-_ARROW_NUMBERS = frozenset(
-    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 halffloat float double".split()
-)
+_ARROW_LISTS = r"(large_)?list<.*: (bool|u?int\d+|halffloat|float|double)( not null)?>"
 
 
-def _chunks_of(column: Any) -> list[Any]:
-    kind = str(getattr(column, "type", ""))
-    is_list = kind.startswith(("list<", "large_list<"))
-    if not is_list or str(column.type.value_type) not in _ARROW_NUMBERS:
-        raise TypeError(
-            "column must be a pyarrow Array or ChunkedArray of lists of numbers, such as "
-            f"table.column('input_ids'), got {type(column).__name__} of {kind or 'no Arrow type'}"
-        )
-    return list(getattr(column, "chunks", [column]))
-
-
-def _read_chunk(number: int, chunk: Any) -> tuple[Array, Array]:
+def _read_chunk(chunk: Any) -> tuple[Array, Array]:
     """Return values and offsets as they lie in the buffers of Arrow."""
     offsets = chunk.offsets.to_numpy(zero_copy_only=True)
     used = chunk.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     if chunk.null_count or used.null_count:
-        raise ValueError(
-            f"column must have no nulls, got {chunk.null_count} null lists and {used.null_count} "
-            f"null values in chunk {number} (fill or drop them first)"
-        )
+        got = f"{chunk.null_count} null lists and {used.null_count} null values in a chunk"
+        raise ValueError(f"column must have no nulls, got {got} (fill or drop them first)")
     return used.to_numpy(zero_copy_only=str(used.type) != "bool"), offsets - offsets[0]
 
 
@@ -155,6 +95,11 @@ class RaggedArray(Sequence[torch.Tensor]):
 
     As a field of ``ArrayDataset`` it is collated by ``PadCollate`` and ``PackCollate``.
 
+    Attributes:
+        values: as given; of a path, its memmap.
+        offsets: ``[n + 1]``, read-only.
+        file: the mapped file in which the values lie, or None.
+
     Raises:
         TypeError: offsets that are not int32 or int64; values of a dtype that torch does not have.
         ValueError: values or offsets that are not vectors; offsets that are negative, fall, or lie
@@ -162,18 +107,21 @@ class RaggedArray(Sequence[torch.Tensor]):
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
+    name = "a RaggedArray"  # in errors; as the field of a dataset it has another
+
     def __init__(self, values: object, offsets: object) -> None:
-        self._field = Field("values", values)
-        shape = tuple(self._field.source.shape)
+        field = self._field = Field("values", values)
+        self.values, self.file = field.source, field.file
+        shape = tuple(self.values.shape)
         if len(shape) != 1:
             remedy = "pass values.reshape(-1), and offsets that count its elements"
             raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
-        self._offsets = _read_offsets(offsets, shape[0])
+        self.offsets = _read_offsets(offsets, shape[0])
 
-    @classmethod
-    def _over(cls, field: Field, offsets: Offsets) -> RaggedArray:
-        array = cls.__new__(cls)
-        array._field, array._offsets = field, offsets
+    def _over(self, offsets: Offsets, name: str | None = None) -> RaggedArray:
+        """Return an array of the same values with other offsets, or with a name in errors."""
+        array = type(self).__new__(type(self))
+        vars(array).update(vars(self), offsets=offsets, name=name or self.name)
         return array
 
     @classmethod
@@ -186,14 +134,17 @@ class RaggedArray(Sequence[torch.Tensor]):
                 dtype if they hold a float, bool if they hold bools alone.
 
         Raises:
-            TypeError: an element that is not a sequence of numbers; in lists, an integer beyond
-                int64.
+            TypeError: an element that is not a sequence of numbers, or, of lists, has an integer
+                beyond int64.
             ValueError: ``dtype``, of integers or bools, does not have one of the numbers.
         """
-        sequences = list(sequences)
-        values = _concatenate(sequences)
-        offsets = np.array(list(accumulate(map(len, sequences), initial=0)), np.int64)
-        return cls(_as_dtype(values, dtype), offsets)
+        with torch.device("cpu"):
+            tensors = [tensor_of(f"sequences[{i}]", each) for i, each in enumerate(sequences)]
+        if all(isinstance(each, (list, tuple)) for each in sequences):
+            tensors = unify_lists(tensors)
+        values = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.int64, device="cpu")
+        offsets = np.array(list(accumulate(map(len, tensors), initial=0)), np.int64)
+        return cls(values if dtype is None else _as_dtype(values, dtype), offsets)
 
     @classmethod
     def from_arrow(cls, column: Any) -> RaggedArray:
@@ -205,37 +156,26 @@ class RaggedArray(Sequence[torch.Tensor]):
             TypeError: a column of another type.
             ValueError: a column with nulls.
         """
-        parts = [_read_chunk(number, chunk) for number, chunk in enumerate(_chunks_of(column))]
+        kind = str(getattr(column, "type", "no Arrow type"))
+        if not re.fullmatch(_ARROW_LISTS, kind):
+            rule = "a pyarrow Array or ChunkedArray of lists of numbers"
+            got = f"{type(column).__name__} of {kind}"
+            raise TypeError(f"column must be {rule} (table.column('input_ids')), got {got}")
+        chunks = getattr(column, "chunks", [column]) or [column.combine_chunks()]
+        parts = list(map(_read_chunk, chunks))
         if len(parts) == 1:
             return cls(*parts[0])
-        if not parts:
-            return cls(np.empty(0, column.type.value_type.to_pandas_dtype()), [0])
         lengths = np.concatenate([np.diff(offsets) for _, offsets in parts])
         offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
         return cls(np.concatenate([values for values, _ in parts]), offsets)
 
     @property
-    def values(self) -> torch.Tensor | Array:
-        """The values as given; of a path, its memmap."""
-        return self._field.source
-
-    @property
-    def offsets(self) -> Offsets:
-        """``[n + 1]``, read-only."""
-        return self._offsets
-
-    @property
-    def file(self) -> MappedFile | None:
-        """The mapped file in which the values lie."""
-        return self._field.file
-
-    @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """``[n]``, int64."""
-        return np.diff(self._offsets).astype(np.int64, copy=False)
+        return np.diff(self.offsets).astype(np.int64, copy=False)
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     @overload
     def __getitem__(self, index: int) -> torch.Tensor: ...
@@ -245,53 +185,31 @@ class RaggedArray(Sequence[torch.Tensor]):
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
             if step == 1:
-                return self._over(self._field, self._offsets[begin : max(begin, end) + 1])
+                return self._over(self.offsets[begin : max(begin, end) + 1])
         if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
-            rows = index if isinstance(index, slice) else _as_rows(index)
-            return self._take(np.arange(len(self))[rows])
+            rows = np.arange(len(self))[index if isinstance(index, slice) else _as_rows(index)]
+            parts = [*(self[row] for row in rows.tolist()), self._field.read_range(0, 0)]
+            return RaggedArray(torch.cat(parts), np.append(0, np.cumsum(self.lengths[rows])))
         row = read_row(index, len(self))
-        begin, end = map(int, self._offsets[row : row + 2])
+        begin, end = map(int, self.offsets[row : row + 2])
         sequence = self._field.read_range(begin, end)
         if len(sequence) != end - begin:
             what = f"sequence {row} is values[{begin}:{end}]"
             raise ValueError(f"{what}, but values was resized to {len(self._field)}")
         return sequence
 
-    def _take(self, rows: Array) -> RaggedArray:
-        """Return a copy of some sequences."""
-        values = torch.cat([*(self[row] for row in rows.tolist()), self._field.read_range(0, 0)])
-        return RaggedArray(values, np.append(0, np.cumsum(self.lengths[rows])))
-
     def __reduce__(self) -> tuple[Any, ...]:
         """A view pickles no more than it shows."""
-        field, offsets = self._field, self._offsets
-        if field.opened is not None:
-            return RaggedArray, (field.opened, np.array(offsets))
+        values, offsets, path = self.values, self.offsets, self._field.opened
+        if path is not None:
+            return RaggedArray, (path, np.array(offsets)), {"name": self.name}
         begin, end = int(offsets[0]), int(offsets[-1])
-        values = field.source
         if isinstance(values, np.ndarray):
             values = np.array(values[begin:end])
         elif (begin, end) != (0, len(values)):
             values = values[begin:end].clone()
-        return RaggedArray, (values, offsets - begin)
+        return RaggedArray, (values, offsets - begin), {"name": self.name}
 
     def __repr__(self) -> str:
         dtype = str(self.values.dtype).removeprefix("torch.")
         return f"RaggedArray({len(self)} sequences of {dtype}, {int(self.lengths.sum())} values)"
-
-
-class RaggedField:
-    """A RaggedArray as a field of a dataset, as ``Field`` is an array."""
-
-    def __init__(self, name: str, array: RaggedArray) -> None:
-        self.name = name
-        self.array = array
-
-    def __len__(self) -> int:
-        return len(self.array)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.array[index]
-
-    def __repr__(self) -> str:
-        return repr(self.array)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -89,11 +88,6 @@ def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-# The containers around the outputs of a batch, in the form that C takes: None for the next output,
-# a tuple of structures for a list, a dict of structures for a dict.
-Structure = Any
-
-
 class Segment(NamedTuple):
     """Rows of one array: the first `rows`, or those whose numbers are in a vector."""
 
@@ -145,49 +139,30 @@ class Column:
 
 @dataclass
 class Columns:
-    """The columns of a table, and the structure of the batches that C makes of it.
+    """The columns of a dataset, and the structure of the batches that C makes of them.
 
     Attributes:
-        rows: the rows of the table that the dataset has, in its order; None: all.
+        structure: the containers around the outputs of a batch, in the form that C takes: None for
+            the next output, a tuple of structures for a list, a dict of structures for a dict.
         kind: the kind of data, for ``stats().why``.
+        maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
+        table: the columns as the C core takes them; by ``open_source``, as the next.
+        dataset: below its Subsets.
     """
 
-    structure: Structure
+    structure: Any
     all: list[Column] = dataclass_field(default_factory=list)
-    rows: Vector | None = None
     kind: str = "plain arrays"
+    maps: tuple[Vector, ...] = ()
+    table: Any = None
+    dataset: Any = None
 
-    def add(self, name: str, source: Any, *others: Any, **named: Any) -> None:
+    def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
         if isinstance(source, torch.Tensor):
             check_tensor(name, source)
         self.all.append(Column(name, source, *others, **named))
-
-    def table(self, pin: bool) -> Table:
-        """Open the table of all columns; `pin` as in ``open_source``."""
-        found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in self.all]
-        sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
-        table = Table(sources, torch.Tensor, names, files, plans, casts)
-        watch(table)
-        return table
-
-
-@dataclass(frozen=True)
-class Source:
-    """The table of a dataset, as the C core takes it.
-
-    Attributes:
-        structure: of a batch.
-        maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
-        dataset: below its Subsets.
-        kind: the kind of data, for ``stats().why``.
-    """
-
-    table: Table
-    structure: Structure
-    maps: tuple[Vector, ...]
-    dataset: Any
-    kind: str
+        return self
 
 
 def below_subsets(dataset: Any) -> Any:
@@ -246,8 +221,7 @@ def take_tokens(dataset: Any) -> Columns:
     is_alone = dataset._keys is None and dataset._arguments.targets is None
     names = dict.fromkeys(dataset._keys) if dataset._keys else (None,) * 2
     columns = Columns(None if is_alone else names, kind="windows of tokens")
-    columns.add("tokens", dataset._windows)
-    return columns
+    return columns.add("tokens", dataset._windows)
 
 
 def take_tensors(dataset: Any) -> Columns:
@@ -270,21 +244,18 @@ def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
 
 def take_tensor(dataset: Any) -> Columns:
     """Take a tensor that is a dataset itself."""
-    columns = Columns(None)
-    columns.add("the dataset", dataset)
-    return columns
+    return Columns(None).add("the dataset", dataset)
 
 
 def take_ndarray(dataset: Any) -> Columns:
     """Take an ndarray that is a dataset itself."""
-    columns, field = Columns(None), Field("the dataset", dataset)
+    field = Field("the dataset", dataset)
     array: Any = field.source
     if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
         raise NotCoveredError(f"torch makes another dtype of the dataset's {array.dtype}")
     if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
         raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
-    columns.add(field.name, array, field.file, is_array=True)
-    return columns
+    return Columns(None).add(field.name, array, field.file, is_array=True)
 
 
 # ---- a datasets.Dataset of Hugging Face, over memory of Arrow
@@ -306,12 +277,12 @@ def is_hugging_face(dataset: object) -> bool:
     return type(dataset) is getattr(module, "Dataset", None)
 
 
-def _selected_rows(dataset: Any) -> Vector | None:
-    """Return the rows that shuffle() and select() have left; None: all."""
+def _selected_rows(dataset: Any) -> tuple[Vector, ...]:
+    """Return the rows that shuffle() and select() have left; (): all."""
     if dataset._indices is None:
-        return None
+        return ()
     chunks = [chunk.to_numpy().view(np.int64) for chunk in dataset._indices.table.column(0).chunks]
-    return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks])
+    return (chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks]),)
 
 
 def _flatten(chunk: Any) -> tuple[Any, list[int]]:
@@ -347,45 +318,31 @@ def _array_of(chunk: Any) -> Array:
     raise NotCoveredError(f"values of {kind}")
 
 
-# By dataset: its table, which does not change, and the segments of each column that was used. Bits
-# are so unpacked once a dataset.
-_segments: WeakKeyDictionary[Any, tuple[Any, dict[str, tuple[Segment, ...]]]] = WeakKeyDictionary()
-
-
 def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
-    table, known = _segments.get(dataset, (None, {}))
-    if table is not dataset._data:
-        known = {}
-        _segments[dataset] = dataset._data, known
-    if name not in known:
-        files = dataset.cache_files
-        file: MappedFile | None = (files[0]["filename"], 0, None) if files else None
-        chunks = dataset._data.table.column(name).chunks
-        try:
-            arrays = [_array_of(chunk) for chunk in chunks if len(chunk) > 0]
-        except NotCoveredError as reason:
-            raise NotCoveredError(f"column {name!r} has {reason}") from None
-        known[name] = tuple(Segment(array, len(array), file) for array in arrays)
-    if not known[name]:
+    files = dataset.cache_files
+    file: MappedFile | None = (files[0]["filename"], 0, None) if files else None
+    chunks = dataset._data.table.column(name).chunks
+    try:
+        arrays = [_array_of(chunk) for chunk in chunks if len(chunk) > 0]
+    except NotCoveredError as reason:
+        raise NotCoveredError(f"column {name!r} has {reason}") from None
+    if not arrays:
         raise NotCoveredError("the dataset has no rows")
-    return known[name]
+    return tuple(Segment(array, len(array), file) for array in arrays)
 
 
 def take_hugging_face(dataset: Any) -> Columns:
     """Return the columns of a ``datasets.Dataset``. Raises NotCoveredError."""
     if dataset._format_type not in ("torch", "numpy"):
-        raise NotCoveredError(
-            f"the format of the datasets.Dataset is {dataset._format_type}; C gathers those of "
-            "with_format('torch') and with_format('numpy')"
-        )
+        kind = f"the format of the datasets.Dataset is {dataset._format_type}"
+        raise NotCoveredError(f"{kind}; C takes those of with_format('torch') and ('numpy')")
     if dataset._format_kwargs:
         raise NotCoveredError("with_format() of the datasets.Dataset was given arguments")
     every, picked = dataset._data.column_names, dataset._format_columns
     names = [name for name in every if picked is None or name in picked]
     if dataset._output_all_columns and len(names) < len(every):
         raise NotCoveredError("output_all_columns=True adds columns without the format")
-    rows = _selected_rows(dataset)
-    columns = Columns(dict.fromkeys(names), rows=rows, kind="Arrow columns")
+    columns = Columns(dict.fromkeys(names), kind="Arrow columns", maps=_selected_rows(dataset))
     for name in names:
         segments = _segments_of(dataset, name)
         first, *others = {str(segment.array.dtype) for segment in segments}
@@ -454,15 +411,6 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
     return replace(first, source=tuple(segments), file=None)
 
 
-def _is_same_structure(a: Structure, b: Structure) -> bool:
-    """Tell whether types and keys are the same, in the same order."""
-    if type(a) is not type(b) or a is None or len(a) != len(b):
-        return a is b
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(_is_same_structure(a[key], b[key]) for key in a)
-    return all(map(_is_same_structure, a, b))
-
-
 def take_concat(dataset: Any) -> Columns:
     lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
     # torch takes no sample of empty parts, so they may be of other kinds.
@@ -470,7 +418,7 @@ def take_concat(dataset: Any) -> Columns:
     pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
     parts = [take(part, TAKERS) for part, _ in pairs]
     structure = parts[0].structure
-    if not all(_is_same_structure(part.structure, structure) for part in parts):
+    if any(repr(part.structure) != repr(structure) for part in parts):  # keys in order, too
         raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")
     columns = zip(*(part.all for part in parts), strict=True)
     return Columns(structure, [_join(same, [length for _, length in pairs]) for same in columns])
@@ -494,8 +442,8 @@ TAKERS: tuple[Taker, ...] = (
 )
 
 
-def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> Source:
-    """Open the table of a dataset. Raises NotCoveredError.
+def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> Columns:
+    """Return the columns of a dataset with their table. Raises NotCoveredError.
 
     Args:
         dataset: any.
@@ -508,9 +456,11 @@ def open_source(dataset: Any, pin: bool, takers: Sequence[Taker] = TAKERS) -> So
         dataset = dataset.dataset
     try:
         columns = take(dataset, takers)
-        table = columns.table(pin)
+        found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
+        sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
+        columns.table = Table(sources, torch.Tensor, names, files, plans, casts)
+        watch(columns.table)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
-    if columns.rows is not None:
-        maps.insert(0, columns.rows)
-    return Source(table, columns.structure, tuple(maps), dataset, columns.kind)
+    columns.maps, columns.dataset = (*columns.maps, *maps), dataset
+    return columns

@@ -23,10 +23,9 @@ from fastloop.base.torch_parts import MapFetcher, Methods, pin_memory
 from fastloop.data.epochs import EpochDataset
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.arrays.columns import Source, as_vector, gives_views
-from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter
+from fastloop.loader.arrays.columns import Columns, as_vector, gives_views
+from fastloop.loader.resume.position import LoaderEpoch, ResumableIter
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
@@ -170,13 +169,14 @@ class ArrayIter(ResumableIter):
     """An iterator over batches that C gathers. Random numbers are drawn when torch draws them: the
     base seed in ``__init__``, the permutation when the first index is needed."""
 
+    _shared: Shared
     _workers = ()  # torch's name for the worker processes
     _kept: tuple[Any, ...] = ()  # the batch that came with a warning that is an error
 
     def __init__(
         self,
         loader: DataLoader[Any],
-        source: Source,
+        source: Columns,
         shared: Shared,
         accelerator: Accelerator | None,
         is_live: bool = False,
@@ -213,15 +213,11 @@ class ArrayIter(ResumableIter):
 
     def _open_destination(self, accelerator: Accelerator | None) -> Destination | None:
         """Return where batches arrive; None: in the loader's own CPU memory."""
-        copies_in_c = False
         # Without workers a copy by C would wait for all that the loop has queued.
-        if accelerator is not None and self._num_workers > 0:
-            if has_uploads(accelerator):
-                fields, index = self._source.table.outputs, accelerator.device.index
-                copies_in_c = self._shared.memory_for_arrays(fields, index).device >= 0
-            else:
-                self._shared.fault = find_upload_fault(accelerator)
-        return find_destination(accelerator, copies_in_c, is_pinned=self._pin_memory)
+        if accelerator is None or self._num_workers == 0:
+            return find_destination(accelerator, False, self._pin_memory)
+        fields = self._source.table.outputs
+        return self._shared.open_destination(accelerator, self._pin_memory, False, fields)[1]
 
     @property
     def is_on_device(self) -> bool:
@@ -244,7 +240,7 @@ class ArrayIter(ResumableIter):
         self._is_closed = False
         self._array_loader = ArrayLoader(
             table=table,
-            pool=self._shared.memory_for_arrays(source.table.outputs, device),
+            pool=self._shared.memory(False, source.table.outputs, device),
             fetch=partial(self._datasets.call, fetcher.fetch),
             structure=source.structure,
             maps=source.maps,
@@ -295,15 +291,12 @@ class ArrayIter(ResumableIter):
         self._versions = {}
         name = type(self._dataset).__name__
         changed = f"the data of the {name} were changed in place while workers loaded them"
-        if self._persistent_workers:
-            later = "Persistent worker processes would never see the change"
-        else:
-            later = "Worker processes would keep the data of iter(), and load the next epochs"
-            self._shared.changed = changed
+        if not self._persistent_workers:
+            self._shared.changed = changed  # process workers load the next epochs
         warnings.warn(
-            f"{changed}; batches may hold old values or new ones, because threads gather them from "
-            f"the data themselves. {later}. fastloop.DataLoader(path='array') asks for the data at "
-            "the time of gathering, and does not warn",
+            f"{changed}; batches may hold old values or new ones: threads gather from the data, "
+            "where worker processes would keep those of iter(). "
+            "fastloop.DataLoader(path='array') asks for the present data",
             RuntimeWarning,
             stacklevel=_level_of_program(),
         )

@@ -12,31 +12,31 @@ import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn
-from fastloop.base.tensors import place_of
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.sequences.pad import LABEL_PADDING, PackCollate, PadCollate
-from fastloop.data.sequences.ragged import RaggedField
-from fastloop.data.sequences.sample_fields import SampleField, make_fill, take_apart
-from fastloop.loader.arrays.columns import (
-    Columns,
-    NotCoveredError,
-    check_tensor,
-    pin_storage,
-    take_arrays,
+from fastloop.data.sequences.pad import (
+    LABEL_PADDING,
+    PackCollate,
+    PadCollate,
+    SampleField,
+    element_of,
+    take_apart,
 )
+from fastloop.data.sequences.ragged import RaggedArray
+from fastloop.loader.arrays import columns
+from fastloop.loader.arrays.columns import Columns, NotCoveredError
 
-_Source = Field | RaggedField
+_Source = Field | RaggedArray
 
 
 def _values_of(field: _Source) -> torch.Tensor | Array:
-    return field.array.values if isinstance(field, RaggedField) else field.source
+    return field.values if isinstance(field, RaggedArray) else field.source
 
 
 def _offsets_of(field: _Source) -> Array:
     """Return where sequences begin; those of a field of 2-D arrays are of equal length."""
-    if isinstance(field, RaggedField):
-        return field.array.offsets
+    if isinstance(field, RaggedArray):
+        return field.offsets
     rows, width = field.source.shape
     return np.arange(rows + 1) * width
 
@@ -47,16 +47,15 @@ def _make_column(
     """Return the arguments of ``Columns.add`` for an output that C makes of sequences."""
     name, values = field.name, _values_of(field)
     if isinstance(values, torch.Tensor):
-        check_tensor(name, values)
+        columns.check_tensor(name, values)
         is_plain = values.is_contiguous()
-        values = pin_storage(values)
+        values = columns.pin_storage(values)
     else:
         is_plain = values.flags.c_contiguous and values.flags.aligned
     if not is_plain:
         raise NotCoveredError(f"the values of {name} are not contiguous")
-    file = field.array.file if isinstance(field, RaggedField) else field.file
     flat, offsets = values.reshape(-1), _offsets_of(field)
-    return name, SequenceColumn(torch.Tensor, output, offsets, flat, **options), file
+    return name, SequenceColumn(torch.Tensor, output, offsets, flat, **options), field.file
 
 
 class _Batch:
@@ -68,7 +67,7 @@ class _Batch:
         self.sources: dict[Hashable, Any] = dict(zip(keys, pairs, strict=True))
         samples = {}
         for key, (field, plan) in self.sources.items():
-            ndim = 1 if isinstance(field, RaggedField) else len(field.source.shape) - 1
+            ndim = 1 if isinstance(field, RaggedArray) else len(field.source.shape) - 1
             dtype = torch_dtype(_values_of(field))
             samples[key] = torch.empty((1,) * (3 if plan is not None else ndim), dtype=dtype)
         # The collate's own code decides on names, padding values and dtypes.
@@ -99,8 +98,7 @@ class _Batch:
         is_float = dtype.is_floating_point or dtype.is_complex
         if is_int64 and not is_float and dtype is not torch.bool:
             out = torch.int64
-        fill = make_fill(field, value, {}, options.get("is_label", False))
-        options["padding"] = fill(place_of(torch.empty(0, dtype=out)).dtype)
+        options["padding"] = element_of(field, value, out)
         self.add(field.name, *_make_column(source, output, is_int64=out != dtype, **options))
 
     def finish(self) -> Columns:
@@ -170,11 +168,11 @@ def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
 def take_ragged(dataset: object) -> Columns:
     """Return the columns of single samples of a dataset with RaggedArrays."""
 
-    def make(field: RaggedField) -> tuple[Any, ...]:
-        padding = bytes(torch_dtype(field.array.values).itemsize)
+    def make(field: RaggedArray) -> tuple[Any, ...]:
+        padding = bytes(torch_dtype(field.values).itemsize)
         return _make_column(field, "padded", padding=padding)
 
-    return take_arrays(dataset, make)
+    return columns.take_arrays(dataset, make)
 
 
 def take_sequences(dataset: object, collate_fn: Any) -> Columns:
@@ -185,10 +183,9 @@ def take_sequences(dataset: object, collate_fn: Any) -> Columns:
         TypeError, ValueError: errors that the collate itself raises.
     """
     if type(dataset) is not ArrayDataset:
-        raise NotCoveredError(
-            f"threads of C gather for {type(collate_fn).__name__} from an ArrayDataset, and the "
-            f"dataset is a {type(dataset).__name__}"
-        )
+        served, name = type(collate_fn).__name__, type(dataset).__name__
+        text = f"threads of C gather for {served} from an ArrayDataset"
+        raise NotCoveredError(f"{text}, and the dataset is a {name}")
     if dataset._untranslated:
         raise NotCoveredError(dataset._untranslated)
     if isinstance(collate_fn, PadCollate):

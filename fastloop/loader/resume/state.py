@@ -15,17 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
 
-from fastloop.base.checks import make_message, read_int
+from fastloop.base.checks import make_message, read_int, read_optional_int
 from fastloop.data.epochs import EPOCHS
 from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler
 from fastloop.data.stateful import ReaderState, ReaderStates, has_place, new_reader_state
@@ -41,31 +35,7 @@ _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
 _RANKS = "sampler.num_replicas"
 
 _REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
-# A shape is a type, one number, the range of an int, or a dict with the shapes of its keys.
-_COUNT = range(1 << 63)
-_COUNT_OR_NONE = range(-1, 1 << 63)
-_SHAPE: dict[str, Any] = {
-    "version": VERSION,
-    "epoch": _COUNT,
-    "yielded": _COUNT,
-    "begun": bool,
-    "draws_base_seed": bool,
-    "draws_each_epoch": bool,
-    "not_resumable": str,
-    "sampler_epoch": _COUNT_OR_NONE,
-    "random_epoch": _COUNT,
-    "set_epochs": list,
-    "fits": dict,
-    "generators": dict.fromkeys(MOMENTS, dict.fromkeys(GENERATORS, str)),
-    "_snapshot": dict,
-}
-_READER = {"dataset_state": object, "fetcher_state": object}
-_FETCHER = {"dataset_iter_state": object, "fetcher_ended": bool, "steps": _COUNT}
-_SNAPSHOT = {
-    "_worker_snapshots": dict,
-    "_last_yielded_worker_id": _COUNT_OR_NONE,
-    "_base_seed": _COUNT_OR_NONE,
-}
+_SNAPSHOT = {"_worker_snapshots": {}, "_last_yielded_worker_id": -1, "_base_seed": -1}
 
 Generators = dict[str, torch.Generator]
 RandomStates = dict[str, torch.Tensor]
@@ -137,12 +107,13 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dict of ``state_dict()``, which shares nothing with this state."""
-        found = {name: getattr(self, name) for name in _SHAPE if name != "_snapshot"}
+        found = {**vars(self), **_write_readers(self.readers)}
+        del found["readers"], found["is_spent"]
         found["generators"] = {
             moment: dict.fromkeys(GENERATORS, "") | _to_hex(self.generators.get(moment, {}))
             for moment in MOMENTS
         }
-        return deepcopy({**found, **_write_readers(self.readers)})
+        return deepcopy(found)
 
     @classmethod
     def from_dict(cls, saved: Any, loader: DataLoader[Any]) -> State:
@@ -155,17 +126,17 @@ class State:
             TypeError: the dict or a part of it has the wrong type.
             ValueError: the dict was not made by ``to_dict()``, or is damaged.
         """
-        _check_shape("state", saved, _SHAPE)
+        like = State(fits=describe(loader)).to_dict()
+        like = {name: part for name, part in like.items() if part is not None}
+        _check("state", saved, like)
+        if saved["version"] != VERSION:
+            _refuse("state['version']", str(VERSION), saved["version"])
         if saved["yielded"] > 0 and not saved["begun"]:
             _refuse("state['yielded']", "0 where no epoch has begun", saved["yielded"])
-        if saved["fits"].keys() != describe(loader).keys():
-            _refuse("state['fits']", "a dict of facts about the loader", saved["fits"])
         for number in saved["set_epochs"]:
-            if number is not None:
-                _check_shape("state['set_epochs']: each number", number, range(EPOCHS))
-        own = {name: saved[name] for name in _SHAPE if name in cls.__dataclass_fields__}
-        own["readers"] = _read_readers(saved)
-        state = cls(**deepcopy(own))
+            read_optional_int("state['set_epochs']: each", number, 0, EPOCHS - 1, _REMEDY)
+        own = {name: deepcopy(saved[name]) for name in like.keys() - {"_snapshot"}}
+        state = cls(**own, readers=deepcopy(_read_readers(saved)))
         generators = {TORCH: torch.default_generator, **generators_of(loader)}
         state.generators = {
             moment: {name: _decode(name, text, generators) for name, text in texts.items() if text}
@@ -190,23 +161,16 @@ def _refuse(name: str, rule: str, value: Any) -> None:
     raise ValueError(make_message(name, rule, value, _REMEDY))
 
 
-def _check_shape(name: str, value: Any, shape: Any) -> None:
-    """Refuse a value that does not have this shape."""
-    if isinstance(shape, range):
-        read_int(name, value, shape.start, shape.stop - 1, _REMEDY)
-        return
-    if isinstance(shape, int):
-        if value != shape:
-            _refuse(name, str(shape), value)
-        return
-    keys = shape if isinstance(shape, dict) else {}
-    kind = dict if isinstance(shape, dict) else shape
-    if not isinstance(value, kind):
-        raise TypeError(make_message(name, f"a {kind.__name__}", value, _REMEDY))
-    for key, part in keys.items():
+def _check(name: str, value: Any, like: Any) -> None:
+    """Refuse a value that has another type than `like`, lacks a key of it, or is a lower int."""
+    if type(like) is int:
+        read_int(name, value, like, (1 << 63) - 1, _REMEDY)
+    elif like is not None and not isinstance(value, type(like)):
+        raise TypeError(make_message(name, f"a {type(like).__name__}", value, _REMEDY))
+    for key, part in like.items() if isinstance(like, dict) else ():
         if key not in value:
             raise ValueError(f"{name} has no {key!r}; {_REMEDY}")
-        _check_shape(f"{name}[{key!r}]", value[key], part)
+        _check(f"{name}[{key!r}]", value[key], part)
 
 
 def _to_hex(states: RandomStates) -> dict[str, str]:
@@ -230,21 +194,18 @@ def _write_readers(states: ReaderStates) -> dict[str, Any]:
     if states.workers == 0:
         reader = states.readers[0] if states.readers else new_reader_state(False)
         return {**reader, "_snapshot": {}}
-    if not states.readers:
-        return {"_snapshot": {}}
     workers = {f"worker_{i}": {"worker_id": i, **state} for i, state in enumerate(states.readers)}
     values = (workers, states.last_worker, states.base_seed)
-    return {"_snapshot": dict(zip(_SNAPSHOT, values, strict=True))}
+    return {"_snapshot": dict(zip(_SNAPSHOT, values, strict=True)) if workers else {}}
 
 
 def _read_readers(saved: Mapping[str, Any]) -> ReaderStates:
     snapshot = saved["_snapshot"]
-    if snapshot == {}:
-        if not _READER.keys() & saved.keys():
-            return ReaderStates()
-        reader = _read_reader("state", saved)
+    if not snapshot:
+        has_reader = new_reader_state(is_stream=True).keys() & saved.keys()
+        reader = _read_reader("state", saved) if has_reader else {}
         return ReaderStates([reader] if any(part is not None for part in reader.values()) else [])
-    _check_shape("state['_snapshot']", snapshot, _SNAPSHOT)
+    _check("state['_snapshot']", snapshot, _SNAPSHOT)
     workers, last, seed = (snapshot[name] for name in _SNAPSHOT)
     names = [f"worker_{i}" for i in range(len(workers))]
     if not workers or workers.keys() != set(names) or last >= len(workers):
@@ -255,11 +216,11 @@ def _read_readers(saved: Mapping[str, Any]) -> ReaderStates:
 
 
 def _read_reader(name: str, saved: Any) -> ReaderState:
-    _check_shape(name, saved, _READER)
-    fetcher = saved["fetcher_state"]
-    if fetcher is not None:
-        _check_shape(f"{name}['fetcher_state']", fetcher, _FETCHER)
-    return {key: saved[key] for key in _READER}
+    like = new_reader_state(is_stream=True)
+    _check(name, saved, dict.fromkeys(like))
+    if saved["fetcher_state"] is not None:
+        _check(f"{name}['fetcher_state']", saved["fetcher_state"], like["fetcher_state"])
+    return {key: saved[key] for key in like}
 
 
 # ---- beside a loader
@@ -334,12 +295,10 @@ def fit_ranks(loader: DataLoader[Any], state: State) -> tuple[State, list[str]]:
         return state, []
     outer, inner = samplers_of(loader)
     is_bucketed = type(outer) is LengthBucketBatchSampler
-    if is_bucketed:
-        is_known = there["sampler_length"] == here["sampler_length"]
-    else:
-        length = str(_length_for_ranks(inner, int(there[_RANKS])))
-        is_known = type(outer) is BatchSampler and there["sampler_length"] == length
-    if not is_known or there["sampler"] != here["sampler"]:
+    length = here["sampler_length"]
+    if not is_bucketed:
+        length = str(_length_for_ranks(outer, inner, int(there[_RANKS])))
+    if there["sampler_length"] != length or there["sampler"] != here["sampler"]:
         return state, []
     before, now = (int(facts["batch_size"] or 0) * int(facts[_RANKS]) for facts in (there, here))
     if str(state.yielded) == there["batch_sampler_length"]:
@@ -362,11 +321,9 @@ def fit_ranks(loader: DataLoader[Any], state: State) -> tuple[State, list[str]]:
     ]
 
 
-def _length_for_ranks(sampler: Any, ranks: int) -> int | None:
+def _length_for_ranks(outer: Any, inner: Any, ranks: int) -> int | None:
     """Return the length that a sampler known here would have for another number of ranks."""
-    if type(sampler) is ShuffleSampler:
-        return -(-sampler.length // ranks)
-    if type(sampler) is DistributedSampler:
-        samples = len(sampler.dataset)  # type: ignore[arg-type]
-        return samples // ranks if sampler.drop_last else -(-samples // ranks)
-    return None
+    if type(outer) is not BatchSampler or type(inner) not in (DistributedSampler, ShuffleSampler):
+        return None
+    rows = inner.length if type(inner) is ShuffleSampler else len(inner.dataset)
+    return int(rows // ranks if getattr(inner, "drop_last", False) else -(-rows // ranks))

@@ -16,28 +16,22 @@ from itertools import cycle, islice
 from time import monotonic
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later, interrupts_held
-from fastloop.base.machine import budget_of
-from fastloop.base.nested import list_leaves
-from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, Resume, StreamEnd
+from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.shared import CLOSED, LockedIter, Shared
-from fastloop.workers.lifecycle import CHECK_S, Deaths, is_exiting
-from fastloop.workers.tasks import InitialState, Resumption
+from fastloop.workers.batch_pickle import Order
+from fastloop.workers.lifecycle import CHECK_S, is_exiting
 
 # Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
 _ARGUMENTS = (
     "dataset_kind dataset auto_collation collate_fn drop_last base_seed num_workers "
     "persistent_workers".split()
 )
-TAKEN_MEANWHILE = (
-    "this iterator waits for a batch that was taken meanwhile: next() was called on it "
-    "from inside next(), by a signal handler or a sampler"
-)
+TAKEN_MEANWHILE = "the batch of this next() was taken meanwhile, by a next() inside it"
 
 
 class WorkerIter(MultiIter, LockedIter):
@@ -54,16 +48,21 @@ class WorkerIter(MultiIter, LockedIter):
     """
 
     _workers: Any
-    _are_processes = False
-    _deaths: Deaths | None = None  # with on_worker_death="restart"
+    _replaces_dead = False  # with on_worker_death="restart"
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, workers: list[Any]) -> None:
         self._pid = os.getpid()
         self._shared = shared
         self._workers = workers
-        self._depth = self._open_depth(loader)
+        wanted = loader.prefetch_factor
+        self._depth: QueueDepth | None = None
+        if isinstance(wanted, AutoDepth):  # begin where the iterator before has ended
+            self._depth = QueueDepth(loader.num_workers, shared.depth or wanted)
+        # iter() raises if a worker could not begin, and the loader has all states even if this
+        # iterator is dropped; but workers that may be replaced meanwhile are left to next().
+        self._awaits_begin = is_stateful(loader.dataset) and not self._replaces_dead
         try:
-            self._begin_epoch(loader, self._are_processes)
+            self._begin_epoch(loader)
             LockedIter.__init__(self, loader)
             self._prefetch_factor: int = loader.prefetch_factor or 0
             self._in_order = loader.in_order
@@ -71,14 +70,19 @@ class WorkerIter(MultiIter, LockedIter):
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
-            self._worker_init_fn = loader.worker_init_fn
             self._shutdown = False
             states = self._epoch.states
+            arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
+            arguments["init_fn"] = self._worker_init_fn = loader.worker_init_fn
+            arguments["shared_seed"] = None  # for data pipes, which torch loads
             for number in range(self._num_workers):
                 reader = None if states is None else states.make_reader(number)
-                self._start_worker(self._arguments_of(number), reader)
+                self._start_worker({**arguments, "worker_id": number}, reader)
             self._reset(loader, first_iter=True)
-            self._await_begin()
+            if self._awaits_begin:
+                self.await_states()
+                if self._fault is not None:
+                    self._fault.reraise()  # type: ignore[no-untyped-call]
             shared.latest = weakref.ref(self)
         except BaseException:
             # Ctrl-C or an error of the sampler, say. A traceback that the program keeps must not
@@ -101,7 +105,7 @@ class WorkerIter(MultiIter, LockedIter):
         """Begin an epoch: drop the replies of the one before."""
 
     def _send(self, worker: int, task: Any) -> None:
-        """Send (number, indices), a Resumption or an InitialState; None is a worker's last task."""
+        """Send (number, indices), or an Order; None is a worker's last task."""
 
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         """Return a task of this epoch, as `_get_data`; None if none has come within `timeout`
@@ -126,19 +130,10 @@ class WorkerIter(MultiIter, LockedIter):
         """Refuse to work in a forked child: threads are not there, and the parent writes to the
         memory of batches from processes."""
         if not self._is_own():
-            raise RuntimeError(
-                "the workers of this iterator belong to the parent process; call iter() on the "
-                "loader in the child"
-            )
+            text = "the workers of this iterator belong to the parent process"
+            raise RuntimeError(f"{text}; call iter() on the loader in the child")
 
     # ---- the order of batches
-
-    def _arguments_of(self, worker: int) -> dict[str, Any]:
-        arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
-        arguments["init_fn"] = self._worker_init_fn
-        arguments["worker_id"] = worker
-        arguments["shared_seed"] = None  # for data pipes, which torch loads
-        return arguments
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._next_lock.of_process():
@@ -166,10 +161,14 @@ class WorkerIter(MultiIter, LockedIter):
         self._turns = islice(cycle(workers), 0 if states is None else states.first_worker, None)
         if not first_iter:
             for worker in workers:
-                self._send(worker, Resumption(worker))
+                self._send(worker, Order(worker))
             answers = self._num_workers
             while answers > 0:
-                answers -= isinstance(self._get_data()[0], Resume)
+                answers -= isinstance(self._get_data()[0], Order)
+        if states is not None and (states.wants_initial or self._awaits_begin):
+            self._awaited.update(workers)
+            for worker in workers:
+                self._send(worker, Order(worker, states))
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
@@ -201,10 +200,7 @@ class WorkerIter(MultiIter, LockedIter):
             return self._take_next()
         before = self._shared.count()["waits"]
         data = self._take_next()
-        if self._shared.count()["waits"] == before:
-            self._depth.take()
-        else:
-            self._depth.wait(self._bytes_of(data))
+        self._depth.note(self._shared.count()["waits"] > before)
         grown = self._depth.value - self._prefetch_factor
         self._prefetch_factor = self._shared.depth = self._depth.value
         for _ in range(grown * self._num_workers):
@@ -268,16 +264,11 @@ class WorkerIter(MultiIter, LockedIter):
         return data
 
     def _try_put_index(self) -> None:
-        if self._send_idx == 0 and not self._awaited:
-            self._ask_initial_states()
-        limit = self._prefetch_factor * self._num_workers
-        if self._tasks_outstanding >= limit:
-            return  # a queue that has shrunk holds less than is under way
         try:
             indices = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:
             return
-        worker = self._choose_worker(limit)
+        worker = self._choose_worker()
         if worker is None:
             return
         self._send(worker, (self._send_idx, indices))
@@ -286,9 +277,10 @@ class WorkerIter(MultiIter, LockedIter):
         self._tasks_outstanding += 1
         self._send_idx += 1
 
-    def _choose_worker(self, limit: int) -> int | None:
+    def _choose_worker(self) -> int | None:
         """Return the next worker in turn that has work in this epoch; with in_order=False, one that
-        has less under way than its part of `limit`."""
+        has less under way than its part of the queue."""
+        limit = self._prefetch_factor * self._num_workers
         for worker in islice(self._turns, self._num_workers):
             if self._workers_status[worker] and (
                 self._in_order
@@ -297,52 +289,17 @@ class WorkerIter(MultiIter, LockedIter):
                 return worker
         return None
 
-    # ---- the depth of the queue, with prefetch_factor="auto"
-
-    def _open_depth(self, loader: DataLoader[Any]) -> QueueDepth | None:
-        """Begin with the depth that the iterator before has ended with."""
-        wanted = loader.prefetch_factor
-        if not isinstance(wanted, AutoDepth):
-            return None
-        return QueueDepth(loader.num_workers, budget_of(loader), self._shared.depth or wanted)
-
-    def _bytes_of(self, data: Any) -> int:
-        """Return the part of the memory budget that a batch takes."""
-        leaves = (leaf for _, leaf in list_leaves(data))
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
-
     # ---- states of the dataset
 
-    def _ask_initial_states(self) -> None:
-        """Ask workers for their states, once an epoch, before its first task."""
+    def _note_initial(self, task: Order, state: Any) -> None:
         states = self._epoch.states
-        if states is not None and (states.wants_initial or self._waits_to_begin()):
-            self._awaited.update(range(self._num_workers))
-            for worker in range(self._num_workers):
-                self._send(worker, InitialState(worker, states))
-
-    def _note_initial(self, task: InitialState, state: Any) -> None:
-        states = self._epoch.states
-        if states is None or task.epoch is not states:
+        if states is None or task.states is not states:
             return
         self._awaited.discard(task.worker)
         if isinstance(state, ExceptionWrapper):
             self._fault = self._fault or state
         elif states.wants_initial:
             states.begin(task.worker, state)
-
-    def _waits_to_begin(self) -> bool:
-        """Tell whether iter() waits for workers to begin. Not for workers that may be replaced
-        meanwhile: next() meets the result."""
-        return is_stateful(self._dataset) and self._deaths is None
-
-    def _await_begin(self) -> None:
-        """Wait until the workers have begun, where the dataset can say where it stands: so iter()
-        raises if one could not, and the loader has all states even if this iterator is dropped."""
-        if self._waits_to_begin():
-            self.await_states()
-            if self._fault is not None:
-                self._fault.reraise()  # type: ignore[no-untyped-call]
 
     def await_states(self) -> None:
         """Wait until each worker has sent the state that it began with, which takes as long as
@@ -416,15 +373,12 @@ class QueueDepth:
 
     Args:
         workers: how many there are.
-        budget: bytes that batches under way may take.
         value: the depth to begin with.
     """
 
-    def __init__(self, workers: int, budget: int, value: int = FIRST_DEPTH) -> None:
+    def __init__(self, workers: int, value: int = FIRST_DEPTH) -> None:
         self.value = value
         self._workers = workers
-        self._budget = budget
-        self._batch_bytes = 0
         self.start_epoch()
 
     def start_epoch(self) -> None:
@@ -432,20 +386,13 @@ class QueueDepth:
         self._unwaited = 0
         self._was_full = False
 
-    def take(self) -> None:
-        """Note that the loop has taken a batch that was there."""
-        self._unwaited += 1
-        self._was_full |= self._unwaited >= self.value * self._workers
-
-    def wait(self, batch_bytes: int) -> None:
-        """Note that the loop has waited for a batch."""
+    def note(self, has_waited: bool) -> None:
+        """Note that the loop has taken a batch, and whether it had to wait for it."""
+        if not has_waited:
+            self._unwaited += 1
+            self._was_full |= self._unwaited >= self.value * self._workers
+            return
         self._unwaited = 0
-        self._batch_bytes = max(self._batch_bytes, batch_bytes)
-        if self._was_full and self.value < _DEEPEST and self._has_room(self.value + 1):
+        if self._was_full and self.value < _DEEPEST:
             self.value += 1
             self._was_full = False
-        while self.value > FIRST_DEPTH and not self._has_room(self.value):
-            self.value -= 1
-
-    def _has_room(self, value: int) -> bool:
-        return value * self._workers * self._batch_bytes <= self._budget

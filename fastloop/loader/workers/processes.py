@@ -10,8 +10,9 @@ from __future__ import annotations
 import operator
 import threading
 import warnings
+from collections import Counter
 from time import monotonic
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -19,44 +20,37 @@ from torch.utils.data import DataLoader
 from fastloop._core import ParentEnd, Reply
 from fastloop.base.interrupts import interrupts_held
 from fastloop.base.machine import budget_of
+from fastloop.base.tensors import outside_inference_mode
 from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.availability import find_upload_fault, has_uploads
-from fastloop.device.destinations import find_destination, is_pinned_by_torch
+from fastloop.device.destinations import Destination, is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.workers import tasks
-from fastloop.workers.batch_pickle import OBJECT, unpack
-from fastloop.workers.delivery import Delivery
-from fastloop.workers.lifecycle import Deaths, NoSuccessorError, WorkerPool, is_exiting
-from fastloop.workers.tasks import InitialState, Resumption
+from fastloop.workers import batch_pickle
+from fastloop.workers.batch_pickle import Order, unpack
+from fastloop.workers.lifecycle import WorkerPool, is_exiting
 
-# With on_worker_death="restart", how often a parent that gets batches looks for dead workers.
+# With on_worker_death="restart": deaths in a row before a worker's first batch, the last of which
+# brings no successor. A process that exits there will do so again; whatever kills at random may
+# well hit young processes.
+_MOST_EXITS, _MOST_KILLS = 2, 10
+# And how often a parent that gets batches looks for dead workers.
 _LOOK_S = 1.0
 _STREAM = (
-    "its samples come from an IterableDataset, which alone knew where it stood; to have workers "
-    "replaced, give it state_dict() and load_state_dict(), or pass a map-style dataset "
-    "(__getitem__ and __len__)"
+    "its samples come from an IterableDataset, which alone knew where it stood; give it "
+    "state_dict() and load_state_dict(), or pass a map-style dataset"
 )
 
 
-def _requests_of(loader: DataLoader[Any]) -> int:
-    """Return the length of a worker's queue of requests: a power of two, with room for the requests
-    of two epochs. If a worker gets more than its share, as when others have ended, some requests
-    wait in this process."""
-    return 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
-
-
-def _is_batch(task: Any) -> TypeGuard[tuple[int, Any]]:
-    """Tell a task (number, indices) from an order to begin an epoch."""
-    return isinstance(task, tuple)
+class NoSuccessorError(Exception):
+    """A dead worker gets no successor: the text says why, as a part of a sentence."""
 
 
 class ProcessIter(WorkerIter):
     """An iterator over a pool of worker processes and a channel in shared memory."""
 
-    _are_processes = True
+    _in_processes = True
 
     def __init__(
         self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
@@ -65,37 +59,32 @@ class ProcessIter(WorkerIter):
         # middle of the import extension modules would be left half made.
         with interrupts_held():
             import numpy.random  # noqa: F401
-        index = -1
-        if accelerator is not None and has_uploads(accelerator):
-            index = accelerator.device.index
-        elif accelerator is not None:
-            shared.fault = find_upload_fault(accelerator)
-        memory = shared.memory_for_workers(index)
-        destination = find_destination(
-            accelerator, copies_in_c=memory.device >= 0, is_pinned=is_pinned_by_torch(loader)
-        )
-        if getattr(loader, "on_worker_death", "raise") == "restart":
-            self._deaths = Deaths()
-        self._refused: dict[int, str] = {}  # dead workers that get no successor: why
-        self._last_words: dict[int, str] = {}  # how workers died whose requests are given up
+        is_pinned = is_pinned_by_torch(loader)
+        memory, destination = shared.open_destination(accelerator, is_pinned, is_shared=True)
+        self._destination = destination
+        self._pending: Any = None  # the next reply or batch, until it is delivered
+        self._delivered: list[Any] = []  # at most one, kept through interrupts
+        self._is_taking = False
+        self._replaces_dead = getattr(loader, "on_worker_death", "raise") == "restart"
+        self._deadly: set[int] = set()  # batches of this epoch that a worker has died at
+        self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
+        self._last_words: dict[int, str] = {}  # of dead workers that get no successor
         self._next_look = 0.0
+        # The length of a worker's queue of requests: a power of two, with room for the requests of
+        # two epochs. If a worker gets more, as when others have ended, some wait in this process.
+        length = 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
+        budget = max(1, budget_of(loader) // 2)  # the other half is for memory that waits for reuse
+        others = destination, self._replaces_dead
         self._parent_end = ParentEnd(
-            memory,
-            torch.Tensor,
-            loader.num_workers,
-            _requests_of(loader),
-            max(1, budget_of(loader) // 2),  # the other half is for memory that waits for reuse
-            destination,
-            self._deaths is not None,
+            memory, torch.Tensor, loader.num_workers, length, budget, *others
         )
-        self._delivery = Delivery(self._parent_end, destination) if destination else None
         self._pool = WorkerPool(loader.multiprocessing_context, self._parent_end)
         super().__init__(loader, shared, self._pool.workers)
 
     @property
     def is_on_device(self) -> bool:
         """Tell whether batches are on the device when they are handed out."""
-        return self._delivery is not None and self._delivery.destination.is_on_device
+        return self._destination is not None and self._destination.is_on_device
 
     def count(self) -> WorkerCounts:
         return self._parent_end.count()
@@ -105,42 +94,42 @@ class ProcessIter(WorkerIter):
             arguments["init_fn"] = self._datasets.wrap_init(arguments["init_fn"])
         self._pool.start(arguments, reader)
 
-    def _begin_epoch(self, loader: DataLoader[Any], in_workers: bool = False) -> None:
-        before = None if in_workers else self._epoch.states
-        super()._begin_epoch(loader, in_workers)
+    def _begin_epoch(self, loader: DataLoader[Any]) -> None:
+        before = getattr(self.__dict__.get("_epoch"), "states", None)
+        super()._begin_epoch(loader)
         if before is not None and self._epoch.states is not None:
             self._epoch.states.follow(before)
 
     def _begin_replies(self, first_iter: bool) -> None:
-        if first_iter and self._deaths is None:
+        if first_iter and not self._replaces_dead:
             self._pool.close_file()
         self._parent_end.start_epoch()
         self._ends: list[tuple[Any, Any, bytes | None]] = []  # of workers that owe a batch
         self._newest = [-1] * self._num_workers  # of each worker: the last task that it answered
         # Workers that have yet to answer that this epoch begins.
         self._resuming = set(range(0 if first_iter else self._num_workers))
-        if self._deaths is not None:
-            self._deaths.start_epoch()
-        if self._delivery is not None:
-            self._delivery.restart(0 if self._in_order else -1)
+        self._deadly.clear()
+        if self._destination is not None:
+            self._destination.check()
+            self._drop_next()
+            self._parent_end.run_ahead(0 if self._in_order else -1)
 
     def _send(self, worker: int, task: Any) -> None:
         if task is None:
             self._parent_end.end(worker)
         else:
-            self._parent_end.submit(worker, tasks.pickle_task(task), task)
+            self._parent_end.submit(worker, batch_pickle.pickle_task(task), task)
 
     # ---- batches
 
     def _next_batch(self) -> Any:
-        delivery = self._delivery
         try:
-            if delivery is None:
+            if self._destination is None:
                 return super()._next_batch()
-            delivery.destination.check()
-            if not delivery.is_behind:
-                delivery.put(super()._next_batch())
-            return delivery.take(self._rcvd_idx if self._in_order else -1)
+            self._destination.check()
+            if self._pending is None and not self._delivered:
+                self._pending = super()._next_batch()
+            return self._take_delivered(self._destination)
         except StopIteration:
             self._parent_end.release_buffers()
             raise
@@ -149,20 +138,56 @@ class ProcessIter(WorkerIter):
                 self._shutdown_workers()  # the memory that they share cannot be relied on
             raise
 
-    def _bytes_of(self, data: Any) -> int:
-        """Return the mean: `data` may not be a batch yet."""
-        count = self._shared.count()
-        return int(count["bytes"] // max(1, count["batches"]))
+    def _take_delivered(self, destination: Destination) -> Any:
+        """Return the next batch; on a device, for the current stream. If memory is missing, the
+        next call tries the same batch again. The batches after it are copied when they arrive, as
+        far as there is memory."""
+        if self._is_taking:
+            raise RuntimeError("next() was called on this iterator from inside its own next()")
+        self._is_taking = True
+        try:
+            if not self._delivered:
+                self._delivered.append(self._deliver(self._pending, destination))
+            self._pending = None
+            self._parent_end.run_ahead(self._rcvd_idx if self._in_order else -1)
+            if not self._delivered:
+                raise RuntimeError("the loader was closed or begun anew inside next()")
+            return self._delivered.pop()
+        finally:
+            self._is_taking = False
+
+    @outside_inference_mode
+    def _deliver(self, pending: Any, destination: Destination) -> Any:
+        is_moved = type(pending) is Reply and pending.upload > 0
+        if is_moved:
+            pending.deliver()  # if this raises, the next call tries it again
+        try:
+            if is_moved:
+                return destination.complete(unpack(pending, destination))
+            return destination.send(unpack(pending) if type(pending) is Reply else pending)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if "out of memory" not in str(error):
+                self._pending = None
+            raise
+
+    def _drop_next(self) -> None:
+        """Drop a batch that was not taken. SYNC if a copy still reads the user's memory."""
+        self._pending = None
+        self._delivered.clear()
+        if self._destination is not None:
+            self._destination.drop()
 
     def _process_data(self, data: Any, worker: int) -> Any:
         data = super()._process_data(data, worker)
-        if self._delivery is None and type(data) is Reply:
+        if self._destination is None and type(data) is Reply:
             return unpack(data)
         return data
 
     def _get_data(self) -> tuple[Any, Any]:
         try:
-            if self._deaths is not None and monotonic() > self._next_look:
+            if self._replaces_dead and monotonic() > self._next_look:
                 # With in_order=False the batches of others would hide a death.
                 self._next_look = monotonic() + _LOOK_S
                 self._replace([n for n in self._find_dead() if not self._parent_end.has_replies(n)])
@@ -191,10 +216,10 @@ class ProcessIter(WorkerIter):
     def _read(self, task: Any, reply: Reply) -> tuple[Any, Any] | None:
         """Return the task that a reply answers, as `_get_data`; None if next() does not want it."""
         states = self._epoch.states
-        if isinstance(task, InitialState):
+        if isinstance(task, Order) and task.states is not None:
             self._note_initial(task, self._unpack_object(reply))
             return None
-        if isinstance(task, Resumption):
+        if isinstance(task, Order):
             self._resuming.discard(task.worker)
             return task, unpack(reply)
         number, indices = task
@@ -202,7 +227,7 @@ class ProcessIter(WorkerIter):
             return None  # from the epoch before
         worker = self._task_info[number][0]
         self._newest[worker] = max(self._newest[worker], number)
-        if reply.kind != OBJECT:
+        if reply.kind != batch_pickle.OBJECT:
             if states is not None:
                 states.receive(worker)
             return number, reply
@@ -210,7 +235,7 @@ class ProcessIter(WorkerIter):
         if states is not None and isinstance(data, tuple):
             data, state = data[0], data[1] or None
         if isinstance(data, ExceptionWrapper):
-            tasks.add_batch(data, number, indices)
+            batch_pickle.add_batch(data, number, indices)
         if not isinstance(data, StreamEnd):
             return number, data
         if not self._parent_end.owes(worker):
@@ -243,13 +268,13 @@ class ProcessIter(WorkerIter):
 
     def _has_restarts(self) -> bool:
         """Tell whether workers that are dead now get successors when they are needed."""
-        if self._deaths is None or self._refused:
+        if not self._replaces_dead or self._last_words:
             return False
+        if self._dataset_kind == DatasetKind.Map:
+            return True
         states = self._epoch.states
-        if self._dataset_kind == DatasetKind.Map or states is None:
-            return bool(self._dataset_kind == DatasetKind.Map)
         dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
-        return all(map(states.can_succeed, dead))
+        return states is not None and all(map(states.can_succeed, dead))
 
     def _look_for_dead(self) -> tuple[Any, Any] | None:
         if self._parent_end.is_closed():
@@ -262,25 +287,33 @@ class ProcessIter(WorkerIter):
         received = self._receive(0) if dead else None
         if received is not None:
             return received
-        if self._deaths is not None:
-            dead = self._replace(dead)
-        if dead:
-            self._give_up(dead)
+        if lost := self._replace(dead):
+            # A batch of one may be here and wait for batches of others before it.
+            first = self._task_info.get(self._rcvd_idx, (-1,))[0]
+            is_here = any(len(info) == 2 and info[0] in lost for info in self._task_info.values())
+            if first in lost or not is_here:
+                for number in lost:
+                    self._send(number, None)
+                    self._workers_status[number] = False
+                raise RuntimeError("\n".join(self._last_words[number] for number in lost))
         if self._parent_end.is_idle():
             raise RuntimeError(TAKEN_MEANWHILE)
         return None
 
     def _replace(self, dead: list[int]) -> list[int]:
         """Start successors of dead workers whose replies have all been received. Return the numbers
-        of those that get none."""
+        of those that get none; their requests are cancelled, because others may need the memory."""
         for number in dead:
-            if number in self._refused:
+            if number in self._last_words:
                 continue
             text = self._explain_death(number)
             try:
                 self._start_successor(number)
             except NoSuccessorError as why:
-                self._refused[number] = f"It is not replaced: {why}."
+                if self._replaces_dead:
+                    text += f"It is not replaced: {why}."
+                self._last_words[number] = text
+                self._parent_end.cancel(number, is_gone=True)
                 continue
             self._shared.add(restarts=1)
             warnings.warn(
@@ -288,20 +321,16 @@ class ProcessIter(WorkerIter):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return [number for number in dead if number in self._refused]
+        return [number for number in dead if number in self._last_words]
 
     def _start_successor(self, number: int) -> None:
-        assert self._deaths is not None
+        if not self._replaces_dead:
+            raise NoSuccessorError
         reader = self._open_reader(number)
         dead = self._workers[number]
-        if not dead.has_ended():
-            raise NoSuccessorError(
-                "its process may not have ended, as the fork server that would know has died"
-            )
-        taken, task = self._parent_end.begun(number)
-        if _is_batch(task) and task[0] not in self._task_info:
-            task = None  # from the epoch before: nobody waits for it
-        self._deaths.note(number, dead.exitcode, taken, task)
+        if dead.is_alive() or dead.exists():
+            raise NoSuccessorError("its process may not have ended: its fork server has died")
+        self._count_death(number, dead.exitcode)
         with interrupts_held():
             try:
                 if self._parent_end.restart(number):
@@ -313,17 +342,32 @@ class ProcessIter(WorkerIter):
         if self._workers[number] is dead or self._parent_end.is_closed():
             raise RuntimeError(CLOSED)
 
+    def _count_death(self, number: int, code: int | None) -> None:
+        """Count a death. Raise NoSuccessorError if no process may take the dead worker's place."""
+        taken, task = self._parent_end.begun(number)
+        if taken == 0 or isinstance(task, Order):
+            self._early[number] += 1
+            times = self._early[number]
+            if times >= (_MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS):
+                raise NoSuccessorError(
+                    f"worker {number} has died {times} times in a row before it could begin a batch"
+                )
+            return
+        self._early[number] = 0
+        if task is None or task[0] not in self._task_info:
+            return  # from the epoch before: nobody waits for it
+        if task[0] in self._deadly:
+            raise NoSuccessorError(f"batch {task[0]} has been loaded twice, and both have died")
+        self._deadly.add(task[0])
+
     def _open_reader(self, number: int) -> DatasetReader | None:
         """Return a reader that goes on where a dead worker's dataset stood; None if the dataset has
         no state. Raise NoSuccessorError if a stream's place is not known."""
-        states, is_map = self._epoch.states, self._dataset_kind == DatasetKind.Map
-        reader = None
+        states, is_map, reader = self._epoch.states, self._dataset_kind == DatasetKind.Map, None
         if states is not None:
             first = self._parent_end.first_task(number)
-            if not is_map and _is_batch(first) and first[0] < self._newest[number]:
-                raise NoSuccessorError(
-                    f"batch {first[0]} was too large for the memory there was, and others came"
-                )
+            if not is_map and isinstance(first, tuple) and first[0] < self._newest[number]:
+                raise NoSuccessorError(f"batch {first[0]} was too large, and later ones came")
             try:
                 reader = states.make_successor(number, is_resuming=number in self._resuming)
             except Exception as error:  # from the user's state_dict()
@@ -333,31 +377,15 @@ class ProcessIter(WorkerIter):
             raise NoSuccessorError(_STREAM)
         return reader
 
-    def _give_up(self, dead: list[int]) -> None:
-        """Cancel the requests of dead workers: others may need the memory that is kept for them.
-        Raise unless a batch of a dead worker is here and waits for batches of others before it."""
-        for number in dead:
-            if number not in self._last_words:
-                text = self._explain_death(number) + self._refused.get(number, "")
-                self._last_words[number] = text
-                self._parent_end.cancel(number, is_gone=True)
-        first = self._task_info.get(self._rcvd_idx, (-1,))[0]
-        is_here = any(len(info) == 2 and info[0] in dead for info in self._task_info.values())
-        if first not in dead and is_here:
-            return
-        for number in dead:
-            self._send(number, None)
-            self._workers_status[number] = False
-        raise RuntimeError("\n".join(self._last_words[number] for number in dead))
-
     def _explain_death(self, number: int) -> str:
-        task = ""
-        taken, first = self._parent_end.begun(number)
-        if not _is_batch(first):
+        _, first = self._parent_end.begun(number)
+        if not isinstance(first, tuple):
             first = self._parent_end.first_task(number)
-        if _is_batch(first):
-            task = f"; it was to make batch {first[0]} (indices {tasks.quote_indices(first[1])})"
-        return self._pool.explain_death(number, task, taken > 0, self._deaths is not None)
+        task = ""
+        if isinstance(first, tuple):
+            indices = batch_pickle.quote_indices(first[1])
+            task = f"; it was to make batch {first[0]} (indices {indices})"
+        return self._pool.workers[number].explain_death(task, self._replaces_dead)
 
     # ---- the end
 
@@ -371,8 +399,7 @@ class ProcessIter(WorkerIter):
                 self._shutdown = True
                 self._parent_end.start_epoch()
                 self._task_info = {}
-                if self._delivery is not None:
-                    self._delivery.drop()
+                self._drop_next()
                 self._pool.close_file()
                 if self._pool.forget_ended():
                     self._parent_end.release()

@@ -1,30 +1,266 @@
-"""The iterator over worker threads of this process.
+"""Worker threads of this process, and the iterator over them. docs/worker-threads.md has states and
+ends; ``common.py`` orders the batches.
 
-``common.py`` orders the batches, ``workers/threads.py`` has the threads. This module starts and
-ends them, and says what their replies mean.
+torch's own worker loop must not run in a thread: it seeds the process's random generators, sets
+signal handlers and the number of torch's threads. The loop here does the rest.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
+import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
-from time import perf_counter_ns
+from resource import RUSAGE_THREAD, getrusage
+from time import monotonic, perf_counter_ns
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop.base.torch_parts import ExceptionWrapper, StreamEnd
+from fastloop._core import Collate, lock_wait
+from fastloop.base.threads import has_interpreter_lock, on_this_thread
+from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
+from fastloop.data.collate import Collation, is_image_folder, lend, make_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.workers.tasks import InitialState
-from fastloop.workers.threads import PATIENCE_S, WorkerThread, await_end
+from fastloop.workers.batch_pickle import Order, add_batch
+
+# Seconds to wait for threads to end, which they do after their present sample.
+PATIENCE_S = 2.5
+# The wait for the interpreter lock is measured after a batch, but at least this long after the last
+# time: measuring takes some 60 us.
+_PROBE_NS = 10_000_000
+
+
+def _take_collate(stock: list[Collate]) -> Collate:
+    """Return an idle collate: its batch memory is used again. One thread at a time uses it."""
+    try:
+        return stock.pop()
+    except IndexError:
+        return make_collate()  # without helpers for copies: threads copy side by side
+
+
+class _StoppedError(Exception):
+    """Nobody wants the batch any more. Raised between two samples, where no code of the dataset is
+    on the stack."""
+
+
+class _Indices:
+    """The indices of a batch for torch's fetcher. They raise _StoppedError once work must end."""
+
+    def __init__(self, indices: Any, team: SimpleNamespace) -> None:
+        self._indices = indices
+        self._team = team
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in self._indices:
+            if self._team.is_done:
+                raise _StoppedError
+            yield index
+
+
+def _usage() -> tuple[int, int, int]:
+    """Return the clock and the calling thread's CPU time, in ns, and how often the thread went to
+    sleep by itself, for a lock or anything else."""
+    usage = getrusage(RUSAGE_THREAD)
+    cpu_ns = round((usage.ru_utime + usage.ru_stime) * 1e9)
+    return perf_counter_ns(), cpu_ns, usage.ru_nvcsw
+
+
+class WorkerThread(threading.Thread):
+    """A thread that makes batches, in the place of a worker process.
+
+    Args:
+        arguments: those of torch's worker loop by name, without its queues.
+        team: what the threads of an iterator share. It is not the iterator, which must die with
+            the user's last reference to it.
+            `results` takes (task, data);
+            `is_done` tells that nobody wants batches any more: a plain attribute, because
+            finalizers set it and may interrupt code that holds a lock;
+            `epochs` are those of the datasets in this iterator;
+            `stock` is where collates come from and go back to;
+            `pin` is the kind of accelerator that batches are pinned for, as torch's function takes
+            it, or None.
+        reader: reads a dataset that can say where it stands. Batches, errors and ends then come as
+            pairs: the second is the state after them, or None.
+    """
+
+    def __init__(
+        self, arguments: dict[str, Any], team: SimpleNamespace, reader: DatasetReader | None
+    ) -> None:
+        self.number: int = arguments["worker_id"]
+        super().__init__(name=f"fastloop worker {self.number}", daemon=True)
+        self.pid = os.getpid()  # as worker processes have, for code that measures them
+        self._team, self._reader = team, reader
+        self._requests: SimpleQueue[Any] = SimpleQueue()  # tasks; None is the last
+        self._init_fn: Callable[[int], object] | None = arguments["init_fn"]
+        dataset, is_batched = arguments["dataset"], arguments["auto_collation"]
+        take = partial(_take_collate, team.stock)
+        self.collation = Collation(dataset, arguments["collate_fn"], is_batched, take)
+        self._fault: ExceptionWrapper | None = None  # why nothing can be loaded
+        if reader is not None and reader.is_stream:
+            dataset = reader
+        self._kind = arguments["dataset_kind"]
+        how = is_batched, self.collation.function, arguments["drop_last"]
+        self._fetcher_args = self._kind, dataset, *how
+        has_getitems = self._kind == DatasetKind.Map and getattr(dataset, "__getitems__", None)
+        # Whether the fetcher takes indices one by one, with a sample between two of them.
+        self._is_by_sample = is_batched and (not has_getitems or is_image_folder(dataset))
+        # This thread counts; others read.
+        self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0
+        self._lock_wait_ns = self._probed_ns = 0
+
+    # ---- the life of the thread
+
+    def put(self, task: Any) -> None:
+        """Add a task. Orders to begin an epoch drop those of the epoch before that were not begun.
+        Any thread."""
+        if isinstance(task, Order) and task.states is None:
+            with suppress(Empty):
+                while True:
+                    self._requests.get_nowait()
+        self._requests.put(task)
+
+    def stop(self) -> None:
+        """Ask the thread to end after its present sample. Any thread, and finalizers."""
+        self._team.is_done = True
+        self._requests.put(None)
+
+    def run(self) -> None:
+        _running.add(self)
+        try:
+            # As in torch's workers: more OpenMP threads would compete for the same cores.
+            with on_this_thread():
+                lend(self.collation.lender)
+                self._serve()
+        finally:
+            _running.discard(self)
+            if self.collation.core is not None:
+                self._team.stock.append(self.collation.core)
+
+    def _serve(self) -> None:
+        fetch, is_over = self._open_fetcher(is_first=True), False
+        while True:
+            begin_ns = perf_counter_ns()
+            task = self._requests.get()
+            self.wait_ns += perf_counter_ns() - begin_ns
+            # An epoch that begins may have taken the last task out of the queue.
+            if task is None or self._team.is_done:
+                return
+            if isinstance(task, Order) and task.states is None:
+                self._team.results.put((task, None))
+                fetch, is_over = self._open_fetcher(), False
+            elif isinstance(task, Order):
+                state = self._reader.dump() if self._reader is not None else None
+                self._team.results.put((task, self._fault or state))
+            elif not is_over:
+                is_over = self._answer(fetch, *task)
+            del task
+
+    def _open_fetcher(self, is_first: bool = False) -> Callable[[Any], Any]:
+        """Begin an epoch; return a function that loads a batch, or returns why none can be."""
+        self._fault = None
+        try:
+            if is_first and self._init_fn is not None:
+                self._init_fn(self.number)
+            if is_first and self._reader is not None and not self._reader.is_stream:
+                self._reader.load_dataset()
+            fetcher: Any = self._team.epochs.call(DatasetKind.create_fetcher, *self._fetcher_args)
+            fetch: Callable[[Any], Any] = fetcher.fetch
+        except BaseException:
+            self._fault = error = self._wrap_error()
+            return lambda _: error
+        return fetch
+
+    # ---- batches
+
+    def _answer(self, fetch: Callable[[Any], Any], number: int, indices: Any) -> bool:
+        """Make one batch; tell whether the dataset has no more."""
+        before = _usage()
+        try:
+            data = self._load(fetch, indices)
+        except _StoppedError:
+            return False  # a thread that waits for it meets close()
+        if isinstance(data, ExceptionWrapper):
+            add_batch(data, number, indices)
+        is_over = isinstance(data, StreamEnd)
+        if self._reader is not None:
+            data = data, self._reader.take_behind(data)
+        self._team.results.put((number, data))
+        self.batches += 1
+        if has_interpreter_lock() and perf_counter_ns() - self._probed_ns >= _PROBE_NS:
+            self._lock_wait_ns = lock_wait()
+            self._probed_ns = perf_counter_ns()
+        busy_ns, cpu_ns, sleeps = (now - then for now, then in zip(_usage(), before, strict=True))
+        self.busy_ns += busy_ns
+        self.lock_ns += min(max(busy_ns - cpu_ns, 0), self._lock_wait_ns * sleeps)
+        return is_over
+
+    def _load(self, fetch: Callable[[Any], Any], indices: Any) -> Any:
+        try:
+            wanted = _Indices(indices, self._team) if self._is_by_sample else indices
+            data = self._team.epochs.call(fetch, wanted)
+            if self._team.pin is not None and not isinstance(data, ExceptionWrapper):
+                return pin_memory(data, self._team.pin)
+            return data
+        except _StoppedError:
+            raise
+        except BaseException as error:
+            if isinstance(error, StopIteration) and self._kind == DatasetKind.Iterable:
+                return StreamEnd(self.number)
+            return self._wrap_error()
+
+    def _wrap_error(self) -> ExceptionWrapper:
+        """Return the error that is being handled, for the thread that iterates. SystemExit and its
+        like, which would end a process, end neither this thread nor that one."""
+        where = f"in DataLoader worker thread {self.number}"
+        error: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        if not issubclass(error.exc_type, Exception):
+            name = error.exc_type.__qualname__
+            error.exc_msg = f"{name}, which ends no thread but its batch\n{error.exc_msg}"
+            error.exc_type = RuntimeError
+        return error  # type: ignore[no-any-return]
+
+
+_running: set[WorkerThread] = set()
+
+
+def await_end(threads: Iterable[WorkerThread]) -> list[WorkerThread]:
+    """Wait some seconds for threads that were stopped. Return those that are still in code of the
+    dataset, which cannot be ended: they end when that code returns."""
+    here = threading.current_thread()  # one of these threads, if a finalizer runs there
+    others = [t for t in threads if t is not here and t.ident is not None]
+    deadline = monotonic() + PATIENCE_S
+    for thread in others:
+        thread.join(max(deadline - monotonic(), 0))
+    return [thread for thread in others if thread.is_alive()]
+
+
+@atexit.register
+def _end_all() -> None:
+    """End all threads while the interpreter is whole. A thread that comes back later would be ended
+    by it in the middle of C++ code, which aborts the process."""
+    threads = _running.copy()
+    for thread in threads:
+        thread.stop()
+    await_end(threads)
+
+
+# ---- the iterator
 
 
 class ThreadIter(WorkerIter):
@@ -35,25 +271,21 @@ class ThreadIter(WorkerIter):
     ) -> None:
         # If several threads read a dataset, nobody knows where it stands behind a batch.
         self._has_states = loader.num_workers == 1
-        self._pin: str | None = None
+        pin: str | None = None
         if accelerator is None and is_pinned_by_torch(loader):  # uploads pin memory themselves
             current = torch.accelerator.current_accelerator()
-            self._pin = current.type if current is not None else None
+            pin = current.type if current is not None else None
         self._data_queue: Any = SimpleQueue()
-        self._done = SimpleNamespace(is_set=False)
+        stock = shared.collates.setdefault(os.getpid(), [])
+        self._team = SimpleNamespace(
+            results=self._data_queue, is_done=False, stock=stock, pin=pin, epochs=None
+        )
         self._waited_ns = 0  # since the last reply
         super().__init__(loader, shared, [])
 
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
-        thread = WorkerThread(
-            arguments,
-            results=self._data_queue,
-            done=self._done,
-            epochs=self._datasets,
-            stock=self._shared.collates,
-            pin=self._pin,
-            reader=reader,
-        )
+        self._team.epochs = self._datasets
+        thread = WorkerThread(arguments, self._team, reader)
         self._workers.append(thread)
         thread.start()
 
@@ -63,12 +295,12 @@ class ThreadIter(WorkerIter):
     def count(self) -> WorkerCounts:
         fallbacks: Counter[str] = Counter()
         for thread in self._workers:
-            fallbacks.update(thread.fallbacks())
+            fallbacks.update(thread.collation.fallbacks())
         counts = [(t.batches, t.busy_ns, t.wait_ns, t.lock_ns) for t in self._workers]
-        return tuple(counts), dict(+fallbacks)
+        return tuple(counts), dict(fallbacks)
 
-    def _begin_epoch(self, loader: DataLoader[Any], in_workers: bool = False) -> None:
-        super()._begin_epoch(loader, in_workers)
+    def _begin_epoch(self, loader: DataLoader[Any]) -> None:
+        super()._begin_epoch(loader)
         if self._epoch.states is not None:
             self._epoch.states.is_here = True
 
@@ -96,7 +328,7 @@ class ThreadIter(WorkerIter):
     def _read(self, task: Any, data: Any) -> tuple[Any, Any] | None:
         """Return the task that a reply answers, as `_get_data`; None if next() does not want it."""
         states = self._epoch.states
-        if isinstance(task, InitialState):
+        if isinstance(task, Order) and task.states is not None:
             self._note_initial(task, data)
             return None
         if states is None or task not in self._task_info:  # from the epoch before
@@ -120,7 +352,7 @@ class ThreadIter(WorkerIter):
     # ---- the end
 
     def _can_resume(self) -> bool:
-        return not self._done.is_set and super()._can_resume()
+        return not self._team.is_done and super()._can_resume()
 
     def _end_workers(self) -> None:
         for thread in self._workers:
@@ -131,8 +363,7 @@ class ThreadIter(WorkerIter):
             line = "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
             warnings.warn(
                 f"worker thread {thread.number} is still in code of the dataset{line}, "
-                f"{PATIENCE_S} s after its iterator was closed. A thread cannot be ended: it goes "
-                "on in the background until that code returns",
+                f"{PATIENCE_S} s after its iterator was closed, and goes on until that returns",
                 RuntimeWarning,
                 stacklevel=2,
             )

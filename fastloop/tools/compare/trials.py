@@ -7,16 +7,14 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastloop.tools.text import ratio as show_ratio
 from fastloop.tools.text import seconds, size, table
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
 _DRAWS = 2000
-_LEVEL = 0.95
 _ALIKE = 0.03  # by how much a ratio may differ from 1 and count as no difference
 _Trial = dict[str, Any]
 
@@ -24,8 +22,7 @@ _Trial = dict[str, Any]
 # ---- medians and their intervals
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A median with its 95 % interval."""
 
     median: float
@@ -38,7 +35,7 @@ def _draw_interval(rounds: Sequence[Any], compute: Callable[[Sequence[Any]], flo
     seed)."""
     draw = random.Random(len(rounds))
     drawn = sorted(compute(draw.choices(rounds, k=len(rounds))) for _ in range(_DRAWS))
-    cut = round(_DRAWS * (1 - _LEVEL) / 2)
+    cut = _DRAWS // 40  # 2.5 % at each end
     return Figure(compute(rounds), drawn[cut], drawn[-1 - cut])
 
 
@@ -67,8 +64,7 @@ def judge(ratio: Figure) -> str:
 # ---- equality
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The answer to: does the patched program compute the same as the plain one?
 
     Attributes:
@@ -80,11 +76,6 @@ class Verdict:
     text: str
 
 
-def _show_loss(loss: Sequence[Any]) -> str:
-    _, dtype, value, bits = loss
-    return f"{value or dtype} ({bits[:16]})"
-
-
 def _find_difference(a: _Trial, b: _Trial, names: tuple[str, str]) -> str:
     """Return the first difference; "" if there is none."""
     for one, other in zip_longest(a["losses"], b["losses"]):
@@ -92,10 +83,9 @@ def _find_difference(a: _Trial, b: _Trial, names: tuple[str, str]) -> str:
             which, loss = (names[1], other) if one is None else (names[0], one)
             return f"step {loss[0] + 1}: only {which} has another backward pass"
         if one != other:
-            return (
-                f"step {min(one[0], other[0]) + 1}: the loss is {_show_loss(one)} in {names[0]} "
-                f"and {_show_loss(other)} in {names[1]}"
-            )
+            told, others = (f"{loss[2] or loss[1]} ({loss[3][:16]})" for loss in (one, other))
+            where = f"{told} in {names[0]} and {others} in {names[1]}"
+            return f"step {min(one[0], other[0]) + 1}: the loss is {where}"
     if a["steps"] != b["steps"]:
         return f"{names[0]} has {a['steps']} steps, {names[1]} {b['steps']}"
     if a["parameters"] != b["parameters"]:
@@ -108,41 +98,26 @@ def find_verdict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> Verdict:
     cannot be judged."""
     first = plain[0]
     if not first["losses"] and first["parameters"] is None:
-        elsewhere = first["calls_of_other_threads"]
-        why = f"; {elsewhere} calls came from other threads" if elsewhere else ""
-        return Verdict(
-            UNKNOWN,
-            "no backward pass and no step of a torch.optim optimizer was seen in the thread and "
-            f"process that import torch{why}",
-        )
+        others = f"{first['calls_of_other_threads']} calls came from other threads"
+        seen = "no backward pass and no step of a torch.optim optimizer was seen in the thread"
+        return Verdict(UNKNOWN, f"{seen} and process that import torch; {others}")
     for other in plain[1:]:
         if found := _find_difference(first, other, ("one plain run", "another")):
-            return Verdict(
-                UNKNOWN,
-                f"the program differs from itself: {found}. Fix its seeds, or pass --seed 0; "
-                "differences that remain come of threads, the clock, or files that it has written",
-            )
+            remedy = "Fix its seeds, or pass --seed 0; look at its threads, clock and files"
+            return Verdict(UNKNOWN, f"the program differs from itself: {found}. {remedy}")
     for other in patched:
         if found := _find_difference(first, other, ("the plain run", "the patched one")):
             return Verdict(DIFFERENT, found)
-    parameters = ", and the parameters after the last one"
-    return Verdict(
-        EQUAL,
-        f"{len(first['losses'])} losses of {first['steps']} steps"
-        f"{parameters if first['parameters'] else '; parameters: n/a'}",
-    )
+    parameters = ", and the parameters after the last one" if first["parameters"] else ""
+    return Verdict(EQUAL, f"{len(first['losses'])} losses of {first['steps']} steps{parameters}")
 
 
 # ---- costs
 
 
-def _show_rate(rate: float) -> str:
-    return f"{rate:,.1f}" if rate < 1000 else f"{rate:,.0f}"
-
-
 # The label of each key of a trial, and the format of its values. More is better for the first.
 _ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "steps_per_second": ("steps a second", _show_rate),
+    "steps_per_second": ("steps a second", "{:,.1f}".format),
     "data_wait_s": ("data wait a step", seconds),
     "cpu_s": ("CPU time a step", seconds),
     "first_batch_s": ("first batch", seconds),
@@ -151,11 +126,9 @@ _ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "pss_bytes": ("memory", size),
     "gpu_bytes": ("GPU memory", size),
 }
-_OFTEN_ABSENT = ("between_epochs_s", "gpu_bytes")  # not worth a row of n/a
 
 
-@dataclass(frozen=True)
-class Costs:
+class Costs(NamedTuple):
     """One row; `ratio` is patched over plain, None if one of them is 0."""
 
     plain: Figure
@@ -165,12 +138,11 @@ class Costs:
 
 def _compute_costs(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> dict[str, Costs | None]:
     """Return the costs by key; None if some trial has not measured them."""
-    costs: dict[str, Costs | None] = {}
-    for key in _ROWS:
+    costs: dict[str, Costs | None] = dict.fromkeys(_ROWS)
+    for key in costs:
         a, b = ([trial[key] for trial in of] for of in (plain, patched))
-        costs[key] = None
         if None not in a + b:
-            ratio = ratio_of(b, a) if min(a + b) > 0 else None
+            ratio = ratio_of(b, a) if all(a + b) else None
             costs[key] = Costs(median_of(a), median_of(b), ratio)
     return costs
 
@@ -179,10 +151,8 @@ def _interval(figure: Figure, show: Callable[[float], str]) -> str:
     return f"({show(figure.low)} - {show(figure.high)})"
 
 
-def _make_row(key: str, cost: Costs | None, more: str) -> list[str]:
+def _make_row(key: str, cost: Costs, more: str) -> list[str]:
     label, show = _ROWS[key]
-    if cost is None:
-        return [label, "n/a", "n/a", "n/a"]
     cells = [f"{show(one.median)} {_interval(one, show)}" for one in (cost.plain, cost.patched)]
     if cost.ratio is None:
         return [label, *cells, "n/a"]
@@ -193,41 +163,31 @@ def _make_row(key: str, cost: Costs | None, more: str) -> list[str]:
     return [label, *cells, f"{found} {_interval(cost.ratio, show_ratio)}{note}"]
 
 
-def _describe_speed(cost: Costs | None, more: str) -> str:
-    if cost is None or cost.ratio is None:
-        return "SPEED: n/a, too few steps"
-    found, ratio = judge(cost.ratio), cost.ratio
-    interval = f"{show_ratio(ratio.low)} to {show_ratio(ratio.high)} as many steps a second"
-    if found == "cannot tell":
-        return f"SPEED: cannot tell ({interval}); {more}, on an idle machine"
-    if found == "no difference":
-        return "SPEED: no difference: patched within 3 % of plain"
-    return f"SPEED: patched is {'faster' if ratio.median > 1 else 'SLOWER'}: {found}, {interval}"
-
-
 def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -> str:
-    """Return the costs, then the verdict; 100 columns and more."""
+    """Return the costs that were measured, then the verdict; 100 columns and more."""
     costs, rounds, steps = _compute_costs(plain, patched), len(plain), plain[0]["steps"]
     more = f"--rounds {max(7, 2 * rounds + 1)}"
-    shown = {key: cost for key, cost in costs.items() if cost or key not in _OFTEN_ABSENT}
-    rows = [_make_row(key, cost, more) for key, cost in shown.items()]
-    lines = table([["", "plain", "patched", "patched / plain"], *rows])
+    rows = {key: _make_row(key, cost, more) for key, cost in costs.items() if cost}
+    lines = table([["", "plain", "patched", "patched / plain"], *rows.values()])
     lines.append(f"  patched: {patched[-1]['patched']}")
     if steps < limit:
         lines.append(f"  the program has ended by itself after {steps} of {limit} steps")
-    verdict = find_verdict(plain, patched)
+    kind, found = find_verdict(plain, patched)
     titles = {DIFFERENT: "DIFFERENT", UNKNOWN: "NOT JUDGED"}
-    equal = f"EQUAL to the last bit in all {rounds + len(patched)} runs"
-    lines.append(f"{titles.get(verdict.kind, equal)}: {verdict.text}")
-    lines.append(_describe_speed(costs["steps_per_second"], more))
-    return "\n".join(lines)
+    title = titles.get(kind, f"EQUAL to the last bit in all {rounds + len(patched)} runs")
+    speed = rows.get("steps_per_second", ["n/a, too few steps"])[-1]
+    return "\n".join([*lines, f"{title}: {found}", f"SPEED: patched / plain: {speed}"])
 
 
 def to_dict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> dict[str, Any]:
     """Return all of it for JSON; docs/compare.md describes the keys."""
-    costs = _compute_costs(plain, patched)
     return {
-        "verdict": asdict(find_verdict(plain, patched)),
-        "costs": {key: cost and asdict(cost) for key, cost in costs.items()},
+        "verdict": _as_dict(find_verdict(plain, patched)),
+        "costs": {key: _as_dict(cost) for key, cost in _compute_costs(plain, patched).items()},
         "trials": {"plain": list(plain), "patched": list(patched)},
     }
+
+
+def _as_dict(value: Any) -> Any:
+    is_named = isinstance(value, tuple)
+    return {k: _as_dict(v) for k, v in value._asdict().items()} if is_named else value

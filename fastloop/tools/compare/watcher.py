@@ -14,6 +14,8 @@ import hashlib
 import json
 import os
 import random
+from itertools import chain
+from pathlib import Path
 from threading import get_ident
 from time import perf_counter
 from typing import Any
@@ -41,35 +43,26 @@ def begin(settings: str, began: float) -> None:
             program), as JSON.
         began: the time at which the program began, by ``perf_counter()``.
     """
-    read = json.loads(settings)
+    read, process = json.loads(settings), os.getpid()
     if read["seed"] is not None:
-        random.seed(read["seed"])
-        torch.manual_seed(read["seed"])
-        np.random.seed(read["seed"])
+        for seed in (random.seed, torch.manual_seed, np.random.seed):
+            seed(read["seed"])
     observer = TrialObserver(read["steps"], began)
-    observer.open()
-    atexit.register(_end, observer, read["record"], os.getpid())
 
+    def end() -> None:
+        if os.getpid() == process:  # else a fork has come to the end of the program
+            observer.finish()
+            Path(read["record"]).write_text(json.dumps(observer.to_dict()))
 
-def _end(observer: TrialObserver, record: str, process: int) -> None:
-    if os.getpid() != process:
-        return  # a fork has come to the end of the program
-    observer.finish()
-    with open(record, "w") as file:
-        json.dump(observer.to_dict(), file)
+    atexit.register(end)
 
 
 class EnoughSteps(SystemExit):
     """Ends the program quietly: its ``finally`` blocks and exit handlers run."""
 
 
-def _has_gpu() -> bool:
-    """Tell whether the program uses CUDA."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
 class TrialObserver(LoopObserver):
-    """Watches the thread that makes it.
+    """Watches the thread that makes it, from then on until ``finish()``.
 
     Args:
         limit: steps after which the program ends.
@@ -78,21 +71,17 @@ class TrialObserver(LoopObserver):
 
     def __init__(self, limit: int, began: float) -> None:
         super().__init__()
-        self._limit = limit
-        self._began = began
-        self._total = 0.0  # seconds until the last step was done
-        self._is_open = self._is_stopped = False
+        self._limit, self._began = limit, began
+        self._is_open, self._is_stopped = True, False
         self._losses: list[tuple[int, Tensor]] = []  # with their steps, from 0
         self._optimizers: dict[int, Any] = {}  # that have stepped; their parameters must not die
         # CPU seconds and bytes of this process and all that it has started: after the first step,
         # which warms up, and after the last.
         self._usage: list[tuple[float, int]] = []
-        self._drain = 0.0  # seconds until a GPU has done what is queued after the last step
+        # Seconds until the last step was done, and of them those in which a GPU emptied its queue.
+        self._total = self._drain = 0.0
+        self._has_gpu = False  # whether the program uses CUDA
         self._backward = Place(torch.autograd, "backward", self._make_backward)
-
-    def open(self) -> None:
-        """Watch the program from now on."""
-        self._is_open = True
         self._backward.put_in()
         open_hooks(self)
 
@@ -107,8 +96,7 @@ class TrialObserver(LoopObserver):
     def _note_roots(self, roots: Any) -> None:
         for root in (roots,) if isinstance(roots, Tensor) else tuple(roots or ()):
             if isinstance(root, Tensor) and root.layout == torch.strided:
-                with torch.no_grad():
-                    kept = root.detach().flatten()[:_MAX_ELEMENTS].clone()
+                kept = root.detach().flatten()[:_MAX_ELEMENTS].clone()
                 self._log.append((self._note_loss, (kept,)))
 
     def _note_loss(self, value: Tensor) -> None:
@@ -117,24 +105,18 @@ class TrialObserver(LoopObserver):
     # ---- the ends of the first step and of the last
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
+        self._read_first_usage()
         super().enter_next(token, args, kwargs)
         self._stop_after_last()
 
     def enter_step(self, optimizer: Any) -> None:
+        self._read_first_usage()
         self._optimizers[id(optimizer)] = optimizer
         super().enter_step(optimizer)
         self._stop_after_last()
 
-    def leave_update(self, token: object, result: object, error: object) -> None:
-        self._read_first_usage()  # its time is the first step's
-        super().leave_update(token, result, error)
-
-    def note_skip(self, optimizer: Any) -> None:
-        self._optimizers[id(optimizer)] = optimizer
-        super().note_skip(optimizer)
-        self._read_first_usage()
-
     def _read_first_usage(self) -> None:
+        """Read the usage after the first step, to which the time of reading counts."""
         if not self._usage and self.steps_decided > 0:
             self._read_usage()
 
@@ -157,7 +139,8 @@ class TrialObserver(LoopObserver):
         self._backward.take_out()
         self.end()
         now = perf_counter()
-        if _has_gpu():
+        self._has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if self._has_gpu:
             torch.cuda.synchronize()
             self._drain = perf_counter() - now
         self._total = now + self._drain - self._began
@@ -188,10 +171,8 @@ class TrialObserver(LoopObserver):
             "total_s": self._total,
             "cpu_s": (cpu_at_end - cpu) / len(later) if later else None,
             "pss_bytes": max(memory for _, memory in self._usage) or None,
-            "gpu_bytes": torch.cuda.max_memory_allocated() if _has_gpu() else None,
-            "losses": [
-                [step, *_describe(loss)] for step, loss in self._losses if step < self._limit
-            ],
+            "gpu_bytes": torch.cuda.max_memory_allocated() if self._has_gpu else None,
+            "losses": [[at, *_describe(loss)] for at, loss in self._losses if at < self._limit],
             "parameters": self._digest(),
             "patched": str(patch_status()),
             "calls_of_other_threads": self.elsewhere,
@@ -203,7 +184,7 @@ class TrialObserver(LoopObserver):
         digest = hashlib.sha256()
         groups = (g for optimizer in self._optimizers.values() for g in optimizer.param_groups)
         try:
-            for parameter in (parameter for group in groups for parameter in group["params"]):
+            for parameter in chain.from_iterable(group["params"] for group in groups):
                 digest.update(str((parameter.dtype, tuple(parameter.shape))).encode())
                 digest.update(_bits(parameter))
         except (NotImplementedError, RuntimeError, TypeError):

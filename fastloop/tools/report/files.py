@@ -32,13 +32,6 @@ def read_rank() -> int:
     return int(rank) if rank.isdecimal() else 0
 
 
-def _of_rank(path: Path) -> Path:
-    """Give each rank but the first files of its own."""
-    ending, rank = _ending(path), read_rank()
-    stem = path.name.removesuffix(ending)
-    return path.with_name(f"{stem}.rank{rank}{ending}") if rank else path
-
-
 def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) -> list[Path]:
     """Return the absolute paths of a report's files. A page brings its numbers: ``run.html`` is
     ``run.json``, too, unless another JSON file is named.
@@ -60,7 +53,9 @@ def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) ->
             raise PermissionError(f"{str(path)!r} may not be written; name another file")
     if not any(kind_of(path) == "json" for path in paths):
         paths += [path.with_suffix(".json") for path in paths if kind_of(path) == "html"][:1]
-    return [_of_rank(path) if of_rank else path for path in paths]
+    rank = f".rank{read_rank()}" if of_rank and read_rank() else ""
+    stems = [path.name.removesuffix(_ending(path)) for path in paths]
+    return [p.with_name(f"{stem}{rank}{_ending(p)}") for p, stem in zip(paths, stems, strict=True)]
 
 
 def write(path: Path, text: str) -> None:
@@ -72,9 +67,8 @@ def write(path: Path, text: str) -> None:
     try:
         draft.write_bytes(data)
         os.replace(draft, path)
-    except BaseException:
+    finally:
         draft.unlink(missing_ok=True)
-        raise
 
 
 def write_somewhere(path: Path, text: str) -> Path | None:
@@ -87,15 +81,13 @@ def write_somewhere(path: Path, text: str) -> Path | None:
         write(path, text)
         return path
     except OSError as error:
-        failed = f"fastloop: {str(path)!r} could not be written ({error})"
-    try:
+        say(f"fastloop: {str(path)!r} could not be written ({error})")
+    with suppress(OSError):
         other = Path(tempfile.mkdtemp(prefix="fastloop-report-")) / path.name
         write(other, text)
-    except OSError as error:
-        say(f"{failed}, nor could a temporary file ({error})")
-        return None
-    say(f"{failed}; the report is {str(other)!r}")
-    return other
+        say(f"fastloop: the report is {str(other)!r}")
+        return other
+    return None
 
 
 def say(text: str) -> None:

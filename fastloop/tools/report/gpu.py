@@ -1,4 +1,4 @@
-"""The GPU's side of a report: how busy it was (NVML), and how long it waited for batches (events).
+"""The GPU's side of a report: how busy it was, and how long it waited for batches.
 
 Nothing here waits for the GPU, and nothing starts CUDA.
 """
@@ -17,75 +17,36 @@ EventPair = tuple[Any, Any]  # before and after
 _MAX_PAIRS = 256
 
 
-def read_uuid() -> str | None:
-    """Return the UUID of the current CUDA device in NVML's form; None if CUDA is not in use.
-
-    NVML numbers devices otherwise than CUDA_VISIBLE_DEVICES does, so it is asked by UUID."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    uuid = str(properties.uuid)
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-
-
 class GpuUsage:
-    """Samples the share of time in which any kernel ran, by nvidia-ml-py if it is installed.
+    """Samples the share of time in which any kernel ran, from the driver (NVML).
 
     Args:
-        nvml: the module ``pynvml``, or one like it; None: imported when it is needed.
-        read: returns the UUID of the device.
+        cuda: the module ``torch.cuda``, or one like it.
 
     Attributes:
+        uuid: of the current device; None if CUDA is not in use.
+        busy: the share of time, 0 to 1; None if unknown.
         why_unknown: why there are no samples.
     """
 
-    def __init__(self, nvml: Any = None, read: Any = read_uuid) -> None:
-        self._nvml = nvml
-        self._read = read
-        self._is_open = False
-        self._handle: Any = None  # None: NVML does not count
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
         self.uuid: str | None = None
         self.samples = self._sum = 0
+        self.busy: float | None = None
         self.why_unknown: str | None = "no CUDA device is in use"
 
     def look(self) -> None:
         """Take one sample, which is of the last second at most."""
-        try:
-            if self.uuid is None:
-                self._open()
-            if self._handle is not None:
-                self._sum += int(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
-                self.samples += 1
-                self.why_unknown = None
-        except ImportError:
-            self.why_unknown = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-        except Exception as error:  # parts of a GPU (MIG) have no such count
-            self._handle = None
-            if not self.samples:
-                self.why_unknown = f"NVML does not count it for {self.uuid}: {error}"
-
-    def _open(self) -> None:
-        self.uuid = self._read()
-        if self.uuid is None:
+        if not self._cuda.is_initialized():
             return
-        if self._nvml is None:
-            import pynvml  # type: ignore[import-not-found, unused-ignore]
-
-            self._nvml = pynvml
-        self._nvml.nvmlInit()
-        self._is_open = True
-        self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self.uuid)
-
-    @property
-    def busy(self) -> float | None:
-        """The share of time, 0 to 1; None if unknown."""
-        return self._sum / self.samples / 100 if self.samples > 0 else None
-
-    def end(self) -> None:
-        """Close NVML; the counts stay."""
-        if self._is_open:
-            self._is_open, self._handle = False, None
-            self._nvml.nvmlShutdown()
+        try:
+            self.uuid = self.uuid or f"GPU-{self._cuda.get_device_properties().uuid}"
+            self._sum += self._cuda.utilization()
+            self.samples, self.why_unknown = self.samples + 1, None
+            self.busy = self._sum / self.samples / 100
+        except Exception as error:  # nvidia-ml-py is missing, or a part of a GPU has no such count
+            self.why_unknown = f"{type(error).__name__}: {error}" if not self.samples else None
 
 
 class GpuWaits:
@@ -93,36 +54,25 @@ class GpuWaits:
 
     An event before ``next()`` fires when the GPU has done all that was queued by then, one after
     ``next()`` when the GPU arrives there. The time between them is next to nothing while the GPU
-    has work from before.
+    has work from before. None is recorded while the stream captures a graph, which it would become
+    a part of.
 
     Args:
         cuda: the module ``torch.cuda``, or one like it.
-
-    Attributes:
-        is_on: whether there is a GPU to ask.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
-        self._free: list[EventPair] = []
         self._open: EventPair | None = None
         self._pending: deque[tuple[EventPair, Run]] = deque()  # oldest first
-        self.is_on = False
-
-    def look(self) -> None:
-        """Ask once a second whether CUDA is in use by now."""
-        self.is_on = self.is_on or self._cuda.is_initialized()
 
     def begin(self) -> None:
-        """Record the event before ``next()``."""
+        """Record the event before ``next()``, if CUDA is in use."""
         self._open = None
-        if self._cuda.is_current_stream_capturing():
-            return  # events would become part of the graph
-        if self._free:
-            self._open = self._free.pop()
-        else:
-            self._open = self._cuda.Event(enable_timing=True), self._cuda.Event(enable_timing=True)
-        self._open[0].record()
+        if self._cuda.is_initialized() and not self._cuda.is_current_stream_capturing():
+            before, after = (self._cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            self._open = before, after
 
     def end(self) -> EventPair | None:
         """Record the event after ``next()``, and return both."""
@@ -147,4 +97,3 @@ class GpuWaits:
                 return
             self._pending.popleft()
             steps.add_gpu_wait(run.step, round(begin.elapsed_time(end) * 1e6))
-            self._free.append((begin, end))

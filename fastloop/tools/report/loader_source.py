@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from itertools import islice
+from contextlib import suppress
 from os import PathLike, fspath
 from typing import Any
 
@@ -17,7 +17,7 @@ from fastloop.base.torch_parts import MultiIter, difference
 from fastloop.data.collate import is_image_folder
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.torch_iters import SyncIter
+from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
 
@@ -28,7 +28,7 @@ READY, OTHERS, NONE = "ready", "others", "none"
 _Counts = tuple[tuple[int, ...], ...]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_MAX_PARTS = 64  # attributes of a dataset that are looked at
+_MAX_LOOKS = 100  # at batches that the loop makes itself
 
 
 def loading_iterator(iterator: Any) -> Any:
@@ -43,17 +43,12 @@ def find_remedy(dataset: Any) -> str:
     workers, threads or a cache can help."""
     for _ in range(8):  # Subsets and the like, inside each other
         if is_image_folder(dataset):
-            is_cached = dataset._cached is not None
-            return "" if is_cached else "cache='u8:FOLDER' for the ImageFolder: decoded only once"
-        has_parts = hasattr(dataset, "__dict__") and not isinstance(dataset, type)
-        parts = list(islice(vars(dataset).values(), _MAX_PARTS)) if has_parts else []
+            return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
+        parts = list(getattr(dataset, "__dict__", {}).values())
         if any(map(_names_images, parts)):
             return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"
         if any(type(part).__module__.startswith("torchvision.transforms") for part in parts):
-            return (
-                "fastloop.transforms in place of torchvision's, over a fastloop.ArrayDataset: they "
-                "run in C"
-            )
+            return "fastloop.transforms, which run in C, in place of torchvision's"
         inner = getattr(dataset, "datasets", None)
         dataset = inner[0] if isinstance(inner, list) and inner else getattr(dataset, "dataset", 0)
     return ""
@@ -69,10 +64,9 @@ def _names_images(part: Any) -> bool:
 def _describe(loader: Any) -> str:
     dataset = getattr(loader, "dataset", None)
     name = type(dataset).__name__ if dataset is not None else type(loader).__name__
-    try:
-        return f"{name} of {len(dataset):,}"  # type: ignore[arg-type]
-    except Exception:  # a stream has no length, and a user's __len__ may raise anything
-        return name
+    with suppress(Exception):  # a stream has no length, and a user's __len__ may raise anything
+        name += f" of {len(dataset):,}"  # type: ignore[arg-type]
+    return name
 
 
 class LoaderSource:
@@ -91,18 +85,15 @@ class LoaderSource:
     """
 
     def __init__(self, loader: Any) -> None:
-        self.name = _describe(loader)
+        self.name, self.path, self.trains = _describe(loader), "", False
         self.num_workers = int(getattr(loader, "num_workers", getattr(loader, "_num_workers", 0)))
-        size = getattr(loader, "batch_size", None)
-        self.batch_size = size if isinstance(size, int) else None
-        self.path = ""
-        self.trains = False
         self.batches = self.wait = 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
         self.remedy = find_remedy(getattr(loader, "dataset", None)) or None
         self.made = [0, 0]
         self._last: tuple[int, int] | None = None  # the same of workers, at the last look
-        self._ready = [0, 0]  # how often a number of ready batches was known, and their sum
+        self._early = self._queued = -1  # batches that were there before next()
+        self._began, self._ran = 0, 0  # when it was called; the thread's runnable ns, 0: unknown
         self._iterator: Callable[[], Any] = lambda: None
         self._done: _Counts = ()  # counts of workers of iterators before this one
         self._now: _Counts = ()
@@ -117,52 +108,42 @@ class LoaderSource:
             return
         self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator = weakref.ref(iterator)
-        kinds = (name for kind, name in _PATHS.items() if isinstance(iterator, kind))
-        self.path = next(kinds, "torch")
+        kinds = [name for kind, name in _PATHS.items() if isinstance(iterator, kind)]
+        self.path = (*kinds, "torch")[0]
 
-    def count_ready(self) -> tuple[int, int]:
-        """Return, before next(), the batches that came before their turn, and others that lie
-        there, at least; -1 for both if unknown."""
+    def begin_batch(self, now: int) -> None:
+        """Look at the queue before next(): at the batches that came before their turn, and others
+        that lie there, at least; -1 for both if unknown."""
+        self._early = self._queued = -1
         iterator: Any = self._iterator()
-        try:
-            if isinstance(iterator, MultiIter) and not difference("queue"):
-                early = len(iterator._task_info) - iterator._tasks_outstanding
-                if isinstance(iterator, ProcessIter):
-                    has_replies = iterator._parent_end.has_replies
-                    return early, sum(map(has_replies, range(self.num_workers)))
-                return early, int(iterator._data_queue.qsize())
-        except (AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
-            pass  # it is closed, or another kind of queue
-        return -1, -1
+        # It may be closed, or have another kind of queue.
+        with suppress(AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
+            if isinstance(iterator, ProcessIter):
+                has_replies = iterator._parent_end.has_replies
+                self._queued = sum(map(has_replies, range(self.num_workers)))
+            elif isinstance(iterator, MultiIter):
+                self._queued = int(iterator._data_queue.qsize())
+            if self._queued >= 0 and not difference("queue"):
+                self._early = len(iterator._task_info) - iterator._tasks_outstanding
+        # The loop makes batches itself: is it on a CPU meanwhile?
+        is_looking = self.num_workers == 0 and self.batches < _MAX_LOOKS
+        self._began, self._ran = now, (runnable_ns("thread-self") or 0) if is_looking else 0
 
-    def judge_turn(self, early: int, queued: int) -> str:
-        """Return READY, OTHERS or NONE, after next().
-
-        Args:
-            early, queued: the answer of ``count_ready()`` before it.
-        """
+    def end_batch(self, now: int, has_failed: bool) -> str:
+        """Return, after next(), READY, OTHERS or NONE."""
         iterator: Any = self._iterator()
-        if early < 0 or iterator is None:
+        if has_failed:
+            self.look()
+        elif self._ran:
+            ran = runnable_ns("thread-self") or self._ran
+            self.note_made(now - self._began, ran - self._ran)
+        if self._early < 0 or iterator is None or has_failed:
             return NONE
-        if not iterator._in_order:
-            return READY if queued > 0 else NONE
         # The batches that left the queue meanwhile: this one, and others before their turn.
-        came = len(iterator._task_info) - iterator._tasks_outstanding - early + 1
-        if came <= queued:
+        came = len(iterator._task_info) - iterator._tasks_outstanding - self._early + 1
+        if came <= self._queued:
             return READY
-        return OTHERS if early > 0 or came > 1 else NONE
-
-    def note_batch(self, ready: int, turn: str, wait: int) -> None:
-        """Count a batch that came after `wait` ns (-1: the first), when `ready` lay there."""
-        self.batches += 1
-        if wait >= 0:
-            self.waits[turn] += wait
-        if ready >= 0:
-            self._ready[0] += 1
-            self._ready[1] += ready
-
-    def mean_ready(self) -> float | None:
-        return self._ready[1] / self._ready[0] if self._ready[0] else None
+        return OTHERS if self._early > 0 or came > 1 else NONE
 
     def look(self) -> None:
         """Keep the present counts of its workers."""
@@ -171,10 +152,8 @@ class LoaderSource:
         if shared is None or self.path not in ("process", "thread"):
             return
         self._now = shared.count_workers()[0]
-        if self.path == "thread":
-            tasks = [f"self/task/{thread.native_id}" for thread in iterator._workers]
-        else:
-            tasks = [str(worker.pid) for worker in iterator._workers]
+        is_thread, workers = self.path == "thread", iterator._workers
+        tasks = [f"self/task/{w.native_id}" if is_thread else str(w.pid) for w in workers]
         ran = [runnable_ns(task) for task in tasks]
         if None in ran or not all(count[0] for count in self._now):
             return  # some have ended, or have made no batch yet

@@ -11,9 +11,8 @@ may come through a hook: an observer hears of its own thread alone, and counts t
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator
-from threading import get_ident
+from collections.abc import Callable
+from threading import Lock, get_ident
 from time import perf_counter_ns
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastloop.base.machine import runnable_ns
 from fastloop.base.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
@@ -32,12 +30,11 @@ from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
 from fastloop.step.scaler import BoundedScaler
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
-from fastloop.tools.report.loader_source import NONE, READY, LoaderSource, loading_iterator
-from fastloop.tools.report.recorder import StepRecorder
+from fastloop.tools.report.loader_source import LoaderSource, loading_iterator
+from fastloop.tools.report.recorder import Error, StepRecorder
 
 _LOOK_AT_GPU_NS = 1_000_000_000
 _LOOK_AT_WORKERS_NS = 100_000_000  # epochs may be short
-_MAX_LOOKS = 100  # at batches that the loop makes itself
 _MAX_SOURCES = 64
 _MAX_LOG = 256  # events that the recorder has not read yet
 
@@ -50,8 +47,7 @@ class LoopObserver:
 
     Args:
         clock: returns ns that only grow.
-        waits: the waits of the GPU for batches.
-        usage: the usage of the GPU.
+        cuda: the module ``torch.cuda``, or one like it.
 
     Attributes:
         elsewhere: calls on other threads.
@@ -59,33 +55,22 @@ class LoopObserver:
         has_silent_skips: whether an optimizer may skip steps by itself, on the device.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], int] = perf_counter_ns,
-        waits: GpuWaits | None = None,
-        usage: GpuUsage | None = None,
-    ) -> None:
-        self.thread = get_ident()
+    def __init__(self, clock: Callable[[], int] = perf_counter_ns, cuda: Any = torch.cuda) -> None:
+        self.thread, self.has_silent_skips = get_ident(), False
         self.elsewhere = self.steps_decided = 0
-        self.has_silent_skips = False
         self.sources: list[LoaderSource] = []
         self._bound: Any = WeakIdKeyDictionary()  # the LoaderSource of each loader and iterator
-        self.waits = waits or GpuWaits()
-        self.usage = usage or GpuUsage()
+        self.waits, self.usage = GpuWaits(cuda), GpuUsage(cuda)
         self._clock = clock
         self._recorder = StepRecorder(clock())
         # Methods and their arguments: first two times, between which lies the cost of measuring.
         self._log: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._depth = 0  # of calls inside each other
-        self._loading_depth = 0  # of the one that loads for an upload
+        self._depth = self._loading_depth = 0  # of calls inside each other; of one that loads
         self._loading: int | None = None  # ns; None: this call uploads nothing
         self._loading_begin = self._next_look = self._next_look_at_workers = 0
         self._loader: Any = None  # whose iter() is under way
         self._source: LoaderSource | None = None  # of the latest next()
         self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
-        self._found = -1, -1  # batches that were there
-        self._made_since: tuple[int, int | None] = 0, None  # for a batch that the loop makes itself
-        self._looks = 0  # at those
 
     @property
     def recorder(self) -> StepRecorder:
@@ -95,22 +80,26 @@ class LoopObserver:
             method(*args)
         return self._recorder
 
+    def _note(self, method: Callable[..., Any], now: int, *args: Any) -> None:
+        """Write down an event of the time `now`."""
+        if len(self._log) > _MAX_LOG:
+            self.recorder  # noqa: B018 - reads the log
+        self._log.append((method, (now, self._clock(), *args)))
+
     # ---- loaders
 
     def lookup_source(self, owner: Any) -> LoaderSource:
         """Return the LoaderSource of a loader or an iterator, a new one for a new owner."""
         source: LoaderSource | None = self._bound.get(owner)
-        if source is not None:
-            return source
         inner = loading_iterator(owner)
-        if inner is not owner and isinstance(inner, BaseIter):
+        if source is None and inner is not owner and isinstance(inner, BaseIter):
             source = self.lookup_source(inner)
-        elif len(self.sources) < _MAX_SOURCES:
+        elif source is None and len(self.sources) < _MAX_SOURCES:
             source = LoaderSource(owner)
             if isinstance(owner, BaseIter):
                 source.use(owner)
             self.sources.append(source)
-        else:  # a program that makes loaders again and again: the last one stands for them
+        elif source is None:  # a program that makes loaders again and again: one stands for them
             source = self.sources[-1]
             source.name = "further loaders"
         self._bound[owner] = source
@@ -121,7 +110,7 @@ class LoopObserver:
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
-            self._log.append((self._recorder.enter_fetch, (self._clock(), self._clock())))
+            self._note(self._recorder.enter_fetch, self._clock())
 
     def leave_iter(self, token: object, iterator: Any, error: object) -> None:
         now = self._clock()
@@ -133,39 +122,32 @@ class LoopObserver:
             inner = loading_iterator(iterator)
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
-        found = now, self._clock(), source, error is not None
-        self._log.append((self._recorder.leave_iter, found))
+        self._note(self._recorder.leave_iter, now, source)
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). Below an iterator that uploads, the first call inside is the loading."""
+        now = self._clock()
         self._depth += 1
         if self._depth > 1:
             if self._loading is not None and self._loading_depth == 0:
-                self._loading_depth, self._loading_begin = self._depth, self._clock()
+                self._loading_depth, self._loading_begin = self._depth, now
             return
-        now = self._clock()
         (iterator,), source = args, self._source
         if source is None or not source.uses(iterator):  # else the look-up, which takes longer
             source = self._source = self.lookup_source(iterator)
-        self._found = source.count_ready()
-        if source.num_workers == 0 and self._looks < _MAX_LOOKS:
-            self._made_since = now, runnable_ns("thread-self")
         self._loading = 0 if isinstance(iterator, Prefetcher) else None
         self._loading_depth = 0
+        source.begin_batch(now)
         if now >= self._next_look_at_workers:
             self._next_look_at_workers = now + _LOOK_AT_WORKERS_NS
             source.look()
-            if now >= self._next_look:
-                self._next_look = now + _LOOK_AT_GPU_NS
-                self.usage.look()
-                self.waits.look()
-        if len(self._log) > _MAX_LOG:
-            self.recorder  # noqa: B018 - reads the log
-        if self.waits.is_on:
-            self.waits.begin()
-        self._log.append((self._recorder.enter_fetch, (now, self._clock())))
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_AT_GPU_NS
+            self.usage.look()
+        self.waits.begin()
+        self._note(self._recorder.enter_fetch, now)
 
-    def leave_next(self, token: object, batch: object, error: type[BaseException] | None) -> None:
+    def leave_next(self, token: object, batch: object, error: Error) -> None:
         """Note the end of next(), and the type of the exception that it raised."""
         now = self._clock()
         self._depth -= 1
@@ -174,45 +156,28 @@ class LoopObserver:
             self._loading_depth = 0
         if self._depth > 0:
             return
-        source = self._source
-        assert source is not None
-        (begin, ran), self._made_since, turn = self._made_since, (0, None), NONE
-        if error is not None:
-            source.look()
-        else:
-            turn = source.judge_turn(*self._found)
-            if ran is not None:
-                source.note_made(now - begin, (runnable_ns("thread-self") or ran) - ran)
-                self._looks += 1
-        ready = sum(self._found) if turn == READY else min(0, self._found[0])
-        pair = self.waits.end() if self.waits.is_on else None
-        found = now, self._clock(), source, ready, self._loading, error, turn
-        if pair is None:
-            self._log.append((self._recorder.leave_fetch, found))
-        else:
-            self._log.append((self._leave_fetch, (pair, found)))
+        source: Any = self._source
+        found = source, self._loading, error, source.end_batch(now, error is not None)
+        self._note(self._leave_fetch, now, self.waits.end(), *found)
 
-    def _leave_fetch(self, pair: EventPair, found: tuple[Any, ...]) -> None:
-        run = self._recorder.leave_fetch(*found)
-        self.waits.follow(pair, run, self._recorder.steps)
+    def _leave_fetch(self, now: int, after: int, pair: EventPair | None, *found: Any) -> None:
+        run = self._recorder.leave_fetch(now, after, *found)
+        if pair is not None:
+            self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
     def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
-        found = self._clock(), self._clock(), id(token)
-        self._log.append((self._recorder.enter_update, found))
+        self._note(self._recorder.enter_update, self._clock(), id(token))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        found = self._clock(), self._clock(), id(token)
-        self._log.append((self._recorder.leave_update, found))
+        self._note(self._recorder.leave_update, self._clock(), id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
         Boundary's."""
-        if isinstance(args[0], Boundary):
-            optimizer = args[0]._optimizer
-        else:
-            optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+        own = getattr(args[0], "_optimizer", None)
+        optimizer = (*args[1:], kwargs.get("optimizer"))[0] if own is None else own
         self._deciding.append((optimizer, self.steps_decided))
         self.enter_update(token, args, kwargs)
 
@@ -224,12 +189,8 @@ class LoopObserver:
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            self.has_silent_skips = True
-        if len(self._log) > _MAX_LOG:
-            self.recorder  # noqa: B018 - reads the log
-        found = self._clock(), self._clock(), id(optimizer)
-        self._log.append((self._recorder.enter_update, found))
+        self.has_silent_skips |= getattr(optimizer, "_step_supports_amp_scaling", False)
+        self._note(self._recorder.enter_update, self._clock(), id(optimizer))
         self._log.append((self._recorder.note_step, (id(optimizer),)))
 
     def note_skip(self, optimizer: Any) -> None:
@@ -238,40 +199,36 @@ class LoopObserver:
         self._log.append((self._recorder.note_skip, (id(optimizer),)))
 
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
-        self._log.append((self._recorder.enter_closure, (self._clock(), self._clock())))
+        self._note(self._recorder.enter_closure, self._clock())
 
     def leave_closure(self, token: object, result: object, error: object) -> None:
-        self._log.append((self._recorder.leave_closure, (self._clock(), self._clock())))
+        self._note(self._recorder.leave_closure, self._clock())
 
-    # ---- the end
-
-    def end(self, is_error: bool = False) -> str:
-        """Stop recording, and return the phase that ``StepRecorder.end()`` names."""
-        now = self._clock()
-        phase = self.recorder.end(now, is_error)
+    def end(self) -> None:
+        """Stop recording."""
+        self.recorder.end(self._clock())
         for source in self.sources:
             source.look()
         self.waits.poll(self._recorder.steps)
-        self.usage.end()
-        return phase
 
 
 # ---- hooks
 
-# Functions by the event that they are. Subclasses override some of them (`_list_places`).
-_WATCHED: dict[str, tuple[tuple[Any, str], ...]] = {
-    "iter": ((DataLoader, "__iter__"), (FastDataLoader, "__iter__")),
-    "next": ((BaseIter, "__next__"), (Prefetcher, "__next__")),
-    "scaler_step": ((torch.amp.GradScaler, "step"), (Boundary, "step")),
-    "update": (
-        (torch.amp.GradScaler, "unscale_"),
-        (BoundedScaler, "unscale_and_clip_"),
-        (GradList, "clip_parameters"),
-        (clip_module, "_get_total_norm"),
-        (clip_module, "_clip_grads_with_norm_"),
-    ),
-}
-_lock = threading.Lock()
+# Functions, and the event that each of them is. Subclasses override some of them.
+_WATCHED: tuple[tuple[Any, str, str], ...] = (
+    (DataLoader, "__iter__", "iter"),
+    (FastDataLoader, "__iter__", "iter"),
+    (BaseIter, "__next__", "next"),
+    (Prefetcher, "__next__", "next"),
+    (torch.amp.GradScaler, "step", "scaler_step"),
+    (Boundary, "step", "scaler_step"),
+    (torch.amp.GradScaler, "unscale_", "update"),
+    (BoundedScaler, "unscale_and_clip_", "update"),
+    (GradList, "clip_parameters", "update"),
+    (clip_module, "_get_total_norm", "update"),
+    (clip_module, "_clip_grads_with_norm_", "update"),
+)
+_lock = Lock()
 _observers: tuple[LoopObserver, ...] = ()  # replaced under the lock
 _places: dict[tuple[Any, str], Place] = {}
 _handles: list[Any] = []  # of torch's hooks
@@ -281,9 +238,7 @@ def _list_observers() -> list[LoopObserver]:
     """Return the observers that hear of this thread; count its call for the others."""
     ident = get_ident()
     own: list[LoopObserver] = []
-    if seams.checking_thread == ident:
-        return own
-    for observer in _observers:
+    for observer in _observers if seams.checking_thread != ident else ():
         if observer.thread == ident:
             own.append(observer)
         else:
@@ -324,11 +279,12 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
     observers = _list_observers()
     for observer in observers:
         observer.enter_step(optimizer)
-    if observers and len(args) > 1 and callable(args[1]):
-        return (args[0], _of_closure(args[1]), *args[2:]), kwargs
-    if observers and callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": _of_closure(kwargs["closure"])}
-    return None
+    closure = (*args[1:], kwargs.get("closure"))[0]
+    if not observers or not callable(closure):
+        return None
+    if len(args) > 1:
+        return (args[0], _of_closure(closure), *args[2:]), kwargs
+    return args, {**kwargs, "closure": _of_closure(closure)}
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -336,22 +292,15 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         observer.leave_update(optimizer, None, None)
 
 
-def _list_places() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
-    for event, functions in _WATCHED.items():
-        make = _wrap(event)
-        for root, name in functions:
-            others = find_subclasses(root) if name in ("__next__", "step", "unscale_") else ()
-            for owner in (root, *others):
-                if name in vars(owner):
-                    yield owner, name, make
-
-
 def open_hooks(observer: LoopObserver) -> None:
     """Tell this observer of all that its thread does from now on."""
     global _observers
     with _lock:
-        for owner, name, make in _list_places():
-            _places.setdefault((owner, name), Place(owner, name, make)).put_in()
+        for root, name, event in _WATCHED:
+            others = find_subclasses(root) if name in ("__next__", "step", "unscale_") else ()
+            for owner in (one for one in (root, *others) if name in vars(one)):
+                place = Place(owner, name, _wrap(event))
+                _places.setdefault((owner, name), place).put_in()
         if not _handles:
             _handles.append(optimizers.register_optimizer_step_pre_hook(_before_step))
             _handles.append(optimizers.register_optimizer_step_post_hook(_after_step))
@@ -377,7 +326,7 @@ def _take_out() -> None:
 def _forget() -> None:
     """Close everything in a forked child, which nobody reads."""
     global _observers, _lock
-    _lock, _observers = threading.Lock(), ()
+    _lock, _observers = Lock(), ()
     _take_out()
 
 

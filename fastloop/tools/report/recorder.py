@@ -9,17 +9,17 @@ The recorder has no clock: events bring their times, so they may be told later. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastloop.tools.report.loader_source import NONE, LoaderSource
+from fastloop.tools.report.loader_source import LoaderSource
 
-CAPACITY = 16_384  # steps that are kept, 72 bytes each
+CAPACITY = 16_384  # steps that are kept, 64 bytes each
 NOT_MEASURED = -1
-_NO_STEP = -1
-_MAX_RUNS = 64  # of loaders without a step between
+# Parts of a run; their times sum to the time since it began.
+PARTS = "before first_batch steps between_epochs validation unfinished after measuring".split()
 
 
 class Step(NamedTuple):
@@ -33,7 +33,6 @@ class Step(NamedTuple):
         clip_optimizer: unscaling, clipping, the optimizers' steps.
         other: after the last of these.
         gpu_wait: between the end of the GPU's earlier work and the batch.
-        ready: batches that were ready at its last next(); 0 if the one whose turn it was was not.
         is_first: whether it is the first step of an epoch.
     """
 
@@ -44,7 +43,6 @@ class Step(NamedTuple):
     clip_optimizer: int
     other: int
     gpu_wait: int
-    ready: int
     is_first: int
 
     @property
@@ -53,6 +51,7 @@ class Step(NamedTuple):
 
 
 PHASES = Step._fields[1:6]
+Error = type[BaseException] | None  # the kind that ended a call
 
 
 class StepRing:
@@ -88,40 +87,17 @@ class StepRing:
 class Run:
     """The batches of one loader in a window, and the time after each."""
 
-    __slots__ = (
-        "began_at", "compute", "fetches", "has_begun", "has_ended", "last_at", "ready",
-        "source", "start", "step", "upload", "wait",
-    )  # fmt: skip
-
     def __init__(self, source: LoaderSource) -> None:
         self.source = source
         self.start = 0  # iter() and the first batch after it
         self.wait = self.compute = self.fetches = 0
-        self.upload = self.ready = NOT_MEASURED
-        self.has_begun = False  # by iter(), in this window
-        self.has_ended = False  # by StopIteration
+        self.upload = NOT_MEASURED
+        self.has_begun = self.has_ended = False  # in this window: by iter(), by StopIteration
         self.began_at = self.last_at = 0  # numbers of events
         self.step: int | None = None  # that its batches were for; None: not known yet
 
     def total(self) -> int:
         return self.start + self.wait + max(self.upload, 0) + self.compute
-
-
-@dataclass
-class Totals:
-    """The time of a whole run in ns, by part; the parts sum to the time since it began."""
-
-    before: int = 0
-    first_batch: int = 0
-    steps: int = 0
-    between_epochs: int = 0
-    validation: int = 0
-    unfinished: int = 0
-    after: int = 0
-    measuring: int = 0
-
-
-PARTS = tuple(vars(Totals()))
 
 
 class StepRecorder:
@@ -135,21 +111,17 @@ class StepRecorder:
         capacity: how many steps are kept.
 
     Attributes:
-        apart: batches, and ns of waiting, that no step used.
+        totals: ns of each of PARTS.
+        batches: that steps used.
+        apart_batches: batches that no step used.
     """
 
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
-        self.totals = Totals()
-        self.skipped = 0
-        self.batches = 0  # of steps
-        self.apart = {"batches": 0, "wait": 0}
-        self.unfinished_batches = 0
-        self.optimizers: set[int] = set()
+        self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))  # ns
+        self.skipped = self.batches = self.apart_batches = self.unfinished_batches = 0
         self._runs: dict[int, Run] = {}  # by their source
         self._events = 0
-        self._is_fetching = False
-        self._has_failed = False  # iter() or next() has raised, and no event came since
         self._stack: list[int] = []  # tokens of the updates that are under way
         self._empty_window()
         self._begin = self._mark = self._now = now
@@ -158,8 +130,7 @@ class StepRecorder:
         self._runs.clear()
         self._last: Run | None = None  # the one with the latest batch
         self._update = 0
-        self._tail = 0  # forward and backward between two optimizers
-        self._lead = 0  # time before the latest update, if there is no loader
+        self._tail = 0  # between two updates: forward and backward
         self._stepped: set[int] = set()  # optimizers
         self._is_updated = False
 
@@ -175,8 +146,6 @@ class StepRecorder:
     def enter_fetch(self, now: int, after: int) -> None:
         """Note that iter() or next() of a loader begins: it ends a step if an optimizer stepped."""
         gap, last = self._take(now, after), self._last
-        self._has_failed = False
-        self._is_fetching = True
         self._stack.clear()  # an optimizer that raised
         if self._stepped:
             self._commit(gap)
@@ -190,56 +159,43 @@ class StepRecorder:
             last.compute += gap
 
     def _open_run(self, source: LoaderSource) -> Run:
-        run = self._runs.get(id(source))
-        if run is None:
-            if len(self._runs) == _MAX_RUNS:
-                self._set_apart(self._runs.pop(next(iter(self._runs))))
-            run = self._runs[id(source)] = Run(source)
+        self._last = run = self._runs.setdefault(id(source), Run(source))
         self._events += 1
         run.last_at = self._events
-        self._last = run
         return run
 
-    def leave_iter(self, now: int, after: int, source: LoaderSource, failed: bool = False) -> None:
+    def leave_iter(self, now: int, after: int, source: LoaderSource) -> None:
         """Note the end of iter()."""
         span = self._take(now, after)
         before = self._runs.pop(id(source), None)
         if before is not None:
             self._set_apart(before)
         run = self._open_run(source)
-        run.has_begun = True
-        run.began_at = run.last_at
-        run.start = span
-        self._is_fetching = False
-        self._has_failed = failed
+        run.has_begun, run.began_at, run.start = True, run.last_at, span
 
     def leave_fetch(
         self,
         now: int,
         after: int,
         source: LoaderSource,
-        ready: int = NOT_MEASURED,
-        loading: int | None = None,
-        error: type[BaseException] | None = None,
-        turn: str = NONE,
+        loading: int | None,
+        error: Error,
+        turn: str,
     ) -> Run:
         """Note the end of next(), and return the run of its batch.
 
         Args:
-            ready: batches that were ready when it was called.
             loading: ns since ``enter_fetch()`` in which no batch was copied to the device; None if
                 unknown.
             error: the exception that it raised.
-            turn: the answer of ``LoaderSource.judge_turn()``.
+            turn: the answer of ``LoaderSource.end_batch()``.
         """
         span, run = self._take(now, after), self._open_run(source)
-        run.ready = ready
         source.wait += span
         is_first = run.has_begun and run.fetches == 0
-        if loading is not None:
-            upload = 0 if error is not None else span - loading
-            run.upload = max(run.upload, 0) + upload
-            span -= upload
+        if loading is not None and error is None:
+            run.upload = max(run.upload, 0) + span - loading
+            span = loading
         if is_first and error is None:
             run.start += span
         else:
@@ -247,23 +203,19 @@ class StepRecorder:
         run.has_ended = error is not None
         if error is None:
             run.fetches += 1
-            source.note_batch(ready, turn, -1 if is_first else span)
-        self._is_fetching = False
-        self._has_failed = error is not None and not issubclass(error, StopIteration)
+            source.batches += 1
+            source.waits[turn] += 0 if is_first else span
         return run
 
     # ---- the optimizer
 
     def enter_update(self, now: int, after: int, token: int) -> None:
         """Note that unscaling, clipping or a step begins; inside another one it counts as one."""
-        if not self._stack and not self._is_fetching:
+        if not self._stack:
             gap, last = self._take(now, after), self._last
             if last is None and not self.steps.count and not self._is_updated:
                 self.totals.before += gap
-            elif last is None:
-                self._tail += self._lead
-                self._lead = gap
-            elif self._is_updated:
+            elif last is None or self._is_updated:
                 self._tail += gap
             else:
                 last.compute += gap
@@ -274,19 +226,15 @@ class StepRecorder:
         if token not in self._stack:
             return
         del self._stack[self._stack.index(token) :]
-        if not self._stack and not self._is_fetching:
+        if not self._stack:
             self._update += self._take(now, after)
             self._is_updated = True
 
     def note_step(self, optimizer: int) -> None:
         """Note that this optimizer steps, inside an update."""
         if not self._runs and optimizer in self._stepped:
-            # Without a loader a step begins where the last one has ended.
-            lead, self._lead = self._lead, 0
-            self._commit(0, behind=lead)
-            self._lead = lead
+            self._commit(0)  # without a loader a step ends where the next one's update begins
         self._stepped.add(optimizer)
-        self.optimizers.add(optimizer)
 
     def note_skip(self, optimizer: int) -> None:
         """Note, after an update, that a scaler has skipped this optimizer's step."""
@@ -310,27 +258,20 @@ class StepRecorder:
 
     def _is_trained_on(self, run: Run, last: Run) -> bool:
         """Tell whether the step that follows `last` used the batches of `run`, too."""
-        if run is last:
-            return True
-        if run.has_ended:
-            return False
-        if run.source.trains:
-            return True
+        if run is last or run.has_ended or run.source.trains:
+            return run is last or not run.has_ended
         # Two loaders side by side give as many batches each, and not one after the other.
         is_beside = run.last_at > last.began_at and run.has_begun == last.has_begun
         return is_beside and run.fetches == last.fetches
 
-    def _commit(self, other: int, behind: int = 0) -> None:
-        """Write the window as a step that ended `behind` ns ago, with `other` at its end."""
-        last = self._last
-        is_first, wait, compute = False, 0, self._tail + self._lead
-        upload = ready = NOT_MEASURED
+    def _commit(self, other: int) -> None:
+        """Write the window as a step with `other` at its end."""
+        is_first, wait, compute, last = False, 0, self._tail, self._last
+        upload = NOT_MEASURED
         if last is None:
-            is_first = not self.steps.count
-            wait, compute = NOT_MEASURED, NOT_MEASURED
-            other += self._tail + self._lead
+            is_first, wait, compute = not self.steps.count, NOT_MEASURED, NOT_MEASURED
+            other += self._tail
         else:
-            ready = last.ready
             for run in self._runs.values():
                 if not self._is_trained_on(run, last):
                     self._set_apart(run)
@@ -338,10 +279,8 @@ class StepRecorder:
                 run.source.trains = True
                 run.step = self.steps.count
                 is_first = is_first or run.has_begun
-                if self.steps.count == 0:
-                    self.totals.first_batch += run.start
-                else:
-                    self.totals.between_epochs += run.start
+                part = "between_epochs" if self.steps.count else "first_batch"
+                vars(self.totals)[part] += run.start
                 wait += run.wait
                 compute += run.compute
                 self.batches += run.fetches
@@ -349,65 +288,31 @@ class StepRecorder:
                     upload = max(upload, 0) + run.upload
         parts = wait, upload, compute, self._update, other
         self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
-        end = self._now - self._begin - behind
-        self.steps.append((end, *parts, NOT_MEASURED, ready, int(is_first)))
+        end = self._now - self._begin
+        self.steps.append((end, *parts, NOT_MEASURED, int(is_first)))
         self._empty_window()
 
     def _set_apart(self, run: Run) -> None:
         """Count a run whose batches no step used."""
-        run.step = _NO_STEP
-        if run.fetches == 0:
-            self.totals.between_epochs += run.total()
-            return
-        self.totals.validation += run.total()
-        self.apart["batches"] += run.fetches
-        self.apart["wait"] += run.wait + run.start
+        run.step = -1  # none
+        vars(self.totals)["validation" if run.fetches else "between_epochs"] += run.total()
+        self.apart_batches += run.fetches
 
     # ---- the end
 
-    def end(self, now: int, is_error: bool = False) -> str:
-        """Stop recording.
-
-        Args:
-            is_error: whether an exception has ended the loop.
-
-        Returns:
-            The phase in which the exception came; "" without one, and outside the loop.
-        """
-        gap = self._take(now, now)
-        phase = self._name_phase() if is_error else ""
-        if phase == "clip+optimizer":
-            self._update += gap
-        elif phase == "other":
-            self._commit(gap)
-        elif phase and self._last is not None:
-            self._last.compute += gap
-        else:
-            self.totals.after += gap
-            if self._stepped:
-                self._commit(0)
+    def end(self, now: int) -> None:
+        """Stop recording."""
+        self.totals.after += self._take(now, now)
+        if self._stepped:
+            self._commit(0)
         for run in self._runs.values():
-            if (run.source.trains or phase) and not run.has_ended:
+            if run.source.trains and not run.has_ended:
                 self.totals.unfinished += run.total()
                 self.unfinished_batches += run.fetches
             else:
                 self._set_apart(run)
-        self.totals.unfinished += self._update + self._tail + self._lead
+        self.totals.unfinished += self._update + self._tail
         self._empty_window()
-        return phase
-
-    def _name_phase(self) -> str:
-        last = self._last
-        if self._stack:
-            return "clip+optimizer"
-        if self._stepped:
-            return "other"
-        if self._has_failed:
-            return "data wait"
-        if last is None or last.has_ended:
-            return ""
-        is_training = last.source.trains or not self.steps.count
-        return "forward+backward" if is_training else "validation"
 
     def elapsed(self) -> int:
         """Return the ns from the begin to the last event."""

@@ -8,48 +8,31 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fastloop.tools.report.files import read_rank
-from fastloop.tools.report.recorder import NOT_MEASURED, PARTS, PHASES, Step
+from fastloop.tools.report.recorder import PARTS, PHASES, Step
+from fastloop.tools.report.summary import LABELS
 from fastloop.tools.text import percent, ratio, seconds, table
 
 _WIDTH = 80
 _MAX_WORKERS = 8  # of a loader that are shown
-LABELS = {
-    "data_wait": "data wait",
-    "gpu_wait": "  of it seen by the GPU",
-    "host_to_device": "host to device",
-    "forward_backward": "forward+backward",
-    "clip_optimizer": "clip+optimizer",
-    "other": "other",
-    "step": "step",
-}
 
 # ---- rows
 
 
-def _list_phases(*reports: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the label and the phase ({} if unknown) of each row, one phase for each report. Rows
-    of a GPU are left out if no report has one, and the step if there was none."""
-    rows = []
-    for name, label in LABELS.items():
-        phases = [{**one, **one["phases"]}[name] or {} for one in reports]
-        has_gpu = any(one["gpu"]["uuid"] is not None for one in reports)
-        optional = ("step",) if has_gpu else ("gpu_wait", "host_to_device", "step")
-        if any(phases) or name not in optional:
-            rows.append((label, phases))
-    return rows
-
-
 def phase_rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return the table of a step's phases, its head first."""
-    columns = ("mean", "median", "p95")
-    rows = [["of a step", "share", *columns]]
-    for label, (phase,) in _list_phases(found):
-        share = "" if phase and "share" not in phase else percent(phase.get("share"))
-        rows.append([label, share, *(_time(phase, f"{name}_ms") for name in columns)])
+    """Return the table of a step's phases, its head first. Rows of a GPU are left out if there is
+    none, and the step if there was none."""
+    rows = [["of a step", "share", "mean", "median", "p95"]]
+    has_gpu = found["gpu"]["uuid"] is not None
+    optional = ("step",) if has_gpu else ("gpu_wait", "host_to_device", "step")
+    for name, label in LABELS.items():
+        phase = {**found, **found["phases"]}[name] or {}
+        if phase or name not in optional:
+            share = "" if phase and "share" not in phase else percent(phase.get("share"))
+            rows.append([label, share, *(_time(phase, f"{name}_ms") for name in rows[0][2:])])
     return rows
 
 
@@ -80,34 +63,23 @@ def list_facts(found: dict[str, Any]) -> list[str]:
     unknown = " (n/a for optimizers that skip on the device)" if steps["skips_unknown"] else ""
     facts.append(f"skipped steps: {steps['skipped']:,}{unknown}")
     if gpu["uuid"] is not None:
-        busy = f"n/a ({gpu['why_unknown']})"
-        if gpu["busy"] is not None:
-            busy = f"{percent(gpu['busy'])} of the time, by {gpu['samples']} samples of NVML"
-        facts.append(f"GPU busy: {busy}; {gpu['uuid']}")
+        why = f" ({gpu['why_unknown']})" if gpu["busy"] is None else " of the time"
+        facts.append(f"GPU busy: {percent(gpu['busy'])}{why}; {gpu['uuid']}")
     if found["ended_by"]:
-        facts.append(f"ended by {found['ended_by']} in {found['ended_in'] or 'no step'}")
-    each = "n/a, there were no steps"
-    if cost["us_per_step"] is not None:
-        each = f"{cost['us_per_step']:.1f} µs a step, {cost['share'] or 0:.2%} of the time"
-    return [*facts, f"cost of measuring: {each}"]
+        facts.append(f"ended by {found['ended_by']}")
+    each, share = cost["us_per_step"] or 0, cost["share"] or 0
+    return [*facts, f"cost of measuring: {each:.1f} µs a step, {share:.2%} of the time"]
 
 
 def _describe_loader(loader: dict[str, Any]) -> str:
     number, workers = loader["num_workers"], loader["workers"] or []
     role = "training" if loader["trains"] else "no steps on it"
-    text = (
-        f"{loader['name']} ({role}, path {loader['path'] or 'n/a'}, {number or 'no'} "
-        f"worker{'s' if number != 1 else ''}): {loader['batches']:,} batches, "
-        f"{seconds(loader['wait_s'])} waited"
-    )
+    text = f"{loader['name']} ({role}, path {loader['path'] or 'n/a'}, {number or 'no'} workers): "
+    text += f"{loader['batches']:,} batches, {seconds(loader['wait_s'])} waited"
     for i, worker in enumerate(workers[:_MAX_WORKERS]):
-        busy, waiting, lock = (worker[name] for name in ("busy_s", "waiting_s", "lock_s"))
-        text += f"; worker {i}: {worker['batches']:,} batches, {seconds(busy)} busy, "
-        text += f"{seconds(waiting)} waiting"
-        text += "" if lock is None else f", {seconds(lock)} for the interpreter lock"
-    if len(workers) > _MAX_WORKERS:
-        text += f"; {len(workers) - _MAX_WORKERS} more workers: in the JSON"
-    return text if workers or not number else f"{text}; workers: n/a"
+        text += f"; worker {i}: {percent(worker['busy_share'])} busy"
+        text += f", {seconds(worker['lock_s'])} for the lock" if worker["lock_s"] else ""
+    return text + ("; workers: n/a" if number and not workers else "")
 
 
 # ---- texts
@@ -119,39 +91,37 @@ def make_table(found: dict[str, Any]) -> str:
     if found["steps"]["count"] == 0:
         return f"fastloop report: {verdict}"
     title = f"fastloop report: {describe_rate(found)}; {found['steps']['steady']:,} in the table"
-    lines = [*_wrap(title), *_wrap(verdict), "", *table(phase_rows(found)), ""]
-    lines += [*table(part_rows(found)), ""]
-    return "\n".join(sum((_wrap(fact, "  ") for fact in list_facts(found)), lines))
+    tables = "\n".join([*table(phase_rows(found)), "", *table(part_rows(found))])
+    facts = "\n".join(_wrap(f"  {fact}", "    ") for fact in list_facts(found))
+    return "\n".join([_wrap(title), _wrap(verdict), "", tables, "", facts])
 
 
-def _wrap(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ")
+def _wrap(text: str, indent: str = "  ") -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent)
 
 
-def _change(before: float | None, after: float | None) -> str:
-    return ratio(after / before) if before and after is not None else "n/a"
+def _list_measures(found: dict[str, Any]) -> Iterator[tuple[str, float | None, str]]:
+    """Yield the label, the value and the text of the rows that reports are compared by."""
+    count, rate = found["steps"]["count"], found["steps"]["per_second"]
+    yield "steps", count, f"{count:,}"
+    yield "steps a second", rate, "n/a" if rate is None else f"{rate:,.1f}"
+    for name, label in LABELS.items():
+        phase = {**found, **found["phases"]}[name] or {}
+        share = f" {percent(phase['share']):>4}" if "share" in phase else ""
+        yield label, phase.get("median_ms"), _time(phase, "median_ms") + share
+    for name in PARTS:
+        time = found["seconds_of"][name]
+        yield name.replace("_", " "), time, seconds(time)
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
     """Return two reports, as ``Report.to_dict()`` gives them, side by side."""
-    counts, rates = ([one["steps"][key] for one in (a, b)] for key in ("count", "per_second"))
-    rows = [
-        ["", "A", "B", "B / A"],
-        ["steps", *(f"{count:,}" for count in counts)],
-        ["steps a second", *("n/a" if rate is None else f"{rate:,.1f}" for rate in rates)],
-    ]
-    rows[-1].append(_change(*rates))
-    rows.append(["median and share of a step"])
-    for label, phases in _list_phases(a, b):
-        times = [_time(phase, "median_ms") for phase in phases]
-        shares = [f" {percent(one['share']):>4}" if "share" in one else "" for one in phases]
-        change = _change(*(phase.get("median_ms") for phase in phases))
-        rows.append([label, *map(str.__add__, times, shares), change])
-    rows.append(["time of the run"])
-    for name in PARTS:
-        before, after = a["seconds_of"][name], b["seconds_of"][name]
-        label = name.replace("_", " ")
-        rows.append([label, seconds(before), seconds(after), _change(before, after)])
+    rows = [["median, share; time", "A", "B", "B / A"]]
+    pairs = zip(_list_measures(a), _list_measures(b), strict=True)
+    for (label, before, cell), (_, after, other) in pairs:
+        if before is not None or after is not None:
+            change = ratio(after / before if before and after is not None else None)
+            rows.append([label, cell, other, change])
     verdicts = [f"  {name}: {one['verdict']['text']}" for name, one in (("A", a), ("B", b))]
     return "\n".join([*table(rows), *verdicts])
 
@@ -166,11 +136,7 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
         steps: the steps that are kept.
         first: the number of the first of them.
     """
-    rank = read_rank()
-    names = {"process_name": f"rank {rank}", "thread_name": "steps"}
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": name, "args": {"name": text}} for name, text in names.items()
-    ]
+    events: list[dict[str, Any]] = []
     begin = 0
     for number, step in enumerate(steps, first):
         # Slices of a thread may not overlap, as a validation in the middle of a step would.
@@ -180,13 +146,8 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
             end = min(at + max(getattr(step, name), 0), step.end)
             slices.append((name, at, end))
             at = end
-        events += [
-            {"ph": "X", "name": name, "ts": a / 1e3, "dur": (b - a) / 1e3}
-            for name, a, b in slices
-            if b > a
-        ]
-        if step.ready != NOT_MEASURED:
-            counter = {"ph": "C", "name": "ready", "ts": begin / 1e3}
-            events.append({**counter, "args": {"batches": step.ready}})
+        for name, a, b in (one for one in slices if one[2] > one[1]):
+            events.append({"ph": "X", "name": name, "ts": a / 1e3, "dur": (b - a) / 1e3})
         begin = step.end
-    return json.dumps({"traceEvents": [{"pid": rank, "tid": 1, **event} for event in events]})
+    common = {"pid": read_rank(), "tid": 1}
+    return json.dumps({"traceEvents": [{**common, **event} for event in events]})

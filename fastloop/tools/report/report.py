@@ -26,13 +26,10 @@ class Report:
     """
 
     def __init__(self, paths: list[Path], verbose: bool) -> None:
-        self.paths = paths
-        self._verbose = verbose
-        self._process = os.getpid()
+        self.paths, self._verbose, self._process = paths, verbose, os.getpid()
         self._observer: LoopObserver | None = None
         self._is_open = False
         self._ended_by: str | None = None
-        self._ended_in: str | None = None
 
     def __enter__(self) -> Report:
         if self._observer is not None:
@@ -50,9 +47,8 @@ class Report:
         close_hooks(observer)
         self._is_open = False
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
-        is_error = error is not None and not is_exit
-        self._ended_by = type(error).__qualname__ if is_error else None
-        self._ended_in = observer.end(is_error) or None
+        self._ended_by = None if error is None or is_exit else type(error).__qualname__
+        observer.end()
         paths = self.paths if observer.recorder.steps.count > 0 else ()
         written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
@@ -87,7 +83,6 @@ class Report:
             "rank": files.read_rank(),
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_at)),
             "ended_by": self._ended_by,
-            "ended_in": self._ended_in,
         }
 
     def summary(self) -> str:

@@ -1,23 +1,42 @@
-"""The numbers of a report: a dict that JSON takes, of the form that docs/report.md describes.
+"""The numbers of a report, a dict that JSON takes, of the form that docs/report.md describes; and
+their meaning in words: whether the loop waits for data, how much faster it could be at most, why it
+waits, and what to change.
 
 Unknown numbers are None, never 0.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from fastloop.base.machine import usable_cpus
 from fastloop.tools.report.loader_source import LoaderSource
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.recorder import NOT_MEASURED, PHASES
-from fastloop.tools.report.verdict import judge
+from fastloop.tools.text import percent, ratio, seconds
 
 SCHEMA = "fastloop.report/1"
 _WARM_UP = 20
 _MAX_BARS = 400
-_EDGES_MS = [digit * 10.0**power for power in range(-3, 6) for digit in (1, 2, 5)]
+INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
+_MIN_STEPS = 10  # for a verdict at all
+_BUSY = 0.8  # a share of the workers' time: above it they can give no more
+_UNEVEN = 5  # p95 over the median: above it the program may not be to blame
+_COMPUTES = 0.5  # a share of the time of loading: below it samples wait, and need no CPU
+_MAX_THREADS = 32
+
+LABELS = {
+    "data_wait": "data wait",
+    "gpu_wait": "  of it seen by the GPU",
+    "host_to_device": "host to device",
+    "forward_backward": "forward+backward",
+    "clip_optimizer": "clip+optimizer",
+    "other": "other",
+    "step": "step",
+}
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -39,9 +58,9 @@ def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
         return None
     median, p95 = np.quantile(values, (0.5, 0.95))
     times = {"mean_ms": values.mean(), "median_ms": median, "p95_ms": p95}
-    found = {name: float(ns) / 1e6 for name, ns in times.items()}
     share = {} if whole is None else {"share": _share(values.sum(), whole)}
-    return {"seconds": float(values.sum() / 1e9), **found, **share}
+    times = {name: float(ns) / 1e6 for name, ns in times.items()}
+    return {"seconds": float(values.sum() / 1e9), **times, **share}
 
 
 def _choose_steady(steps: Any, first: int) -> Any:
@@ -52,30 +71,16 @@ def _choose_steady(steps: Any, first: int) -> Any:
     return steps[warm if len(warm) >= 10 else later]
 
 
-def _count_waits(waits: Any) -> dict[str, Any] | None:
-    """Count the steps that waited for at most the edge of each bar."""
-    if len(waits) == 0:
-        return None
-    bars = np.minimum(np.searchsorted(_EDGES_MS, waits / 1e6), len(_EDGES_MS) - 1)
-    used = slice(bars.min(), bars.max() + 1)
-    return {"edges_ms": _EDGES_MS[used], "counts": np.bincount(bars)[used].tolist()}
-
-
 def _make_series(steps: Any, first: int) -> dict[str, Any]:
     """Return means over as many steps each as make at most _MAX_BARS of them."""
     size = max(1, -(-len(steps) // _MAX_BARS))
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
 
-    def means(field: str, scale: float) -> list[float | None]:
-        known = [_known(group[field]) for group in groups]
-        return [round(float(ns.mean()) / scale, 6) if len(ns) else None for ns in known]
+    def mean_ms(ns: Any) -> float | None:
+        return round(float(ns.mean()) / 1e6, 6) if len(ns) else None
 
-    return {
-        "first_step": first,
-        "steps_per_bar": size,
-        "phases_ms": {name: means(name, 1e6) for name in PHASES},
-        "batches_ready": means("ready", 1),
-    }
+    phases = {name: [mean_ms(_known(group[name])) for group in groups] for name in PHASES}
+    return {"first_step": first, "steps_per_bar": size, "phases_ms": phases}
 
 
 def _pick(owner: object, *names: str) -> dict[str, Any]:
@@ -83,20 +88,17 @@ def _pick(owner: object, *names: str) -> dict[str, Any]:
 
 
 def _describe_loader(source: LoaderSource) -> dict[str, Any]:
-    workers = [
-        {
-            "batches": batches,
-            "busy_s": busy / 1e9,
-            "waiting_s": waiting / 1e9,
+    workers = []
+    for batches, busy, waiting, *lock in source.count_workers():
+        seconds_of = {"busy_s": busy / 1e9, "waiting_s": waiting / 1e9}
+        more = {
             "lock_s": lock[0] / 1e9 if lock else None,
             "busy_share": _share(busy, busy + waiting),
         }
-        for batches, busy, waiting, *lock in source.count_workers()
-    ]
+        workers.append({"batches": batches, **seconds_of, **more})
     return {
-        **_pick(source, "name", "trains", "path", "num_workers", "batch_size", "batches", "remedy"),
+        **_pick(source, "name", "trains", "path", "num_workers", "batches", "remedy"),
         "wait_s": source.wait / 1e9,
-        "ready": source.mean_ready(),
         "waits": {found: ns / 1e9 for found, ns in source.waits.items()},
         "cpu_share": _share(min(source.made), source.made[0]),
         "workers": workers or None,
@@ -106,12 +108,12 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
 def summarize(observer: LoopObserver) -> dict[str, Any]:
     """Return the numbers of all that was recorded until now."""
     recorder = observer.recorder
-    first, count = recorder.steps.first, recorder.steps.count
-    steps = recorder.steps.to_array()
+    first, count, steps = recorder.steps.first, recorder.steps.count, recorder.steps.to_array()
     steady = _choose_steady(steps, first)
     whole = int(_total(steady).sum())
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
     measuring = recorder.totals.measuring
+    each_us = measuring / 1e3 / count if count else None
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "seconds": recorder.elapsed() / 1e9,
@@ -121,7 +123,6 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "kept": len(steps),
             "steady": len(steady),
             **_pick(recorder, "batches", "unfinished_batches", "skipped"),
-            "optimizers": len(recorder.optimizers),
             "skips_unknown": observer.has_silent_skips,
             "per_second": _share(len(steady), whole / 1e9),
         },
@@ -129,15 +130,153 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "phases": {name: _describe(steady[name], whole) for name in PHASES},
         "gpu_wait": _describe(gpu["gpu_wait"], int(_total(gpu).sum())),
         "gpu_wait_steps": len(gpu),
-        "apart": {"batches": recorder.apart["batches"], "wait_s": recorder.apart["wait"] / 1e9},
+        "apart": recorder.apart_batches,
         "loaders": [_describe_loader(source) for source in observer.sources],
         "calls_of_other_threads": observer.elsewhere,
         "gpu": _pick(observer.usage, "uuid", "busy", "samples", "why_unknown"),
-        "measuring": {
-            "us_per_step": measuring / 1e3 / count if count else None,
-            "share": _share(measuring, recorder.elapsed()),
-        },
-        "waits": _count_waits(_known(steady["data_wait"])),
+        "measuring": {"us_per_step": each_us, "share": _share(measuring, recorder.elapsed())},
         "series": _make_series(steps, first),
     }
     return {**found, "verdict": judge(found)}
+
+
+# ---- the verdict
+
+
+def count_cpus() -> int:
+    """Return the CPUs that affinity and the container's quota allow, at least one."""
+    return max(1, int(usable_cpus()))
+
+
+def judge(found: dict[str, Any]) -> dict[str, Any]:
+    """Judge the numbers of ``summarize()``.
+
+    Returns:
+        ``kind`` ("input-bound", "partly input-bound", "not input-bound", "unknown"), ``share`` of
+        a step that is waiting, ``basis`` ("gpu" or "host": whose clock says so), ``ceiling``
+        (times as fast with data always ready), ``cause``, ``next`` and all of it as ``text``.
+    """
+    steps, count = found["steps"]["steady"], found["gpu_wait_steps"]
+    # The GPU's view of the wait counts, if it is known for most steps.
+    basis = "gpu" if count and 2 * count >= steps else "host"
+    verdict = dict.fromkeys(("share", "ceiling", "cause", "next")) | {"basis": basis}
+    if why_not := _explain_obstacle(found):
+        return {**verdict, "kind": "unknown", "text": f"NO VERDICT: {why_not}."}
+    wait = found["gpu_wait"] if basis == "gpu" else found["phases"]["data_wait"]
+    share = wait["share"] or 0.0
+    verdict |= {"share": share, "ceiling": 1 / (1 - share) if share < 1 else None}
+    if share < PARTLY:
+        text = (
+            f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster loader "
+            f"cannot help this run. Most of it is {_describe_largest(found)}."
+        )
+        return {**verdict, "kind": "not input-bound", "text": text}
+    kind = "input-bound" if share >= INPUT_BOUND else "partly input-bound"
+    cause, advice = _explain_wait(found)
+    mean = wait["mean_ms"] / 1e3
+    text = (
+        f"{kind.upper()}: the {'GPU' if basis == 'gpu' else 'loop'} waits {percent(share)} of each "
+        f"step for data ({seconds(mean)} of {seconds(mean / share)} on average). With data always "
+        f"ready: at most {ratio(verdict['ceiling'])} as fast. Cause: {cause}. Next: {advice}."
+    )
+    return {**verdict, "kind": kind, "cause": cause, "next": advice, "text": text}
+
+
+def _explain_obstacle(found: dict[str, Any]) -> str:
+    """Say why there is no verdict; "" if there is one."""
+    steps = found["steps"]
+    if steps["count"] == 0:
+        batches = f"{found['apart'] + steps['unfinished_batches']:,}"
+        seen = "no batch was taken" if batches == "0" else f"{batches} batches were taken"
+        why = f"{seen}, and no optimizer of torch.optim has stepped, so there is nothing to measure"
+    elif found["phases"]["data_wait"] is None and steps["steady"]:
+        why = "no batch came from a torch or fastloop DataLoader, so no wait for data was seen"
+    elif steps["steady"] < _MIN_STEPS:
+        why = f"there are {steps['steady']} steps beside the first of each epoch, not {_MIN_STEPS}"
+    else:
+        return ""
+    others = f". {found['calls_of_other_threads']:,} calls came from other threads: open it there"
+    return why + (others if found["calls_of_other_threads"] else "")
+
+
+def _describe_largest(found: dict[str, Any]) -> str:
+    phases = found["phases"]
+    parts = {name: phases[name]["share"] or 0 for name in PHASES[1:] if phases[name]}
+    largest = max(parts, key=lambda name: parts[name])
+    text = f"{LABELS[largest]} ({percent(parts[largest])})"
+    times = phases[largest]["p95_ms"] / max(phases[largest]["median_ms"], 1e-6)
+    if times < _UNEVEN:
+        return text
+    text += f", but unevenly: one step in 20 takes {times:,.0f} times the median or longer"
+    return f"{text}. Measure again on an idle machine"
+
+
+def _describe_cpus() -> str:
+    return f"{count_cpus()} CPU{'s' * (count_cpus() > 1)} allowed"
+
+
+def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
+    """Say why data is late, and one thing to do about it."""
+    loader = max((one for one in found["loaders"] if one["trains"]), key=lambda one: one["wait_s"])
+    workers, waits, number = loader["workers"] or [], loader["waits"], loader["num_workers"]
+    names = "batches", "busy_s", "waiting_s", "lock_s"
+    made, busy, waiting, lock = (sum(one[name] or 0 for one in workers) for name in names)
+    share, whole = busy / (busy + waiting) if busy else 0.0, sum(waits.values())
+    if number == 0:
+        advice = _advise(found, loader, loader["wait_s"], loader["batches"])
+        return f"the loop loads {loader['name']} itself (num_workers=0)", advice
+    if waits["ready"] > whole / 2:
+        run = "" if loader["path"] != "torch" else ", or run it by python -m fastloop run"
+        cause = f"in {percent(waits['ready'] / whole)} of the wait the batch was there, so loading"
+        cause += " is fast, and taking over is slow (unpickling, copying between processes)"
+        return cause, f"fewer and larger tensors in a batch{run}"
+    if lock > busy / 2:
+        cause = f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time"
+        return cause, 'path="process", or code that gives the lock up'
+    if share >= _BUSY:
+        return f"workers are busy {percent(share)}", _advise(found, loader, busy, made)
+    if waits["others"] > (waits["none"] if workers else whole / 2):
+        return _blame_order(percent(waits["others"] / whole), workers, share)
+    if workers:
+        cause = f"workers are busy {percent(share)} only, so they are enough: batches come unevenly"
+        return cause, "a higher prefetch_factor"
+    if loader["path"] == "array":
+        is_full = number >= count_cpus()
+        advice = "a cheaper transform" if is_full else f"num_workers {number}→{count_cpus()}"
+        cause = f"{number} threads gather and transform as fast as they can"
+        return cause, f"{advice} ({_describe_cpus()})"
+    cause = "unknown, because torch's own iterators do not tell what their workers do"
+    return cause, loader["remedy"] or "run it by python -m fastloop run, or a fastloop.DataLoader"
+
+
+def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tuple[str, str]:
+    """Blame the order of batches; name the worker that alone is busy, if there is one."""
+    cause = f"in {part} of the wait other batches were ready, but not the one whose turn it was"
+    cause, remedy = f"{cause} (head-of-line blocking)", "a higher prefetch_factor"
+    shares = [worker["busy_share"] or 0.0 for worker in workers]
+    if (most := max(shares, default=0.0)) >= _BUSY:
+        cause += f"; worker {shares.index(most)} is busy {percent(most)}, all on average "
+        cause, remedy = cause + percent(share), "samples of more even cost"
+    return cause, f"in_order=False, if the order of batches may vary; if not, {remedy}"
+
+
+def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches: int) -> str:
+    """Advise on samples that take `busy` seconds for so many batches: fastloop's own remedy first,
+    and never more workers that compute than there are CPUs."""
+    if loader["remedy"]:
+        return str(loader["remedy"])
+    number, cpus, share = loader["num_workers"], count_cpus(), loader["cpu_share"]
+    # As many workers as make batches as fast as the rest of the loop takes them, and a fifth more.
+    needed, taken = number + 1, found["steps"]["batches"]
+    rest = found["seconds_of"]["steps"] * (1 - (found["phases"]["data_wait"]["share"] or 0))
+    if batches > 0 and rest > 0:
+        needed = max(needed, math.ceil(1.2 * (busy / batches) * float(taken / rest)))
+    if share is not None and share < _COMPUTES:
+        return (
+            f'path="thread" with num_workers={min(needed, _MAX_THREADS)}, if the dataset is safe '
+            f"in threads: samples wait {percent(1 - share)} of their time, which needs no CPU"
+        )
+    if number < cpus:
+        return f"num_workers {number}→{min(needed, cpus)} ({_describe_cpus()})"
+    kept = "samples computed once and kept (fastloop.ArrayDataset)"
+    return f"a cheaper transform, or {kept}: all {_describe_cpus()} are taken"

@@ -6,12 +6,6 @@ x = torch.arange(40 * 3000, dtype=torch.float32).reshape(40, 3000)
 dataset = TensorDataset(x, torch.arange(40))
 
 
-def check(batches, first=0):
-    for k, (rows, labels) in enumerate(batches, first):
-        assert labels.tolist() == list(range(4 * k, 4 * k + 4)), labels
-        assert torch.equal(rows, x[4 * k : 4 * k + 4])
-
-
 from fastloop import clip_grad_norm_
 
 torch.set_num_threads(2)

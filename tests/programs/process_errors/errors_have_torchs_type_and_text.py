@@ -27,13 +27,6 @@ def two():
     return TwoArguments("left", "right")
 
 
-def local():
-    class Local(Exception):
-        pass
-
-    return Local("in a function")
-
-
 class Cannot(Exception):
     def __reduce__(self):
         raise TypeError("not me")

@@ -11,46 +11,6 @@ from workers import CallAt, Items, Sleep, check_batches, children, error_text
 from fastloop import DataLoader
 
 
-class Raises:
-    def __init__(self, error):
-        self.error = error
-
-    def __call__(self, *_):
-        raise self.error()
-
-
-class TwoArguments(Exception):
-    def __init__(self, a, b):
-        super().__init__(a, b)
-
-
-def two():
-    return TwoArguments("left", "right")
-
-
-def local():
-    class Local(Exception):
-        pass
-
-    return Local("in a function")
-
-
-class Cannot(Exception):
-    def __reduce__(self):
-        raise TypeError("not me")
-
-
-def cannot():
-    return Cannot("unpicklable instance")
-
-
-def plain(text):
-    # Without what differs from run to run.
-    for loader in ("fastloop", "torch"):
-        text = text.replace(loader, "")
-    return [line for line in text.splitlines() if "File" not in line]
-
-
 class Stop:
     def __call__(self):
         os.kill(os.getpid(), signal.SIGSTOP)

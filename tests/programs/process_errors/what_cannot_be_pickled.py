@@ -18,36 +18,11 @@ class Raises:
         raise self.error()
 
 
-class TwoArguments(Exception):
-    def __init__(self, a, b):
-        super().__init__(a, b)
-
-
-def two():
-    return TwoArguments("left", "right")
-
-
 def local():
     class Local(Exception):
         pass
 
     return Local("in a function")
-
-
-class Cannot(Exception):
-    def __reduce__(self):
-        raise TypeError("not me")
-
-
-def cannot():
-    return Cannot("unpicklable instance")
-
-
-def plain(text):
-    # Without what differs from run to run.
-    for loader in ("fastloop", "torch"):
-        text = text.replace(loader, "")
-    return [line for line in text.splitlines() if "File" not in line]
 
 
 class Odd:

@@ -36,10 +36,6 @@ def replay(kind, loader, **kwargs):
     return wanted, got
 
 
-def count_slots(loader):
-    return loader._shared.worker_memory.count()
-
-
 items = Items(400, shape=(5000,))
 for kwargs in ({}, {"persistent_workers": True}):
     ours, theirs = (replay(kind, kind(items), **kwargs) for kind in (DataLoader, TorchLoader))

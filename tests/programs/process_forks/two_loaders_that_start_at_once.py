@@ -1,5 +1,3 @@
-import gc
-
 import torch
 
 torch.set_num_threads(1)
@@ -18,25 +16,6 @@ class Replay(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         return self.batch[i % len(self.batch)]
-
-
-def replay(kind, loader, **kwargs):
-    iterator = iter(kind(loader.dataset, 4, num_workers=1))
-    next(iterator)
-    data = Replay(next(iterator))
-    wanted = data.batch[:, 0].tolist()
-    replays = [iter(kind(data, 4, num_workers=1, **kwargs)) for _ in range(2)]
-    data.batch = None
-    gc.collect()
-    got = []
-    for _ in range(60):
-        next(iterator)
-        got += [next(each)[:, 0].tolist() for each in replays]
-    return wanted, got
-
-
-def count_slots(loader):
-    return loader._shared.worker_memory.count()
 
 
 import threading

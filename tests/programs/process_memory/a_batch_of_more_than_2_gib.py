@@ -8,8 +8,6 @@ from workers import Sized, arena_bytes, wait_until
 
 from fastloop import DataLoader
 
-MIB = 1 << 20
-
 
 def settle(most):
     gc.collect()

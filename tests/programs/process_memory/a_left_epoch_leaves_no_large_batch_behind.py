@@ -1,19 +1,9 @@
-import gc
-
 import torch
 
 torch.set_num_threads(1)
-from workers import Sized, arena_bytes, children, wait_until
+from workers import Sized, children
 
 from fastloop import DataLoader
-
-MIB = 1 << 20
-
-
-def settle(most):
-    gc.collect()
-    wait_until(lambda: arena_bytes() <= most, 60)
-
 
 sizes = [int(1.15**i * 300_000) if i < 32 else 5 for i in range(64)]
 loader = DataLoader(Sized(sizes), None, num_workers=2, persistent_workers=True, prefetch_factor=4)

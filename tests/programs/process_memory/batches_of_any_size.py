@@ -1,20 +1,14 @@
-import gc
 import random
 import time
 
 import torch
 
 torch.set_num_threads(1)
-from workers import Items, Sized, arena_bytes, check_batches, wait_until
+from workers import Items, Sized, check_batches
 
 from fastloop import DataLoader
 
 MIB = 1 << 20
-
-
-def settle(most):
-    gc.collect()
-    wait_until(lambda: arena_bytes() <= most, 60)
 
 
 random.seed(2)

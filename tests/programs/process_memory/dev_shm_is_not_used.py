@@ -1,23 +1,14 @@
-import gc
 import os
 import sys
 
 import torch
 
 torch.set_num_threads(1)
-from workers import Items, arena_bytes, check_batches, wait_until
+import ctypes
+
+from workers import Items, check_batches
 
 from fastloop import DataLoader
-
-MIB = 1 << 20
-
-
-def settle(most):
-    gc.collect()
-    wait_until(lambda: arena_bytes() <= most, 60)
-
-
-import ctypes
 
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.unshare(0x00020000) != 0:  # CLONE_NEWNS

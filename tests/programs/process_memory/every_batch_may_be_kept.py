@@ -5,17 +5,9 @@ import resource
 import torch
 
 torch.set_num_threads(1)
-from workers import Items, arena_bytes, arena_files, check_batches, wait_until
+from workers import Items, arena_files, check_batches
 
 from fastloop import DataLoader
-
-MIB = 1 << 20
-
-
-def settle(most):
-    gc.collect()
-    wait_until(lambda: arena_bytes() <= most, 60)
-
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 loader = DataLoader(Items(4000, shape=(1000,)), 4, num_workers=2)

@@ -2,69 +2,11 @@ import os
 import sys
 
 import torch
-
-torch.set_num_threads(1)
-import time
-
+from head import count, published, released, start, take
+from torch._utils import ExceptionWrapper
 from workers import wait_until
 
-from fastloop import DataLoader
 from fastloop.workers import main as worker_main
-
-published = torch.zeros(8, dtype=torch.int64).share_memory_()  # replies of each worker
-released = torch.zeros(64, dtype=torch.int64).share_memory_()  # items that may be made
-put = worker_main._Channel.put
-
-
-def count(results, item):
-    put(results, item)
-    published[torch.utils.data.get_worker_info().id] += 1
-
-
-worker_main._Channel.put = count
-
-
-class Script(torch.utils.data.Dataset):
-    # Item i is what `acts` has for it: an exception to raise, a size, or an exit code.
-    def __init__(self, acts, held=()):
-        self.acts, self.held = acts, held
-
-    def __len__(self):
-        return len(self.acts)
-
-    def __getitem__(self, i):
-        while i in self.held and not released[i]:
-            time.sleep(0.001)
-        act = self.acts[i]
-        if isinstance(act, Exception):
-            raise act
-        if act < 0:
-            os._exit(-act)
-        return torch.full((act,), i, dtype=torch.uint8)
-
-
-def start(acts, held=(), workers=2, **kwargs):
-    published.zero_()
-    released.zero_()
-    loader = DataLoader(Script(acts, held), 1, num_workers=workers, **kwargs)
-    loader.memory_budget = 2 << 20  # requests begin with 64 KiB
-    return iter(loader)
-
-
-def await_last_words(iterator, counts, dead):
-    wait_until(lambda: published[: len(counts)].tolist() == counts)
-    wait_until(lambda: not any(iterator._workers[w].is_alive() for w in dead))
-
-
-def take(iterator):
-    # The number of the next batch, or the name of the error in its place.
-    try:
-        return int(next(iterator)[0, 0])
-    except Exception as error:
-        return type(error).__name__
-
-
-from torch._utils import ExceptionWrapper
 
 exits = torch.zeros(1, dtype=torch.int64).share_memory_()
 

@@ -9,8 +9,6 @@ from torch.utils.data import Dataset
 
 from fastloop import DataLoader
 
-GIB = 1 << 30
-
 
 def find_ring():
     # The address of the mapping and a descriptor of the file, in a forked worker.
@@ -22,18 +20,6 @@ def find_ring():
         except FileNotFoundError:  # that of the folder itself
             pass
     raise AssertionError("no ring")
-
-
-def find_areas(fd):
-    # (offset, bytes) of all parts of the file that have been written to: the queues come first.
-    areas, end = [], 0
-    while True:
-        try:
-            begin = os.lseek(fd, end, os.SEEK_DATA)
-        except OSError:
-            return areas
-        end = os.lseek(fd, begin, os.SEEK_HOLE)
-        areas.append((begin, min(end - begin, 16 << 10)))
 
 
 class Wild(Dataset):

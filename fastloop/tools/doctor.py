@@ -1,32 +1,34 @@
-"""The doctor's checks: of the machine and the container, the program, the GPUs. Each returns one
-finding.
+"""``python -m fastloop doctor`` and ``fastloop.doctor()``: facts about the build and this machine,
+then all checks: of the machine and the container, the program, the GPUs.
 
 `root` is the folder that holds proc, sys and dev: tests pass a copy. torch is looked at only if it
-has been imported.
+can be imported.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import multiprocessing
 import os
 import pickle
+import platform
 import re
-import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Callable
 from functools import partial
-from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastloop._core import build_info, check_cuda
 from fastloop.base import requirements
+from fastloop.base.checks import make_message
 from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
 from fastloop.device.availability import NEEDED_DRIVERS, explain_error
-from fastloop.tools.text import percent, seconds, size
+from fastloop.tools.text import percent, size
 
 _MUCH_LOAD = 1.5  # runnable tasks a CPU
 _MUCH_WAITING = 25  # percent of the last 10 s
@@ -35,12 +37,8 @@ _FILES_A_WORKER = 4  # torch's own workers take as many, fastloop's two
 _FEW_FILES = 4096
 _LITTLE_SHM = 1 << 30
 _LITTLE_MEMORY = 2 << 30
-_MOST_READ, _MOST_FILES = 64 << 20, 64  # bytes and files that the check of data reads
-_LEAST_READ = 1 << 20  # bytes; the time of fewer is the time to open files
-_SLOW_READ = 200e6  # bytes/s
 _COPY = 256 << 20  # bytes of the pinned copy
 _SLOW_COPY = 6e9  # bytes/s: less than PCIe 3 with 8 lanes
-_SMI = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 
 # Variables that are slow if set, but to 0, or if set to the value behind "=", and the cost. The
 # doctor shows no other variable.
@@ -48,55 +46,39 @@ _SWITCHES = {
     "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor is allocated by the driver, which waits",
     "TORCH_DISTRIBUTED_DEBUG=DETAIL": "every collective is checked on all ranks",
-    "TORCH_COMPILE_DEBUG": "every compilation writes files",
-    "TORCH_LOGS": "compilations are logged",
     "TORCHDYNAMO_DISABLE": "torch.compile does nothing",
-    "NCCL_DEBUG": "every communicator logs",
     "PYTHONTRACEMALLOC": "Python traces every allocation",
-    "PYTHONDEVMODE": "Python checks its memory at each allocation",
-    "PYTHONMALLOC=debug": "Python checks its memory at each allocation",
-    "MALLOC_PERTURB_": "every byte of freed memory is written",
     "FASTLOOP_DISABLE_CUDA": "torch's operations run in place of fastloop's kernels",
     "FASTLOOP_CPU": "fastloop's code for newer CPUs may not be used",
     "FASTLOOP=0": "fastloop.patch() does nothing",
 }
 
 
-class Level(IntEnum):
-    """How much a finding matters."""
-
-    OK = 0
-    NOTE = 1  # good to know
-    WARN = 2  # it costs time or memory
-    FAIL = 3  # something does not work
-
-
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of one check.
 
     Attributes:
-        level: how much it matters.
+        level: "ok", "note" (good to know), "warn" (it costs time or memory) or "fail" (something
+            does not work).
         fact: what was seen.
         cost: what that costs; empty if nothing.
         fix: what to do about it.
         id: the check's name.
     """
 
-    level: Level
+    level: str
     fact: str
     cost: str = ""
     fix: str = ""
     id: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.level.name.lower():<4}  {self.id}: {self.fact}"
+        text = f"{self.level:<4}  {self.id}: {self.fact}"
         text += f"\n      costs: {self.cost}" if self.cost else ""
         return text + (f"\n      do:    {self.fix}" if self.fix else "")
 
 
-ok, note = partial(Finding, Level.OK), partial(Finding, Level.NOTE)
-warn, fail = partial(Finding, Level.WARN), partial(Finding, Level.FAIL)
+ok, note, warn, fail = (partial(Finding, level) for level in ("ok", "note", "warn", "fail"))
 
 
 # ---- the machine
@@ -106,22 +88,19 @@ def check_cpus(root: Path, workers: int | None = None) -> Finding:
     """Compare the CPUs that are there with those that affinity and cgroups allow."""
     cpus, share = read_cpus(root), throttled_share(root)
     fact = f"{cpus.visible} CPUs visible, {cpus.allowed} allowed by the affinity"
-    if cpus.quota is not None:
-        fact += f", {cpus.quota:g} by the container's quota"
+    fact += f", {cpus.quota:g} by the container's quota" if cpus.quota is not None else ""
     fix = f"num_workers={max(1, int(cpus.usable))} at most for work on the CPU; or allow more CPUs"
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > cpus.usable:
         fact += f"; OMP_NUM_THREADS={threads}"
-        return warn(fact, "threads of one operation wait for each other", "unset OMP_NUM_THREADS")
+        return warn(fact, "threads of one operation wait for each other", "unset it")
     if (workers or 0) > cpus.usable:
-        asked = f"num_workers={workers} asks for {(workers or 0) / cpus.usable:.1f} times"
-        return warn(fact, f"{asked} what there is", fix)
+        return warn(fact, f"num_workers={workers} asks for more than there are", fix)
     if share >= 0.05:
         fact += f"; it was throttled in {percent(share)} of its periods"
         return warn(fact, "workers and training stand still until the next period", fix)
     if cpus.usable < cpus.visible:
-        cost = f"programs that count CPUs start workers and threads for {cpus.visible}"
-        return note(fact, cost, fix)
+        return note(fact, f"programs that count CPUs start threads for {cpus.visible}", fix)
     return ok(fact)
 
 
@@ -132,8 +111,7 @@ def check_load(root: Path) -> Finding:
     found = re.search(r"some avg10=([\d.]+)", read_text(root / "proc/pressure/cpu"))
     waits = float(found[1]) if found else 0.0
     fact = f"load {load:.1f} on {visible} CPUs"
-    if found:
-        fact += f"; something waited for a CPU {waits:.0f}% of the last 10 s"
+    fact += f"; something waited for a CPU {waits:.0f}% of the last 10 s" if found else ""
     if load <= _MUCH_LOAD * visible and waits < _MUCH_WAITING:
         return ok(fact)
     cost = "workers and training share the CPUs with others; timings taken now are noise"
@@ -153,19 +131,17 @@ def check_memory(root: Path) -> Finding:
     if memory.total and memory.left < _LITTLE_MEMORY:
         return warn(fact, "workers may be killed", fix)
     if memory.most < memory.total:
-        cost = "programs that look at the host's memory plan with too much"
-        return note(fact, cost, "plan with the container's")
+        return note(fact, "programs that read the host's memory plan with too much", "limit them")
     return ok(fact)
 
 
-def check_shared_memory(root: Path, workers: int | None = None) -> Finding:
+def check_shared_memory(root: Path) -> Finding:
     """Look at /dev/shm, through which torch's own worker processes send tensors."""
     found = os.statvfs(root / "dev/shm")
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     fact = f"/dev/shm has {size(free)} of {size(total)} free"
     if free >= _LITTLE_SHM:
         return ok(fact)
-    fact += f", which {workers} workers share" if workers else ""
     cost = "torch's own workers end with 'Bus error' once it is full; fastloop's do not use it"
     return warn(fact, cost, "docker run --shm-size=8g, or --ipc=host; or a fastloop.DataLoader")
 
@@ -184,37 +160,13 @@ def check_open_files(root: Path, workers: int | None = None) -> Finding:
     return (warn if files < needed else note)(fact, cost, f"ulimit -n {max(65536, 2 * needed)}")
 
 
-def check_data(path: str) -> Finding:
-    """Measure how fast the first files at a path are read, their pages dropped before."""
-    top, count, took = Path(path), 0, 0.0
-    try:
-        top.stat()  # raises where nothing is; rglob() would find nothing
-        files = [top] if top.is_file() else filter(Path.is_file, top.rglob("*"))
-        for file in islice(files, _MOST_FILES):
-            with file.open("rb", buffering=0) as stream:
-                os.posix_fadvise(stream.fileno(), 0, _MOST_READ, os.POSIX_FADV_DONTNEED)
-                begin = perf_counter()
-                while count < _MOST_READ and (part := stream.read(1 << 20)):
-                    count += len(part)
-                took += perf_counter() - begin
-    except OSError as error:
-        fact = f"{path} cannot be read: {error.strerror}"
-        return fail(fact, "nothing can be loaded", "pass a path with data")
-    fact = f"{size(count)} of {path} were read cold in {seconds(took)}"
-    if count >= _LEAST_READ and count < _SLOW_READ * took:
-        cost = f"a batch of 38 MB takes {38e6 * took / count:.1f} s the first time"
-        return warn(fact, cost, "copy the data to a local disk, or keep it in memory")
-    return ok(fact)
-
-
 # ---- the program
 
 
 def check_torch(torch: Any) -> Finding:
     """Tell whether fastloop is tested with this release of torch."""
     oldest, newest = (f"{a}.{b}" for a, b in (requirements.OLDEST, requirements.NEWEST_TESTED))
-    version = str(torch.__version__)
-    release = requirements.read_release(version)
+    release = requirements.read_release(version := str(torch.__version__))
     if release < requirements.OLDEST:
         fact = f"{version} is older than {oldest}, the oldest that fastloop works with"
         return fail(fact, "fastloop.DataLoader raises ImportError", requirements.INSTALL)
@@ -223,16 +175,6 @@ def check_torch(torch: Any) -> Finding:
         cost = "where torch's private parts differ, torch's own code runs, with a RuntimeWarning"
         return note(fact, cost, "look for a newer fastloop")
     return ok(f"{version} is tested: {oldest} to {newest} are")
-
-
-def check_lock() -> Finding:
-    """Tell whether a free-threaded interpreter runs with its global lock."""
-    has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if not has_lock or not sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return ok("this Python has one" if has_lock else "this Python has none")
-    fix = "start it with PYTHON_GIL=0; a module has done this, often Triton"
-    fact = "this Python is free-threaded, and the lock was put back"
-    return note(fact, "worker threads run Python one at a time", fix)
 
 
 def check_switches() -> Finding:
@@ -270,21 +212,19 @@ def check_decoders() -> Finding:
 def check_start_method(loader: Any = None) -> Finding:
     """Tell how worker processes start, and which part of a loader cannot be sent to them."""
     context = getattr(loader, "multiprocessing_context", None)
-    method = (context or multiprocessing).get_start_method()
-    fact = f"worker processes start by {method}"
+    method, name = (context or multiprocessing).get_start_method(), ""
+    fact, fix = f"worker processes start by {method}", "define them at the top of a module"
     if method == "fork":
         return ok(fact)
     if not getattr(loader, "num_workers", 0):
-        cost = "datasets, collate functions and worker_init_fn must be picklable"
-        return note(fact, cost, "define them at the top of a module")
+        return note(fact, "datasets, collate functions and worker_init_fn must be picklable", fix)
     try:
         with open(os.devnull, "wb") as sink:
             for name in ("dataset", "collate_fn", "worker_init_fn"):
                 pickle.dump(getattr(loader, name, None), sink, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # a __reduce__ may raise anything
         fact += f"; {name} does not pickle: {type(error).__name__}: {error}"
-        fix = "define it at the top of a module (functools.partial in place of lambda)"
-        return fail(fact, "workers cannot start", fix)
+        return fail(fact, "workers cannot start", f"{fix}, without lambda")
     return ok(f"{fact}; dataset and functions pickle")
 
 
@@ -329,21 +269,18 @@ def describe_own_build(root: Path) -> str:
     if not info["cuda"]:
         return f"CPU only, built {fault}"
     use = "; ".join(filter(None, (f"not used: {fault}", fix))) if fault else "device 0 is ready"
-    needs = f"needs driver {needed_driver(str(info['cuda']))} or newer"
-    has = f"has {driver}" if driver else "sees none"
-    return f"CUDA {info['cuda']} for {info['cuda_archs']} and later, {needs}, {has}; {use}"
+    needs = f"needs driver {needed_driver(str(info['cuda']))} or newer, has {driver or 'none'}"
+    return f"CUDA {info['cuda']} for {info['cuda_archs']} and later, {needs}; {use}"
 
 
 def check_torch_build(root: Path, torch: Any) -> Finding:
     """Compare the CUDA of torch with the driver."""
     driver, cuda = read_driver(root), torch.version.cuda
-    fact = f"torch {torch.__version__} is built for CUDA {cuda}"
+    fact = f"torch {torch.__version__} is built for CUDA {cuda}; the driver is {driver or 'n/a'}"
     if cuda is None:
-        fact = f"torch {torch.__version__} is built without CUDA, beside an NVIDIA GPU"
         return warn(fact, "the GPU is not used", "install a build with CUDA: see pytorch.org")
-    if 0 < driver < needed_driver(cuda):
-        fact += f", which needs a driver {needed_driver(cuda)} or newer; there is {driver}"
-        fix = "update the driver, or install a torch for an older CUDA"
+    if 0 < driver < (needed := needed_driver(cuda)):
+        fix = f"update the driver to {needed} or newer, or install a torch for an older CUDA"
         return fail(fact, "the GPU cannot be used", fix)
     return ok(fact)
 
@@ -357,21 +294,6 @@ def check_own_build(root: Path) -> Finding:
     return (note if requirements.kernels_are_disabled() else warn)(fact, cost, fix)
 
 
-def check_others() -> Finding:
-    """Name the processes of others that compute on the GPUs."""
-    try:
-        done = subprocess.run(_SMI, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        return ok(f"n/a: nvidia-smi says nothing ({error})")
-    rows = [row.replace(" ", "").split(",") for row in done.stdout.splitlines() if "," in row]
-    others = [f"{pid} ({memory} MiB)" for pid, memory in rows if pid != str(os.getpid())]
-    if not others:
-        return ok("no other process computes on a GPU")
-    fact = f"other processes are on the GPUs: {', '.join(others)}"
-    fix = "wait for them, or choose another GPU by CUDA_VISIBLE_DEVICES"
-    return note(fact, "they share memory and time, so measurements vary", fix)
-
-
 def probe_gpu(torch: Any) -> Finding:
     """Run one of fastloop's kernels and a pinned copy on the current GPU, and check the results.
     SYNC."""
@@ -380,25 +302,156 @@ def probe_gpu(torch: Any) -> Finding:
     from fastloop.step.grad_list import clip_grad_norm_
 
     parameter = torch.nn.Parameter(torch.zeros(1 << 20, device="cuda"))
-    parameter.grad = torch.arange(1 << 20, dtype=torch.float32, device="cuda") / (1 << 20)
-    expected = parameter.grad.double().norm().item()
+    parameter.grad = torch.ones(1 << 20, device="cuda")
     norm = clip_grad_norm_([parameter], 1.0).item()
-    clipped = parameter.grad.double().norm().item()
+    clipped = parameter.grad.norm().item()
     source = torch.arange(_COPY // 8, dtype=torch.int64).pin_memory()
     target = source.to("cuda", non_blocking=True)  # the first copy also sets up
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    target.copy_(source, non_blocking=True)
-    end.record()
     torch.cuda.synchronize()
-    speed = _COPY / (begin.elapsed_time(end) / 1e3)
-    is_right = abs(norm / expected - 1) < 1e-5 and abs(clipped - 1) < 1e-4
-    if not is_right or not torch.equal(target.cpu(), source):
-        fact = f"wrong results: norm {norm} for {expected}, {clipped} after clipping to 1"
-        fix = "FASTLOOP_DISABLE_CUDA=1, and report it with this output"
-        return fail(fact, "trainings would go wrong", fix)
+    begin = perf_counter()
+    target.copy_(source, non_blocking=True)
+    torch.cuda.synchronize()
+    speed = _COPY / (perf_counter() - begin)
+    is_clipped = abs(norm / 1024 - 1) < 1e-5 and abs(clipped - 1) < 1e-4
+    if not is_clipped or not torch.equal(target.cpu(), source):
+        fact = f"wrong results: norm {norm} for 1024, {clipped} after clipping to 1"
+        return fail(fact, "trainings go wrong", "FASTLOOP_DISABLE_CUDA=1, and report this output")
     fact = f"kernel and pinned copy are right; {speed / 1e9:.1f} GB/s to the device"
     if speed < _SLOW_COPY:
-        fix = "look at the link (nvidia-smi -q, PCI, Link Width) and the NUMA node of the process"
-        return warn(fact, f"a batch of 38 MB takes {38e6 / speed * 1e3:.0f} ms to the device", fix)
+        cost = f"a batch of 38 MB takes {38e6 / speed * 1e3:.0f} ms to the device"
+        return warn(fact, cost, "look at the link (nvidia-smi -q, PCI) and the process's NUMA node")
     return ok(fact)
+
+
+# ---- all of it
+
+
+class Diagnosis(NamedTuple):
+    """The doctor's facts and findings. ``print(diagnosis)`` shows them.
+
+    Attributes:
+        facts: what was built and what runs where, by name.
+        findings: one for each check.
+    """
+
+    facts: dict[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def status(self) -> int:
+        """The command's exit status: 1 if something does not work."""
+        return int(any(finding.level == "fail" for finding in self.findings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; ``schema`` changes when a name here does."""
+        checks = [finding._asdict() for finding in self.findings]
+        return {"schema": 1, "facts": self.facts, "checks": checks}
+
+    def __str__(self) -> str:
+        width = max(map(len, self.facts))
+        lines = [f"{name:<{width}}  {value}" for name, value in self.facts.items()]
+        return "\n".join([*lines, "", *map(str, self.findings), "", self.summary])
+
+    @property
+    def summary(self) -> str:
+        """One line that counts failures and warnings and names them."""
+        told = []
+        for level, name in (("fail", "failed"), ("warn", "to mend"), ("note", "to know")):
+            ids = [finding.id for finding in self.findings if finding.level == level]
+            told += [f"{len(ids)} {name} ({', '.join(ids)})"] if ids else []
+        return f"doctor: {'; '.join(told) or 'nothing to do'}"
+
+
+def _torch_facts() -> dict[str, str]:
+    try:
+        requirements.require_torch("fastloop.DataLoader")
+    except ImportError as error:
+        return {"torch": f"missing: {error}"}
+    import torch
+
+    from fastloop.base.threads import openmp
+    from fastloop.base.torch_parts import GROUPS, difference
+
+    different = [f"{group} ({why})" for group in GROUPS if (why := difference(group))]
+    parts = f"torch runs its own code for {', '.join(different)}" if different else "all are known"
+    threads = "its own threads" if openmp() is None else "torch's OpenMP threads"
+    return {"torch": torch.__version__, "torch parts": parts, "passes over gradients": threads}
+
+
+def _facts(root: Path) -> dict[str, str]:
+    info = build_info()
+    is_free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    has_lock = is_free and getattr(sys, "_is_gil_enabled", lambda: True)()
+    threads = " free-threaded" * is_free + ", but the lock was put back (PYTHON_GIL=0)" * has_lock
+    return {
+        "fastloop": f"{info['version']}, built with {info['compiler']}, DLPack {info['dlpack']}",
+        "python": f"{platform.python_version()}{threads}",
+        "linux": platform.release(),
+        **_torch_facts(),
+        "code on the CPU": str(info["instructions"]),
+        "mapped files": f"read by {info['guarded_reads']}",
+        "device": describe_own_build(root),
+    }
+
+
+def diagnose(root: Path = Path("/"), loader: Any = None, probe: bool = False) -> Diagnosis:
+    """Run all checks, in the order of their report; one that raises stops no other.
+
+    Args:
+        root: the folder that holds proc, sys and dev.
+        loader, probe: as in `doctor()`.
+    """
+    facts, torch = _facts(root), sys.modules.get("torch")
+    workers, has_torch = getattr(loader, "num_workers", None), torch is not None
+    has_gpu = any((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    every: list[tuple[str, bool, Callable[[], Finding]]] = [
+        ("torch", has_torch, lambda: check_torch(torch)),
+        ("cpus", True, lambda: check_cpus(root, workers)),
+        ("load", True, lambda: check_load(root)),
+        ("memory", True, lambda: check_memory(root)),
+        ("shared memory", True, lambda: check_shared_memory(root)),
+        ("open files", True, lambda: check_open_files(root, workers)),
+        ("start method", True, lambda: check_start_method(loader)),
+        ("switches", True, check_switches),
+        ("decoders", has_torch, check_decoders),
+        ("torch build", has_gpu and has_torch, lambda: check_torch_build(root, torch)),
+        ("fastloop build", has_gpu, lambda: check_own_build(root)),
+        ("gpu probe", probe, lambda: probe_gpu(torch)),
+    ]
+    findings = []
+    for id, _, check in filter(itemgetter(1), every):
+        try:
+            finding = check()
+        except Exception as error:
+            fact = f"could not be checked: {type(error).__name__}: {error}"
+            finding = note(fact, "", "report it with this output")
+        findings.append(finding._replace(id=id))
+    return Diagnosis(facts, tuple(findings))
+
+
+def doctor(loader: Any = None, *, probe: bool = False) -> Diagnosis:
+    """Report what this machine offers, what slows programs down on it, and what to do about that.
+
+    Args:
+        loader: a DataLoader: its number of workers is compared with the CPUs, and what its worker
+            processes are sent is pickled, to name what cannot be.
+        probe: run a kernel and a copy on the GPU, and check their results (SYNC).
+
+    Raises:
+        TypeError: ``loader`` is not a DataLoader.
+    """
+    if loader is not None and not hasattr(loader, "num_workers"):
+        raise TypeError(make_message("loader", "a DataLoader or None", loader))
+    return diagnose(loader=loader, probe=probe)
+
+
+def main(args: list[str]) -> int:
+    """Run the command. Returns 0, or 1 if something does not work."""
+    about = "What this machine offers, and what slows programs down."
+    parser = argparse.ArgumentParser("python -m fastloop doctor", description=about)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--probe", action="store_true", help="use the GPU, and check its results")
+    options = parser.parse_args(args)
+    found = diagnose(probe=options.probe)
+    print(json.dumps(found.to_dict(), indent=1) if options.json else found)
+    return found.status

@@ -1,1 +1,0 @@
-"""doctor: what this machine offers and what is wrong with it."""

@@ -1,0 +1,41 @@
+"""What `find_batch_size()` and `tune()` share: both run the step of a loop many times, put the
+random generators back afterwards, and explain the call of a step with the wrong argument."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def keep_random_state() -> Callable[[], None]:
+    """Return a function that puts back the generators of Python, NumPy and torch devices. SYNC."""
+    undo = ExitStack()
+    undo.callback(random.setstate, random.getstate())
+    undo.callback(np.random.set_state, np.random.get_state())
+    undo.callback(torch.set_rng_state, torch.get_rng_state())
+    module: Any = torch.get_device_module()
+    if hasattr(module, "get_rng_state_all"):
+        undo.callback(module.set_rng_state_all, module.get_rng_state_all())
+    return undo.close
+
+
+@contextmanager
+def explaining_step(call: str) -> Iterator[None]:
+    """Add to an error of a wrong argument how the step is called; for the first call of a step.
+
+    Args:
+        call: the call, which begins the message.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        kind = TypeError if isinstance(error, TypeError) else AttributeError
+        raise kind(
+            f"{call}; it raised {type(error).__name__}: {error}. find_batch_size() calls its step "
+            "with a number of samples, tune() with a batch of the loader"
+        ) from error
