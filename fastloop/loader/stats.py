@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from fastloop.base.shown import repr_html
 from fastloop.loader.iterators import choose_route, unwrap
 from fastloop.loader.shared import Shared, shared_of
 
@@ -78,6 +79,9 @@ class LoaderStats:
     prefetch_factor: int | None = None
     workers: tuple[WorkerStats, ...] = ()
     fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        return repr_html(self)
 
     def __repr__(self) -> str:
         parts = [f"LoaderStats(path={self.path!r}: {self.why}", f"{self.batches:,} batches"]

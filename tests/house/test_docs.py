@@ -147,6 +147,16 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     assert_none(link for link in links if not (page.parent / link).exists())
 
 
+def test_pages_name_each_other_by_links() -> None:
+    names = {page.name for page in DOCS.glob("*.md")}
+    faults = []
+    for page in DOCS.rglob("*.md"):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        found = re.findall(r"`(?:docs/)?([\w-]+\.md)`", text)
+        faults += [f"{page.name}: {name}" for name in found if name in names - {page.name}]
+    assert_none(faults)
+
+
 def test_readme_is_a_page() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 9 * 1024
 
