@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import count, zip_longest
 
 
 def seconds(value: float | None) -> str:
@@ -86,10 +86,11 @@ def progress(
     # Without its thread, which workers that are forked would be warned of.
     kind = type("Bar", (tqdm,), {"monitor_interval": 0})
     file = sys.stdout if is_notebook else sys.stderr  # notebooks paint stderr red
-    with kind(total=total, desc=title, leave=False, file=file) as bar:
+    form, begun = "{l_bar}{bar:20}| {elapsed}{postfix}", count()
+    with kind(total=total, desc=title, leave=False, file=file, bar_format=form) as bar:
 
         def draw(remark: str) -> None:
-            bar.n += 1
+            bar.n = next(begun)  # the parts that are over
             bar.set_postfix_str(remark)  # draws it
 
         yield draw
