@@ -18,6 +18,7 @@
 #   make aarch64         the C tests of floors 0 to 2, compiled for 64-bit Arm and run by qemu-user
 #                        (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static)
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
+#   make docs            the site of docs/ and the docstrings, in build/site; needs no torch
 #   make bench           the benchmarks
 #   make gpu             what needs a CUDA device, in stages (tests/gpu/run.py); STAGE=passes runs
 #                        one alone
@@ -50,11 +51,11 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 # because the longest are in front.
 AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: demo quick matrix overlay test test-all pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu sdist wheel test-wheels clean distclean install FORCE
+.PHONY: demo quick matrix overlay test test-all pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu docs sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
 
-demo: install
-	$(VENV)/bin/python examples/digits.py
+demo: $(STAMPS)/install
+	@$(VENV)/bin/python examples/digits.py
 
 test: pytest ctest
 
@@ -129,8 +130,17 @@ $(STAMPS)/venv:
 $(STAMPS)/torch: FORCE | $(STAMPS)/venv
 	@echo '$(TORCH)' | cmp -s - $@ || echo '$(TORCH)' > $@
 
-$(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/torch
-	@echo 'installing requirements-dev.txt and $(TORCH): this takes a few minutes the first time'
+SPACE := $(subst ,, )
+# A part of requirements-dev.txt: the demo needs less than the tests do.
+DEMO_NEEDS := numpy scikit-learn setuptools tqdm wheel
+$(STAMPS)/demo-requirements: requirements-dev.txt $(STAMPS)/torch
+	@echo 'installing $(TORCH), $(DEMO_NEEDS) into .venv'
+	@grep -E '^($(subst $(SPACE),|,$(DEMO_NEEDS)))=' requirements-dev.txt > $@.txt
+	$(PIP) install -r $@.txt $(TORCH)
+	touch $@
+
+$(STAMPS)/requirements: requirements-dev.txt $(STAMPS)/demo-requirements
+	@echo 'installing requirements-dev.txt into .venv: this takes a few minutes the first time'
 	$(PIP) install -r requirements-dev.txt $(TORCH)
 	touch $@
 
@@ -143,12 +153,15 @@ $(STAMPS)/torchvision: requirements-bench.txt $(STAMPS)/requirements
 	$(PIP) install --no-deps --upgrade --target $(TORCHVISION) $$(grep -E '^(torchvision)=' requirements-bench.txt)
 	touch $@
 
+INSTALL_NEEDS := $(STAMPS)/$(if $(filter-out demo,$(or $(MAKECMDGOALS),demo)),,demo-)requirements
+
 # Directories are in the list because a file that went away leaves only their date.
 SOURCES := setup.py setup_cuda.py pyproject.toml MANIFEST.in \
 	$(shell find csrc fastloop -name __pycache__ -prune -o -print)
 
 # build/lib is removed because setuptools would pack modules that no longer exist.
-$(STAMPS)/install: $(SOURCES) $(STAMPS)/requirements
+$(STAMPS)/install: $(SOURCES) $(INSTALL_NEEDS)
+	@echo 'compiling fastloop: about a minute'
 	rm -rf build/lib.* build/bdist.*
 	$(PIP) install --no-deps --no-build-isolation --force-reinstall .
 	touch $@
@@ -265,6 +278,16 @@ lint-types: $(STAMPS)/requirements
 
 lint-house: install
 	$(PYTEST) $(CURDIR)/tests/house
+
+# ---- the site
+
+docs: $(STAMPS)/docs-requirements
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo 'docs: build/site/index.html'
+
+$(STAMPS)/docs-requirements: requirements-docs.txt | $(STAMPS)/venv
+	$(PIP) install -r requirements-docs.txt
+	touch $@
 
 # ---- the rest
 

@@ -62,7 +62,11 @@ def __getattr__(name: str) -> object:
 
         return version
     if name not in _HOMES:
-        raise AttributeError(f"module 'fastloop' has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        nearest = [] if name.startswith("_") else get_close_matches(name, __all__, 1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise AttributeError(f"module 'fastloop' has no attribute {name!r}{hint}")
     from importlib import import_module
 
     from fastloop.base.requirements import require_torch

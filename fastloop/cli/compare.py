@@ -22,11 +22,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
+from fastloop.tools import text
 from fastloop.tools.compare import trials
 
 SCHEMA = "fastloop.compare/1"
@@ -115,12 +117,19 @@ def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
     return found, "\n".join([*lines, f"it ended with status {status}"])
 
 
-def _compare(given: argparse.Namespace, args: list[str]) -> int:
+def _print_line(remark: str) -> None:
+    print(remark, file=sys.stderr, flush=True)
+
+
+def _run_rounds(
+    given: argparse.Namespace, show: Callable[[str], None]
+) -> dict[str, list[dict[str, Any]]] | int:
+    """Run all trials and return their records by kind; an exit status if one has none."""
     kinds = {"plain": "", "patched": given.only}
     seen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for number in range(given.rounds):
         for kind, what in kinds.items():
-            print(f"round {number + 1} of {given.rounds}, {kind}", file=sys.stderr, flush=True)
+            show(f"round {number + 1} of {given.rounds}, {kind}")
             trial, failure = _run(given, what)
             if failure:
                 is_ours = kind == "patched" and number == 0
@@ -131,6 +140,14 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
                 print(_NO_RECORD)
                 return _STATUS[trials.UNKNOWN]
             seen[kind].append(trial)
+    return seen
+
+
+def _compare(given: argparse.Namespace, args: list[str]) -> int:
+    with text.progress("compare", 2 * given.rounds, _print_line) as show:
+        seen = _run_rounds(given, show)
+    if isinstance(seen, int):
+        return seen
     print(f"{' '.join(given.program)}: {given.rounds} rounds of {given.steps} steps, in turns")
     print(trials.make_table(**seen, limit=given.steps))
     if given.json is not None:

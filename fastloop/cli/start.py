@@ -24,7 +24,7 @@ from fastloop.patching import SEAMS
 
 TYPE_CHECKING = False  # importing typing would take as long as all of this
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 _FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
@@ -105,6 +105,8 @@ def _start_program(what: str) -> None:
         if others := [path for path in paths if path != _FOLDER]:
             os.environ["PYTHONPATH"] = os.pathsep.join(others)
     began = time.perf_counter()
+    watched: list[Any] = []  # a report whose verdict is told at the end
+    is_watched = bool(what) and not report and is_loud() and getattr(sys.stderr, "isatty", bool)()
 
     def then() -> None:
         if trial:
@@ -113,22 +115,25 @@ def _start_program(what: str) -> None:
             begin(trial, began)
         elif report:
             _open_report(report.split(os.pathsep))
+        elif is_watched:
+            watched.append(_open_report([]))
 
     if not trial:
-        atexit.register(_say_end, os.getpid(), "run", bool(report))
+        atexit.register(_say_end, os.getpid(), "run", bool(report), watched)
     if what or trial or report:
         arm(what, is_loud(), then)
 
 
-def _open_report(paths: list[str]) -> None:
-    """Open a report on this program, whose torch has just been imported.
+def _open_report(paths: list[str]) -> Any:
+    """Open a report on this program, whose torch has just been imported; a silent one without
+    `paths`.
 
     It closes before the traceback of an error is printed, so that the traceback is the last thing
     that users see, or else when the interpreter ends.
     """
     from fastloop.tools.report.report import report
 
-    opened = report(*paths).__enter__()
+    opened = report(*paths, verbose=None if paths else False).__enter__()
     print_error = sys.excepthook
 
     def close_first(*error: Any) -> None:
@@ -137,9 +142,12 @@ def _open_report(paths: list[str]) -> None:
 
     sys.excepthook = close_first
     atexit.register(opened.__exit__, None, None, None)
+    return opened
 
 
-def _say_end(process: int, of: str, wants_report: bool = False) -> None:
+def _say_end(
+    process: int, of: str, wants_report: bool = False, watched: Sequence[Any] = ()
+) -> None:
     """Say at the interpreter's end what its seams did; processes that it forked stay silent."""
     if os.getpid() != process or not is_loud():
         return
@@ -153,8 +161,19 @@ def _say_end(process: int, of: str, wants_report: bool = False) -> None:
     if of == "run":
         is_idle = not any(seam.native for seam in seams)  # ranks may have done it
         say(f"end of run: {status}" + " (this process alone is counted)" * is_idle)
+        for report in watched:
+            _say_verdict(report.to_dict()["verdict"])
     elif "RANK" in os.environ and any(seam.native or seam.left for seam in seams):
         say(f"end of {of}: {status}")
+
+
+def _say_verdict(verdict: dict[str, Any]) -> None:
+    """Say how much of the loop waited, what would help most, and which command shows more."""
+    if verdict["kind"] != "unknown":
+        import shlex
+
+        say(verdict["text"])
+        say(f"more: python -m fastloop run --report=run.html {shlex.join(sys.orig_argv[1:])}")
 
 
 # ---- notebooks

@@ -20,6 +20,7 @@ from torch.utils.data import Sampler
 
 from fastloop._core import Permutation
 from fastloop.base.checks import read_int, read_optional_int
+from fastloop.base.shown import repr_of
 from fastloop.data.epochs import check_epoch
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
@@ -72,6 +73,10 @@ class EpochSampler(Sampler[Item]):
     def __iter__(self) -> Iterator[Item]:
         return self.iter_from(0)
 
+    def _repr(self, *parts: object) -> str:
+        ranks = f"rank {self.rank} of {self.num_replicas}" if self.num_replicas > 1 else ""
+        return repr_of(self, *parts, f"seed={self.seed}", f"epoch={self.epoch}", ranks)
+
     def _check_first(self, first: int, count: int) -> None:
         if not 0 <= first <= count:
             raise ValueError(
@@ -115,6 +120,9 @@ class ShuffleSampler(EpochSampler[int]):
         given: Any = length_or_dataset
         length = len(given) if hasattr(given, "__len__") else given
         self.length = read_int("length_or_dataset", length, 0, _MOST)
+
+    def __repr__(self) -> str:
+        return self._repr(f"{self.length:,} indices")
 
     def __len__(self) -> int:
         """The number of indices of one rank."""
@@ -232,6 +240,11 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
             f"{len(self._lengths)} samples of lengths {zlib.crc32(self._lengths.data):08x} by "
             f"{self.max_tokens} tokens and {self.mega_batch_mult} steps"
         )
+
+    def __repr__(self) -> str:
+        sizes = {"batch_size": self.batch_size, "max_tokens": self.max_tokens}
+        given = [f"{name}={size}" for name, size in sizes.items() if size is not None]
+        return self._repr(f"{len(self._lengths):,} samples", *given)
 
     def __len__(self) -> int:
         """The number of batches of one rank; with ``max_tokens`` it depends on the epoch."""

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, Sampler
 
 from fastloop.base.checks import check_callable, read_choice, read_int
 from fastloop.base.late_import import after_import
+from fastloop.base.shown import repr_html, repr_of
 from fastloop.base.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
 from fastloop.loader.iterators import PATHS, choose_route, iterate_anew, open_iterator, unwrap
@@ -98,6 +99,9 @@ class LoaderStats:
     prefetch_factor: int | None = None
     workers: tuple[WorkerStats, ...] = ()
     fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        return repr_html(self)
 
     def __repr__(self) -> str:
         parts = [f"LoaderStats(path={self.path!r}: {self.why}", f"{self.batches:,} batches"]
@@ -376,6 +380,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             getattr(iterator, "close", bool)()  # torch's have none
         self._iterator = None
         self._shared.trim()
+
+    def __repr__(self) -> str:
+        try:
+            has_length = hasattr(type(self.dataset), "__len__")
+            rows = f"{len(self.dataset):,} rows" if has_length else ""  # type: ignore[arg-type]
+            batch = f"batch {self.batch_size}" if self.batch_size is not None else ""
+            workers = f"{self.num_workers} worker{'s' * (self.num_workers > 1)}"
+            path = choose_route(self, self.path, self._shared.changed).path
+            kind = type(self.dataset).__name__
+        except Exception:  # a subclass whose __init__ has not run yet, a dataset that raises
+            return object.__repr__(self)
+        return repr_of(self, kind, rows, batch, workers * bool(self.num_workers), f"path={path!r}")
 
     def __enter__(self) -> Self:
         return self

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fastloop._core import version
+from fastloop.base.shown import repr_html
 from fastloop.patching import SEAMS
 from fastloop.patching.seams import Seam, SeamStatus
 
@@ -25,6 +26,9 @@ class PatchState:
     """The status of each seam, by name. Prints as one line."""
 
     seams: dict[str, SeamStatus]
+
+    def _repr_html_(self) -> str:
+        return repr_html(self)
 
     def __str__(self) -> str:
         return "; ".join(_describe(name, seam) for name, seam in self.seams.items())

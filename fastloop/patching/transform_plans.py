@@ -159,7 +159,7 @@ class _Transform:
             result = plan.make(image, torch.default_generator)
         except _REFUSALS:
             return before(compose, image)
-        self.seam.count()
+        self.seam.native += 1
         return result
 
     def _check(self, plan: _Plan, image: Any, before: Function) -> Any:

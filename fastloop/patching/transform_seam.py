@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 
 from fastloop.base.late_import import after_import, cancel
 from fastloop.base.torch_parts import difference, is_known
@@ -24,7 +25,7 @@ class TransformSeam(Seam):
 
     def leave(self, what: str, reason: str) -> None:
         """Count a transform that C does not do. FASTLOOP_STRICT is about torch."""
-        self._left[reason] += 1
+        self.left[reason] += 1
 
     def put_in(self) -> bool:
         if self.status().is_on:
@@ -34,7 +35,7 @@ class TransformSeam(Seam):
                 self._why = difference(group)
                 return False
         self.is_on = True
-        self._forget()
+        self.native, self.left, self.served = 0, Counter(), {}
         for module in _PLACES:
             after_import(module, functools.partial(self._arrive, module))
         return True

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fastloop.base.checks import make_message, read_choice, read_int, read_number
 from fastloop.base.ranges import named
+from fastloop.base.shown import repr_of
 from fastloop.base.torch_parts import TorchScaler
 from fastloop.step.boundary import Boundary, GradBuffers, Outcomes
 from fastloop.step.ranks import Ranks, SyncPoint, Totals
@@ -50,7 +51,7 @@ class Stepper:
 
     The step sees the gradient of Σ w_i·l_i / Σ w_i over a window's micro-batches with weights w_i
     and mean losses l_i, on all ranks: what one large batch would give, for short last windows,
-    unequal micro-batches and token weights too. ::
+    unequal micro-batches and token weights too.
 
         stepper = Stepper(optimizer, accumulate=4, scaler=scaler, max_norm=1.0, scheduler=scheduler)
         for x, y in stepper.iterate(loader):
@@ -140,6 +141,11 @@ class Stepper:
         self._mean_weight: float | None = None  # of the last window, over all ranks
         self.is_boundary = False
         self.last_norm: Tensor | None = None
+
+    def __repr__(self) -> str:
+        every = self._accumulate if isinstance(self._accumulate, int) else "a function"
+        kind, done = type(self._optimizer).__name__, self._outcomes.boundaries
+        return repr_of(self, kind, f"accumulate={every}", f"{done:,} window{'s' * (done != 1)}")
 
     # ---- the loop
 

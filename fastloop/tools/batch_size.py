@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fastloop.base import checks
 from fastloop.base.machine import available_bytes, own_bytes, reset_own_peak
+from fastloop.base.shown import repr_html
 from fastloop.base.torch_parts import TorchScaler, difference
 from fastloop.step.ranks import Ranks, count_ranks, reduce_max
 from fastloop.tools import text
@@ -76,6 +77,9 @@ class BatchPlan(NamedTuple):
     rule: str
     trials: tuple[Trial, ...]
 
+    def _repr_html_(self) -> str:
+        return repr_html(self)
+
     @property
     def effective_batch(self) -> int:
         """Samples in an optimizer step, over all ranks."""
@@ -110,7 +114,7 @@ def find_batch_size(
     """Find the micro-batch to train with: the smallest within 5 % of the best throughput.
 
     Runs full steps of several sizes, and then puts everything back: parameters, gradients, buffers,
-    optimizer, scaler, scheduler, and all random generators. ::
+    optimizer, scaler, scheduler, and all random generators.
 
         def step(n):
             loss_fn(model(images[:n]), labels[:n]).backward()
@@ -160,7 +164,9 @@ def find_batch_size(
         except (TypeError, ValueError):
             reduce_max([True, 0, 0, 0, 0, 0])  # the other ranks wait in their first trial
             raise
+        show = undo.enter_context(text.progress("find_batch_size", len(sizes)))
         for size in sizes:
+            show(f"micro-batch {size}")
             tried.append(runner.run(size))
             if tried[-1].why:
                 break

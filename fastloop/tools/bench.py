@@ -129,7 +129,12 @@ def find_difference(contestants: list[Contestant], tolerance: float) -> str:
 
 def measure(contestants: list[Contestant], rounds: int, seconds: float) -> list[list[float]]:
     """Return seconds a step for each contestant and round; contestants take turns."""
-    return [[_time(one, seconds) for one in contestants] for _ in range(rounds)]
+    with text.progress("bench", rounds) as show:
+        return [
+            [_time(one, seconds) for one in contestants]
+            for number in range(rounds)
+            if show(f"round {number + 1}") is None
+        ]
 
 
 def _time(contestant: Contestant, seconds: float) -> float:

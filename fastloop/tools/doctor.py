@@ -27,6 +27,7 @@ from fastloop._core import build_info, check_cuda
 from fastloop.base import requirements
 from fastloop.base.checks import make_message
 from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
+from fastloop.base.shown import repr_html
 from fastloop.device.availability import explain_error, needed_driver
 from fastloop.tools.text import percent, size
 
@@ -331,6 +332,9 @@ class Diagnosis(NamedTuple):
 
     facts: dict[str, str]
     findings: tuple[Finding, ...]
+
+    def _repr_html_(self) -> str:
+        return repr_html(self)
 
     @property
     def status(self) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastloop.base.checks import check_callable, make_message, read_int
+from fastloop.base.shown import repr_of
 from fastloop.device.accelerator import Accelerator, open_accelerator
 
 Number = int | float
@@ -33,7 +34,7 @@ class ScalarLog:
 
     ``loss.item()`` makes the host wait until the device has caught up. A log copies the number into
     pinned memory behind the work that is queued, and finds it there a step or two later. ``push``,
-    ``poll`` and ``last`` never wait; ``drain`` does (SYNC). Numbers of CPU tensors come at once. ::
+    ``poll`` and ``last`` never wait; ``drain`` does (SYNC). Numbers of CPU tensors come at once.
 
         log = fastloop.ScalarLog(on_nonfinite=lambda step, name, value: print(step, name, value))
         for step, (x, y) in enumerate(bar := tqdm(loader)):
@@ -41,7 +42,7 @@ class ScalarLog:
             log.push(step, loss=loss)
             bar.set_postfix(log.last(), refresh=False)
 
-    and with TensorBoard::
+    and with TensorBoard:
 
             log.push(step, {"loss/train": loss, "lr": scheduler.get_last_lr()[0]})
             for at, values in log.poll():
@@ -74,6 +75,11 @@ class ScalarLog:
         self._last: dict[str, Number] = {}
         self._free: dict[torch.device, list[Tensor]] = {}  # pinned slots of numbers that were read
         self.dropped = 0
+
+    def __repr__(self) -> str:
+        numbers = (f"{name}={value:.4g}" for name, value in self._last.items())
+        arrived, sent = len(self._arrived), len(self._travelling)
+        return repr_of(self, f"{arrived:,} to poll", f"{sent:,} on their way", *numbers)
 
     def push(self, step: int, scalars: Mapping[str, Any] | None = None, /, **named: Any) -> None:
         """Send the numbers of a step to the host. Never waits.

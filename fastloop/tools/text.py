@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import zip_longest
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, zip_longest
 
 
 def seconds(value: float | None) -> str:
@@ -50,6 +53,47 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
         lines.append("  ".join((f"  {first:<{widths[0]}}", *cells)).rstrip())
     return lines
+
+
+@contextmanager
+def progress(
+    title: str, total: int | None = None, elsewhere: Callable[[str], None] = lambda remark: None
+) -> Iterator[Callable[[str], None]]:
+    """Show how far a measurement is, in notebooks and where stderr is a terminal.
+
+    Yields a function to call with a remark before each part. tqdm draws a bar, where it is
+    installed; else a line is written over.
+
+    Args:
+        total: the number of parts, where it is known.
+        elsewhere: is called with the remarks where neither a terminal nor a notebook shows them.
+    """
+    is_notebook = "ipykernel" in sys.modules
+    is_seen = is_notebook or getattr(sys.stderr, "isatty", bool)()
+    if not is_seen or os.environ.get("RANK", "0") != "0":
+        yield elsewhere
+        return
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+    except ImportError:
+
+        def write(remark: str) -> None:
+            print(f"\r{title}: {remark}\x1b[K", end="", file=sys.stderr, flush=True)
+
+        yield write
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        return
+    # Without its thread, which workers that are forked would be warned of.
+    kind = type("Bar", (tqdm,), {"monitor_interval": 0})
+    file = sys.stdout if is_notebook else sys.stderr  # notebooks paint stderr red
+    form, begun = "{l_bar}{bar:20}| {elapsed}{postfix}", count()
+    with kind(total=total, desc=title, leave=False, file=file, bar_format=form) as bar:
+
+        def draw(remark: str) -> None:
+            bar.n = next(begun)  # the parts that are over
+            bar.set_postfix_str(remark)  # draws it
+
+        yield draw
 
 
 def _three_digits(value: float) -> str:

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from fastloop.base.checks import check_callable, make_message, read_number, read_optional_int
 from fastloop.base.machine import available_bytes, read_cpus, runnable_ns
 from fastloop.base.nested import list_leaves
+from fastloop.base.shown import repr_html
 from fastloop.data.epochs import epochs_within
 from fastloop.tools import text
 from fastloop.tools.report.loader_source import find_remedy
@@ -109,6 +110,9 @@ class Suggestion(NamedTuple):
     measured: dict[Setting, Measured]
     batch: Batch
     notes: tuple[str, ...] = ()
+
+    def _repr_html_(self) -> str:
+        return repr_html(self)
 
     @property
     def num_workers(self) -> int:
@@ -198,8 +202,8 @@ def tune(
     cpus = read_number("cpu_budget", cpu_budget, 0.01)
     ram = read_optional_int("ram_budget", ram_budget, 1) or max(1, available_bytes() // 2)
     now = Setting(loader.num_workers, loader.prefetch_factor or 0, getattr(loader, "path", None))
-    with _unchanged(loader):
-        trials = _Trials(loader, step, seconds)
+    with _unchanged(loader), text.progress("tune") as show:
+        trials = _Trials(loader, step, seconds, show)
         batch = trials.measure_batch()
         search = Search(batch, Budget(cpus, ram), trials.measure, now.prefetch or 2, wanted)
         found = search.run(now)
@@ -346,8 +350,10 @@ class Search:
 class _Trials:
     """Measures a loop over copies of a loader, for some seconds in all."""
 
-    def __init__(self, loader: DataLoader[Any], step: Any, seconds: float) -> None:
-        self._loader, self._has_step = loader, step is not None
+    def __init__(
+        self, loader: DataLoader[Any], step: Any, seconds: float, show: Callable[[str], object]
+    ) -> None:
+        self._loader, self._has_step, self._show = loader, step is not None, show
         self._step = step or (lambda batch: None)
         self._each_s, self._end = seconds / 10, perf_counter() + seconds
         self._count = 0
@@ -371,6 +377,7 @@ class _Trials:
         if self._count >= 2 and perf_counter() + self._each_s > self._end:
             raise OutOfTimeError
         self._count += 1
+        self._show(f"{setting.workers} workers, prefetch {setting.prefetch}")
         batches = _repeat(_copy_of(self._loader, setting))
         # Batches that workers have made before the clock starts must not count.
         for batch in islice(batches, setting.workers * (setting.prefetch + 1) + 1):

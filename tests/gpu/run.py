@@ -10,6 +10,7 @@ passes       the kernels against the CPU's passes
 uploads      loaders and prefetch
 transforms   images that travel as bytes and are cast on the device
 tokens       windows of tokens that travel narrow and are widened on the device
+examples     examples/minimal_*.py
 devices      a device that is not the current one; skipped where there is one alone
 sanitizer    every kernel under compute-sanitizer; skipped where there is none
 soak         the device stage under a hostile consumer, SOAK_S seconds (300)
@@ -202,6 +203,7 @@ STAGES: dict[str, Callable[[Stage], str]] = {
     "uploads": lambda stage: stage.pytest("test_device_batches.py"),
     "transforms": lambda stage: stage.pytest("test_transforms.py"),
     "tokens": lambda stage: stage.pytest("test_tokens.py"),
+    "examples": lambda stage: stage.pytest("test_examples.py"),
     "devices": devices,
     "sanitizer": sanitizer,
     "soak": soak,

@@ -1,10 +1,14 @@
 """docs/ describes the code that is there: its tables name every module once, and the page that
 follows a batch through the code names functions that exist."""
 
+import importlib.util
+import json
 import re
 from collections import Counter
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from sources import (
@@ -18,6 +22,8 @@ from sources import (
     python_modules,
     qualified_names,
 )
+
+import fastloop
 
 DOCS = ROOT / "docs"
 ONE_BATCH = DOCS / "one-batch.md"
@@ -122,8 +128,87 @@ def test_a_step_that_names_nothing_is_seen(step: str, fault: str | None) -> None
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda p: p.stem
+    "page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda p: p.stem
 )
 def test_python_in_pages_compiles(page: Path) -> None:
     for block in re.findall(r"```python\n(.*?)^ *```", page.read_text(), re.DOTALL | re.M):
         compile(dedent(block), page.name, "exec")
+
+
+# ---- links, pictures, the reference
+
+PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("examples/*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_relative_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)", text)
+    assert_none(link for link in links if not (page.parent / link).exists())
+
+
+def test_pages_name_each_other_by_links() -> None:
+    names = {page.name for page in DOCS.glob("*.md")}
+    faults = []
+    for page in DOCS.rglob("*.md"):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        found = re.findall(r"`(?:docs/)?([\w-]+\.md)`", text)
+        faults += [f"{page.name}: {name}" for name in found if name in names - {page.name}]
+    assert_none(faults)
+
+
+def test_readme_is_a_page() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= 9 * 1024
+
+
+def load_script(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pictures_are_those_of_their_scripts() -> None:
+    drawings = load_script(DOCS / "pictures.py").drawings()
+    chart = json.loads((ROOT / "benchmarks/chart.json").read_text())
+    drawings["bars.svg"] = load_script(ROOT / "benchmarks/chart.py").draw(chart)
+    for name, text in drawings.items():
+        assert (DOCS / "pictures" / name).read_text() == text, name
+        ElementTree.fromstring(text)
+
+
+def test_the_augmented_images_are_those_that_the_script_makes() -> None:
+    image = pytest.importorskip("PIL.Image")
+    with image.open(DOCS / "pictures/augmented.png") as shown:
+        found = load_script(DOCS / "pictures.py").augment_images()
+        assert found.tobytes() == shown.tobytes()
+
+
+def test_the_chart_shows_what_the_page_of_benchmarks_states() -> None:
+    lines = (DOCS / "benchmarks.md").read_text().splitlines()
+    for row in json.loads((ROOT / "benchmarks/chart.json").read_text())["rows"]:
+        found = [line for line in lines if row["fastloop"] in line and row["torch"] in line]
+        assert found, row
+        units = {"µs": 1e-6, "ms": 1e-3}
+        ours, torchs = (
+            float(x) * units[u] for x, u in (row[k].split() for k in ("fastloop", "torch"))
+        )
+        assert abs(torchs / ours / row["times"] - 1) < 0.03, row
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    count = Counter(re.findall(r"^::: fastloop\.(\w+)$", text, re.MULTILINE))
+    assert count == Counter(fastloop.__all__)
+    without_imports = re.sub(r"^(?:from|import) .*$", "", text, flags=re.MULTILINE)
+    code = " ".join(re.findall(r"```python\n(.*?)```", without_imports, re.DOTALL))
+    shown = {name for name in fastloop.__all__ if re.search(rf"\b{name}\b", code)}
+    results = {"BatchPlan", "Diagnosis", "LoaderStats", "MemoryUse", "ParameterCount", "PatchState"}
+    results |= {"Report", "SeamStatus", "Suggestion", "WorkerStats", "transforms"}
+    assert_none({*fastloop.__all__} - shown - results)
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert Counter(listed) == Counter(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))

@@ -70,7 +70,7 @@ def python_files() -> list[Path]:
 
 
 def test_no_phrase_needs_a_second_reading() -> None:
-    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     faults = phrase_faults([*python_files(), *c_files(), *pages])
     assert not faults, "\n".join(faults)
 

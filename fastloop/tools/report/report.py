@@ -7,14 +7,16 @@ import json
 import os
 import sys
 import time
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from fastloop._core import version
+from fastloop.base.shown import repr_of
 from fastloop.tools.report import files
 from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
 from fastloop.tools.report.page import make_page
-from fastloop.tools.report.render import make_table, make_trace
+from fastloop.tools.report.render import describe_rate, make_table, make_trace
 from fastloop.tools.report.summary import summarize
 
 
@@ -88,6 +90,18 @@ class Report:
     def summary(self) -> str:
         """Return a table for terminals, the verdict on top."""
         return make_table(self.to_dict())
+
+    def __repr__(self) -> str:
+        return repr_of(
+            self, "not opened" if self._observer is None else describe_rate(self.to_dict())
+        )
+
+    def _repr_html_(self) -> str | None:
+        """Return the page for a notebook, in a frame of its own; None before the block."""
+        if self._observer is None:
+            return None
+        style = "width: 100%; height: 44rem; border: 0"
+        return f'<iframe srcdoc="{escape(make_page(self.to_dict()))}" style="{style}"></iframe>'
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write ``to_dict()``. Raises OSError if that is impossible."""

@@ -1,0 +1,16 @@
+"""The forms in which objects show themselves: a line in a console, an element in a notebook."""
+
+from __future__ import annotations
+
+from html import escape
+
+
+def repr_of(shown: object, *parts: object) -> str:
+    """Return "Class(part, part)", without parts that are empty."""
+    return f"{type(shown).__name__}({', '.join(str(part) for part in parts if part)})"
+
+
+def repr_html(shown: object) -> str:
+    """Return an element with the text that ``print()`` shows: the ``_repr_html_`` of results."""
+    style = "white-space: pre-wrap; word-break: normal"
+    return f'<pre style="{style}">{escape(str(shown))}</pre>'
