@@ -67,7 +67,7 @@ static void tone_sharpen(uint8_t *dst, int64_t dst_pitch, const fl_image_planes 
  * width + height and are at most `error` away from it, so they round to the same byte unless they
  * are so close to a half: only these few pixels are summed in order. */
 
-enum { EXACT_LIST = 1024, FEW_TAPS = 25 };
+enum { EXACT_LIST = 1024, FEW_TAPS = 9 };
 
 /* Pixels whose sums are in doubt, as places in the padded plane and in the result. */
 typedef struct doubtful {
