@@ -141,7 +141,7 @@ def torchs(text: Any) -> Callable[[dict[str, Any]], Any]:
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
     "none": (lambda state: None, TypeError, r"state must be a dict, got None \(pass what"),
     "list": (lambda state: [state], TypeError, "state must be a dict, got "),
-    "empty": (lambda state: {}, ValueError, r"state has no 'version'"),
+    "empty": (lambda state: {}, ValueError, r"state has no 'epoch'"),
     "version": (damaged(version=99), ValueError, r"'version'\] must be 1, got 99"),
     "no epoch": (without("epoch"), ValueError, "state has no 'epoch'"),
     "no reason": (without("not_resumable"), ValueError, "state has no 'not_resumable'"),
@@ -166,7 +166,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]]
     "set epochs": (
         damaged(set_epochs=[None, "x"]),
         TypeError,
-        r"state\['set_epochs'\]: each number must be an int in .*, got 'x' \(pass",
+        r"state\['set_epochs'\]: each must be an int in .*, got 'x' \(pass",
     ),
     "set too large": (damaged(set_epochs=[4294967296]), ValueError, "got 4294967296"),
     "set text": (damaged(set_epochs="7"), TypeError, "must be a list, got '7'"),
