@@ -42,6 +42,7 @@ LOOPS = {
     "workers": ("processes", "streams", "threads"),
     "fetch": ("arrays", "samples", "streams", "threads"),
     "collate": ("arrays", "samples", "processes"),
+    "hooks": ("hooks",),
     "scaler": ("scaler", "stepper"),
     "clip": ("scaler", "clip"),
     "modes": ("samples", *STEP_LOOPS),
@@ -106,6 +107,9 @@ PUBLIC = {
 }  # fmt: skip
 
 
+_WITHOUT_SOURCE = ("torch", "torch._C", "torch._C._functorch", "torch.autograd.profiler")
+
+
 def _is_function(part: Any) -> bool:
     return hasattr(resolved(part.path), "__code__")
 
@@ -143,7 +147,7 @@ def cases_of_part(part: Any, group: str) -> Iterator[tuple[str, Case]]:
     loops = LOOPS[group]
     noticed = group
     title = f"{module.rpartition('.')[2]}.{names}"
-    if module in ("torch", "torch._C", "torch._C._functorch", "torch.autograd.profiler"):
+    if module in _WITHOUT_SOURCE or group == "hooks":
         is_of_tensors = module == "torch" and group != "tensors"
         gone = (hide if is_of_tensors else delete)(part.path)
         yield f"{title} is gone", Case((), gone, loops, noticed)

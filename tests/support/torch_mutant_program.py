@@ -130,6 +130,14 @@ class Loops:
         del first
         return plain(list(loaders[1]))
 
+    def hooks(self) -> Any:
+        """Transforms of torchvision ask, which is not installed here."""
+        if self.path:
+            from fastloop.base.torch_parts import has_global_hooks
+
+            has_global_hooks()
+        return []
+
     def keyword(self) -> Any:
         return self.load(self.tensors(), added_later=3)
 

@@ -97,7 +97,7 @@ def test_what_torch_alone_runs_goes_on(mutants: Mutants, name: str) -> None:
 
 
 # Groups without a why: no call is left to torch for them.
-UNTOLD = ("modes", "functorch", "sparse", "profiler", "queue", "single", "multi")
+UNTOLD = ("modes", "hooks", "functorch", "sparse", "profiler", "queue", "single", "multi")
 
 
 # Asked by workers alone, whose warnings are on stderr; with a public way to the same values.
