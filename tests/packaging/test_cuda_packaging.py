@@ -21,7 +21,7 @@ from fastloop import _core
 
 ROOT = Path(__file__).resolve().parents[2]
 # 1 MB of it is the CUDA runtime. Kernels are 0.8 MB, and 1.9 MB in the compression of CUDA 12.
-MAX_BYTES = {"12": 4_250_000}
+MAX_BYTES = {"12": 4_700_000}
 VERSION = "Cuda compilation tools, release 13.0, V13.0.88"
 KNOWN = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120"
 
@@ -350,7 +350,7 @@ def device_line(**variables: str) -> str:
 def test_the_module_is_small() -> None:
     assert _core.__file__ is not None
     major = str(fastloop.build_info()["cuda"]).partition(".")[0]
-    assert Path(_core.__file__).stat().st_size < MAX_BYTES.get(major, 2_750_000)
+    assert Path(_core.__file__).stat().st_size < MAX_BYTES.get(major, 3_200_000)
 
 
 def test_build_info_says_how_or_why_not() -> None:
@@ -377,7 +377,7 @@ def test_doctor_tells_that_kernels_are_switched_off() -> None:
 def test_without_a_driver_the_check_says_so() -> None:
     with pytest.raises(RuntimeError, match=r"CUDA error 35, cudaErrorInsufficientDriver"):
         _core.check_cuda(0)
-    assert "or newer, sees none; not used: no NVIDIA GPU is visible" in device_line()
+    assert "or newer, has none; not used: no NVIDIA GPU is visible" in device_line()
 
 
 @pytest.fixture

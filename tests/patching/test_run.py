@@ -264,7 +264,7 @@ def test_a_run_within_a_run_is_one_run(torch_program: Path) -> None:
         (["--only"], "--only needs names"),
         (
             ["--only=loaders", "x.py"],
-            "clip_grad_norm, got 'loaders'",
+            "clip_grad_norm,transforms, got 'loaders'",
         ),
         (["--fast", "x.py"], "unknown option --fast (the program's own options go after its name"),
     ],
