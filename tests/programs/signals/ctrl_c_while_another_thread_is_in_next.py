@@ -1,23 +1,9 @@
-import os
-import signal
 import threading
 import time
 
-from head import loader_of
+import head
+from head import interrupt, loader_of
 from workers import is_thread_in, wait_until
-
-
-def interrupt():
-    # Once the main thread has been in next() for a while.
-    def send():
-        wait_until(lambda: is_thread_in("__next__"))
-        time.sleep(0.05)
-        global sent
-        sent = time.process_time()
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=send, daemon=True).start()
-
 
 for workers in (0, 1):
     iterator = iter(loader_of(workers, 80))
@@ -30,7 +16,7 @@ for workers in (0, 1):
     try:
         next(iterator)
     except KeyboardInterrupt:
-        assert time.process_time() - sent < 2  # noqa: F821
+        assert time.process_time() - head.sent < 2
     else:
         raise AssertionError("no KeyboardInterrupt")
     thread.join()
