@@ -17,8 +17,8 @@ static float exp_of(float x)
     return ldexpf(1.0f + fmaf(r * r, sum, r), (int)n);
 }
 
-/* In the order of torch's softmax on CPUs with AVX-512: registers of 16, the rest into their first
- * lanes, then halves onto halves. */
+/* Adds in the order of torch's softmax with AVX-512: 16 lanes at a time, the remainder into the
+ * first lanes, then the upper half of the lanes onto the lower half. */
 static float sum_of(const float *x, int32_t count)
 {
     enum { LANES = 16 };

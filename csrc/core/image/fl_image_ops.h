@@ -123,9 +123,9 @@ typedef struct fl_image_tone_ops {
     void (*blur)(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes,
                  const fl_image_blur *blur, float *memory);
 
-    /* Samples planes with a border of 2 zeros on each side, and 2 more on the right. Bytes are
-     * those of torch's grid_sample; with a bilinear fill (V - fill) * inside + fill, as torchvision
-     * has it. */
+    /* Samples planes with a border of 2 zeros on each side, and 2 more on the right. Gives the
+     * bytes of torch's grid_sample; a bilinear fill is (V - fill) * inside + fill, as in
+     * torchvision. */
     void (*warp)(const fl_image_planes *dst, const fl_image_planes *bordered, int32_t channels,
                  const fl_image_warp *warp);
 

@@ -47,7 +47,7 @@ void fl_warp_perspective(fl_image_warp *out, const float *coefficients, fl_image
 
 enum { UNKNOWNS = 8 };
 
-/* Gauss's elimination with the largest pivot of each column. false: there is no solution. */
+/* Gaussian elimination with partial pivoting. Returns false if the matrix is singular. */
 static bool solve(double m[UNKNOWNS][UNKNOWNS + 1])
 {
     for (int k = 0; k < UNKNOWNS; k++) {

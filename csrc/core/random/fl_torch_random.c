@@ -39,7 +39,7 @@ int fl_torch_random_load(fl_torch_random *self, const void *state, fl_err *err)
     memcpy(&next, from + AT_NEXT, sizeof next);
     if (left < 1 || left > FL_TWISTER_WORDS || is_seeded != 1 || next > FL_TWISTER_WORDS ||
         next + (uint64_t)left > FL_TWISTER_WORDS + 1)
-        return fl_fail(err, FL_EINVAL, "this is no state of torch's generator (left %d, next %llu)",
+        return fl_fail(err, FL_EINVAL, "damaged state of torch's generator (left %d, next %llu)",
                        left, (unsigned long long)next);
     memcpy(&loaded.seed, from + AT_SEED, sizeof loaded.seed);
     loaded.left = left;

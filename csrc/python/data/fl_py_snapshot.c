@@ -9,7 +9,7 @@ typedef struct fl_py_snapshot {
                              items stand for a list, and values for a dict */
 } fl_py_snapshot;
 
-/* The value as it is noted: a new reference. */
+/* Returns what the snapshot keeps of a value, as a new reference. */
 static PyObject *note_value(PyObject *value)
 {
     if (PyList_CheckExact(value)) return PyList_AsTuple(value);
