@@ -273,8 +273,8 @@ static const policy_step policies[POLICIES][PAIRS][2] = {
 static int check_auto(const fl_image_op *op, fl_err *err)
 {
     if (!(op->number[0] >= 0 && op->number[0] < POLICIES))
-        return fl_fail(err, FL_EINVAL, "AutoAugment: policy must be in 0..%d, got %g", POLICIES - 1,
-                       op->number[0]);
+        return fl_fail(err, FL_EINVAL, "AutoAugment(policy=%g): it must be in 0..%d", op->number[0],
+                       POLICIES - 1);
     return fl_op_check_sampling(fl_op_auto_augment.name, op, err);
 }
 

@@ -95,10 +95,11 @@ static PyObject *random_set_state(fl_py_torch_random *self, PyObject *args)
     Py_buffer state;
     fl_err err;
     if (!PyArg_ParseTuple(args, "y*:set_state", &state)) return NULL;
-    int status = state.len == FL_TORCH_STATE_BYTES
-                     ? fl_torch_random_load(&self->random, state.buf, &err)
-                     : fl_fail(&err, FL_EINVAL, "the state must have %d bytes, got %lld",
-                               FL_TORCH_STATE_BYTES, (long long)state.len);
+    int status =
+        state.len == FL_TORCH_STATE_BYTES
+            ? fl_torch_random_load(&self->random, state.buf, &err)
+            : fl_fail(&err, FL_EINVAL, "a state of torch's generator must have %d bytes, got %lld",
+                      FL_TORCH_STATE_BYTES, (long long)state.len);
     PyBuffer_Release(&state);
     if (status != FL_OK) return fl_py_raise(&err, NULL);
     Py_RETURN_NONE;
