@@ -68,7 +68,8 @@ def progress(
         total: the number of parts, where it is known.
         elsewhere: is called with the remarks where neither a terminal nor a notebook shows them.
     """
-    is_notebook = "ipykernel" in sys.modules
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", bool)()
+    is_notebook = hasattr(shell, "kernel")
     is_seen = is_notebook or getattr(sys.stderr, "isatty", bool)()
     if not is_seen or os.environ.get("RANK", "0") != "0":
         yield elsewhere

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -120,7 +121,10 @@ def test_a_report_shows_its_page_in_a_notebook() -> None:
 # ---- progress
 
 
-def test_progress_is_silent_where_nobody_looks(capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_silent_where_nobody_looks(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))  # some script's import
     said: list[str] = []
     with text.progress("title", 2, said.append) as show:
         show("part 1")
@@ -146,6 +150,17 @@ def test_progress_is_a_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch, has_t
     with text.progress("title") as show:
         show("part 1")
     assert terminal.getvalue() == ""
+
+
+def test_progress_is_a_line_in_a_notebook(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell = SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with text.progress("title") as show:
+        show("part 1")
+    out, err = capfd.readouterr()
+    assert "part 1" in out and err == ""
 
 
 def run_on_terminal(folder: Path, *args: str) -> str:
