@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     kept: dict[str, pytest.Item] = {}
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if not any(map(item.get_closest_marker, ("slow", "slowest"))):
             kept.setdefault(item.nodeid.partition("[")[0], item)
     is_kept = set(kept.values())
     config.hook.pytest_deselected(items=[item for item in items if item not in is_kept])

@@ -91,7 +91,7 @@ def test_every_path_reads_the_windows_of_numpy(
     check_windows(paths, case, options)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize(("cls", "more"), OVER_PROCESSES)
 def test_spawned_workers_read_them_too(paths: list[Path], cls: Any, more: dict[str, Any]) -> None:
     case = cls, {"num_workers": 1, "multiprocessing_context": "spawn", **more}
@@ -248,6 +248,7 @@ def test_a_file_that_is_gone_is_read_on(paths: list[Path], case: Any) -> None:
     assert_same(torch.cat([x for x, _ in loader])[-1], sliced(dataset, len(dataset) - 1, 0)[0])
 
 
+@pytest.mark.slowest
 @every_loader
 def test_a_token_that_is_out_of_range(paths: list[Path], case: Any) -> None:
     cls, more = case

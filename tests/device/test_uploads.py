@@ -104,6 +104,7 @@ def test_upload(core: Path, script: str, trial: str) -> None:
     run_trial(core, script, trial)
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("trial", IMAGES)
 def test_upload_of_images(core: Path, trial: str) -> None:
     """As bytes, which are cast on the device."""

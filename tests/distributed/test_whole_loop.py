@@ -10,6 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 # Cases share their processes: starting these takes longer than the cases do.
+@pytest.mark.slowest
 def test_two_ranks_train_as_one_process_with_the_whole_batch(tmp_path: Path) -> None:
     cases = ("exact", "by_hand", "even", "resume")
     for output in run_ranks(tmp_path, "loop_ranks.py", *cases):
@@ -24,6 +25,7 @@ def test_a_training_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
             assert f"{case} fine" in output
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
 def test_a_rank_that_dies_ends_the_other_by_an_error(tmp_path: Path, wrap: str) -> None:
     other, _ = run_ranks(tmp_path, "loop_ranks.py", f"dies_{wrap}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sources import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slowest
 
 
 def printed(folder: Path, name: str, *args: str, launcher: tuple[str, ...] = ()) -> str:

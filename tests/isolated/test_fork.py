@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from helpers import run_program
 
 
@@ -57,6 +58,7 @@ def test_persistent_workers_in_a_child(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_fork_while_threads_copy_and_wait(tmp_path: Path) -> None:
     run_program(
         tmp_path,

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from sources import ROOT
 
+pytestmark = pytest.mark.slowest
+
 EXAMPLES = ROOT / "examples"
 NEEDED = {"folder": "PIL", "trainer": "transformers"}
 NEEDED |= {name: name for name in ("accelerate", "lightning")}
@@ -27,7 +29,6 @@ def test_a_short_example_is_short(name: str) -> None:
     assert len((EXAMPLES / f"minimal_{name}.py").read_text().splitlines()) <= 40
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_loss_of_a_short_example_falls(name: str, tmp_path: Path) -> None:
     if name in NEEDED:

@@ -224,6 +224,7 @@ def test_sequences_in_a_tensor_survive_a_move(tmp_path: Path, collate: str, work
     run(tmp_path, RAGGED.format(check=check, collate=collate, workers=workers))
 
 
+@pytest.mark.slowest
 def test_a_spawned_worker_has_what_a_forked_one_has(tmp_path: Path) -> None:
     """Its own copy of each tensor, views of one storage as views of one storage; what is in shared
     memory is shared with everybody. Batches are torch's."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sources import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slowest
 
 NOTEBOOK = ROOT / "examples/quickstart.ipynb"
 

@@ -4,11 +4,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sources import ROOT
-
-pytestmark = pytest.mark.slow
 
 BLOCKS = ROOT / "tests/programs/page_blocks.py"
 # One rank, for programs that torchrun starts.
@@ -16,18 +15,21 @@ RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0
 RANK["MASTER_PORT"] = "0"  # any that is free
 
 
-def pages_with_programs() -> list[Path]:
+def pages_with_programs() -> list[Any]:
+    """README alone is among what `make test` runs."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [
-        page
+        pytest.param(
+            page,
+            id=page.relative_to(ROOT).as_posix(),
+            marks=pytest.mark.slow if page.name == "README.md" else pytest.mark.slowest,
+        )
         for page in pages
         if any(f"```python\n{word} " in page.read_text() for word in ("import", "from"))
     ]
 
 
-@pytest.mark.parametrize(
-    "page", pages_with_programs(), ids=lambda page: page.relative_to(ROOT).as_posix()
-)
+@pytest.mark.parametrize("page", pages_with_programs())
 def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
     for package in ("PIL", "accelerate", "lightning"):
         pytest.importorskip(package)

@@ -3,6 +3,7 @@ iterator had is gone with it."""
 
 from pathlib import Path
 
+import pytest
 from helpers import run_program
 
 # torch's handlers in a worker write a line of their own to its stderr.
@@ -62,6 +63,7 @@ def test_death_of_spawned_workers_and_of_streams(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_a_fork_server_that_is_slow_to_tell_an_exit_code(tmp_path: Path) -> None:
     """It has waited for the dead worker, so the process is gone before the code is known."""
     (tmp_path / "slow_server.py").write_text(

@@ -3,6 +3,7 @@ memory. That includes the end of the program, by whatever means."""
 
 from pathlib import Path
 
+import pytest
 from helpers import run_program
 
 HEAD = """
@@ -42,6 +43,7 @@ EXITS = {
 }
 
 
+@pytest.mark.slowest
 def test_nothing_is_left_of_a_program(tmp_path: Path) -> None:
     inner = (
         HEAD

@@ -3,6 +3,7 @@ for timeouts and for iterators that are at their end."""
 
 from pathlib import Path
 
+import pytest
 from helpers import run_program
 
 
@@ -30,6 +31,7 @@ def test_what_cannot_be_pickled(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_timeout_as_in_torch(tmp_path: Path) -> None:
     """Of a slow worker and of one that is stopped, which ends all the same."""
     print(

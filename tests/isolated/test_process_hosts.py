@@ -3,6 +3,7 @@ directory and limits, use threads."""
 
 from pathlib import Path
 
+import pytest
 from helpers import run_program
 
 HEAD = """
@@ -32,6 +33,7 @@ def test_workers_that_fork_and_start_programs(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_workers_that_close_descriptors_or_limit_themselves(tmp_path: Path) -> None:
     run_program(
         tmp_path,

@@ -32,6 +32,7 @@ def test_ctrl_c_at_any_moment_and_twice(persistent: bool, tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slowest
 def test_a_notebook(tmp_path: Path) -> None:
     """Each cell is compiled and run by a loop that prints tracebacks and keeps the last."""
     out = run_program(
@@ -58,6 +59,7 @@ def test_persistent_workers_killed_by_ctrl_c_are_rebuilt_at_once(tmp_path: Path)
     )
 
 
+@pytest.mark.slowest
 def test_a_handler_of_the_programs_own(tmp_path: Path) -> None:
     """One that returns lets the wait go on; the workers it was forked into go on, too."""
     run_program(
@@ -66,6 +68,7 @@ def test_a_handler_of_the_programs_own(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
     """No worker is forgotten, whether or not the iterator had listed it."""
     run_program(
@@ -74,6 +77,7 @@ def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("path", ["process", "thread"])
 def test_ctrl_c_at_any_line_of_the_start(path: str, tmp_path: Path) -> None:
     """It is Ctrl-C that is raised, nothing is left, and the next iterator can be made."""
@@ -84,6 +88,7 @@ def test_ctrl_c_at_any_line_of_the_start(path: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_ctrl_c_anywhere_in_the_finalizer(tmp_path: Path) -> None:
     """From before its first line on; where the yielded batches were counted is kept, too."""
     run_program(

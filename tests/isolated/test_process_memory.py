@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from helpers import run_program
 
+pytestmark = pytest.mark.slowest
+
 
 def test_every_batch_may_be_kept(tmp_path: Path) -> None:
     """With few descriptors, none of them new, and whatever became of the others."""

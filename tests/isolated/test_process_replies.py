@@ -3,9 +3,11 @@ the news of its death."""
 
 from pathlib import Path
 
+import pytest
 from helpers import run_program
 
 
+@pytest.mark.slowest
 def test_a_reply_wins_over_the_death_of_its_writer(tmp_path: Path) -> None:
     """Its reply comes after replies that ask for more memory, and before its batch is due."""
     run_program(

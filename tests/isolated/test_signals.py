@@ -3,6 +3,7 @@ where the batch itself would take many."""
 
 from pathlib import Path
 
+import pytest
 from helpers import run_program
 
 
@@ -22,6 +23,7 @@ def test_the_iterator_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_a_handler_that_returns_lets_the_wait_go_on(tmp_path: Path) -> None:
     run_program(
         tmp_path,
@@ -29,6 +31,7 @@ def test_a_handler_that_returns_lets_the_wait_go_on(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_ctrl_c_while_another_thread_is_in_next(tmp_path: Path) -> None:
     run_program(
         tmp_path,

@@ -3,9 +3,11 @@ never a signal, and the loader works again once the file is whole."""
 
 from pathlib import Path
 
+import pytest
 from helpers import run_program
 
 
+@pytest.mark.slowest
 def test_a_file_that_shrinks_is_an_error_and_no_signal(tmp_path: Path) -> None:
     run_program(
         tmp_path,

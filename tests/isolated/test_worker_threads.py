@@ -136,6 +136,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("persistent", [False, True])
 def test_nothing_grows(persistent: bool, tmp_path: Path) -> None:
     run_program(

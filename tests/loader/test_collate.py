@@ -154,7 +154,7 @@ def containers(children: st.SearchStrategy[Make]) -> st.SearchStrategy[Make]:
 samples = st.recursive(st.one_of(tensors(), scalars), containers, max_leaves=6)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=200, deadline=None)
 @given(samples, samples, st.integers(1, 4), st.sampled_from([0, 0, 0, 1, 2]), st.booleans())
@@ -398,7 +398,7 @@ class Key:
         return True
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_samples_that_change_meanwhile_are_no_crash() -> None:
     for wrap in (list, lambda items: dict(enumerate(items))):
         victims: list[Any] = []

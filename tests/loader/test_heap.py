@@ -7,6 +7,7 @@ import pytest
 from helpers import run_program
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("path", ["sync", "thread", "fork", "spawn"])
 def test_temporary_arrays_are_not_faulted_in_again(path: str, tmp_path: Path) -> None:
     """In a fresh process: one that has once freed a large buffer keeps what is freed anyway."""

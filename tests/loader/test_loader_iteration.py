@@ -278,7 +278,7 @@ def test_one_worker_keeps_the_order_even_if_it_need_not() -> None:
         assert [int(batch[0, 0]) for (batch,) in loader] == list(range(8))
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_timeout_is_raised_as_in_torch_and_waiting_goes_on(tmp_path: Path) -> None:
     array = slow_array(tmp_path)
     for timeout in (0.05, 0.1):

@@ -159,6 +159,7 @@ def test_ctrl_c_while_another_thread_is_in_next(tmp_path: Path) -> None:
     run_program(tmp_path, "interrupt_in_next", timeout=300)
 
 
+@pytest.mark.slowest
 def test_close_ends_the_wait_for_a_worker(tmp_path: Path) -> None:
     """One thread waits for a batch, another for the lock of next()."""
     run_program(tmp_path, "close_in_next", timeout=300)

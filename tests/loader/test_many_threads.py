@@ -146,6 +146,7 @@ def test_close_meets_seven_threads_in_next(case: str) -> None:
         assert all("closed" in text for text in said - {""}), said
 
 
+@pytest.mark.slowest
 def test_iterators_die_on_other_threads() -> None:
     """Batches outlive their iterators, whose memory goes back from wherever they die."""
     loader = DataLoader(rows(), 4, num_workers=2)

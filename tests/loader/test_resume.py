@@ -460,6 +460,7 @@ def test_a_subset_sampler_yields_the_users_own_indices() -> None:
     assert {type(index) for index in dataset.loaded} == {np.int32}
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("route", ["array", "torch", "sync"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_half_of_ten_million_samples(route: str, shuffle: bool) -> None:

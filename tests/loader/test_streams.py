@@ -102,7 +102,7 @@ def test_with_workers(kind: str, persistent: bool, every: int) -> None:
     check_all(lambda: loader_of(STREAMS[kind], 3, **given))
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_spawned_workers_that_have_read_ahead() -> None:
     """A state says where the batches of the user end, however far workers have read ahead."""
     workers = 1

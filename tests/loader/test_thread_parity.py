@@ -190,6 +190,7 @@ STREAMS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slowest
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
 def test_a_stream_is_read_ahead_by_one_thread(make: Callable[[], Any]) -> None:
@@ -273,6 +274,7 @@ def failing(error: Callable[[], BaseException]) -> FunctionDataset:
     return FunctionDataset(fetch)
 
 
+@pytest.mark.slowest
 @in_workers
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors_of_the_dataset(workers: int, name: str) -> None:

@@ -132,6 +132,7 @@ def test_shuffled(case: Any) -> None:
     check_epochs(cls(dataset, 7, shuffle=True, **more), dataset)
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("case", WITH_WORKERS, ids=name_of)
 def test_the_epoch_reaches_workers_that_live_on(case: Any) -> None:
     cls, more = case
@@ -140,6 +141,7 @@ def test_the_epoch_reaches_workers_that_live_on(case: Any) -> None:
     check_epochs(loader, dataset)
 
 
+@pytest.mark.slowest
 @own_loaders
 def test_resumed_in_the_middle_of_an_epoch(case: Any) -> None:
     cls, more = case
@@ -412,6 +414,7 @@ def test_large_images_have_helpers_without_workers() -> None:
     assert set(os.listdir("/proc/self/task")) - before
 
 
+@pytest.mark.slowest
 def test_threads_keep_plan_and_images_alive() -> None:
     for _ in range(20):
         dataset = make_dataset(images(200, 40))

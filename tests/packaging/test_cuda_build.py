@@ -42,7 +42,7 @@ WIDEN_AHEAD = 16
 NUMBERS = ("k_clip_factor", "k_invert", "k_update_scale", "k_write_rows")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slowest,
     pytest.mark.skipif(not ARCHS, reason="it is built without CUDA"),
 ]
 

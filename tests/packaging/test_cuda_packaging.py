@@ -19,6 +19,8 @@ from setuptools.errors import SetupError
 import fastloop
 from fastloop import _core
 
+pytestmark = pytest.mark.slowest
+
 ROOT = Path(__file__).resolve().parents[2]
 # 1 MB of it is the CUDA runtime. Kernels are 0.8 MB, and 1.9 MB in the compression of CUDA 12.
 MAX_BYTES = {"12": 4_700_000}
@@ -303,7 +305,6 @@ def test_an_older_nvcc_builds_for_those_it_knows(
 # ---- the built module
 
 
-@pytest.mark.slow
 def test_a_build_with_a_broken_nvcc_works_and_tells_why(tmp_path: Path) -> None:
     tree, site = tmp_path / "tree", tmp_path / "site"
     for name in ("csrc", "fastloop"):

@@ -136,6 +136,7 @@ def test_a_failure_ends_no_other_stage_but_the_builds(lane: Lane) -> None:
         assert lane.statuses() == {"build": "failed"}
 
 
+@pytest.mark.slowest
 def test_a_stage_ends_at_its_limit_with_all_that_it_started(lane: Lane) -> None:
     done = lane.run("soak", FAKE_HANG="1", GPU_STAGE_S="5")
     assert done.returncode == 1 and "took more than 5 s" in done.stdout

@@ -13,6 +13,8 @@ from user_environment import NOT_SOURCES, lend, run, run_well
 
 import fastloop
 
+pytestmark = pytest.mark.slowest
+
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -66,7 +68,6 @@ def test_metadata_asks_for_numpy_alone() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_sdist_holds_all_that_is_needed(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         inside = {str(Path(*Path(name).parts[1:])) for name in archive.getnames()}
@@ -89,7 +90,6 @@ def test_sdist_holds_all_that_is_needed(sdist: Path) -> None:
     assert [name for name in inside if name.endswith((".so", ".o", ".pyc"))] == []
 
 
-@pytest.mark.slow
 def test_install_holds_the_package_and_its_types_alone(installed: Path, tmp_path: Path) -> None:
     code = "import importlib.metadata as m; print(*m.files('fastloop'), sep='\\n')"
     names = set(run_well(installed, "-c", code, cwd=tmp_path).split())
@@ -100,19 +100,16 @@ def test_install_holds_the_package_and_its_types_alone(installed: Path, tmp_path
     assert [n for n in names if n.endswith((".c", ".h"))] == []
 
 
-@pytest.mark.slow
 def test_import_works_without_torch(installed: Path, tmp_path: Path) -> None:
     code = "import fastloop; print(fastloop.build_info())"
     assert "0.1.0" in run_well(installed, "-c", code, cwd=tmp_path)
 
 
-@pytest.mark.slow
 def test_dataloader_without_torch_says_what_to_run(installed: Path, tmp_path: Path) -> None:
     done = run(installed, "-c", "import fastloop; fastloop.DataLoader", cwd=tmp_path)
     assert "ImportError" in done.stderr and "pip install" in done.stderr, done.stderr
 
 
-@pytest.mark.slow
 def test_dataloader_with_an_old_torch_names_both_versions(installed: Path, tmp_path: Path) -> None:
     path = fake_torch(tmp_path, "2.9.1")
     code = "import fastloop; fastloop.DataLoader"

@@ -15,7 +15,7 @@ import pytest
 from sources import ROOT
 from user_environment import NOT_SOURCES, lend, run, run_well
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slowest
 
 MAX_BYTES = 2_750_000  # 0.9 MB of it are kernels, in the compression of CUDA 12
 GIVEN = os.environ.get("FASTLOOP_WHEELS")

@@ -98,6 +98,7 @@ def test_ranks_train_the_same_numbers(torchs: Trained, tmp_path: Path, way: str)
         assert ours[rank] == ("ArrayIter", losses)
 
 
+@pytest.mark.slowest
 def test_accelerate_starts_a_patched_script(torchs: Trained, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1")

@@ -144,7 +144,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 def show(where):
-    print(where, type(iter(DataLoader(TensorDataset(torch.zeros(4)), 2))).__name__, flush=True)
+    kind = type(iter(DataLoader(TensorDataset(torch.zeros(4)), 2))).__name__
+    sys.stdout.write(f"{where} {kind}\\n")  # in one piece, beside other ranks
+    sys.stdout.flush()
 
 if __name__ == "__main__":
     show("here")
@@ -165,6 +167,7 @@ def torch_program(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slowest
 def test_children_of_every_kind_are_patched_and_the_users_sitecustomize_runs(
     torch_program: Path,
 ) -> None:
@@ -189,6 +192,7 @@ def test_no_children_are_patched_if_so_wished(torch_program: Path, args: list[st
     assert done.stderr == ""
 
 
+@pytest.mark.slowest
 def test_one_word_switches_all_of_it_off(torch_program: Path) -> None:
     env = {"PYTHONPATH": str(torch_program / "users"), "FASTLOOP": "0"}
     done = run(torch_program, "-m", "fastloop", "run", "script.py", **env)
@@ -211,6 +215,7 @@ for rank in "01":
 """
 
 
+@pytest.mark.slowest
 def test_ranks_of_a_launcher_say_what_they_did(torch_program: Path) -> None:
     (torch_program / "launch.py").write_text(LAUNCHER)
     done = run(torch_program, "-m", "fastloop", "run", "launch.py")
@@ -228,7 +233,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_torchrun_and_its_ranks_say_what_they_did(torch_program: Path) -> None:
     (torch_program / "rank.py").write_text(RANK)
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")

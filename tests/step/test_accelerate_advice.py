@@ -7,7 +7,7 @@ import pytest
 from helpers import run_ranks
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_advice_for_accelerate_holds(ranks: int, tmp_path: Path) -> None:
     for output in run_ranks(tmp_path, "accelerate_ranks.py", str(ranks), ranks=ranks):

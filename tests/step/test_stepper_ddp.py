@@ -13,7 +13,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize("cases", CASES)
 def test_ranks(cases: str, tmp_path: Path) -> None:
     outputs = run_ranks(tmp_path, "rank_cases.py", *cases.split())

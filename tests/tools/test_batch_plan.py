@@ -163,6 +163,7 @@ def test_everything_is_put_back_in_place(error: type[Exception], has_stepped: bo
     assert training.digest() == again.digest()  # it goes on as if nothing had been
 
 
+@pytest.mark.slowest
 def test_everything_is_put_back_after_an_error_and_after_ctrl_c() -> None:
     for error in (ZeroDivisionError, KeyboardInterrupt):
         training = Training(limit=5, error=error)

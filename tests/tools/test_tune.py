@@ -59,6 +59,7 @@ def random_states() -> tuple[Any, ...]:
     return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("make", [DataLoader, TorchLoader])
 def test_a_loop_that_waits_gets_workers(make: Any) -> None:
     torch.manual_seed(1)

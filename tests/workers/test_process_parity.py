@@ -78,7 +78,7 @@ def test_every_kind_of_batch_comes_through(workers: int) -> None:
     assert_outcomes_agree(1, workers)
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_every_kind_of_batch_comes_from_other_processes(method: str) -> None:
     assert_outcomes_agree(1, 2, multiprocessing_context=method)
@@ -318,6 +318,7 @@ STREAMS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slowest
 @everywhere
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
@@ -363,6 +364,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 }
 
 
+@pytest.mark.slowest
 @everywhere
 @pytest.mark.parametrize("name", [name for name in ERRORS if "unknown" not in name])
 def test_errors_of_the_dataset(workers: int, name: str) -> None:

@@ -11,7 +11,7 @@ from restart_trials import HEAD
 NOISE = "encountered in worker"
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_a_death_at_every_place(tmp_path: Path) -> None:
     """Before the first batch, in the first, between two, in the last, in the collate, and in
     worker_init_fn; by signals and by an exit."""
@@ -194,7 +194,7 @@ check_clean()
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_workers_that_cannot_start_do_not_start_for_ever(tmp_path: Path) -> None:
     run_script(
         tmp_path,
@@ -289,7 +289,7 @@ for persistent in (False, True):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_death_of_a_process_that_just_takes_its_place(tmp_path: Path) -> None:
     """Killed at any moment of its start, again and again, it is replaced."""
     run_script(

@@ -13,7 +13,7 @@ from restart_trials import HEAD
 from fastloop import DataLoader
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_spawned_workers_and_those_of_a_fork_server(tmp_path: Path) -> None:
     """The successor gets the dataset, its large arrays from the same file; nothing grows by it."""
     run_script(

@@ -177,7 +177,7 @@ check_clean()
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_started_otherwise(tmp_path: Path) -> None:
     """The state travels to the successor with the dataset."""
     run_script(

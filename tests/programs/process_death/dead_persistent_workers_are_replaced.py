@@ -1,24 +1,13 @@
-import gc
 import os
 import signal
 
-from head import check_text
-from workers import Items, check_batches, children, error_text, is_running, resources, wait_until
+from head import check_clean, check_text, warm_up
+from workers import Items, check_batches, children, error_text, is_running, wait_until
 
 from fastloop import DataLoader
 
-ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
-
-
-def check_clean():
-    gc.collect()
-    wait_until(lambda: resources() == before, 60)
-
-
 if __name__ == "__main__":
-    for batch in DataLoader(Items(8), 4, num_workers=1):
-        del batch
-    before = resources()
+    before = warm_up()
 
 loader = DataLoader(Items(), 4, num_workers=2, persistent_workers=True)
 for round in range(4):
@@ -36,4 +25,4 @@ for round in range(4):
     if round == 2:  # still dying when the next epoch begins
         os.kill(victims[0], signal.SIGKILL)
 del loader
-check_clean()
+check_clean(before)

@@ -1,26 +1,15 @@
-import gc
 import os
 import random
 import signal
 import time
 
-from head import check_text
-from workers import Items, children, resources, wait_until
+from head import check_clean, check_text, warm_up
+from workers import Items, children
 
 from fastloop import DataLoader
 
-ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
-
-
-def check_clean():
-    gc.collect()
-    wait_until(lambda: resources() == before, 60)
-
-
 if __name__ == "__main__":
-    for batch in DataLoader(Items(8), 4, num_workers=1):
-        del batch
-    before = resources()
+    before = warm_up()
 
 random.seed(1)
 late = []
@@ -44,6 +33,6 @@ for round in range(20):
         late.append(time.monotonic() - killed)
         check_text(str(error), signal.SIGKILL)
     del iterator, loader, batch
-check_clean()
+check_clean(before)
 assert max(late) < 60, late
 print(f"the latest death was met after {max(late) * 1e3:.0f} ms")

@@ -1,24 +1,12 @@
-import gc
-import signal
 import time
 
-from head import check_text
-from workers import CallAt, Items, Kill, check_batches, error_text, resources, wait_until
+from head import ENDS, check_clean, check_text, warm_up
+from workers import CallAt, Items, Kill, check_batches, error_text
 
 from fastloop import DataLoader
 
-ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
-
-
-def check_clean():
-    gc.collect()
-    wait_until(lambda: resources() == before, 60)
-
-
 if __name__ == "__main__":
-    for batch in DataLoader(Items(8), 4, num_workers=1):
-        del batch
-    before = resources()
+    before = warm_up()
 
 for end in ENDS:
     for workers in (1, 3):
@@ -31,5 +19,5 @@ for end in ENDS:
         check_text(text, end, 5, [20, 21, 22, 23])
         assert seconds < 60, seconds
         del iterator, loader, got
-        check_clean()
+        check_clean(before)
         print(f"{end!r} {workers} workers: {seconds * 1e3:.0f} ms")

@@ -1,18 +1,13 @@
 import signal
 import time
 
-from head import check_text
-from workers import CallAt, Items, Kill, Stream, children, error_text, resources, wait_until
+from head import check_text, warm_up
+from workers import CallAt, Items, Kill, Stream, children, error_text, wait_until
 
 from fastloop import DataLoader
 
-ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
-
-
 if __name__ == "__main__":
-    for batch in DataLoader(Items(8), 4, num_workers=1):
-        del batch
-    before = resources()
+    warm_up()
 
 
 def main():

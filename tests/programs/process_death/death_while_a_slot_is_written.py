@@ -1,25 +1,14 @@
-import gc
 import os
 import signal
 from pathlib import Path
 
-from head import check_text, timed
-from workers import Items, Kill, arena_bytes, children, resources, wait_until
+from head import ENDS, check_clean, check_text, timed, warm_up
+from workers import Items, Kill, arena_bytes, children
 
 from fastloop import DataLoader
 
-ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
-
-
-def check_clean():
-    gc.collect()
-    wait_until(lambda: resources() == before, 60)
-
-
 if __name__ == "__main__":
-    for batch in DataLoader(Items(8), 4, num_workers=1):
-        del batch
-    before = resources()
+    before = warm_up()
 
 import numpy as np
 from torch.utils.data import Dataset, default_collate
@@ -57,14 +46,14 @@ class Collate:
 Path("data.bin").write_bytes(bytes(1 << 20))
 text, seconds = timed(iter(DataLoader(Mapped(), 4, num_workers=2)))
 check_text(text, signal.SIGBUS, 5, [20, 21, 22, 23])
-check_clean()
+check_clean(before)
 
 for end in ENDS:
     loader = DataLoader(Items(hook=None), 4, num_workers=2, collate_fn=Collate(end))
     text, seconds = timed(iter(loader))
     check_text(text, end, 5, [20, 21, 22, 23])
     del loader
-    check_clean()
+    check_clean(before)
 
 for wanted in (1 << 20, 20 << 20, 30 << 20, 50 << 20):
     loader = DataLoader(Items(8, shape=(14 << 20,)), 1, num_workers=1, prefetch_factor=1)
@@ -77,5 +66,5 @@ for wanted in (1 << 20, 20 << 20, 30 << 20, 50 << 20):
     loader.close()
     assert arena_bytes() < 1 << 20, arena_bytes()
     del iterator, loader
-    check_clean()
+    check_clean(before)
     print(f"killed at {wanted >> 20} MiB: {seconds * 1e3:.0f} ms")

@@ -1,26 +1,14 @@
-import gc
 import os
 import re
-import signal
 
 import torch
-from head import check_text, timed
+from head import ENDS, check_clean, check_text, timed, warm_up
 from workers import Items, children, resources, state, wait_until
 
 from fastloop import DataLoader
 
-ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
-
-
-def check_clean():
-    gc.collect()
-    wait_until(lambda: resources() == before, 60)
-
-
 if __name__ == "__main__":
-    for batch in DataLoader(Items(8), 4, num_workers=1):
-        del batch
-    before = resources()
+    before = warm_up()
 
 made = torch.zeros(64).share_memory_()
 before = resources()
@@ -45,5 +33,5 @@ for end in ENDS[:4]:
     assert re.search("batch [0-9]+ .indices .[0-9, ]+.[)]", text), text
     assert seconds < 60, seconds
     del iterator, loader, first
-    check_clean()
+    check_clean(before)
     print(f"{end!r}: {seconds * 1e3:.0f} ms")

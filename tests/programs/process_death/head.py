@@ -1,13 +1,30 @@
 """What the programs of this folder share."""
 
+import gc
 import re
 import signal
 import time
 
 import torch
-from workers import error_text
+from workers import Items, error_text, resources, wait_until
+
+from fastloop import DataLoader
 
 torch.set_num_threads(1)
+
+ENDS = [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, 0]
+
+
+def warm_up():
+    # What a loop leaves once and for all, as the state that check_clean() expects.
+    for batch in DataLoader(Items(8), 4, num_workers=1):
+        del batch
+    return resources()
+
+
+def check_clean(before):
+    gc.collect()
+    wait_until(lambda: resources() == before, 60)
 
 
 def check_text(text, end, batch=None, indices=None):
