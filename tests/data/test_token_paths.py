@@ -220,6 +220,7 @@ def test_a_resumed_epoch_goes_on(paths: list[Path], workers: int, path: str) -> 
     assert_same(list(resumed), whole[3:])
 
 
+@pytest.mark.slowest
 @every_loader
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_a_file_that_is_cut(paths: list[Path], case: Any, io: str) -> None:

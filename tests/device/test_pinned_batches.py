@@ -247,6 +247,7 @@ def test_batches_are_there_before_they_are_asked_for(host: HostAllocator, datase
     assert host.made <= made + 1  # its block is one that was there
 
 
+@pytest.mark.slowest
 @ahead
 @pytest.mark.parametrize("taken", [0, 2, 5])
 def test_a_loop_that_is_left_leaves_nothing(host: HostAllocator, path: str, taken: int) -> None:

@@ -129,6 +129,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slowest
 def test_an_error_of_the_device_needs_no_torch(core: Path) -> None:
     """Nor loads it: who has not imported torch does not wait for that to read a sentence."""
     command = [sys.executable, "-c", WITHOUT_TORCH]

@@ -6,6 +6,7 @@ import pytest
 from helpers import run_program
 
 
+@pytest.mark.slowest
 def test_a_child_drops_what_it_inherits_and_starts_anew(tmp_path: Path) -> None:
     run_program(
         tmp_path,

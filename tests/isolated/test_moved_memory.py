@@ -136,6 +136,7 @@ def collate(samples):
 """
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("Loader", ["DataLoader", "TorchLoader"])
 @pytest.mark.parametrize("is_split", [False, True])
 def test_a_second_loader_with_spawned_workers(tmp_path: Path, is_split: bool, Loader: str) -> None:  # noqa: N803

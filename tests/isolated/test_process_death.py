@@ -54,6 +54,7 @@ def test_death_at_any_moment(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_death_of_spawned_workers_and_of_streams(tmp_path: Path) -> None:
     print(
         run_program(

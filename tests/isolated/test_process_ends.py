@@ -87,6 +87,7 @@ def test_a_daemon_thread_that_waits_at_exit_is_told_of_no_death(tmp_path: Path) 
     )
 
 
+@pytest.mark.slowest
 def test_a_spawned_worker_outlives_nobody(tmp_path: Path) -> None:
     """Nor does one whose main process dies while it is being started."""
     (tmp_path / "inner.py").write_text(

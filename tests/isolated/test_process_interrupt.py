@@ -8,6 +8,7 @@ import pytest
 from helpers import run_program
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("to", ["process", "group", "another thread"])
 def test_ctrl_c_in_each_place(to: str, tmp_path: Path) -> None:
     print(

@@ -14,6 +14,7 @@ def test_ctrl_c_ends_a_wait_and_the_loader_goes_on(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_the_iterator_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     """Without workers the batch that was being made is gone, as in torch; what threads have made
     ahead is kept."""

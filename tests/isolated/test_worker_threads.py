@@ -76,6 +76,7 @@ for batch in loader_of():
 }
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("name", EXITS)
 def test_exit_with(name: str, tmp_path: Path) -> None:
     returncode = {"sys.exit in the loop": 3, "an error in the loop": 1}.get(name, 0)
@@ -88,6 +89,7 @@ def test_exit_with(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_exit_does_not_wait_for_a_thread_that_is_stuck(tmp_path: Path) -> None:
     text = """
 sleeps = SleepAt(0, 600)

@@ -178,6 +178,7 @@ def test_files_are_of_python_3_10_and_later(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 10))
 
 
+@pytest.mark.slowest
 def test_tests_can_be_collected() -> None:
     options = ["-q", "--collect-only", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", ROOT, GPU]

@@ -269,6 +269,7 @@ def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         Bench(monkeypatch, limit=1).find(batch_size=16, lo=2)
 
 
+@pytest.mark.slowest
 def test_the_hosts_memory_is_not_tried_beyond_what_smaller_steps_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -286,6 +286,7 @@ finally:
 """
 
 
+@pytest.mark.slowest
 def test_a_program_is_ended_as_by_sys_exit(tmp_path: Path) -> None:
     trial = {"record": str(tmp_path / "record.json"), "steps": 4, "seed": None}
     env = compare_command._make_environment(trial, "")

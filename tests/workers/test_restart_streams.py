@@ -97,7 +97,7 @@ check_clean()
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slowest
 def test_a_death_at_the_ends_of_epochs(tmp_path: Path) -> None:
     """In iter() of any epoch, at any state, and between epochs."""
     run_script(
