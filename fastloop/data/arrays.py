@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import torch
 
 from fastloop._core import ImagePlan
 from fastloop.base.checks import make_message, read_choice, read_int
+from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, read_row
 from fastloop.data.sequences.ragged import RaggedArray
+from fastloop.data.transforms.cut import CutPlan
 from fastloop.data.transforms.dataset_transform import FieldTransform, is_torchvision
-from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS
+from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS, Plan
 
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
 _VIEWS = 256
@@ -136,7 +139,15 @@ class ArrayDataset(EpochDataset):
     def _plans(self) -> tuple[ImagePlan | None, ...]:
         """The plans of C for each field; None if it has none."""
         found = map(self._transforms.get, range(len(self._fields)))
-        return tuple(t.plan.core if t and t.plan else None for t in found)
+        return tuple(t.plan.core if t and isinstance(t.plan, Plan) else None for t in found)
+
+    @property
+    def _cut(self) -> str:
+        """The reason why the loader's threads cannot make the samples, or ""."""
+        plans = (t.plan for t in self._transforms.values())
+        return next(
+            (plan.reason for plan in plans if isinstance(plan, CutPlan)), self._untranslated
+        )
 
     @property
     def _untranslated(self) -> str:
@@ -147,22 +158,33 @@ class ArrayDataset(EpochDataset):
         return len(self._fields[0])
 
     def __getitem__(self, index: Any) -> Any:
+        return self._get(index, None)
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        like = next((each.like() for each in self._transforms.values()), None)
+        items = list(indices)
+        with borrow_places(like, len(items)) as places:
+            return [self._get(*pair) for pair in zip(items, places, strict=True)]
+
+    def _get(self, index: Any, place: torch.Tensor | None) -> Any:
+        """Return what is at an index. A place is memory for the result of the first transform."""
         if not self._transforms:  # each field takes any index that its array takes
             return self._as_sample([field[index] for field in self._fields])
         rows: Any
         epoch, several = self._epoch_now(), self._items_of(index)
         if several is None:
             rows, view = read_item(index, len(self))
-            made = {i: each.apply(rows, epoch, view) for i, each in self._transforms.items()}
+            outs = chain([place], repeat(None))
+            made = {
+                i: each.apply(rows, epoch, view, out)
+                for (i, each), out in zip(self._transforms.items(), outs, strict=False)
+            }
         else:
             items = [read_item(item, len(self)) for item in several]
             rows = [row for row, _ in items]
             made = {i: each.stack(items, epoch) for i, each in self._transforms.items()}
         fields = enumerate(self._fields)
         return self._as_sample([made[i] if i in made else field[rows] for i, field in fields])
-
-    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        return [self[index] for index in indices]
 
     def _size_remedy(self) -> str:
         if not any(isinstance(field, RaggedArray) for field in self._fields):
@@ -214,7 +236,7 @@ class ArrayDataset(EpochDataset):
     def explain(self) -> str:
         """Return where each operation runs and why, a line for each field and operation, and what
         sets the random parameters."""
-        lines, others = [], self._untranslated
+        lines, others = [], self._cut
         for i, field in enumerate(self._fields):
             transform = self._transforms.get(i)
             lines += transform.explain(others) if transform else [f"{field.name}: {field!r}"]

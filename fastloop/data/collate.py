@@ -125,8 +125,9 @@ class Collation:
         self.function: Callable[[Any], Any] = collate_fn if core is None else core
         if is_sequence:
             self.function = partial(collate_fn.collate, core)
-        # Only the collate sees the samples of an ImageFolder.
-        is_lent = is_default and kind_of(below_subsets(dataset)[0]) == "ImageFolder"
+        # Only the collate sees samples of these.
+        kind = kind_of(below_subsets(dataset)[0])
+        is_lent = is_default and kind in ("ImageFolder", "ArrayDataset")
         self.lender = core if is_lent else None
         self._before = {} if core is None else core.fallbacks()
 

@@ -95,7 +95,7 @@ UNTRANSLATED: list[tuple[Callable[[], Any], str]] = [
         "^field 0: fastloop.transforms has no ElasticTransform$",
     ),
     (
-        lambda: v2.Compose([v2.Pad(1), v2.RandomZoomOut()]),
+        lambda: v2.Compose([v2.RandomZoomOut(), v2.RandomZoomOut()]),
         "^field 0: fastloop.transforms has no RandomZoomOut$",
     ),
     (

@@ -87,7 +87,7 @@ def test_interpolations_are_torchvisions() -> None:
         ("ToTensor", r"use ToImage\(\), ToDtype\(torch.float32, scale=True\)$"),
         ("ConvertImageDtype", r"use ToDtype\(dtype, scale=True\)$"),
         ("functional", "use torchvision.transforms.v2.functional, or an operation called with a"),
-        ("Lambda", "use a Dataset around the ArrayDataset, or a collate_fn, with your function$"),
+        ("Lambda", "use your function itself in the Compose$"),
     ],
 )
 def test_names_that_are_not_there_have_a_remedy(name: str, remedy: str) -> None:

@@ -23,8 +23,14 @@ from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array, read_npy_header
 from fastloop.data.image_folder import decode as decoders
-from fastloop.data.transforms.dataset_transform import SizedPlans, compile_transform
-from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
+from fastloop.data.transforms.cut import CutPlan
+from fastloop.data.transforms.dataset_transform import (
+    Pieces,
+    SizedPlans,
+    compile_transform,
+    why_not,
+)
+from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -276,17 +282,24 @@ class ImageFolder(EpochDataset):
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
         self.skipped_files: list[str] = []
-        is_random = self._plans is not None and any(op.is_random for op in self._plans.ops)
+        is_random = self._plans is not None and self._plans.is_random
         self._epoch = Epoch() if is_random else None
         self._baked: tuple[Geometry | Values, ...] = ()
         self._cached = None if cache is None else self._read_images(cache)
 
-    def _compile(self, transform: Any) -> tuple[SizedPlans | None, str]:
+    def _compile(self, transform: Any) -> tuple[SizedPlans | CutPlan | None, str]:
         """Return the plans, or None and why C cannot do the transform."""
         rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
         given = () if transform is None else _read_function("transform", transform, (), rule)
         out, seed = self._out_layout, self._seed
-        plans, reason = compile_transform(given, lambda chain: SizedPlans(chain, out, seed))
+
+        def cut(pieces: Pieces) -> CutPlan:
+            if not is_own(transform):  # functions of torchvision's transforms get PIL images
+                reasons = (why_not(piece.calls[0]) for piece in pieces if not piece.ops)
+                raise ValueError(next(reasons))
+            return CutPlan(pieces, (0, 0, 3), "HWC", out, seed)
+
+        plans, reason = compile_transform(given, lambda chain: SizedPlans(chain, out, seed), cut)
         if plans is None and out != "CHW":
             rule = f"'CHW' if C does not do the transform: {reason}"
             raise ValueError(make_message("out_layout", rule, out))
@@ -326,8 +339,7 @@ class ImageFolder(EpochDataset):
         target = self.samples[source][1]
         if self._plans is None:
             return self._transform(import_module("PIL.Image").fromarray(pixels)), target
-        plan = self._plans.plan_for(pixels.shape)
-        return plan.apply(pixels, row, self._epoch_now(), view, place), target
+        return self._plans.apply(pixels, row, self._epoch_now(), view, place), target
 
     def _read(self, row: int) -> tuple[Array, int]:
         """Return the image of a row, and the row of the file that it comes from."""
@@ -370,14 +382,14 @@ class ImageFolder(EpochDataset):
         if self._plans is None:
             rule = f"None if C does not do the transform: {self._why_python}"
             raise ValueError(make_message("cache", rule, argument))
-        ops = self._plans.ops
+        ops = self._plans.parts
         self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
         baked, rest = SizedPlans(self._baked, "HWC", 0), ops[len(self._baked) :]
 
         def make(row: int) -> tuple[Array, int]:
             pixels, source = self._read(row)
             if self._baked:
-                pixels = baked.plan_for(pixels.shape).apply(pixels, 0).numpy()
+                pixels = baked.apply(pixels, 0).numpy()
             return pixels, source
 
         options = {
@@ -416,9 +428,9 @@ class ImageFolder(EpochDataset):
         arrays = self._arrays
         if arrays is not None:
             baked: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self._baked]
-            return (baked + arrays.params(row, epoch, view))[: len(self._plans.ops)]
+            return (baked + arrays.params(row, epoch, view))[: len(self._plans.parts)]
         pixels, _ = self._read(row)
-        return self._plans.plan_for(pixels.shape).params(row, epoch, view, pixels.shape[:2])
+        return self._plans.params(pixels, row, epoch, view)
 
     def explain(self) -> str:
         """Return a text: the decoders, where each operation runs and why, the random parameters."""
@@ -435,7 +447,7 @@ class ImageFolder(EpochDataset):
             lines.append(f"transform: Python, {numbers}, because {self._why_python}")
         else:
             lines.append(f"transform: by C, behind the decoder, to {self._out_layout}")
-            lines += [f"  {op!r}: {op.work}" for op in self._plans.ops]
+            lines += self._plans.explain()
         if self._epoch is not None:
             lines.append(f"random parameters: seed {self._seed}, {self._epoch.explain()}")
         return "\n".join(lines)

@@ -17,13 +17,16 @@ import torch
 from torch.utils.data import default_collate
 
 from fastloop.base.checks import make_message
-from fastloop.data.field import Field, torch_dtype
+from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.arguments import DTYPES
+from fastloop.data.transforms.cut import CutPlan, Piece, join_pieces, lay_out
 from fastloop.data.transforms.plan import Geometry, ImageOp, Plan, Values, compile_plan
 
 Chain = tuple[Geometry | Values, ...]
+Pieces = tuple[Piece, ...]
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 _V2 = "torchvision.transforms.v2"
 # Names of torchvision, with a replacement for each.
@@ -32,7 +35,7 @@ _INSTEAD = {
     "PILToTensor": "ToImage()",
     "ConvertImageDtype": "ToDtype(dtype, scale=True)",
     "functional": "torchvision.transforms.v2.functional, or an operation called with a tensor",
-    "Lambda": "a Dataset around the ArrayDataset, or a collate_fn, with your function",
+    "Lambda": "your function itself in the Compose",
 }
 _OTHERS = (
     "apply it to the batch, on the device, or pass torchvision's own v2.Compose as transform= to "
@@ -95,22 +98,57 @@ def _make_one(transform: Any) -> ImageOp:
     return image_ops.Compose(ops) if ops else image_ops.Identity()
 
 
+def _cut(transform: Any) -> Iterator[Piece]:
+    """Yield the parts of a Compose: operations of fastloop, and functions where there are none."""
+    is_own = image_ops.is_own(transform)
+    if type(transform) in (image_ops.Compose, getattr(sys.modules.get(_V2), "Compose", None)):
+        for part in transform.transforms:
+            yield from _cut(part)
+        return
+    try:
+        if ops := tuple(_translate(transform)):
+            yield Piece(ops, (transform,))
+    except (TypeError, ValueError):
+        if is_own:
+            raise
+        yield Piece((), (transform,))
+
+
+def why_not(function: Any) -> str:
+    """Return why C does not do a part of a transform."""
+    try:
+        return f"C does {list(_translate(function))}"
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+
 def compile_transform(
-    transform: Any, compile_chain: Callable[[Chain], _T]
-) -> tuple[_T | None, str]:
-    """Return what `compile_chain` makes of a transform, or None and why C cannot do it.
+    transform: Any,
+    compile_chain: Callable[[Chain], _T],
+    compile_cut: Callable[[Pieces], _U],
+) -> tuple[_T | _U | None, str]:
+    """Return what is compiled of a transform, or None and why Python runs all of it.
 
     Args:
-        transform: as users pass it, or a chain of operations.
+        transform: as users pass it, or the operations or pieces of an earlier call.
+        compile_chain: is called with operations that C does.
+        compile_cut: is called with the pieces of a Compose that holds functions, too.
 
     Raises:
         TypeError, ValueError: operations of fastloop that do not go with the images.
     """
-    is_chain = isinstance(transform, tuple)
+    if isinstance(transform, tuple):
+        is_cut = bool(transform) and isinstance(transform[0], Piece)
+        return (compile_cut(transform) if is_cut else compile_chain(transform)), ""
     try:
-        return compile_chain(transform if is_chain else tuple(_translate(transform))), ""
+        pieces = join_pieces(list(_cut(transform)))
+        if all(piece.ops for piece in pieces):
+            return compile_chain(pieces[0].ops if pieces else ()), ""
+        if any(piece.ops for piece in pieces):
+            return compile_cut(pieces), ""
+        return None, why_not(pieces[0].calls[0])
     except (TypeError, ValueError) as error:
-        if is_chain or image_ops.is_own(transform):
+        if image_ops.is_own(transform):
             raise
         return None, str(error)  # torchvision may do what C cannot
 
@@ -139,44 +177,52 @@ class FieldTransform:
 
     def __post_init__(self) -> None:
         try:
-            self.plan, reason = compile_transform(self.transform, self._compile)
+            compiled = compile_transform(self.transform, self._compile, self._compile_cut)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.field.name}: {error}") from None
+        self.plan: Plan | CutPlan | None
+        self.plan, reason = compiled
         self.untranslated = f"{self.field.name}: {reason}" if reason else ""
         self.transform = self.transform if self.plan is None else self.plan.ops
 
     def _compile(self, chain: Chain) -> Plan:
+        self._check_dtype()
+        return compile_plan(chain, self._shape, self.layout, self.out_layout, self.seed)
+
+    def _compile_cut(self, pieces: Pieces) -> CutPlan:
+        self._check_dtype()
+        return CutPlan(pieces, self._shape, self.layout, self.out_layout, self.seed)
+
+    def _check_dtype(self) -> None:
         dtype = torch_dtype(self.field.source)
         if dtype is not torch.uint8:
             remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
             raise TypeError(make_message("images with a transform", "uint8", dtype, remedy))
-        return compile_plan(chain, self._shape, self.layout, self.out_layout, self.seed)
 
     @property
     def _shape(self) -> tuple[int, ...]:
         return tuple(self.field.source.shape[1:])
 
-    def apply(self, row: int, epoch: int, view: int) -> Any:
-        """Return the result for one row."""
-        if self.plan is not None:
-            return self.plan.apply(self.field.image(row), row, epoch, view)
+    def like(self) -> torch.Tensor | None:
+        """Return a tensor as results are that torch's collate stacks in their layout, if known."""
+        plan = self.plan.last if isinstance(self.plan, CutPlan) else self.plan
+        return None if plan is None or plan.out_layout == "channels_last" else plan.empty()
+
+    def apply(self, row: int, epoch: int, view: int, out: torch.Tensor | None = None) -> Any:
+        """Return the result for one row, in ``out`` if that is like it."""
+        if isinstance(self.plan, Plan):
+            return self.plan.apply(self.field.image(row), row, epoch, view, out)
         image = self.field[row]
+        if self.plan is not None:
+            return self.plan.apply(image, row, epoch, view, out)
         if not is_torchvision(self.transform):
             return self.transform(image)
         result = self.transform(image.permute(2, 0, 1) if self.layout == "HWC" else image)
-        if self.out_layout == "CHW":
-            return result
-        if not isinstance(result, torch.Tensor) or result.ndim != 3:
-            rule = "'CHW' if results are not tensors [C, H, W]"
-            raise TypeError(make_message(f"{self.field.name}: out_layout", rule, self.out_layout))
-        interleaved = result.permute(1, 2, 0)
-        if self.out_layout == "HWC":
-            return interleaved
-        return interleaved.contiguous().permute(2, 0, 1)
+        return lay_out(result, self.out_layout, self.field.name)
 
     def stack(self, items: Sequence[tuple[int, int]], epoch: int) -> Any:
         """Return the results for several (row, view) as one batch."""
-        if self.plan is None:
+        if not isinstance(self.plan, Plan):
             return default_collate([self.apply(row, epoch, view) for row, view in items])
         out = self.plan.empty(len(items))
         for place, (row, view) in zip(out, items, strict=True):
@@ -187,11 +233,13 @@ class FieldTransform:
         """Return the random parameters of a row, one dict for each operation."""
         if self.plan is None:
             raise TypeError(f"params() is for transforms that C does; {self.untranslated}")
+        if isinstance(self.plan, CutPlan):
+            return self.plan.params(self.field[row], row, epoch, view)
         height, width = self._shape[1:] if self.layout == "CHW" else self._shape[:2]
         return self.plan.params(row, epoch, view, (height, width))
 
     def describe_result(self) -> str:
-        if self.plan is None:
+        if not isinstance(self.plan, Plan):
             return "the result of the transform"
         return f"{DTYPES[self.plan.dtype]} {self.plan.core.out_shape}"
 
@@ -206,6 +254,9 @@ class FieldTransform:
             where = "a sample at a time, in worker processes or in this one"
             reason = self.untranslated.removeprefix(f"{name}: ")
             return [f"{name}: Python, {where} (path='process' or 'sync'), because {reason}"]
+        if isinstance(self.plan, CutPlan):
+            where = "a sample at a time, in worker processes or in this one"
+            return [f"{name}: by C and Python, {where}", *self.plan.explain()]
         where = "in the threads of loaders that take path='array' (see stats()), else in dataset[i]"
         where = f"in dataset[i], because {others}" if others else where
         rows, result = f"{self._shape} {self.layout}", f"{self.describe_result()} {self.out_layout}"
@@ -250,9 +301,35 @@ class SizedPlans:
     def _compile(self, shape: tuple[int, ...]) -> Plan:
         return compile_plan(self.ops, shape, "HWC", self.out_layout, self.seed, may_differ=True)
 
-    def plan_for(self, shape: tuple[int, ...]) -> Plan:
-        """Return the plan for images of this shape."""
-        return self.whole or self._compile_kept(shape)
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.ops
+
+    @property
+    def is_random(self) -> bool:
+        return any(op.is_random for op in self.ops)
+
+    def _plan_for(self, image: Array) -> Plan:
+        return self.whole or self._compile_kept(image.shape)
+
+    def apply(
+        self,
+        image: Array,
+        index: int,
+        epoch: int = 0,
+        view: int = 0,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the result for an image, as ``Plan.apply``."""
+        return self._plan_for(image).apply(image, index, epoch, view, out)
+
+    def params(self, image: Array, index: int, epoch: int, view: int) -> list[dict[str, Any]]:
+        """Return the parameters that are drawn for a sample, one dict for each operation."""
+        return self._plan_for(image).params(index, epoch, view, image.shape[:2])
+
+    def explain(self) -> list[str]:
+        """Return a line for each operation."""
+        return [f"  {op!r}: {op.work}" for op in self.ops]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SizedPlans, (self.ops, self.out_layout, self.seed)

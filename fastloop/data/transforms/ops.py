@@ -37,14 +37,15 @@ def is_own(op: object) -> TypeGuard[ImageOp]:
     return isinstance(op, ImageOp) and get_operation(type(op).__name__) is type(op)
 
 
-def _read_transforms(name: str, transforms: Any) -> Sequence[ImageOp]:
+def _read_transforms(name: str, transforms: Any, takes_functions: bool = False) -> Sequence[Any]:
     if not isinstance(transforms, Sequence) or not transforms:
         kind = ValueError if isinstance(transforms, Sequence) else TypeError
         rule = "a list of at least one operation"
         raise kind(make_message(f"{name}: transforms", rule, transforms))
     for i, op in enumerate(transforms):
-        if not is_own(op):
-            remedy = "pass a torchvision v2.Compose to the dataset itself, in place of this one"
+        is_function = takes_functions and callable(op) and not isinstance(op, type)
+        if not is_own(op) and not is_function:
+            remedy = "a function may stand in a Compose" if callable(op) else ""
             rule = "an operation of fastloop.transforms"
             raise TypeError(make_message(f"{name}: item {i}", rule, op, remedy))
     return transforms
@@ -54,11 +55,12 @@ class Compose(ImageOp):
     """Apply operations one after the other.
 
     Args:
-        transforms: operations of this module; a Compose among them stands for its own.
+        transforms: operations of this module or functions; a Compose stands for its own. C does
+            what stands before and behind a function, which gets a tensor [C, H, W].
     """
 
     def __init__(self, transforms: Any) -> None:
-        self.transforms = _read_transforms("Compose", transforms)
+        self.transforms = _read_transforms("Compose", transforms, takes_functions=True)
 
     def _chain(self) -> Iterator[Geometry | Values]:
         for op in self.transforms:
@@ -67,8 +69,10 @@ class Compose(ImageOp):
     def __call__(self, image: Any) -> torch.Tensor:
         if isinstance(self.transforms[0], ToImage):
             image = self.transforms[0](image)
-        if isinstance(image, torch.Tensor) and image.is_floating_point():
-            return functools.reduce(lambda result, op: op(result), self.transforms, image)
+        is_float = isinstance(image, torch.Tensor) and image.is_floating_point()
+        if is_float or not all(map(is_own, self.transforms)):
+            result: torch.Tensor = functools.reduce(lambda x, op: op(x), self.transforms, image)
+            return result
         return super().__call__(image)
 
     def __repr__(self) -> str:

@@ -210,6 +210,9 @@ class Plan:
         out = torch.empty((*count, height, width, channels), dtype=self.dtype, device="cpu")
         return out.movedim(-1, -3)
 
+    def fits(self, out: torch.Tensor) -> bool:
+        return out.dtype is self.dtype and out.shape == self.core.out_shape
+
     def apply(
         self, image: Any, index: int, epoch: int = 0, view: int = 0, out: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -290,11 +293,13 @@ def compile_plan(
     out_layout: str = "CHW",
     seed: int = 0,
     may_differ: bool = False,
+    before: Sequence[Geometry | Values] = (),
 ) -> Plan:
     """Compile a chain of operations for images of this shape.
 
     Args:
         may_differ: height and width may be 0: images of different sizes with results of one.
+        before: operations of other plans, which count as occurrences for random numbers.
 
     Raises:
         ValueError, TypeError: the operations do not go with the images or with each other. The
@@ -305,7 +310,7 @@ def compile_plan(
     every_byte = torch.arange(256, dtype=torch.uint8, device="cpu").expand(channels, 256)
     numbers = Numbers(every_byte, torch.uint8)
     specs: list[dict[str, Any]] = []
-    counts: Counter[int] = Counter()
+    counts = Counter(op.kind for op in _flatten(before) if isinstance(op, Geometry))
 
     def open_core(out_layout: str, images_so_far: Numbers) -> ImagePlan:
         tables = None if images_so_far.is_byte else images_so_far.elements()

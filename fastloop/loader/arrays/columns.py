@@ -189,8 +189,8 @@ def take(dataset: Any, taker: Taker | None = None) -> Columns:
 
 def take_arrays(dataset: Any, make_ragged: Callable[..., Any] | None = None) -> Columns:
     """Args: make_ragged: the arguments of ``Columns.add`` for a RaggedArray; None: not covered."""
-    if dataset._untranslated:
-        raise NotCoveredError(dataset._untranslated)
+    if dataset._cut:
+        raise NotCoveredError(dataset._cut)
     keys = dataset._keys
     columns = Columns(dict.fromkeys(keys) if keys else (None,) * len(dataset._fields))
     for field, plan in zip(dataset._fields, dataset._plans, strict=True):

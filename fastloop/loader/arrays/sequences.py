@@ -174,8 +174,8 @@ def take_sequences(dataset: object, collate_fn: Any) -> Columns:
         served, name = type(collate_fn).__name__, type(dataset).__name__
         text = f"threads of C gather for {served} from an ArrayDataset"
         raise NotCoveredError(f"{text}, and the dataset is a {name}")
-    if dataset._untranslated:
-        raise NotCoveredError(dataset._untranslated)
+    if dataset._cut:
+        raise NotCoveredError(dataset._cut)
     if isinstance(collate_fn, PadCollate):
         return _pad(dataset, collate_fn)
     return _pack(dataset, collate_fn)

@@ -1,0 +1,188 @@
+"""A chain of operations that holds functions of Python, cut around them.
+
+C does the operations before, between and behind the functions, with one plan for each run of them.
+A function gets the image as torchvision would leave it, a tensor [C, H, W]. Random parameters of
+C's operations are those of the chain without functions; a function draws from the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fastloop.base.checks import make_message
+from fastloop.data.transforms.plan import Geometry, Plan, Values, compile_plan
+
+_MAX_PLANS = 64  # that are kept for sizes of images
+
+Call = Callable[[Any], Any]
+
+
+class Piece(NamedTuple):
+    """A run of operations, or one function.
+
+    Attributes:
+        ops: what C does; empty for a function.
+        calls: the function; or what Python calls in place of ``ops`` for an image of floats.
+    """
+
+    ops: tuple[Geometry | Values, ...]
+    calls: tuple[Call, ...]
+
+
+def join_pieces(parts: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Return a chain's parts, of which neighbours that C does are one piece."""
+    pieces: list[Piece] = []
+    for part in parts:
+        before = pieces[-1] if pieces else part
+        if pieces and before.ops and part.ops:
+            pieces[-1] = Piece(before.ops + part.ops, before.calls + part.calls)
+        else:
+            pieces.append(part)
+    return tuple(pieces)
+
+
+def name_of(call: Call) -> str:
+    return str(getattr(call, "__qualname__", type(call).__name__))
+
+
+def lay_out(image: Any, layout: str, name: str) -> Any:
+    """Return the result [C, H, W] of a function in another layout."""
+    if layout == "CHW":
+        return image
+    if not isinstance(image, torch.Tensor) or image.ndim != 3:
+        rule = "'CHW' if results are not tensors [C, H, W]"
+        raise TypeError(make_message(f"{name}: out_layout", rule, layout))
+    image = image.permute(1, 2, 0)
+    return image if layout == "HWC" else image.contiguous().permute(2, 0, 1)
+
+
+class CutPlan:
+    """The plans of a chain that is cut, with the methods of a ``Plan`` and of ``SizedPlans``.
+
+    Args:
+        ops: the pieces of the chain.
+        shape: of images; with 0 as height, each has its own size.
+        layout, out_layout: of images and of results.
+        seed: of random parameters.
+
+    Raises:
+        TypeError, ValueError: operations before the first function do not go with the images.
+    """
+
+    whole = None  # the size of results is not known
+
+    def __init__(
+        self,
+        ops: tuple[Piece, ...],
+        shape: Sequence[int],
+        layout: str,
+        out_layout: str,
+        seed: int,
+    ) -> None:
+        self.ops, self.out_layout, self._layout, self._seed = ops, out_layout, layout, seed
+        self.parts: tuple[Any, ...] = sum((piece.ops or piece.calls for piece in ops), ())
+        self.is_random = any(op.is_random for piece in ops for op in piece.ops)
+        self.last: Plan | None = None  # has made the last result
+        self._functions = {i: piece.calls[0] for i, piece in enumerate(ops) if not piece.ops}
+        self._spent = dict.fromkeys(self._functions, (0, 0.0))  # calls and seconds
+        self._compile_kept = lru_cache(_MAX_PLANS)(self._compile)
+        if ops[0].ops and shape[0] > 0:
+            self._compile_kept(0, tuple(shape))
+
+    @property
+    def reason(self) -> str:
+        """Why threads of C cannot make batches."""
+        names = " and ".join(map(name_of, self._functions.values()))
+        return f"Python runs {names} in the middle of the transform"
+
+    def _compile(self, place: int, shape: tuple[int, ...]) -> Plan:
+        before = [op for piece in self.ops[:place] for op in piece.ops]
+        layout = "CHW" if place else self._layout
+        out_layout = self.out_layout if place == len(self.ops) - 1 else "CHW"
+        ops = self.ops[place].ops
+        return compile_plan(ops, shape, layout, out_layout, self._seed, before=before)
+
+    def _plan_for(self, place: int, image: Any) -> Plan | None:
+        """Return the plan of a piece, or None for Python."""
+        is_byte = place == 0 or getattr(image, "dtype", None) is torch.uint8
+        has_plan = is_byte and self.ops[place].ops
+        return self._compile_kept(place, tuple(image.shape)) if has_plan else None
+
+    def _image_for(self, place: int, image: Any) -> Any:
+        """Return the image as a piece takes it: C the first one unchanged, all else [C, H, W]."""
+        if place == 0 and self.ops[0].ops:
+            return image
+        is_array = isinstance(image, np.ndarray)  # of a decoder, or of a function: [H, W, C]
+        image = torch.from_numpy(np.atleast_3d(image).copy()) if is_array else image
+        is_interleaved = is_array or (place == 0 and self._layout == "HWC")
+        return image.permute(2, 0, 1) if is_interleaved else image
+
+    def _call(self, place: int, image: Any) -> Any:
+        calls, begin = self.ops[place].calls, perf_counter()
+        image = reduce(lambda result, call: call(result), calls, image)
+        if place in self._spent:
+            count, seconds = self._spent[place]
+            self._spent[place] = count + 1, seconds + perf_counter() - begin
+        is_end = place == len(self.ops) - 1
+        return lay_out(image, self.out_layout, name_of(calls[-1])) if is_end else image
+
+    def apply(
+        self,
+        image: Any,
+        index: int,
+        epoch: int = 0,
+        view: int = 0,
+        out: torch.Tensor | None = None,
+    ) -> Any:
+        """Return the result for an image in the layout of images.
+
+        Args:
+            out: memory for the result. It is used if it fits.
+        """
+        plan = None
+        for place in range(len(self.ops)):
+            image = self._image_for(place, image)
+            if plan := self._plan_for(place, image):
+                fits = out is not None and plan.fits(out)
+                image = plan.apply(image, index, epoch, view, out if fits else None)
+            else:
+                image = self._call(place, image)
+        self.last = plan
+        return image
+
+    def params(self, image: Any, index: int, epoch: int, view: int) -> list[dict[str, Any]]:
+        """Return the parameters that are drawn for a sample, one dict for each operation and
+        function. Runs the functions: what they return has the size that operations are drawn for.
+        """
+        told: list[dict[str, Any]] = []
+        for place, piece in enumerate(self.ops):
+            image = self._image_for(place, image)
+            if plan := self._plan_for(place, image):
+                is_first = place == 0 and self._layout == "HWC"
+                height, width = image.shape[:2] if is_first else image.shape[1:]
+                told += plan.params(index, epoch, view, (height, width))
+                image = plan.apply(image, index, epoch, view)
+            else:
+                told += [{"op": name_of(call)} for call in piece.calls]
+                image = self._call(place, image)
+        return told
+
+    def explain(self) -> list[str]:
+        """Return a line for each operation and function."""
+        lines = []
+        for place, piece in enumerate(self.ops):
+            lines += [f"  {op!r}: {op.work}" for op in piece.ops]
+            if place in self._spent:
+                count, seconds = self._spent[place]
+                cost = (
+                    f"{seconds / count * 1e6:,.0f} µs each for {count:,}" if count else "none yet"
+                )
+                name = name_of(self._functions[place])
+                lines.append(f"  {name}: Python, for each sample (in this process {cost})")
+        return lines
