@@ -289,6 +289,7 @@ class FinalizerBase:
 @final
 class ThreadPool:
     def __new__(cls, threads: int, uses_openmp: bool = False) -> ThreadPool: ...
+    def mix_rows(self, rows: Any, share: float, rest: float, /) -> None: ...
 
 class GradListBase:
     tensors: list[Any]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from fastloop.data.transforms.arguments import InterpolationMode
+from fastloop.data.transforms.batches import CutMix, MixUp
 from fastloop.data.transforms.color import (
     ColorJitter,
     GaussianBlur,
@@ -60,11 +61,13 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "CutMix",
     "GaussianBlur",
     "GaussianNoise",
     "Grayscale",
     "Identity",
     "InterpolationMode",
+    "MixUp",
     "Normalize",
     "Pad",
     "RandAugment",

@@ -139,6 +139,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device_transform: a function that takes each batch on ``device`` and returns the batch for
             the loop; it may convert uint8 images, for example. It runs on the current stream, or on
             one of the loader's own; other tensors that it uses must exist before ``iter()``.
+        batch_transform: a function that takes each batch and returns another, such as ``MixUp`` of
+            ``fastloop.transforms``, whose random numbers are those of seed, epoch and batch. It
+            runs in this process, before ``device_transform``; on ``device``, if there is one.
         static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
             graphs, and are valid until the next batch is taken. All batches must be alike.
         snapshot_every_n_steps: workers send the state of an ``IterableDataset`` that has
@@ -187,6 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     device: torch.device | str | int | None = None
     path: str = "auto"
     device_transform: Callable[[Any], Any] | None = None
+    batch_transform: Callable[[Any], Any] | None = None
     static_buffers: bool = False
     snapshot_every_n_steps: int = 1
     resume: str | None = None
@@ -215,6 +219,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: torch.device | str | int | None = None,
         path: str = "auto",
         device_transform: Callable[[Any], Any] | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
         static_buffers: bool = False,
         snapshot_every_n_steps: int = 1,
         resume: str | None = None,
@@ -227,6 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.snapshot_every_n_steps = every
         self.resume = read_choice("resume", resume, (None, "skip"))
         self.device, self.device_transform = device, device_transform
+        self.batch_transform = batch_transform
         self.static_buffers, self.on_worker_death = static_buffers, on_worker_death
         self._check_arguments()
         if memory_budget is not None:
@@ -253,8 +259,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _check_arguments(self) -> None:
         """Check arguments against each other; again before each iter(), as attributes may have been
         assigned."""
-        if self.device_transform is not None:
-            check_callable("device_transform", self.device_transform, "a function of a batch")
+        for name in ("device_transform", "batch_transform"):
+            if getattr(self, name) is not None:
+                check_callable(name, getattr(self, name), "a function of a batch")
         if self.device is not None:
             torch.device(self.device)  # raises torch's own error
         elif self.device_transform is not None or self.static_buffers:
@@ -285,7 +292,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self.num_workers > 0:
             self.check_worker_number_rationality()
         torchs_own = functools.partial(super()._get_iterator, *args, **kwargs)
-        placing = self.device, self.device_transform, self.static_buffers
+        placing = self.device, self.device_transform, self.static_buffers, self.batch_transform
         iterator: BaseIter = open_iterator(self, self._shared, torchs_own, self.path, *placing)
         self._shared.note_open(iterator)
         return iterator

@@ -12,7 +12,7 @@ import torch
 
 from fastloop.base.checks import read_int
 from fastloop.base.torch_parts import BaseIter
-from fastloop.device.accelerator import Accelerator, open_accelerator
+from fastloop.device.accelerator import Accelerator, HostAccelerator, open_accelerator
 from fastloop.device.prefetch import NoUpload, Prefetcher, Transform, Uploader
 
 
@@ -67,12 +67,18 @@ class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
     Args:
         source: the iterator. If its ``is_on_device`` is true, batches are only transformed, or put
             at fixed addresses.
+        accelerator: None leaves batches where they are.
     """
 
     def __init__(
-        self, source: Any, accelerator: Accelerator, transform: Transform | None, is_static: bool
+        self,
+        source: Any,
+        accelerator: Accelerator | None,
+        transform: Transform | None,
+        is_static: bool,
     ) -> None:
-        is_there = getattr(source, "is_on_device", False)
+        is_there = accelerator is None or getattr(source, "is_on_device", False)
+        accelerator = accelerator or HostAccelerator(torch.device("cpu"))
         # Without workers the dataset is read in the loop's own time, and draws its numbers there.
         depth = 2 if getattr(source, "_num_workers", 0) > 0 and not is_there else 1
         uploader = NoUpload(transform) if is_there else Uploader(accelerator, transform)
@@ -95,6 +101,24 @@ class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
     def close(self) -> None:
         self._drop()
         getattr(self._source, "close", bool)()  # torch's have none
+
+
+def number_batches(source: Any, transform: Transform, is_ours: bool) -> Transform:
+    """Return the transform of a loader's iterator, which then knows the number of each batch.
+
+    Args:
+        is_ours: images of batches may be overwritten.
+    """
+    keyed = getattr(transform, "apply_keyed", None)
+    if keyed is None:
+        return transform
+
+    def apply(batch: Any) -> Any:
+        epoch = getattr(source, "_epoch", None)
+        number = 0 if epoch is None else epoch.state.random_epoch
+        return keyed(batch, number, source._num_yielded - 1, is_ours)
+
+    return apply
 
 
 def prefetch(

@@ -24,7 +24,7 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import Columns, NotCoveredError
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.device_iter import DeviceIter
+from fastloop.loader.device_iter import DeviceIter, number_batches
 from fastloop.loader.shared import Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
@@ -74,6 +74,7 @@ def open_iterator(
     device: torch.device | str | int | None = None,
     transform: Callable[[Any], Any] | None = None,
     is_static: bool = False,
+    batch_transform: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Return an iterator over the loader's batches on `device`, transformed.
 
@@ -81,7 +82,7 @@ def open_iterator(
         loader: any torch DataLoader, as for ``fast_iterator``.
         torchs_own: makes the iterator that torch alone would make. It is used where this version of
             fastloop does not know torch's iterators, or others have changed them.
-        path, device, transform, is_static: as the arguments of ``fastloop.DataLoader``.
+        path, device, transform, is_static, batch_transform: arguments of ``fastloop.DataLoader``.
     """
     is_plain = transform is None and not is_static
     accelerator = None
@@ -89,6 +90,16 @@ def open_iterator(
         accelerator = open_accelerator(device)
     is_left = bool(_ITER_METHODS.find_replaced()) or not is_known("torch", "Loaders are left")
     iterator = torchs_own() if is_left else fast_iterator(loader, path, shared, accelerator)
+    if batch_transform is not None:
+        # Batches that torch's collate makes are nobody else's.
+        is_ours = loader._auto_collation and is_default_collate(loader.collate_fn)
+        first = number_batches(iterator, batch_transform, is_ours)
+        then, transform = transform, first
+        if then is not None:
+            transform = lambda batch: then(first(batch))  # noqa: E731
+        if accelerator is None:
+            return DeviceIter(iterator, None, transform, False)
+    is_plain = is_plain and transform is None
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
     return DeviceIter(iterator, accelerator, transform, is_static)

@@ -186,3 +186,19 @@ def test_bytes_go_over_the_link() -> None:
         assert count == COUNT
         sent = loader.stats().bytes
     assert sent < COUNT * (3 * 24 * 24 + 64) + 64 * 64
+
+
+@pytest.mark.parametrize("path", ["array", "process", "torch"])
+def test_batches_are_mixed_on_the_device(path: str) -> None:
+    data = dataset()
+    mix = T.RandomChoice([T.MixUp(num_classes=COUNT), T.CutMix(num_classes=COUNT)])
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        ours = on_device(data, path, 2, batch_transform=mix)
+        theirs = DataLoader(data, BATCH, batch_transform=mix)
+        assert_same_all(ours, theirs)
+
+
+def assert_same_all(ours: Any, theirs: Any) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        assert_same(a, b)

@@ -42,9 +42,9 @@ class Stream(IterableDataset[torch.Tensor]):
 
 def test_signature_is_torchs_with_more_keywords() -> None:
     ours = dict(inspect.signature(DataLoader.__init__).parameters)
-    names = ["device", "path", "device_transform", "static_buffers"]
+    names = ["device", "path", "device_transform", "batch_transform", "static_buffers"]
     names += ["snapshot_every_n_steps", "resume", "on_worker_death", "memory_budget"]
-    assert list(ours)[-8:] == names
+    assert list(ours)[-9:] == names
     extras = {name: ours.pop(name) for name in names}
     assert list(ours) == list(TORCH_PARAMETERS)
     for name, theirs in TORCH_PARAMETERS.items():
@@ -55,6 +55,7 @@ def test_signature_is_torchs_with_more_keywords() -> None:
     assert [p.default for p in extras.values()] == [
         None,
         "auto",
+        None,
         None,
         False,
         1,

@@ -2,10 +2,12 @@
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "fl_py_thread_pool.h"
 
+#include "fl_cpu_mix.h"
 #include "fl_py.h"
 #include "fl_thread.h"
 
 #include <dlfcn.h>
+#include <string.h>
 
 /* The function that runs work on the OpenMP threads of this process. NULL if there is none, and in
  * a forked child, where that function would wait for the parent's threads. */
@@ -44,6 +46,34 @@ static void pool_dealloc(fl_py_thread_pool *self)
     Py_DECREF(type);
 }
 
+PyDoc_STRVAR(mix_rows_doc,
+             "mix_rows(rows, share, rest, /)\n--\n\n"
+             "Mix each row of a float32 array [rows, columns] with the one before, in place:\n"
+             "row[i] = row[i - 1] * rest + row[i] * share.");
+
+static PyObject *pool_mix_rows(fl_py_thread_pool *self, PyObject *args)
+{
+    PyObject *rows;
+    fl_mix mix;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "Off:mix_rows", &rows, &mix.share, &mix.rest)) return NULL;
+    if (PyObject_GetBuffer(rows, &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0)
+        return NULL;
+    bool fits = view.ndim == 2 && view.format != NULL && strcmp(view.format, "f") == 0;
+    if (fits && view.len > 0) {
+        mix.rows = view.buf, mix.count = view.shape[0], mix.columns = view.shape[1];
+        Py_BEGIN_ALLOW_THREADS
+        fl_thread_pool_run(self->pool, fl_mix_do, &mix, fl_mix_parts(&mix), 1);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&view);
+    if (!fits) return PyErr_Format(PyExc_TypeError, "mix_rows: the rows must be float32 [n, k]");
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef pool_methods[] = {
+    {"mix_rows", (PyCFunction)pool_mix_rows, METH_VARARGS, mix_rows_doc}, {NULL, NULL, 0, NULL}};
+
 PyDoc_STRVAR(
     pool_doc,
     "ThreadPool(threads, uses_openmp=False)\n--\n\n"
@@ -52,7 +82,10 @@ PyDoc_STRVAR(
     "and always in a forked child, they are threads of the pool's own that sleep between\n"
     "jobs. In a child that is forked later the pool runs jobs on the calling thread alone.");
 
-static PyType_Slot pool_slots[] = {
-    {Py_tp_doc, (void *)pool_doc}, {Py_tp_new, pool_new}, {Py_tp_dealloc, pool_dealloc}, {0, NULL}};
+static PyType_Slot pool_slots[] = {{Py_tp_doc, (void *)pool_doc},
+                                   {Py_tp_new, pool_new},
+                                   {Py_tp_dealloc, pool_dealloc},
+                                   {Py_tp_methods, pool_methods},
+                                   {0, NULL}};
 
 PyType_Spec fl_py_thread_pool_spec = FL_PY_SPEC("ThreadPool", fl_py_thread_pool, 0, pool_slots);

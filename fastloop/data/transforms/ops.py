@@ -20,6 +20,7 @@ from fastloop.base import checks
 from fastloop.base.checks import make_message
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms import color, policy, warp
+from fastloop.data.transforms.batches import BatchChoice, BatchOp
 from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Parts, Values
 
 _BOX = ("top", "left", "height", "width")
@@ -146,25 +147,40 @@ class _Branch(Geometry):
         return {"transforms": parts}
 
 
+def _read_shares(p: Any, count: int) -> list[float]:
+    """Return probabilities whose sum is 1."""
+    shares = [1] * count if p is None else p
+    name, rule = "RandomChoice: p", f"{count} numbers >= 0, one for each transform"
+    if not checks.is_sequence(shares) or not all(map(checks.is_number, shares)):
+        raise TypeError(make_message(name, rule, p))
+    if len(shares) != count or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+        raise ValueError(make_message(name, rule, p))
+    return [share / sum(shares) for share in shares]
+
+
 class RandomChoice(_Gate):
     """Apply one of several operations.
 
     Args:
-        transforms: operations of this module whose results have one size and number of channels.
+        transforms: operations of this module whose results have one size and number of channels;
+            or ``MixUp`` and ``CutMix``, for batches.
         p: how probable each of them is, up to a common factor. None: all are alike.
     """
 
     kind = 21
 
+    def __new__(cls, transforms: Any = (), p: Any = None) -> Any:
+        if checks.is_sequence(transforms) and any(isinstance(op, BatchOp) for op in transforms):
+            for i, op in enumerate(transforms):
+                if not isinstance(op, BatchOp):
+                    rule = "an operation on batches, as the others"
+                    raise TypeError(make_message(f"RandomChoice: item {i}", rule, op))
+            return BatchChoice(transforms, _read_shares(p, len(transforms)))
+        return super().__new__(cls)
+
     def __init__(self, transforms: Any, p: Any = None) -> None:
         held = tuple(self._hold(transforms))
-        shares = [1] * len(held) if p is None else p
-        name, rule = "RandomChoice: p", f"{len(held)} numbers >= 0, one for each transform"
-        if not checks.is_sequence(shares) or not all(map(checks.is_number, shares)):
-            raise TypeError(make_message(name, rule, p))
-        if len(shares) != len(held) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
-            raise ValueError(make_message(name, rule, p))
-        self.p = [share / sum(shares) for share in shares]
+        self.p = _read_shares(p, len(held))
         ends = itertools.accumulate(self.p)
         self._parts = tuple(_Branch(*each) for each in zip(held, ends, strict=True))
 

@@ -1,0 +1,234 @@
+"""MixUp and CutMix: operations on whole batches with torchvision v2's arguments and arithmetic.
+
+Called, they draw from torch's generator as torchvision's do. As ``batch_transform=`` of a loader
+their parameters are a function of seed, epoch and number of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from fastloop.base.checks import make_message, read_choice, read_int, read_number
+from fastloop.base.nested import list_leaves, map_leaves
+from fastloop.base.threads import thread_pool
+
+Params = dict[str, Any]
+
+
+class _Draws(NamedTuple):
+    beta: Callable[[float], float]  # of Beta(alpha, alpha)
+    below: Callable[[int], int]
+    choose: Callable[[Sequence[float]], int]  # by probabilities
+
+
+def _draw_of_torch(alpha: float) -> float:
+    both = torch.tensor([alpha])
+    return float(torch.distributions.Beta(both, both).sample(()))
+
+
+_TORCHS = _Draws(
+    _draw_of_torch,
+    lambda count: int(torch.randint(count, (1,))),
+    lambda p: int(torch.multinomial(torch.tensor(p), 1)),
+)
+
+
+def _keyed(seed: int, epoch: int, batch: int) -> _Draws:
+    """Return the numbers of Python's generator, which is seeded by a text of the key."""
+    numbers = random.Random(f"{seed} {epoch} {batch}")
+    return _Draws(
+        lambda alpha: numbers.betavariate(alpha, alpha),
+        numbers.randrange,
+        lambda p: numbers.choices(range(len(p)), p)[0],
+    )
+
+
+def _find_labels(batch: Any) -> Any:
+    """Return the labels where torchvision looks for them."""
+    second = batch[1] if isinstance(batch, (tuple, list)) else batch
+    if not isinstance(second, Mapping):
+        return second
+    keys = [key for key in second if "label" in str(key).lower()]
+    exact = [key for key in keys if key.lower() == "labels"]
+    if not keys:
+        rule = "a batch (images, labels), or a dict with a key like 'labels'"
+        raise ValueError(make_message("labels", rule, list(second), "pass labels_getter="))
+    return second[(exact or keys)[0]]
+
+
+class BatchOp:
+    """Base of the operations on batches."""
+
+    seed = 0
+
+    def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:
+        """Return the parameters of a batch of images of this (height, width)."""
+        raise NotImplementedError
+
+    def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
+        """Return the batch with these parameters; in place, its images are overwritten."""
+        raise NotImplementedError
+
+    def size_of(self, batch: Any) -> tuple[int, int]:
+        """Return (height, width) of the images. Raises if the operation does not take the batch."""
+        raise NotImplementedError
+
+    def params(self, batch: int, epoch: int, size: tuple[int, int]) -> Params:
+        """Return the parameters that a loader gives a batch.
+
+        Args:
+            batch: its number in the epoch, from 0.
+            epoch: the loader's, from 0, or that of a sampler's ``set_epoch()`` if that is larger.
+            size: (height, width) of the images.
+        """
+        return self.draw(_keyed(self.seed, epoch, batch), size)
+
+    def __call__(self, *inputs: Any) -> Any:
+        batch = inputs if len(inputs) > 1 else inputs[0]
+        return self.apply(batch, self.draw(_TORCHS, self.size_of(batch)), in_place=False)
+
+    def apply_keyed(self, batch: Any, epoch: int, number: int, in_place: bool) -> Any:
+        return self.apply(batch, self.params(number, epoch, self.size_of(batch)), in_place)
+
+
+class _Mix(BatchOp):
+    """
+    Args:
+        alpha: of the Beta distribution of the share of each image.
+        num_classes: for labels that are indices; None for probabilities.
+        labels_getter: a function from the batch to its labels. "default": the second item, or the
+            entry of a dict whose name is like "labels".
+        seed: of parameters in a loader.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 1.0,
+        num_classes: int | None = None,
+        labels_getter: Any = "default",
+        seed: int = 0,
+    ) -> None:
+        self.alpha = read_number("alpha", alpha, 0)
+        if not 0 < self.alpha < math.inf:
+            raise ValueError(make_message("alpha", "a finite number > 0", alpha))
+        self.num_classes = num_classes
+        if num_classes is not None:
+            read_int("num_classes", num_classes, 1)
+        if not callable(labels_getter):
+            read_choice("labels_getter", labels_getter, ("default",))
+        self.labels_getter = labels_getter
+        self.seed = read_int("seed", seed, 0, 2**64 - 1)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(alpha={self.alpha}, num_classes={self.num_classes})"
+
+    def _find(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return images and labels."""
+        getter = _find_labels if self.labels_getter == "default" else self.labels_getter
+        name, labels = type(self).__name__, getter(batch)
+        if not isinstance(labels, Tensor):
+            raise ValueError(f"The labels must be a tensor, but got {type(labels)} instead.")
+        leaves = (leaf for _, leaf in list_leaves(batch) if isinstance(leaf, Tensor))
+        images = next((leaf for leaf in leaves if leaf is not labels), labels)
+        rule = "indices [N], or probabilities [N, num_classes]"
+        if labels.ndim not in (1, 2) or (
+            labels.ndim == 2 and self.num_classes not in (None, labels.shape[1])
+        ):
+            raise ValueError(make_message(f"{name}: labels", rule, tuple(labels.shape)))
+        if labels.ndim == 1 and self.num_classes is None:
+            raise ValueError("num_classes must be passed if the labels are index-based (1D)")
+        if images.ndim != 4 or len(images) != len(labels):
+            rule = f"[{len(labels)}, C, H, W] for as many labels"
+            raise ValueError(make_message(f"{name}: images", rule, tuple(images.shape)))
+        return images, labels
+
+    def size_of(self, batch: Any) -> tuple[int, int]:
+        height, width = self._find(batch)[0].shape[-2:]
+        return height, width
+
+    def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
+        images, labels = self._find(batch)
+        found = one_hot(labels, self.num_classes or -1) if labels.ndim == 1 else labels
+        found = found if found.dtype.is_floating_point else found.float()
+        mixed = _mix(found, params["lam_adjusted" if "lam_adjusted" in params else "lam"])
+        done = self._change(images, params, in_place)
+        there = {id(labels): mixed, id(images): done}
+        return map_leaves(batch, lambda _, leaf: there.get(id(leaf), leaf))
+
+    def _change(self, images: Tensor, params: Params, in_place: bool) -> Tensor:
+        raise NotImplementedError
+
+
+def _mix(values: Tensor, share: float) -> Tensor:
+    return values.roll(1, 0).mul_(1.0 - share).add_(values.mul(share))
+
+
+class MixUp(_Mix):
+    __doc__ = f"""Mix each image of a batch with the one before it: MixUp.
+    {_Mix.__doc__}"""
+
+    def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:
+        return {"lam": draws.beta(self.alpha)}
+
+    def _change(self, images: Tensor, params: Params, in_place: bool) -> Tensor:
+        share = params["lam"]
+        if not images.dtype.is_floating_point:
+            remedy = "put ToDtype(torch.float32, scale=True) into the transform"
+            raise TypeError(make_message("MixUp: images", "of a float dtype", images.dtype, remedy))
+        rows = images if images.is_contiguous() else images.movedim(1, -1)
+        is_plain = type(images) is Tensor and images.dtype is torch.float32 and not images.is_cuda
+        if not in_place or not is_plain or not rows.is_contiguous() or images.device.type != "cpu":
+            return _mix(images, share)
+        thread_pool().mix_rows(rows.flatten(1).numpy(), share, 1.0 - share)
+        return images
+
+
+class CutMix(_Mix):
+    __doc__ = f"""Put a rectangle of the image before into each image of a batch: CutMix.
+    {_Mix.__doc__}"""
+
+    def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:
+        lam, (height, width) = draws.beta(self.alpha), size
+        x, y = draws.below(width), draws.below(height)
+        half = 0.5 * math.sqrt(1.0 - lam)
+        x_half, y_half = int(half * width), int(half * height)
+        x1, y1 = max(x - x_half, 0), max(y - y_half, 0)
+        x2, y2 = min(x + x_half, width), min(y + y_half, height)
+        lam = float(1.0 - (x2 - x1) * (y2 - y1) / (width * height))
+        return {"box": (x1, y1, x2, y2), "lam_adjusted": lam}
+
+    def _change(self, images: Tensor, params: Params, in_place: bool) -> Tensor:
+        x1, y1, x2, y2 = params["box"]
+        images = images if in_place else images.clone()
+        box = images[..., y1:y2, x1:x2]
+        box.copy_(box.roll(1, 0))
+        return images
+
+
+class BatchChoice(BatchOp):
+    """Apply one of several operations on batches; ``RandomChoice`` of them makes it."""
+
+    def __init__(self, transforms: Sequence[BatchOp], p: Sequence[float]) -> None:
+        self.transforms, self.p = list(transforms), list(p)
+        self.seed = transforms[0].seed
+
+    def __repr__(self) -> str:
+        return f"RandomChoice({self.transforms}, p={self.p})"
+
+    def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:
+        chosen = draws.choose(self.p)
+        return {"chosen": chosen, **self.transforms[chosen].draw(draws, size)}
+
+    def size_of(self, batch: Any) -> tuple[int, int]:
+        return self.transforms[0].size_of(batch)
+
+    def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
+        return self.transforms[params["chosen"]].apply(batch, params, in_place)
