@@ -45,6 +45,13 @@ def read_item(item: Any, rows: int) -> tuple[int, int]:
     return row, view
 
 
+def read_views(transform: Mapping[Any, Any], fields: Sequence[Any]) -> list[str]:
+    """Return the keys of a transform that name views of the first field: two or more that are
+    no fields."""
+    names = [key for key in transform if key not in fields and isinstance(key, str)]
+    return names if len(names) > 1 else []
+
+
 class ArrayDataset(EpochDataset):
     """Arrays of equal length as a map-style dataset.
 
@@ -56,8 +63,9 @@ class ArrayDataset(EpochDataset):
             counts samples and must be the same for all.
         transform: image operations that C does on uint8: an operation or a ``Compose`` of
             ``fastloop.transforms`` for the first field, or a dict of them by field name (or
-            position). Transforms of torchvision's ``v2`` are translated; any other callable is
-            called by Python with each row.
+            position). Two or more other names are views: fields in place of the first, made of it
+            with random numbers of their own (``seed`` + 0, 1, ...). Transforms of torchvision's
+            ``v2`` are translated; any other callable is called by Python with each row.
         layout: of images in fields with transforms, ``"CHW"`` or ``"HWC"``.
         out_layout: of the results, ``"CHW"``, ``"HWC"``, or ``"channels_last"``: the shape of CHW
             with the strides of HWC.
@@ -99,16 +107,24 @@ class ArrayDataset(EpochDataset):
         if bool(fields) == bool(named):
             raise TypeError("fields must be given all by position or all by name, at least one")
         self._keys = tuple(named) if named else None
-        names = [f"field {key!r}" for key in self._keys or range(len(fields))]
-        self._fields = tuple(map(_make_field, names, named.values() if named else fields))
+        values = list(named.values() if named else fields)
+        given: Any = transform if isinstance(transform, Mapping) else {}
+        if views := read_views(given, self._keys or range(len(values))):
+            values[:1] = values[:1] * len(views)
+            self._keys = (*views, *self._keys[1:]) if self._keys else None
+        self._views = len(views)
+        keys = self._names = [*views, *(self._keys or range(len(values)))[len(views) :]]
+        self._fields = tuple(
+            _make_field(f"field {k!r}", v) for k, v in zip(keys, values, strict=True)
+        )
         if len(set(map(len, self._fields))) > 1:
             each = ", ".join(f"{field.name} has {len(field)}" for field in self._fields)
             raise ValueError(f"fields must have the same number of rows, but {each}")
-        keys = list(self._keys or range(len(self._fields)))
-        given = transform if isinstance(transform, Mapping) else {keys[0]: transform}
+        if not isinstance(transform, Mapping):
+            given = {keys[0]: transform}
         places = [keys.index(read_choice("each key of transform", key, keys)) for key in given]
         self._transforms = {  # by position of the field
-            i: self._make_transform(self._fields[i], each, layout, out_layout)
+            i: self._make_transform(i, each, layout, out_layout)
             for i, each in zip(places, given.values(), strict=True)
             if each is not None
         }
@@ -124,8 +140,9 @@ class ArrayDataset(EpochDataset):
             )
 
     def _make_transform(
-        self, field: Field | RaggedArray, transform: Any, layout: str, out_layout: str
+        self, place: int, transform: Any, layout: str, out_layout: str
     ) -> FieldTransform:
+        field = self._fields[place]
         if isinstance(field, RaggedArray):
             remedy = "name a field of images, as in transform={'image': ...}"
             raise TypeError(f"{field.name} is a RaggedArray, which has no transforms ({remedy})")
@@ -133,7 +150,8 @@ class ArrayDataset(EpochDataset):
             rule = "an operation of fastloop.transforms, a Compose of several, or a function"
             kind = transform if isinstance(transform, type) else type(transform)
             raise TypeError(make_message(f"{field.name}: transform", rule, kind))
-        return FieldTransform(field, transform, layout, out_layout, self._seed)
+        seed = (self._seed + place * (place < self._views)) % 2**64
+        return FieldTransform(field, transform, layout, out_layout, seed)
 
     @property
     def _plans(self) -> tuple[ImagePlan | None, ...]:
@@ -228,7 +246,7 @@ class ArrayDataset(EpochDataset):
             raise TypeError("params() is for datasets that were given a transform")
         row, view = read_item((index, view), len(self))
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
-        keys = self._keys or range(len(self._fields))
+        keys = self._names
         transforms = {keys[i]: transform for i, transform in self._transforms.items()}
         only = next(iter(transforms)) if field is None and len(transforms) == 1 else field
         return transforms[read_choice("field", only, tuple(transforms))].params(row, epoch, view)
@@ -246,7 +264,7 @@ class ArrayDataset(EpochDataset):
 
     def __repr__(self) -> str:
         parts = []
-        for i, key in enumerate(self._keys or range(len(self._fields))):
+        for i, key in enumerate(self._names):
             transform = self._transforms.get(i)
             result = f" -> {transform.describe_result()}" if transform else ""
             parts.append(f"{key}: {self._fields[i]!r}{result}")

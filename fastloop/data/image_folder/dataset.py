@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import takewhile
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fastloop.base.checks import make_message, read_choice, read_int
-from fastloop.data.arrays import ArrayDataset, read_item
+from fastloop.data.arrays import ArrayDataset, read_item, read_views
 from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array, read_npy_header
@@ -211,6 +211,10 @@ def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) ->
 # ---- the dataset
 
 
+def _join(parts: Sequence[Any]) -> Any:
+    return Compose(parts) if parts else ToDtype(torch.uint8)
+
+
 class ImageFolder(EpochDataset):
     """Images in files: ``root/class/.../name.jpg``. Classes and samples are torchvision's.
 
@@ -219,7 +223,9 @@ class ImageFolder(EpochDataset):
         transform: an operation or a ``Compose`` of ``fastloop.transforms``, or of torchvision's
             ``v2``, which is translated: C does it, and its random parameters are a function of
             (seed, epoch, index, view). Any other callable gets a ``PIL.Image`` in RGB, as from
-            torchvision's ImageFolder, in Python. None: images unchanged.
+            torchvision's ImageFolder, in Python. None: images unchanged. A dict of two or more, by
+            name, gives as many views of an image that is decoded once, with random numbers of their
+            own (``seed`` + 0, 1, ...): samples are (view, ..., class).
         decode: ``"auto"``: simplejpeg for JPEG if it is installed, and Pillow;
             or a function from the bytes of a file to a ``numpy.ndarray`` of uint8 and shape
             [height, width, 3], RGB. It should release the interpreter lock. Its result is read
@@ -276,22 +282,36 @@ class ImageFolder(EpochDataset):
         rule = "'raise', 'skip', or a function from (path, error) to an image"
         self._on_error = _read_function("on_error", on_error, ("raise", "skip"), rule)
         self._transform = transform
-        self._plans, self._why_python = self._compile(transform)
+        views = read_views(transform, ()) if isinstance(transform, Mapping) else []
+        self._views = {
+            name: self._compile_view(name, transform[name], (self._seed + i) % 2**64)
+            for i, name in enumerate(views)
+        }
+        whole: Any = (self._views[views[0]], "") if views else self._compile(transform, self._seed)
+        self._plans, self._why_python = whole
         self.classes, self.samples = _list_samples(self.root, self.extensions)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
         self.skipped_files: list[str] = []
-        is_random = self._plans is not None and self._plans.is_random
+        plans = self._views.values() or [self._plans]
+        is_random = any(each is not None and each.is_random for each in plans)
         self._epoch = Epoch() if is_random else None
         self._baked: tuple[Geometry | Values, ...] = ()
         self._cached = None if cache is None else self._read_images(cache)
 
-    def _compile(self, transform: Any) -> tuple[SizedPlans | CutPlan | None, str]:
+    def _compile_view(self, name: str, transform: Any, seed: int) -> SizedPlans | CutPlan:
+        plans, reason = self._compile(transform, seed)
+        if plans is None or transform is None:
+            rule = "of fastloop.transforms, as each of several views is"
+            raise TypeError(make_message(f"transform[{name!r}]", rule, transform, reason))
+        return plans
+
+    def _compile(self, transform: Any, seed: int) -> tuple[SizedPlans | CutPlan | None, str]:
         """Return the plans, or None and why C cannot do the transform."""
         rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
         given = () if transform is None else _read_function("transform", transform, (), rule)
-        out, seed = self._out_layout, self._seed
+        out = self._out_layout
 
         def cut(pieces: Pieces) -> CutPlan:
             if not is_own(transform):  # functions of torchvision's transforms get PIL images
@@ -318,11 +338,12 @@ class ImageFolder(EpochDataset):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: Any) -> tuple[Any, int]:
+    def __getitem__(self, index: Any) -> Any:
         return self._sample(*read_item(index, len(self)))
 
-    def __getitems__(self, indices: Sequence[Any]) -> list[tuple[Any, int]]:
-        plan = self._plans.whole if self._plans is not None and self._cached is None else None
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        is_one = self._plans is not None and self._cached is None and not self._views
+        plan = self._plans.whole if self._plans is not None and is_one else None
         # torch's collate stacks channels_last in another layout.
         like = plan.empty() if plan is not None and plan.out_layout != "channels_last" else None
         with borrow_places(like, len(indices)) as places:
@@ -330,15 +351,19 @@ class ImageFolder(EpochDataset):
             pairs = zip(indices, places, strict=True)
             return [self._sample(*read_item(index, len(self)), place) for index, place in pairs]
 
-    def _sample(self, row: int, view: int, place: torch.Tensor | None = None) -> tuple[Any, int]:
+    def _sample(self, row: int, view: int, place: torch.Tensor | None = None) -> Any:
         arrays = self._arrays
         if arrays is not None:
-            image, target = arrays[row, view]
-            return image, int(target)
+            *images, target = arrays[row, view]
+            return (*images, int(target))
         pixels, source = self._read(row)
         target = self.samples[source][1]
         if self._plans is None:
             return self._transform(import_module("PIL.Image").fromarray(pixels)), target
+        if self._views:
+            epoch = self._epoch_now()
+            images = [each.apply(pixels, row, epoch, view) for each in self._views.values()]
+            return (*images, target)
         return self._plans.apply(pixels, row, self._epoch_now(), view, place), target
 
     def _read(self, row: int) -> tuple[Array, int]:
@@ -382,7 +407,7 @@ class ImageFolder(EpochDataset):
         if self._plans is None:
             rule = f"None if C does not do the transform: {self._why_python}"
             raise ValueError(make_message("cache", rule, argument))
-        ops = self._plans.parts
+        ops = () if self._views else self._plans.parts
         self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
         baked, rest = SizedPlans(self._baked, "HWC", 0), ops[len(self._baked) :]
 
@@ -401,7 +426,10 @@ class ImageFolder(EpochDataset):
         path, replaced = _open_cache(argument, self.root, paths, options, make)
         targets = [self.targets[replaced.get(row, row)] for row in range(len(self))]
         self.skipped_files = [self.samples[row][0] for row in sorted(replaced)]
-        then, out = Compose(rest) if rest else ToDtype(torch.uint8), self._out_layout
+        then = _join(rest)
+        if self._views:
+            then = {name: _join(each.parts) for name, each in self._views.items()}
+        out = self._out_layout
         arrays = ArrayDataset(
             path, targets, transform=then, layout="HWC", out_layout=out, seed=self._seed
         )
@@ -410,7 +438,9 @@ class ImageFolder(EpochDataset):
 
     # ---- reports
 
-    def params(self, index: int, epoch: int | None = None, view: int = 0) -> list[dict[str, Any]]:
+    def params(
+        self, index: int, epoch: int | None = None, view: int = 0, field: str | None = None
+    ) -> list[dict[str, Any]]:
         """Return the random parameters of a sample: one dict for each operation, in order.
 
         Reads the file, because they depend on the size of the image.
@@ -419,6 +449,7 @@ class ImageFolder(EpochDataset):
             index: of the sample.
             epoch: None: the one that ``dataset[index]`` has now.
             view: of the sample.
+            field: the name of a view, where ``transform`` has several.
         """
         if self._plans is None or self._transform is None:
             why = self._why_python or "there is none"
@@ -428,9 +459,12 @@ class ImageFolder(EpochDataset):
         arrays = self._arrays
         if arrays is not None:
             baked: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self._baked]
-            return (baked + arrays.params(row, epoch, view))[: len(self._plans.parts)]
-        pixels, _ = self._read(row)
-        return self._plans.params(pixels, row, epoch, view)
+            told = baked + arrays.params(row, epoch, view, field)
+            return told if self._views else told[: len(self._plans.parts)]
+        plans: SizedPlans | CutPlan = self._plans
+        if self._views:
+            plans = self._views[read_choice("field", field, tuple(self._views))]
+        return plans.params(self._read(row)[0], row, epoch, view)
 
     def explain(self) -> str:
         """Return a text: the decoders, where each operation runs and why, the random parameters."""
@@ -446,8 +480,9 @@ class ImageFolder(EpochDataset):
             numbers = "with a PIL.Image, and random numbers of the process"
             lines.append(f"transform: Python, {numbers}, because {self._why_python}")
         else:
-            lines.append(f"transform: by C, behind the decoder, to {self._out_layout}")
-            lines += self._plans.explain()
+            for name, each in self._views.items() or [("transform", self._plans)]:
+                lines.append(f"{name}: by C, behind the decoder, to {self._out_layout}")
+                lines += each.explain()
         if self._epoch is not None:
             lines.append(f"random parameters: seed {self._seed}, {self._epoch.explain()}")
         return "\n".join(lines)
