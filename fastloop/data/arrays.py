@@ -17,7 +17,11 @@ from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, read_row
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.cut import CutPlan
-from fastloop.data.transforms.dataset_transform import FieldTransform, is_torchvision
+from fastloop.data.transforms.dataset_transform import (
+    FieldTransform,
+    for_masks,
+    is_torchvision,
+)
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS, Plan
 
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
@@ -63,9 +67,11 @@ class ArrayDataset(EpochDataset):
             counts samples and must be the same for all.
         transform: image operations that C does on uint8: an operation or a ``Compose`` of
             ``fastloop.transforms`` for the first field, or a dict of them by field name (or
-            position). Two or more other names are views: fields in place of the first, made of it
-            with random numbers of their own (``seed`` + 0, 1, ...). Transforms of torchvision's
-            ``v2`` are translated; any other callable is called by Python with each row.
+            position). A tuple of names is an image and its masks: the masks get its geometry, of
+            the nearest pixel. Two or more other names are views: fields in place of the first, made
+            of it with random numbers of their own (``seed`` + 0, 1, ...). Transforms of
+            torchvision's ``v2`` are translated; any other callable is called by Python with each
+            row.
         layout: of images in fields with transforms, ``"CHW"`` or ``"HWC"``.
         out_layout: of the results, ``"CHW"``, ``"HWC"``, or ``"channels_last"``: the shape of CHW
             with the strides of HWC.
@@ -109,6 +115,11 @@ class ArrayDataset(EpochDataset):
         self._keys = tuple(named) if named else None
         values = list(named.values() if named else fields)
         given: Any = transform if isinstance(transform, Mapping) else {}
+        for key, aug in [pair for pair in given.items() if isinstance(pair[0], tuple)]:
+            first, *masks = key
+            mask = for_masks(aug) if masks else None
+            given = {**given, first: aug, **dict.fromkeys(masks, mask)}
+            del given[key]
         if views := read_views(given, self._keys or range(len(values))):
             values[:1] = values[:1] * len(views)
             self._keys = (*views, *self._keys[1:]) if self._keys else None

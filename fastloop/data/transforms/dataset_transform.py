@@ -114,6 +114,16 @@ def _cut(transform: Any) -> Iterator[Piece]:
         yield Piece((), (transform,))
 
 
+def for_masks(transform: Any) -> ImageOp:
+    """Return the transform for masks of images that have this transform.
+
+    Raises:
+        TypeError, ValueError: C does not do all of it.
+    """
+    ops = tuple(image_ops.for_masks(_translate(transform)))
+    return image_ops.Compose(ops) if ops else image_ops.Identity()
+
+
 def why_not(function: Any) -> str:
     """Return why C does not do a part of a transform."""
     try:

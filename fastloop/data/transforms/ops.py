@@ -6,10 +6,11 @@ Each is a dataclass. The annotation of a field says how the argument is read and
 
 # No `from __future__ import annotations`: it would make text of the annotations, which are read.
 
+import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -65,6 +66,8 @@ class Compose(ImageOp):
 
     def _chain(self) -> Iterator[Geometry | Values]:
         for op in self.transforms:
+            if not is_own(op):
+                raise ValueError(f"{getattr(op, '__name__', op)} is a function, which C cannot run")
             yield from op._chain()
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -169,7 +172,7 @@ class RandomChoice(_Gate):
 
     kind = 21
 
-    def __new__(cls, transforms: Any = (), p: Any = None) -> Any:
+    def __new__(cls, transforms: Any, p: Any = None) -> Any:
         if checks.is_sequence(transforms) and any(isinstance(op, BatchOp) for op in transforms):
             for i, op in enumerate(transforms):
                 if not isinstance(op, BatchOp):
@@ -177,6 +180,9 @@ class RandomChoice(_Gate):
                     raise TypeError(make_message(f"RandomChoice: item {i}", rule, op))
             return BatchChoice(transforms, _read_shares(p, len(transforms)))
         return super().__new__(cls)
+
+    def __getnewargs__(self) -> tuple[Any]:
+        return (self.transforms,)
 
     def __init__(self, transforms: Any, p: Any = None) -> None:
         held = tuple(self._hold(transforms))
@@ -203,6 +209,24 @@ class RandomOrder(_Gate):
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"order": values["order"], "transforms": [part["transforms"] for part in parts]}
+
+
+def for_masks(ops: Iterable[Geometry | Values]) -> Iterator[Geometry]:
+    """Yield what is done to a mask: the geometry of the image, of the nearest pixel. The drawn
+    parameters are the image's, because those of a kind are counted alike."""
+    for op in ops:
+        if isinstance(op, policy.Policy):
+            rule = "operations on images and masks alike"
+            raise ValueError(make_message("a transform with masks", rule, type(op).__name__))
+        is_color = isinstance(op, color.Color) and not isinstance(op, warp.Warp)
+        if is_color or isinstance(op, (Values, RandomErasing)):
+            continue
+        twin: Any = copy.copy(op)
+        if isinstance(op, (_Gate, _Branch)):
+            twin._parts = tuple(for_masks(op.parts))
+        elif hasattr(op, "interpolation"):
+            twin.interpolation = "nearest"
+        yield twin
 
 
 # ---- operations that change no number: plans leave them out

@@ -31,7 +31,7 @@ class AutoAugmentPolicy(enum.Enum):
     SVHN = "svhn"
 
 
-class _Policy(Warp):
+class Policy(Warp):
     is_color = True
     shown = ("interpolation", "fill")
 
@@ -47,7 +47,7 @@ class _Policy(Warp):
 
 
 @dataclass(repr=False, eq=False)
-class RandAugment(_Policy):
+class RandAugment(Policy):
     """Apply operations that are drawn from a table of 14, all as strongly.
 
     Args:
@@ -77,7 +77,7 @@ class RandAugment(_Policy):
 
 
 @dataclass(repr=False, eq=False)
-class TrivialAugmentWide(_Policy):
+class TrivialAugmentWide(Policy):
     """Apply one operation that is drawn from a table of 14, as strongly as chance has it.
 
     Args:
@@ -97,7 +97,7 @@ class TrivialAugmentWide(_Policy):
 
 
 @dataclass(repr=False, eq=False)
-class AutoAugment(_Policy):
+class AutoAugment(Policy):
     """Apply one of 25 pairs of operations that were found to be good for some data.
 
     Args:
@@ -123,7 +123,7 @@ class AutoAugment(_Policy):
 
 
 @dataclass(repr=False, eq=False)
-class AugMix(_Policy):
+class AugMix(Policy):
     """Mix an image with results of several chains of operations on it, with random weights.
 
     Args:
