@@ -55,6 +55,15 @@ class Transformed(Dataset[Any]):
         return self.transform(self.images[index]), self.labels[index]
 
 
+def make_op(transforms: Any, op: Op) -> Any:
+    name, args = op
+    if "transforms" in args:
+        args = {**args, "transforms": [make_op(transforms, part) for part in args["transforms"]]}
+    if "policy" in args:
+        args = {**args, "policy": transforms.AutoAugmentPolicy[args["policy"]]}
+    return getattr(transforms, name)(**args)
+
+
 @dataclass(frozen=True)
 class Images:
     """What a row loads and makes of it."""
@@ -66,6 +75,8 @@ class Images:
     out: int  # side of the result
     geometry: list[Op]
     values: list[Op]
+    # Whether a replay with torchvision's functions is known here; tests compare the others.
+    is_compared: bool = True
 
     @property
     def ops(self) -> list[Op]:
@@ -88,7 +99,7 @@ class Images:
 
     def dataset(self, who: str) -> Any:
         transforms = fastloop.transforms if who == "fastloop" else v2()
-        chain = transforms.Compose([getattr(transforms, name)(**args) for name, args in self.ops])
+        chain = transforms.Compose([make_op(transforms, op) for op in self.ops])
         if who == "fastloop":
             return fastloop.ArrayDataset(self.pixels, self.labels, transform=chain, seed=SEED)
         return Transformed(torch.from_numpy(self.pixels), self.labels.tolist(), chain)
@@ -119,6 +130,8 @@ class Images:
 
     def assert_same_images(self, samples: int = 8) -> None:
         """Raises if fastloop's differ from torchvision's of the same parameters."""
+        if not self.is_compared:
+            return
         dataset = self.dataset("fastloop")
         for index in range(samples):
             image = torch.from_numpy(self.pixels[index])
@@ -148,6 +161,32 @@ def resized_crops() -> Images:
 def validation() -> Images:
     geometry: list[Op] = [("Resize", {"size": 256}), ("CenterCrop", {"size": (224, 224)})]
     return Images(640, 375, 500, 64, 224, geometry, VALUES)
+
+
+def recipe(*augmentations: Op, last: Sequence[Op] = ()) -> Callable[[], Images]:
+    """A resized crop, a flip and augmentations, as recipes for ImageNet have them."""
+
+    def make() -> Images:
+        crops = resized_crops()
+        geometry = [*crops.geometry, *augmentations]
+        return replace(
+            crops, rows=640, geometry=geometry, values=[*VALUES, *last], is_compared=False
+        )
+
+    return make
+
+
+def small_policy() -> Images:
+    policy: Op = ("AutoAugment", {"policy": "CIFAR10"})
+    cutout: Op = ("RandomErasing", {"p": 1.0, "scale": (0.25, 0.25), "ratio": (1.0, 1.0)})
+    geometry = [*small().geometry, policy]
+    return replace(
+        small(), rows=5_120, geometry=geometry, values=[*VALUES, cutout], is_compared=False
+    )
+
+
+_JITTER: Op = ("ColorJitter", {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2})
+_BLUR: Op = ("GaussianBlur", {"kernel_size": 23, "sigma": (0.1, 2.0)})
 
 
 class _Images(ctypes.Structure):
@@ -215,4 +254,18 @@ ROWS: dict[str, tuple[str, Callable[[], Images]]] = {
     "a": ("20 000 x 3x32x32: pad 4, crop, flip, f32, normalise, batch 256", small),
     "b": ("256 to 224: RandomResizedCrop, flip, f32, normalise, batch 64", resized_crops),
     "c": ("500x375: Resize(256), CenterCrop(224), f32, normalise, batch 64", validation),
+    "d": (
+        "SimCLR: (b), jitter 0.8, grey 0.2, blur 0.5",
+        recipe(
+            ("RandomApply", {"transforms": [_JITTER], "p": 0.8}),
+            ("RandomGrayscale", {"p": 0.2}),
+            ("RandomApply", {"transforms": [_BLUR], "p": 0.5}),
+        ),
+    ),
+    "e": (
+        "(b), TrivialAugmentWide, RandomErasing 0.1",
+        recipe(("TrivialAugmentWide", {}), last=[("RandomErasing", {"p": 0.1})]),
+    ),
+    "f": ("(b), RandAugment(2, 9)", recipe(("RandAugment", {"num_ops": 2, "magnitude": 9}))),
+    "g": ("(a) on 32x32, AutoAugment of CIFAR-10, Cutout 16", small_policy),
 }

@@ -1,34 +1,41 @@
 """Preprocessing in the loader against torch's loader with torchvision's transforms.
 
-    python benchmarks/bench_preprocess.py [--rows a,b,c] [--quick] [--json FILE]
+    python benchmarks/bench_preprocess.py [--rows a,b,...] [--quick] [--json FILE]
 
 needs torchvision, of which only the transforms are used:
 pip install --no-deps -r requirements-bench.txt
 
-a-c  time a batch: whole epochs of `for batch in loader: pass`, both loaders at their best of 0, 1
+a-g  time a batch: whole epochs of `for batch in loader: pass`, both loaders at their best of 0, 1
      and 2 workers, everything in turns, median of 5 rounds (lowest - highest). Before that, images
-     are compared bit for bit with what torchvision makes of the same parameters. Each row is
-     followed by
+     of a-c are compared bit for bit with what torchvision makes of the same parameters; tests do so
+     with the augmentations of d-g. Each row is followed by
        - "core": CPU time a sample: fastloop's on one core (no workers, the process on one CPU), and
          that of torchvision's transforms alone, on one thread and without any loader;
        - "u8" (a, b): the same work without ToDtype and Normalize, for a device that casts;
-       - "device" (a, b): the share of its time that a simulated device works which needs half of
+       - "device" (not c): the share of its time that a simulated device works which needs half of
          torch's best time for each batch: it computes while the loop asks for the next batch, and
          the loop waits only until it begins. The best of 1 and 2 workers; the first batch of an
          epoch, which nothing can hide, is left out.
 
-limit is limit_preprocess.c: plain C that casts and normalises as many elements and does nothing
-else, the best of plain and non-temporal stores on 1 and 2 threads.
+h    MixUp of a batch of 256 x 3x224x224 float32, and CutMix: torchvision's, and fastloop's in
+     place; limit is a copy of the batch into memory that is there.
+i    (b) with a function of Python that returns its image behind the flip; limit is the chain
+     without it, both without workers, a sample at a time.
+
+limit of a-g is limit_preprocess.c: plain C that casts and normalises as many elements and does
+nothing else, the best of plain and non-temporal stores on 1 and 2 threads.
 One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter, process_time
 from typing import Any
 
+import torch
 from _harness import (
     Bench,
     Goal,
@@ -40,14 +47,17 @@ from _harness import (
     parse_arguments,
 )
 from _work import assert_on_the_array_path, epochs_of, loader_epoch, on_one_cpu
-from _work_images import ROWS, CastLimit, Images
+from _work_images import ROWS, SEED, CastLimit, Images, make_op, v2
+
+import fastloop
 
 WHO = ("fastloop", "torch")
-TORCH_TIMES = {"a": 50, "b": 4, "c": 3}
-CORE_US = {"a": 1.2, "b": 180}  # a sample
+TORCH_TIMES = {"a": 50, "b": 4, "c": 3, "d": 10, "e": 10, "f": 10, "g": 30}
+CORE_US = {"a": 1.2, "b": 180, "d": 400, "e": 200, "g": 6}  # a sample
 OF_THE_LIMIT = {"a": 0.6}
-WITH_DEVICE = ("a", "b")
-BUSY = 0.97
+WITH_DEVICE = ("a", "b", "d", "e", "f", "g")
+WITH_BYTES = ("a", "b")
+BUSY = {"a": 0.97, "b": 0.97}
 
 
 def row(bench: Bench[CastLimit], key: str, work: str, images: Images) -> None:
@@ -60,15 +70,16 @@ def row(bench: Bench[CastLimit], key: str, work: str, images: Images) -> None:
     contestants["core"] = {"one CPU": alone}
     contestants["transforms"] = {"alone": images.transforms_alone()}
     contestants["limit"] = bench.limit.epochs(images)
-    if key in WITH_DEVICE:
+    if key in WITH_BYTES:
         contestants["u8"] = epochs_of(images.as_bytes().loaders("fastloop"))
     clocks = {"cpu": process_time, "wall": perf_counter}
     measured = measure_by(clocks, contestants, bench.rounds, bench.seconds)
     results = measured["wall"]
     report_times(bench, key, work, results)
     report_core(bench, key, images, measured["cpu"])
-    if key in WITH_DEVICE:
+    if key in WITH_BYTES:
         report_u8(bench, key, results)
+    if key in WITH_DEVICE:
         row_device(bench, key, loaders, results["torch"].median * 1e-6 / 2)
     del loaders, contestants
     gc.collect()  # its workers leave before the next row
@@ -119,16 +130,77 @@ def row_device(
         for who, of in loaders.items()
     }
     shares = measure_shares(with_workers, step, min(bench.rounds, 3))
-    bench.report.device_row(key, shares, ["fastloop"], BUSY, step)
+    bench.report.device_row(key, shares, ["fastloop"], BUSY.get(key, 0.95), step)
+
+
+# ---- batches that are mixed, and a function in a chain
+
+
+def in_turns(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, Times]:
+    """Microseconds of each call, after one that does not count."""
+    taken: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(rounds + 1):
+        for name, work in works.items():
+            begin = perf_counter()
+            work()
+            if turn > 0:
+                taken[name].append((perf_counter() - begin) * 1e6)
+    return {name: Times(tuple(us)) for name, us in taken.items()}
+
+
+def row_mixed(report: Report, rounds: int, name: str) -> None:
+    images, labels = torch.rand(256, 3, 224, 224), torch.arange(256)
+    there = torch.empty_like(images)
+    ours = getattr(fastloop.transforms, name)(num_classes=256)
+    theirs = getattr(v2(), name)(num_classes=256)
+    params = ours.params(0, 0, (224, 224))
+    works: dict[str, Callable[[], object]] = {
+        "fastloop": lambda: ours.apply([images, labels], params, in_place=True),
+        "torch": lambda: theirs(images, labels),
+        "limit": lambda: there.copy_(images),
+    }
+    times = in_turns(works, rounds)
+    share = times["limit"].median / times["fastloop"].median
+    goals = [Goal("of a copy's speed", share, 0.8, True, "%")]
+    measured = {who: each.as_dict() for who, each in times.items()}
+    report.row("h", f"{name} of 256 x 3x224x224 f32", goals, times, **measured)
+
+
+def row_function(report: Report, rounds: int) -> None:
+    images = replace(ROWS["b"][1](), rows=640)
+    ops = [make_op(fastloop.transforms, op) for op in images.ops]
+
+    def epoch(chain: list[Any]) -> Callable[[], object]:
+        aug = fastloop.transforms.Compose(chain)
+        data = fastloop.ArrayDataset(images.pixels, images.labels, transform=aug, seed=SEED)
+        loader = fastloop.DataLoader(data, images.batch, path="sync")
+        return lambda: sum(1 for _ in loader)
+
+    def same(image: Any) -> Any:
+        return image
+
+    works = {"fastloop": epoch([*ops[:2], same, *ops[2:]]), "limit": epoch(ops)}
+    times = in_turns(works, rounds)
+    ratio = times["fastloop"].median / times["limit"].median
+    goals = [Goal("the chain's time", ratio, 1.1, at_least=False)]
+    measured = {who: each.as_dict() for who, each in times.items()}
+    report.row("i", "(b) with a function in the middle, 640 images", goals, times, **measured)
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abc")
+    args = parse_arguments(__doc__, "abcdefghi")
     rounds, seconds = (2, 0.03) if args.is_quick else (5, 0.3)
     with Report(args.json, (*WHO, "limit")) as report:
         report.open(rounds=rounds)
         bench = Bench(CastLimit(), report, rounds, seconds)
         for key in args.rows:
+            if key == "h":
+                for name in ("MixUp", "CutMix"):
+                    row_mixed(report, 2 * rounds, name)
+            if key == "i":
+                row_function(report, 2 * rounds)
+            if key not in ROWS:
+                continue
             work, make = ROWS[key]
             images = make()
             if args.is_quick:  # still more than the caches hold: else the limit is another
