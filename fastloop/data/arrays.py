@@ -115,7 +115,7 @@ class ArrayDataset(EpochDataset):
         self._keys = tuple(named) if named else None
         values = list(named.values() if named else fields)
         given: Any = transform if isinstance(transform, Mapping) else {}
-        for key, aug in [pair for pair in given.items() if isinstance(pair[0], tuple)]:
+        for key, aug in [pair for pair in given.items() if pair[0] and isinstance(pair[0], tuple)]:
             first, *masks = key
             mask = for_masks(aug) if masks else None
             given = {**given, first: aug, **dict.fromkeys(masks, mask)}

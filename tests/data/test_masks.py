@@ -82,5 +82,6 @@ def test_what_masks_cannot_have_is_named() -> None:
             dataset(IMAGES, aug)
     with pytest.raises(TypeError, match="field 'mask': images with a transform must be uint8"):
         ArrayDataset(image=IMAGES, mask=MASKS.long(), transform={("image", "mask"): T.Pad(1)})
-    with pytest.raises(ValueError, match="each key of transform must be"):
-        ArrayDataset(image=IMAGES, mask=MASKS, transform={("image", "masks"): T.Pad(1)})
+    for key in (("image", "masks"), ("images",), ()):
+        with pytest.raises(ValueError, match="each key of transform must be"):
+            ArrayDataset(image=IMAGES, mask=MASKS, transform={key: T.Pad(1)})
