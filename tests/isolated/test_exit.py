@@ -41,12 +41,17 @@ for workers in (0, 2):
 del node
 """,
     "threads": """
-def work(iterator):
+# torch frees tensors without the interpreter lock, and a daemon thread that asks for it again while
+# the interpreter ends is ended in a destructor, which aborts the process, with torch's loaders
+# as well. So daemon threads here free nothing before they end.
+kept = []
+def work(iterator, seconds):
     for batch in iterator:
-        time.sleep(0.01)
+        kept.append(batch)
+        time.sleep(seconds)
 for workers in (0, 2):
-    threading.Thread(target=work, args=[iter(loader_of(workers))]).start()
-    threading.Thread(target=work, args=[iter(loader_of(workers))], daemon=True).start()
+    threading.Thread(target=work, args=[iter(loader_of(workers)), 0.01]).start()
+    threading.Thread(target=work, args=[iter(loader_of(workers)), 0.2], daemon=True).start()
 
 array = slow_array(Path.cwd(), 4)
 waiting = []
