@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -203,11 +202,10 @@ class ArrayDataset(EpochDataset):
         epoch, several = self._epoch_now(), self._items_of(index)
         if several is None:
             rows, view = read_item(index, len(self))
-            outs = chain([place], repeat(None))
-            made = {
-                i: each.apply(rows, epoch, view, out)
-                for (i, each), out in zip(self._transforms.items(), outs, strict=False)
-            }
+            made = {}
+            for i, each in self._transforms.items():
+                made[i] = each.apply(rows, epoch, view, place)
+                place = None
         else:
             items = [read_item(item, len(self)) for item in several]
             rows = [row for row, _ in items]

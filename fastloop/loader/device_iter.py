@@ -103,20 +103,25 @@ class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
         getattr(self._source, "close", bool)()  # torch's have none
 
 
-def number_batches(source: Any, transform: Transform, is_ours: bool) -> Transform:
-    """Return the transform of a loader's iterator, which then knows the number of each batch.
+def join_transforms(
+    source: Any, first: Transform, is_ours: bool, then: Transform | None
+) -> Transform:
+    """Return a transform of an iterator's batches that calls `first` and `then`.
 
     Args:
-        is_ours: images of batches may be overwritten.
+        source: the iterator. It tells `first` the epoch and the number of each batch.
+        is_ours: whether `first` may overwrite images of batches.
     """
-    keyed = getattr(transform, "apply_keyed", None)
-    if keyed is None:
-        return transform
+    keyed = getattr(first, "apply_keyed", None)
 
     def apply(batch: Any) -> Any:
-        epoch = getattr(source, "_epoch", None)
-        number = 0 if epoch is None else epoch.state.random_epoch
-        return keyed(batch, number, source._num_yielded - 1, is_ours)
+        if keyed is None:
+            batch = first(batch)
+        else:
+            epoch = getattr(source, "_epoch", None)
+            number = 0 if epoch is None else epoch.state.random_epoch
+            batch = keyed(batch, number, source._num_yielded - 1, is_ours)
+        return batch if then is None else then(batch)
 
     return apply
 

@@ -24,7 +24,7 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import Columns, NotCoveredError
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.device_iter import DeviceIter, number_batches
+from fastloop.loader.device_iter import DeviceIter, join_transforms
 from fastloop.loader.shared import Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
@@ -93,13 +93,8 @@ def open_iterator(
     if batch_transform is not None:
         # Batches that torch's collate makes are nobody else's.
         is_ours = loader._auto_collation and is_default_collate(loader.collate_fn)
-        first = number_batches(iterator, batch_transform, is_ours)
-        then, transform = transform, first
-        if then is not None:
-            transform = lambda batch: then(first(batch))  # noqa: E731
-        if accelerator is None:
-            return DeviceIter(iterator, None, transform, False)
-    is_plain = is_plain and transform is None
+        transform = join_transforms(iterator, batch_transform, is_ours, transform)
+        return DeviceIter(iterator, accelerator, transform, is_static)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
     return DeviceIter(iterator, accelerator, transform, is_static)

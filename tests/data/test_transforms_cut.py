@@ -196,6 +196,8 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     for cache in (None, f"u8:{tmp_path / 'cache'}"):
         cut = ImageFolder(root, T.Compose([*ops[:2], same, *ops[2:]]), seed=3, cache=cache)
         assert_same(list(DataLoader(cut, 2)), list(DataLoader(whole, 2)))
+        again = pickle.loads(pickle.dumps(cut))
+        assert_same(list(DataLoader(again, 2)), list(TorchLoader(cut, 2)))
         told = cut.params(2)
         assert told.pop(2) == {"op": "same"} and told == whole.params(2)
         assert "  same: Python, for each sample" in cut.explain()

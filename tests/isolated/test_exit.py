@@ -41,9 +41,9 @@ for workers in (0, 2):
 del node
 """,
     "threads": """
-# torch frees tensors without the interpreter lock, and a daemon thread that asks for it again while
-# the interpreter ends is ended in a destructor, which aborts the process, with torch's loaders
-# as well. So daemon threads here free nothing before they end.
+# torch releases the interpreter lock while it frees a tensor. If the interpreter ends meanwhile, a
+# daemon thread cannot take the lock again, and the process aborts (with torch's loaders, too). So
+# daemon threads here free no tensor.
 kept = []
 def work(iterator, seconds):
     for batch in iterator:

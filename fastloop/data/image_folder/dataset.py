@@ -283,29 +283,25 @@ class ImageFolder(EpochDataset):
         self._on_error = _read_function("on_error", on_error, ("raise", "skip"), rule)
         self._transform = transform
         views = read_views(transform, ()) if isinstance(transform, Mapping) else []
-        self._views = {
-            name: self._compile_view(name, transform[name], (self._seed + i) % 2**64)
-            for i, name in enumerate(views)
-        }
-        whole: Any = (self._views[views[0]], "") if views else self._compile(transform, self._seed)
-        self._plans, self._why_python = whole
+        # By name of the view; one without views, and none if Python runs the transform.
+        self._plans: dict[str, SizedPlans | CutPlan] = {}
+        self._why_python = ""
+        for i, name in enumerate(views or ["transform"]):
+            each = transform[name] if views else transform
+            plans, self._why_python = self._compile(each, (self._seed + i) % 2**64)
+            if views and (plans is None or each is None):
+                rule = "of fastloop.transforms, as each of several views is"
+                raise TypeError(make_message(f"transform[{name!r}]", rule, each, self._why_python))
+            if plans is not None:
+                self._plans[name] = plans
         self.classes, self.samples = _list_samples(self.root, self.extensions)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
         self.skipped_files: list[str] = []
-        plans = self._views.values() or [self._plans]
-        is_random = any(each is not None and each.is_random for each in plans)
-        self._epoch = Epoch() if is_random else None
+        self._epoch = Epoch() if any(each.is_random for each in self._plans.values()) else None
         self._baked: tuple[Geometry | Values, ...] = ()
         self._cached = None if cache is None else self._read_images(cache)
-
-    def _compile_view(self, name: str, transform: Any, seed: int) -> SizedPlans | CutPlan:
-        plans, reason = self._compile(transform, seed)
-        if plans is None or transform is None:
-            rule = "of fastloop.transforms, as each of several views is"
-            raise TypeError(make_message(f"transform[{name!r}]", rule, transform, reason))
-        return plans
 
     def _compile(self, transform: Any, seed: int) -> tuple[SizedPlans | CutPlan | None, str]:
         """Return the plans, or None and why C cannot do the transform."""
@@ -342,14 +338,18 @@ class ImageFolder(EpochDataset):
         return self._sample(*read_item(index, len(self)))
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        is_one = self._plans is not None and self._cached is None and not self._views
-        plan = self._plans.whole if self._plans is not None and is_one else None
+        plans = self._one_plans() if self._cached is None else None
+        plan = None if plans is None else plans.whole
         # torch's collate stacks channels_last in another layout.
         like = plan.empty() if plan is not None and plan.out_layout != "channels_last" else None
         with borrow_places(like, len(indices)) as places:
             # One by one: a worker thread that is closed stops between two samples.
             pairs = zip(indices, places, strict=True)
             return [self._sample(*read_item(index, len(self)), place) for index, place in pairs]
+
+    def _one_plans(self) -> SizedPlans | CutPlan | None:
+        """Return the plans of a transform without views, if C does it."""
+        return next(iter(self._plans.values())) if len(self._plans) == 1 else None
 
     def _sample(self, row: int, view: int, place: torch.Tensor | None = None) -> Any:
         arrays = self._arrays
@@ -358,13 +358,11 @@ class ImageFolder(EpochDataset):
             return (*images, int(target))
         pixels, source = self._read(row)
         target = self.samples[source][1]
-        if self._plans is None:
+        if not self._plans:
             return self._transform(import_module("PIL.Image").fromarray(pixels)), target
-        if self._views:
-            epoch = self._epoch_now()
-            images = [each.apply(pixels, row, epoch, view) for each in self._views.values()]
-            return (*images, target)
-        return self._plans.apply(pixels, row, self._epoch_now(), view, place), target
+        epoch = self._epoch_now()
+        images = [each.apply(pixels, row, epoch, view, place) for each in self._plans.values()]
+        return (*images, target)
 
     def _read(self, row: int) -> tuple[Array, int]:
         """Return the image of a row, and the row of the file that it comes from."""
@@ -404,10 +402,11 @@ class ImageFolder(EpochDataset):
         return arrays
 
     def _read_images(self, argument: Any) -> ArrayDataset:
-        if self._plans is None:
+        if not self._plans:
             rule = f"None if C does not do the transform: {self._why_python}"
             raise ValueError(make_message("cache", rule, argument))
-        ops = () if self._views else self._plans.parts
+        one = self._one_plans()
+        ops = () if one is None else one.parts
         self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
         baked, rest = SizedPlans(self._baked, "HWC", 0), ops[len(self._baked) :]
 
@@ -427,8 +426,8 @@ class ImageFolder(EpochDataset):
         targets = [self.targets[replaced.get(row, row)] for row in range(len(self))]
         self.skipped_files = [self.samples[row][0] for row in sorted(replaced)]
         then = _join(rest)
-        if self._views:
-            then = {name: _join(each.parts) for name, each in self._views.items()}
+        if one is None:
+            then = {name: _join(each.parts) for name, each in self._plans.items()}
         out = self._out_layout
         arrays = ArrayDataset(
             path, targets, transform=then, layout="HWC", out_layout=out, seed=self._seed
@@ -451,19 +450,18 @@ class ImageFolder(EpochDataset):
             view: of the sample.
             field: the name of a view, where ``transform`` has several.
         """
-        if self._plans is None or self._transform is None:
+        if not self._plans or self._transform is None:
             why = self._why_python or "there is none"
             raise TypeError(f"params() is for transforms that C does; {why}")
         row, view = read_item((index, view), len(self))
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
+        plans = self._one_plans()
+        if plans is None:
+            plans = self._plans[read_choice("field", field, tuple(self._plans))]
         arrays = self._arrays
         if arrays is not None:
             baked: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self._baked]
-            told = baked + arrays.params(row, epoch, view, field)
-            return told if self._views else told[: len(self._plans.parts)]
-        plans: SizedPlans | CutPlan = self._plans
-        if self._views:
-            plans = self._views[read_choice("field", field, tuple(self._views))]
+            return (baked + arrays.params(row, epoch, view, field))[: len(plans.parts)]
         return plans.params(self._read(row)[0], row, epoch, view)
 
     def explain(self) -> str:
@@ -476,13 +474,12 @@ class ImageFolder(EpochDataset):
         who = getattr(self._decode, "name", None) or decoders.name_of(self._decode)
         where = "in the worker that loads the sample, or where dataset[i] is asked for"
         lines.append(f"decode: {who}, {where}")
-        if self._plans is None:
+        if not self._plans:
             numbers = "with a PIL.Image, and random numbers of the process"
             lines.append(f"transform: Python, {numbers}, because {self._why_python}")
-        else:
-            for name, each in self._views.items() or [("transform", self._plans)]:
-                lines.append(f"{name}: by C, behind the decoder, to {self._out_layout}")
-                lines += each.explain()
+        for name, each in self._plans.items():
+            lines.append(f"{name}: by C, behind the decoder, to {self._out_layout}")
+            lines += each.explain()
         if self._epoch is not None:
             lines.append(f"random parameters: seed {self._seed}, {self._epoch.explain()}")
         return "\n".join(lines)

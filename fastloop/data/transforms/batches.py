@@ -76,8 +76,8 @@ class BatchOp:
         """Return the batch with these parameters; in place, its images are overwritten."""
         raise NotImplementedError
 
-    def size_of(self, batch: Any) -> tuple[int, int]:
-        """Return (height, width) of the images. Raises if the operation does not take the batch."""
+    def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
+        """Return the batch with parameters that are drawn for it."""
         raise NotImplementedError
 
     def params(self, batch: int, epoch: int, size: tuple[int, int]) -> Params:
@@ -92,22 +92,13 @@ class BatchOp:
 
     def __call__(self, *inputs: Any) -> Any:
         batch = inputs if len(inputs) > 1 else inputs[0]
-        return self.apply(batch, self.draw(_TORCHS, self.size_of(batch)), in_place=False)
+        return self.draw_and_apply(batch, _TORCHS, in_place=False)
 
     def apply_keyed(self, batch: Any, epoch: int, number: int, in_place: bool) -> Any:
-        return self.apply(batch, self.params(number, epoch, self.size_of(batch)), in_place)
+        return self.draw_and_apply(batch, _keyed(self.seed, epoch, number), in_place)
 
 
 class _Mix(BatchOp):
-    """
-    Args:
-        alpha: of the Beta distribution of the share of each image.
-        num_classes: for labels that are indices; None for probabilities.
-        labels_getter: a function from the batch to its labels. "default": the second item, or the
-            entry of a dict whose name is like "labels".
-        seed: of parameters in a loader.
-    """
-
     def __init__(
         self,
         *,
@@ -150,12 +141,17 @@ class _Mix(BatchOp):
             raise ValueError(make_message(f"{name}: images", rule, tuple(images.shape)))
         return images, labels
 
-    def size_of(self, batch: Any) -> tuple[int, int]:
-        height, width = self._find(batch)[0].shape[-2:]
-        return height, width
-
     def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
+        return self._replace(batch, *self._find(batch), params, in_place)
+
+    def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
         images, labels = self._find(batch)
+        height, width = images.shape[-2:]
+        return self._replace(batch, images, labels, self.draw(draws, (height, width)), in_place)
+
+    def _replace(
+        self, batch: Any, images: Tensor, labels: Tensor, params: Params, in_place: bool
+    ) -> Any:
         found = one_hot(labels, self.num_classes or -1) if labels.ndim == 1 else labels
         found = found if found.dtype.is_floating_point else found.float()
         mixed = _mix(found, params["lam_adjusted" if "lam_adjusted" in params else "lam"])
@@ -172,8 +168,15 @@ def _mix(values: Tensor, share: float) -> Tensor:
 
 
 class MixUp(_Mix):
-    __doc__ = f"""Mix each image of a batch with the one before it: MixUp.
-    {_Mix.__doc__}"""
+    """Mix each image of a batch with the one before it.
+
+    Args:
+        alpha: of the Beta distribution of the share of each image.
+        num_classes: for labels that are indices; None for probabilities.
+        labels_getter: a function from the batch to its labels. "default": the second item, or the
+            entry of a dict whose name is like "labels".
+        seed: of parameters in a loader.
+    """
 
     def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:
         return {"lam": draws.beta(self.alpha)}
@@ -184,16 +187,20 @@ class MixUp(_Mix):
             remedy = "put ToDtype(torch.float32, scale=True) into the transform"
             raise TypeError(make_message("MixUp: images", "of a float dtype", images.dtype, remedy))
         rows = images if images.is_contiguous() else images.movedim(1, -1)
-        is_plain = type(images) is Tensor and images.dtype is torch.float32 and not images.is_cuda
-        if not in_place or not is_plain or not rows.is_contiguous() or images.device.type != "cpu":
+        is_plain = type(images) is Tensor and images.dtype is torch.float32
+        if not in_place or not is_plain or not rows.is_contiguous() or rows.device.type != "cpu":
             return _mix(images, share)
         thread_pool().mix_rows(rows.flatten(1).numpy(), share, 1.0 - share)
         return images
 
 
 class CutMix(_Mix):
-    __doc__ = f"""Put a rectangle of the image before into each image of a batch: CutMix.
-    {_Mix.__doc__}"""
+    """Put a rectangle of the image before into each image of a batch.
+
+    Args:
+        alpha: of the Beta distribution of the area that stays.
+        num_classes, labels_getter, seed: as of MixUp.
+    """
 
     def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:
         lam, (height, width) = draws.beta(self.alpha), size
@@ -227,8 +234,9 @@ class BatchChoice(BatchOp):
         chosen = draws.choose(self.p)
         return {"chosen": chosen, **self.transforms[chosen].draw(draws, size)}
 
-    def size_of(self, batch: Any) -> tuple[int, int]:
-        return self.transforms[0].size_of(batch)
+    def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
+        chosen = self.transforms[draws.choose(self.p)]
+        return chosen.draw_and_apply(batch, draws, in_place)
 
     def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
         return self.transforms[params["chosen"]].apply(batch, params, in_place)

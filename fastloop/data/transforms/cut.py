@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fastloop.base.checks import make_message
-from fastloop.data.transforms.plan import Geometry, Plan, Values, compile_plan
+from fastloop.data.transforms.plan import Geometry, Plan, Values, compile_plan, explain_ops
 
 _MAX_PLANS = 64  # that are kept for sizes of images
 
@@ -86,6 +86,7 @@ class CutPlan:
         seed: int,
     ) -> None:
         self.ops, self.out_layout, self._layout, self._seed = ops, out_layout, layout, seed
+        self._shape = shape
         self.parts: tuple[Any, ...] = sum((piece.ops or piece.calls for piece in ops), ())
         self.is_random = any(op.is_random for piece in ops for op in piece.ops)
         self.last: Plan | None = None  # has made the last result
@@ -132,6 +133,22 @@ class CutPlan:
         is_end = place == len(self.ops) - 1
         return lay_out(image, self.out_layout, name_of(calls[-1])) if is_end else image
 
+    def _step(
+        self, place: int, image: Any, key: tuple[int, int, int], out: torch.Tensor | None = None
+    ) -> tuple[Plan | None, Any, Any]:
+        """Return the plan of a piece (None: Python), the image that it takes, and its result.
+
+        Args:
+            key: index, epoch and view.
+            out: memory for the result. A plan uses it if it fits.
+        """
+        image = self._image_for(place, image)
+        plan = self._plan_for(place, image)
+        if plan is None:
+            return None, image, self._call(place, image)
+        fits = out is not None and plan.fits(out)
+        return plan, image, plan.apply(image, *key, out if fits else None)
+
     def apply(
         self,
         image: Any,
@@ -147,12 +164,7 @@ class CutPlan:
         """
         plan = None
         for place in range(len(self.ops)):
-            image = self._image_for(place, image)
-            if plan := self._plan_for(place, image):
-                fits = out is not None and plan.fits(out)
-                image = plan.apply(image, index, epoch, view, out if fits else None)
-            else:
-                image = self._call(place, image)
+            plan, _, image = self._step(place, image, (index, epoch, view), out)
         self.last = plan
         return image
 
@@ -162,22 +174,20 @@ class CutPlan:
         """
         told: list[dict[str, Any]] = []
         for place, piece in enumerate(self.ops):
-            image = self._image_for(place, image)
-            if plan := self._plan_for(place, image):
-                is_first = place == 0 and self._layout == "HWC"
-                height, width = image.shape[:2] if is_first else image.shape[1:]
-                told += plan.params(index, epoch, view, (height, width))
-                image = plan.apply(image, index, epoch, view)
-            else:
+            plan, taken, image = self._step(place, image, (index, epoch, view))
+            if plan is None:
                 told += [{"op": name_of(call)} for call in piece.calls]
-                image = self._call(place, image)
+                continue
+            is_first = place == 0 and self._layout == "HWC"
+            height, width = taken.shape[:2] if is_first else taken.shape[1:]
+            told += plan.params(index, epoch, view, (height, width))
         return told
 
     def explain(self) -> list[str]:
         """Return a line for each operation and function."""
         lines = []
         for place, piece in enumerate(self.ops):
-            lines += [f"  {op!r}: {op.work}" for op in piece.ops]
+            lines += explain_ops(piece.ops)
             if place in self._spent:
                 count, seconds = self._spent[place]
                 cost = (
@@ -186,3 +196,6 @@ class CutPlan:
                 name = name_of(self._functions[place])
                 lines.append(f"  {name}: Python, for each sample (in this process {cost})")
         return lines
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CutPlan, (self.ops, self._shape, self._layout, self.out_layout, self._seed)

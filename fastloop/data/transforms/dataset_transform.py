@@ -21,7 +21,14 @@ from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.arguments import DTYPES
 from fastloop.data.transforms.cut import CutPlan, Piece, join_pieces, lay_out
-from fastloop.data.transforms.plan import Geometry, ImageOp, Plan, Values, compile_plan
+from fastloop.data.transforms.plan import (
+    Geometry,
+    ImageOp,
+    Plan,
+    Values,
+    compile_plan,
+    explain_ops,
+)
 
 Chain = tuple[Geometry | Values, ...]
 Pieces = tuple[Piece, ...]
@@ -259,19 +266,17 @@ class FieldTransform:
         Args:
             others: why other fields keep the dataset from the loader's threads, or "".
         """
-        name = self.field.name
+        name, where = self.field.name, "a sample at a time, in worker processes or in this one"
         if self.plan is None:
-            where = "a sample at a time, in worker processes or in this one"
             reason = self.untranslated.removeprefix(f"{name}: ")
             return [f"{name}: Python, {where} (path='process' or 'sync'), because {reason}"]
         if isinstance(self.plan, CutPlan):
-            where = "a sample at a time, in worker processes or in this one"
             return [f"{name}: by C and Python, {where}", *self.plan.explain()]
         where = "in the threads of loaders that take path='array' (see stats()), else in dataset[i]"
         where = f"in dataset[i], because {others}" if others else where
         rows, result = f"{self._shape} {self.layout}", f"{self.describe_result()} {self.out_layout}"
         lines = [f"{name}: uint8 {rows} -> {result}, by C, {where}"]
-        lines += [f"  {op!r}: {op.work}" for op in self.plan.ops]
+        lines += explain_ops(self.plan.ops)
         if self.plan.dtype is not torch.uint8 and not others:
             uncut, cut = self.plan.core.uncut, "the table of numbers; uint8 is uploaded"
             cut = f"nothing, the result is uploaded, because {uncut}" if uncut else cut
@@ -339,7 +344,7 @@ class SizedPlans:
 
     def explain(self) -> list[str]:
         """Return a line for each operation."""
-        return [f"  {op!r}: {op.work}" for op in self.ops]
+        return explain_ops(self.ops)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SizedPlans, (self.ops, self.out_layout, self.seed)

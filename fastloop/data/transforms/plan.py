@@ -248,6 +248,11 @@ def _tell(
     return params
 
 
+def explain_ops(ops: Sequence[Geometry | Values]) -> list[str]:
+    """Return a line for each operation."""
+    return [f"  {op!r}: {op.work}" for op in ops]
+
+
 def _flatten(ops: Sequence[Geometry | Values]) -> Iterator[Geometry | Values]:
     """Yield the operations, each before those that it holds."""
     for op in ops:
