@@ -72,6 +72,17 @@ def test_a_function_leaves_the_rest_as_it_was(path: str, workers: int, places: A
     assert_same(ours, epochs_of(TorchLoader(whole, 6), whole))
 
 
+@pytest.mark.parametrize(("path", "workers"), PATHS)
+def test_operations_behind_a_function_read_pixels_that_nobody_writes(
+    path: str, workers: int
+) -> None:
+    """The image keeps its size and dtype, so that the result's memory would fit in the middle."""
+    first, last = T.RandomCrop(16), [T.RandomVerticalFlip(0.5), T.RandomCrop(16, padding=3)]
+    cut, whole = data([first, same, *last]), data([first, *last])
+    ours = epochs_of(DataLoader(cut, 6, num_workers=workers, path=path), cut)
+    assert_same(ours, epochs_of(TorchLoader(whole, 6), whole))
+
+
 @pytest.mark.parametrize("function", [invert, invert_array])
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
 @pytest.mark.parametrize("out_layout", ["CHW", "HWC", "channels_last"])

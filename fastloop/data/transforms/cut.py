@@ -8,9 +8,9 @@ C's operations are those of the chain without functions; a function draws from t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -91,7 +91,8 @@ class CutPlan:
         self.is_random = any(op.is_random for piece in ops for op in piece.ops)
         self.last: Plan | None = None  # has made the last result
         self._functions = {i: piece.calls[0] for i, piece in enumerate(ops) if not piece.ops}
-        self._spent = dict.fromkeys(self._functions, (0, 0.0))  # calls and seconds
+        self._spent = {place: [0, 0.0] for place in self._functions}  # calls and seconds
+        self._latest: list[Any] = [(None, None)] * len(ops)  # shape of an image, and its plan
         self._compile_kept = lru_cache(_MAX_PLANS)(self._compile)
         if ops[0].ops and shape[0] > 0:
             self._compile_kept(0, tuple(shape))
@@ -111,9 +112,13 @@ class CutPlan:
 
     def _plan_for(self, place: int, image: Any) -> Plan | None:
         """Return the plan of a piece, or None for Python."""
-        is_byte = place == 0 or getattr(image, "dtype", None) is torch.uint8
-        has_plan = is_byte and self.ops[place].ops
-        return self._compile_kept(place, tuple(image.shape)) if has_plan else None
+        if place in self._spent or (place and getattr(image, "dtype", None) is not torch.uint8):
+            return None
+        shape, plan = self._latest[place]
+        if shape != image.shape:
+            plan = self._compile_kept(place, tuple(image.shape))
+            self._latest[place] = image.shape, plan
+        return cast(Plan, plan)
 
     def _image_for(self, place: int, image: Any) -> Any:
         """Return the image as a piece takes it: C the first one unchanged, all else [C, H, W]."""
@@ -126,10 +131,11 @@ class CutPlan:
 
     def _call(self, place: int, image: Any) -> Any:
         calls, begin = self.ops[place].calls, perf_counter()
-        image = reduce(lambda result, call: call(result), calls, image)
-        if place in self._spent:
-            count, seconds = self._spent[place]
-            self._spent[place] = count + 1, seconds + perf_counter() - begin
+        for call in calls:
+            image = call(image)
+        if spent := self._spent.get(place):
+            spent[0] += 1
+            spent[1] += perf_counter() - begin
         is_end = place == len(self.ops) - 1
         return lay_out(image, self.out_layout, name_of(calls[-1])) if is_end else image
 
@@ -140,14 +146,15 @@ class CutPlan:
 
         Args:
             key: index, epoch and view.
-            out: memory for the result. A plan uses it if it fits.
+            out: memory for the result of the last piece. A plan uses it if it fits.
         """
         image = self._image_for(place, image)
         plan = self._plan_for(place, image)
         if plan is None:
             return None, image, self._call(place, image)
-        fits = out is not None and plan.fits(out)
-        return plan, image, plan.apply(image, *key, out if fits else None)
+        # The results of other pieces need memory of their own: C reads them while it writes out.
+        has_place = out is not None and place == len(self.ops) - 1 and plan.fits(out)
+        return plan, image, plan.apply(image, *key, out if has_place else None)
 
     def apply(
         self,

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -210,8 +211,17 @@ class Plan:
         out = torch.empty((*count, height, width, channels), dtype=self.dtype, device="cpu")
         return out.movedim(-1, -3)
 
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
+        return self.core.out_shape
+
+    @cached_property
+    def _like(self) -> torch.Tensor:
+        """A tensor like a result, of one element. empty_like() takes half the time of empty()."""
+        return torch.empty(1, dtype=self.dtype, device="cpu").expand(self._shape)
+
     def fits(self, out: torch.Tensor) -> bool:
-        return out.dtype is self.dtype and out.shape == self.core.out_shape
+        return out.dtype is self.dtype and out.shape == self._shape
 
     def apply(
         self, image: Any, index: int, epoch: int = 0, view: int = 0, out: torch.Tensor | None = None
@@ -223,7 +233,9 @@ class Plan:
         """
         if isinstance(image, torch.Tensor) and type(image) is not torch.Tensor:
             image = image.as_subclass(torch.Tensor)
-        out = self.empty() if out is None else out
+        if out is None:
+            is_last = self.out_layout == "channels_last"
+            out = self.empty() if is_last else torch.empty_like(self._like)
         self.core.apply(image, out, index, epoch, view)
         return out
 
