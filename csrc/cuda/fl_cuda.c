@@ -1,6 +1,7 @@
 /* fl_cuda: see fl_cuda.h. */
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
+#include "fl_cuda_gather.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
@@ -12,6 +13,7 @@ static cudaError_t load_all(void)
 {
     cudaError_t error = fl_cuda_load_passes();
     if (error == cudaSuccess) error = fl_cuda_load_casts();
+    if (error == cudaSuccess) error = fl_cuda_load_gathers();
     return error == cudaSuccess ? fl_cuda_load_widens() : error;
 }
 
@@ -58,5 +60,17 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)
     int status = FL_CUDA_STATUS(cudaStreamIsCapturing(queue->stream, &capture), err);
     fl_cuda_leave(before);
     *out = capture != cudaStreamCaptureStatusNone;
+    return status;
+}
+
+int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
+                   const int64_t *rows, int64_t row_count, fl_err *err)
+{
+    int32_t before;
+    FL_TRY(fl_cuda_enter(device, &before, err));
+    cudaError_t error =
+        fl_cuda_queue_gather(stream, columns, column_count, rows, row_count, INT32_MAX);
+    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
+    fl_cuda_leave(before);
     return status;
 }

@@ -1,5 +1,5 @@
-/* fl_cuda: the passes over gradients on CUDA devices, and the part of the CUDA runtime that it
- * stands on.
+/* fl_cuda: the passes over gradients on CUDA devices, the gather of rows there, and the part of the
+ * CUDA runtime that they stand on.
  *
  * Floor 2. Nothing happens before the first call: a module that contains this is imported on a
  * machine without device or driver. fl_cuda_stub.c stands in where there was no nvcc: nothing is
@@ -10,6 +10,7 @@
 #define FL_CUDA_H
 
 #include "fl_grad_ops.h"
+#include "fl_row_ops.h"
 
 /* How it was built: architectures such as "75 80 90", the runtime's version (13000 for 13.0). */
 extern const char *const fl_cuda_archs; /* "" in a build without CUDA */
@@ -48,5 +49,13 @@ int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list);
 
 /* Whether a graph is being captured from the stream, which scratch must then be part of. */
 int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err);
+
+/* ---- rows of arrays that lie in a device's memory */
+
+/* Queues copies of rows[0], ... of each column to its batch, one kernel for 32 columns and 2 GiB.
+ * `rows`, in the device's memory, must be rows that are there. The memory must live until the
+ * stream has done it. Allocates nothing. FL_EDEVICE; then some columns may have been queued. */
+int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
+                   const int64_t *rows, int64_t row_count, fl_err *err);
 
 #endif

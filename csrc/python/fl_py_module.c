@@ -7,6 +7,7 @@
 #include "fl_py_batch_pool.h"
 #include "fl_py_collate.h"
 #include "fl_py_finalizer.h"
+#include "fl_py_gather.h"
 #include "fl_py_grad_list.h"
 #include "fl_py_image_draws.h"
 #include "fl_py_image_plan.h"
@@ -166,6 +167,7 @@ static PyMethodDef module_methods[] = {
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
     {"keep_heap", module_keep_heap, METH_NOARGS, keep_heap_doc},
+    {"gather", fl_py_gather, METH_VARARGS, fl_py_gather_doc},
     {"move", fl_py_move, METH_VARARGS, fl_py_move_doc},
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},

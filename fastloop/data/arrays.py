@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,9 +62,9 @@ class ArrayDataset(EpochDataset):
     Args:
         *fields: fields by position, or
         **named: fields by name. Each is a ``numpy.ndarray`` of any strides, a ``numpy.memmap``, the
-            path of a ``.npy`` file (opened as a read-only memmap), a torch CPU tensor, a
-            ``RaggedArray``, or a list of numbers (labels), which is copied. The first dimension
-            counts samples and must be the same for all.
+            path of a ``.npy`` file (opened as a read-only memmap), a torch tensor on the CPU or a
+            CUDA device, a ``RaggedArray``, or a list of numbers (labels), which is copied. The
+            first dimension counts samples and must be the same for all.
         transform: image operations that C does on uint8: an operation or a ``Compose`` of
             ``fastloop.transforms`` for the first field, or a dict of them by field name (or
             position). A tuple of names is an image and its masks: the masks get its geometry, of
@@ -148,6 +149,29 @@ class ArrayDataset(EpochDataset):
                 "layout and out_layout must be left out without image operations in transform "
                 "(pass ToDtype(torch.uint8) of fastloop.transforms to change the layout alone)"
             )
+
+    def to(self, device: torch.device | str | int) -> ArrayDataset:
+        """Return a dataset whose fields lie on a device, where C gathers the batches of loaders
+        without workers. Sequences, and fields with transforms, are for the CPU.
+
+        Raises:
+            TypeError: there are transforms or sequences.
+            MemoryError: a CUDA device has less free memory than the fields take.
+        """
+        columns = [field for field in self._fields if isinstance(field, Field)]
+        if self._transforms or len(columns) < len(self._fields):
+            raise TypeError("to() is for fields without transforms that are no RaggedArrays")
+        device = torch.empty(0, device=device).device
+        fields = [column.read_range(0, len(self)) for column in columns]
+        needed, free = sum(tensor.nbytes for tensor in fields), sys.maxsize
+        if device.type == "cuda":
+            free = torch.cuda.mem_get_info(device)[0]
+        if needed > free:
+            text = f"the fields take {needed:,} bytes, and {device} has {free:,} that are free"
+            raise MemoryError(f"{text} (leave them on the CPU, and pass device= to the loader)")
+        moved = [tensor.to(device) for tensor in fields]
+        named: dict[str, Any] = dict(zip(self._keys or (), moved, strict=bool(self._keys)))
+        return ArrayDataset(**named) if named else ArrayDataset(*moved)
 
     def _make_transform(
         self, place: int, transform: Any, layout: str, out_layout: str

@@ -176,9 +176,9 @@ class Field:
             self.opened = os.path.abspath(os.fspath(value))
             value = _map_npy(name, self.opened)
         if isinstance(value, torch.Tensor):
-            if value.device.type != "cpu" or value.layout is not torch.strided:
+            if value.device.type not in ("cpu", "cuda") or value.layout is not torch.strided:
                 got = f"{value.layout} on {value.device} (pass t.cpu() or t.to_dense())"
-                raise TypeError(f"{name} must be a dense CPU tensor, got {got}")
+                raise TypeError(f"{name} must be a dense tensor on the CPU or CUDA, got {got}")
             self.source = self.rows = value
         else:
             _check_array(name, value)

@@ -124,6 +124,10 @@ def fast_iterator(
         from fastloop.loader.arrays.vision import VisionIter
 
         return VisionIter(loader, route.source, shared, accelerator, is_live=path == "array")
+    if route.source is not None and route.source.device is not None:
+        from fastloop.loader.arrays.resident import ResidentIter
+
+        return ResidentIter(loader, route.source, shared, accelerator)
     if route.source is not None:
         return ArrayIter(loader, route.source, shared, accelerator, is_live=path == "array")
     if route.path == "process":
@@ -265,6 +269,8 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
         _check_singles(loader, path, dataset)
     taker = _taker_of(loader, dataset)
     source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker)
+    if source.device is not None:
+        _check_resident(loader, f"the data are on {source.device}")
     how = type(loader.collate_fn).__name__ if is_sequence else "default collate"
     why = f"{type(loader.dataset).__name__} of {source.kind}, {how}"
     if getattr(dataset, "_transforms", None):
@@ -272,6 +278,16 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     if seeder:
         why += f"; {seeder} has nothing to seed in threads of C"
     return Route("array", why, source)
+
+
+def _check_resident(loader: DataLoader[Any], where: str) -> None:
+    """Raise NotCoveredError for a loader whose batches the device does not gather."""
+    if loader.num_workers > 0:
+        raise NotCoveredError(f"{where}, which gathers them with num_workers=0")
+    if not loader._auto_collation:
+        raise NotCoveredError(f"{where}, and batch_size is None")
+    if loader.pin_memory:
+        raise NotCoveredError(f"{where}, and pin_memory is for data in host memory")
 
 
 def _name_seeder(init: Any) -> str:

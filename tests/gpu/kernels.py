@@ -2,6 +2,7 @@
 a hundredfold. No results are looked at here, test_passes.py does."""
 
 import torch
+from torch.utils.data import TensorDataset
 
 from fastloop import ArrayDataset, DataLoader, TokenDataset, transforms
 from fastloop.base.threads import thread_pool
@@ -63,4 +64,7 @@ for kind in (torch.uint8, torch.int16, torch.uint16, torch.uint32):
             tokens = TokenDataset.from_buffers(values, torch.tensor([0, 5000]), 99, out_dtype=wide)
             for x, y in DataLoader(tokens, 8, num_workers=1, device="cuda"):
                 assert x.dtype is y.dtype is wide
+sources = [torch.ones(50, width, dtype=dtype, device=CUDA) for dtype in DTYPES for width in (1, 9)]
+for batch in DataLoader(TensorDataset(*sources), 16, shuffle=True):
+    assert len(batch) == len(sources)
 torch.cuda.synchronize()

@@ -10,6 +10,7 @@ passes       the kernels against the CPU's passes
 uploads      loaders and prefetch
 transforms   images that travel as bytes and are cast on the device
 tokens       windows of tokens that travel narrow and are widened on the device
+resident     batches of data that lie on the device
 examples     examples/minimal_*.py
 devices      a device that is not the current one; skipped where there is one alone
 sanitizer    every kernel under compute-sanitizer; skipped where there is none
@@ -181,7 +182,7 @@ def sanitizer(stage: Stage) -> str:
     kernels = [PYTHON, ROOT / "tests/gpu/kernels.py"]
     for tool, more in TOOLS.items():
         options = ["--tool", tool, "--error-exitcode", "1", *more]
-        stage.run(program, *options, *kernels, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+        stage.run(program, *options, *kernels)
     return ", ".join(TOOLS)
 
 
@@ -203,6 +204,7 @@ STAGES: dict[str, Callable[[Stage], str]] = {
     "uploads": lambda stage: stage.pytest("test_device_batches.py"),
     "transforms": lambda stage: stage.pytest("test_transforms.py"),
     "tokens": lambda stage: stage.pytest("test_tokens.py"),
+    "resident": lambda stage: stage.pytest("test_resident.py"),
     "examples": lambda stage: stage.pytest("test_examples.py"),
     "devices": devices,
     "sanitizer": sanitizer,

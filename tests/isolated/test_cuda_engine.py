@@ -131,6 +131,10 @@ def test_a_pass_that_cannot_be_queued_raises_torchs_error(core: Path) -> None:
     run("-c", FAILURES, PYTHONPATH=path_to(core))
 
 
+def test_rows_of_resident_data_are_gathered(core: Path) -> None:
+    run(ROOT / "tests/programs/resident_batches.py", PYTHONPATH=path_to(core))
+
+
 def test_the_same_over_kernels(core: Path, tmp_path: Path) -> None:
     options = ["-q", "-x", "-p", "as_cuda", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
     without = [f"--deselect=tests/step/{name}" for name in OTHERWISE]

@@ -39,7 +39,7 @@ WIDENED = {
     "k_widenIjm": "32",
 }
 WIDEN_AHEAD = 16
-NUMBERS = ("k_clip_factor", "k_invert", "k_update_scale", "k_write_rows")
+NUMBERS = ("k_clip_factor", "k_gather", "k_invert", "k_update_scale", "k_write_rows")
 
 pytestmark = [
     pytest.mark.slowest,

@@ -19,4 +19,12 @@ typedef struct fl_row_ops {
                         const int64_t *index, int64_t count, bool is_large);
 } fl_row_ops;
 
+/* A column of a batch that a device gathers out of its own memory. */
+typedef struct fl_row_column {
+    const char *from; /* borrowed: the first row of the array */
+    char *to;         /* borrowed: the first row of the batch, whose rows lie side by side */
+    int64_t bytes;    /* of a row, which has no gaps; less than 2 GiB */
+    int64_t pitch;    /* bytes from a row of the array to the next */
+} fl_row_column;
+
 #endif

@@ -70,19 +70,40 @@ static int borrow_tensor(const fl_py_dlpack *dlpack, PyObject *object, DLTensor 
     return -1;
 }
 
+static void describe(const DLTensor *tensor, fl_tensor *out)
+{
+    out->data = (const char *)tensor->data + tensor->byte_offset;
+    out->dtype = (fl_dtype){tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes};
+    out->ndim = tensor->ndim;
+    int64_t bytes = fl_dtype_bytes(out->dtype);
+    for (int32_t d = 0; d < tensor->ndim; d++) {
+        out->shape[d] = tensor->shape[d];
+        out->stride[d] = tensor->strides[d] * bytes;
+    }
+}
+
 static int view_tensor(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out)
 {
     DLTensor tensor;
     if (borrow_tensor(dlpack, object, &tensor) != 0) return -1;
-    out->data = (const char *)tensor.data + tensor.byte_offset;
-    out->dtype = (fl_dtype){tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes};
-    out->ndim = tensor.ndim;
-    int64_t bytes = fl_dtype_bytes(out->dtype);
-    for (int32_t d = 0; d < tensor.ndim; d++) {
-        out->shape[d] = tensor.shape[d];
-        out->stride[d] = tensor.strides[d] * bytes;
-    }
+    describe(&tensor, out);
     return 0;
+}
+
+int fl_py_cuda_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out, int32_t *device)
+{
+    DLTensor tensor;
+    if (!fl_py_is_tensor(dlpack, object)) {
+        PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %.100s",
+                     Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    if (borrow_anywhere(dlpack, object, &tensor) != 0) return -1;
+    describe(&tensor, out);
+    *device = tensor.device.device_id;
+    if (tensor.device.device_type == kDLCUDA) return 0;
+    PyErr_SetString(PyExc_ValueError, "the tensor is not on a CUDA device");
+    return -1;
 }
 
 static bool find_float(DLDataType dtype, int32_t *out)

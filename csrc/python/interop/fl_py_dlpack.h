@@ -35,6 +35,9 @@ static inline bool fl_py_is_tensor(const fl_py_dlpack *dlpack, PyObject *object)
  * 0, or -1 and TypeError or ValueError for what has no plain CPU memory. */
 int fl_py_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out);
 
+/* The same for a tensor in the memory of a CUDA device, and the index of that. */
+int fl_py_cuda_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out, int32_t *device);
+
 /* Elements that a pass may run over. */
 typedef struct fl_py_floats {
     char *data; /* borrowed from the tensor */

@@ -215,6 +215,9 @@ class FieldTransform:
         if dtype is not torch.uint8:
             remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
             raise TypeError(make_message("images with a transform", "uint8", dtype, remedy))
+        device = getattr(self.field.source, "device", None)
+        if device is not None and device.type != "cpu":
+            raise TypeError(make_message("images with a transform", "on the CPU", device))
 
     @property
     def _shape(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ class NotCoveredError(Exception):
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
 
 
+_RESIDENT = ("cuda",)  # devices that gather rows of their own memory
+
 # torch indexes with bytes and bools as with masks.
 _INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -42,7 +44,7 @@ def check_tensor(name: str, tensor: object) -> None:
     if type(tensor) is not torch.Tensor:
         raise NotCoveredError(f"{name} is a {type(tensor).__name__}, not a plain torch.Tensor")
     reasons = {
-        f"is on {tensor.device}": tensor.device.type != "cpu",
+        f"is on {tensor.device}": tensor.device.type not in ("cpu", *_RESIDENT),
         f"has layout {tensor.layout}": tensor.layout is not torch.strided,
         "is nested": tensor.is_nested,
         "is quantized": tensor.is_quantized,
@@ -148,6 +150,7 @@ class Columns:
         table: the columns as the C core takes them; by ``open_source``, as the next.
         dataset: below its Subsets.
         drawn: whose parameters are drawn for each batch (``vision.Drawn``); None: nothing.
+        device: that all of the data lie on, and that gathers them; None: host memory.
     """
 
     structure: Any
@@ -157,6 +160,7 @@ class Columns:
     table: Any = None
     dataset: Any = None
     drawn: Any = None
+    device: torch.device | None = None
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
@@ -419,6 +423,32 @@ _TAKERS: dict[Any, Taker] = {
 }
 
 
+def _find_device(columns: Columns) -> torch.device | None:
+    """Return the device that the data lie on; None: host memory. Raises NotCoveredError."""
+    places: dict[torch.device, str] = {}  # and the name of the first column there
+    for column in columns.all:
+        source, place = column.source, torch.device("cpu")
+        if isinstance(source, torch.Tensor):
+            place = source.device
+        segments = source if isinstance(source, tuple) else ()
+        inner = [s.array.device for s in segments if isinstance(s.array, torch.Tensor)]
+        if any(device.type in _RESIDENT for device in inner):
+            raise NotCoveredError(f"{column.name} is on {inner[0]}, within another dataset")
+        places.setdefault(place, column.name)
+    on = next((device for device in places if device.type in _RESIDENT), None)
+    if on is None:
+        return None
+    if len(places) > 1:
+        names = ", ".join(f"{name} is on {device}" for device, name in places.items())
+        raise NotCoveredError(f"the data lie on several devices: {names}")
+    for column in columns.all:
+        if column.plan is not None:
+            raise NotCoveredError(f"{column.name} is on {on}, and transforms are for the CPU")
+        if not cast(torch.Tensor, column.source)[:1].is_contiguous():
+            raise NotCoveredError(f"{column.name} is on {on}, and its rows are not contiguous")
+    return on
+
+
 def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
     """Return the columns of a dataset with their table. Raises NotCoveredError.
 
@@ -431,6 +461,10 @@ def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
     maps = list(map(_rows_of, subsets))
     try:
         columns = take(dataset, taker)
+        columns.device = _find_device(columns)
+        if columns.device is not None:
+            columns.maps, columns.kind = tuple(maps), f"tensors on {columns.device}"
+            return columns
         found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
         sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
         columns.table = Table(sources, torch.Tensor, names, files, plans, casts)

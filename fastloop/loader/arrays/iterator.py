@@ -144,7 +144,7 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
-def _refuse_batches() -> Iterator[Any]:
+def refuse_batches() -> Iterator[Any]:
     """Stand in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
     program took from it would be missing in the epoch."""
     yield from ()
@@ -257,7 +257,7 @@ class ArrayIter(ResumableIter):
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
-            self._sampler_iter = _refuse_batches()
+            self._sampler_iter = refuse_batches()
             remaining = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
             self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
         else:

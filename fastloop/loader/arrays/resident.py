@@ -1,0 +1,150 @@
+"""The iterator over data that lie on a CUDA device: indices are sent there, and one kernel gathers
+the rows of all fields of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from fastloop._core import gather
+from fastloop.base.requirements import kernels_are_disabled
+from fastloop.base.torch_parts import MapFetcher
+from fastloop.data.samplers import Vector
+from fastloop.device.accelerator import Accelerator, open_accelerator
+from fastloop.device.availability import find_fault
+from fastloop.loader.arrays.columns import Columns, as_vector
+from fastloop.loader.arrays.iterator import Block, find_blocks, refuse_batches, skip_blocks
+from fastloop.loader.shared import LockedIter, Shared
+
+
+def _pick(rows: Vector, length: int) -> Vector:
+    """Return rows, counted from 0, of so many. Raises IndexError with torch's text."""
+    if len(rows) == 0:
+        return rows
+    low, high = int(rows.min()), int(rows.max())
+    if not -length <= low <= high < length:
+        index = low if low < -length else high
+        raise IndexError(f"index {index} is out of bounds for dimension 0 with size {length}")
+    return rows if low >= 0 else rows % length
+
+
+def _fill(structure: Any, outs: Iterator[torch.Tensor]) -> Any:
+    """Return a batch of this structure (``Columns.structure``)."""
+    if structure is None:
+        return next(outs)
+    if isinstance(structure, tuple):
+        return [_fill(part, outs) for part in structure]
+    return {key: _fill(part, outs) for key, part in structure.items()}
+
+
+class ResidentIter(LockedIter):
+    """An iterator over batches that their device gathers. Random numbers are drawn when torch draws
+    them, on the CPU. Nothing waits for the device.
+
+    Args:
+        source: columns on one device.
+        accelerator: where the user wants batches; None: where the data are.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        source: Columns,
+        shared: Shared,
+        accelerator: Accelerator | None,
+    ) -> None:
+        self._shared = shared
+        self._begin_epoch(loader)
+        super().__init__(loader)
+        if self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        self._source = source
+        self._dataset_fetcher = MapFetcher(
+            self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+        )
+        self._tensors: tuple[Any, ...] = tuple(column.source for column in source.all)
+        self._length = 0  # of the data when indices were read
+        self._accelerator = open_accelerator(self._tensors[0].device)
+        device = self._accelerator.device
+        self._is_there = accelerator is not None and accelerator.device == device
+        is_ours = not kernels_are_disabled() and not find_fault(device, "gathers batches")
+        self._in_c = is_ours
+        self._stream = self._accelerator.current_stream()
+        self._rows = self._send(np.empty(0, np.int64))  # on the device, behind those of batches
+        self._blocks: Iterator[Block] | None = None
+        if blocks := find_blocks(self._index_sampler):
+            self._sampler_iter = refuse_batches()
+            self._blocks = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
+
+    @property
+    def is_on_device(self) -> bool:
+        return self._is_there
+
+    def _resolve(self, rows: Vector) -> Vector:
+        """Return the rows of the data for indices of the dataset."""
+        for taken in reversed(self._source.maps):
+            rows = taken[_pick(rows, len(taken))]
+        self._length = min(map(len, self._tensors))
+        return _pick(rows, self._length)
+
+    def _send(self, rows: Vector) -> torch.Tensor:
+        """Return the rows on the device, where they are once the current stream is there."""
+        there = torch.from_numpy(np.ascontiguousarray(rows))
+        if self._accelerator.device.type != "cpu":
+            there = there.pin_memory()
+        sent: torch.Tensor = self._accelerator.move(there)
+        self._sent = self._accelerator.record_event()
+        return sent
+
+    def _follow_stream(self) -> None:
+        """Let the current stream wait for rows that were sent on another."""
+        stream = self._accelerator.current_stream()
+        if stream != self._stream:
+            self._accelerator.wait_event(self._sent)
+            self._accelerator.record_stream(self._rows)
+            self._stream = stream
+
+    def _take_rows(self, blocks: Iterator[Block], count: int) -> torch.Tensor:
+        """Return the next rows, `count` or all that are left. Blocks are read when torch would."""
+        read: list[Vector] = []
+        while len(self._rows) + sum(map(len, read)) < count:
+            block = next(blocks, None)
+            if block is None:
+                break
+            if isinstance(block, tuple):
+                read.append(np.arange(block[0], sum(block)))
+            else:
+                read.append(block.numpy())
+        if read:
+            sent = self._send(self._resolve(np.concatenate(read)))
+            self._rows = torch.cat((self._rows, sent)) if len(self._rows) else sent
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        return rows
+
+    def _next_data(self) -> Any:
+        self._follow_stream()
+        if self._blocks is None:
+            indices = next(self._sampler_iter)
+            vector = as_vector(indices)
+            if vector is None:
+                return self._datasets.call(self._dataset_fetcher.fetch, indices)
+            return self._gather(self._send(self._resolve(vector)))
+        sampler: Any = self._index_sampler
+        rows = self._take_rows(self._blocks, sampler.batch_size)
+        if len(rows) == 0 or (sampler.drop_last and len(rows) < sampler.batch_size):
+            raise StopIteration
+        return self._gather(rows)
+
+    def _gather(self, rows: torch.Tensor) -> Any:
+        tensors, count = self._tensors, len(rows)
+        if self._in_c:
+            outs = tuple(each.new_empty((count, *each.shape[1:])) for each in tensors)
+            gather(torch.Tensor, tensors, rows, outs, self._length)
+        else:
+            outs = tuple(each.index_select(0, rows) for each in tensors)
+        return _fill(self._source.structure, iter(outs))

@@ -1,0 +1,96 @@
+"""Data that lie on a real device: batches, order and random states of torch's loader over the same
+data, and over the data on the CPU; nothing waits for the device."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import TorchLoader, assert_same
+from torch.utils.data import DistributedSampler, RandomSampler, Subset, TensorDataset
+
+from fastloop import ArrayDataset, DataLoader
+from fastloop.loader.arrays.resident import ResidentIter
+
+N = 5000
+DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.int64, torch.bool)
+COLUMNS = [torch.randint(0, 2, (N, width)).to(d) for d in DTYPES for width in (1, 7, 96)]
+DATASETS: dict[str, Any] = {
+    "tensors": lambda columns: TensorDataset(*columns),
+    "array": lambda columns: ArrayDataset(**{f"f{i}": each for i, each in enumerate(columns)}),
+    "subset": lambda columns: Subset(TensorDataset(*columns), list(range(N - 1, 9, -3))),
+}
+SAMPLERS: dict[str, Any] = {
+    "in order": lambda data: {},
+    "shuffled": lambda data: {"shuffle": True},
+    "replaced": lambda data: {"sampler": RandomSampler(data, True, 3000)},
+    "rank 1 of 3": lambda data: {"sampler": DistributedSampler(data, 3, 1)},
+    "a user's": lambda data: {"batch_sampler": [[5, 1], [0], [-1, 7, 7]]},
+}
+
+
+def batches(loader: Any) -> list[Any]:
+    torch.manual_seed(5)
+    found = []
+    for _ in range(2):
+        for batch in loader:
+            parts = list(batch.values()) if isinstance(batch, dict) else batch
+            found.append([part.cpu() for part in parts])
+    return [*found, [torch.get_rng_state()]]
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("size", [1000, 4096])
+def test_batches_are_torchs(kind: str, sampler: str, size: int) -> None:
+    here = DATASETS[kind](COLUMNS)
+    there = DATASETS[kind]([column.cuda() for column in COLUMNS])
+    arguments = SAMPLERS[sampler](here)
+    if "batch_sampler" not in arguments:
+        arguments["batch_size"] = size
+    loader = DataLoader(there, **arguments)
+    assert type(iter(loader)) is ResidentIter
+    assert_same(batches(loader), batches(TorchLoader(here, **arguments)))
+
+
+def test_a_dataset_that_was_moved() -> None:
+    data = ArrayDataset(*COLUMNS)
+    moved = data.to("cuda")
+    assert_same(batches(DataLoader(moved, 64)), batches(TorchLoader(data, 64)))
+    too_large = ArrayDataset(torch.empty(1, 1).expand(1 << 20, 1 << 20))
+    with pytest.raises(MemoryError, match="that are free"):
+        too_large.to("cuda")
+
+
+def test_batches_of_several_streams() -> None:
+    data = TensorDataset(torch.arange(N, device="cuda"))
+    for _ in range(20):
+        found, streams = [], [torch.cuda.Stream() for _ in range(3)]
+        iterator = iter(DataLoader(data, 100))
+        for i in range(N // 100):
+            with torch.cuda.stream(streams[i % 3]):
+                found.append(next(iterator)[0])
+        torch.cuda.synchronize()
+        assert torch.equal(torch.cat(found), data.tensors[0])
+
+
+def test_nothing_waits() -> None:
+    """torch raises where the host would wait for the device."""
+    data = TensorDataset(torch.randn(N, 100, device="cuda"), torch.arange(N, device="cuda"))
+    loader = DataLoader(data, 512, shuffle=True)
+    list(loader)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        kept = [batch for _ in range(2) for batch in loader]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(kept) == 20
+
+
+def test_static_buffers_and_transforms_of_the_loader() -> None:
+    data = TensorDataset(torch.randn(N, 10, device="cuda"))
+    loader = DataLoader(data, 500, device="cuda", static_buffers=True)
+    addresses = {batch[0].data_ptr() for batch in loader}
+    assert len(addresses) == 1
+    doubled = DataLoader(data, 500, device="cuda", device_transform=lambda batch: [batch[0] * 2])
+    for (batch,), (rows,) in zip(doubled, TorchLoader(data, 500), strict=True):
+        assert torch.equal(batch, rows * 2)

@@ -1,0 +1,200 @@
+"""Data that lie on a device, which gathers their batches: batches, order and random states are
+torch's. Here the CPU stands in for the device, and torch's operations for the kernel; over kernels
+the same is tried by tests/programs/resident_batches.py, on a device by tests/gpu/test_resident.py.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import SAMPLERS, TorchLoader, assert_same, assert_same_trace, outcome, trace
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+
+from fastloop import ArrayDataset, DataLoader
+from fastloop import transforms as T
+from fastloop.loader.arrays import columns
+from fastloop.loader.arrays.resident import ResidentIter
+
+N = 50
+ROWS = torch.randn(N, 3, 5)
+LABELS = torch.arange(N)
+
+
+@pytest.fixture(autouse=True)
+def the_cpu_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_RESIDENT", ("cpu",))
+    monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", "1")
+
+
+def resident(dataset: Any, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+    loader = DataLoader(dataset, *args, **kwargs)
+    assert type(iter_of(loader)) is ResidentIter, loader.stats().why
+    return loader
+
+
+def iter_of(loader: DataLoader[Any]) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        state = loader.generator.get_state() if loader.generator is not None else None
+        iterator = iter(loader)
+        if loader.generator is not None:
+            loader.generator.set_state(state)
+    return iterator
+
+
+DATASETS: dict[str, Any] = {
+    "tensors": lambda: TensorDataset(ROWS, LABELS),
+    "one": lambda: ROWS,
+    "named": lambda: ArrayDataset(x=ROWS, y=LABELS),
+    "array": lambda: ArrayDataset(ROWS, LABELS),
+    "subset": lambda: Subset(TensorDataset(ROWS, LABELS), list(range(N - 1, -N, -1))[:N]),
+    "subsets": lambda: Subset(Subset(ArrayDataset(x=ROWS), range(N)), torch.randperm(N)),
+    "stack": lambda: StackDataset(a=TensorDataset(ROWS), b=TensorDataset(LABELS)),
+    "empty": lambda: TensorDataset(ROWS[:, :0], LABELS),
+    "strided": lambda: TensorDataset(torch.randn(2 * N, 4)[::2], LABELS),
+}
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize("drop", [False, True])
+def test_batches_are_torchs(kind: str, drop: bool) -> None:
+    dataset = DATASETS[kind]()
+    for size in (1, 7, N, 3 * N):
+        ours = resident(dataset, size, shuffle=True, drop_last=drop)
+        theirs = TorchLoader(dataset, size, shuffle=True, drop_last=drop)
+        assert_same_trace(trace(ours), trace(theirs))
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("size", [4, 33])
+def test_samplers_draw_what_they_draw_in_torch(kind: str, size: int) -> None:
+    dataset = TensorDataset(ROWS, LABELS)
+    seen = []
+    for loader in (DataLoader, TorchLoader):
+        generator = torch.Generator().manual_seed(9)
+        arguments = SAMPLERS[kind](N, generator)
+        seen.append(trace(loader(dataset, size, **arguments), generator))
+    assert_same_trace(*seen)
+
+
+def test_a_batch_may_be_kept_and_data_that_change_are_seen() -> None:
+    rows = torch.zeros(N, 2)
+    batches = []
+    for i, (batch,) in enumerate(resident(TensorDataset(rows), 10)):
+        rows += 1
+        batches.append(batch)
+        assert torch.equal(batch, torch.full((10, 2), float(i)))
+    assert [batch[0, 0].item() for batch in batches] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("stop", range(6))
+def test_an_epoch_goes_on_where_it_was_left(stop: int) -> None:
+    dataset = TensorDataset(ROWS, LABELS)
+
+    def make() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(1)
+        return resident(dataset, 11, shuffle=True, generator=generator)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(stop if stop < 5 else 4):
+        next(iterator)
+    state = loader.state_dict()
+    rest, after = list(iterator), list(loader)
+    again = make()
+    again.load_state_dict(state)
+    assert_same([list(again), list(again)], [rest, after])
+
+
+def test_the_batch_size_of_the_sampler_may_change() -> None:
+    seen = []
+    for loader in (DataLoader, TorchLoader):
+        made: Any = loader(TensorDataset(LABELS), 10)
+        iterator = iter(made)
+        lengths = [len(next(iterator)[0])]
+        made.batch_sampler.batch_size = 7
+        seen.append(lengths + [len(batch[0]) for batch in iterator])
+    assert seen[0][0] == 10 and sum(seen[0]) == N and seen[0][1] == 7
+
+
+@pytest.mark.parametrize("indices", [[3, N], [-N - 1, 0]])
+def test_an_index_that_is_not_there(indices: list[int]) -> None:
+    for data in (TensorDataset(ROWS), Subset(TensorDataset(ROWS), [0, *indices])):
+        sampler = indices if isinstance(data, TensorDataset) else [0, 1, 2]
+        loader = DataLoader(data, 2, sampler=sampler)
+        with pytest.raises(IndexError, match=f"is out of bounds for dimension 0 with size {N}"):
+            list(loader)
+
+
+def test_what_is_no_integer_is_torchs_to_fetch() -> None:
+    mask = torch.arange(N) % 2 == 0
+    items = [[mask, mask]]
+    expected = outcome(lambda: list(TorchLoader(TensorDataset(ROWS), batch_sampler=items)))
+    assert_same(list(DataLoader(TensorDataset(ROWS), batch_sampler=items)), expected)
+
+
+def path_and_why(dataset: Any, **arguments: Any) -> tuple[str, str]:
+    stats = DataLoader(dataset, **arguments).stats()
+    return stats.path, stats.why
+
+
+def test_what_the_device_does_not_gather_is_torchs() -> None:
+    data = TensorDataset(ROWS)
+    assert path_and_why(data, batch_size=4) == (
+        "array",
+        "TensorDataset of tensors on cpu, default collate",
+    )
+    refused = {
+        "num_workers=0": path_and_why(data, batch_size=4, num_workers=1),
+        "batch_size is None": path_and_why(ArrayDataset(ROWS), batch_size=None),
+        "pin_memory is for data in host memory": path_and_why(data, pin_memory=True),
+        "within another dataset": path_and_why(ConcatDataset([data, data])),
+        "its rows are not contiguous": path_and_why(TensorDataset(ROWS.mT)),
+        "transforms are for the CPU": path_and_why(
+            ArrayDataset(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), transform=T.CenterCrop(4))
+        ),
+    }
+    for text, (path, why) in refused.items():
+        assert path != "array" and text in why, (text, path, why)
+
+
+def test_data_on_several_devices_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_RESIDENT", ("meta",))
+    data = TensorDataset(torch.empty(N, device="meta"), LABELS)
+    path, why = path_and_why(data)
+    assert path == "sync" and "several devices: tensor 0 is on meta, tensor 1 is on cpu" in why
+
+
+# ---- ArrayDataset.to()
+
+
+def test_a_dataset_moves_all_of_its_fields(tmp_path: Any) -> None:
+    np.save(tmp_path / "rows.npy", ROWS.numpy())
+    for fields in ({"x": str(tmp_path / "rows.npy"), "y": LABELS.tolist()}, {"x": ROWS}):
+        data = ArrayDataset(**fields)
+        moved = data.to("cpu")
+        assert_same(list(TorchLoader(moved, 8)), list(TorchLoader(data, 8)))
+        assert all(isinstance(field.source, torch.Tensor) for field in moved._fields)
+    pair = ArrayDataset(ROWS, LABELS)
+    assert_same(pair.to("cpu")[3], pair[3])
+
+
+def test_what_cannot_be_moved() -> None:
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(TypeError, match="fields without transforms"):
+        ArrayDataset(images, transform=T.CenterCrop(4)).to("cpu")
+    with pytest.raises(TypeError, match="dense tensor on the CPU or CUDA"):
+        ArrayDataset(images).to("meta")
+
+
+def test_a_device_without_room_is_named_before_anything_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = SimpleNamespace(device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch, "empty", lambda *_, device: there)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda of: (100, 1000))
+    with pytest.raises(MemoryError, match="take 3,400 bytes, and cuda:0 has 100 that are free"):
+        ArrayDataset(ROWS, LABELS).to("cuda")
