@@ -19,6 +19,8 @@ from fastloop.base.checks import make_message, read_choice, read_int, read_numbe
 from fastloop.base.nested import list_leaves, map_leaves
 from fastloop.base.threads import thread_pool
 
+__all__ = ["CutMix", "MixUp"]
+
 Params = dict[str, Any]
 
 

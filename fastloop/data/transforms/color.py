@@ -13,6 +13,22 @@ from typing import Any, ClassVar
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts
 
+__all__ = [
+    "ColorJitter",
+    "GaussianBlur",
+    "GaussianNoise",
+    "Grayscale",
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomChannelPermutation",
+    "RandomEqualize",
+    "RandomGrayscale",
+    "RandomInvert",
+    "RandomPhotometricDistort",
+    "RandomPosterize",
+    "RandomSolarize",
+]
+
 NUMBERS = 16  # FL_OP_NUMBERS
 _STAYS = (math.nan, math.nan)
 _FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")

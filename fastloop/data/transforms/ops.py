@@ -24,6 +24,26 @@ from fastloop.data.transforms import color, policy, warp
 from fastloop.data.transforms.batches import BatchChoice, BatchOp
 from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Parts, Values
 
+__all__ = [
+    "CenterCrop",
+    "Compose",
+    "Identity",
+    "Normalize",
+    "Pad",
+    "RandomApply",
+    "RandomChoice",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomHorizontalFlip",
+    "RandomOrder",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
+    "ToDtype",
+    "ToImage",
+    "ToPureTensor",
+]
+
 _BOX = ("top", "left", "height", "width")
 
 

@@ -14,6 +14,8 @@ from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Parts
 from fastloop.data.transforms.warp import Warp
 
+__all__ = ["AugMix", "AutoAugment", "AutoAugmentPolicy", "RandAugment", "TrivialAugmentWide"]
+
 # The order of policy_op in fl_op_policy.c.
 _NAMES = (
     *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),

@@ -13,6 +13,8 @@ from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.color import Color
 from fastloop.data.transforms.plan import Parts
 
+__all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
+
 _NONE = (math.nan,) * 4
 
 
