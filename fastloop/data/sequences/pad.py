@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fastloop._core import Collate
-from fastloop.base.checks import make_message, read_choice, read_optional_int
+from fastloop.base.checks import check_type, make_message, read_choice, read_optional_int, refuse_if
 from fastloop.base.tensors import DTYPES
 from fastloop.base.torch_parts import default_collate
 from fastloop.data.collate import make_collate
@@ -83,9 +83,8 @@ class Fields:
     def main(self) -> SampleField:
         """Return the field that gives a batch its mask, lengths and segments."""
         sequences = [field for field in self.all if field.holds_sequences]
-        if not sequences:
-            rule, remedy = f"of fields with {_SEQUENCE}", "for others, use torch's default collate"
-            raise TypeError(make_message("samples", rule, [f.key for f in self.all], remedy))
+        keys, rule = [field.key for field in self.all], f"of fields with {_SEQUENCE}"
+        check_type("samples", keys, sequences, rule, "for others, use torch's default collate")
         return next((field for field in sequences if field.key == "input_ids"), sequences[0])
 
     def has(self, name: str) -> bool:
@@ -167,8 +166,7 @@ def take_apart(samples: Sequence[Any]) -> Fields:
         ValueError: no samples, or tuples of different length.
         KeyError: a dict that lacks a key of the first.
     """
-    if len(samples) == 0:
-        raise ValueError("the batch has no samples")
+    refuse_if(len(samples) == 0, "the batch has no samples")
     kind = _kind_of(samples)
     columns: dict[Hashable, list[Any]]
     if kind is dict:
@@ -379,12 +377,10 @@ class PadCollate(SequenceCollate):
         return_lengths: bool | str = False,
     ) -> None:
         super().__init__()
-        given = padding_value
+        given = self.padding_value = padding_value
         values = given.values() if isinstance(given, Mapping) else [given]
-        if not all(map(is_number, values)):
-            rule = "a number, or a dict of numbers by key"
-            raise TypeError(make_message("padding_value", rule, padding_value))
-        self.padding_value = padding_value
+        rule = "a number, or a dict of numbers by key"
+        check_type("padding_value", given, all(map(is_number, values)), rule)
         self.padding_side = read_choice("padding_side", padding_side, ("right", "left"))
         self.pad_to_multiple_of = read_optional_int("pad_to_multiple_of", pad_to_multiple_of, 1)
         self.max_length = read_optional_int("max_length", max_length, 1)
@@ -451,11 +447,8 @@ def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
     rows: list[list[int]] = [[]]
     room = [width]
     for i, length in enumerate(lengths):
-        if length > width:
-            raise ValueError(
-                f"sample {i} of the batch has {length} tokens, more than max_tokens={width}; "
-                "cut it, or pass a larger max_tokens"
-            )
+        fault = f"sample {i} of the batch has {length} tokens, more than max_tokens={width}"
+        refuse_if(length > width, f"{fault}; cut it, or pass a larger max_tokens")
         row = next((row for row, free in enumerate(room) if length <= free), len(rows))
         if row == len(rows):
             rows.append([])
@@ -516,11 +509,8 @@ class PackCollate(SequenceCollate):
         outputs: dict[Hashable, Any] = {}
         lengths = main.lengths()
         rows = _lay_in_rows(lengths, self.max_tokens)
-        if rows.bounds[-1] > _INT32_MAX:
-            raise ValueError(
-                f"the batch has {rows.bounds[-1]} tokens, more than cu_seqlens can count "
-                f"({_INT32_MAX}); make batches smaller"
-            )
+        fault = f"the batch has {rows.bounds[-1]} tokens, more than cu_seqlens can count"
+        refuse_if(rows.bounds[-1] > _INT32_MAX, f"{fault} ({_INT32_MAX}); make batches smaller")
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)

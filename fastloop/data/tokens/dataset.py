@@ -19,7 +19,15 @@ import numpy as np
 import torch
 
 from fastloop._core import Windows, token_header, token_index
-from fastloop.base.checks import is_sequence, make_message, read_choice, read_int, read_optional_int
+from fastloop.base.checks import (
+    check_type,
+    check_value,
+    is_sequence,
+    read_choice,
+    read_int,
+    read_optional_int,
+    refuse_if,
+)
 from fastloop.base.moves import are_noticed, watch
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import Array, MappedFile, open_regular, read_npy_header, read_row
@@ -73,8 +81,8 @@ def read_dtype(name: str, dtype: Any, known: Sequence[str] = DTYPES) -> str:
         found = np.dtype(str(dtype).removeprefix("torch.") if is_torchs else dtype)
     except TypeError:
         found = np.dtype(object)
-    if found.name not in known or not found.isnative:
-        raise ValueError(make_message(name, f"one of {', '.join(known)}", dtype))
+    is_known = found.name in known and found.isnative
+    check_value(name, dtype, is_known, f"one of {', '.join(known)}")
     return found.name
 
 
@@ -83,9 +91,9 @@ def expand_paths(paths: Any) -> list[str]:
     the order of their names."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    if not is_sequence(paths) or not paths:
-        rule = "a path, a pattern such as 'data/*.bin', or a list of at least one of these"
-        raise (ValueError if is_sequence(paths) else TypeError)(make_message("paths", rule, paths))
+    rule = "a path, a pattern such as 'data/*.bin', or a list of at least one of these"
+    check_type("paths", paths, is_sequence(paths), rule)
+    check_value("paths", paths, len(paths) > 0, rule)
     expanded: list[str] = []
     for given in paths:
         path = os.path.abspath(os.fsdecode(given))
@@ -157,9 +165,8 @@ def _read_npy(opened: BinaryIO, file_bytes: int, dtype: str) -> tuple[str, int, 
     if len(shape) != 1 or shape[0] == 0:
         raise ValueError(f"must be a vector of tokens, got shape {shape}")
     first, tokens = opened.tell(), shape[0]
-    if file_bytes - first != tokens * found.itemsize:
-        rule = f"{tokens} tokens of {found.itemsize} bytes, as its header says"
-        raise ValueError(f"must have {rule}, got {file_bytes - first} bytes")
+    rule, got = f"{tokens} tokens of {found.itemsize} bytes, as its header says", file_bytes - first
+    refuse_if(got != tokens * found.itemsize, f"must have {rule}, got {got} bytes")
     return found.name, first, tokens
 
 
@@ -191,8 +198,7 @@ def take_buffers(values: Any, offsets: Any) -> TokenFile:
     if not array.flags.c_contiguous:
         raise ValueError("values must have no gaps (pass numpy.ascontiguousarray(values))")
     begin, end = int(bounds[0]), int(bounds[-1])
-    if begin == end:
-        raise ValueError("offsets must hold at least one token, got none")
+    refuse_if(begin == end, "offsets must hold at least one token, got none")
     if isinstance(source, torch.Tensor):
         # torch may move the memory of a tensor, and must then tell; a copy is never moved.
         source = source.detach().as_subclass(torch.Tensor) if are_noticed() else array.copy()
@@ -233,8 +239,8 @@ class WindowArguments:
         read_choice("targets", self.targets, ("shift", "same", None))
         read_choice("io", self.io, ("auto", "pread", "mmap"))
         self.seq_len = read_int("seq_len", self.seq_len, 1, _MOST)
-        if self.stride is not None and self.mode == "random":
-            raise ValueError(make_message("stride", "None with mode='random'", self.stride))
+        is_right = self.stride is None or self.mode != "random"
+        check_value("stride", self.stride, is_right, "None with mode='random'")
         self.stride = read_optional_int("stride", self.stride, 1, _MOST) or self.seq_len
         self.vocab_size = read_optional_int("vocab_size", self.vocab_size, 1, _INT64_MAX)
         most = _INT64_MAX if self.vocab_size is None else self.vocab_size - 1
@@ -258,20 +264,17 @@ class WindowArguments:
     def check_files(self, opened: Sequence[TokenFile]) -> None:
         """Refuse files that do not go with the arguments, by a ValueError."""
         for file in opened:
-            if file.dtype not in _FITTING[self.out_dtype]:
-                rule = f"a dtype that holds {file.dtype}, the tokens of {file.path!r}"
-                fix = "pass torch.int64"
-                raise ValueError(make_message("out_dtype", rule, self.out_dtype, fix))
             most, whose = int(np.iinfo(file.dtype).max), f"the tokens of {file.path!r}"
+            fits, rule = file.dtype in _FITTING[self.out_dtype], f"a dtype that holds {file.dtype}"
+            check_value("out_dtype", self.out_dtype, fits, f"{rule}, {whose}", "pass torch.int64")
             read_optional_int("eos_id", self.eos_id, 0, most, f"{whose} are {file.dtype}")
-            if self.return_docs and self.eos_id is None and file.ends is None:
-                reason = f"because {file.path!r} has no index of documents"
-                raise ValueError(f"eos_id must be given with return_docs=True, {reason}")
+            reason = f"because {file.path!r} has no index of documents"
+            is_unknown = self.return_docs and self.eos_id is None and file.ends is None
+            refuse_if(is_unknown, f"eos_id must be given with return_docs=True, {reason}")
         longest = max(opened, key=operator.attrgetter("tokens"))
-        if longest.tokens < self.shortest:
-            rule = f"{self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
-            got = f"{longest.tokens} in the longest, {longest.path!r} (pass a shorter seq_len)"
-            raise ValueError(f"paths must have a file of {rule}, got {got}")
+        rule = f"{self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
+        got = f"{longest.tokens} in the longest, {longest.path!r} (pass a shorter seq_len)"
+        refuse_if(longest.tokens < self.shortest, f"paths must have a file of {rule}, got {got}")
 
 
 class TokenDataset(EpochDataset):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import default_collate
 
-from fastloop.base.checks import make_message
+from fastloop.base.checks import check_type
 from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.arguments import DTYPES
@@ -212,9 +212,8 @@ class FieldTransform:
 
     def _check_dtype(self) -> None:
         dtype = torch_dtype(self.field.source)
-        if dtype is not torch.uint8:
-            remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
-            raise TypeError(make_message("images with a transform", "uint8", dtype, remedy))
+        remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
+        check_type("images with a transform", dtype, dtype is torch.uint8, "uint8", remedy)
 
     @property
     def _shape(self) -> tuple[int, ...]:

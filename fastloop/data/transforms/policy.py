@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastloop.base import checks
-from fastloop.base.checks import make_message
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Parts
 from fastloop.data.transforms.warp import Warp
@@ -41,7 +40,7 @@ class Policy(Warp):
         return self._numbers(self._own_numbers())
 
     def _own_numbers(self) -> Sequence[float]:
-        raise NotImplementedError
+        return super().numbers()
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         drawn = zip(values["order"], values["number"], strict=False)
@@ -61,6 +60,7 @@ class RandAugment(Policy):
     """
 
     kind = 27
+    counted = ("num_ops", "magnitude", "num_magnitude_bins")
 
     num_ops: arg.Ops = 2
     magnitude: arg.Magnitude = 9
@@ -70,12 +70,8 @@ class RandAugment(Policy):
 
     def _check(self) -> None:
         super()._check()
-        if self.magnitude >= self.num_magnitude_bins:
-            rule = f"below num_magnitude_bins={self.num_magnitude_bins}"
-            raise ValueError(make_message("RandAugment: magnitude", rule, self.magnitude))
-
-    def _own_numbers(self) -> Sequence[float]:
-        return self.num_ops, self.magnitude, self.num_magnitude_bins
+        rule = f"below num_magnitude_bins={self.num_magnitude_bins}"
+        arg.check(self, "magnitude", self.magnitude < self.num_magnitude_bins, rule)
 
 
 @dataclass(repr=False, eq=False)
