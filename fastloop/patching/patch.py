@@ -27,8 +27,7 @@ class PatchState:
 
     seams: dict[str, SeamStatus]
 
-    def _repr_html_(self) -> str:
-        return repr_html(self)
+    _repr_html_ = repr_html
 
     def __str__(self) -> str:
         return "; ".join(_describe(name, seam) for name, seam in self.seams.items())

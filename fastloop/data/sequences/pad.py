@@ -199,10 +199,9 @@ def check_element(field: SampleField, value: Any, dtype: torch.dtype) -> Any:
     if np.isfinite(float(value)) and int(value) == value and low <= value <= high:
         return int(value)
     name = str(dtype).removeprefix("torch.")
-    raise ValueError(
-        f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r} (give it a wider "
-        f"dtype, such as int64, or a padding from {low} to {high})"
-    )
+    fault = f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r}"
+    remedy = f"give it a wider dtype, such as int64, or a padding from {low} to {high}"
+    raise ValueError(f"{fault} ({remedy})")
 
 
 def tensor_of(what: str, value: Any) -> torch.Tensor:
@@ -242,13 +241,11 @@ def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
     are_lists = [isinstance(value, (list, tuple)) for value in field.values]
     if all(are_lists):
         return unify_lists(tensors)
-    kinds = list(zip(are_lists, (str(tensor.dtype) for tensor in tensors), strict=True))
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    kinds = list(zip(are_lists, dtypes, strict=True))
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
-        first, other = (
-            f"a {type(field.values[i]).__name__} of {kinds[i][1].removeprefix('torch.')}"
-            for i in (0, odd)
-        )
+        first, other = (f"a {type(field.values[i]).__name__} of {dtypes[i]}" for i in (0, odd))
         remedy = "lists alone, or arrays and tensors of one dtype"
         rule = f"like that of sample 0, {first}"
         raise TypeError(f"{field.of_sample(odd)} must be {rule}, got {other} ({remedy})")
@@ -518,11 +515,9 @@ class PackCollate(SequenceCollate):
                 own = field.lengths()
                 if own != lengths:
                     i = next(i for i in range(len(own)) if own[i] != lengths[i])
-                    raise ValueError(
-                        f"{field.of_sample(i)} has {own[i]} elements, but {main.key!r} has "
-                        f"{lengths[i]}; sequences of a sample are packed side by side and must "
-                        "have one length"
-                    )
+                    got = f"{own[i]} elements, but {main.key!r} has {lengths[i]}"
+                    rule = "sequences of a sample are packed side by side and must have one length"
+                    raise ValueError(f"{field.of_sample(i)} has {got}; {rule}")
                 outputs[field.name] = self._pack(core, field, rows, own)
         if main.key == "input_ids" and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)

@@ -129,10 +129,8 @@ def _read_fill(name: str, value: Any) -> Any:
 
 
 def _read_erased(name: str, value: Any) -> list[float]:
-    is_noise, remedy = (
-        isinstance(value, str) or value is None,
-        "for noise, erase in the training loop, on the batch",
-    )
+    is_noise = isinstance(value, str) or value is None
+    remedy = "for noise, erase in the training loop, on the batch"
     checks.check_value(name, value, not is_noise, _CHANNELS, remedy)
     return list(to_floats(_read_fill(name, value)))
 
@@ -282,15 +280,14 @@ def _read_threshold(name: str, value: Any) -> Any:
     return value
 
 
-Size = Annotated[int | Sequence[int], Argument(_read_size, tuple)]
-ResizeSize = Annotated[int | Sequence[int] | None, Argument(_read_resize)]
+_Lengths = int | Sequence[int]
+Size = Annotated[_Lengths, Argument(_read_size, tuple)]
+ResizeSize = Annotated[_Lengths | None, Argument(_read_resize)]
 LongestEdge = Annotated[
     int | None, Argument(partial(checks.read_optional_int, low=1, high=_MAX_LENGTH))
 ]
-Padding = Annotated[int | Sequence[int], Argument(_read_padding, _encode_padding)]
-CropPadding = Annotated[
-    int | Sequence[int] | None, Argument(_read_crop_padding, _encode_crop_padding)
-]
+Padding = Annotated[_Lengths, Argument(_read_padding, _encode_padding)]
+CropPadding = Annotated[_Lengths | None, Argument(_read_crop_padding, _encode_crop_padding)]
 PaddingMode = Annotated[
     str, Argument(partial(checks.read_choice, choices=tuple(_PADDING_MODES)), _PADDING_MODES.get)
 ]
@@ -314,7 +311,7 @@ Bits = Annotated[int, Argument(_read_bits)]
 Threshold = Annotated[float, Argument(_read_threshold)]
 GreyChannels = Annotated[int, Argument(partial(checks.read_choice, choices=(1, 3)))]
 Factor = Annotated[float, Argument(partial(_read_unchanged, low=0, high=math.inf))]
-Taps = Annotated[int | Sequence[int], Argument(_read_taps)]
+Taps = Annotated[_Lengths, Argument(_read_taps)]
 Sigma = Annotated[Any, Argument(_read_sigma)]
 Degrees = Annotated[Any, Argument(partial(_read_ends, is_symmetric=True))]
 Shears = Annotated[Any, Argument(_read_shears)]

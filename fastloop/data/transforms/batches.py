@@ -75,11 +75,9 @@ class BatchOp:
 
     def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
         """Return the batch with these parameters; in place, its images are overwritten."""
-        raise NotImplementedError
 
     def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
         """Return the batch with parameters that are drawn for it."""
-        raise NotImplementedError
 
     def params(self, batch: int, epoch: int, size: tuple[int, int]) -> Params:
         """Return the parameters that a loader gives a batch.
