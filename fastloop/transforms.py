@@ -17,12 +17,8 @@ from fastloop.data.transforms.ops import *  # noqa: F403
 from fastloop.data.transforms.policy import *  # noqa: F403
 from fastloop.data.transforms.warp import *  # noqa: F403
 
-__all__ = ["InterpolationMode"]
-__all__ += batches.__all__
-__all__ += color.__all__
-__all__ += ops.__all__
-__all__ += policy.__all__
-__all__ += warp.__all__
+__all__ = ["InterpolationMode", *batches.__all__, *color.__all__]
+__all__ += [*ops.__all__, *policy.__all__, *warp.__all__]
 
 
 if not TYPE_CHECKING:  # type checkers must not take every name for defined

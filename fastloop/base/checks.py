@@ -75,8 +75,7 @@ def is_sequence(value: Any) -> bool:
 
 def are_numbers(values: Any, count: int | None = None) -> bool:
     """Tell whether `values` is a sequence of numbers; of `count` numbers, if that is given."""
-    is_whole = is_sequence(values) and count in (None, len(values))
-    return is_whole and all(map(is_number, values))
+    return is_sequence(values) and count in (None, len(values)) and all(map(is_number, values))
 
 
 def read_int(
@@ -111,12 +110,12 @@ def read_number(
     return number
 
 
-def read_choice(name: str, value: Any, choices: Sequence[_Choice], remedy: str = "") -> _Choice:
+def read_choice(name: str, value: Any, choices: Sequence[_Choice]) -> _Choice:
     """Return the one of `choices` that equals `value`."""
     for choice in choices:
         if type(value) is type(choice) and value == choice:
             return choice
-    raise ValueError(make_message(name, f"one of {', '.join(map(repr, choices))}", value, remedy))
+    raise ValueError(make_message(name, f"one of {', '.join(map(repr, choices))}", value))
 
 
 def check_callable(name: str, value: Any, rule: str = "a function") -> None:

@@ -419,8 +419,7 @@ def _repeat(loader: DataLoader[Any]) -> Iterator[Any]:
         for batch in loader:
             is_empty = False
             yield batch
-        if is_empty:
-            raise ValueError("loader must give batches, got an empty epoch")
+        checks.refuse_if(is_empty, "loader must give batches, got an empty epoch")
 
 
 def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:

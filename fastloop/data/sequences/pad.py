@@ -444,8 +444,9 @@ def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
     rows: list[list[int]] = [[]]
     room = [width]
     for i, length in enumerate(lengths):
-        fault = f"sample {i} of the batch has {length} tokens, more than max_tokens={width}"
-        refuse_if(length > width, f"{fault}; cut it, or pass a larger max_tokens")
+        if length > width:
+            fault = f"sample {i} of the batch has {length} tokens, more than max_tokens={width}"
+            raise ValueError(f"{fault}; cut it, or pass a larger max_tokens")
         row = next((row for row, free in enumerate(room) if length <= free), len(rows))
         if row == len(rows):
             rows.append([])

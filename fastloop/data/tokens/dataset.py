@@ -339,8 +339,7 @@ class TokenDataset(EpochDataset):
         seed: int = 0,
     ) -> None:
         checks.read_choice("format", format, FORMATS)
-        is_auto = isinstance(dtype, str) and dtype == "auto"
-        name = "auto" if is_auto else read_dtype("dtype", dtype)
+        name = "auto" if isinstance(dtype, str) and dtype == "auto" else read_dtype("dtype", dtype)
         arguments = WindowArguments(
             seq_len, mode, stride, targets, out_dtype, eos_id, return_docs, vocab_size, io, seed
         )

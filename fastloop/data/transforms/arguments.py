@@ -242,8 +242,7 @@ def _read_pair(
 
 
 def _read_translate(name: str, value: Any) -> Any:
-    rule = "two numbers n with 0 <= n <= 1, or None"
-    return _read_pair(name, value, rule, lambda n: 0 <= n <= 1)
+    return _read_pair(name, value, "two numbers n with 0 <= n <= 1, or None", lambda n: 0 <= n <= 1)
 
 
 def _read_scales(name: str, value: Any) -> Any:

@@ -150,8 +150,7 @@ class _Mix(BatchOp):
         found = one_hot(labels, self.num_classes or -1) if labels.ndim == 1 else labels
         found = found if found.dtype.is_floating_point else found.float()
         mixed = _mix(found, params["lam_adjusted" if "lam_adjusted" in params else "lam"])
-        done = self._change(images, params, in_place)
-        there = {id(labels): mixed, id(images): done}
+        there = {id(labels): mixed, id(images): self._change(images, params, in_place)}
         return map_leaves(batch, lambda _, leaf: there.get(id(leaf), leaf))
 
     def _change(self, images: Tensor, params: Params, in_place: bool) -> Tensor:
@@ -230,8 +229,7 @@ class BatchChoice(BatchOp):
         return {"chosen": chosen, **self.transforms[chosen].draw(draws, size)}
 
     def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
-        chosen = self.transforms[draws.choose(self.p)]
-        return chosen.draw_and_apply(batch, draws, in_place)
+        return self.transforms[draws.choose(self.p)].draw_and_apply(batch, draws, in_place)
 
     def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
         return self.transforms[params["chosen"]].apply(batch, params, in_place)

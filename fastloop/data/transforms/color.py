@@ -138,8 +138,7 @@ class Grayscale(Color):
     num_output_channels: arg.GreyChannels = 1
 
     def change(self, numbers: Numbers) -> Numbers:
-        values = numbers.values[:1].expand(self.num_output_channels, -1)
-        return Numbers(values, numbers.dtype)
+        return Numbers(numbers.values[:1].expand(self.num_output_channels, -1), numbers.dtype)
 
 
 @dataclass(repr=False, eq=False)

@@ -145,8 +145,7 @@ class AugMix(Policy):
     fill: arg.Fill = None
 
     def _own_numbers(self) -> Sequence[float]:
-        depth = max(self.chain_depth, 0)
-        return self.severity, self.mixture_width, depth, self.alpha, self.all_ops
+        return self.severity, self.mixture_width, max(self.chain_depth, 0), self.alpha, self.all_ops
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         numbers, ops = iter(values["number"]), iter(values["order"])

@@ -314,8 +314,7 @@ class Chain:
 
     def _ranges_of(self, op: Any) -> tuple[tuple[float, ...], ...]:
         """Return bounds of the area and of the logarithm of the ratio, as torch computes it."""
-        is_v1 = self.version == 1
-        log_ratio = torch.log(torch.tensor(op.ratio)) if is_v1 else op._log_ratio
+        log_ratio = torch.log(torch.tensor(op.ratio)) if self.version == 1 else op._log_ratio
         return tuple(map(float, op.scale)), tuple(log_ratio.tolist())
 
     def _convert(self, op: Any) -> None:

@@ -319,8 +319,7 @@ def take_hugging_face(dataset: Any) -> Columns:
     kind, known = dataset._format_type, "those of with_format('torch') and ('numpy')"
     reason = f"the format of the datasets.Dataset is {kind}; C takes {known}"
     leave_if(kind not in ("torch", "numpy"), reason)
-    if dataset._format_kwargs:
-        raise NotCoveredError("with_format() of the datasets.Dataset was given arguments")
+    leave_if(dataset._format_kwargs, "with_format() of the datasets.Dataset was given arguments")
     every, picked = dataset._data.column_names, dataset._format_columns
     names = [name for name in every if picked is None or name in picked]
     if dataset._output_all_columns and len(names) < len(every):

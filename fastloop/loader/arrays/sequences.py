@@ -68,8 +68,7 @@ class _Batch:
         self.names: list[Hashable] = []
 
     def add(self, name: Hashable, *column: Any) -> None:
-        if name in self.names:
-            raise NotCoveredError(f"{name!r} is the name of a field and of another output")
+        leave_if(name in self.names, f"{name!r} is the name of a field and of another output")
         self.names.append(name)
         self.columns.add(*column)
 

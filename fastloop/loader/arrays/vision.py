@@ -101,8 +101,7 @@ def _check_loader(loader: DataLoader[Any]) -> None:
         is_plain = as_vector(inner.indices) is not None
     has_workers = loader.num_workers > 0
     leave_if(not is_plain, "the sampler is not one of torch's")
-    has_init = has_workers and loader.worker_init_fn
-    leave_if(has_init, "worker_init_fn may seed torch's generator")
+    leave_if(has_workers and loader.worker_init_fn, "worker_init_fn may seed torch's generator")
     leave_if(has_workers and not loader.in_order, "in_order=False")
 
 
@@ -116,8 +115,7 @@ def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, tuple[int, ..
     images = images.unsqueeze(-1) if layout == "HW" else images
     layout = "HWC" if layout == "HW" else layout
     shape = tuple(images.shape[1:])
-    if shape[layout.index("C")] not in (1, 3):
-        raise NotCoveredError(f"images of shape {shape} are not made by PIL")
+    leave_if(shape[layout.index("C")] not in (1, 3), f"images of shape {shape} are not made by PIL")
     return images, shape, layout
 
 

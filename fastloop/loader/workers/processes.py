@@ -97,8 +97,7 @@ class ProcessIter(WorkerIter):
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         arguments["init_fn"] = self._datasets.wrap_init(arguments["init_fn"])
         arguments["dataset"] = reader or arguments["dataset"]
-        transfer = DatasetTransfer(arguments, self._parent_end.address(), self._file)
-        self._transfers.append(transfer)
+        self._transfers.append(DatasetTransfer(arguments, self._parent_end.address(), self._file))
         process = self._make_process(arguments["worker_id"])
         self._workers.append(process)  # one that cannot be started, too
         try:
