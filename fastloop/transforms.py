@@ -8,95 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from fastloop.data.transforms import batches, color, ops, policy, warp
 from fastloop.data.transforms.arguments import InterpolationMode
-from fastloop.data.transforms.batches import CutMix, MixUp
-from fastloop.data.transforms.color import (
-    ColorJitter,
-    GaussianBlur,
-    GaussianNoise,
-    Grayscale,
-    RandomAdjustSharpness,
-    RandomAutocontrast,
-    RandomChannelPermutation,
-    RandomEqualize,
-    RandomGrayscale,
-    RandomInvert,
-    RandomPhotometricDistort,
-    RandomPosterize,
-    RandomSolarize,
-)
+from fastloop.data.transforms.batches import *  # noqa: F403
+from fastloop.data.transforms.color import *  # noqa: F403
 from fastloop.data.transforms.dataset_transform import remedy_for
-from fastloop.data.transforms.ops import (
-    CenterCrop,
-    Compose,
-    Identity,
-    Normalize,
-    Pad,
-    RandomApply,
-    RandomChoice,
-    RandomCrop,
-    RandomErasing,
-    RandomHorizontalFlip,
-    RandomOrder,
-    RandomResizedCrop,
-    RandomVerticalFlip,
-    Resize,
-    ToDtype,
-    ToImage,
-    ToPureTensor,
-)
-from fastloop.data.transforms.policy import (
-    AugMix,
-    AutoAugment,
-    AutoAugmentPolicy,
-    RandAugment,
-    TrivialAugmentWide,
-)
-from fastloop.data.transforms.warp import RandomAffine, RandomPerspective, RandomRotation
+from fastloop.data.transforms.ops import *  # noqa: F403
+from fastloop.data.transforms.policy import *  # noqa: F403
+from fastloop.data.transforms.warp import *  # noqa: F403
 
-__all__ = [
-    "AugMix",
-    "AutoAugment",
-    "AutoAugmentPolicy",
-    "CenterCrop",
-    "ColorJitter",
-    "Compose",
-    "CutMix",
-    "GaussianBlur",
-    "GaussianNoise",
-    "Grayscale",
-    "Identity",
-    "InterpolationMode",
-    "MixUp",
-    "Normalize",
-    "Pad",
-    "RandAugment",
-    "RandomAdjustSharpness",
-    "RandomAffine",
-    "RandomApply",
-    "RandomAutocontrast",
-    "RandomChannelPermutation",
-    "RandomChoice",
-    "RandomCrop",
-    "RandomEqualize",
-    "RandomErasing",
-    "RandomGrayscale",
-    "RandomHorizontalFlip",
-    "RandomInvert",
-    "RandomOrder",
-    "RandomPerspective",
-    "RandomPhotometricDistort",
-    "RandomPosterize",
-    "RandomResizedCrop",
-    "RandomRotation",
-    "RandomSolarize",
-    "RandomVerticalFlip",
-    "Resize",
-    "ToDtype",
-    "ToImage",
-    "ToPureTensor",
-    "TrivialAugmentWide",
-]
+__all__ = ["InterpolationMode", *batches.__all__, *color.__all__]
+__all__ += [*ops.__all__, *policy.__all__, *warp.__all__]
 
 
 if not TYPE_CHECKING:  # type checkers must not take every name for defined

@@ -20,6 +20,24 @@ def make_message(name: str, rule: str, value: object, remedy: str = "") -> str:
     return f"{name} must be {rule}, got {value!r}" + (f" ({remedy})" if remedy else "")
 
 
+def check_type(name: str, value: object, is_right: object, rule: str, remedy: str = "") -> None:
+    """Raise TypeError unless the value `is_right`."""
+    if not is_right:
+        raise TypeError(make_message(name, rule, value, remedy))
+
+
+def check_value(name: str, value: object, is_right: object, rule: str, remedy: str = "") -> None:
+    """Raise ValueError unless the value `is_right`."""
+    if not is_right:
+        raise ValueError(make_message(name, rule, value, remedy))
+
+
+def refuse_if(applies: object, text: str) -> None:
+    """Raise ValueError with this text if it applies."""
+    if applies:
+        raise ValueError(text)
+
+
 def is_int(value: Any) -> bool:
     """Tell whether `value` counts as an int: NumPy's integers and 0-d tensors do, bools do not."""
     if isinstance(value, bool):
@@ -55,16 +73,20 @@ def is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
+def are_numbers(values: Any, count: int | None = None) -> bool:
+    """Tell whether `values` is a sequence of numbers; of `count` numbers, if that is given."""
+    return is_sequence(values) and count in (None, len(values)) and all(map(is_number, values))
+
+
 def read_int(
     name: str, value: Any, low: int | None = None, high: int | None = None, remedy: str = ""
 ) -> int:
     """Return `value` as an int within [low, high]."""
     rule = f"an int{_describe_range(low, high)}"
-    if not is_int(value):
-        raise TypeError(make_message(name, rule, value, remedy))
+    check_type(name, value, is_int(value), rule, remedy)
     number = operator.index(value)
-    if (low is not None and number < low) or (high is not None and number > high):
-        raise ValueError(make_message(name, rule, value, remedy))
+    is_within = (low is None or low <= number) and (high is None or number <= high)
+    check_value(name, value, is_within, rule, remedy)
     return number
 
 
@@ -82,26 +104,23 @@ def read_number(
 ) -> float:
     """Return `value` as a float within [low, high]; NaN is refused. The ends may be infinite."""
     rule = f"a number{_describe_range(low, high)}"
-    if not is_number(value):
-        raise TypeError(make_message(name, rule, value, remedy))
+    check_type(name, value, is_number(value), rule, remedy)
     number = to_float(value)
-    if not low <= number <= high:
-        raise ValueError(make_message(name, rule, value, remedy))
+    check_value(name, value, low <= number <= high, rule, remedy)
     return number
 
 
-def read_choice(name: str, value: Any, choices: Sequence[_Choice], remedy: str = "") -> _Choice:
+def read_choice(name: str, value: Any, choices: Sequence[_Choice]) -> _Choice:
     """Return the one of `choices` that equals `value`."""
     for choice in choices:
         if type(value) is type(choice) and value == choice:
             return choice
-    raise ValueError(make_message(name, f"one of {', '.join(map(repr, choices))}", value, remedy))
+    raise ValueError(make_message(name, f"one of {', '.join(map(repr, choices))}", value))
 
 
 def check_callable(name: str, value: Any, rule: str = "a function") -> None:
     """Refuse a value that cannot be called."""
-    if not callable(value):
-        raise TypeError(make_message(name, rule, value))
+    check_type(name, value, callable(value), rule)
 
 
 def _describe_range(low: float | None, high: float | None) -> str:

@@ -122,10 +122,9 @@ class Accelerator:
         with module.device(self.device):  # it asks the stream of the current device
             is_capturing = module.is_current_stream_capturing()
         if is_capturing:
-            raise RuntimeError(
-                "a batch was asked for while a graph is being captured; take it before the "
-                "capture (static_buffers=True keeps the addresses for replays)"
-            )
+            text = "a batch was asked for while a graph is being captured; take it before the "
+            text += "capture (static_buffers=True keeps the addresses for replays)"
+            raise RuntimeError(text)
 
 
 class HostAccelerator(Accelerator):

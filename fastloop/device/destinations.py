@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fastloop._core import is_small_part
@@ -29,20 +30,18 @@ class Destination:
     force_contiguous = False  # tensors that have gaps are copied without them
     keep_aliases = True  # a tensor that is twice in a batch stays one
 
-    def __init__(self, allocate: Callable[[int], torch.Tensor]) -> None:
+    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
         self._allocate = allocate
 
     def check(self) -> None:
         """Raise where no batch can be taken."""
 
     @outside_inference_mode
-    def allocate(self, size: int) -> torch.Tensor:
+    def allocate(self, size: int) -> Tensor:
         """Return a buffer of so many bytes; on a device, it belongs to the current stream."""
         return self._allocate(size)
 
-    def split(
-        self, buffer: torch.Tensor, places: Iterable[Place], is_other_stream: bool
-    ) -> list[torch.Tensor]:
+    def split(self, buffer: Tensor, places: Iterable[Place], is_other_stream: bool) -> list[Tensor]:
         """Return the tensors of a batch, each with a version of its own.
 
         Args:
@@ -52,7 +51,7 @@ class Destination:
         """
         return split_buffer(buffer, places)
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy(self, tensor: Tensor) -> Tensor:
         """Return a copy with the same strides, as torch pins."""
         begin, end = extent(tensor)
         if begin == end:
@@ -89,14 +88,12 @@ class DeviceMemory(Destination):
     def check(self) -> None:
         self._accelerator.check()
 
-    def split(
-        self, buffer: torch.Tensor, places: Iterable[Place], is_other_stream: bool
-    ) -> list[torch.Tensor]:
+    def split(self, buffer: Tensor, places: Iterable[Place], is_other_stream: bool) -> list[Tensor]:
         if is_other_stream:
             self._accelerator.record_stream(buffer)
         return split_buffer(buffer, places)
 
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
 
     def send(self, batch: Any) -> Any:
@@ -106,7 +103,7 @@ class DeviceMemory(Destination):
         self._uploader.finish()
 
 
-def _fix_size(memory: torch.Tensor) -> torch.Tensor:
+def _fix_size(memory: Tensor) -> Tensor:
     """Forbid resizing of tensors in this CPU memory: torch keeps memory in place that NumPy
     shares."""
     memory.numpy()
@@ -124,9 +121,7 @@ class PinnedMemory(Destination):
         self._device: str = accelerator.type
 
     @outside_inference_mode
-    def split(
-        self, buffer: torch.Tensor, places: Iterable[Place], is_other_stream: bool
-    ) -> list[torch.Tensor]:
+    def split(self, buffer: Tensor, places: Iterable[Place], is_other_stream: bool) -> list[Tensor]:
         tensors = split_buffer(buffer, places)
         # Code that keeps a small tensor (labels, say) must not keep the whole batch.
         return [

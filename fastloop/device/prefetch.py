@@ -357,11 +357,9 @@ class StaticBatch:
         if not (is_tensor or can_move(leaf)):
             return False
         kind = f"{leaf.layout} on {leaf.device}" if is_tensor else "an object of its own"
-        raise ValueError(
-            f"static_buffers=True takes plain dense tensors, and {describe_path(path)} is a "
-            f"{type(leaf).__name__} ({kind}); make plain tensors of it in collate_fn or "
-            "device_transform"
-        )
+        found = f"{describe_path(path)} is a {type(leaf).__name__} ({kind})"
+        remedy = "make plain tensors of it in collate_fn or device_transform"
+        raise ValueError(f"static_buffers=True takes plain dense tensors, and {found}; {remedy}")
 
 
 def _explain(before: dict[Path, Place], now: dict[Path, Place]) -> str:
@@ -371,10 +369,8 @@ def _explain(before: dict[Path, Place], now: dict[Path, Place]) -> str:
         for path in {**was, **are}
         if was.get(path) != are.get(path)
     ]
-    return (
-        f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; pass "
-        "drop_last=True if it is the last one, pad it, or leave static_buffers out"
-    )
+    remedy = "pass drop_last=True if it is the last one, pad it, or leave static_buffers out"
+    return f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; {remedy}"
 
 
 def _describe(place: Place) -> str:

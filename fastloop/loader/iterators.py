@@ -15,6 +15,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from fastloop.base import torch_parts
+from fastloop.base.checks import refuse_if
 from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
 from fastloop.data.collate import SEQUENCE_COLLATES, below_subsets, is_default_collate, kind_of
 from fastloop.data.epochs import datasets_within
@@ -22,7 +23,7 @@ from fastloop.data.field import Field
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.loader.arrays import columns
-from fastloop.loader.arrays.columns import Columns, NotCoveredError
+from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.device_iter import DeviceIter, join_transforms
 from fastloop.loader.shared import Shared, SyncIter, TorchProcessIter
@@ -241,8 +242,7 @@ def _check_threads(loader: DataLoader[Any]) -> None:
         "num_workers=1, which reads ahead, or use path='process'": is_split,
     }
     for fault, applies in faults.items():
-        if applies:
-            raise ValueError(f"path='thread' cannot load {fault}")
+        refuse_if(applies, f"path='thread' cannot load {fault}")
 
 
 def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
@@ -258,13 +258,10 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     is_default = collate_fn is torch_parts.default_convert
     if loader._auto_collation:
         is_default = is_default_collate(collate_fn)
-    if not is_default:
-        why = "collate_fn is not torch's default, or its registry was extended"
-        raise NotCoveredError(difference("collate") or why)
-    if has_init and not seeder:
-        raise NotCoveredError("worker_init_fn runs in worker processes")
-    if loader.num_workers > 0 and loader.prefetch_factor == 0:
-        raise NotCoveredError("prefetch_factor is 0")
+    why = "collate_fn is not torch's default, or its registry was extended"
+    leave_if(not is_default, difference("collate") or why)
+    leave_if(has_init and not seeder, "worker_init_fn runs in worker processes")
+    leave_if(loader.num_workers > 0 and loader.prefetch_factor == 0, "prefetch_factor is 0")
     if not loader._auto_collation:
         _check_singles(loader, path, dataset)
     taker = _taker_of(loader, dataset)
@@ -313,8 +310,7 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
     name = "" if kind in _TAKE_LISTS else type(dataset).__name__
     if kind == "ArrayDataset":
         name = "RaggedArray" if _has_sequences(dataset) else ""
-    if name:
-        raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
+    leave_if(name, f"the sampler may yield values that do not index a {name}")
 
 
 def _taker_of(loader: DataLoader[Any], dataset: object) -> columns.Taker | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fastloop._core import version
+from fastloop.base.checks import refuse_if
 from fastloop.base.shown import repr_html
 from fastloop.patching import SEAMS
 from fastloop.patching.seams import Seam, SeamStatus
@@ -27,8 +28,7 @@ class PatchState:
 
     seams: dict[str, SeamStatus]
 
-    def _repr_html_(self) -> str:
-        return repr_html(self)
+    _repr_html_ = repr_html
 
     def __str__(self) -> str:
         return "; ".join(_describe(name, seam) for name, seam in self.seams.items())
@@ -48,10 +48,9 @@ def _describe(name: str, seam: SeamStatus) -> str:
 
 def _check_names(what: str | Iterable[str]) -> list[str]:
     names = [what] if isinstance(what, str) else list(what)
+    choices = ", ".join(map(repr, SEAMS))
     for name in names:
-        if name not in SEAMS:
-            choices = ", ".join(map(repr, SEAMS))
-            raise ValueError(f"unknown patch target {name!r}; choose from {choices}")
+        refuse_if(name not in SEAMS, f"unknown patch target {name!r}; choose from {choices}")
     return names
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import warnings
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,18 +19,8 @@ import torch
 from torch import Tensor
 
 from fastloop._core import ImageDraws, Snapshot
+from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.data.transforms.plan import compile_plan
-from fastloop.data.transforms.torchvision_chain import (
-    Chain,
-    is_fused,
-    is_known_release,
-    is_left_alone,
-    leaving_torchvision,
-    read_chain,
-    same_bits,
-    torch_exp,
-    why_not_now,
-)
 from fastloop.patching.seams import Function, Seam
 
 is_tracing: Any = vars(torch.jit)["is_tracing"]
@@ -53,7 +42,7 @@ class _Plan:
 
     is_left = False  # to torchvision, because C made other images
 
-    def __init__(self, chain: Chain, channels: int, size: tuple[int, int]) -> None:
+    def __init__(self, chain: chains.Chain, channels: int, size: tuple[int, int]) -> None:
         self._chain, self._is_tensor = chain, chain.was_tensor
         self._compile = functools.partial(self._compile_for, channels, size)
         self._compile("CHW")
@@ -69,7 +58,7 @@ class _Plan:
         ops, steps = tuple(self._chain.ops), tuple(self._chain.steps)
         self._plan = compile_plan(ops, shape, layout, out_layout, may_differ=True)
         self._shape = self._plan.core.out_shape if out_layout == "CHW" else None
-        self._draws = ImageDraws(self._plan.core, steps, bool(is_fused()), torch_exp)
+        self._draws = ImageDraws(self._plan.core, steps, bool(chains.is_fused()), chains.torch_exp)
 
     def make(self, image: Any, generator: torch.Generator) -> Tensor:
         """Return the transformed image. After one of _REFUSALS nothing is drawn."""
@@ -92,7 +81,7 @@ class _Plan:
             found = self.make(image, private)
         except _REFUSALS:
             return False
-        return same_bits(expected, found) and torch.equal(private.get_state(), after)
+        return chains.same_bits(expected, found) and torch.equal(private.get_state(), after)
 
 
 @dataclass(eq=False)
@@ -110,14 +99,14 @@ class _Transform:
     plans: dict[Any, _Plan | None] = field(default_factory=dict)
     count: int = 0  # of plans that were made
 
-    def _open(self, kind: Any) -> Chain | None:
+    def _open(self, kind: Any) -> chains.Chain | None:
         """Return the operations for images of this kind; None: left to torchvision."""
         try:
             if self.count > _MOST_PLANS:
                 raise ValueError(f"images or attributes have changed more than {_MOST_PLANS} times")
-            if not is_known_release():
+            if not chains.is_known_release():
                 raise ValueError("this version of fastloop does not know this torchvision")
-            chain = read_chain(self.compose(), is_tensor=isinstance(kind, int))
+            chain = chains.read_chain(self.compose(), is_tensor=isinstance(kind, int))
             if not chain.is_float:
                 raise ValueError("results are bytes, which may share memory with images")
         except (TypeError, ValueError) as error:
@@ -132,7 +121,7 @@ class _Transform:
             return self.plans[kind]
         key = kind, *(image.shape[1:] if is_tensor else image.size[::-1])
         if key not in self.plans:
-            if why_not_now():
+            if chains.why_not_now():
                 return None
             self.count += 1
             if (chain := self._open(kind)) is None:
@@ -148,7 +137,7 @@ class _Transform:
     def serve(self, compose: Any, image: Any, before: Function) -> Any:
         """Return what the Compose makes of an image, by C or by `before`."""
         plan = self._plan_for(image)
-        if plan is None or plan.is_left or why_not_now():
+        if plan is None or plan.is_left or chains.why_not_now():
             return before(compose, image)
         if not plan.snapshot.is_same():
             self.plans.clear()
@@ -166,18 +155,13 @@ class _Transform:
         """Return torchvision's result, and compare it with that of C."""
         generator, compose = torch.default_generator, self.compose()
         state = generator.get_state()
-        with leaving_torchvision():
+        with chains.leaving_torchvision():
             expected = before(compose, image)
         if plan.makes_same(image, state, generator.get_state(), expected):
             plan.unchecked -= 1
         elif threading.active_count() == 1:  # no other thread has drawn meanwhile
             plan.is_left = True
-            warnings.warn(
-                f"C makes other images than torchvision with {compose}; torchvision makes them. "
-                "Please report this with the output of `python -m fastloop doctor`",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+            chains.warn_of_other("images than torchvision", compose, stacklevel=5)
         return expected
 
 
@@ -195,7 +179,7 @@ def make_call(seam: Seam, before: Function) -> Function:
     def call(self: Any, *inputs: Any) -> Any:
         if len(inputs) != 1 or not seam.is_on or torch.compiler.is_compiling():
             return before(self, *inputs)
-        if not _is_image(inputs[0]) or is_left_alone() or is_tracing():
+        if not _is_image(inputs[0]) or chains.is_left_alone() or is_tracing():
             return before(self, *inputs)
         found = known.get(id(self))
         if found is None or found.compose() is not self:

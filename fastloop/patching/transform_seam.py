@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 
 from fastloop.base.late_import import after_import, cancel
-from fastloop.base.torch_parts import difference, is_known
 from fastloop.patching.seams import Seam
 
 # Modules with a class Compose, and its function that runs the operations.
@@ -27,18 +26,11 @@ class TransformSeam(Seam):
         """Count a transform that C does not do. FASTLOOP_STRICT is about torch."""
         self.left[reason] += 1
 
-    def put_in(self) -> bool:
-        if self.status().is_on:
-            return True
-        for group in self.groups:
-            if not is_known(group, f"patch() leaves {self.name}"):
-                self._why = difference(group)
-                return False
+    def _put_in(self) -> None:
         self.is_on = True
         self.native, self.left, self.served = 0, Counter(), {}
         for module in _PLACES:
             after_import(module, functools.partial(self._arrive, module))
-        return True
 
     def _arrive(self, module: str) -> None:
         if not self.is_on:

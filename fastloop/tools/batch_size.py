@@ -186,9 +186,8 @@ def choose_sizes(
         if keep is not None:
             whole, last = checked, min(hi or checked, checked // ranks)
     sizes = [n for n in range(lo, last + 1) if whole % (n * ranks) == 0]
-    if not sizes:
-        rule = f"divisible by {ranks} ranks x a micro-batch in [{lo}, {last}]"
-        raise ValueError(checks.make_message("batch_size", rule, batch_size))
+    rule = f"divisible by {ranks} ranks x a micro-batch in [{lo}, {last}]"
+    checks.check_value("batch_size", batch_size, sizes, rule)
     chosen = sizes[:1]
     while larger := [n for n in sizes if n > chosen[-1]]:
         chosen.append(max((n for n in larger if n <= 2 * chosen[-1]), default=larger[0]))
@@ -198,10 +197,8 @@ def choose_sizes(
 def _make_plan(tried: list[Trial], ranks: int, batch: int | None, keep: str | None) -> BatchPlan:
     fitting = [trial for trial in tried if not trial.why]
     if not fitting:
-        raise torch.OutOfMemoryError(
-            f"not even a micro-batch of {tried[0].size} fits: {tried[0].why}. Make the model or "
-            "the samples smaller"
-        )
+        fault = f"not even a micro-batch of {tried[0].size} fits: {tried[0].why}"
+        raise torch.OutOfMemoryError(f"{fault}. Make the model or the samples smaller")
     best = max(trial.samples_per_s for trial in fitting)
     size = next(t.size for t in fitting if t.samples_per_s >= _GOOD_ENOUGH * best)
     accumulate, rule = 1, ""
@@ -209,10 +206,9 @@ def _make_plan(tried: list[Trial], ranks: int, batch: int | None, keep: str | No
         accumulate = batch // (size * ranks)
     elif batch is not None and size * ranks != batch:
         ratio = size * ranks / batch
-        rule = (
-            f"the effective batch goes from {batch} to {size * ranks}: learning rates are "
-            f"usually × {ratio:g} with SGD, × {ratio**0.5:.4g} with Adam; nothing was changed"
-        )
+        rates = f"learning rates are usually × {ratio:g} with SGD, × {ratio**0.5:.4g} with Adam"
+        rule = f"the effective batch goes from {batch} to {size * ranks}: {rates}"
+        rule += "; nothing was changed"
     is_limited = bool(tried[-1].why)
     return BatchPlan(size, accumulate, ranks, fitting[-1].size, is_limited, rule, tuple(tried))
 
@@ -277,9 +273,8 @@ class _Trials:
                 why = f"{type(raised).__name__}: {raised}".partition("\n")[0]
             else:
                 error = raised
-        has_raised, is_full, slowest, fullest, largest, smallest = reduce_max(
-            [error is not None, bool(why), seconds, peak or 0, size, -size]
-        )
+        own = [error is not None, bool(why), seconds, peak or 0, size, -size]
+        has_raised, is_full, slowest, fullest, largest, smallest = reduce_max(own)
         if error is not None:
             raise error
         if has_raised or largest != -smallest:

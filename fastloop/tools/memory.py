@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fastloop.base.checks import make_message, read_number
+from fastloop.base.checks import check_type, read_number
 from fastloop.base.machine import own_bytes, read_memory
 from fastloop.tools.text import percent, size, table
 
@@ -114,8 +114,7 @@ def count_parameters(model: torch.nn.Module) -> ParameterCount:
         TypeError: model is not a module.
         ValueError: a parameter is lazy and has no shape yet: run a batch first.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(make_message("model", "a torch.nn.Module", model))
+    check_type("model", model, isinstance(model, torch.nn.Module), "a torch.nn.Module")
     named = dict(model.named_parameters())
     every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     total, count = sum(p.numel() for p in named.values()), sum(p.nbytes for p in named.values())

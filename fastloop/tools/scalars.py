@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastloop.base.checks import check_callable, make_message, read_int
+from fastloop.base.checks import check_callable, check_type, read_int
 from fastloop.base.shown import repr_of
 from fastloop.device.accelerator import Accelerator, open_accelerator
 
@@ -174,11 +174,9 @@ _open = cache(open_accelerator)
 
 
 def _check_scalar(name: Any, value: Any) -> None:
-    if not isinstance(name, str):
-        raise TypeError(make_message("the name of a scalar", "a str", name))
+    check_type("the name of a scalar", name, isinstance(name, str), "a str")
     if not isinstance(value, Tensor):
-        if not isinstance(value, Real):
-            raise TypeError(make_message(name, "a 0-d tensor or a number", value))
+        check_type(name, value, isinstance(value, Real), "a 0-d tensor or a number")
     elif value.numel() != 1 or value.is_meta:
         rule = "a tensor of one element, not on meta"
         raise ValueError(f"{name} must be {rule}, got {tuple(value.shape)} on {value.device}")

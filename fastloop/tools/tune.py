@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from fastloop.base.checks import check_callable, make_message, read_number, read_optional_int
+from fastloop.base import checks
 from fastloop.base.machine import available_bytes, read_cpus, runnable_ns
 from fastloop.base.nested import list_leaves
 from fastloop.base.shown import repr_html
@@ -191,16 +191,15 @@ def tune(
         ValueError: the loader gives no batch, its sampler is an iterator, which could be used once,
             or an argument is out of its range.
     """
-    if not isinstance(loader, DataLoader):
-        raise TypeError(make_message("loader", "a torch DataLoader", loader))
+    checks.check_type("loader", loader, isinstance(loader, DataLoader), "a torch DataLoader")
     if step is not None:
-        check_callable("step", step, "a function of a batch of the loader")
-    read_number("seconds", seconds, 0.01)
+        checks.check_callable("step", step, "a function of a batch of the loader")
+    checks.read_number("seconds", seconds, 0.01)
     wanted = _read_paths(loader, paths)
     if cpu_budget is None:
         cpu_budget = read_cpus().usable / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cpus = read_number("cpu_budget", cpu_budget, 0.01)
-    ram = read_optional_int("ram_budget", ram_budget, 1) or max(1, available_bytes() // 2)
+    cpus = checks.read_number("cpu_budget", cpu_budget, 0.01)
+    ram = checks.read_optional_int("ram_budget", ram_budget, 1) or max(1, available_bytes() // 2)
     now = Setting(loader.num_workers, loader.prefetch_factor or 0, getattr(loader, "path", None))
     with _unchanged(loader), text.progress("tune") as show:
         trials = _Trials(loader, step, seconds, show)
@@ -213,18 +212,16 @@ def tune(
 def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[str | None, ...]:
     """Return the paths to try; refuse a loader that cannot be iterated again on each of them."""
     for name in ("sampler", "batch_sampler"):
-        if isinstance(value := getattr(loader, name), Iterator):
-            remedy = "tune() iterates it more than once; pass a list"
-            raise ValueError(make_message(name, "iterable again", value, remedy))
+        value, remedy = getattr(loader, name), "tune() iterates it more than once; pass a list"
+        checks.check_value(name, value, not isinstance(value, Iterator), "iterable again", remedy)
     own = getattr(loader, "path", None)
     wanted: tuple[Any, ...] = (own,) if paths is None else tuple(paths)
-    if paths is not None and own is None:
-        raise ValueError(make_message("paths", "None for torch's DataLoader", paths))
-    if paths is not None and not ({*wanted} and {*wanted} <= {*PATHS}):
-        raise ValueError(make_message("paths", f"some of {PATHS}", paths))
-    if "thread" in wanted and isinstance(loader.dataset, IterableDataset):
-        rule, remedy = "['process'] for an IterableDataset", "each thread would give all of it"
-        raise ValueError(make_message("paths", rule, [*wanted], remedy))
+    if paths is not None:
+        checks.check_value("paths", paths, own is not None, "None for torch's DataLoader")
+        checks.check_value("paths", paths, wanted and {*wanted} <= {*PATHS}, f"some of {PATHS}")
+    is_split = "thread" in wanted and isinstance(loader.dataset, IterableDataset)
+    rule, remedy = "['process'] for an IterableDataset", "each thread would give all of it"
+    checks.check_value("paths", [*wanted], not is_split, rule, remedy)
     return wanted
 
 
@@ -422,8 +419,7 @@ def _repeat(loader: DataLoader[Any]) -> Iterator[Any]:
         for batch in loader:
             is_empty = False
             yield batch
-        if is_empty:
-            raise ValueError("loader must give batches, got an empty epoch")
+        checks.refuse_if(is_empty, "loader must give batches, got an empty epoch")
 
 
 def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:

@@ -353,7 +353,7 @@ def test_a_difference_leaves_the_plan_to_torchvision(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("wrong", ["pixels", "draws"])
 def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    true_chain = vision.read_chain
+    true_chain = torchvision_chain.read_chain
 
     def read_wrongly(transform: Any) -> Any:
         chain = true_chain(transform)
@@ -364,7 +364,7 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
         return chain
 
     monkeypatch.setattr(vision, "_verdicts", {})
-    monkeypatch.setattr(vision, "read_chain", read_wrongly)
+    monkeypatch.setattr(torchvision_chain, "read_chain", read_wrongly)
     dataset = dataset_of("CIFAR10", cifar(v1))
     with pytest.warns(RuntimeWarning, match="Please report"):
         assert path_of(dataset) == "sync"

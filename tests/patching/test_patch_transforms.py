@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from vision_cases import assert_same_bits, cifar, play, random_chain, v2
 
 import fastloop
+from fastloop.data.transforms import torchvision_chain
 from fastloop.patching import transform_plans
 from fastloop.patching.seams import SeamStatus
 
@@ -264,14 +265,14 @@ def test_a_first_image_in_another_world_leaves_nothing_for_good() -> None:
 
 
 def test_a_difference_leaves_the_transform(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_chain = transform_plans.read_chain
+    true_chain = torchvision_chain.read_chain
 
     def read_wrongly(*args: Any, **named: Any) -> Any:
         found = true_chain(*args, **named)
         found.ops[-1] = type(found.ops[-1])([0.5] * 3, [0.3] * 3)
         return found
 
-    monkeypatch.setattr(transform_plans, "read_chain", read_wrongly)
+    monkeypatch.setattr(torchvision_chain, "read_chain", read_wrongly)
     transform = chain(v2.RandomHorizontalFlip())
     torchs = results(transform, TENSORS)
     fastloop.patch("transforms", verbose=False)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastloop.base.checks import make_message, read_choice, read_int
+from fastloop.base.checks import check_type, check_value, make_message, read_choice, read_int
 from fastloop.data.arrays import ArrayDataset, read_item, read_views
 from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
@@ -41,8 +41,7 @@ _MAX_SKIPPED = 32  # files in a row; more are not an accident
 def _read_function(name: str, value: Any, words: Sequence[str], rule: str) -> Any:
     """Return `value` if it is a function or one of the words; a class is neither."""
     is_function = callable(value) and not isinstance(value, type)
-    if not is_function and not (isinstance(value, str) and value in words):
-        raise TypeError(make_message(name, rule, value))
+    check_type(name, value, is_function or (isinstance(value, str) and value in words), rule)
     return value
 
 
@@ -74,10 +73,8 @@ def _list_samples(root: str, extensions: tuple[str, ...]) -> tuple[list[str], li
     there = {target for _, target in samples}
     if len(there) < len(classes):
         empty = ", ".join(name for target, name in enumerate(classes) if target not in there)
-        raise FileNotFoundError(
-            f"Found no valid file for the classes {empty}. "
-            f"Supported extensions are: {', '.join(extensions)}"
-        )
+        remedy = f"Supported extensions are: {', '.join(extensions)}"
+        raise FileNotFoundError(f"Found no valid file for the classes {empty}. {remedy}")
     return classes, samples
 
 
@@ -161,10 +158,9 @@ def _read_cache(path: str, note: dict[str, Any]) -> dict[int, int] | None:
         replaced, options = dict(found.pop("replaced")), found["options"]
     except Exception:  # the file is not there; NumPy and json raise many types if it is damaged
         return None
-    if options != note["options"]:
-        name = f"options of the cache {os.path.dirname(path)!r}"
-        rule, remedy = f"those of its images, {options}", "pass another folder, or delete it"
-        raise ValueError(make_message(name, rule, note["options"], remedy))
+    name, wanted = f"options of the cache {os.path.dirname(path)!r}", note["options"]
+    rule, remedy = f"those of its images, {options}", "pass another folder, or delete it"
+    check_value(name, wanted, options == wanted, rule, remedy)
     return replaced if found == note and dtype == np.uint8 else None
 
 
@@ -316,9 +312,8 @@ class ImageFolder(EpochDataset):
             return CutPlan(pieces, (0, 0, 3), "HWC", out, seed)
 
         plans, reason = compile_transform(given, lambda chain: SizedPlans(chain, out, seed), cut)
-        if plans is None and out != "CHW":
-            rule = f"'CHW' if C does not do the transform: {reason}"
-            raise ValueError(make_message("out_layout", rule, out))
+        rule = f"'CHW' if C does not do the transform: {reason}"
+        check_value("out_layout", out, plans is not None or out == "CHW", rule)
         return plans, reason
 
     @property
@@ -402,9 +397,8 @@ class ImageFolder(EpochDataset):
         return arrays
 
     def _read_images(self, argument: Any) -> ArrayDataset:
-        if not self._plans:
-            rule = f"None if C does not do the transform: {self._why_python}"
-            raise ValueError(make_message("cache", rule, argument))
+        rule = f"None if C does not do the transform: {self._why_python}"
+        check_value("cache", argument, self._plans, rule)
         one = self._one_plans()
         ops = () if one is None else one.parts
         self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))

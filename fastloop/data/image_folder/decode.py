@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastloop.base.checks import make_message
+from fastloop.base.checks import make_message, refuse_if
 from fastloop.data.field import Array, open_regular
 
 _MAX_PIXELS = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS, for programs without Pillow
@@ -51,8 +51,8 @@ class AutoDecoder:
     def _by_simplejpeg(self, module: Any, data: bytes) -> Array:
         """Decode a JPEG with Pillow's arithmetic and so with Pillow's bits."""
         height, width, colors, _ = module.decode_jpeg_header(data)
-        if colors in ("CMYK", "YCCK"):  # simplejpeg and Pillow make RGB of these differently
-            raise ValueError(f"its colors are {colors}")
+        # simplejpeg and Pillow make RGB of these differently.
+        refuse_if(colors in ("CMYK", "YCCK"), f"its colors are {colors}")
         pillow = sys.modules.get("PIL.Image")
         limit = _MAX_PIXELS if pillow is None else pillow.MAX_IMAGE_PIXELS
         if limit is not None and height * width > 2 * limit:  # Pillow refuses these bombs, too
@@ -129,8 +129,7 @@ def read_image(decode: Callable[[bytes], Any], path: str) -> Array:
     try:
         with open_regular(path, "ImageFolder", "remove it") as file:
             data = file.read()
-        if not data:
-            raise ValueError("it is empty")
+        refuse_if(not data, "it is empty")
         image = decode(data)
     except MemoryError:
         raise

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fastloop._core import Collate
-from fastloop.base.checks import make_message, read_choice, read_optional_int
+from fastloop.base.checks import check_type, make_message, read_choice, read_optional_int, refuse_if
 from fastloop.base.tensors import DTYPES
 from fastloop.base.torch_parts import default_collate
 from fastloop.data.collate import make_collate
@@ -83,9 +83,8 @@ class Fields:
     def main(self) -> SampleField:
         """Return the field that gives a batch its mask, lengths and segments."""
         sequences = [field for field in self.all if field.holds_sequences]
-        if not sequences:
-            rule, remedy = f"of fields with {_SEQUENCE}", "for others, use torch's default collate"
-            raise TypeError(make_message("samples", rule, [f.key for f in self.all], remedy))
+        keys, rule = [field.key for field in self.all], f"of fields with {_SEQUENCE}"
+        check_type("samples", keys, sequences, rule, "for others, use torch's default collate")
         return next((field for field in sequences if field.key == "input_ids"), sequences[0])
 
     def has(self, name: str) -> bool:
@@ -167,8 +166,7 @@ def take_apart(samples: Sequence[Any]) -> Fields:
         ValueError: no samples, or tuples of different length.
         KeyError: a dict that lacks a key of the first.
     """
-    if len(samples) == 0:
-        raise ValueError("the batch has no samples")
+    refuse_if(len(samples) == 0, "the batch has no samples")
     kind = _kind_of(samples)
     columns: dict[Hashable, list[Any]]
     if kind is dict:
@@ -201,10 +199,9 @@ def check_element(field: SampleField, value: Any, dtype: torch.dtype) -> Any:
     if np.isfinite(float(value)) and int(value) == value and low <= value <= high:
         return int(value)
     name = str(dtype).removeprefix("torch.")
-    raise ValueError(
-        f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r} (give it a wider "
-        f"dtype, such as int64, or a padding from {low} to {high})"
-    )
+    fault = f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r}"
+    remedy = f"give it a wider dtype, such as int64, or a padding from {low} to {high}"
+    raise ValueError(f"{fault} ({remedy})")
 
 
 def tensor_of(what: str, value: Any) -> torch.Tensor:
@@ -244,13 +241,11 @@ def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
     are_lists = [isinstance(value, (list, tuple)) for value in field.values]
     if all(are_lists):
         return unify_lists(tensors)
-    kinds = list(zip(are_lists, (str(tensor.dtype) for tensor in tensors), strict=True))
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    kinds = list(zip(are_lists, dtypes, strict=True))
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
-        first, other = (
-            f"a {type(field.values[i]).__name__} of {kinds[i][1].removeprefix('torch.')}"
-            for i in (0, odd)
-        )
+        first, other = (f"a {type(field.values[i]).__name__} of {dtypes[i]}" for i in (0, odd))
         remedy = "lists alone, or arrays and tensors of one dtype"
         rule = f"like that of sample 0, {first}"
         raise TypeError(f"{field.of_sample(odd)} must be {rule}, got {other} ({remedy})")
@@ -379,12 +374,10 @@ class PadCollate(SequenceCollate):
         return_lengths: bool | str = False,
     ) -> None:
         super().__init__()
-        given = padding_value
+        given = self.padding_value = padding_value
         values = given.values() if isinstance(given, Mapping) else [given]
-        if not all(map(is_number, values)):
-            rule = "a number, or a dict of numbers by key"
-            raise TypeError(make_message("padding_value", rule, padding_value))
-        self.padding_value = padding_value
+        rule = "a number, or a dict of numbers by key"
+        check_type("padding_value", given, all(map(is_number, values)), rule)
         self.padding_side = read_choice("padding_side", padding_side, ("right", "left"))
         self.pad_to_multiple_of = read_optional_int("pad_to_multiple_of", pad_to_multiple_of, 1)
         self.max_length = read_optional_int("max_length", max_length, 1)
@@ -452,10 +445,8 @@ def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
     room = [width]
     for i, length in enumerate(lengths):
         if length > width:
-            raise ValueError(
-                f"sample {i} of the batch has {length} tokens, more than max_tokens={width}; "
-                "cut it, or pass a larger max_tokens"
-            )
+            fault = f"sample {i} of the batch has {length} tokens, more than max_tokens={width}"
+            raise ValueError(f"{fault}; cut it, or pass a larger max_tokens")
         row = next((row for row, free in enumerate(room) if length <= free), len(rows))
         if row == len(rows):
             rows.append([])
@@ -516,11 +507,8 @@ class PackCollate(SequenceCollate):
         outputs: dict[Hashable, Any] = {}
         lengths = main.lengths()
         rows = _lay_in_rows(lengths, self.max_tokens)
-        if rows.bounds[-1] > _INT32_MAX:
-            raise ValueError(
-                f"the batch has {rows.bounds[-1]} tokens, more than cu_seqlens can count "
-                f"({_INT32_MAX}); make batches smaller"
-            )
+        fault = f"the batch has {rows.bounds[-1]} tokens, more than cu_seqlens can count"
+        refuse_if(rows.bounds[-1] > _INT32_MAX, f"{fault} ({_INT32_MAX}); make batches smaller")
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)
@@ -528,11 +516,9 @@ class PackCollate(SequenceCollate):
                 own = field.lengths()
                 if own != lengths:
                     i = next(i for i in range(len(own)) if own[i] != lengths[i])
-                    raise ValueError(
-                        f"{field.of_sample(i)} has {own[i]} elements, but {main.key!r} has "
-                        f"{lengths[i]}; sequences of a sample are packed side by side and must "
-                        "have one length"
-                    )
+                    got = f"{own[i]} elements, but {main.key!r} has {lengths[i]}"
+                    rule = "sequences of a sample are packed side by side and must have one length"
+                    raise ValueError(f"{field.of_sample(i)} has {got}; {rule}")
                 outputs[field.name] = self._pack(core, field, rows, own)
         if main.key == "input_ids" and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)

@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from fastloop.base.checks import make_message
+from fastloop.base.checks import make_message, refuse_if
 from fastloop.data.field import Array, Field, read_row, torch_dtype
 from fastloop.data.sequences.pad import tensor_of, unify_lists
 
@@ -23,19 +23,17 @@ def _read_offsets(offsets: object, length: int) -> Offsets:
     if copy.size > 0 and copy.dtype not in (np.int32, np.int64):
         remedy = "pass offsets.astype('int64')"
         raise TypeError(f"offsets must be int32 or int64, got {copy.dtype} ({remedy})")
-    if copy.ndim != 1 or copy.size == 0:
-        rule = "a vector of n + 1 offsets for n sequences"
-        remedy = "as in [0, 3, 5] for sequences of 3 and 2 values"
-        raise ValueError(f"offsets must be {rule}, got shape {copy.shape} ({remedy})")
+    rule = "a vector of n + 1 offsets for n sequences"
+    got = f"shape {copy.shape} (as in [0, 3, 5] for sequences of 3 and 2 values)"
+    refuse_if(copy.ndim != 1 or copy.size == 0, f"offsets must be {rule}, got {got}")
     falls = np.flatnonzero(copy[1:] < copy[:-1])
     if falls.size:
         at = int(falls[0]) + 1
         rule = f"at least offsets[{at - 1}]={copy[at - 1]}"
         remedy = "of lengths, pass numpy.append(0, numpy.cumsum(lengths))"
         raise ValueError(make_message(f"offsets[{at}]", rule, int(copy[at]), remedy))
-    if copy[0] < 0 or copy[-1] > length:
-        got = f"{copy[0]} to {copy[-1]}"
-        raise ValueError(f"offsets must lie in [0, {length}], the length of values, got {got}")
+    rule, got = f"[0, {length}], the length of values", f"{copy[0]} to {copy[-1]}"
+    refuse_if(copy[0] < 0 or copy[-1] > length, f"offsets must lie in {rule}, got {got}")
     copy.flags.writeable = False
     return copy
 
@@ -73,9 +71,9 @@ def _read_chunk(chunk: Any) -> tuple[Array, Array]:
     """Return values and offsets as they lie in the buffers of Arrow."""
     offsets = chunk.offsets.to_numpy(zero_copy_only=True)
     used = chunk.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    if chunk.null_count or used.null_count:
-        got = f"{chunk.null_count} null lists and {used.null_count} null values in a chunk"
-        raise ValueError(f"column must have no nulls, got {got} (fill or drop them first)")
+    got = f"{chunk.null_count} null lists and {used.null_count} null values in a chunk"
+    fault = f"column must have no nulls, got {got} (fill or drop them first)"
+    refuse_if(chunk.null_count or used.null_count, fault)
     return used.to_numpy(zero_copy_only=str(used.type) != "bool"), offsets - offsets[0]
 
 
@@ -113,9 +111,8 @@ class RaggedArray(Sequence[torch.Tensor]):
         field = self._field = Field("values", values)
         self.values, self.file = field.source, field.file
         shape = tuple(self.values.shape)
-        if len(shape) != 1:
-            remedy = "pass values.reshape(-1), and offsets that count its elements"
-            raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
+        remedy = "pass values.reshape(-1), and offsets that count its elements"
+        refuse_if(len(shape) != 1, f"values must be a vector, got shape {shape} ({remedy})")
         self.offsets = _read_offsets(offsets, shape[0])
 
     def _over(self, offsets: Offsets, name: str | None = None) -> RaggedArray:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from fastloop._core import Windows, token_header, token_index
-from fastloop.base.checks import is_sequence, make_message, read_choice, read_int, read_optional_int
+from fastloop.base import checks
 from fastloop.base.moves import are_noticed, watch
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import Array, MappedFile, open_regular, read_npy_header, read_row
@@ -73,8 +73,8 @@ def read_dtype(name: str, dtype: Any, known: Sequence[str] = DTYPES) -> str:
         found = np.dtype(str(dtype).removeprefix("torch.") if is_torchs else dtype)
     except TypeError:
         found = np.dtype(object)
-    if found.name not in known or not found.isnative:
-        raise ValueError(make_message(name, f"one of {', '.join(known)}", dtype))
+    is_known = found.name in known and found.isnative
+    checks.check_value(name, dtype, is_known, f"one of {', '.join(known)}")
     return found.name
 
 
@@ -83,9 +83,9 @@ def expand_paths(paths: Any) -> list[str]:
     the order of their names."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    if not is_sequence(paths) or not paths:
-        rule = "a path, a pattern such as 'data/*.bin', or a list of at least one of these"
-        raise (ValueError if is_sequence(paths) else TypeError)(make_message("paths", rule, paths))
+    rule = "a path, a pattern such as 'data/*.bin', or a list of at least one of these"
+    checks.check_type("paths", paths, checks.is_sequence(paths), rule)
+    checks.check_value("paths", paths, len(paths) > 0, rule)
     expanded: list[str] = []
     for given in paths:
         path = os.path.abspath(os.fsdecode(given))
@@ -157,9 +157,8 @@ def _read_npy(opened: BinaryIO, file_bytes: int, dtype: str) -> tuple[str, int, 
     if len(shape) != 1 or shape[0] == 0:
         raise ValueError(f"must be a vector of tokens, got shape {shape}")
     first, tokens = opened.tell(), shape[0]
-    if file_bytes - first != tokens * found.itemsize:
-        rule = f"{tokens} tokens of {found.itemsize} bytes, as its header says"
-        raise ValueError(f"must have {rule}, got {file_bytes - first} bytes")
+    rule, got = f"{tokens} tokens of {found.itemsize} bytes, as its header says", file_bytes - first
+    checks.refuse_if(got != tokens * found.itemsize, f"must have {rule}, got {got} bytes")
     return found.name, first, tokens
 
 
@@ -191,8 +190,7 @@ def take_buffers(values: Any, offsets: Any) -> TokenFile:
     if not array.flags.c_contiguous:
         raise ValueError("values must have no gaps (pass numpy.ascontiguousarray(values))")
     begin, end = int(bounds[0]), int(bounds[-1])
-    if begin == end:
-        raise ValueError("offsets must hold at least one token, got none")
+    checks.refuse_if(begin == end, "offsets must hold at least one token, got none")
     if isinstance(source, torch.Tensor):
         # torch may move the memory of a tensor, and must then tell; a copy is never moved.
         source = source.detach().as_subclass(torch.Tensor) if are_noticed() else array.copy()
@@ -229,19 +227,19 @@ class WindowArguments:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        read_choice("mode", self.mode, ("strided", "random", "jittered"))
-        read_choice("targets", self.targets, ("shift", "same", None))
-        read_choice("io", self.io, ("auto", "pread", "mmap"))
-        self.seq_len = read_int("seq_len", self.seq_len, 1, _MOST)
-        if self.stride is not None and self.mode == "random":
-            raise ValueError(make_message("stride", "None with mode='random'", self.stride))
-        self.stride = read_optional_int("stride", self.stride, 1, _MOST) or self.seq_len
-        self.vocab_size = read_optional_int("vocab_size", self.vocab_size, 1, _INT64_MAX)
+        checks.read_choice("mode", self.mode, ("strided", "random", "jittered"))
+        checks.read_choice("targets", self.targets, ("shift", "same", None))
+        checks.read_choice("io", self.io, ("auto", "pread", "mmap"))
+        self.seq_len = checks.read_int("seq_len", self.seq_len, 1, _MOST)
+        is_right = self.stride is None or self.mode != "random"
+        checks.check_value("stride", self.stride, is_right, "None with mode='random'")
+        self.stride = checks.read_optional_int("stride", self.stride, 1, _MOST) or self.seq_len
+        self.vocab_size = checks.read_optional_int("vocab_size", self.vocab_size, 1, _INT64_MAX)
         most = _INT64_MAX if self.vocab_size is None else self.vocab_size - 1
-        self.eos_id = read_optional_int("eos_id", self.eos_id, 0, most)
+        self.eos_id = checks.read_optional_int("eos_id", self.eos_id, 0, most)
         self.out_dtype = read_dtype("out_dtype", self.out_dtype, tuple(_FITTING))
         self.return_docs = bool(self.return_docs)
-        self.seed = read_int("seed", self.seed, 0, 2**64 - 1)
+        self.seed = checks.read_int("seed", self.seed, 0, 2**64 - 1)
 
     @property
     def shortest(self) -> int:
@@ -258,15 +256,14 @@ class WindowArguments:
     def check_files(self, opened: Sequence[TokenFile]) -> None:
         """Refuse files that do not go with the arguments, by a ValueError."""
         for file in opened:
-            if file.dtype not in _FITTING[self.out_dtype]:
-                rule = f"a dtype that holds {file.dtype}, the tokens of {file.path!r}"
-                fix = "pass torch.int64"
-                raise ValueError(make_message("out_dtype", rule, self.out_dtype, fix))
             most, whose = int(np.iinfo(file.dtype).max), f"the tokens of {file.path!r}"
-            read_optional_int("eos_id", self.eos_id, 0, most, f"{whose} are {file.dtype}")
-            if self.return_docs and self.eos_id is None and file.ends is None:
-                reason = f"because {file.path!r} has no index of documents"
-                raise ValueError(f"eos_id must be given with return_docs=True, {reason}")
+            fits = file.dtype in _FITTING[self.out_dtype]
+            rule = f"a dtype that holds {file.dtype}, {whose}"
+            checks.check_value("out_dtype", self.out_dtype, fits, rule, "pass torch.int64")
+            checks.read_optional_int("eos_id", self.eos_id, 0, most, f"{whose} are {file.dtype}")
+            reason = f"because {file.path!r} has no index of documents"
+            is_unknown = self.return_docs and self.eos_id is None and file.ends is None
+            checks.refuse_if(is_unknown, f"eos_id must be given with return_docs=True, {reason}")
         longest = max(opened, key=operator.attrgetter("tokens"))
         if longest.tokens < self.shortest:
             rule = f"{self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
@@ -341,9 +338,8 @@ class TokenDataset(EpochDataset):
         io: str = "auto",
         seed: int = 0,
     ) -> None:
-        read_choice("format", format, FORMATS)
-        is_auto = isinstance(dtype, str) and dtype == "auto"
-        name = "auto" if is_auto else read_dtype("dtype", dtype)
+        checks.read_choice("format", format, FORMATS)
+        name = "auto" if isinstance(dtype, str) and dtype == "auto" else read_dtype("dtype", dtype)
         arguments = WindowArguments(
             seq_len, mode, stride, targets, out_dtype, eos_id, return_docs, vocab_size, io, seed
         )

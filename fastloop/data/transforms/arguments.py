@@ -39,7 +39,13 @@ _MAX_LENGTH = 2**24  # of an edge or a padding, in pixels: FL_MAX_EDGE
 _MAX_OPS = 8  # FL_DRAWN_NUMBERS
 _MAX_TAPS = 127  # FL_MAX_BLUR
 _SIZE = "an int >= 1 for a square, or (height, width)"
+_CHANNELS = "a number, or one for each channel"
 _PADDING = "an int >= 0, (left and right, top and bottom), or (left, top, right, bottom)"
+
+
+def check(op: object, name: str, is_right: object, rule: str, remedy: str = "") -> None:
+    """Raise ValueError unless an argument that was read `is_right` beside the others."""
+    checks.check_value(f"{type(op).__name__}: {name}", getattr(op, name), is_right, rule, remedy)
 
 
 class Argument(NamedTuple):
@@ -67,15 +73,14 @@ def _as_list(value: Any) -> Any:
 def _read_lengths(name: str, value: Any, low: int, counts: tuple[int, ...], rule: str) -> list[int]:
     value = _as_list(value)
     each = [value] if checks.is_int(value) else value
-    if not checks.is_sequence(each) or len(each) not in counts:
-        kind = ValueError if checks.is_sequence(each) else TypeError
-        raise kind(checks.make_message(name, rule, value))
+    checks.check_type(name, value, checks.is_sequence(each), rule)
+    checks.check_value(name, value, len(each) in counts, rule)
     return [checks.read_int(name, length, low, _MAX_LENGTH) for length in each]
 
 
-def _read_size(name: str, value: Any) -> Sequence[int]:
+def _read_size(name: str, value: Any, rule: str = _SIZE) -> Sequence[int]:
     """Return (height, width); a list stays a list."""
-    edges = _read_lengths(name, value, 1, (1, 2), _SIZE)
+    edges = _read_lengths(name, value, 1, (1, 2), rule)
     is_list = len(edges) == 2 and isinstance(_as_list(value), list)
     return edges if is_list else (edges[0], edges[-1])
 
@@ -119,17 +124,14 @@ def to_floats(fill: Any) -> tuple[float, ...]:
 
 def _read_fill(name: str, value: Any) -> Any:
     each = _each_of(value)
-    if not each or not all(map(checks.is_number, each)):
-        raise TypeError(checks.make_message(name, "a number, or one for each channel", value))
+    checks.check_type(name, value, each and checks.are_numbers(each), _CHANNELS)
     return value
 
 
 def _read_erased(name: str, value: Any) -> list[float]:
-    if isinstance(value, str) or value is None:
-        remedy = "for noise, erase in the training loop, on the batch"
-        raise ValueError(
-            checks.make_message(name, "a number, or one for each channel", value, remedy)
-        )
+    is_noise = isinstance(value, str) or value is None
+    remedy = "for noise, erase in the training loop, on the batch"
+    checks.check_value(name, value, not is_noise, _CHANNELS, remedy)
     return list(to_floats(_read_fill(name, value)))
 
 
@@ -159,12 +161,10 @@ def read_probability(name: str, value: Any) -> Any:
 def _read_range(name: str, value: Any, high: float = math.inf, is_ratio: bool = False) -> Any:
     ends = "0 < min <= max" if is_ratio else "0 <= min <= max and 0 < max"
     rule = f"(min, max) with {ends} " + ("< inf" if high == math.inf else f"<= {high}")
-    if not checks.is_sequence(value) or len(value) != 2 or not all(map(checks.is_number, value)):
-        raise TypeError(checks.make_message(name, rule, value))
+    checks.check_type(name, value, checks.are_numbers(value, 2), rule)
     least, most = map(checks.to_float, value)
     is_range = 0 <= least <= most <= high and 0 < most < math.inf
-    if not is_range or (is_ratio and least == 0):
-        raise ValueError(checks.make_message(name, rule, value))
+    checks.check_value(name, value, is_range and not (is_ratio and least == 0), rule)
     return value
 
 
@@ -173,12 +173,11 @@ def _read_statistics(name: str, value: Any, is_divisor: bool = False) -> list[fl
     rule = "one number for each channel, or one for all, finite in float32"
     rule += " and other than 0" if is_divisor else ""
     each = _as_list(value)
-    if not checks.is_sequence(each) or not each or not all(map(checks.is_number, each)):
-        raise TypeError(checks.make_message(name, rule, value))
+    checks.check_type(name, value, checks.are_numbers(each) and each, rule)
     numbers = list(map(checks.to_float, each))
     as_computed = torch.tensor(numbers, dtype=torch.float32, device="cpu")
-    if not as_computed.isfinite().all() or (is_divisor and not as_computed.all()):
-        raise ValueError(checks.make_message(name, rule, value))
+    is_right = as_computed.isfinite().all() and (as_computed.all() or not is_divisor)
+    checks.check_value(name, value, is_right, rule)
     return numbers
 
 
@@ -192,11 +191,9 @@ def _read_jitter(name: str, value: Any, is_hue: bool = False) -> tuple[float, fl
     if checks.is_number(value):
         ends = (middle - value, middle + value)
         ends = ends if is_hue or value < 0 else (max(0.0, ends[0]), ends[1])
-    if not checks.is_sequence(ends) or len(ends) != 2 or not all(map(checks.is_number, ends)):
-        raise TypeError(checks.make_message(name, rule, value))
+    checks.check_type(name, value, checks.are_numbers(ends, 2), rule)
     least, most = map(checks.to_float, ends)
-    if not low <= least <= most <= high or most == math.inf:
-        raise ValueError(checks.make_message(name, rule, value))
+    checks.check_value(name, value, low <= least <= most <= high and most < math.inf, rule)
     return None if least == most == middle else (least, most)
 
 
@@ -209,8 +206,7 @@ def _read_factors(name: str, value: Any, is_hue: bool = False) -> Any:
 
 
 def _read_bits(name: str, value: Any) -> int:
-    if not checks.is_int(value) or not 0 <= value <= 8:
-        raise TypeError(checks.make_message(name, "an int in [0, 8]", value))
+    checks.check_type(name, value, checks.is_int(value) and 0 <= value <= 8, "an int in [0, 8]")
     return int(value)
 
 
@@ -223,58 +219,52 @@ def _read_ends(
     ends = _as_list(value)
     if is_symmetric and checks.is_number(value):
         ends = (-value, value)
-    if not checks.is_sequence(ends) or not all(map(checks.is_number, ends)):
-        raise TypeError(checks.make_message(name, rule, value))
+    checks.check_type(name, value, checks.are_numbers(ends), rule)
     numbers = list(map(checks.to_float, ends))
     pairs = zip(numbers[::2], numbers[1::2], strict=False)
-    if len(numbers) not in lengths or not all(low <= high for low, high in pairs):
-        raise ValueError(checks.make_message(name, rule, value))
+    is_right = len(numbers) in lengths and all(low <= high for low, high in pairs)
+    checks.check_value(name, value, is_right, rule)
     return numbers
 
 
-def _read_parts(name: str, value: Any, high: float, is_positive: bool = False) -> Any:
+def _read_shears(name: str, value: Any) -> Any:
+    return None if value is None else _read_ends(name, value, (2, 4), is_symmetric=True)
+
+
+def _read_pair(
+    name: str, value: Any, rule: str, is_right: Callable[[Any], bool] = checks.is_number
+) -> Any:
     """Return None, or two numbers unchanged."""
-    low = "0 <" if is_positive else "0 <="
-    rule = f"two numbers n with {low} n <= {high:g}, or None"
-    if value is None:
-        return None
-    if not checks.is_sequence(value) or not all(map(checks.is_number, value)):
-        raise TypeError(checks.make_message(name, rule, value))
-    if len(value) != 2 or not all(0 <= n <= high and (n > 0 or not is_positive) for n in value):
-        raise ValueError(checks.make_message(name, rule, value))
-    if is_positive:
+    if value is not None:
+        checks.check_type(name, value, checks.are_numbers(value), rule)
+        checks.check_value(name, value, len(value) == 2 and all(map(is_right, value)), rule)
+    return value
+
+
+def _read_translate(name: str, value: Any) -> Any:
+    return _read_pair(name, value, "two numbers n with 0 <= n <= 1, or None", lambda n: 0 <= n <= 1)
+
+
+def _read_scales(name: str, value: Any) -> Any:
+    rule = "two numbers n with 0 < n <= inf, or None"
+    if _read_pair(name, value, rule, lambda n: n > 0) is not None:
         _read_ends(name, value)
     return value
 
 
-def _read_center(name: str, value: Any) -> Any:
-    """Return None, or two numbers unchanged."""
-    rule = "(x, y), or None"
-    if value is None:
-        return None
-    if not checks.is_sequence(value) or not all(map(checks.is_number, value)):
-        raise TypeError(checks.make_message(name, rule, value))
-    if len(value) != 2:
-        raise ValueError(checks.make_message(name, rule, value))
-    return value
-
-
 def _read_taps(name: str, value: Any) -> Sequence[int]:
-    taps = _read_lengths(name, value, 1, (1, 2), "an odd int, or (width, height)")
-    if any(length % 2 == 0 or length > _MAX_TAPS for length in taps):
-        rule = f"odd and at most {_MAX_TAPS}"
-        raise ValueError(checks.make_message(name, rule, value))
-    is_list = len(taps) == 2 and isinstance(_as_list(value), list)
-    return taps if is_list else (taps[0], taps[-1])
+    taps = _read_size(name, value, "an odd int, or (width, height)")
+    is_right = all(length % 2 == 1 and length <= _MAX_TAPS for length in taps)
+    checks.check_value(name, value, is_right, f"odd and at most {_MAX_TAPS}")
+    return taps
 
 
 def _read_sigma(name: str, value: Any) -> Any:
     rule = "a number > 0, or (min, max) with 0 < min <= max"
     ends = [value, value] if checks.is_number(value) else value
-    if not checks.is_sequence(ends) or not all(map(checks.is_number, ends)):
-        raise TypeError(checks.make_message(name, rule, value))
-    if len(ends) not in (1, 2) or not 0 < ends[0] <= ends[-1] < math.inf:
-        raise ValueError(checks.make_message(name, rule, value))
+    checks.check_type(name, value, checks.are_numbers(ends), rule)
+    is_right = len(ends) in (1, 2) and 0 < ends[0] <= ends[-1] < math.inf
+    checks.check_value(name, value, is_right, rule)
     return [checks.to_float(ends[0]), checks.to_float(ends[-1])]
 
 
@@ -285,20 +275,18 @@ def _read_ops(name: str, value: Any) -> int:
 
 
 def _read_threshold(name: str, value: Any) -> Any:
-    if not checks.is_number(value) or not value <= 255:
-        raise TypeError(checks.make_message(name, "a number <= 255", value))
+    checks.check_type(name, value, checks.is_number(value) and value <= 255, "a number <= 255")
     return value
 
 
-Size = Annotated[int | Sequence[int], Argument(_read_size, tuple)]
-ResizeSize = Annotated[int | Sequence[int] | None, Argument(_read_resize)]
+_Lengths = int | Sequence[int]
+Size = Annotated[_Lengths, Argument(_read_size, tuple)]
+ResizeSize = Annotated[_Lengths | None, Argument(_read_resize)]
 LongestEdge = Annotated[
     int | None, Argument(partial(checks.read_optional_int, low=1, high=_MAX_LENGTH))
 ]
-Padding = Annotated[int | Sequence[int], Argument(_read_padding, _encode_padding)]
-CropPadding = Annotated[
-    int | Sequence[int] | None, Argument(_read_crop_padding, _encode_crop_padding)
-]
+Padding = Annotated[_Lengths, Argument(_read_padding, _encode_padding)]
+CropPadding = Annotated[_Lengths | None, Argument(_read_crop_padding, _encode_crop_padding)]
 PaddingMode = Annotated[
     str, Argument(partial(checks.read_choice, choices=tuple(_PADDING_MODES)), _PADDING_MODES.get)
 ]
@@ -322,16 +310,13 @@ Bits = Annotated[int, Argument(_read_bits)]
 Threshold = Annotated[float, Argument(_read_threshold)]
 GreyChannels = Annotated[int, Argument(partial(checks.read_choice, choices=(1, 3)))]
 Factor = Annotated[float, Argument(partial(_read_unchanged, low=0, high=math.inf))]
-Taps = Annotated[int | Sequence[int], Argument(_read_taps)]
+Taps = Annotated[_Lengths, Argument(_read_taps)]
 Sigma = Annotated[Any, Argument(_read_sigma)]
 Degrees = Annotated[Any, Argument(partial(_read_ends, is_symmetric=True))]
-Shears = Annotated[
-    Any,
-    Argument(lambda name, value: None if value is None else _read_ends(name, value, (2, 4), True)),
-]
-Translate = Annotated[Any, Argument(partial(_read_parts, high=1))]
-Scales = Annotated[Any, Argument(partial(_read_parts, high=math.inf, is_positive=True))]
-Center = Annotated[Any, Argument(_read_center)]
+Shears = Annotated[Any, Argument(_read_shears)]
+Translate = Annotated[Any, Argument(_read_translate)]
+Scales = Annotated[Any, Argument(_read_scales)]
+Center = Annotated[Any, Argument(partial(_read_pair, rule="(x, y), or None"))]
 Ops = Annotated[int, Argument(_read_ops)]
 Magnitude = Annotated[int, Argument(partial(checks.read_int, low=0))]
 Bins = Annotated[int, Argument(partial(checks.read_int, low=2, high=2**20))]

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fastloop.base.checks import make_message, read_choice, read_int, read_number
+from fastloop.base import checks
 from fastloop.base.nested import list_leaves, map_leaves
 from fastloop.base.threads import thread_pool
+
+__all__ = ["CutMix", "MixUp"]
 
 Params = dict[str, Any]
 
@@ -57,9 +59,8 @@ def _find_labels(batch: Any) -> Any:
         return second
     keys = [key for key in second if "label" in str(key).lower()]
     exact = [key for key in keys if key.lower() == "labels"]
-    if not keys:
-        rule = "a batch (images, labels), or a dict with a key like 'labels'"
-        raise ValueError(make_message("labels", rule, list(second), "pass labels_getter="))
+    rule = "a batch (images, labels), or a dict with a key like 'labels'"
+    checks.check_value("labels", list(second), keys, rule, "pass labels_getter=")
     return second[(exact or keys)[0]]
 
 
@@ -74,11 +75,9 @@ class BatchOp:
 
     def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
         """Return the batch with these parameters; in place, its images are overwritten."""
-        raise NotImplementedError
 
     def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
         """Return the batch with parameters that are drawn for it."""
-        raise NotImplementedError
 
     def params(self, batch: int, epoch: int, size: tuple[int, int]) -> Params:
         """Return the parameters that a loader gives a batch.
@@ -107,16 +106,13 @@ class _Mix(BatchOp):
         labels_getter: Any = "default",
         seed: int = 0,
     ) -> None:
-        self.alpha = read_number("alpha", alpha, 0)
-        if not 0 < self.alpha < math.inf:
-            raise ValueError(make_message("alpha", "a finite number > 0", alpha))
-        self.num_classes = num_classes
-        if num_classes is not None:
-            read_int("num_classes", num_classes, 1)
+        self.alpha = checks.read_number("alpha", alpha, 0)
+        checks.check_value("alpha", alpha, 0 < self.alpha < math.inf, "a finite number > 0")
+        self.num_classes = checks.read_optional_int("num_classes", num_classes, 1)
         if not callable(labels_getter):
-            read_choice("labels_getter", labels_getter, ("default",))
+            checks.read_choice("labels_getter", labels_getter, ("default",))
         self.labels_getter = labels_getter
-        self.seed = read_int("seed", seed, 0, 2**64 - 1)
+        self.seed = checks.read_int("seed", seed, 0, 2**64 - 1)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(alpha={self.alpha}, num_classes={self.num_classes})"
@@ -130,15 +126,14 @@ class _Mix(BatchOp):
         leaves = (leaf for _, leaf in list_leaves(batch) if isinstance(leaf, Tensor))
         images = next((leaf for leaf in leaves if leaf is not labels), labels)
         rule = "indices [N], or probabilities [N, num_classes]"
-        if labels.ndim not in (1, 2) or (
-            labels.ndim == 2 and self.num_classes not in (None, labels.shape[1])
-        ):
-            raise ValueError(make_message(f"{name}: labels", rule, tuple(labels.shape)))
+        widths = labels.shape[1:]  # of probabilities, one number
+        is_right = labels.ndim == 1 or (labels.ndim == 2 and self.num_classes in (None, *widths))
+        checks.check_value(f"{name}: labels", tuple(labels.shape), is_right, rule)
         if labels.ndim == 1 and self.num_classes is None:
             raise ValueError("num_classes must be passed if the labels are index-based (1D)")
-        if images.ndim != 4 or len(images) != len(labels):
-            rule = f"[{len(labels)}, C, H, W] for as many labels"
-            raise ValueError(make_message(f"{name}: images", rule, tuple(images.shape)))
+        is_right = images.ndim == 4 and len(images) == len(labels)
+        rule = f"[{len(labels)}, C, H, W] for as many labels"
+        checks.check_value(f"{name}: images", tuple(images.shape), is_right, rule)
         return images, labels
 
     def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
@@ -155,8 +150,7 @@ class _Mix(BatchOp):
         found = one_hot(labels, self.num_classes or -1) if labels.ndim == 1 else labels
         found = found if found.dtype.is_floating_point else found.float()
         mixed = _mix(found, params["lam_adjusted" if "lam_adjusted" in params else "lam"])
-        done = self._change(images, params, in_place)
-        there = {id(labels): mixed, id(images): done}
+        there = {id(labels): mixed, id(images): self._change(images, params, in_place)}
         return map_leaves(batch, lambda _, leaf: there.get(id(leaf), leaf))
 
     def _change(self, images: Tensor, params: Params, in_place: bool) -> Tensor:
@@ -183,9 +177,9 @@ class MixUp(_Mix):
 
     def _change(self, images: Tensor, params: Params, in_place: bool) -> Tensor:
         share = params["lam"]
-        if not images.dtype.is_floating_point:
-            remedy = "put ToDtype(torch.float32, scale=True) into the transform"
-            raise TypeError(make_message("MixUp: images", "of a float dtype", images.dtype, remedy))
+        dtype, remedy = images.dtype, "put ToDtype(torch.float32, scale=True) into the transform"
+        is_float = dtype.is_floating_point
+        checks.check_type("MixUp: images", dtype, is_float, "of a float dtype", remedy)
         rows = images if images.is_contiguous() else images.movedim(1, -1)
         is_plain = type(images) is Tensor and images.dtype is torch.float32
         if not in_place or not is_plain or not rows.is_contiguous() or rows.device.type != "cpu":
@@ -235,8 +229,7 @@ class BatchChoice(BatchOp):
         return {"chosen": chosen, **self.transforms[chosen].draw(draws, size)}
 
     def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
-        chosen = self.transforms[draws.choose(self.p)]
-        return chosen.draw_and_apply(batch, draws, in_place)
+        return self.transforms[draws.choose(self.p)].draw_and_apply(batch, draws, in_place)
 
     def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
         return self.transforms[params["chosen"]].apply(batch, params, in_place)

@@ -13,6 +13,22 @@ from typing import Any, ClassVar
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts
 
+__all__ = [
+    "ColorJitter",
+    "GaussianBlur",
+    "GaussianNoise",
+    "Grayscale",
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomChannelPermutation",
+    "RandomEqualize",
+    "RandomGrayscale",
+    "RandomInvert",
+    "RandomPhotometricDistort",
+    "RandomPosterize",
+    "RandomSolarize",
+]
+
 NUMBERS = 16  # FL_OP_NUMBERS
 _STAYS = (math.nan, math.nan)
 _FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
@@ -24,9 +40,11 @@ class Color(Geometry):
 
     Attributes:
         shown: arguments that torchvision's text has first.
+        counted: arguments that are the numbers of the kind.
     """
 
     shown: ClassVar[tuple[str, ...]] = ()
+    counted: ClassVar[tuple[str, ...]] = ()
     bytes_only = "changes the colours of"
     _work = "computes uint8 pixels"
 
@@ -36,7 +54,7 @@ class Color(Geometry):
 
     def numbers(self) -> Sequence[float]:
         """Return the numbers of fl_image_op that the kind has for itself."""
-        return ()
+        return [getattr(self, name) for name in self.counted]
 
     def spec(self, get_size: GetSize) -> dict[str, Any]:
         numbers = tuple(map(float, self.numbers()))
@@ -69,12 +87,10 @@ class RandomSolarize(_Applied):
     """
 
     kind = 9
+    counted = ("threshold",)
 
     threshold: arg.Threshold
     p: arg.Probability = 0.5
-
-    def numbers(self) -> Sequence[float]:
-        return (self.threshold,)
 
 
 @dataclass(repr=False, eq=False)
@@ -87,12 +103,10 @@ class RandomPosterize(_Applied):
     """
 
     kind = 10
+    counted = ("bits",)
 
     bits: arg.Bits
     p: arg.Probability = 0.5
-
-    def numbers(self) -> Sequence[float]:
-        return (self.bits,)
 
 
 class RandomAutocontrast(_Gated):
@@ -119,15 +133,12 @@ class Grayscale(Color):
     kind = 13
     is_random = False
     is_color = True
+    counted = ("num_output_channels",)
 
     num_output_channels: arg.GreyChannels = 1
 
-    def numbers(self) -> Sequence[float]:
-        return (self.num_output_channels,)
-
     def change(self, numbers: Numbers) -> Numbers:
-        values = numbers.values[:1].expand(self.num_output_channels, -1)
-        return Numbers(values, numbers.dtype)
+        return Numbers(numbers.values[:1].expand(self.num_output_channels, -1), numbers.dtype)
 
 
 @dataclass(repr=False, eq=False)
@@ -226,12 +237,10 @@ class RandomAdjustSharpness(_Applied):
 
     kind = 18
     is_color = True
+    counted = ("sharpness_factor",)
 
     sharpness_factor: arg.Factor
     p: arg.Probability = 0.5
-
-    def numbers(self) -> Sequence[float]:
-        return (self.sharpness_factor,)
 
 
 @dataclass(repr=False, eq=False)
@@ -271,13 +280,11 @@ class GaussianNoise(Color):
     """
 
     kind = 30
+    counted = ("mean", "sigma", "clip")
 
     mean: arg.Mean = 0.0
     sigma: arg.NoiseSigma = 0.1
     clip: arg.Flag = True
-
-    def numbers(self) -> Sequence[float]:
-        return self.mean, self.sigma, self.clip
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"seed": values["seed"]}

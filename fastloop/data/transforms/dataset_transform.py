@@ -10,25 +10,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import default_collate
 
-from fastloop.base.checks import make_message
+from fastloop.base.checks import check_type
 from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.arguments import DTYPES
 from fastloop.data.transforms.cut import CutPlan, Piece, join_pieces, lay_out
-from fastloop.data.transforms.plan import (
-    Geometry,
-    ImageOp,
-    Plan,
-    Values,
-    compile_plan,
-    explain_ops,
-)
+from fastloop.data.transforms.plan import Geometry, ImageOp, Plan, Values, compile_plan, explain_ops
 
 Chain = tuple[Geometry | Values, ...]
 Pieces = tuple[Piece, ...]
@@ -140,9 +134,7 @@ def why_not(function: Any) -> str:
 
 
 def compile_transform(
-    transform: Any,
-    compile_chain: Callable[[Chain], _T],
-    compile_cut: Callable[[Pieces], _U],
+    transform: Any, compile_chain: Callable[[Chain], _T], compile_cut: Callable[[Pieces], _U]
 ) -> tuple[_T | _U | None, str]:
     """Return what is compiled of a transform, or None and why Python runs all of it.
 
@@ -194,7 +186,8 @@ class FieldTransform:
 
     def __post_init__(self) -> None:
         try:
-            compiled = compile_transform(self.transform, self._compile, self._compile_cut)
+            makers = partial(self._compile, compile_plan), partial(self._compile, CutPlan)
+            compiled = compile_transform(self.transform, *makers)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.field.name}: {error}") from None
         self.plan: Plan | CutPlan | None
@@ -202,33 +195,26 @@ class FieldTransform:
         self.untranslated = f"{self.field.name}: {reason}" if reason else ""
         self.transform = self.transform if self.plan is None else self.plan.ops
 
-    def _compile(self, chain: Chain) -> Plan:
-        self._check_dtype()
-        return compile_plan(chain, self._shape, self.layout, self.out_layout, self.seed)
-
-    def _compile_cut(self, pieces: Pieces) -> CutPlan:
-        self._check_dtype()
-        return CutPlan(pieces, self._shape, self.layout, self.out_layout, self.seed)
-
-    def _check_dtype(self) -> None:
+    def _compile(self, make: Callable[..., _T], ops: Chain | Pieces) -> _T:
+        """Return the plan that `make` makes for images of the field."""
         dtype = torch_dtype(self.field.source)
-        if dtype is not torch.uint8:
-            remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
-            raise TypeError(make_message("images with a transform", "uint8", dtype, remedy))
+        remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
+        check_type("images with a transform", dtype, dtype is torch.uint8, "uint8", remedy)
         device = getattr(self.field.source, "device", None)
-        if device is not None and device.type != "cpu":
-            raise TypeError(make_message("images with a transform", "on the CPU", device))
+        is_here = device is None or device.type == "cpu"
+        check_type("images with a transform", device, is_here, "on the CPU")
+        return make(ops, self._shape, self.layout, self.out_layout, self.seed)
 
     @property
     def _shape(self) -> tuple[int, ...]:
         return tuple(self.field.source.shape[1:])
 
-    def like(self) -> torch.Tensor | None:
+    def like(self) -> Tensor | None:
         """Return a tensor as results are that torch's collate stacks in their layout, if known."""
         plan = self.plan.last if isinstance(self.plan, CutPlan) else self.plan
         return None if plan is None or plan.out_layout == "channels_last" else plan.empty()
 
-    def apply(self, row: int, epoch: int, view: int, out: torch.Tensor | None = None) -> Any:
+    def apply(self, row: int, epoch: int, view: int, out: Tensor | None = None) -> Any:
         """Return the result for one row, in ``out`` if that is like it."""
         if isinstance(self.plan, Plan):
             return self.plan.apply(self.field.image(row), row, epoch, view, out)
@@ -331,13 +317,8 @@ class SizedPlans:
         return self.whole or self._compile_kept(image.shape)
 
     def apply(
-        self,
-        image: Array,
-        index: int,
-        epoch: int = 0,
-        view: int = 0,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, image: Array, index: int, epoch: int = 0, view: int = 0, out: Tensor | None = None
+    ) -> Tensor:
         """Return the result for an image, as ``Plan.apply``."""
         return self._plan_for(image).apply(image, index, epoch, view, out)
 

@@ -18,11 +18,31 @@ import numpy as np
 import torch
 
 from fastloop.base import checks
-from fastloop.base.checks import make_message
+from fastloop.base.checks import check_type, check_value, make_message
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms import color, policy, warp
 from fastloop.data.transforms.batches import BatchChoice, BatchOp
 from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Parts, Values
+
+__all__ = [
+    "CenterCrop",
+    "Compose",
+    "Identity",
+    "Normalize",
+    "Pad",
+    "RandomApply",
+    "RandomChoice",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomHorizontalFlip",
+    "RandomOrder",
+    "RandomResizedCrop",
+    "RandomVerticalFlip",
+    "Resize",
+    "ToDtype",
+    "ToImage",
+    "ToPureTensor",
+]
 
 _BOX = ("top", "left", "height", "width")
 
@@ -39,17 +59,16 @@ def is_own(op: object) -> TypeGuard[ImageOp]:
     return isinstance(op, ImageOp) and get_operation(type(op).__name__) is type(op)
 
 
-def _read_transforms(name: str, transforms: Any, takes_functions: bool = False) -> Sequence[Any]:
-    if not isinstance(transforms, Sequence) or not transforms:
-        kind = ValueError if isinstance(transforms, Sequence) else TypeError
-        rule = "a list of at least one operation"
-        raise kind(make_message(f"{name}: transforms", rule, transforms))
+def _read_transforms(
+    name: str, transforms: Sequence[Any], takes_functions: bool = False
+) -> Sequence[Any]:
+    argument, rule = f"{name}: transforms", "a list of at least one operation"
+    check_type(argument, transforms, isinstance(transforms, Sequence), rule)
+    check_value(argument, transforms, len(transforms) > 0, rule)
     for i, op in enumerate(transforms):
-        is_function = takes_functions and callable(op) and not isinstance(op, type)
-        if not is_own(op) and not is_function:
-            remedy = "a function may stand in a Compose" if callable(op) else ""
-            rule = "an operation of fastloop.transforms"
-            raise TypeError(make_message(f"{name}: item {i}", rule, op, remedy))
+        is_right = is_own(op) or (takes_functions and callable(op) and not isinstance(op, type))
+        remedy = "a function may stand in a Compose" if callable(op) else ""
+        check_type(f"{name}: item {i}", op, is_right, "an operation of fastloop.transforms", remedy)
     return transforms
 
 
@@ -154,10 +173,9 @@ def _read_shares(p: Any, count: int) -> list[float]:
     """Return probabilities whose sum is 1."""
     shares = [1] * count if p is None else p
     name, rule = "RandomChoice: p", f"{count} numbers >= 0, one for each transform"
-    if not checks.is_sequence(shares) or not all(map(checks.is_number, shares)):
-        raise TypeError(make_message(name, rule, p))
-    if len(shares) != count or min(shares) < 0 or not 0 < sum(shares) < math.inf:
-        raise ValueError(make_message(name, rule, p))
+    check_type(name, p, checks.are_numbers(shares), rule)
+    is_right = len(shares) == count and min(shares) >= 0 and 0 < sum(shares) < math.inf
+    check_value(name, p, is_right, rule)
     return [share / sum(shares) for share in shares]
 
 
@@ -174,10 +192,9 @@ class RandomChoice(_Gate):
 
     def __new__(cls, transforms: Any, p: Any = None) -> Any:
         if checks.is_sequence(transforms) and any(isinstance(op, BatchOp) for op in transforms):
+            rule = "an operation on batches, as the others"
             for i, op in enumerate(transforms):
-                if not isinstance(op, BatchOp):
-                    rule = "an operation on batches, as the others"
-                    raise TypeError(make_message(f"RandomChoice: item {i}", rule, op))
+                check_type(f"RandomChoice: item {i}", op, isinstance(op, BatchOp), rule)
             return BatchChoice(transforms, _read_shares(p, len(transforms)))
         return super().__new__(cls)
 
@@ -273,9 +290,8 @@ class _Padded(Geometry):
     padding_mode: str
 
     def _check(self) -> None:
-        if self.padding_mode != "constant" and len(arg.to_floats(self.fill)) > 1:
-            rule = f"one number with padding_mode={self.padding_mode!r}"
-            raise ValueError(make_message(f"{type(self).__name__}: fill", rule, self.fill))
+        is_right = self.padding_mode == "constant" or len(arg.to_floats(self.fill)) <= 1
+        arg.check(self, "fill", is_right, f"one number with padding_mode={self.padding_mode!r}")
 
 
 @dataclass(repr=False, eq=False)
@@ -344,9 +360,8 @@ class _Resampled(Geometry):
     def _check(self) -> None:
         # C has the integer algorithm that torch has for antialias=True, and no other.
         is_on = isinstance(self.antialias, (bool, np.bool_)) and self.antialias
-        if not is_on and self.interpolation in ("bilinear", "bicubic"):
-            name, rule = type(self).__name__, f"True with interpolation={self.interpolation!r}"
-            raise ValueError(make_message(f"{name}: antialias", rule, self.antialias))
+        is_right = is_on or self.interpolation not in ("bilinear", "bicubic")
+        arg.check(self, "antialias", is_right, f"True with interpolation={self.interpolation!r}")
 
 
 @dataclass(repr=False, eq=False)
@@ -372,15 +387,13 @@ class Resize(_Resampled):
     def _check(self) -> None:
         super()._check()
         edges: Any = self.size
-        if edges is None or self.max_size is None:
-            if edges is self.max_size:
-                rule = "an int, or (height, width), without max_size"
-                raise ValueError(make_message("Resize: size", rule, None))
-        elif len(edges) == 2:
-            raise ValueError(make_message("Resize: size", "an int, or None, with max_size", edges))
-        elif self.max_size <= edges[0]:
+        if self.max_size is None:
+            rule = "an int, or (height, width), without max_size"
+            arg.check(self, "size", edges is not None, rule)
+        elif edges is not None:
+            arg.check(self, "size", len(edges) == 1, "an int, or None, with max_size")
             rule = f"an int > size={edges[0]}, the shorter edge"
-            raise ValueError(make_message("Resize: max_size", rule, self.max_size))
+            arg.check(self, "max_size", self.max_size > edges[0], rule)
 
     def spec(self, get_size: GetSize) -> dict[str, Any]:
         size: Any = self.size
@@ -389,9 +402,8 @@ class Resize(_Resampled):
             edges = get_size()
             short = int(self.max_size * min(edges) / max(edges))
             size = [short if edge < max(edges) else self.max_size for edge in edges]
-            if short == 0:
-                rule = f"large enough for a pixel of the shorter edge of images of size {edges}"
-                raise ValueError(make_message("Resize: max_size", rule, self.max_size))
+            rule = f"large enough for a pixel of the shorter edge of images of size {edges}"
+            arg.check(self, "max_size", short > 0, rule)
         height, width = size if len(size) == 2 else (size[0], 0)
         longest = (self.max_size or 0) if width == 0 else 0
         return {**super().spec(get_size), "size": (height, width), "max_size": longest}
@@ -486,9 +498,8 @@ class ToDtype(Values):
 
     def change(self, numbers: Numbers) -> Numbers:
         if not numbers.is_byte:
-            if self.dtype is torch.uint8:
-                rule = "a float type after a ToDtype that made images float"
-                raise ValueError(make_message("ToDtype: dtype", rule, self.dtype))
+            rule = "a float type after a ToDtype that made images float"
+            arg.check(self, "dtype", self.dtype is not torch.uint8, rule)
             return Numbers(numbers.values, self.dtype, numbers.linear)
         if self.dtype is torch.uint8:
             return numbers
@@ -498,9 +509,8 @@ class ToDtype(Values):
 
     def __call__(self, image: Any) -> torch.Tensor:
         if isinstance(image, torch.Tensor) and image.is_floating_point():
-            if self.dtype is torch.uint8:
-                rule = "uint8 for dtype=torch.uint8"
-                raise TypeError(make_message("ToDtype: the image", rule, image.dtype))
+            is_float, rule = self.dtype is not torch.uint8, "uint8 for dtype=torch.uint8"
+            check_type("ToDtype: the image", image.dtype, is_float, rule)
             return image.to(self.dtype)
         return super().__call__(image)
 
@@ -520,17 +530,15 @@ class Normalize(Values):
     inplace: arg.Flag = False
 
     def _statistics(self, channels: int) -> list[list[float]]:
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (1, channels):
-                rule = f"one number, or one for each of {channels} channels"
-                raise ValueError(make_message(f"Normalize: {name}", rule, values))
+        rule = f"one number, or one for each of {channels} channels"
+        for name in ("mean", "std"):
+            arg.check(self, name, len(getattr(self, name)) in (1, channels), rule)
         return [(values * channels)[:channels] for values in (self.mean, self.std)]
 
     def change(self, numbers: Numbers) -> Numbers:
         mean, std = self._statistics(len(numbers.values))
-        if numbers.is_byte:
-            remedy = "put ToDtype(torch.float32, scale=True) before"
-            raise ValueError(make_message("Normalize: images", "float", torch.uint8, remedy))
+        remedy = "put ToDtype(torch.float32, scale=True) before"
+        check_value("Normalize: images", torch.uint8, not numbers.is_byte, "float", remedy)
         columns = torch.tensor([mean, std], dtype=torch.float32, device="cpu")[..., None]
         values = numbers.values.sub(columns[0]).div_(columns[1])
         linear, so_far = None, numbers.linear
@@ -545,8 +553,7 @@ class Normalize(Values):
         if not isinstance(image, torch.Tensor) or not image.is_floating_point():
             remedy = "put ToDtype(torch.float32) before"
             raise TypeError(make_message(name, rule, getattr(image, "dtype", image), remedy))
-        if image.ndim < 3:
-            raise ValueError(make_message(name, rule, image.shape))
+        check_value(name, image.shape, image.ndim >= 3, rule)
         both = torch.tensor(self._statistics(image.shape[-3]), dtype=image.dtype, device="cpu")
         mean, std = both.to(image.device)[..., None, None]
         return (image.sub_(mean) if self.inplace else image.sub(mean)).div_(std)

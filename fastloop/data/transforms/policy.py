@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastloop.base import checks
-from fastloop.base.checks import make_message
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Parts
 from fastloop.data.transforms.warp import Warp
+
+__all__ = ["AugMix", "AutoAugment", "AutoAugmentPolicy", "RandAugment", "TrivialAugmentWide"]
 
 # The order of policy_op in fl_op_policy.c.
 _NAMES = (
@@ -39,7 +40,7 @@ class Policy(Warp):
         return self._numbers(self._own_numbers())
 
     def _own_numbers(self) -> Sequence[float]:
-        raise NotImplementedError
+        return super().numbers()
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         drawn = zip(values["order"], values["number"], strict=False)
@@ -59,6 +60,7 @@ class RandAugment(Policy):
     """
 
     kind = 27
+    counted = ("num_ops", "magnitude", "num_magnitude_bins")
 
     num_ops: arg.Ops = 2
     magnitude: arg.Magnitude = 9
@@ -68,12 +70,8 @@ class RandAugment(Policy):
 
     def _check(self) -> None:
         super()._check()
-        if self.magnitude >= self.num_magnitude_bins:
-            rule = f"below num_magnitude_bins={self.num_magnitude_bins}"
-            raise ValueError(make_message("RandAugment: magnitude", rule, self.magnitude))
-
-    def _own_numbers(self) -> Sequence[float]:
-        return self.num_ops, self.magnitude, self.num_magnitude_bins
+        rule = f"below num_magnitude_bins={self.num_magnitude_bins}"
+        arg.check(self, "magnitude", self.magnitude < self.num_magnitude_bins, rule)
 
 
 @dataclass(repr=False, eq=False)
@@ -147,8 +145,7 @@ class AugMix(Policy):
     fill: arg.Fill = None
 
     def _own_numbers(self) -> Sequence[float]:
-        depth = max(self.chain_depth, 0)
-        return self.severity, self.mixture_width, depth, self.alpha, self.all_ops
+        return self.severity, self.mixture_width, max(self.chain_depth, 0), self.alpha, self.all_ops
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         numbers, ops = iter(values["number"]), iter(values["order"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,14 +21,9 @@ from typing import Any
 import torch
 
 from fastloop._core import TorchRandom
+from fastloop.base import torch_parts
+from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
-from fastloop.base.torch_parts import (
-    count_dispatch_modes,
-    count_function_modes,
-    has_global_hooks,
-    resolve,
-    syntax_digest,
-)
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.plan import Geometry, Numbers, Values
 
@@ -80,7 +76,7 @@ def functions_in(text: str) -> Iterator[Any]:
     """Yield the functions that a text names, module by module."""
     for line in text.replace("\n    ", " ").split("\n"):
         module, _, names = line.partition(":")
-        yield from (resolve(f"{module}:{name}") for name in names.split())
+        yield from (torch_parts.resolve(f"{module}:{name}") for name in names.split())
 
 
 def _own(function: Any) -> Any:
@@ -93,7 +89,7 @@ def _own(function: Any) -> Any:
 def _first_seen(text: str) -> tuple[tuple[Any, ...], str]:
     """Return the functions that a text names, and one digest of their syntax."""
     functions = tuple(map(_own, functions_in(text)))
-    digests = [syntax_digest(each) for each in functions if not hasattr(each, "__wrapped__")]
+    digests = [torch_parts.syntax_digest(f) for f in functions if not hasattr(f, "__wrapped__")]
     return functions, sha1(" ".join(digests).encode(), usedforsecurity=False).hexdigest()[:8]
 
 
@@ -141,11 +137,11 @@ def why_not_now() -> str:
     """Say what of the process keeps C from standing in for torchvision now; "": nothing."""
     if torch.get_default_dtype() is not torch.float32:
         return "the default dtype is not float32"
-    if count_function_modes() or count_dispatch_modes():
+    if torch_parts.count_function_modes() or torch_parts.count_dispatch_modes():
         return "a mode watches torch's functions"
     if (torch.rand, torch.randint, torch.empty, torch.exp) != _DRAWS:
         return "a function of torch was replaced"
-    if has_global_hooks():
+    if torch_parts.has_global_hooks():
         return "a hook watches all modules"
     if not has_interpreter_lock():
         return "threads run without the interpreter lock"
@@ -181,6 +177,13 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     a_bits, b_bits = (tensor.contiguous().view(torch.uint8) for tensor in (a, b))
     return a.stride() == b.stride() and torch.equal(a_bits, b_bits)
+
+
+def warn_of_other(what: str, transform: Any, stacklevel: int) -> None:
+    """Warn that C makes other samples than torchvision with a transform."""
+    text = f"C makes other {what} with {transform}; torchvision makes them. Please report this with"
+    text += " the output of `python -m fastloop doctor`"
+    warnings.warn(text, RuntimeWarning, stacklevel)
 
 
 def _check_unaltered(op: Any) -> None:
@@ -245,8 +248,7 @@ class Chain:
         self.ops.append(op)
 
     def _need(self, is_met: bool, op: Any, what: str) -> None:
-        if not is_met:
-            raise ValueError(f"{type(op).__name__} stands where images are not {what}")
+        refuse_if(not is_met, f"{type(op).__name__} stands where images are not {what}")
 
     def _fill_of(self, op: Any) -> dict[str, Any]:
         """Return the arguments of an operation that pads."""
@@ -257,8 +259,7 @@ class Chain:
     # ---- one function for each operation
 
     def _compose(self, op: Any) -> None:
-        if type(op.transforms) not in (list, tuple):
-            raise ValueError("Compose.transforms must be a list")
+        refuse_if(type(op.transforms) not in (list, tuple), "Compose.transforms must be a list")
         for part in op.transforms:
             self.read(part)
 
@@ -304,11 +305,8 @@ class Chain:
         """Take resizes with torch's weights. Pillow has others; v1 resizes tensors as floats."""
         is_covered = self.was_tensor and self.version == 2
         self._need(is_covered and not self.is_float, op, "tensors of bytes for v2")
-        how, name = (
-            {"interpolation": op.interpolation, "antialias": op.antialias},
-            type(op).__name__,
-        )
-        if name == "Resize":
+        how = {"interpolation": op.interpolation, "antialias": op.antialias}
+        if type(op).__name__ == "Resize":
             self._add(image_ops.Resize(op.size, max_size=op.max_size, **how))
             return
         crop = image_ops.RandomResizedCrop(op.size, op.scale, op.ratio, **how)
@@ -316,8 +314,7 @@ class Chain:
 
     def _ranges_of(self, op: Any) -> tuple[tuple[float, ...], ...]:
         """Return bounds of the area and of the logarithm of the ratio, as torch computes it."""
-        is_v1 = self.version == 1
-        log_ratio = torch.log(torch.tensor(op.ratio)) if is_v1 else op._log_ratio
+        log_ratio = torch.log(torch.tensor(op.ratio)) if self.version == 1 else op._log_ratio
         return tuple(map(float, op.scale)), tuple(log_ratio.tolist())
 
     def _convert(self, op: Any) -> None:
@@ -343,23 +340,18 @@ class Chain:
         self._need(self.is_tensor and not self.is_float, op, "tensors of bytes")
         if op.dtype is not torch.float32:
             raise ValueError(f"{type(op).__name__} makes {op.dtype}, not torch.float32")
-        is_v1_conversion = self.version == 1
-        scale = getattr(op, "scale", True)  # ConvertImageDtype always does
-        self._to_unit(_Unit() if is_v1_conversion else image_ops.ToDtype(op.dtype, scale))
+        scale = getattr(op, "scale", True)  # ConvertImageDtype, the one of v1 here, always does
+        self._to_unit(_Unit() if self.version == 1 else image_ops.ToDtype(op.dtype, scale))
 
     def _normalize(self, op: Any) -> None:
         self._need(self.is_float, op, "tensors of floats")
         self.ops.append(image_ops.Normalize(op.mean, op.std))
 
-    def _skip(self, op: Any) -> None:
-        pass
-
 
 _READERS: dict[str, Callable[[Chain, Any], None]] = {
     "Compose": Chain._compose,
     "RandomApply": Chain._apply,
-    "RandomHorizontalFlip": Chain._flip,
-    "RandomVerticalFlip": Chain._flip,
+    **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip"), Chain._flip),
     "RandomCrop": Chain._crop,
     "Pad": Chain._pad,
     "CenterCrop": Chain._center,
@@ -368,11 +360,9 @@ _READERS: dict[str, Callable[[Chain, Any], None]] = {
     "PILToTensor": Chain._convert,
     "ToImage": Chain._to_image,
     "ToPureTensor": Chain._to_pure,
-    "Resize": Chain._resize,
-    "RandomResizedCrop": Chain._resize,
-    "Identity": Chain._skip,
-    "ToDtype": Chain._to_dtype,
-    "ConvertImageDtype": Chain._to_dtype,
+    **dict.fromkeys(("Resize", "RandomResizedCrop"), Chain._resize),
+    "Identity": lambda chain, op: None,
+    **dict.fromkeys(("ToDtype", "ConvertImageDtype"), Chain._to_dtype),
     "Normalize": Chain._normalize,
 }
 
@@ -380,12 +370,10 @@ _READERS: dict[str, Callable[[Chain, Any], None]] = {
 def read_chain(transform: Any, is_tensor: bool = False) -> Chain:
     """Return what a transform does with a tensor of bytes [C, H, W], or with a PIL image. Raises
     ValueError."""
-    if why := why_not_now():
-        raise ValueError(why)
-    if is_fused() is None:
-        raise ValueError("torch computes uniform numbers in a way that C does not know")
+    why = why_not_now()
+    refuse_if(why, why)
+    refuse_if(is_fused() is None, "torch computes uniform numbers in a way that C does not know")
     chain = Chain(is_tensor)
     chain.read(transform)
-    if not chain.is_tensor:
-        raise ValueError("the transform makes no tensor")
+    refuse_if(not chain.is_tensor, "the transform makes no tensor")
     return chain

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastloop.base.checks import make_message
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.color import Color
 from fastloop.data.transforms.plan import Parts
+
+__all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 
 _NONE = (math.nan,) * 4
 
@@ -24,12 +25,9 @@ class Warp(Color):
     fill: Any
 
     def _check(self) -> None:
-        name = type(self).__name__
-        if self.interpolation not in ("nearest", "bilinear"):
-            rule = "'nearest' or 'bilinear'"
-            raise ValueError(make_message(f"{name}: interpolation", rule, self.interpolation))
-        if not all(0 <= number < 256 for number in self.colors):
-            raise ValueError(make_message(f"{name}: fill", "in [0, 255]", self.fill))
+        is_known = self.interpolation in ("nearest", "bilinear")
+        arg.check(self, "interpolation", is_known, "'nearest' or 'bilinear'")
+        arg.check(self, "fill", all(0 <= number < 256 for number in self.colors), "in [0, 255]")
 
     @property
     def colors(self) -> tuple[float, ...]:
@@ -66,9 +64,7 @@ class RandomRotation(Warp):
 
     def _check(self) -> None:
         super()._check()
-        if self.expand:
-            remedy = "pad before, and crop behind"
-            raise ValueError(make_message("RandomRotation: expand", "False", True, remedy))
+        arg.check(self, "expand", not self.expand, "False", "pad before, and crop behind")
 
     def numbers(self) -> Sequence[float]:
         return self._numbers(self.degrees, self.center)

@@ -29,6 +29,12 @@ class NotCoveredError(Exception):
     """The array path does not take this loader. The text says why."""
 
 
+def leave_if(applies: object, reason: str) -> None:
+    """Raise NotCoveredError with this reason if it applies."""
+    if applies:
+        raise NotCoveredError(reason)
+
+
 # C gathers the dtypes of DLPack but for this one, which is left to torch.
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
 
@@ -55,8 +61,7 @@ def check_tensor(name: str, tensor: object) -> None:
         f"has dtype {tensor.dtype}": tensor.dtype not in _DTYPES,
     }
     for reason, applies in reasons.items():
-        if applies:
-            raise NotCoveredError(f"{name} {reason}")
+        leave_if(applies, f"{name} {reason}")
 
 
 def as_vector(indices: Any) -> Vector | None:
@@ -193,8 +198,7 @@ def take(dataset: Any, taker: Taker | None = None) -> Columns:
 
 def take_arrays(dataset: Any, make_ragged: Callable[..., Any] | None = None) -> Columns:
     """Args: make_ragged: the arguments of ``Columns.add`` for a RaggedArray; None: not covered."""
-    if dataset._cut:
-        raise NotCoveredError(dataset._cut)
+    leave_if(dataset._cut, dataset._cut)
     keys = dataset._keys
     columns = Columns(dict.fromkeys(keys) if keys else (None,) * len(dataset._fields))
     for field, plan in zip(dataset._fields, dataset._plans, strict=True):
@@ -274,8 +278,7 @@ def _flatten(chunk: Any) -> tuple[Any, list[int]]:
     """Return the values of lists within each other, and how many are in each."""
     pa, widths = sys.modules["pyarrow"], []
     while True:
-        if chunk.null_count:
-            raise NotCoveredError("null values")
+        leave_if(chunk.null_count, "null values")
         if isinstance(chunk, pa.ExtensionArray):
             chunk = chunk.storage
         elif isinstance(chunk, pa.FixedSizeListArray):
@@ -311,18 +314,16 @@ def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
         arrays = [_array_of(chunk) for chunk in chunks if len(chunk) > 0]
     except NotCoveredError as reason:
         raise NotCoveredError(f"column {name!r} has {reason}") from None
-    if not arrays:
-        raise NotCoveredError("the dataset has no rows")
+    leave_if(not arrays, "the dataset has no rows")
     return tuple(Segment(array, len(array), file) for array in arrays)
 
 
 def take_hugging_face(dataset: Any) -> Columns:
     """Return the columns of a ``datasets.Dataset``. Raises NotCoveredError."""
-    if dataset._format_type not in ("torch", "numpy"):
-        kind = f"the format of the datasets.Dataset is {dataset._format_type}"
-        raise NotCoveredError(f"{kind}; C takes those of with_format('torch') and ('numpy')")
-    if dataset._format_kwargs:
-        raise NotCoveredError("with_format() of the datasets.Dataset was given arguments")
+    kind, known = dataset._format_type, "those of with_format('torch') and ('numpy')"
+    reason = f"the format of the datasets.Dataset is {kind}; C takes {known}"
+    leave_if(kind not in ("torch", "numpy"), reason)
+    leave_if(dataset._format_kwargs, "with_format() of the datasets.Dataset was given arguments")
     every, picked = dataset._data.column_names, dataset._format_columns
     names = [name for name in every if picked is None or name in picked]
     if dataset._output_all_columns and len(names) < len(every):
@@ -331,8 +332,7 @@ def take_hugging_face(dataset: Any) -> Columns:
     for name in names:
         segments = _segments_of(dataset, name)
         first, *others = {str(segment.array.dtype) for segment in segments}
-        if others:
-            raise NotCoveredError(f"column {name!r} has parts of different dtype")
+        leave_if(others, f"column {name!r} has parts of different dtype")
         columns.add(f"column {name!r}", segments, cast=_CASTS[first])
     return columns
 
@@ -350,8 +350,7 @@ def _rows_of(subset: Any) -> Vector:
 
 def _pick(column: Column, rows: Vector) -> Column:
     segment, *others = column.segments()
-    if others:
-        raise NotCoveredError("a Subset of a ConcatDataset lies within another dataset")
+    leave_if(others, "a Subset of a ConcatDataset lies within another dataset")
     length = segment.length
     if len(rows) and not -length <= rows.min() <= rows.max() < length:
         raise NotCoveredError(f"an index of a Subset is out of range for {length} rows")
@@ -389,9 +388,8 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
     for column, length in zip(columns, lengths, strict=True):
         found = column.segments()
         rows = sum(segment.length for segment in found)
-        if rows != length:
-            fault = f"{column.name} has {rows} rows, and had {length} rows when"
-            raise NotCoveredError(f"{fault} the ConcatDataset was made")
+        fault = f"{column.name} has {rows} rows, and had {length} rows when"
+        leave_if(rows != length, f"{fault} the ConcatDataset was made")
         segments += found
     return replace(first, source=tuple(segments), file=None)
 

@@ -18,7 +18,7 @@ from fastloop.data.sequences import pad
 from fastloop.data.sequences.pad import PackCollate, PadCollate, SampleField
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.loader.arrays import columns
-from fastloop.loader.arrays.columns import Columns, NotCoveredError
+from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
 
 _Source = Field | RaggedArray
 
@@ -44,8 +44,7 @@ def _make_column(field: _Source, output: str, **options: Any) -> tuple[Any, ...]
         values = columns.pin_storage(values)
     else:
         is_plain = values.flags.c_contiguous and values.flags.aligned
-    if not is_plain:
-        raise NotCoveredError(f"the values of {name} are not contiguous")
+    leave_if(not is_plain, f"the values of {name} are not contiguous")
     flat, offsets = values.reshape(-1), _offsets_of(field)
     return name, SequenceColumn(torch.Tensor, output, offsets, flat, **options), field.file
 
@@ -69,8 +68,7 @@ class _Batch:
         self.names: list[Hashable] = []
 
     def add(self, name: Hashable, *column: Any) -> None:
-        if name in self.names:
-            raise NotCoveredError(f"{name!r} is the name of a field and of another output")
+        leave_if(name in self.names, f"{name!r} is the name of a field and of another output")
         self.names.append(name)
         self.columns.add(*column)
 
@@ -174,8 +172,7 @@ def take_sequences(dataset: object, collate_fn: Any) -> Columns:
         served, name = type(collate_fn).__name__, type(dataset).__name__
         text = f"threads of C gather for {served} from an ArrayDataset"
         raise NotCoveredError(f"{text}, and the dataset is a {name}")
-    if dataset._cut:
-        raise NotCoveredError(dataset._cut)
+    leave_if(dataset._cut, dataset._cut)
     if isinstance(collate_fn, PadCollate):
         return _pad(dataset, collate_fn)
     return _pack(dataset, collate_fn)

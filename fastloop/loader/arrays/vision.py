@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,18 +21,9 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import ArrayLoader, BatchPool, ImageDraws, Snapshot
 from fastloop.base.torch_parts import pin_memory
+from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.data.transforms.plan import compile_plan
-from fastloop.data.transforms.torchvision_chain import (
-    is_code_known,
-    is_fused,
-    is_known_release,
-    leaving_torchvision,
-    read_chain,
-    same_bits,
-    torch_exp,
-    why_not_now,
-)
-from fastloop.loader.arrays.columns import Columns, NotCoveredError, as_vector
+from fastloop.loader.arrays.columns import Columns, NotCoveredError, as_vector, leave_if
 from fastloop.loader.arrays.iterator import _BATCHES, ArrayIter
 
 # By class: the attributes with images and labels, and how images lie in memory.
@@ -86,7 +76,7 @@ class Drawn:
         """Tell whether C still makes what torchvision would make."""
         held = zip(self._held, self.names, strict=True)
         is_same = all(getattr(self.dataset, name) is value for value, name in held)
-        return is_same and not why_not_now() and self.snapshot.is_same()
+        return is_same and not chains.why_not_now() and self.snapshot.is_same()
 
     def check(self, columns: Columns) -> None:
         """Make the first samples both ways, once a process. Raises NotCoveredError if they or
@@ -98,15 +88,9 @@ class Drawn:
                 raise NotCoveredError("other threads run, so the transform could not be checked")
             _verdicts[self.key] = is_same
             if not is_same:
-                warnings.warn(
-                    f"C makes other samples than torchvision of {type(self.dataset).__name__} with "
-                    f"{self.dataset.transform}; torchvision makes them. Please report this with "
-                    "the output of `python -m fastloop doctor`",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        if not _verdicts[self.key]:
-            raise NotCoveredError("C made other samples than torchvision")
+                what = f"samples than torchvision of {type(self.dataset).__name__}"
+                chains.warn_of_other(what, self.dataset.transform, stacklevel=3)
+        leave_if(not _verdicts[self.key], "C made other samples than torchvision")
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
@@ -116,14 +100,9 @@ def _check_loader(loader: DataLoader[Any]) -> None:
     if is_plain and type(inner) is torch_data.SubsetRandomSampler:
         is_plain = as_vector(inner.indices) is not None
     has_workers = loader.num_workers > 0
-    reasons = {
-        "the sampler is not one of torch's": not is_plain,
-        "worker_init_fn may seed torch's generator": has_workers and loader.worker_init_fn,
-        "in_order=False": has_workers and not loader.in_order,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise NotCoveredError(reason)
+    leave_if(not is_plain, "the sampler is not one of torch's")
+    leave_if(has_workers and loader.worker_init_fn, "worker_init_fn may seed torch's generator")
+    leave_if(has_workers and not loader.in_order, "in_order=False")
 
 
 def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, tuple[int, ...], str]:
@@ -136,8 +115,7 @@ def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, tuple[int, ..
     images = images.unsqueeze(-1) if layout == "HW" else images
     layout = "HWC" if layout == "HW" else layout
     shape = tuple(images.shape[1:])
-    if shape[layout.index("C")] not in (1, 3):
-        raise NotCoveredError(f"images of shape {shape} are not made by PIL")
+    leave_if(shape[layout.index("C")] not in (1, 3), f"images of shape {shape} are not made by PIL")
     return images, shape, layout
 
 
@@ -157,16 +135,16 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     if dataset.transform is None or dataset.target_transform is not None:
         raise NotCoveredError(f"the {name} has no transform, or a target_transform")
     _check_loader(loader)
-    if not (is_code_known(_CODE, _KNOWN) and is_known_release()):
+    if not (chains.is_code_known(_CODE, _KNOWN) and chains.is_known_release()):
         raise NotCoveredError("this version of fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
     images, shape, layout = _images_of(dataset, data, layout)
     try:
-        chain = read_chain(dataset.transform)
+        chain = chains.read_chain(dataset.transform)
         plan = compile_plan(tuple(chain.ops), shape, layout)
     except (TypeError, ValueError) as error:
         raise NotCoveredError(f"the transform: {error}") from None
-    draws = ImageDraws(plan.core, tuple(chain.steps), bool(is_fused()), torch_exp)
+    draws = ImageDraws(plan.core, tuple(chain.steps), bool(chains.is_fused()), chains.torch_exp)
     columns = Columns((None, None), kind="torchvision's images, its transform in C")
     columns.add(data, images, None, draws)
     columns.add(targets, _labels_of(dataset, targets, len(images)))
@@ -181,7 +159,7 @@ def _makes_same(columns: Columns) -> bool:
     generator, private = torch.default_generator, torch.Generator()
     before = generator.get_state()
     try:
-        with leaving_torchvision():
+        with chains.leaving_torchvision():
             expected = torch_data.default_collate([drawn.dataset[i] for i in range(count)])
         after = generator.get_state()
     except Exception as error:
@@ -195,7 +173,8 @@ def _makes_same(columns: Columns) -> bool:
         maps=(), workers=0, prefetch=1, in_order=True, persistent=False, timeout=0,
     )  # fmt: skip
     loader.restart(iter([list(range(count))]), _BATCHES, None, 0)
-    return torch.equal(after, private.get_state()) and all(map(same_bits, expected, next(loader)))
+    are_same = all(map(chains.same_bits, expected, next(loader)))
+    return are_same and torch.equal(after, private.get_state())
 
 
 # ---- the iterator

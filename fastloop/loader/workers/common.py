@@ -65,9 +65,8 @@ class WorkerIter(MultiIter, LockedIter):
             self._prefetch_factor: int = loader.prefetch_factor or 0
             self._in_order = loader.in_order
             if self._prefetch_factor <= 0:
-                raise AssertionError(
-                    "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
-                )
+                rule = "greater than 0 for MultiProcessingDataLoaderIter"
+                raise AssertionError(f"prefetch_factor must be {rule}")
             self._shutdown = False
             states = self._epoch.states
             arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
@@ -214,10 +213,8 @@ class WorkerIter(MultiIter, LockedIter):
             if self._shutdown or self._tasks_outstanding <= 0:
                 if self._is_closed:
                     raise RuntimeError(CLOSED)
-                raise AssertionError(
-                    "Invalid iterator state: shutdown or no outstanding tasks when fetching next "
-                    "data"
-                )
+                text = "shutdown or no outstanding tasks when fetching next data"
+                raise AssertionError(f"Invalid iterator state: {text}")
             number, arrived = self._get_data()
             self._tasks_outstanding -= 1
             if isinstance(arrived, StreamEnd):

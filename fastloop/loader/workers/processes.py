@@ -97,8 +97,7 @@ class ProcessIter(WorkerIter):
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         arguments["init_fn"] = self._datasets.wrap_init(arguments["init_fn"])
         arguments["dataset"] = reader or arguments["dataset"]
-        transfer = DatasetTransfer(arguments, self._parent_end.address(), self._file)
-        self._transfers.append(transfer)
+        self._transfers.append(DatasetTransfer(arguments, self._parent_end.address(), self._file))
         process = self._make_process(arguments["worker_id"])
         self._workers.append(process)  # one that cannot be started, too
         try:
@@ -348,11 +347,8 @@ class ProcessIter(WorkerIter):
                 self._parent_end.cancel(number, is_gone=True)
                 continue
             self._shared.add(restarts=1)
-            warnings.warn(
-                f"{text}A new process takes its place and loads its unfinished batches again.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            text += "A new process takes its place and loads its unfinished batches again."
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return [number for number in dead if number in self._last_words]
 
     def _start_successor(self, number: int) -> None:
@@ -402,9 +398,8 @@ class ProcessIter(WorkerIter):
             self._early[number] += 1
             times = self._early[number]
             if times >= (_MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS):
-                raise NoSuccessorError(
-                    f"worker {number} has died {times} times in a row before it could begin a batch"
-                )
+                fault = f"worker {number} has died {times} times in a row"
+                raise NoSuccessorError(f"{fault} before it could begin a batch")
             return
         self._early[number] = 0
         if task is None or task[0] not in self._task_info:

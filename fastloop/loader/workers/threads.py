@@ -353,10 +353,7 @@ class ThreadIter(WorkerIter):
         for thread in await_end(self._workers):
             frame = sys._current_frames().get(thread.ident or 0)
             line = "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
-            warnings.warn(
-                f"worker thread {thread.number} is still in code of the dataset{line}, "
-                f"{PATIENCE_S} s after its iterator was closed, and goes on until that returns",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            text = f"worker thread {thread.number} is still in code of the dataset{line}, "
+            text += f"{PATIENCE_S} s after its iterator was closed, and goes on until that returns"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         self._shared.last_count = self.count()

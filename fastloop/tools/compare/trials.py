@@ -142,8 +142,7 @@ def _compute_costs(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> dict[s
     for key in costs:
         a, b = ([trial[key] for trial in of] for of in (plain, patched))
         if None not in a + b:
-            ratio = ratio_of(b, a) if all(a + b) else None
-            costs[key] = Costs(median_of(a), median_of(b), ratio)
+            costs[key] = Costs(median_of(a), median_of(b), ratio_of(b, a) if all(a + b) else None)
     return costs
 
 

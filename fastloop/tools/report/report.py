@@ -92,9 +92,8 @@ class Report:
         return make_table(self.to_dict())
 
     def __repr__(self) -> str:
-        return repr_of(
-            self, "not opened" if self._observer is None else describe_rate(self.to_dict())
-        )
+        is_opened = self._observer is not None
+        return repr_of(self, describe_rate(self.to_dict()) if is_opened else "not opened")
 
     def _repr_html_(self) -> str | None:
         """Return the page for a notebook, in a frame of its own; None before the block."""

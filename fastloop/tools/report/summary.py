@@ -163,10 +163,8 @@ def judge(found: dict[str, Any]) -> dict[str, Any]:
     share = wait["share"] or 0.0
     verdict |= {"share": share, "ceiling": 1 / (1 - share) if share < 1 else None}
     if share < PARTLY:
-        text = (
-            f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster loader "
-            f"cannot help this run. Most of it is {_describe_largest(found)}."
-        )
+        text = f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster "
+        text += f"loader cannot help this run. Most of it is {_describe_largest(found)}."
         return {**verdict, "kind": "not input-bound", "text": text}
     kind = "input-bound" if share >= INPUT_BOUND else "partly input-bound"
     cause, advice = _explain_wait(found)
