@@ -303,7 +303,9 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         return step * max(min(self.mega_batch_mult, count // (_MEGA_BATCHES * step)), 1)
 
     def as_with(self, ranks: int, size: int) -> LengthBucketBatchSampler:
-        """Return a copy for another number of ranks and another batch size."""
+        """Return a copy for another number of ranks or another batch size; else this sampler."""
+        if (ranks, size or None) == (self.num_replicas, self.batch_size):
+            return self
         other = copy(self)
         other.num_replicas, other.batch_size = ranks, size or None
         return other

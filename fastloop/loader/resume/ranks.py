@@ -160,8 +160,10 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         check_dict(f"states[{i}]", state)
     first = states[0]
     readers = ("dataset_state", "fetcher_state", "_snapshot")
-    are_places = any(state[key] for state in states for key in readers)
+    are_places = any(state.get(key) for state in states for key in readers)
     faults = []
+    if (count := first["fits"].get("ranks")) and int(count) != len(states):
+        faults.append(f"fits.ranks is {count} in states, which are {len(states)}")
     for i, state in enumerate(states):
         if state["joined"]:
             faults.append(f"states[{i}] is a joined state itself")
@@ -171,8 +173,8 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             faults += _disagreements(key, first[key], state.get(key), i)
     if faults:
         raise ValueError(f"the states of ranks disagree: {'; '.join(sorted(faults))}")
-    parts = [{key: state[key] for key in _OF_A_RANK} for state in states] if are_places else []
-    return deepcopy({**first, "joined": parts})
+    parts = [{key: state[key] for key in _OF_A_RANK if key in state} for state in states]
+    return deepcopy({**first, "joined": parts if are_places else []})
 
 
 def _disagreements(name: str, first: Any, other: Any, rank: int) -> list[str]:
@@ -193,6 +195,8 @@ def read_state(saved: Any, loader: DataLoader[Any]) -> State:
     state = State.from_dict(saved, loader)
     if not state.joined:
         return state
+    for i, part in enumerate(state.joined):
+        check_dict(f"state['joined'][{i}]", part, {"rank", "generators", "_snapshot"})
     parts = [State.from_dict({**saved, **part, "joined": []}, loader) for part in state.joined]
     world, rank = read_ranks()
     if len(parts) == world:

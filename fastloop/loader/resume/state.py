@@ -9,7 +9,7 @@ part about the dataset is torchdata's, with the user's objects in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -173,10 +173,13 @@ def _upgrade(saved: Any, like: dict[str, Any]) -> Any:
     return found
 
 
-def check_dict(name: str, saved: Any) -> None:
-    """Refuse a value that lacks a key of a state, or has one of another type."""
-    like = State().to_dict()
-    _check(name, saved, {key: part for key, part in like.items() if part is not None})
+def check_dict(name: str, saved: Any, keys: Container[str] | None = None) -> None:
+    """Refuse a value that lacks a key of a state, or has one of another type.
+
+    Args: keys: those that it must have; None: all.
+    """
+    like = {key: part for key, part in State().to_dict().items() if part is not None}
+    _check(name, saved, {key: like[key] for key in like if keys is None or key in keys})
 
 
 def _refuse(name: str, rule: str, value: Any) -> None:
@@ -271,7 +274,8 @@ def find_differences(loader: DataLoader[Any], state: State) -> list[str]:
     here = describe(loader)
 
     def differ(name: str, there: object, here: object) -> str:
-        return f"{name} is {there or 'absent'} in the state and {here or 'absent'} here"
+        text = f"{name} is {there or 'absent'} in the state and {here or 'absent'} here"
+        return text + " (load DataLoader.join_states() of all ranks)" * (name == "ranks")
 
     if state.readers.has_states and not has_place(loader.dataset):
         name = type(loader.dataset).__name__
