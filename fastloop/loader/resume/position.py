@@ -382,7 +382,8 @@ class Position:
             _refuse(strict, f"fastloop does not know {why}", "a new epoch begins", RuntimeWarning)
             return
         state = as_lightning_counts(ranks.read_state(saved, loader))
-        state = ranks.fit_ranks(loader, state)
+        fitted = ranks.fit_ranks(loader, state)
+        is_of_others, state = fitted.fits != state.fits and state.begun, fitted
         differences = loader_state.find_differences(loader, state)
         if differences:
             fault = f"the state does not fit this loader: {'; '.join(differences)}"
@@ -419,6 +420,9 @@ class Position:
                 if name != TORCH and name in now:
                     generator.set_state(now[name])
         _set_epochs(loader, state)
+        whole = ranks.count_batches(loader, replace(state, dealt=[])) if is_of_others else None
+        if whole is not None and length is not None and not state.is_spent:
+            _set_lightnings_count(whole - length + state.yielded)
         self.start, self.is_loaded = replace(state, not_resumable=""), True
         self._torch_at_loading = torch.default_generator.get_state()
         self._draws_each_epoch = state.draws_each_epoch
@@ -514,16 +518,10 @@ _FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_l
 
 def as_lightning_counts(state: State) -> State:
     """Return the state as Lightning counts it, if Lightning is loading it on this thread."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (
-        frame.f_code.co_name == "_load_combined_loader_states"
-        and frame.f_globals.get("__name__") in _FIT_LOOPS
-    ):
-        frame = frame.f_back
-    if frame is None or state.yielded == 0:
+    progress = _find_lightnings_progress()
+    if progress is None or state.yielded == 0:
         return state
     try:
-        progress = frame.f_locals["self"].epoch_loop.batch_progress
         total, is_last = progress.total, progress.is_last_batch
         untrained = total.ready - total.processed
         is_in_hook = total.completed < total.processed
@@ -534,3 +532,26 @@ def as_lightning_counts(state: State) -> State:
     if not is_last:
         return state
     return state.next_epoch() if is_in_hook else replace(state, is_spent=True)
+
+
+def _find_lightnings_progress() -> Any:
+    """Return what Lightning counts its batches in, if it is loading on this thread; else None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (
+        frame.f_code.co_name == "_load_combined_loader_states"
+        and frame.f_globals.get("__name__") in _FIT_LOOPS
+    ):
+        frame = frame.f_back
+    loop = None if frame is None else getattr(frame.f_locals.get("self"), "epoch_loop", None)
+    return getattr(loop, "batch_progress", None)
+
+
+def _set_lightnings_count(batches: int) -> None:
+    """Let Lightning, where it is loading, count so many batches of the epoch as trained: the ranks
+    before had batches of another size, and it would take too few or too many for the rest."""
+    current: Any = getattr(_find_lightnings_progress(), "current", None)
+    names = ("ready", "started", "processed", "completed")  # it may be between two of these
+    if all(hasattr(current, name) for name in names):
+        more = batches - current.processed
+        for name in names:
+            setattr(current, name, getattr(current, name) + more)
