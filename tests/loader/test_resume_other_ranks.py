@@ -18,6 +18,8 @@ from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler, TokenDataset
+from fastloop.loader.resume import position
+from fastloop.loader.resume.state import State
 
 SAMPLES = 203
 LENGTHS = [1 + i * 7 % 13 for i in range(SAMPLES)]
@@ -251,10 +253,10 @@ def test_single_samples_are_dealt_out_too() -> None:
 @pytest.mark.parametrize("kind", ["drop_last", "buckets"])
 def test_a_rest_without_a_batch_is_the_end_of_the_epoch(kind: str) -> None:
     data = small_dataset(32)
-    loaders = ranks_of(kind, 3, 5, data)
+    loaders = ranks_of(kind, 1, 4, data)
     for loader in loaders:
         loader.batch_sampler.drop_last = True
-    _, state = run(loaders, 2)  # 2 samples are left
+    _, state = run(loaders, 7)  # 4 samples are left
     (loader, *_) = ranks_of(kind, 4, 3, data)
     loader.batch_sampler.drop_last = True
     loader.load_state_dict(state, strict=True)
@@ -369,6 +371,20 @@ def test_damaged_counts_of_other_ranks(dealt: Any) -> None:
         loader.load_state_dict({**state, "dealt": dealt})
     with pytest.raises(ValueError, match="is 1 of -"):
         loader.load_state_dict({**state, "dealt": [[7, 3, 99]]})
+
+
+def test_a_dealt_state_is_a_copy_and_its_next_epoch_is_whole(monkeypatch: Any) -> None:
+    _, state = run(ranks_of("shuffle", 7, 3), 2)
+    (loader,) = resumed(ranks_of("shuffle", 1, 5), state)
+    state = loader.state_dict()
+    saved = json.dumps(state)
+    state["dealt"][0][0], state["fits"]["drop_last"] = 9, "?"
+    state["set_epochs"].append(3)
+    assert json.dumps(loader.state_dict()) == saved
+    monkeypatch.setattr(position, "as_lightning_counts", State.next_epoch)
+    loader.load_state_dict(json.loads(saved))
+    assert loader.state_dict()["dealt"] == []
+    assert len(list(loader)) == len(loader)
 
 
 @pytest.mark.parametrize("kind", [*DEALING, *BUCKETS])
