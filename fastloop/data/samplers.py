@@ -8,7 +8,8 @@ another.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
+from copy import copy
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -21,17 +22,20 @@ from torch.utils.data import Sampler
 from fastloop._core import Permutation
 from fastloop.base.checks import read_int, read_optional_int
 from fastloop.base.shown import repr_of
+from fastloop.base.threads import on_this_thread
 from fastloop.data.epochs import check_epoch
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 Item = TypeVar("Item", covariant=True)
+# [ranks, batch_size (0: none), batches] of each number of ranks that an epoch has had before.
+Dealt = Sequence[Sequence[int]]
 
 _BLOCK = 4096  # indices of a ShuffleSampler that are computed at once
 _MEGA_BATCHES = 4  # at least so many, if there are enough batches
 _MOST = 2**62  # of indices, and of the length of a sample
 
 
-def _read_ranks(num_replicas: Any, rank: Any) -> tuple[int, int]:
+def read_ranks(num_replicas: Any = None, rank: Any = None) -> tuple[int, int]:
     """Return number of ranks and rank: as given, else those of torch.distributed, else one rank."""
     is_running = dist.is_available() and dist.is_initialized()
     world = dist.get_world_size() if is_running else 1
@@ -44,6 +48,26 @@ def _read_ranks(num_replicas: Any, rank: Any) -> tuple[int, int]:
     return world, dist.get_rank() if is_running else 0
 
 
+# ---- orders of torch's samplers
+
+
+def permutation(n: int, generator: Any) -> torch.Tensor:
+    """Return ``torch.randperm(n)`` on the CPU."""
+    with on_this_thread():
+        return torch.randperm(n, generator=generator).cpu()
+
+
+def distributed_order(sampler: Any) -> torch.Tensor:
+    """Return the order of all ranks of a DistributedSampler, without padding."""
+    if not sampler.shuffle:
+        return torch.arange(len(sampler.dataset), device="cpu")
+    generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
+    return permutation(len(sampler.dataset), generator)
+
+
+# ---- samplers of this package
+
+
 class EpochSampler(Sampler[Item]):
     """A sampler that can begin anywhere.
 
@@ -52,7 +76,7 @@ class EpochSampler(Sampler[Item]):
 
     def __init__(self, seed: int, num_replicas: int | None, rank: int | None) -> None:
         self.seed = read_int("seed", seed, 0, 2**64 - 1)
-        self.num_replicas, self.rank = _read_ranks(num_replicas, rank)
+        self.num_replicas, self.rank = read_ranks(num_replicas, rank)
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -128,27 +152,29 @@ class ShuffleSampler(EpochSampler[int]):
         """The number of indices of one rank."""
         return -(-self.length // self.num_replicas)
 
-    def blocks(self, first: int = 0) -> Iterator[torch.Tensor]:
+    def blocks(self, first: int = 0, passed: int = 0) -> Iterator[torch.Tensor]:
         """Yield the indices as int64 tensors, without the first ``first``. The epoch is read when
-        the first tensor is asked for, as in torch's samplers."""
-        yield from self._cut(Permutation(self.length, self.seed, self.epoch), first)
+        the first tensor is asked for, as in torch's samplers.
+
+        Args: passed: other ranks have had so many indices of the order; these share the rest."""
+        yield from self._cut(Permutation(self.length, self.seed, self.epoch), first, passed)
 
     def iter_from(self, first: int) -> Iterator[int]:
         self._check_first(first, len(self))
         permutation = Permutation(self.length, self.seed, self.epoch)
         return chain.from_iterable(block.tolist() for block in self._cut(permutation, first))
 
-    def _cut(self, permutation: Permutation, first: int) -> Iterator[torch.Tensor]:
-        count = len(self)
+    def _cut(self, permutation: Permutation, first: int, passed: int = 0) -> Iterator[torch.Tensor]:
+        count, begins = -(-(self.length - passed) // self.num_replicas), passed + self.rank
         # Every rank has all places but maybe the last.
-        is_short = self.rank + (count - 1) * self.num_replicas >= self.length
+        is_short = begins + (count - 1) * self.num_replicas >= self.length
         whole = count - is_short
         for begin in range(first, whole, _BLOCK):
-            place = self.rank + begin * self.num_replicas
+            place = begins + begin * self.num_replicas
             size = min(_BLOCK, whole - begin)
             yield torch.from_numpy(permutation.block(place, size, self.num_replicas))
         if is_short and first < count:
-            place = (self.rank + whole * self.num_replicas) % self.length
+            place = (begins + whole * self.num_replicas) % self.length
             yield torch.from_numpy(permutation.block(place, 1))
 
 
@@ -250,12 +276,12 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         """The number of batches of one rank; with ``max_tokens`` it depends on the epoch."""
         return self.length_of(self.epoch)
 
-    def length_of(self, epoch: int) -> int:
-        """Return ``len()`` of this epoch."""
-        return len(self._steps_of(epoch))
+    def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
+        """Return ``len()`` of this epoch, or of its rest after other ranks."""
+        return len(self._steps_of(epoch, dealt))
 
-    def iter_from(self, first: int) -> Iterator[list[int]]:
-        steps = self._steps_of(self.epoch)
+    def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
+        steps = self._steps_of(self.epoch, dealt)
         self._check_first(first, len(steps))
         rest = islice(steps, first, None)
         return (step[self.rank :: self.num_replicas].tolist() for step in rest)
@@ -276,19 +302,35 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         step = self._samples_of_step(int(self._lengths.sum(dtype=float)) // count)
         return step * max(min(self.mega_batch_mult, count // (_MEGA_BATCHES * step)), 1)
 
-    def _steps_of(self, epoch: int) -> list[Vector]:
-        """Return the samples of each step, longest first: one batch for every rank."""
+    def as_with(self, ranks: int, size: int) -> LengthBucketBatchSampler:
+        """Return a copy for another number of ranks or another batch size; else this sampler."""
+        if (ranks, size or None) == (self.num_replicas, self.batch_size):
+            return self
+        other = copy(self)
+        other.num_replicas, other.batch_size = ranks, size or None
+        return other
+
+    def _steps_of(self, epoch: int, dealt: Dealt = ()) -> list[Vector]:
+        """Return the samples of each step, longest first: one batch for every rank. Those that
+        other ranks have had before are left out."""
         settings = (self.seed, self.shuffle, self.drop_last, self.batch_size, self.max_tokens)
-        key = (epoch, self.num_replicas, self.mega_batch_mult, *settings)
+        had = tuple(map(tuple, dealt))
+        key = (epoch, had, self.num_replicas, self.mega_batch_mult, *settings)
         if self._steps[0] != key:
-            self._steps = key, self._make_steps(epoch)
+            count = len(self._lengths)
+            shuffled = np.arange(count)
+            if self.shuffle:
+                shuffled = Permutation(count, self.seed, epoch).block(0, count)
+            is_left = np.ones(count, bool)
+            for ranks, size, batches in had:
+                for step in self.as_with(ranks, size)._make_steps(shuffled)[:batches]:
+                    is_left[step] = False
+                shuffled = shuffled[is_left[shuffled]]
+            self._steps = key, self._make_steps(shuffled)
         return self._steps[1]
 
-    def _make_steps(self, epoch: int) -> list[Vector]:
-        count, size = len(self._lengths), self._samples_of_mega_batch()
-        shuffled = np.arange(count)
-        if self.shuffle:
-            shuffled = Permutation(count, self.seed, epoch).block(0, count)
+    def _make_steps(self, shuffled: Vector) -> list[Vector]:
+        count, size = len(shuffled), self._samples_of_mega_batch()
         steps: list[Vector] = []
         left = shuffled[:0]
         for begin in range(0, count, size):

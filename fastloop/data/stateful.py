@@ -209,6 +209,7 @@ class ReaderStates(NamedTuple):
     workers: int = 0
     last_worker: int = -1  # whose batch was yielded last
     base_seed: int = -1  # that the workers had; -1: unknown
+    ranks: int = 0  # of so many other ranks, one after another; 0: of this rank
 
     @property
     def has_states(self) -> bool:
@@ -395,12 +396,14 @@ class WorkerCountError(ValueError, AssertionError):
     """A state was saved with another number of workers. StatefulDataLoader asserts the number."""
 
 
-def fit_readers(loader: DataLoader[Any], saved: ReaderStates) -> ReaderStates:
-    """Return the saved states for the workers that `loader` has.
+def fit_readers(
+    loader: DataLoader[Any], saved: ReaderStates, ranks: int = 1, rank: int = 0
+) -> ReaderStates:
+    """Return the saved states for the workers that `loader` has on this rank of several.
 
     Raises:
-        WorkerCountError: the number of workers is another, and the dataset cannot tell what each
-            is to read.
+        WorkerCountError: the number of workers, or of ranks, is another, and the dataset cannot
+            tell what each is to read.
         ValueError: they are of a dataset of the other style.
     """
     dataset: Any = loader.dataset
@@ -409,7 +412,7 @@ def fit_readers(loader: DataLoader[Any], saved: ReaderStates) -> ReaderStates:
         negated = ("not ", "") if style else ("", "not ")
         text = "the state is {}of an IterableDataset, and the loader's dataset ({}) is {}one"
         raise ValueError(text.format(negated[0], name, negated[1]))
-    if saved.workers == count:
+    if saved.workers == count and saved.ranks == 0:
         return saved
     fetchers = [fetcher_state_of(state) for state in saved.readers]
     steps = any(state["steps"] > 0 for state in fetchers)
@@ -418,13 +421,18 @@ def fit_readers(loader: DataLoader[Any], saved: ReaderStates) -> ReaderStates:
     reshard = getattr(dataset, "reshard_state_dict", None)
     states = [state["dataset_state"] for state in saved.readers]
     if not callable(reshard) or steps or any(state is None for state in states):
+        what, had, here = "num_workers", saved.workers, count
+        if saved.ranks > 0:
+            what, had, here = "the number of ranks", saved.ranks, ranks
         raise WorkerCountError(
-            f"num_workers must be {saved.workers}, as of the loader that saved the state, got "
-            f"{count} (or give {name} a method reshard_state_dict(states, num_workers) and a "
-            "state_dict() of its own, saved after each batch: snapshot_every_n_steps=1)"
+            f"{what} must be {had}, as of the loader that saved the state, got {here} (or give "
+            f"{name} a method reshard_state_dict(states, num_workers) and a state_dict() of its "
+            "own, saved after each batch: snapshot_every_n_steps=1)"
         )
-    new = reshard(states, max(count, 1))
-    if not isinstance(new, list) or len(new) != max(count, 1):
-        rule = f"a list of {max(count, 1)} states"
+    own = max(count, 1)
+    new = reshard(states, ranks * own)
+    if not isinstance(new, list) or len(new) != ranks * own:
+        rule = f"a list of {ranks * own} states"
         raise ValueError(make_message(f"the result of {name}.reshard_state_dict()", rule, new))
+    new = new[rank * own : (rank + 1) * own]
     return ReaderStates([new_reader_state(style, state) for state in new], count)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from fastloop.base.shown import repr_html, repr_of
 from fastloop.base.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
 from fastloop.loader.iterators import PATHS, choose_route, iterate_anew, open_iterator, unwrap
+from fastloop.loader.resume.ranks import join_states
 from fastloop.loader.shared import CLOSED, Shared, shared_of
 
 if TYPE_CHECKING:
@@ -351,9 +352,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         epoch: the next ``iter()`` gives no batch, and says so in a warning. Under Lightning it
         begins the next epoch if Lightning counts that one as trained.
 
-        A ``DistributedSampler`` is set to the epoch of the state. The state of one rank serves all;
-        it also serves another number of ranks, if the batches yielded are a whole number of those
-        here. The rest of an epoch comes in that epoch's order even if ``set_epoch()`` is called
+        A ``DistributedSampler`` is set to the epoch of the state. The state of one rank serves all,
+        and any other number of ranks, with any ``batch_size``: what all ranks together have had is
+        left out of the epoch's order, and the rest is dealt out anew (``docs/resuming.md``). So
+        for ``ShuffleSampler`` and ``LengthBucketBatchSampler``.
+
+        The rest of an epoch comes in that epoch's order even if ``set_epoch()`` is called
         with another number before ``iter()``; the epochs after it take the number of
         ``set_epoch()``. The same holds for a dataset's ``set_epoch()``, except that a number set
         before loading stays.
@@ -372,6 +376,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._shared.position.load(self, state, strict)
         if has_place(self.dataset):
             self._iterator = None  # persistent workers cannot be set to a place
+
+    @staticmethod
+    def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return one state for those of all ranks, in their order, that any rank loads.
+
+        Streams need it, and map-style datasets with a state of their own: each of as many ranks
+        then loads its own part. For another number of ranks ``reshard_state_dict`` of the dataset
+        is given the states of all workers of all ranks before, and returns those of all workers
+        now. Ranks are those of ``torch.distributed``. Of other loaders all ranks have the same
+        state, and this one proves it. It sends nothing: gather the states first, as by
+        ``all_gather_object``.
+
+        Raises:
+            TypeError, ValueError: ``states`` must be a list of states of this version; or the ranks
+            disagree about the place or the facts of the loader, and the text says in what.
+        """
+        return join_states(states)
 
     def stats(self) -> LoaderStats:
         """Return what this loader has done so far, and the path it takes now. Costs no sync."""

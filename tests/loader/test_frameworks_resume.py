@@ -293,6 +293,31 @@ def test_lightning_saves_batches_that_came_out_of_order(tmp_path: Path) -> None:
         assert said == (trained < BATCHES)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "size"), [(1, 3), (1, 2), (2, 2), (2, 1), (3, 4), (1, 7), (9, 1)]
+)
+def test_lightning_takes_all_that_other_ranks_have_left(
+    ranks: int, size: int, tmp_path: Path
+) -> None:
+    """One rank has saved; each rank loads its checkpoint."""
+
+    def loader_of(ranks: int, rank: int, size: int) -> DataLoader[Any]:
+        sampler = DistributedSampler(range(ROWS), ranks, rank, shuffle=False)
+        return make(**{**distributed(), "sampler": sampler, "batch_size": size})
+
+    callback, given = SavesEverywhere(tmp_path), {"use_distributed_sampler": False}
+    fit(loader_of(1, 0, SIZE), callback, **given)
+    for trained in (1, 2, 3, 4):
+        rest: list[int] = []
+        for rank in range(ranks):
+            loader = loader_of(ranks, rank, size)
+            got = fit(loader, path=callback.paths["batch end", trained], **given)
+            rest += chain.from_iterable(got[AT])
+            assert len(got[AT + 1]) == len(loader)
+        assert set(rest) == set(range(trained * SIZE, ROWS)) | (set(rest) & set(range(ranks)))
+        assert len(rest) - (ROWS - trained * SIZE) < ranks
+
+
 @pytest.mark.parametrize("changed", [{"batch_size": 2}, {"shuffle": False, "generator": None}])
 def test_lightning_goes_on_with_a_loader_that_has_changed(
     changed: dict[str, Any], tmp_path: Path

@@ -92,29 +92,6 @@ def test_the_end_of_an_epoch_is_its_end_with_other_ranks(kind: str) -> None:
         assert list(loader) == []
 
 
-@pytest.mark.parametrize("kind", ["shuffle", "distributed", "buckets"])
-def test_what_is_no_whole_number_of_batches_is_refused(kind: str) -> None:
-    state = saved_after(kind, 2, 6, 3)
-    (loader,) = ranks_of(kind, 1, 16)
-    text = "3 batches of 6 on 2 ranks are not a whole number of batches of 16 on 1 ranks; choose"
-    with pytest.raises(ValueError, match=text):
-        loader.load_state_dict(state, strict=True)
-    with pytest.warns(UserWarning, match=f"{text}.* starts anew"):
-        loader.load_state_dict(state)
-    assert sum(steps_of([loader]), Counter()) == Counter(range(SAMPLES))
-
-
-def test_buckets_by_tokens_are_cut_otherwise_for_other_ranks() -> None:
-    def bucketed(ranks: int) -> DataLoader[Any]:
-        batches = LengthBucketBatchSampler(LENGTHS, max_tokens=40, num_replicas=ranks, rank=0)
-        return DataLoader(small_dataset(SAMPLES), batch_sampler=batches)
-
-    loader = bucketed(2)
-    next(iter(loader))
-    with pytest.raises(ValueError, match="of max_tokens on 2 ranks"):
-        bucketed(1).load_state_dict(loader.state_dict(), strict=True)
-
-
 def test_other_differences_are_still_named() -> None:
     state = saved_after("shuffle", 2, 6, 1)
     (loader,) = ranks_of("shuffle", 1, 12, seed=6)

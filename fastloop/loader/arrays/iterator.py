@@ -18,14 +18,15 @@ from fastloop._core import ArrayLoader
 from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
 from fastloop.base.ranges import named, tools
-from fastloop.base.threads import count_alone, on_this_thread
+from fastloop.base.threads import count_alone
 from fastloop.base.torch_parts import MapFetcher, Methods, pin_memory
 from fastloop.data.epochs import EpochDataset
-from fastloop.data.samplers import ShuffleSampler
+from fastloop.data.samplers import ShuffleSampler, distributed_order, permutation
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import Destination, find_destination
 from fastloop.loader.arrays.columns import Columns, as_vector, gives_views
 from fastloop.loader.resume.position import LoaderEpoch, ResumableIter
+from fastloop.loader.resume.ranks import blocks_after
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
@@ -36,11 +37,6 @@ _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is 
 # A tensor or, for consecutive indices, a pair (first, count). It is drawn when the first batch that
 # needs it is asked for, because torch's samplers are generators and draw then.
 Block = torch.Tensor | tuple[int, int]
-
-
-def _permutation(n: int, generator: Any) -> torch.Tensor:
-    with on_this_thread():
-        return torch.randperm(n, generator=generator).cpu()
 
 
 def _sequential(sampler: Any) -> Iterator[Block]:
@@ -60,13 +56,13 @@ def _random(sampler: Any) -> Iterator[Block]:
             yield draws.cpu()
         return
     for _ in range(whole):
-        yield _permutation(n, generator)
-    yield _permutation(n, generator)[:rest]
+        yield permutation(n, generator)
+    yield permutation(n, generator)[:rest]
 
 
 def _subset(sampler: Any) -> Iterator[Block]:
     indices = torch.from_numpy(as_vector(sampler.indices))
-    yield indices[_permutation(len(indices), sampler.generator)]
+    yield indices[permutation(len(indices), sampler.generator)]
 
 
 def _weighted(sampler: Any) -> Iterator[Block]:
@@ -75,13 +71,8 @@ def _weighted(sampler: Any) -> Iterator[Block]:
 
 
 def _distributed(sampler: Any) -> Iterator[Block]:
-    n = len(sampler.dataset)
-    if sampler.shuffle:
-        generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
-        indices = _permutation(n, generator)
-    else:
-        indices = torch.arange(n, device="cpu")
-    total = sampler.total_size
+    indices, total = distributed_order(sampler), sampler.total_size
+    n = len(indices)
     if not sampler.drop_last:
         indices = indices.repeat(max(1, math.ceil(total / max(1, n))))
     if sampler.drop_last or n <= total:
@@ -129,6 +120,8 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
     blocks that hold those now."""
     rows = epoch.skipped * epoch.sampler.batch_size
     sampler = epoch.sampler.sampler
+    if epoch.state.dealt:
+        return blocks_after(sampler, epoch.state.dealt, rows)
     if type(sampler) is ShuffleSampler:
         return sampler.blocks(rows)
     for block in blocks:

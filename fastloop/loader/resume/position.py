@@ -30,8 +30,9 @@ from fastloop.base.threads import NextLock
 from fastloop.base.torch_parts import BaseIter, call_as_torch, difference
 from fastloop.data import stateful
 from fastloop.data.epochs import IteratorEpochs, epochs_within
-from fastloop.data.samplers import EpochSampler
+from fastloop.data.samplers import EpochSampler, read_ranks
 from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_place, is_stream
+from fastloop.loader.resume import ranks
 from fastloop.loader.resume import state as loader_state
 from fastloop.loader.resume.state import TORCH, State, generators_of, sampler_with_epoch, states_of
 
@@ -56,6 +57,8 @@ def _restoring(*generators: torch.Generator) -> Iterator[None]:
 def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     """Return the items of a sampler without those of the batches that were yielded."""
     sampler, count = epoch.sampler, epoch.skipped
+    if epoch.state.dealt:
+        return ranks.items_after(sampler, epoch.state.dealt, count)
     if epoch.is_stream or count == 0:
         return items  # those of a stream are all alike
     is_batched = type(sampler) is BatchSampler
@@ -358,6 +361,7 @@ class Position:
                 now[TORCH] = torch.get_rng_state()
             state.generators = {"now": now}
         state.readers = _save_readers(loader, epoch)
+        state.rank = read_ranks()[1] if has_place(loader.dataset) else 0
         if epoch is not None and state.yielded > 0:
             state.not_resumable = _why_not_resumable(loader, epoch, state)
         draws = self.draws_otherwise(loader)
@@ -377,9 +381,10 @@ class Position:
         if why := difference("torch"):
             _refuse(strict, f"fastloop does not know {why}", "a new epoch begins", RuntimeWarning)
             return
-        state = as_lightning_counts(State.from_dict(saved, loader))
-        state, differences = loader_state.fit_ranks(loader, state)
-        differences = differences or loader_state.find_differences(loader, state)
+        state = as_lightning_counts(ranks.read_state(saved, loader))
+        fitted = ranks.fit_ranks(loader, state)
+        is_of_others, state = fitted.fits != state.fits and state.begun, fitted
+        differences = loader_state.find_differences(loader, state)
         if differences:
             fault = f"the state does not fit this loader: {'; '.join(differences)}"
             _refuse(strict, fault, f"epoch {state.epoch} starts anew, in a new order")
@@ -387,7 +392,7 @@ class Position:
             self.is_loaded, self.current, self._draws_each_epoch = False, None, None
             _set_epochs(loader, state)
             return
-        length = loader_state.count_batches(loader, state.sampler_epoch)
+        length = ranks.count_batches(loader, state)
         if length is not None and state.yielded > length:
             raise ValueError(f"state['yielded'] is {state.yielded} of {length} batches")
         path, workers = getattr(loader, "path", "auto"), loader.num_workers
@@ -403,7 +408,7 @@ class Position:
         if state.not_resumable and state.yielded > 0 and not state.is_spent:
             fault = f"the state is in mid-epoch and cannot be resumed there: {state.not_resumable}"
             _refuse(strict, fault, f"epoch {state.epoch} starts anew", RuntimeWarning)
-            state = replace(state, yielded=0, readers=_new_readers(loader))
+            state = replace(state, yielded=0, dealt=[], readers=_new_readers(loader))
         try:
             fit_readers(loader, state.readers)
         except stateful.WorkerCountError:  # before iter() the loader may be given another number
@@ -415,14 +420,17 @@ class Position:
                 if name != TORCH and name in now:
                     generator.set_state(now[name])
         _set_epochs(loader, state)
+        whole = ranks.count_batches(loader, replace(state, dealt=[])) if is_of_others else None
+        if whole is not None and length is not None and not state.is_spent:
+            _set_lightnings_count(whole - length + state.yielded)
         self.start, self.is_loaded = replace(state, not_resumable=""), True
         self._torch_at_loading = torch.default_generator.get_state()
         self._draws_each_epoch = state.draws_each_epoch
 
     def warn_of_end(self, loader: DataLoader[Any]) -> None:
         """Warn, before iter(), that a `for` loop will end without a batch."""
-        state, count_batches = self.start, loader_state.count_batches
-        if not state.is_spent and 0 < state.yielded == count_batches(loader, state.sampler_epoch):
+        state = self.start
+        if not state.is_spent and 0 < state.yielded == ranks.count_batches(loader, state):
             end = f"the loaded state stands at the end of epoch {state.epoch}"
             warnings.warn(f"{end}: this iter() gives no batch, the next one will", stacklevel=3)
 
@@ -476,8 +484,8 @@ def _why_not_resumable(loader: DataLoader[Any], epoch: LoaderEpoch, state: State
         return _why_stream_not_resumable(loader, state.readers)
     if getattr(epoch.sampler, "batch_size", None) != epoch.batch_size:
         return "batch_size was changed in the epoch, so a count does not tell which samples came"
-    is_whole = state.yielded == loader_state.count_batches(loader, state.sampler_epoch)
-    if not loader.in_order and loader.num_workers > 1 and not is_whole:
+    is_ordered = loader.in_order or loader.num_workers <= 1
+    if not is_ordered and state.yielded != ranks.count_batches(loader, state):
         return "with in_order=False the number of batches does not tell which came"
     return ""
 
@@ -510,16 +518,10 @@ _FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_l
 
 def as_lightning_counts(state: State) -> State:
     """Return the state as Lightning counts it, if Lightning is loading it on this thread."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (
-        frame.f_code.co_name == "_load_combined_loader_states"
-        and frame.f_globals.get("__name__") in _FIT_LOOPS
-    ):
-        frame = frame.f_back
-    if frame is None or state.yielded == 0:
+    progress = _find_lightnings_progress()
+    if progress is None or state.yielded == 0:
         return state
     try:
-        progress = frame.f_locals["self"].epoch_loop.batch_progress
         total, is_last = progress.total, progress.is_last_batch
         untrained = total.ready - total.processed
         is_in_hook = total.completed < total.processed
@@ -530,3 +532,26 @@ def as_lightning_counts(state: State) -> State:
     if not is_last:
         return state
     return state.next_epoch() if is_in_hook else replace(state, is_spent=True)
+
+
+def _find_lightnings_progress() -> Any:
+    """Return what Lightning counts its batches in, if it is loading on this thread; else None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not (
+        frame.f_code.co_name == "_load_combined_loader_states"
+        and frame.f_globals.get("__name__") in _FIT_LOOPS
+    ):
+        frame = frame.f_back
+    loop = None if frame is None else getattr(frame.f_locals.get("self"), "epoch_loop", None)
+    return getattr(loop, "batch_progress", None)
+
+
+def _set_lightnings_count(batches: int) -> None:
+    """Let Lightning, where it is loading, count so many batches of the epoch as trained: the ranks
+    before had batches of another size, and it would take too few or too many for the rest."""
+    current: Any = getattr(_find_lightnings_progress(), "current", None)
+    names = ("ready", "started", "processed", "completed")  # it may be between two of these
+    if all(hasattr(current, name) for name in names):
+        more = batches - current.processed
+        for name in names:
+            setattr(current, name, getattr(current, name) + more)

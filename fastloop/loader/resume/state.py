@@ -9,7 +9,7 @@ part about the dataset is torchdata's, with the user's objects in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,10 +21,10 @@ from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
 
 from fastloop.base.checks import make_message, read_int, read_optional_int
 from fastloop.data.epochs import EPOCHS
-from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler
-from fastloop.data.stateful import ReaderState, ReaderStates, has_place, new_reader_state
+from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler, read_ranks
+from fastloop.data.stateful import ReaderState, ReaderStates, has_place, is_stream, new_reader_state
 
-VERSION = 1
+VERSION = 2
 TORCH = "torch"  # the name of torch's global generator, which belongs to the program
 GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of generators
 MOMENTS = ("now", "iter", "next")  # at saving, before iter(sampler), before its first item
@@ -32,7 +32,6 @@ MOMENTS = ("now", "iter", "next")  # at saving, before iter(sampler), before its
 SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, ShuffleSampler)
 _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
-_RANKS = "sampler.num_replicas"
 
 _REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 _SNAPSHOT = {"_worker_snapshots": {}, "_last_yielded_worker_id": -1, "_base_seed": -1}
@@ -96,25 +95,31 @@ class State:
     draws_base_seed: bool = True  # the next new epoch does
     draws_each_epoch: bool = True  # those after it do
     not_resumable: str = ""  # why the epoch cannot go on in the middle; "": it can
+    dealt: list[list[int]] = field(default_factory=list)  # samplers.Dealt; `yielded` counts anew
     sampler_epoch: int = -1  # -1: the sampler has none
     random_epoch: int = 0  # of datasets' random numbers; before an epoch the lowest it may have
     set_epochs: list[int | None] = field(default_factory=list)  # by set_epoch(), of each dataset
     fits: dict[str, str] = field(default_factory=dict)  # as describe() returns it
     generators: dict[str, RandomStates] = field(default_factory=dict)  # at each of MOMENTS
+    rank: int = 0  # that saved it, where the dataset has a place of its own
+    joined: list[dict[str, Any]] = field(default_factory=list)  # of each rank, by join_states()
     readers: ReaderStates = field(default_factory=ReaderStates)
     version: int = VERSION
     is_spent: bool = False  # no batch of the epoch is left, whatever was yielded; not in the dict
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dict of ``state_dict()``, which shares nothing with this state."""
-        found = {**vars(self), **_write_readers(self.readers)}
+        found = {**vars(self), **deepcopy(_write_readers(self.readers))}
         del found["readers"], found["is_spent"]
+        for name in ("fits", "set_epochs", "joined"):
+            found[name] = found[name].copy()  # joined is empty but in a dict
+        found["dealt"] = [list(before) for before in self.dealt]
         found["generators"] = {}
         for moment in MOMENTS:
             states = self.generators.get(moment, {})
             texts = {name: state.numpy().tobytes().hex() for name, state in states.items()}
             found["generators"][moment] = dict.fromkeys(GENERATORS, "") | texts
-        return deepcopy(found)
+        return found
 
     @classmethod
     def from_dict(cls, saved: Any, loader: DataLoader[Any]) -> State:
@@ -129,6 +134,7 @@ class State:
         """
         like = State(fits=describe(loader)).to_dict()
         like = {name: part for name, part in like.items() if part is not None}
+        saved = _upgrade(saved, like)
         _check("state", saved, like)
         if saved["version"] != VERSION:
             _refuse("state['version']", str(VERSION), saved["version"])
@@ -136,6 +142,10 @@ class State:
             _refuse("state['yielded']", "0 where no epoch has begun", saved["yielded"])
         for number in saved["set_epochs"]:
             read_optional_int("state['set_epochs']: each", number, 0, EPOCHS - 1, _REMEDY)
+        for before in saved["dealt"]:
+            are_ints = isinstance(before, list) and all(type(count) is int for count in before)
+            if not are_ints or len(before) != 3 or min(before[0], before[1] + 1, before[2]) < 1:
+                _refuse("state['dealt']: each", "[ranks, batch_size, batches]", before)
         own = {name: deepcopy(saved[name]) for name in like.keys() - {"_snapshot"}}
         state = cls(**own, readers=deepcopy(_read_readers(saved)))
         generators = {TORCH: torch.default_generator, **generators_of(loader)}
@@ -149,7 +159,27 @@ class State:
         """Return the state before the epoch that follows."""
         state = replace(self, epoch=self.epoch + 1, random_epoch=self.random_epoch + 1)
         sampler_epoch = self.sampler_epoch + (self.sampler_epoch >= 0)
-        return replace(state, yielded=0, begun=False, not_resumable="", sampler_epoch=sampler_epoch)
+        state = replace(state, yielded=0, begun=False, not_resumable="", dealt=[])
+        return replace(state, sampler_epoch=sampler_epoch)
+
+
+def _upgrade(saved: Any, like: dict[str, Any]) -> Any:
+    """Return a state of version 1 as one of version 2; any other value unchanged."""
+    if not isinstance(saved, dict) or saved.get("version") != 1:
+        return saved
+    found = {**{name: like[name] for name in ("dealt", "rank", "joined")}, **saved, "version": 2}
+    if isinstance(found.get("fits"), dict):
+        found["fits"] = {"ranks": like["fits"]["ranks"], **found["fits"]}
+    return found
+
+
+def check_dict(name: str, saved: Any, keys: Container[str] | None = None) -> None:
+    """Refuse a value that lacks a key of a state, or has one of another type.
+
+    Args: keys: those that it must have; None: all.
+    """
+    like = {key: part for key, part in State().to_dict().items() if part is not None}
+    _check(name, saved, {key: like[key] for key in like if keys is None or key in keys})
 
 
 def _refuse(name: str, rule: str, value: Any) -> None:
@@ -217,32 +247,25 @@ def _read_reader(name: str, saved: Any) -> ReaderState:
 # ---- beside a loader
 
 
-def _length(sized: Any) -> int | None:
+def length_of(sized: Any) -> int | None:
     try:
         return len(sized)
     except Exception:  # the user's __len__ may raise anything, and saving raises nothing
         return None
 
 
-def count_batches(loader: DataLoader[Any], sampler_epoch: int) -> int | None:
-    """Return the number of batches of an epoch, or None if the sampler has no length."""
-    sampler = loader._index_sampler
-    if isinstance(sampler, LengthBucketBatchSampler) and sampler_epoch >= 0:
-        return sampler.length_of(sampler_epoch)
-    return _length(sampler)
-
-
 def describe(loader: DataLoader[Any]) -> dict[str, str]:
     """Return the facts that must be the same in a loader that resumes; "": it has no such thing."""
     outer, inner = samplers_of(loader)
     batches, items = (outer, inner) if loader._auto_collation else (None, outer)
-    facts: dict[str, Any] = {"dataset_length": _length(loader.dataset)}
+    facts: dict[str, Any] = {"dataset_length": length_of(loader.dataset)}
     facts.update({name: getattr(batches, name, None) for name in ("batch_size", "drop_last")})
     for name, sampler in (("batch_sampler", batches), ("sampler", items)):
         facts[name] = None if sampler is None else type(sampler).__name__
         # The length of a LengthBucketBatchSampler differs from epoch to epoch.
-        facts[f"{name}_length"] = getattr(sampler, "fingerprint", None) or _length(sampler)
+        facts[f"{name}_length"] = getattr(sampler, "fingerprint", None) or length_of(sampler)
     facts.update({f"sampler.{name}": getattr(items, name, None) for name in _SETTINGS})
+    facts["ranks"] = read_ranks()[0] if is_stream(loader.dataset) else None
     return {n: str(fact) if type(fact) in (bool, int, str) else "" for n, fact in facts.items()}
 
 
@@ -251,7 +274,8 @@ def find_differences(loader: DataLoader[Any], state: State) -> list[str]:
     here = describe(loader)
 
     def differ(name: str, there: object, here: object) -> str:
-        return f"{name} is {there or 'absent'} in the state and {here or 'absent'} here"
+        text = f"{name} is {there or 'absent'} in the state and {here or 'absent'} here"
+        return text + " (load DataLoader.join_states() of all ranks)" * (name == "ranks")
 
     if state.readers.has_states and not has_place(loader.dataset):
         name = type(loader.dataset).__name__
@@ -268,53 +292,3 @@ def find_differences(loader: DataLoader[Any], state: State) -> list[str]:
     if saved != given:
         found.append(differ("generator", *(", ".join(sorted(names)) for names in (saved, given))))
     return found
-
-
-# ---- another number of ranks
-
-
-def fit_ranks(loader: DataLoader[Any], state: State) -> tuple[State, list[str]]:
-    """Return the state as the ranks of `loader` would have saved it, and why they cannot go on in
-    the middle of the epoch. Other differences than in the number of ranks are not looked at.
-
-    The samplers known here deal an epoch's order out in turns: rank r of R takes its places r,
-    r + R, r + 2R and so on. The batches that all ranks have yielded are then the beginning of that
-    order, and other ranks can go on after it, where it is a whole number of their batches.
-    """
-    there, here = state.fits, describe(loader)
-    if not (there[_RANKS] and here[_RANKS]) or there[_RANKS] == here[_RANKS]:
-        return state, []
-    outer, inner = samplers_of(loader)
-    is_bucketed = type(outer) is LengthBucketBatchSampler
-    length = here["sampler_length"]
-    if not is_bucketed:
-        length = str(_length_for_ranks(outer, inner, int(there[_RANKS])))
-    if there["sampler_length"] != length or there["sampler"] != here["sampler"]:
-        return state, []
-    before, now = (int(facts["batch_size"] or 0) * int(facts[_RANKS]) for facts in (there, here))
-    if str(state.yielded) == there["batch_sampler_length"]:
-        yielded, rest = len(outer), 0
-    elif is_bucketed:
-        yielded, rest = state.yielded, state.yielded if before != now or now == 0 else 0
-    else:
-        yielded, rest = divmod(state.yielded * before, now)
-    if rest == 0:
-        following = ("batch_size", "batch_sampler_length", "sampler_length", _RANKS)
-        fits = {**there, **{name: here[name] for name in following}}
-        return replace(state, fits=fits, yielded=yielded), []
-    saved, wanted = (
-        f"batches of {facts['batch_size'] or 'max_tokens'} on {facts[_RANKS]} ranks"
-        for facts in (there, here)
-    )
-    return state, [
-        f"{state.yielded} {saved} are not a whole number of {wanted}; choose a batch_size that "
-        "leaves batch_size * ranks the same, or save between epochs"
-    ]
-
-
-def _length_for_ranks(outer: Any, inner: Any, ranks: int) -> int | None:
-    """Return the length that a sampler known here would have for another number of ranks."""
-    if type(outer) is not BatchSampler or type(inner) not in (DistributedSampler, ShuffleSampler):
-        return None
-    rows = inner.length if type(inner) is ShuffleSampler else len(inner.dataset)
-    return int(rows // ranks if getattr(inner, "drop_last", False) else -(-rows // ranks))
