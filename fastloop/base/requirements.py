@@ -1,5 +1,5 @@
 """Requirements on the environment: a usable torch, checked when a name that needs it is used, and
-whether FASTLOOP_DISABLE_CUDA leaves CUDA to torch."""
+variables that change what runs."""
 
 from __future__ import annotations
 
@@ -36,3 +36,15 @@ def read_release(version: str) -> tuple[int, int]:
 def kernels_are_disabled() -> bool:
     """Tell whether FASTLOOP_DISABLE_CUDA is set: torch's operations then replace our kernels."""
     return os.environ.get("FASTLOOP_DISABLE_CUDA", "0") not in ("", "0")
+
+
+def read_every() -> int:
+    """Return n of FASTLOOP_CHECK=n: of n samples one is made both ways. 0: the first ones alone.
+
+    Raises:
+        ValueError: it is not an int >= 0.
+    """
+    given = os.environ.get("FASTLOOP_CHECK") or "0"
+    if not given.isdecimal():
+        raise ValueError(f"FASTLOOP_CHECK must be an int >= 0, got {given!r}")
+    return int(given)

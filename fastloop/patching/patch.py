@@ -14,6 +14,7 @@ import torch
 
 from fastloop._core import version
 from fastloop.base.checks import refuse_if
+from fastloop.base.requirements import read_every
 from fastloop.base.shown import repr_html
 from fastloop.patching import SEAMS
 from fastloop.patching.seams import Seam, SeamStatus
@@ -87,12 +88,14 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
     Returns:
         The state of all seams. A seam that torch's version does not fit is off and says why. With
         ``FASTLOOP=0`` in the environment nothing is patched; with ``FASTLOOP_STRICT=1`` a call that
-        would be left to torch raises RuntimeError.
+        would be left to torch raises RuntimeError; with ``FASTLOOP_CHECK=n`` one of n samples of
+        torchvision is made by torchvision, too, and compared.
 
     Raises:
-        ValueError: ``what`` has an unknown name.
+        ValueError: ``what`` has an unknown name, or ``FASTLOOP_CHECK`` is not a number.
     """
     names = _check_names(what)
+    read_every()
     with _lock:
         if os.environ.get("FASTLOOP") == "0":
             return patch_status()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastloop._core import ImageDraws, Snapshot
+from fastloop.base.requirements import read_every
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.data.transforms.plan import compile_plan
 from fastloop.patching.seams import Function, Seam
@@ -47,6 +48,7 @@ class _Plan:
         self._compile = functools.partial(self._compile_for, channels, size)
         self._compile("CHW")
         self.unchecked = _CHECKED
+        self.count = 0  # of samples
         self.snapshot = Snapshot(chain.things)
         chain.things.clear()  # the Compose among them may be forgotten
         images: Any = sys.modules.get("torchvision.tv_tensors")
@@ -90,12 +92,14 @@ class _Transform:
 
     Attributes:
         compose: refers to it.
+        every: of so many samples one is made both ways; 0: the first ones alone.
         plans: by channels or mode, and by size where that changes the plan; None: left to
             torchvision.
     """
 
     seam: Seam
     compose: weakref.ref[Any]
+    every: int
     plans: dict[Any, _Plan | None] = field(default_factory=dict)
     count: int = 0  # of plans that were made
 
@@ -142,7 +146,8 @@ class _Transform:
         if not plan.snapshot.is_same():
             self.plans.clear()
             return before(compose, image)
-        if plan.unchecked:
+        plan.count += 1
+        if plan.unchecked or (self.every and plan.count % self.every == 0):
             return self._check(plan, image, before)
         try:
             result = plan.make(image, torch.default_generator)
@@ -158,7 +163,7 @@ class _Transform:
         with chains.leaving_torchvision():
             expected = before(compose, image)
         if plan.makes_same(image, state, generator.get_state(), expected):
-            plan.unchecked -= 1
+            plan.unchecked = max(plan.unchecked - 1, 0)
         elif threading.active_count() == 1:  # no other thread has drawn meanwhile
             plan.is_left = True
             chains.warn_of_other("images than torchvision", compose, stacklevel=5)
@@ -175,6 +180,7 @@ def _is_image(image: Any) -> bool:
 
 def make_call(seam: Seam, before: Function) -> Function:
     known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
+    every = read_every()
 
     def call(self: Any, *inputs: Any) -> Any:
         if len(inputs) != 1 or not seam.is_on or torch.compiler.is_compiling():
@@ -185,7 +191,7 @@ def make_call(seam: Seam, before: Function) -> Function:
         if found is None or found.compose() is not self:
             forget = functools.partial(known.pop, id(self))
             ref = weakref.ref(self, lambda _: forget(None))
-            found = known[id(self)] = _Transform(seam, ref)
+            found = known[id(self)] = _Transform(seam, ref, every)
         return found.serve(self, inputs[0], before)
 
     return call

@@ -7,7 +7,9 @@ import gc
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -368,6 +370,33 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
     dataset = dataset_of("CIFAR10", cifar(v1))
     with pytest.warns(RuntimeWarning, match="Please report"):
         assert path_of(dataset) == "sync"
+
+
+@pytest.mark.parametrize("every", [1, 10, 19])
+def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    monkeypatch.setenv("FASTLOOP_CHECK", str(every))
+    monkeypatch.setattr(vision, "_verdicts", {})
+    dataset, options = dataset_of("CIFAR10", cifar(v1)), {"batch_size": 7, "shuffle": True}
+    assert_same(dataset, options)
+    monkeypatch.setattr(vision, "_made", Counter())
+    compared: list[int] = []
+    true_compare = vision.VisionIter._compare
+
+    def compare(self: Any, data: Any) -> Any:
+        compared.append(self._num_yielded)
+        data[0][0, 0, 0, 0] += len(compared) > 1  # a wrong pixel in the second that is due
+        return true_compare(self, data)
+
+    monkeypatch.setattr(vision.VisionIter, "_compare", compare)
+    torch.manual_seed(3)
+    expected = [*chain.from_iterable(DataLoader(dataset, **options)), torch.get_rng_state()]
+    torch.manual_seed(3)
+    with pytest.warns(RuntimeWarning, match="C makes other samples than torchvision"):
+        found = [*chain.from_iterable(fastloop.DataLoader(dataset, **options))]
+    found.append(torch.get_rng_state())
+    assert_same_bits(found, expected)
+    first = -(-every // 7)
+    assert compared == [first, max(first + 1, -(-2 * every // 7))]
 
 
 def test_another_release_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,6 +281,45 @@ def test_a_difference_leaves_the_transform(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(seen) == 1 and status().native == 0
 
 
+class Wrong:
+    """Draws of a plan, which end in other pixels from some sample on."""
+
+    def __init__(self, draws: Any, first: int) -> None:
+        self.draws, self.left = draws, first
+
+    def apply(self, image: Any, out: Tensor, generator: torch.Generator) -> None:
+        self.draws.apply(image, out, generator)
+        self.left -= 1
+        if self.left < 0:
+            out[0, 0, 0] += 1
+
+
+@pytest.mark.parametrize("every", [0, 1, 4])
+def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    monkeypatch.setenv("FASTLOOP_CHECK", str(every))
+    transform, images = chain(v2.RandomHorizontalFlip()), [TENSORS[0]] * 12
+    torchs = results(transform, images)
+    fastloop.patch("transforms", verbose=False)
+    assert_same_images(results(transform, images), torchs)
+    served = sum(1 for i in range(4, 13) if every == 0 or i % every)
+    assert status().native == served
+    true_draws = transform_plans.ImageDraws
+    monkeypatch.setattr(transform_plans, "ImageDraws", lambda *a: Wrong(true_draws(*a), 5))
+    again = chain(v2.RandomHorizontalFlip())
+    if every == 0:
+        results(again, images)  # nobody looks
+        return
+    with pytest.warns(RuntimeWarning, match="other images than torchvision"):
+        results(again, images)
+    assert_same_images(results(again, images), torchs)
+
+
+def test_a_wrong_number_of_samples_is_told_when_patching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLOOP_CHECK", "some")
+    with pytest.raises(ValueError, match="FASTLOOP_CHECK must be an int >= 0, got 'some'"):
+        fastloop.patch("transforms", verbose=False)
+
+
 class Pairs(Dataset[Any]):
     """A dataset of a user."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
 from fastloop._core import ArrayLoader, BatchPool, ImageDraws, Snapshot
+from fastloop.base.requirements import read_every
 from fastloop.base.torch_parts import pin_memory
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.data.transforms.plan import compile_plan
@@ -51,6 +53,7 @@ _OTHERS = ("transform", "target_transform")  # attributes on which samples depen
 
 # What was checked in this process, and whether C made the same of it.
 _verdicts: dict[str, bool] = {}
+_made: Counter[str] = Counter()  # samples of each plan
 
 
 @dataclass(eq=False)
@@ -88,9 +91,14 @@ class Drawn:
                 raise NotCoveredError("other threads run, so the transform could not be checked")
             _verdicts[self.key] = is_same
             if not is_same:
-                what = f"samples than torchvision of {type(self.dataset).__name__}"
-                chains.warn_of_other(what, self.dataset.transform, stacklevel=3)
+                self.leave()
         leave_if(not _verdicts[self.key], "C made other samples than torchvision")
+
+    def leave(self) -> None:
+        """Leave the plan to torchvision for good."""
+        _verdicts[self.key] = False
+        what = f"samples than torchvision of {type(self.dataset).__name__}"
+        chains.warn_of_other(what, self.dataset.transform, stacklevel=4)
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
@@ -188,11 +196,12 @@ class VisionIter(ArrayIter):
     """
 
     _is_seeded = _is_left = False
+    _due: tuple[Any, Tensor, Tensor] | None = None  # indices, states before and after the draws
 
     def _restart(self) -> None:
         if self._destination is not None:
             self._destination.check()
-        self._drawn = self._source.drawn
+        self._drawn, self._every = self._source.drawn, read_every()
         if not self._is_seeded:
             self._is_seeded = True  # persistent workers go on with their streams
             self._drawn.draws.seed(int(self._base_seed), self._num_workers)
@@ -200,18 +209,45 @@ class VisionIter(ArrayIter):
 
     def _drawing(self) -> Iterator[Any]:
         draws, workers = self._drawn.draws, self._num_workers
+        every, generator = self._every, torch.default_generator
         for turn, batch in enumerate(self._sampler_iter):
             if workers > 0:
                 draws.draw(len(batch), turn % workers)
-            else:
-                draws.draw_from(len(batch), torch.default_generator)
+                yield batch
+                continue
+            before = _made[self._drawn.key]
+            _made[self._drawn.key] = count = before + len(batch)
+            is_due = every > 0 and count // every > before // every
+            state = generator.get_state() if is_due else None
+            draws.draw_from(len(batch), generator)
+            self._due = None if state is None else (batch, state, generator.get_state())
             yield batch
+
+    def _compare(self, data: Any) -> Any:
+        """Return the batch as torchvision makes it, if that is not what C has made."""
+        assert self._due is not None
+        (indices, before, after), self._due = self._due, None
+        generator = torch.default_generator
+        now = generator.get_state()
+        generator.set_state(before)
+        try:
+            with chains.leaving_torchvision():
+                expected = self._dataset_fetcher.fetch(indices)
+            is_same = torch.equal(after, generator.get_state())
+        finally:
+            generator.set_state(now)
+        if is_same and all(map(chains.same_bits, expected, data)):
+            return data
+        self._drawn.leave()
+        self._is_left = True
+        return expected
 
     def __next__(self) -> Any:
         if self._num_workers == 0 and not self._is_left:
             self._is_left = not self._drawn.is_same()
         if not self._is_left:
-            return super().__next__()
+            data = super().__next__()
+            return data if self._due is None else self._compare(data)
         try:
             data = self._dataset_fetcher.fetch(next(self._sampler_iter))
         except StopIteration:
