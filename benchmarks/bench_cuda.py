@@ -482,18 +482,22 @@ def by_hand(data: torch.utils.data.TensorDataset, batch: int) -> Iterable[Any]:
 
 def resident(report: Report, rounds: int, what: str, columns: list[Tensor], batch: int) -> None:
     data = torch.utils.data.TensorDataset(*columns)
-    common: dict[str, Any] = {"batch_size": batch, "shuffle": True, "drop_last": True}
     makers: dict[str, Callable[[], Iterable[Any]]] = {
-        "fastloop": lambda: fastloop.DataLoader(data, **common),
-        "torch": lambda: torch.utils.data.DataLoader(data, **common),
+        "fastloop": lambda: fastloop.DataLoader(data, batch, True, drop_last=True),
+        "torch": lambda: torch.utils.data.DataLoader(data, batch, True, drop_last=True),
         "by hand": lambda: by_hand(data, batch),
     }
     few = 8  # batches; torch takes milliseconds for each
 
-    def measured(maker: Callable[[], Iterable[Any]]) -> tuple[float, float]:
-        """(host, device) microseconds of a batch behind the first, which sends the indices."""
+    def begun(maker: Callable[[], Iterable[Any]]) -> Any:
+        """Behind the first batch, which sends the indices."""
         iterator = iter(maker())
         next(iterator)
+        return iterator
+
+    def measured(maker: Callable[[], Iterable[Any]]) -> tuple[float, float]:
+        """(host, device) microseconds of a batch."""
+        iterator = begun(maker)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
@@ -510,11 +514,7 @@ def resident(report: Report, rounds: int, what: str, columns: list[Tensor], batc
         {who: Times(tuple(pair[i] for pair in pairs)) for who, pairs in taken.items()}
         for i in range(2)
     )
-    count = {}
-    for who, maker in makers.items():
-        iterator = iter(maker())
-        next(iterator)
-        count[who] = launches(lambda iterator=iterator: next(iterator))[0]
+    count = {who: launches(begun(maker).__next__)[0] for who, maker in makers.items()}
     source = torch.empty(batch * sum(c[0].nbytes for c in columns), dtype=torch.uint8, device=CUDA)
     target = torch.empty_like(source)
     copy_us = device_us(lambda: target.copy_(source))
