@@ -251,8 +251,9 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         self.mega_batch_mult = read_int("mega_batch_mult", mega_batch_mult, 1)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self._lengths = _read_lengths(lengths, self.max_tokens)
-        # Of the last epoch, with the settings from which they were made, which users may change.
-        self._steps: tuple[tuple[Any, ...], list[Vector]] = (), []
+        # Of the last epoch, whole and after other ranks, with the settings from which they were
+        # made, which users may change.
+        self._steps: dict[bool, tuple[tuple[Any, ...], list[Vector]]] = {}
 
     @property
     def sampler(self) -> LengthBucketBatchSampler:
@@ -316,7 +317,8 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         settings = (self.seed, self.shuffle, self.drop_last, self.batch_size, self.max_tokens)
         had = tuple(map(tuple, dealt))
         key = (epoch, had, self.num_replicas, self.mega_batch_mult, *settings)
-        if self._steps[0] != key:
+        kept = self._steps.get(had != ())
+        if kept is None or kept[0] != key:
             count = len(self._lengths)
             shuffled = np.arange(count)
             if self.shuffle:
@@ -326,8 +328,10 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
                 for step in self.as_with(ranks, size)._make_steps(shuffled)[:batches]:
                     is_left[step] = False
                 shuffled = shuffled[is_left[shuffled]]
-            self._steps = key, self._make_steps(shuffled)
-        return self._steps[1]
+            kept = key, self._make_steps(shuffled)
+            of_epoch = {whose: one for whose, one in self._steps.items() if one[0][0] == epoch}
+            self._steps = {**of_epoch, had != (): kept}
+        return kept[1]
 
     def _make_steps(self, shuffled: Vector) -> list[Vector]:
         count, size = len(shuffled), self._samples_of_mega_batch()

@@ -109,7 +109,8 @@ class State:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the dict of ``state_dict()``, which shares nothing with this state."""
-        found = {**vars(self), **deepcopy(_write_readers(self.readers))}
+        readers = _write_readers(self.readers)
+        found = {**vars(self), **(deepcopy(readers) if self.readers.readers else readers)}
         del found["readers"], found["is_spent"]
         for name in ("fits", "set_epochs", "joined"):
             found[name] = found[name].copy()  # joined is empty but in a dict
