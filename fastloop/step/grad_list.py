@@ -175,7 +175,7 @@ class GradList(GradListBase):
 
     @property
     def can_run(self) -> bool:
-        """Whether the engine takes these tensors, or their parts in this process."""
+        """Tell whether the engine takes these tensors, or their parts in this process."""
         return self.is_plain or self.has_shards
 
     @property
