@@ -26,7 +26,7 @@ from fastloop.base.ranges import named
 from fastloop.base.threads import thread_pool
 from fastloop.base.torch_parts import TorchScaler, clip_module
 from fastloop.patching.seams import Function, Seam, has_dispatch_mode
-from fastloop.step import grad_list
+from fastloop.step import grad_list, shards
 from fastloop.step.scaler import BoundedScaler
 
 _WHAT = "a GradScaler's step"
@@ -36,7 +36,7 @@ def _why_not_plain(grads: grad_list.GradList) -> str:
     """Return why torch must run a pass over these gradients; "" if the engine takes them."""
     if has_dispatch_mode():
         return "a torch dispatch mode is on"
-    return "" if grads.is_plain else grads.why_not_plain()
+    return "" if grads.can_run else grads.why_not_plain()
 
 
 # ---- clipping
@@ -56,7 +56,7 @@ def make_clip_seam(is_strict: bool) -> Seam:
             params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             grads = grad_list.take_idle(idle)
             try:
-                grads.collect_parameters(params)
+                grads.collect_grads(params)
                 reason = _why_not_clip(grads, total_norm)
                 if not reason:
                     _multiply(grads, float(max_norm), total_norm)
@@ -82,7 +82,10 @@ def _why_not_clip(grads: grad_list.GradList, total_norm: Tensor) -> str:
         return reason
     if len(grads.dtypes) != 1:
         return "gradients are of several dtypes"
-    is_beside = type(total_norm) is Tensor and total_norm.device == grads.device
+    is_covered = type(total_norm) is Tensor or (
+        grads.has_shards and type(total_norm) is shards.dtensor_type()
+    )
+    is_beside = is_covered and total_norm.device == grads.device
     if not is_beside or total_norm.ndim != 0 or total_norm.dtype not in grads.dtypes:
         return "the norm is not a 0-d tensor of the gradients' dtype and device"
     return ""
@@ -90,7 +93,7 @@ def _why_not_clip(grads: grad_list.GradList, total_norm: Tensor) -> str:
 
 @torch.no_grad()
 def _multiply(grads: grad_list.GradList, max_norm: float, total_norm: Tensor) -> None:
-    factor = torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
+    factor = grad_list.whole(torch.clamp(max_norm / (total_norm + 1e-6), max=1.0))
     named("clip", grads.run_scale)(thread_pool(), factor.double())
 
 
@@ -136,7 +139,7 @@ def make_scaler_seam(is_strict: bool) -> Seam:
             grads = grad_list.grads_of(lists, optimizer)
             flag = found_inf.clone()  # torch does not write into the argument either
             try:
-                grads.collect_groups(optimizer.param_groups)
+                grads.collect_grads(optimizer)
                 numbers = inv_scale, flag, allow_fp16
                 if not has_dispatch_mode() and grad_list.unscale_collected(grads, *numbers):
                     seam.native += 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -26,8 +27,15 @@ from fastloop.base.ranges import named
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.tensors import sparse_parts
 from fastloop.base.threads import NextLock, thread_pool
-from fastloop.base.torch_parts import OptState, difference, is_known, torch_clip_grad_norm_
+from fastloop.base.torch_parts import (
+    OptState,
+    difference,
+    is_known,
+    torch_clip_grad_norm_,
+    without_subclass_functions,
+)
 from fastloop.device.availability import fault_of, find_fault
+from fastloop.step import shards
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that it takes
 _MAX_LISTS = 16
@@ -100,22 +108,34 @@ class GradList(GradListBase):
     # Named here too, because reports wrap it.
     clip_parameters = GradListBase.clip_parameters
 
+    layouts: Any = None  # shards.Layouts, once there may be DTensors
+    _kinds: dict[int, GradList]  # lists of the tensors of one layout alone
+
     def __new__(cls) -> GradList:
         new_scratch = None if kernels_are_disabled() else _new_scratch
         return super().__new__(cls, _TENSOR_TYPE, increment_version, _new_number, new_scratch)
 
-    def __reduce__(self) -> tuple[type[GradList], tuple[()]]:
-        return GradList, ()  # copies and pickles begin empty
+    def reading(self) -> AbstractContextManager[None]:
+        """Return a context for collecting. Once there may be DTensors, they are collected for their
+        parts, and `.grad` of them is read at the speed of tensors': torch looks for no
+        __torch_function__."""
+        if self.layouts is None:
+            shard_type = shards.dtensor_type()
+            if shard_type is None:
+                return nullcontext()
+            self.layouts, self._kinds = shards.Layouts(), {}
+            self.take_shards(shard_type, self.layouts)
+        context: AbstractContextManager[None] = without_subclass_functions()
+        return context
 
     def collect_grads(self, source: Optimizer | Iterable[Tensor]) -> GradList:
         """Hold the `.grad` of every parameter of an optimizer or iterable that has one.
 
         As in torch, whatever has param_groups is an optimizer."""
         groups = getattr(source, "param_groups", None)
-        if groups is not None:
-            self.collect_groups(groups)
-        else:
-            self.collect_parameters(source)  # type: ignore[arg-type]
+        collect = self.collect_parameters if groups is None else self.collect_groups
+        with self.reading():
+            collect(source if groups is None else groups)  # type: ignore[arg-type]
         self.warn_of_fallback()
         return self
 
@@ -127,7 +147,7 @@ class GradList(GradListBase):
 
     def warn_of_fallback(self) -> None:
         """Warn, once a process, if torch runs the passes because CUDA kernels cannot."""
-        if not self.is_plain and self.tensors:
+        if not self.can_run and self.tensors:
             find_fault(self.device, "runs the passes over gradients")
 
     def why_not_plain(self) -> str:
@@ -135,6 +155,11 @@ class GradList(GradListBase):
         if reason := difference("tensors"):
             return reason
         for t in self.tensors:
+            if type(t) is shards.dtensor_type():
+                reason = shards.why_not_covered(t.device_mesh, t.placements)
+                if reason:
+                    return reason
+                t = t.to_local()
             if type(t) is not Tensor:
                 return f"a gradient is a {type(t).__qualname__}"
             if t.layout is not torch.strided:
@@ -149,8 +174,16 @@ class GradList(GradListBase):
         return fault_of(self.device) or "gradients overlap, have gaps in memory or are traced"
 
     @property
+    def can_run(self) -> bool:
+        """Tell whether the engine takes these tensors, or their parts in this process."""
+        return self.is_plain or self.has_shards
+
+    @property
     def device(self) -> torch.device:
-        """The device of norm and factor: the first tensor's, the CPU if there is none."""
+        """The device of norm and factor: the first tensor's; if there is none, that of DTensors
+        which other processes have, or the CPU."""
+        if not self.tensors and self.has_shards and self.layouts:
+            return torch.device(self.layouts[self.kinds[1]][0][1].mesh.device_type)
         return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     def norm_check(
@@ -165,6 +198,8 @@ class GradList(GradListBase):
             run = named("check", self.run_norm_check)
             norm: Tensor = run(thread_pool(), p, scale, divisor, found_inf)
             return norm
+        if self.has_shards:
+            return shards.norm_check(self, found_inf, scale, divisor, p)
         with torch.no_grad():
             _check_finite(self.tensors, found_inf)
             # Repeated rows of a sparse gradient are sums.
@@ -173,9 +208,24 @@ class GradList(GradListBase):
             norms = [torch.linalg.vector_norm(t, p) for t in wide]  # real, of complex too
             norm = torch.zeros((), dtype=torch.float64, device="cpu")
             if norms:
-                joined = torch.stack([_whole(each).to(self.device) for each in norms])
+                joined = torch.stack([whole(each).to(self.device) for each in norms])
                 norm = torch.linalg.vector_norm(joined, p)
             return norm.div_(divisor if scale is None else scale.double() * divisor)
+
+    def norm_of_kind(
+        self, kind: int, found_inf: Tensor, scale: Tensor | None, divisor: float, p: float
+    ) -> Tensor:
+        """Do the same for the tensors of one layout, or their parts in this process."""
+        here = self.kinds[0]
+        if not here >> kind & 1:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        part: GradListBase = self
+        if here != 1 << kind:
+            part = self._kinds.setdefault(kind, GradList())
+            part.collect_kind(self, kind)
+        run = named("check", part.run_norm_check)
+        norm: Tensor = run(thread_pool(), p, scale, divisor, found_inf)
+        return norm
 
     def clip_factor(
         self, norm: Tensor | None, max_norm: float | None, scale: Tensor | None, divisor: float
@@ -186,7 +236,7 @@ class GradList(GradListBase):
         if max_norm is None:
             norm, max_norm = None, 0.0
         scale = None if scale is None else scale.to(self.device)
-        if self.is_plain:
+        if self.can_run and self.tensors:
             found: Tensor = self.find_clip_factor(norm, max_norm, None, scale, divisor)
             return found
         factor = torch.ones((), dtype=torch.float64, device=self.device)
@@ -195,7 +245,7 @@ class GradList(GradListBase):
 
     def scale_(self, factor: Tensor) -> None:
         """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
-        if self.is_plain:
+        if self.can_run:
             named("unscale_and_clip", self.run_scale)(thread_pool(), factor)
             return
         with torch.no_grad():
@@ -215,7 +265,7 @@ class GradList(GradListBase):
         """Compute self = beta * self + alpha * source, tensor by tensor, in float32 (float64 where
         one is, complex where they are) and rounded once. Sets found_inf by the elements of source.
         beta 0 does not read self."""
-        if source.is_plain and self.is_plain:
+        if source.can_run and self.can_run:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
             if self.run_combine(thread_pool(), source, host, device, beta, found_inf):
                 return
@@ -298,8 +348,11 @@ def clip_grad_norm_(
     limits = float(max_norm), float(norm_type)
     grads = take_idle(_idle)
     clip = named("clip", grads.clip_parameters)
-    norm: Tensor | None = clip(thread_pool(), parameters, *limits, error_if_nonfinite)
+    with grads.reading():
+        norm: Tensor | None = clip(thread_pool(), parameters, *limits, error_if_nonfinite)
     if norm is None:
+        if shards.can_clip(grads, limits[1]):
+            norm = shards.clip(grads, (*limits, error_if_nonfinite))
         grads.warn_of_fallback()
         grads.release()
     _idle[:] = [grads]
@@ -330,11 +383,29 @@ def unscale_at_once(
     found_inf, groups = new_flag(scale.device), optimizer.param_groups
     grads = grads_of(lists, optimizer)
     run = named("unscale" if clip is None else "unscale_and_clip", grads.unscale_and_clip)
-    done: Tensor | bool = run(thread_pool(), groups, scale, found_inf, clip)
+    with grads.reading():
+        done: Tensor | bool = run(thread_pool(), groups, scale, found_inf, clip)
+    if done is False:
+        try:
+            done = _unscale_shards(grads, scale, found_inf, clip)
+        finally:
+            grads.release()
     if done is not False:
         state["found_inf_per_device"] = {scale.device: found_inf}
         state["stage"] = OptState.UNSCALED
     return done
+
+
+def _unscale_shards(
+    grads: GradList, scale: Tensor, found_inf: Tensor, limits: tuple[float, float, bool] | None
+) -> Tensor | bool:
+    """Do the same for a list with DTensors."""
+    if not grads.has_shards or grads.device != scale.device or torch.float16 in grads.dtypes:
+        return False
+    if limits is None or not shards.can_clip(grads, limits[1]):
+        return unscale_collected(grads, scale.double().reciprocal().float(), found_inf, False)
+    norm: Any = shards.clip(grads, limits, scale, found_inf)
+    return norm  # type: ignore[no-any-return]
 
 
 def unscale_collected(
@@ -344,11 +415,13 @@ def unscale_collected(
     method has to run, or to raise."""
     is_here = grads.device == inv_scale.device == found_inf.device
     are_numbers = _is_plain_number(inv_scale) and _is_plain_number(found_inf)
-    is_plain = grads.is_plain and len(grads.tensors) > 0
+    is_plain = grads.has_shards or (grads.is_plain and len(grads.tensors) > 0)
     is_refused = not allow_fp16 and torch.float16 in grads.dtypes
     if not is_here or not are_numbers or not is_plain or is_refused:
         return False
     named("unscale", grads.run_unscale)(thread_pool(), inv_scale, found_inf)
+    if grads.has_shards:
+        shards.share_flag(grads, found_inf)
     return True
 
 
@@ -364,7 +437,7 @@ def _values(tensor: Tensor) -> Tensor:
     return sparse_parts(tensor)[1] if tensor.is_sparse else tensor
 
 
-def _whole(norm: Any) -> Tensor:
+def whole(norm: Any) -> Tensor:
     """Return a DTensor's value on every rank."""
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole
@@ -372,4 +445,4 @@ def _whole(norm: Any) -> Tensor:
 
 def _check_finite(tensors: list[Tensor], found_inf: Tensor) -> None:
     for t in map(_values, tensors):
-        found_inf.logical_or_(_whole(torch.logical_not(torch.isfinite(t).all())).to(found_inf))
+        found_inf.logical_or_(whole(torch.logical_not(torch.isfinite(t).all())).to(found_inf))

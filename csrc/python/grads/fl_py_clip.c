@@ -26,7 +26,7 @@ static bool has_one_type(const fl_py_grads *self)
 static bool can_clip(const fl_py_grads *self, const fl_py_clip *clip)
 {
     int32_t norm = fl_py_find_norm(clip->norm_type);
-    if (!self->is_plain || !has_one_type(self) || norm < 0) return false;
+    if (!self->is_plain || self->has_shards || !has_one_type(self) || norm < 0) return false;
     return norm != FL_NORM_MAX || fl_py_grads_empty(self) == 0;
 }
 
@@ -144,12 +144,12 @@ PyObject *fl_py_unscale_and_clip(fl_py_grads *self, fl_thread_pool *pool, PyObje
     if (scale_at != NULL)
         found_at = fl_py_scalar_address(&self->dlpack, found_inf, kDLFloat, 32, &device);
     if (found_at != NULL) {
-        bool has_any = self->is_plain && PyList_GET_SIZE(self->tensors) > 0;
+        bool has_any = self->is_plain && !self->has_shards && PyList_GET_SIZE(self->tensors) > 0;
         bool is_covered = has_any && self->device == device && !(self->types & 1U << FL_F16);
         answer = is_covered ? unscale_collected(self, pool, scale_at, found_at, clip)
                             : Py_NewRef(Py_False);
     }
-    if (fl_py_grads_release(self) != 0) Py_CLEAR(answer);
+    if (answer != Py_False && fl_py_grads_release(self) != 0) Py_CLEAR(answer);
     return answer;
 }
 

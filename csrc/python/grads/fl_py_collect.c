@@ -20,15 +20,40 @@ int fl_py_grads_open(fl_py_grads *self, PyObject *tensor_type, PyObject *written
     self->name_params = PyUnicode_InternFromString("params");
     self->name_dtype = PyUnicode_InternFromString("dtype");
     self->tensors = PyList_New(0);
+    self->locals = PyList_New(0);
     bool has_names =
         self->name_grad != NULL && self->name_params != NULL && self->name_dtype != NULL;
-    return has_names && self->is_neg != NULL && self->tensors != NULL ? 0 : -1;
+    bool has_lists = self->tensors != NULL && self->locals != NULL;
+    return has_names && self->is_neg != NULL && has_lists ? 0 : -1;
+}
+
+int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *find_kind)
+{
+    if (self->name_spec == NULL) self->name_spec = PyUnicode_InternFromString("_spec");
+    if (self->name_requires_grad == NULL)
+        self->name_requires_grad = PyUnicode_InternFromString("requires_grad");
+    if (self->name_spec == NULL || self->name_requires_grad == NULL) return -1;
+    PyObject *specs = PyList_New(0);
+    if (specs == NULL) return -1;
+    Py_XSETREF(self->specs, specs);
+    Py_XSETREF(self->get_local, PyObject_GetAttrString(shard_type, "_local_tensor"));
+    Py_XSETREF(self->get_spec, PyObject_GetAttr(shard_type, self->name_spec));
+    if (self->get_local == NULL || self->get_spec == NULL) return -1;
+    Py_XSETREF(self->find_kind, Py_NewRef(find_kind));
+    Py_XSETREF(self->shard_type, Py_NewRef(shard_type));
+    return 0;
 }
 
 int fl_py_grads_traverse(fl_py_grads *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->dlpack.tensor_type);
     Py_VISIT(self->tensors);
+    Py_VISIT(self->shard_type);
+    Py_VISIT(self->find_kind);
+    Py_VISIT(self->get_local);
+    Py_VISIT(self->get_spec);
+    Py_VISIT(self->locals);
+    Py_VISIT(self->specs);
     Py_VISIT(self->is_neg);
     Py_VISIT(self->written);
     Py_VISIT(self->new_number);
@@ -42,6 +67,12 @@ void fl_py_grads_clear(fl_py_grads *self)
     self->is_plain = false;
     fl_py_dlpack_close(&self->dlpack);
     Py_CLEAR(self->tensors);
+    Py_CLEAR(self->shard_type);
+    Py_CLEAR(self->find_kind);
+    Py_CLEAR(self->get_local);
+    Py_CLEAR(self->get_spec);
+    Py_CLEAR(self->locals);
+    Py_CLEAR(self->specs);
     Py_CLEAR(self->is_neg);
     Py_CLEAR(self->written);
     Py_CLEAR(self->new_number);
@@ -54,9 +85,13 @@ void fl_py_grads_free(fl_py_grads *self)
     Py_CLEAR(self->name_grad);
     Py_CLEAR(self->name_params);
     Py_CLEAR(self->name_dtype);
+    Py_CLEAR(self->name_spec);
+    Py_CLEAR(self->name_requires_grad);
     for (int32_t type = 0; type < FL_FLOATS; type++) Py_CLEAR(self->dtypes[type]);
     fl_tensor_list_close(&self->list);
     fl_free(self->layouts);
+    fl_free(self->kinds);
+    fl_free(self->span_kinds);
 }
 
 /* Notes the type of a tensor, which has it: 0, or -1 and an exception. */
@@ -67,11 +102,24 @@ static int add_type(fl_py_grads *self, PyObject *tensor, int32_t type)
     return self->dtypes[type] != NULL ? 0 : -1;
 }
 
-static int add_span(fl_py_grads *self, const fl_py_floats *floats)
+static int grow(uint8_t **bytes, int64_t *capacity, int64_t count)
 {
     fl_err err;
-    if (fl_grow((void **)&self->layouts, &self->layouts_capacity, self->list.count + 1,
-                sizeof *self->layouts, &err) != FL_OK ||
+    if (fl_grow((void **)bytes, capacity, count, sizeof **bytes, &err) == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+static int add_span(fl_py_grads *self, const fl_py_floats *floats, int32_t kind)
+{
+    fl_err err;
+    int64_t count = self->list.count + 1;
+    if (self->shard_type != NULL) {
+        if (grow(&self->span_kinds, &self->span_kinds_capacity, count) != 0) return -1;
+        self->span_kinds[count - 1] = (uint8_t)kind;
+    }
+    if (fl_grow((void **)&self->layouts, &self->layouts_capacity, count, sizeof *self->layouts,
+                &err) != FL_OK ||
         fl_tensor_list_add(&self->list, floats->data, floats->count, floats->type, &err) != FL_OK) {
         fl_py_raise(&err, NULL);
         return -1;
@@ -83,18 +131,97 @@ static int add_span(fl_py_grads *self, const fl_py_floats *floats)
 /* Adds ... to what is collected: 0, or -1 and an exception. */
 typedef int add_one(fl_py_grads *self, PyObject *item);
 
-static int add_tensor(fl_py_grads *self, PyObject *tensor)
+/* Adds what a tensor, which the list of tensors has, holds in this process. */
+static int add_floats(fl_py_grads *self, PyObject *tensor, int32_t kind)
 {
     fl_py_floats floats;
-    if (PyList_Append(self->tensors, tensor) != 0) return -1;
-    if (!self->is_plain) return 0;
     self->is_plain = fl_py_float_tensor(&self->dlpack, tensor, &floats);
     if (!self->is_plain) return 0;
     if (PyList_GET_SIZE(self->tensors) == 1) self->device = floats.device;
     self->is_plain = floats.device == self->device && fl_py_can_run(&self->launcher, floats.device);
     if (!self->is_plain) return 0;
+    self->tensor_kinds |= UINT64_C(1) << kind;
     if (add_type(self, tensor, floats.type) != 0) return -1;
-    return floats.count > 0 ? add_span(self, &floats) : 0;
+    return floats.count > 0 ? add_span(self, &floats, kind) : 0;
+}
+
+/* The kind of a spec; 0: passes leave it to torch; -1 and an exception. */
+static int32_t ask_kind(fl_py_grads *self, PyObject *spec)
+{
+    PyObject *answer = PyObject_CallOneArg(self->find_kind, spec);
+    if (answer == NULL) return -1;
+    long kind = PyLong_AsLong(answer);
+    Py_DECREF(answer);
+    if (kind == -1 && PyErr_Occurred()) return -1;
+    return kind > 0 && kind <= FL_PY_MAX_KIND ? (int32_t)kind : 0;
+}
+
+/* The same for the spec of the tensor at a position, which mostly is that of the last collection. A
+ * spec stays alive here, so another cannot have its address. */
+static int32_t find_kind(fl_py_grads *self, PyObject *spec, Py_ssize_t at)
+{
+    if (at < PyList_GET_SIZE(self->specs) && PyList_GET_ITEM(self->specs, at) == spec)
+        return self->kinds[at];
+    int32_t kind = ask_kind(self, spec);
+    if (kind < 0 || grow(&self->kinds, &self->kinds_capacity, at + 1) != 0) return -1;
+    while (PyList_GET_SIZE(self->specs) <= at)
+        if (PyList_Append(self->specs, Py_None) != 0) return -1;
+    self->kinds[at] = (uint8_t)kind;
+    return PyList_SetItem(self->specs, at, Py_NewRef(spec)) == 0 ? kind : -1;
+}
+
+/* An attribute of a DTensor by its descriptor, which the type is not asked for again. */
+static PyObject *read_slot(PyObject *descriptor, PyObject *tensor)
+{
+    descrgetfunc get = Py_TYPE(descriptor)->tp_descr_get;
+    if (get != NULL) return get(descriptor, tensor, (PyObject *)Py_TYPE(tensor));
+    PyErr_SetString(PyExc_TypeError, "DTensor has no slots");
+    return NULL;
+}
+
+static int add_shard(fl_py_grads *self, PyObject *tensor)
+{
+    Py_ssize_t at = PyList_GET_SIZE(self->tensors) - 1;
+    PyObject *spec = read_slot(self->get_spec, tensor);
+    int32_t kind = spec != NULL ? find_kind(self, spec, at) : -1;
+    Py_XDECREF(spec);
+    if (kind <= 0) self->is_plain = false;
+    if (kind <= 0) return kind;
+    self->has_shards = true;
+    PyObject *local = read_slot(self->get_local, tensor);
+    int status = local != NULL ? PyList_Append(self->locals, local) : -1;
+    if (status == 0) status = add_floats(self, local, kind);
+    Py_XDECREF(local);
+    return status;
+}
+
+static bool is_shard(const fl_py_grads *self, PyObject *tensor)
+{
+    return (PyObject *)Py_TYPE(tensor) == self->shard_type;
+}
+
+static int add_tensor(fl_py_grads *self, PyObject *tensor)
+{
+    if (PyList_Append(self->tensors, tensor) != 0) return -1;
+    if (!self->is_plain) return 0;
+    return is_shard(self, tensor) ? add_shard(self, tensor) : add_floats(self, tensor, 0);
+}
+
+/* Notes a parameter that is a DTensor and has no gradient here: other processes may have one. */
+static int add_missing(fl_py_grads *self, PyObject *parameter)
+{
+    PyObject *requires_grad = PyObject_GetAttr(parameter, self->name_requires_grad);
+    int is_trained = requires_grad != NULL ? PyObject_IsTrue(requires_grad) : -1;
+    Py_XDECREF(requires_grad);
+    if (is_trained <= 0) return is_trained;
+    PyObject *spec = PyObject_GetAttr(parameter, self->name_spec);
+    int32_t kind = spec != NULL ? ask_kind(self, spec) : -1;
+    Py_XDECREF(spec);
+    if (kind == 0) self->is_plain = false;
+    if (kind <= 0) return kind;
+    self->has_shards = true;
+    self->missing_kinds |= UINT64_C(1) << kind;
+    return 0;
 }
 
 static int add_gradient(fl_py_grads *self, PyObject *parameter)
@@ -103,7 +230,11 @@ static int add_gradient(fl_py_grads *self, PyObject *parameter)
         self->is_plain = false;
     PyObject *gradient = PyObject_GetAttr(parameter, self->name_grad);
     if (gradient == NULL) return -1;
-    int status = gradient != Py_None ? add_tensor(self, gradient) : 0;
+    int status = 0;
+    if (gradient != Py_None)
+        status = add_tensor(self, gradient);
+    else if (is_shard(self, parameter))
+        status = add_missing(self, parameter);
     Py_DECREF(gradient);
     return status;
 }
@@ -132,13 +263,56 @@ static int add_group(fl_py_grads *self, PyObject *group)
     return status;
 }
 
+static int drop_tensors(fl_py_grads *self)
+{
+    if (PyList_SetSlice(self->locals, 0, PY_SSIZE_T_MAX, NULL) != 0) return -1;
+    return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
+}
+
 static int begin(fl_py_grads *self)
 {
     fl_tensor_list_begin(&self->list);
     self->device = FL_PY_CPU;
     self->types = 0;
+    self->tensor_kinds = self->missing_kinds = 0;
+    self->has_shards = false;
     self->is_plain = self->dlpack.api != NULL;
-    return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
+    return drop_tensors(self);
+}
+
+/* Whether a tensor was collected twice: 1, 0, -1 exception. Where it has elements, its memory shows
+ * it. Where it has none, the list is not plain either: processes have to agree. */
+static int has_twins(const fl_py_grads *self)
+{
+    PyObject *seen = PySet_New(NULL);
+    int status = seen != NULL ? 0 : -1;
+    for (Py_ssize_t i = 0; status == 0 && i < PyList_GET_SIZE(self->tensors); i++) {
+        PyObject *address = PyLong_FromVoidPtr(PyList_GET_ITEM(self->tensors, i));
+        status = address != NULL ? PySet_Add(seen, address) : -1;
+        Py_XDECREF(address);
+    }
+    if (status == 0) status = PySet_GET_SIZE(seen) < PyList_GET_SIZE(self->tensors);
+    Py_XDECREF(seen);
+    return status;
+}
+
+/* Ends a collection, whose status it returns: 0, or -1 and an exception. */
+static int end(fl_py_grads *self, int status)
+{
+    fl_err err;
+    int ended = fl_tensor_list_end(&self->list, &err); /* FL_EINVAL: two tensors share memory */
+    if (status == 0 && ended != FL_OK && ended != FL_EINVAL) {
+        fl_py_raise(&err, NULL);
+        status = -1;
+    }
+    if (status != 0 || ended != FL_OK) self->is_plain = false;
+    if (self->is_plain && self->has_shards && fl_py_grads_empty(self) > 0) {
+        int twins = has_twins(self);
+        if (twins != 0) self->is_plain = false;
+        if (twins < 0) status = -1;
+    }
+    if (self->list.is_changed || !self->is_plain) self->launcher.queue.is_listed = false;
+    return status;
 }
 
 int fl_py_grads_collect(fl_py_grads *self, PyObject *items, fl_py_source source)
@@ -148,23 +322,35 @@ int fl_py_grads_collect(fl_py_grads *self, PyObject *items, fl_py_source source)
         [FL_PY_PARAMETERS] = add_gradient,
         [FL_PY_TENSORS] = add_tensor,
     };
-    fl_err err;
-    int status = begin(self) == 0 ? add_each(self, items, adds[source]) : -1;
-    int ended = fl_tensor_list_end(&self->list, &err); /* FL_EINVAL: two tensors share memory */
-    if (status == 0 && ended != FL_OK && ended != FL_EINVAL) {
-        fl_py_raise(&err, NULL);
-        status = -1;
+    return end(self, begin(self) == 0 ? add_each(self, items, adds[source]) : -1);
+}
+
+static int add_kind(fl_py_grads *self, const fl_py_grads *from, int32_t kind)
+{
+    for (int64_t i = 0; i < from->list.count; i++) {
+        const fl_span *span = &from->list.spans[i];
+        fl_py_floats floats = {.data = span->data, .count = span->count, .type = span->type};
+        if (from->span_kinds[i] == kind && add_span(self, &floats, kind) != 0) return -1;
     }
-    if (status != 0 || ended != FL_OK) self->is_plain = false;
-    if (self->list.is_changed || !self->is_plain) self->launcher.queue.is_listed = false;
-    return status;
+    return 0;
+}
+
+int fl_py_grads_collect_kind(fl_py_grads *self, const fl_py_grads *from, int32_t kind)
+{
+    int status = begin(self);
+    if (status == 0 && PyList_GET_SIZE(from->tensors) > 0)
+        status = PyList_Append(self->tensors, PyList_GET_ITEM(from->tensors, 0));
+    self->device = from->device;
+    self->is_plain = self->is_plain && fl_py_can_run(&self->launcher, from->device);
+    return end(self, status == 0 ? add_kind(self, from, kind) : -1);
 }
 
 int fl_py_grads_release(fl_py_grads *self)
 {
     self->is_plain = false;
+    self->has_shards = false;
     fl_py_launcher_forget_graph(&self->launcher);
-    return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
+    return drop_tensors(self);
 }
 
 Py_ssize_t fl_py_grads_empty(const fl_py_grads *self)

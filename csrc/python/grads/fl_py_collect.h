@@ -15,15 +15,30 @@ typedef struct fl_py_grads {
     PyObject *written;    /* owned: written(tensors) tells autograd that they will change */
     PyObject *new_number; /* owned: new_number(like) makes a 0-d float64 tensor on its device */
     PyObject *tensors;    /* owned: list of those that were collected last, plain or not */
+    PyObject *shard_type; /* owned: torch's DTensor; NULL: none is known, and none is taken apart */
+    PyObject *find_kind;  /* owned: find_kind(spec) numbers the layout of a DTensor, -1: not ours */
+    PyObject *locals;     /* owned: list of the tensors in this process that DTensors stand for */
+    PyObject *specs;      /* owned: list, by the position of a tensor its last spec, or None */
+    PyObject *name_spec, *name_requires_grad; /* owned: str */
+    PyObject *get_local, *get_spec;           /* owned: the descriptors of DTensor's attributes */
+    uint8_t *kinds; /* owned: by the position of a tensor its kind, as find_kind() says; 0: it is no
+                       DTensor */
+    int64_t kinds_capacity;
+    uint8_t *span_kinds; /* owned: the same for each span of the list */
+    int64_t span_kinds_capacity;
+    uint64_t tensor_kinds, missing_kinds; /* one bit (1 << kind) for each kind among the tensors,
+                                             and among the parameters without a gradient */
     fl_tensor_list list;
     uint64_t *layouts; /* owned: the layout of each span of the list */
     int64_t layouts_capacity;
     PyObject *dtypes[FL_FLOATS]; /* owned: torch.float64, ... by FL_F64, ...; NULL: not met yet */
     uint32_t types;              /* one bit (1 << FL_F64, ...) for each type among the tensors */
     int32_t device;              /* of all tensors: FL_PY_CPU, or the index of a CUDA device */
-    bool is_plain; /* passes may run: each tensor is exactly a torch.Tensor, dense and real
-                      floating, all on one device that passes run on, no two share memory. types and
-                      device are set only then */
+    bool is_plain;   /* passes may run: each tensor is exactly a torch.Tensor, or a DTensor of such,
+                        dense and real floating, all on one device that passes run on, no two share
+                        memory. types and device are set only then */
+    bool has_shards; /* one is a DTensor, or a parameter without a gradient is; passes then see what
+                        this process has of it */
     fl_py_launcher launcher;
 } fl_py_grads;
 
@@ -45,6 +60,15 @@ typedef enum fl_py_source {
 /* Collects anew and holds what it finds: 0, or -1 and an exception, after which nothing is plain.
  * Sets is_plain. */
 int fl_py_grads_collect(fl_py_grads *self, PyObject *items, fl_py_source source);
+
+/* Takes DTensors for what they hold from now on: 0, or -1 and an exception. Kinds are numbers from
+ * 1 to FL_PY_MAX_KIND. The references are borrowed. */
+enum { FL_PY_MAX_KIND = 62 };
+int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *find_kind);
+
+/* Collects the spans of one kind of another list, which is plain: 0, or -1 and an exception. They
+ * are the other's tensors: what is collected here must be let go of before. */
+int fl_py_grads_collect_kind(fl_py_grads *self, const fl_py_grads *from, int32_t kind);
 
 /* Lets go of the tensors: 0, or -1 and an exception. */
 int fl_py_grads_release(fl_py_grads *self);

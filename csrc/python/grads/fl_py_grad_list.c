@@ -105,6 +105,23 @@ static PyObject *collect(grad_list *self, PyObject *items, fl_py_source source)
     return status == 0 ? PyBool_FromLong(is_plain) : NULL;
 }
 
+PyDoc_STRVAR(
+    take_shards_doc,
+    "take_shards(shard_type, find_kind, /)\n--\n\n"
+    "Let passes run over what this process has of tensors of that type (torch's DTensor).\n"
+    "find_kind(spec) numbers the layout of one from 1 to 62, or returns -1: not covered.");
+
+static PyObject *list_take_shards(grad_list *self, PyObject *args)
+{
+    PyObject *shard_type, *find_kind;
+    if (!PyArg_ParseTuple(args, "OO:take_shards", &shard_type, &find_kind)) return NULL;
+    if (enter(self) != 0) return NULL;
+    int status = fl_py_grads_take_shards(&self->grads, shard_type, find_kind);
+    self->is_busy = false;
+    if (status != 0) return NULL;
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(collect_groups_doc,
              "collect_groups(param_groups, /)\n--\n\n"
              "Collect the gradients of an optimizer's parameters; whether passes may run.");
@@ -151,6 +168,29 @@ static PyTypeObject *pool_type_of(grad_list *self)
 {
     fl_py_state *state = PyType_GetModuleState(find_base(Py_TYPE(self)));
     return state->thread_pool_type;
+}
+
+PyDoc_STRVAR(collect_kind_doc,
+             "collect_kind(source, kind, /)\n--\n\n"
+             "Collect the tensors of one kind (0: no DTensors) of another list, which keeps them;\n"
+             "whether passes may run.");
+
+static PyObject *list_collect_kind(grad_list *self, PyObject *args)
+{
+    grad_list *from;
+    int kind, status = -1;
+    if (!PyArg_ParseTuple(args, "O!i:collect_kind", find_base(Py_TYPE(self)), &from, &kind))
+        return NULL;
+    if (from == self) return PyErr_Format(PyExc_ValueError, "source must be another list");
+    if (enter_plain(from) != 0) return NULL;
+    if (from->grads.has_shards && enter(self) == 0) {
+        status = fl_py_grads_collect_kind(&self->grads, &from->grads, kind);
+        self->is_busy = false;
+    } else if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "source has no DTensors");
+    }
+    from->is_busy = false;
+    return status == 0 ? PyBool_FromLong(self->grads.is_plain) : NULL;
 }
 
 /* A new number beside the tensors and its address: new reference, or NULL and an exception. Beside
@@ -339,8 +379,9 @@ PyDoc_STRVAR(
     "Divide an optimizer's gradients by scale (0-d float32) and set found_inf (likewise); with\n"
     "clip, (max_norm, norm_type, error_if_nonfinite), also clip them, unless one is not finite\n"
     "or the norm is one to raise for (SYNC with error_if_nonfinite). The list is empty then.\n\n"
-    "Returns False, and nothing is done, where the engine does not cover the gradients; True\n"
-    "where they are divided alone; else the norm before clipping, of their dtype.");
+    "Returns False, and nothing is done and the gradients stay collected, where one is a\n"
+    "DTensor or the engine does not cover them; True where they are divided alone; else the\n"
+    "norm before clipping, of their dtype.");
 
 static PyObject *list_unscale_and_clip(grad_list *self, PyObject *args)
 {
@@ -369,8 +410,8 @@ PyDoc_STRVAR(
     "clip_parameters(pool, parameters, max_norm, norm_type, error_if_nonfinite, /)\n--\n\n"
     "Clip the gradients of an iterable of parameters. The list is empty then.\n\n"
     "Returns their norm before clipping, of their dtype; None, and the gradients are\n"
-    "unchanged and stay collected, where torch's function has to run or to raise. SYNC with\n"
-    "error_if_nonfinite.");
+    "unchanged and stay collected, where one is a DTensor or torch's function has to run or\n"
+    "to raise. SYNC with error_if_nonfinite.");
 
 static PyObject *list_clip_parameters(grad_list *self, PyObject *args)
 {
@@ -400,20 +441,43 @@ static PyObject *list_get_dtypes(grad_list *self, void *Py_UNUSED(closure))
     return dtypes;
 }
 
+static PyObject *list_get_is_plain(grad_list *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->grads.is_plain && !self->grads.has_shards);
+}
+
+static PyObject *list_get_has_shards(grad_list *self, void *Py_UNUSED(closure))
+{
+    return PyBool_FromLong(self->grads.is_plain && self->grads.has_shards);
+}
+
+static PyObject *list_get_kinds(grad_list *self, void *Py_UNUSED(closure))
+{
+    return Py_BuildValue("(KK)", (unsigned long long)self->grads.tensor_kinds,
+                         (unsigned long long)self->grads.missing_kinds);
+}
+
 static PyMemberDef list_members[] = {{"tensors", Py_T_OBJECT_EX, offsetof(grad_list, grads.tensors),
                                       Py_READONLY, "those that were collected last"},
-                                     {"is_plain", Py_T_BOOL, offsetof(grad_list, grads.is_plain),
-                                      Py_READONLY, "whether passes may run over them"},
                                      {NULL, 0, 0, 0, NULL}};
 
 static PyGetSetDef list_getset[] = {
     {"dtypes", (getter)list_get_dtypes, NULL, "the torch.dtypes of all tensors", NULL},
+    {"is_plain", (getter)list_get_is_plain, NULL,
+     "whether passes may run over them, and none is a DTensor", NULL},
+    {"has_shards", (getter)list_get_has_shards, NULL,
+     "whether passes may run over them, and a tensor or a parameter is a DTensor", NULL},
+    {"kinds", (getter)list_get_kinds, NULL,
+     "a bit (1 << kind) for each kind among the tensors, and among parameters without gradient",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef list_methods[] = {
     {"collect_groups", (PyCFunction)list_collect_groups, METH_O, collect_groups_doc},
     {"collect_parameters", (PyCFunction)list_collect_parameters, METH_O, collect_parameters_doc},
     {"collect_tensors", (PyCFunction)list_collect_tensors, METH_O, collect_tensors_doc},
+    {"take_shards", (PyCFunction)list_take_shards, METH_VARARGS, take_shards_doc},
+    {"collect_kind", (PyCFunction)list_collect_kind, METH_VARARGS, collect_kind_doc},
     {"release", (PyCFunction)list_release, METH_NOARGS, release_doc},
     {"run_norm_check", (PyCFunction)list_norm_check, METH_VARARGS, norm_check_doc},
     {"find_clip_factor", (PyCFunction)list_clip_factor, METH_VARARGS, clip_factor_doc},

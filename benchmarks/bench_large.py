@@ -1,0 +1,174 @@
+"""unscale_ and clip_grad_norm_ of sharded models, on the CPU over gloo.
+
+    python benchmarks/bench_large.py [--rows a,b,...] [--quick] [--json FILE]
+
+a    2 processes, one axis: 1 000 gradients of 16x16, `Shard(0)`.
+b    4 processes, one axis.
+c    4 processes, 2x2, `[Shard(0), Shard(1)]` as FSDP2 with tensor parallelism: two axes.
+d    2 processes, one axis, under patch(): torch computes the norm.
+
+Microseconds a call in process 0, all processes in turns behind a barrier: median (lowest -
+highest). `plain` is fastloop's over ordinary tensors of the shards' size, without a collective;
+`limit` a bare all-reduce of 8 bytes for each axis and plain's work. Processor time of the calling
+thread (`host`) leaves out waiting for others: with more processes than cores it alone tells what
+fastloop does. Collectives are counted in calls of their own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _harness import Goal, Report, Times, parse_arguments
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import fastloop
+
+ROWS = {"a": (2, 1), "b": (4, 1), "c": (4, 2), "d": (2, 1)}  # processes, axes
+COUNT, SIZE = 1000, 16
+
+
+class Model:
+    """Parameters of which this process has parts, and gradients that can be made anew."""
+
+    def __init__(self, mesh: Any, shape: tuple[int, int]) -> None:
+        self.locals = [torch.empty(shape) for _ in range(COUNT)]
+        self._sources = [torch.randn(shape) for _ in range(COUNT)]
+        self.parameters = [torch.nn.Parameter(self._wrap(t, mesh)) for t in self._sources]
+        for p, local in zip(self.parameters, self.locals, strict=True):
+            p.grad = self._wrap(local, mesh)
+        if mesh is not None:  # as FSDP2, which makes a gradient with its parameter's spec
+            for p in self.parameters:
+                p.grad._spec = p._spec
+        self.optimizer = torch.optim.SGD(self.parameters, 0.1)
+
+    @staticmethod
+    def _wrap(local: torch.Tensor, mesh: Any) -> Any:
+        if mesh is None:
+            return local
+        return DTensor.from_local(local, mesh, [Shard(i) for i in range(mesh.ndim)])
+
+    def refill(self) -> None:
+        torch._foreach_copy_(self.locals, self._sources)
+
+
+def clip_by(kind: Any, model: Model) -> Callable[[], None]:
+    scaler = kind("cpu", init_scale=4.0, growth_interval=1 << 30)
+    scaler.scale(torch.zeros(()))
+
+    def ours() -> None:
+        scaler._per_optimizer_states.clear()
+        scaler.unscale_and_clip_(model.optimizer, 1.0)
+
+    def torchs() -> None:
+        scaler._per_optimizer_states.clear()
+        scaler.unscale_(model.optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters, 1.0)
+
+    return ours if kind is fastloop.GradScaler else torchs
+
+
+def run_rank(rank: int, row: str, rounds: int, store: str, results: Any) -> None:
+    """Measure in one process of several, and send the figures of process 0."""
+    ranks, axes = ROWS[row]
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    address, limit = f"file://{store}", timedelta(seconds=120)
+    dist.init_process_group("gloo", address, rank=rank, world_size=ranks, timeout=limit)
+    mesh = init_device_mesh("cpu", (ranks,) if axes == 1 else (2, ranks // 2))
+    shape = (SIZE // ranks, SIZE) if axes == 1 else (SIZE // 2, SIZE // 2)
+    model, plain = Model(mesh, shape), Model(None, shape)
+    number = torch.zeros(1, dtype=torch.float64)
+    of_plain = clip_by(fastloop.GradScaler, plain)
+
+    def bare() -> None:
+        of_plain()
+        for axis in range(axes):
+            dist.all_reduce(number, group=mesh.get_group(axis))
+
+    torchs = clip_by(torch.amp.GradScaler, model)
+    calls = {
+        "fastloop": torchs if row == "d" else clip_by(fastloop.GradScaler, model),
+        "torch": torchs,
+        "plain": of_plain,
+        "limit": bare,
+    }
+    wall: dict[str, list[float]] = {who: [] for who in calls}
+    host: dict[str, list[float]] = {who: [] for who in calls}
+    counts = {}
+    for i in range(rounds + 2):
+        for who, call in calls.items():
+            model.refill()
+            plain.refill()
+            is_patched = row == "d" and who == "fastloop"
+            if is_patched:
+                fastloop.patch(["grad_scaler", "clip_grad_norm"])
+            if i == 0:
+                with CommDebugMode() as mode:
+                    call()
+                counts[who] = mode.get_total_counts()
+            dist.barrier()
+            start, used = perf_counter(), thread_time()
+            call()
+            used, passed = thread_time() - used, perf_counter() - start
+            if is_patched:
+                fastloop.unpatch()
+            if i > 1:
+                wall[who].append(passed * 1e6)
+                host[who].append(used * 1e6)
+    if rank == 0:
+        results.put((wall, host, counts))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(row: str, rounds: int) -> tuple[dict[str, Times], dict[str, Times], dict[str, int]]:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = row, rounds, str(Path(folder) / "store"), results
+        ranks = range(ROWS[row][0])
+        processes = [context.Process(target=run_rank, args=(r, *arguments)) for r in ranks]
+        for process in processes:
+            process.start()
+        wall, host, counts = results.get(timeout=600)
+        for process in processes:
+            process.join()
+    times = [{who: Times(tuple(t)) for who, t in taken.items()} for taken in (wall, host)]
+    return times[0], times[1], counts
+
+
+def main() -> None:
+    args = parse_arguments(__doc__, "".join(ROWS))
+    rounds = 2 if args.is_quick else 30
+    with Report(args.json, ("fastloop", "torch", "plain", "limit")) as report:
+        report.open(rounds=rounds)
+        for row in args.rows:
+            ranks, axes = ROWS[row]
+            wall, host, counts = measure(row, rounds)
+            speed = wall["torch"].median / wall["fastloop"].median
+            ratio = host["fastloop"].median / host["plain"].median
+            goals = [Goal("torch's speed", speed, 2 if row == "d" else 20, True)]
+            if row != "d":
+                goals.append(Goal("plain's host time", ratio, 1.5, False))
+                goals.append(Goal("collectives", counts["fastloop"], axes, False, ""))
+            name = f"{ranks} processes, {axes} {'axes' if axes > 1 else 'axis'}"
+            name += ", patch()" * (row == "d")
+            measured = {who: t.as_dict() for who, t in wall.items()}
+            measured["host"] = {who: t.as_dict() for who, t in host.items()}
+            report.row(row, name, goals, wall, collectives=counts, **measured)
+            report.row(row, "  host", [], host)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""DTensors among gradients: the engine passes over the part of each that this process has, and one
+all-reduce of 8 bytes for each mesh axis that shards joins the numbers of all processes.
+
+A layout is covered if each placement is `Shard`, FSDP's `_StridedShard` (both put every element
+into one process of the axis) or `Replicate` (counted once). Layouts are numbered, and C sorts
+gradients by the numbers. Parameters without gradients name their axes too: a gradient that some
+processes lack counts there as zeros.
+
+The flag for "not finite" travels in the sum: it is inf or NaN where an element is. A sum of finite
+elements that overflows travels as -inf."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastloop.base.torch_parts import is_known, new_replica, strided_shard
+
+GradList = Any  # that of grad_list.py, which imports this module
+Groups = tuple[Any, ...]  # process groups
+
+
+class Layout(NamedTuple):
+    """How tensors are spread over processes."""
+
+    mesh: Any  # None: each process has them whole, as it has tensors that are no DTensors
+    groups: Groups  # along the axes that shard; the mesh's last axis comes first
+
+
+class Layouts:
+    """Numbers the layouts of DTensors, for C."""
+
+    def __init__(self) -> None:
+        self._found = [Layout(None, ())]
+        self._numbers: dict[Any, int] = {}
+        self._totals: dict[Any, Any] = {}  # specs of norms by mesh and dtype
+
+    def __call__(self, spec: Any) -> int:
+        """Return the number of a DTensor's layout, -1 if torch has to deal with it."""
+        key = spec.mesh, spec.placements
+        number = self._numbers.get(key)
+        if number is None:
+            number = -1
+            if not why_not_covered(*key):
+                number = len(self._found)
+                self._found.append(Layout(spec.mesh, _groups_of(*key)))
+            self._numbers[key] = number
+        return number
+
+    def __getitem__(self, bits: int) -> list[tuple[int, Layout]]:
+        """Return the layouts of these bits (1 << number), with their numbers."""
+        return [(i, found) for i, found in enumerate(self._found) if bits >> i & 1]
+
+    def as_total_norm(self, grads: GradList, norm: Tensor) -> Tensor:
+        """Return a norm as torch does: of the gradients' dtype, and on their mesh. Where torch has
+        no norm, because not all of them are DTensors of one mesh, it is a plain tensor."""
+        norm = norm.to(next(iter(grads.dtypes), torch.float32))
+        meshes = {layout.mesh for _, layout in self[grads.kinds[0]]}
+        mesh = meshes.pop() if len(meshes) == 1 else None
+        if mesh is None:
+            return norm
+        kind = mesh, norm.dtype
+        total, self._totals[kind] = new_replica(norm, mesh, self._totals.get(kind))
+        return total  # type: ignore[no-any-return]
+
+
+def dtensor_type() -> Any:
+    """Return torch's DTensor; None if nobody has imported it, so that there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    is_here = hasattr(module, "DTensor") and is_known("shards", "Passes over DTensors are left")
+    return getattr(module, "DTensor", None) if is_here else None
+
+
+def why_not_covered(mesh: Any, placements: Sequence[Any]) -> str:
+    """Say why torch has to deal with DTensors of this layout; "" if the engine may."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    if mesh.get_coordinate() is None:
+        return "a gradient is a DTensor on a mesh without this process"
+    for placement in placements:
+        if type(placement) not in (Shard, Replicate, strided_shard()):
+            return f"a gradient is a DTensor with placement {placement!r}"
+    return ""
+
+
+def _groups_of(mesh: Any, placements: Sequence[Any]) -> Groups:
+    axes = [i for i, p in enumerate(placements) if not p.is_replicate() and mesh.size(i) > 1]
+    return tuple(mesh.get_group(i) for i in reversed(axes))
+
+
+# ---- numbers of all processes
+
+
+def norm_check(
+    grads: GradList, found_inf: Tensor, scale: Tensor | None, divisor: float, p: float
+) -> Tensor:
+    """Do the work of `GradList.norm_check` for gradients of all processes, which must all call
+    it."""
+    here, missing = grads.kinds
+    # Sums of other elements cannot overflow.
+    own = torch.zeros_like(found_inf) if torch.float64 in grads.dtypes else None
+    values: dict[Groups, Tensor] = {}
+    for number, layout in grads.layouts[here | missing]:
+        flag = found_inf if own is None else own
+        norm = grads.norm_of_kind(number, flag, scale, divisor, p)
+        _add(values, layout.groups, norm.square_() if p == 2 else norm, p)
+    if own is not None and p != math.inf:
+        for value in values.values():
+            value.masked_fill_(value.isinf().logical_and_(own == 0), -math.inf)
+    total = _join(values, p)
+    if not total.is_cpu:
+        found_inf.logical_or_((total < math.inf).logical_not_())
+    elif not total.item() < math.inf:
+        found_inf.fill_(1.0)
+    if own is not None:
+        total.abs_()
+    return total.sqrt_() if p == 2 else total
+
+
+def _add(values: dict[Groups, Tensor], groups: Groups, value: Tensor, p: float) -> None:
+    if groups in values:
+        value = torch.maximum(values[groups], value) if p == math.inf else values[groups] + value
+    values[groups] = value
+
+
+def _join(values: dict[Groups, Tensor], p: float) -> Tensor:
+    """Return the sum of all values (their maximum for p = inf), each over its groups of processes.
+    One all-reduce for each group: of one number, or as many as have other groups to follow."""
+    for group in dict.fromkeys(group for groups in values for group in groups):
+        sent = [groups for groups in values if group in groups]
+        numbers = [values.pop(groups) for groups in sent]
+        if () in values:  # a number that is not finite has to reach all
+            rest = {(): numbers[0]}
+            _add(rest, (), torch.where(values[()].isfinite(), 0.0, values[()]), p)
+            numbers[0] = rest[()]
+        message = numbers[0].view(1) if len(numbers) == 1 else torch.stack(numbers)
+        if p == math.inf:  # as integers, which order NaN above infinity
+            dist.all_reduce(message.abs_().view(torch.int64), dist.ReduceOp.MAX, group=group)
+        else:
+            dist.all_reduce(message, group=group)
+        for groups, value in zip(sent, message.unbind(), strict=True):
+            _add(values, tuple(each for each in groups if each is not group), value, p)
+    return values[()]
+
+
+def share_flag(grads: GradList, found_inf: Tensor) -> None:
+    """Set found_inf on all processes where it is set on one. They must all call it."""
+    layouts = grads.layouts[grads.kinds[0] | grads.kinds[1]]
+    for group in dict.fromkeys(group for _, layout in layouts for group in layout.groups):
+        dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=group)
+
+
+# ---- the passes of clip_grad_norm_ and of scalers
+
+
+def can_clip(grads: GradList, norm_type: float) -> bool:
+    """Tell whether the engine computes this norm as torch does, in one dtype. All processes come to
+    the same answer."""
+    if not grads.has_shards or len(grads.dtypes) > 1 or norm_type not in (1, 2, math.inf):
+        return False
+    # torch refuses the maximum of a tensor without elements; a part may have none.
+    return norm_type != math.inf or all(t.numel() for t in grads.tensors)
+
+
+def clip(
+    grads: GradList,
+    limits: tuple[float, float, bool],
+    scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> Tensor | None:
+    """Divide by the scale and clip in one pass, for `can_clip`. Returns the norm before clipping as
+    torch does.
+
+    With error_if_nonfinite and a norm to raise for, gradients are only divided, for which None
+    stands without a scale. Where found_inf is set they are not clipped either."""
+    max_norm, norm_type, error_if_nonfinite = limits
+    layouts: Layouts = grads.layouts
+    flag = found_inf if found_inf is not None else torch.zeros((), device=grads.device)
+    norm = norm_check(grads, flag, scale, 1.0, norm_type)
+    must_raise = error_if_nonfinite and not norm.isfinite()
+    if not (must_raise and scale is None):
+        shown = None if must_raise else norm
+        grads.scale_(grads.find_clip_factor(shown, max_norm, found_inf, scale, 1.0))
+    return None if must_raise and scale is None else layouts.as_total_norm(grads, norm)
