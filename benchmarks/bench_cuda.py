@@ -52,6 +52,7 @@ from fastloop.step.grad_list import GradList, new_flag
 Call = Callable[[], object]
 CUDA = torch.device("cuda", 0)
 IMAGE = (3, 224, 224)
+WHO = ("fastloop", "torch")
 
 
 def in_turns(calls: dict[str, Call], rounds: int) -> dict[str, list[Any]]:
@@ -489,15 +490,14 @@ def resident(report: Report, rounds: int, what: str, columns: list[Tensor], batc
     }
     few = 8  # batches; torch takes milliseconds for each
 
-    def begun(maker: Callable[[], Iterable[Any]]) -> Any:
-        """Behind the first batch, which sends the indices."""
+    def behind_first_batch(maker: Callable[[], Iterable[Any]]) -> Any:
         iterator = iter(maker())
         next(iterator)
         return iterator
 
     def measured(maker: Callable[[], Iterable[Any]]) -> tuple[float, float]:
         """(host, device) microseconds of a batch."""
-        iterator = begun(maker)
+        iterator = behind_first_batch(maker)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
@@ -514,7 +514,7 @@ def resident(report: Report, rounds: int, what: str, columns: list[Tensor], batc
         {who: Times(tuple(pair[i] for pair in pairs)) for who, pairs in taken.items()}
         for i in range(2)
     )
-    count = {who: launches(begun(maker).__next__)[0] for who, maker in makers.items()}
+    count = {who: launches(behind_first_batch(maker).__next__)[0] for who, maker in makers.items()}
     source = torch.empty(batch * sum(c[0].nbytes for c in columns), dtype=torch.uint8, device=CUDA)
     target = torch.empty_like(source)
     copy_us = device_us(lambda: target.copy_(source))
@@ -526,11 +526,8 @@ def resident(report: Report, rounds: int, what: str, columns: list[Tensor], batc
             Goal("of host time", host["fastloop"].median, 10, False, "µs"),
         ],
         {
-            "fastloop": f"{host['fastloop']} host, {device['fastloop']} in all, "
-            f"{count['fastloop']} kernels",
-            "torch": f"{host['torch']} host, {count['torch']} kernels; by hand {host['by hand']} "
-            f"host, {count['by hand']} kernels",
-            "limit": f"a copy on the device {copy_us:.1f} us",
+            **{who: f"{host[who]} host, {device[who]} in all, {count[who]} kernels" for who in WHO},
+            "limit": f"a copy on the device {copy_us:.1f} µs; by hand {host['by hand']} host",
         },
         host={who: t.as_dict() for who, t in host.items()},
         device={who: t.as_dict() for who, t in device.items()},
