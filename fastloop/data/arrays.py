@@ -17,11 +17,7 @@ from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, read_row
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.cut import CutPlan
-from fastloop.data.transforms.dataset_transform import (
-    FieldTransform,
-    for_masks,
-    is_torchvision,
-)
+from fastloop.data.transforms.dataset_transform import FieldTransform, for_masks, is_torchvision
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS, Plan
 
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
@@ -162,14 +158,16 @@ class ArrayDataset(EpochDataset):
         if self._transforms or len(columns) < len(self._fields):
             raise TypeError("to() is for fields without transforms that are no RaggedArrays")
         device = torch.empty(0, device=device).device
-        fields = [column.read_range(0, len(self)) for column in columns]
-        needed, free = sum(tensor.nbytes for tensor in fields), sys.maxsize
+        sources = [column.source for column in columns]
+        others = [s for s in sources if not isinstance(s, torch.Tensor) or s.device != device]
+        needed, free = sum(int(source.nbytes) for source in others), sys.maxsize
         if device.type == "cuda":
-            free = torch.cuda.mem_get_info(device)[0]
+            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            free = torch.cuda.mem_get_info(device)[0] + kept
         if needed > free:
             text = f"the fields take {needed:,} bytes, and {device} has {free:,} that are free"
             raise MemoryError(f"{text} (leave them on the CPU, and pass device= to the loader)")
-        moved = [tensor.to(device) for tensor in fields]
+        moved = [column.read_range(0, len(self)).to(device).contiguous() for column in columns]
         named: dict[str, Any] = dict(zip(self._keys or (), moved, strict=bool(self._keys)))
         return ArrayDataset(**named) if named else ArrayDataset(*moved)
 

@@ -91,6 +91,8 @@ def open_iterator(
         accelerator = open_accelerator(device)
     is_left = bool(_ITER_METHODS.find_replaced()) or not is_known("torch", "Loaders are left")
     iterator = torchs_own() if is_left else fast_iterator(loader, path, shared, accelerator)
+    if accelerator is None and device is not None and getattr(iterator, "is_resident", False):
+        accelerator = open_accelerator(device)  # the CPU, for data that lie elsewhere
     if batch_transform is not None:
         # Batches that torch's collate makes are nobody else's.
         is_ours = loader._auto_collation and is_default_collate(loader.collate_fn)

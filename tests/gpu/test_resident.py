@@ -63,14 +63,20 @@ def test_a_dataset_that_was_moved() -> None:
 
 def test_batches_of_several_streams() -> None:
     data = TensorDataset(torch.arange(N, device="cuda"))
-    for _ in range(20):
-        found, streams = [], [torch.cuda.Stream() for _ in range(3)]
-        iterator = iter(DataLoader(data, 100))
-        for i in range(N // 100):
-            with torch.cuda.stream(streams[i % 3]):
-                found.append(next(iterator)[0])
-        torch.cuda.synchronize()
-        assert torch.equal(torch.cat(found), data.tensors[0])
+    for replacement in (False, True):
+        torch.manual_seed(1)
+        expected = torch.cat(
+            [batch for (batch,) in DataLoader(data, 90, sampler=RandomSampler(data, replacement))]
+        )
+        for _ in range(20):
+            torch.manual_seed(1)
+            found, streams = [], [torch.cuda.Stream() for _ in range(3)]
+            iterator = iter(DataLoader(data, 90, sampler=RandomSampler(data, replacement)))
+            for i in range(-(-N // 90)):
+                with torch.cuda.stream(streams[i % 3]):
+                    found.append(next(iterator)[0])
+            torch.cuda.synchronize()
+            assert torch.equal(torch.cat(found), expected)
 
 
 def test_nothing_waits() -> None:

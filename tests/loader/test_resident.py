@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from helpers import SAMPLERS, TorchLoader, assert_same, assert_same_trace, outcome, trace
-from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, RandomSampler, StackDataset, Subset, TensorDataset
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
+from fastloop.device.accelerator import HostAccelerator
 from fastloop.loader.arrays import columns
+from fastloop.loader.arrays import resident as resident_module
 from fastloop.loader.arrays.resident import ResidentIter
 
 N = 50
@@ -136,6 +138,83 @@ def test_what_is_no_integer_is_torchs_to_fetch() -> None:
     assert_same(list(DataLoader(TensorDataset(ROWS), batch_sampler=items)), expected)
 
 
+def test_an_empty_batch_is_torchs_error() -> None:
+    items: list[list[int]] = [[1], []]
+    data = TensorDataset(ROWS)
+    expected = outcome(lambda: list(TorchLoader(data, batch_sampler=items)))
+    assert outcome(lambda: list(DataLoader(data, batch_sampler=items))) == expected
+    assert expected[1] is IndexError
+
+
+def test_indices_that_are_read_only(recwarn: pytest.WarningsRecorder) -> None:
+    indices = np.arange(6)
+    indices.setflags(write=False)
+    data = TensorDataset(ROWS)
+    batches = list(DataLoader(data, batch_sampler=[indices]))
+    assert torch.equal(batches[0][0], ROWS[:6]) and len(recwarn) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.bool])
+def test_dtypes_that_torch_does_little_with(dtype: torch.dtype) -> None:
+    for rows in (torch.arange(N), torch.arange(2 * N).view(N, 2)):
+        data = TensorDataset(rows.to(dtype))
+        assert_same(list(resident(data, 7)), list(TorchLoader(data, 7)))
+
+
+def test_data_that_shrink_between_two_blocks_are_refused() -> None:
+    rows = torch.arange(100.0)
+    iterator = iter(resident(TensorDataset(rows), 40, sampler=RandomSampler(rows, True, 200)))
+    next(iterator)
+    rows.resize_(99)
+    with pytest.raises((ValueError, IndexError)):
+        list(iterator)
+
+
+def test_small_blocks_of_a_large_batch_take_no_time() -> None:
+    rows = torch.arange(1 << 17)
+    loader = resident(TensorDataset(rows), 1 << 17, sampler=RandomSampler(rows, True))
+    assert next(iter(loader))[0].shape == rows.shape  # a sum for each of 4096 blocks took seconds
+
+
+class Streams(HostAccelerator):
+    """The CPU with a stream for each batch: what is done with events, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.done: list[str] = []
+        self.stream = 0
+
+    def current_stream(self) -> Any:
+        return self.stream
+
+    def record_event(self, stream: Any = None) -> Any:
+        self.done.append("record")
+
+    def wait_event(self, event: Any) -> None:
+        self.done.append("wait")
+
+
+def test_rows_that_are_left_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their memory is that of the sent ones, or of a cat behind these."""
+    streams = Streams()
+    monkeypatch.setattr(resident_module, "open_accelerator", lambda device: streams)
+    true_cat = torch.cat
+
+    def cat(*args: Any) -> Any:
+        streams.done.append("cat")
+        return true_cat(*args)
+
+    monkeypatch.setattr(torch, "cat", cat)
+    iterator = iter(DataLoader(TensorDataset(LABELS), 20, sampler=RandomSampler(LABELS, True)))
+    found = []
+    for streams.stream in range(3):
+        found += next(iterator)
+    assert "cat" in streams.done and streams.done.count("wait") == 2
+    for i, what in enumerate(streams.done):
+        if what == "cat":
+            assert streams.done[i + 1] == "record", streams.done
+
+
 def path_and_why(dataset: Any, **arguments: Any) -> tuple[str, str]:
     stats = DataLoader(dataset, **arguments).stats()
     return stats.path, stats.why
@@ -195,6 +274,8 @@ def test_a_device_without_room_is_named_before_anything_is_copied(
 ) -> None:
     there = SimpleNamespace(device=torch.device("cuda", 0))
     monkeypatch.setattr(torch, "empty", lambda *_, device: there)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda of: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda of: (60, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda of: 70)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda of: 30)
     with pytest.raises(MemoryError, match="take 3,400 bytes, and cuda:0 has 100 that are free"):
         ArrayDataset(ROWS, LABELS).to("cuda")

@@ -62,7 +62,7 @@ static int read_column(gather *self, PyObject *source, PyObject *out, fl_row_col
     *column = (fl_row_column){from.data, (char *)to.data, 0, from.stride[0]};
     from.shape[0] = 1;
     column->bytes = fl_tensor_bytes(from.dtype, from.ndim, from.shape);
-    if (fl_tensor_is_contiguous(&from)) return 0;
+    if (column->bytes == 0 || fl_tensor_is_contiguous(&from)) return 0;
     PyErr_SetString(PyExc_ValueError, "gather: rows must be contiguous");
     return -1;
 }
@@ -77,8 +77,11 @@ static int launch(gather *self, PyObject *sources, PyObject *outs, fl_row_column
         if (read_column(self, source, out, &columns[i]) != 0) return -1;
     }
     if (fl_py_stream(self->dlpack, self->device, &stream) != 0) return -1;
-    int status = fl_cuda_gather(self->device, stream, columns, (int32_t)count, self->rows,
-                                self->row_count, &err);
+    int status;
+    Py_BEGIN_ALLOW_THREADS /* a full queue of launches blocks; the arguments keep the tensors */
+    status = fl_cuda_gather(self->device, stream, columns, (int32_t)count, self->rows,
+                            self->row_count, &err);
+    Py_END_ALLOW_THREADS
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;

@@ -143,8 +143,8 @@ def _read_interpolation(name: str, value: Any) -> str:
 
 
 def _read_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, np.bool_) and not (isinstance(value, int) and value in (0, 1)):
-        raise TypeError(checks.make_message(name, "True or False", value))
+    is_right = isinstance(value, np.bool_) or (isinstance(value, int) and value in (0, 1))
+    checks.check_type(name, value, is_right, "True or False")
     return bool(value)
 
 
@@ -199,8 +199,8 @@ def _read_jitter(name: str, value: Any, is_hue: bool = False) -> tuple[float, fl
 
 def _read_factors(name: str, value: Any, is_hue: bool = False) -> Any:
     """Return the bounds of a factor unchanged."""
-    if checks.is_number(value) or value is None:
-        raise TypeError(checks.make_message(name, "(min, max)", value))
+    is_right = not checks.is_number(value) and value is not None
+    checks.check_type(name, value, is_right, "(min, max)")
     _read_jitter(name, value, is_hue)
     return value
 
@@ -269,8 +269,8 @@ def _read_sigma(name: str, value: Any) -> Any:
 
 
 def _read_ops(name: str, value: Any) -> int:
-    if not checks.is_int(value) or not 0 <= value <= _MAX_OPS:
-        raise ValueError(checks.make_message(name, f"an int in [0, {_MAX_OPS}]", value))
+    is_right = checks.is_int(value) and 0 <= value <= _MAX_OPS
+    checks.check_value(name, value, is_right, f"an int in [0, {_MAX_OPS}]")
     return int(value)
 
 

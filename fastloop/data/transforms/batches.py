@@ -121,8 +121,8 @@ class _Mix(BatchOp):
         """Return images and labels."""
         getter = _find_labels if self.labels_getter == "default" else self.labels_getter
         name, labels = type(self).__name__, getter(batch)
-        if not isinstance(labels, Tensor):
-            raise ValueError(f"The labels must be a tensor, but got {type(labels)} instead.")
+        text = f"The labels must be a tensor, but got {type(labels)} instead."
+        checks.refuse_if(not isinstance(labels, Tensor), text)
         leaves = (leaf for _, leaf in list_leaves(batch) if isinstance(leaf, Tensor))
         images = next((leaf for leaf in leaves if leaf is not labels), labels)
         rule = "indices [N], or probabilities [N, num_classes]"

@@ -13,21 +13,10 @@ from typing import Any, ClassVar
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts
 
-__all__ = [
-    "ColorJitter",
-    "GaussianBlur",
-    "GaussianNoise",
-    "Grayscale",
-    "RandomAdjustSharpness",
-    "RandomAutocontrast",
-    "RandomChannelPermutation",
-    "RandomEqualize",
-    "RandomGrayscale",
-    "RandomInvert",
-    "RandomPhotometricDistort",
-    "RandomPosterize",
-    "RandomSolarize",
-]
+__all__ = ["ColorJitter", "Grayscale", "RandomGrayscale", "RandomPhotometricDistort"]
+__all__ += ["GaussianBlur", "GaussianNoise", "RandomAdjustSharpness"]
+__all__ += ["RandomAutocontrast", "RandomChannelPermutation", "RandomEqualize", "RandomInvert"]
+__all__ += ["RandomPosterize", "RandomSolarize"]
 
 NUMBERS = 16  # FL_OP_NUMBERS
 _STAYS = (math.nan, math.nan)

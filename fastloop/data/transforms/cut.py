@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from fastloop.base.checks import make_message
+from fastloop.base.checks import check_type
 from fastloop.data.transforms.plan import Geometry, Plan, Values, compile_plan, explain_ops
 
 _MAX_PLANS = 64  # that are kept for sizes of images
@@ -55,9 +55,9 @@ def lay_out(image: Any, layout: str, name: str) -> Any:
     """Return the result [C, H, W] of a function in another layout."""
     if layout == "CHW":
         return image
-    if not isinstance(image, torch.Tensor) or image.ndim != 3:
-        rule = "'CHW' if results are not tensors [C, H, W]"
-        raise TypeError(make_message(f"{name}: out_layout", rule, layout))
+    is_right = isinstance(image, torch.Tensor) and image.ndim == 3
+    rule = "'CHW' if results are not tensors [C, H, W]"
+    check_type(f"{name}: out_layout", layout, is_right, rule)
     image = image.permute(1, 2, 0)
     return image if layout == "HWC" else image.contiguous().permute(2, 0, 1)
 
@@ -78,12 +78,7 @@ class CutPlan:
     whole = None  # the size of results is not known
 
     def __init__(
-        self,
-        ops: tuple[Piece, ...],
-        shape: Sequence[int],
-        layout: str,
-        out_layout: str,
-        seed: int,
+        self, ops: tuple[Piece, ...], shape: Sequence[int], layout: str, out_layout: str, seed: int
     ) -> None:
         self.ops, self.out_layout, self._layout, self._seed = ops, out_layout, layout, seed
         self._shape = shape
@@ -157,12 +152,7 @@ class CutPlan:
         return plan, image, plan.apply(image, *key, out if has_place else None)
 
     def apply(
-        self,
-        image: Any,
-        index: int,
-        epoch: int = 0,
-        view: int = 0,
-        out: torch.Tensor | None = None,
+        self, image: Any, index: int, epoch: int = 0, view: int = 0, out: torch.Tensor | None = None
     ) -> Any:
         """Return the result for an image in the layout of images.
 

@@ -12,37 +12,22 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
 
 from fastloop.base import checks
-from fastloop.base.checks import check_type, check_value, make_message
+from fastloop.base.checks import check_type, check_value, refuse_if
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms import color, policy, warp
 from fastloop.data.transforms.batches import BatchChoice, BatchOp
 from fastloop.data.transforms.plan import Geometry, GetSize, ImageOp, Numbers, Parts, Values
 
-__all__ = [
-    "CenterCrop",
-    "Compose",
-    "Identity",
-    "Normalize",
-    "Pad",
-    "RandomApply",
-    "RandomChoice",
-    "RandomCrop",
-    "RandomErasing",
-    "RandomHorizontalFlip",
-    "RandomOrder",
-    "RandomResizedCrop",
-    "RandomVerticalFlip",
-    "Resize",
-    "ToDtype",
-    "ToImage",
-    "ToPureTensor",
-]
+__all__ = ["Compose", "Identity", "Normalize", "ToDtype", "ToImage", "ToPureTensor"]
+__all__ += ["RandomApply", "RandomChoice", "RandomOrder"]
+__all__ += ["CenterCrop", "Pad", "RandomCrop", "RandomErasing", "RandomResizedCrop", "Resize"]
+__all__ += ["RandomHorizontalFlip", "RandomVerticalFlip"]
 
 _BOX = ("top", "left", "height", "width")
 
@@ -85,8 +70,8 @@ class Compose(ImageOp):
 
     def _chain(self) -> Iterator[Geometry | Values]:
         for op in self.transforms:
-            if not is_own(op):
-                raise ValueError(f"{getattr(op, '__name__', op)} is a function, which C cannot run")
+            name = getattr(op, "__name__", op)
+            refuse_if(not is_own(op), f"{name} is a function, which C cannot run")
             yield from op._chain()
 
     def __call__(self, image: Any) -> torch.Tensor:
@@ -122,9 +107,8 @@ class _Gate(Geometry):
         for op in transforms:
             held: Any = tuple(op._chain())
             for part in held:
-                if isinstance(part, Values):
-                    rule = f"must stand behind {type(self).__name__}, which holds it"
-                    raise ValueError(f"{type(part).__name__} {rule}")
+                rule = f"must stand behind {type(self).__name__}, which holds it"
+                refuse_if(isinstance(part, Values), f"{type(part).__name__} {rule}")
             yield held
 
     def spec(self, get_size: GetSize) -> dict[str, Any]:
@@ -232,9 +216,9 @@ def for_masks(ops: Iterable[Geometry | Values]) -> Iterator[Geometry]:
     """Yield what is done to a mask: the geometry of the image, of the nearest pixel. The drawn
     parameters are the image's, because those of a kind are counted alike."""
     for op in ops:
-        if isinstance(op, policy.Policy):
-            rule = "operations on images and masks alike"
-            raise ValueError(make_message("a transform with masks", rule, type(op).__name__))
+        name, is_right = type(op).__name__, not isinstance(op, policy.Policy)
+        rule = "operations on images and masks alike"
+        check_value("a transform with masks", name, is_right, rule)
         is_color = isinstance(op, color.Color) and not isinstance(op, warp.Warp)
         if is_color or isinstance(op, (Values, RandomErasing)):
             continue
@@ -267,10 +251,9 @@ class ToImage(_Unchanged):
     def __call__(self, image: Any) -> torch.Tensor:
         if isinstance(image, np.ndarray):
             return torch.from_numpy(np.atleast_3d(image)).permute(2, 0, 1).contiguous()
-        if not isinstance(image, torch.Tensor):
-            rule = "a torch.Tensor or a numpy.ndarray"
-            raise TypeError(make_message("ToImage: the image", rule, image, "numpy.asarray(image)"))
-        return image
+        is_right, rule = isinstance(image, torch.Tensor), "a torch.Tensor or a numpy.ndarray"
+        check_type("ToImage: the image", image, is_right, rule, "numpy.asarray(image)")
+        return cast(torch.Tensor, image)
 
 
 class ToPureTensor(_Unchanged):
@@ -550,10 +533,11 @@ class Normalize(Values):
     def __call__(self, image: Any) -> torch.Tensor:
         """Normalize a float tensor [..., C, H, W] by torch."""
         name, rule = "Normalize: the image", "a float tensor [..., C, H, W]"
-        if not isinstance(image, torch.Tensor) or not image.is_floating_point():
-            remedy = "put ToDtype(torch.float32) before"
-            raise TypeError(make_message(name, rule, getattr(image, "dtype", image), remedy))
+        is_right = isinstance(image, torch.Tensor) and image.is_floating_point()
+        got, remedy = getattr(image, "dtype", image), "put ToDtype(torch.float32) before"
+        check_type(name, got, is_right, rule, remedy)
         check_value(name, image.shape, image.ndim >= 3, rule)
         both = torch.tensor(self._statistics(image.shape[-3]), dtype=image.dtype, device="cpu")
         mean, std = both.to(image.device)[..., None, None]
-        return (image.sub_(mean) if self.inplace else image.sub(mean)).div_(std)
+        result: torch.Tensor = image.sub_(mean) if self.inplace else image.sub(mean)
+        return result.div_(std)

@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 
 from fastloop._core import ImagePlan
-from fastloop.base.checks import make_message
+from fastloop.base.checks import check_type, check_value, refuse_if
 from fastloop.data.transforms.arguments import DTYPES, Argument, to_floats
 
 LAYOUTS = ("CHW", "HWC")
@@ -76,12 +76,11 @@ class ImageOp:
         """
         name, rule = f"{type(self).__name__}: the image", "one CPU tensor of uint8 [C, H, W]"
         is_tensor = isinstance(image, torch.Tensor)
-        if not is_tensor or image.dtype is not torch.uint8 or image.device.type != "cpu":
-            got = f"{image.dtype} on {image.device}" if is_tensor else type(image)
-            raise TypeError(make_message(name, rule, got, "ToDtype and Normalize go after this"))
+        got = f"{image.dtype} on {image.device}" if is_tensor else type(image)
+        is_right = got == "torch.uint8 on cpu"
+        check_type(name, got, is_right, rule, "ToDtype and Normalize go after this")
         shape = tuple(image.shape)
-        if len(shape) != 3:
-            raise ValueError(make_message(name, rule, image.shape))
+        check_value(name, image.shape, len(shape) == 3, rule)
         compiled = self._compiled
         if compiled is None or compiled[0] != shape:
             compiled = self._compiled = shape, compile_plan(tuple(self._chain()), shape)
@@ -175,16 +174,17 @@ def _fill_numbers(op: Geometry, image: Numbers) -> Numbers:
     """Return the fill of an operation for each channel, in images that have these numbers."""
     name, channels = f"{type(op).__name__}: {op.fill_name}", len(image.values)
     fill = to_floats(getattr(op, op.fill_name))
-    if len(fill) not in (1, channels):
-        rule = f"one number, or one for each of {channels} channels"
-        raise ValueError(make_message(name, rule, list(fill)))
-    if image.is_byte and not all(0 <= number < 256 for number in fill):
-        remedy = f"or put {type(op).__name__} after ToDtype"
-        raise ValueError(make_message(name, "in [0, 255] for uint8 images", list(fill), remedy))
+    rule = f"one number, or one for each of {channels} channels"
+    check_value(name, list(fill), len(fill) in (1, channels), rule)
+    is_right = not image.is_byte or all(0 <= number < 256 for number in fill)
+    remedy = f"or put {type(op).__name__} after ToDtype"
+    check_value(name, list(fill), is_right, "in [0, 255] for uint8 images", remedy)
     as_computed = torch.tensor(fill, dtype=torch.float32, device="cpu")
     there = as_computed.to(image.dtype).isfinite().tolist()
-    if any(math.isfinite(given) and not fits for given, fits in zip(fill, there, strict=True)):
-        raise ValueError(make_message(name, f"finite in {DTYPES[image.dtype]}", list(fill)))
+    is_right = all(
+        fits or not math.isfinite(given) for given, fits in zip(fill, there, strict=True)
+    )
+    check_value(name, list(fill), is_right, f"finite in {DTYPES[image.dtype]}")
     elements = as_computed.to(image.values.dtype)
     return Numbers(elements.expand(channels)[:, None], image.dtype)
 
@@ -275,32 +275,27 @@ def _flatten(ops: Sequence[Geometry | Values]) -> Iterator[Geometry | Values]:
 def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[int, int, int]:
     """Return (channels, height, width) of images of this shape."""
     name, shape = "the shape of images", tuple(shape)
-    if len(shape) != 3:
-        one = "array[:, None]" if layout == "CHW" else "array[..., None]"
-        remedy = f"pass {one} for images of one channel"
-        raise ValueError(make_message(name, layout, shape, remedy))
+    one = "array[:, None]" if layout == "CHW" else "array[..., None]"
+    check_value(name, shape, len(shape) == 3, layout, f"pass {one} for images of one channel")
     channels, height, width = shape if layout == "CHW" else (shape[2], *shape[:2])
-    if not 1 <= channels <= _MAX_CHANNELS:
-        other, others = ("HWC", shape[2]) if layout == "CHW" else ("CHW", shape[0])
-        is_other = 1 <= others <= _MAX_CHANNELS
-        remedy = f"pass layout={other!r}" if is_other else "split the channels into several fields"
-        rule = f"{layout} with 1 to {_MAX_CHANNELS} channels"
-        raise ValueError(make_message(name, rule, shape, remedy))
-    if (height == 0) != (width == 0) or (height == 0 and not may_differ):
-        raise ValueError(make_message(name, "one without 0", shape))
+    other, others = ("HWC", shape[2]) if layout == "CHW" else ("CHW", shape[0])
+    is_other = 1 <= others <= _MAX_CHANNELS
+    remedy = f"pass layout={other!r}" if is_other else "split the channels into several fields"
+    rule = f"{layout} with 1 to {_MAX_CHANNELS} channels"
+    check_value(name, shape, 1 <= channels <= _MAX_CHANNELS, rule, remedy)
+    is_right = (height == 0) == (width == 0) and (height != 0 or may_differ)
+    check_value(name, shape, is_right, "one without 0")
     return channels, height, width
 
 
 def _check_images(op: Geometry, numbers: Numbers) -> None:
     name, channels = type(op).__name__, len(numbers.values)
-    if op.bytes_only and not numbers.is_byte:
-        rule = f"because C {op.bytes_only} uint8 images"
-        raise ValueError(f"{name} must stand before ToDtype, {rule}")
-    if len(op.colors) not in (0, 1, channels):
-        rule = f"one number, or one for each of {channels} channels"
-        raise ValueError(make_message(f"{name}: fill", rule, list(op.colors)))
-    if op.is_color and channels not in (1, 3):
-        raise TypeError(make_message(f"{name}: the channels of images", "1 or 3", channels))
+    is_late = op.bytes_only and not numbers.is_byte
+    refuse_if(is_late, f"{name} must stand before ToDtype, because C {op.bytes_only} uint8 images")
+    rule = f"one number, or one for each of {channels} channels"
+    check_value(f"{name}: fill", list(op.colors), len(op.colors) in (0, 1, channels), rule)
+    is_right = not op.is_color or channels in (1, 3)
+    check_type(f"{name}: the channels of images", channels, is_right, "1 or 3")
 
 
 def compile_plan(

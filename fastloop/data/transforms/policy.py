@@ -35,12 +35,10 @@ class AutoAugmentPolicy(enum.Enum):
 class Policy(Warp):
     is_color = True
     shown = ("interpolation", "fill")
+    counted = ("num_ops", "magnitude", "num_magnitude_bins")
 
     def numbers(self) -> Sequence[float]:
-        return self._numbers(self._own_numbers())
-
-    def _own_numbers(self) -> Sequence[float]:
-        return super().numbers()
+        return self._numbers(super().numbers())
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         drawn = zip(values["order"], values["number"], strict=False)
@@ -60,7 +58,6 @@ class RandAugment(Policy):
     """
 
     kind = 27
-    counted = ("num_ops", "magnitude", "num_magnitude_bins")
 
     num_ops: arg.Ops = 2
     magnitude: arg.Magnitude = 9
@@ -85,13 +82,11 @@ class TrivialAugmentWide(Policy):
     """
 
     kind = 28
+    num_ops, magnitude = 1, 0  # drawn by chance
 
     num_magnitude_bins: arg.Bins = 31
     interpolation: arg.Interpolation = "nearest"
     fill: arg.Fill = None
-
-    def _own_numbers(self) -> Sequence[float]:
-        return 1, 0, self.num_magnitude_bins
 
 
 @dataclass(repr=False, eq=False)
@@ -116,8 +111,8 @@ class AutoAugment(Policy):
         name = getattr(self.policy, "value", self.policy)
         self.policy = AutoAugmentPolicy(checks.read_choice("AutoAugment: policy", name, names))
 
-    def _own_numbers(self) -> Sequence[float]:
-        return (list(AutoAugmentPolicy).index(self.policy),)
+    def numbers(self) -> Sequence[float]:
+        return self._numbers([list(AutoAugmentPolicy).index(self.policy)])
 
 
 @dataclass(repr=False, eq=False)
@@ -144,8 +139,9 @@ class AugMix(Policy):
     interpolation: arg.Interpolation = "bilinear"
     fill: arg.Fill = None
 
-    def _own_numbers(self) -> Sequence[float]:
-        return self.severity, self.mixture_width, max(self.chain_depth, 0), self.alpha, self.all_ops
+    def numbers(self) -> Sequence[float]:
+        depth = max(self.chain_depth, 0)
+        return self._numbers([self.severity, self.mixture_width, depth, self.alpha, self.all_ops])
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         numbers, ops = iter(values["number"]), iter(values["order"])

@@ -40,6 +40,7 @@ _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.fl
 
 
 _RESIDENT = ("cuda",)  # devices that gather rows of their own memory
+_LONGEST = 2**31 - 1  # bytes of a row there
 
 # torch indexes with bytes and bools as with masks.
 _INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -436,14 +437,13 @@ def _find_device(columns: Columns) -> torch.device | None:
     on = next((device for device in places if device.type in _RESIDENT), None)
     if on is None:
         return None
-    if len(places) > 1:
-        names = ", ".join(f"{name} is on {device}" for device, name in places.items())
-        raise NotCoveredError(f"the data lie on several devices: {names}")
+    names = ", ".join(f"{name} is on {device}" for device, name in places.items())
+    leave_if(len(places) > 1, f"the data lie on several devices: {names}")
     for column in columns.all:
-        if column.plan is not None:
-            raise NotCoveredError(f"{column.name} is on {on}, and transforms are for the CPU")
-        if not cast(torch.Tensor, column.source)[:1].is_contiguous():
-            raise NotCoveredError(f"{column.name} is on {on}, and its rows are not contiguous")
+        where, row = f"{column.name} is on {on}, and", cast(torch.Tensor, column.source)[:1]
+        leave_if(column.plan is not None, f"{where} transforms are for the CPU")
+        leave_if(not row.is_contiguous(), f"{where} its rows are not contiguous")
+        leave_if(row.nbytes > _LONGEST, f"{where} a row takes {row.nbytes:,} bytes")
     return on
 
 

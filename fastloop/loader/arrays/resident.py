@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastloop._core import gather
+from fastloop.base.checks import check_value
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import MapFetcher
 from fastloop.data.samplers import Vector
@@ -72,14 +73,16 @@ class ResidentIter(LockedIter):
         self._accelerator = open_accelerator(self._tensors[0].device)
         device = self._accelerator.device
         self._is_there = accelerator is not None and accelerator.device == device
-        is_ours = not kernels_are_disabled() and not find_fault(device, "gathers batches")
-        self._in_c = is_ours
+        self._in_c = not kernels_are_disabled() and not find_fault(device, "gathers batches")
         self._stream = self._accelerator.current_stream()
         self._rows = self._send(np.empty(0, np.int64))  # on the device, behind those of batches
+        self._sent = self._accelerator.record_event()
         self._blocks: Iterator[Block] | None = None
         if blocks := find_blocks(self._index_sampler):
             self._sampler_iter = refuse_batches()
             self._blocks = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
+
+    is_resident = True
 
     @property
     def is_on_device(self) -> bool:
@@ -89,16 +92,16 @@ class ResidentIter(LockedIter):
         """Return the rows of the data for indices of the dataset."""
         for taken in reversed(self._source.maps):
             rows = taken[_pick(rows, len(taken))]
-        self._length = min(map(len, self._tensors))
-        return _pick(rows, self._length)
+        length = min(map(len, self._tensors))
+        self._length = max(self._length, length) if len(self._rows) else length
+        return _pick(rows, length)
 
     def _send(self, rows: Vector) -> torch.Tensor:
         """Return the rows on the device, where they are once the current stream is there."""
-        there = torch.from_numpy(np.ascontiguousarray(rows))
+        there = torch.from_numpy(np.require(rows, requirements=["C", "W"]))
         if self._accelerator.device.type != "cpu":
             there = there.pin_memory()
         sent: torch.Tensor = self._accelerator.move(there)
-        self._sent = self._accelerator.record_event()
         return sent
 
     def _follow_stream(self) -> None:
@@ -112,26 +115,26 @@ class ResidentIter(LockedIter):
     def _take_rows(self, blocks: Iterator[Block], count: int) -> torch.Tensor:
         """Return the next rows, `count` or all that are left. Blocks are read when torch would."""
         read: list[Vector] = []
-        while len(self._rows) + sum(map(len, read)) < count:
-            block = next(blocks, None)
-            if block is None:
-                break
+        missing = count - len(self._rows)
+        while missing > 0 and (block := next(blocks, None)) is not None:
             if isinstance(block, tuple):
-                read.append(np.arange(block[0], sum(block)))
-            else:
-                read.append(block.numpy())
+                block = torch.arange(block[0], sum(block), device="cpu")
+            read.append(block.numpy())
+            missing -= len(read[-1])
         if read:
             sent = self._send(self._resolve(np.concatenate(read)))
             self._rows = torch.cat((self._rows, sent)) if len(self._rows) else sent
+            self._sent = self._accelerator.record_event()  # behind the cat
         rows, self._rows = self._rows[:count], self._rows[count:]
         return rows
 
     def _next_data(self) -> Any:
+        self._accelerator.check()
         self._follow_stream()
         if self._blocks is None:
             indices = next(self._sampler_iter)
             vector = as_vector(indices)
-            if vector is None:
+            if vector is None or len(vector) == 0:
                 return self._datasets.call(self._dataset_fetcher.fetch, indices)
             return self._gather(self._send(self._resolve(vector)))
         sampler: Any = self._index_sampler
@@ -146,5 +149,7 @@ class ResidentIter(LockedIter):
             outs = tuple(each.new_empty((count, *each.shape[1:])) for each in tensors)
             gather(torch.Tensor, tensors, rows, outs, self._length)
         else:
-            outs = tuple(each.index_select(0, rows) for each in tensors)
+            length = min(map(len, tensors))
+            check_value("the data", length, length >= self._length, f"{self._length} rows still")
+            outs = tuple(each[rows] for each in tensors)  # index_select lacks some dtypes
         return _fill(self._source.structure, iter(outs))

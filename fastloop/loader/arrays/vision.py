@@ -227,6 +227,8 @@ class VisionIter(ArrayIter):
         """Return the batch as torchvision makes it, if that is not what C has made."""
         assert self._due is not None
         (indices, before, after), self._due = self._due, None
+        if threading.active_count() > 1:  # another thread may draw meanwhile
+            return data
         generator = torch.default_generator
         now = generator.get_state()
         generator.set_state(before)
@@ -238,9 +240,9 @@ class VisionIter(ArrayIter):
             generator.set_state(now)
         if is_same and all(map(chains.same_bits, expected, data)):
             return data
-        self._drawn.leave()
         self._is_left = True
-        return expected
+        self._drawn.leave()
+        return pin_memory(expected) if self._pin_memory else expected
 
     def __next__(self) -> Any:
         if self._num_workers == 0 and not self._is_left:
