@@ -303,4 +303,49 @@ def case_patch() -> None:
         assert "placement Partial" in str(fastloop.patch_status())
 
 
+class Model(torch.nn.Sequential):
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__(*layers)
+        self.unused = torch.nn.Linear(3, 3)
+
+    def forward(self, input: Tensor) -> Any:
+        return self[2](self[1](self[0](input)))
+
+
+def case_fsdp() -> None:
+    """FSDP2 with a tied weight, HSDP, FSDP2 over tensor parallelism: odd sizes, a layer that is not
+    used, two optimizers of one scaler."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    one, two = meshes()
+    for mesh, inner in ((one, None), (two, None), (two["outer"], two["inner"])):
+        torch.manual_seed(1)
+        layers = [torch.nn.Linear(7, 6), torch.nn.Linear(6, 7), torch.nn.Linear(7, 6)]
+        model = Model(*layers)
+        if inner is None:
+            layers[2].weight = layers[0].weight
+        else:
+            plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+            parallelize_module(model, inner, plan)
+        fully_shard(model, mesh=mesh)
+        data = torch.randn(4, 7, generator=torch.Generator().manual_seed(2))
+        scaler = scaler_of(fastloop.GradScaler)
+        scaler.scale(model(data).square().sum()).backward()
+        params = [p for p in model.parameters() if p.requires_grad]
+        assert GradList().collect_grads(params).has_shards
+        half = len(params) // 2
+        for part in (params[:half], params[half:]):
+            exact = norm_of([g / 8 for g in grads_of(part)] or [torch.zeros(1)], 2)
+            optimizer = torch.optim.SGD(part, 0.1)
+            near(whole(scaler.unscale_and_clip_(optimizer, 0.25)), exact)
+            scaler.step(optimizer)
+        scaler.update()
+        assert not scaler.last_step_skipped()
+
+
 run_cases(globals())
