@@ -5,12 +5,14 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rank_program import run_cases
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -346,6 +348,28 @@ def case_fsdp() -> None:
             scaler.step(optimizer)
         scaler.update()
         assert not scaler.last_step_skipped()
+
+
+def case_disagree() -> None:
+    """Ranks with other parameters on one axis go on; one that calls alone gets an error after the
+    group's timeout."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    mesh = DeviceMesh.from_group(group, "cpu")
+    params = [param(mesh, [S0]), param(mesh, [S0], (9,))]
+    exact = norm_of(grads_of(params), 2)
+    mine = params if RANK == 0 else [*params, param(None, [], (2,))]
+    found = fastloop.clip_grad_norm_(mine, 1e3)
+    if RANK == 0:
+        near(whole(found), exact)
+    dist.barrier()
+    if RANK == 0:
+        try:
+            fastloop.clip_grad_norm_(params, 1.0)
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("no error")
+    dist.barrier()
 
 
 run_cases(globals())
