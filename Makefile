@@ -109,6 +109,7 @@ bench: install $(STAMPS)/bench-requirements
 	$(VENV)/bin/python benchmarks/bench_tune.py
 	$(VENV)/bin/python benchmarks/bench_fresh.py
 	$(VENV)/bin/python benchmarks/bench_step.py
+	$(VENV)/bin/python benchmarks/bench_large.py
 	$(VENV)/bin/python benchmarks/bench_patched.py
 
 # ---- on a machine with a GPU; GPU_PYTHON=python3 is for one that has torch, NumPy and setuptools,

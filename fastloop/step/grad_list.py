@@ -225,6 +225,8 @@ class GradList(GradListBase):
             part.collect_kind(self, kind)
         run = named("check", part.run_norm_check)
         norm: Tensor = run(thread_pool(), p, scale, divisor, found_inf)
+        if part is not self:
+            part.release()
         return norm
 
     def clip_factor(

@@ -39,7 +39,7 @@ class Layouts:
     def __init__(self) -> None:
         self._found = [Layout(None, ())]
         self._numbers: dict[Any, int] = {}
-        self._totals: dict[Any, Any] = {}  # specs of norms by mesh and dtype
+        self._totals: dict[Any, Any] = {}  # mesh and spec of norms, by bits of layouts and dtype
 
     def __call__(self, spec: Any) -> int:
         """Return the number of a DTensor's layout, -1 if torch has to deal with it."""
@@ -60,14 +60,18 @@ class Layouts:
     def as_total_norm(self, grads: GradList, norm: Tensor) -> Tensor:
         """Return a norm as torch does: of the gradients' dtype, and on their mesh. Where torch has
         no norm, because not all of them are DTensors of one mesh, it is a plain tensor."""
+        here = grads.kinds[0]
         norm = norm.to(next(iter(grads.dtypes), torch.float32))
-        meshes = {layout.mesh for _, layout in self[grads.kinds[0]]}
-        mesh = meshes.pop() if len(meshes) == 1 else None
+        if (here, norm.dtype) not in self._totals:
+            meshes = {layout.mesh for _, layout in self[here]}
+            self._totals[here, norm.dtype] = meshes.pop() if len(meshes) == 1 else None, None
+        mesh, spec = self._totals[here, norm.dtype]
         if mesh is None:
             return norm
-        kind = mesh, norm.dtype
-        total, self._totals[kind] = new_replica(norm, mesh, self._totals.get(kind))
-        return total  # type: ignore[no-any-return]
+        total: Tensor
+        total, spec = new_replica(norm, mesh, spec)
+        self._totals[here, norm.dtype] = mesh, spec
+        return total
 
 
 def dtensor_type() -> Any:
@@ -118,8 +122,7 @@ def norm_check(
         found_inf.logical_or_((total < math.inf).logical_not_())
     elif not total.item() < math.inf:
         found_inf.fill_(1.0)
-    if own is not None:
-        total.abs_()
+    total.abs_()
     return total.sqrt_() if p == 2 else total
 
 

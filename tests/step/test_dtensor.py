@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import run_ranks
 
-CASES = "norms others empty missing scaler flags patch"
+CASES = "norms others empty missing scaler flags patch fsdp disagree"
 
 
 @pytest.mark.slowest

@@ -5,12 +5,14 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rank_program import run_cases
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -301,6 +303,73 @@ def case_patch() -> None:
     with fastloop.patched():
         torch.nn.utils.clip_grad_norm_([p], 0.25)
         assert "placement Partial" in str(fastloop.patch_status())
+
+
+class Model(torch.nn.Sequential):
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__(*layers)
+        self.unused = torch.nn.Linear(3, 3)
+
+    def forward(self, input: Tensor) -> Any:
+        return self[2](self[1](self[0](input)))
+
+
+def case_fsdp() -> None:
+    """FSDP2 with a tied weight, HSDP, FSDP2 over tensor parallelism: odd sizes, a layer that is not
+    used, two optimizers of one scaler."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    one, two = meshes()
+    for mesh, inner in ((one, None), (two, None), (two["outer"], two["inner"])):
+        torch.manual_seed(1)
+        layers = [torch.nn.Linear(7, 6), torch.nn.Linear(6, 7), torch.nn.Linear(7, 6)]
+        model = Model(*layers)
+        if inner is None:
+            layers[2].weight = layers[0].weight
+        else:
+            plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+            parallelize_module(model, inner, plan)
+        fully_shard(model, mesh=mesh)
+        data = torch.randn(4, 7, generator=torch.Generator().manual_seed(2))
+        scaler = scaler_of(fastloop.GradScaler)
+        scaler.scale(model(data).square().sum()).backward()
+        params = [p for p in model.parameters() if p.requires_grad]
+        assert GradList().collect_grads(params).has_shards
+        half = len(params) // 2
+        for part in (params[:half], params[half:]):
+            exact = norm_of([g / 8 for g in grads_of(part)] or [torch.zeros(1)], 2)
+            optimizer = torch.optim.SGD(part, 0.1)
+            near(whole(scaler.unscale_and_clip_(optimizer, 0.25)), exact)
+            scaler.step(optimizer)
+        scaler.update()
+        assert not scaler.last_step_skipped()
+
+
+def case_disagree() -> None:
+    """Ranks with other parameters on one axis go on; one that calls alone gets an error after the
+    group's timeout."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    mesh = DeviceMesh.from_group(group, "cpu")
+    params = [param(mesh, [S0]), param(mesh, [S0], (9,))]
+    exact = norm_of(grads_of(params), 2)
+    mine = params if RANK == 0 else [*params, param(None, [], (2,))]
+    found = fastloop.clip_grad_norm_(mine, 1e3)
+    if RANK == 0:
+        near(whole(found), exact)
+    dist.barrier()
+    if RANK == 0:
+        try:
+            fastloop.clip_grad_norm_(params, 1.0)
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("no error")
+    dist.barrier()
 
 
 run_cases(globals())

@@ -20,11 +20,9 @@ int fl_py_grads_open(fl_py_grads *self, PyObject *tensor_type, PyObject *written
     self->name_params = PyUnicode_InternFromString("params");
     self->name_dtype = PyUnicode_InternFromString("dtype");
     self->tensors = PyList_New(0);
-    self->locals = PyList_New(0);
     bool has_names =
         self->name_grad != NULL && self->name_params != NULL && self->name_dtype != NULL;
-    bool has_lists = self->tensors != NULL && self->locals != NULL;
-    return has_names && self->is_neg != NULL && has_lists ? 0 : -1;
+    return has_names && self->is_neg != NULL && self->tensors != NULL ? 0 : -1;
 }
 
 int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *find_kind)
@@ -52,7 +50,6 @@ int fl_py_grads_traverse(fl_py_grads *self, visitproc visit, void *arg)
     Py_VISIT(self->find_kind);
     Py_VISIT(self->get_local);
     Py_VISIT(self->get_spec);
-    Py_VISIT(self->locals);
     Py_VISIT(self->specs);
     Py_VISIT(self->is_neg);
     Py_VISIT(self->written);
@@ -71,7 +68,6 @@ void fl_py_grads_clear(fl_py_grads *self)
     Py_CLEAR(self->find_kind);
     Py_CLEAR(self->get_local);
     Py_CLEAR(self->get_spec);
-    Py_CLEAR(self->locals);
     Py_CLEAR(self->specs);
     Py_CLEAR(self->is_neg);
     Py_CLEAR(self->written);
@@ -189,8 +185,7 @@ static int add_shard(fl_py_grads *self, PyObject *tensor)
     if (kind <= 0) return kind;
     self->has_shards = true;
     PyObject *local = read_slot(self->get_local, tensor);
-    int status = local != NULL ? PyList_Append(self->locals, local) : -1;
-    if (status == 0) status = add_floats(self, local, kind);
+    int status = local != NULL ? add_floats(self, local, kind) : -1;
     Py_XDECREF(local);
     return status;
 }
@@ -263,12 +258,6 @@ static int add_group(fl_py_grads *self, PyObject *group)
     return status;
 }
 
-static int drop_tensors(fl_py_grads *self)
-{
-    if (PyList_SetSlice(self->locals, 0, PY_SSIZE_T_MAX, NULL) != 0) return -1;
-    return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
-}
-
 static int begin(fl_py_grads *self)
 {
     fl_tensor_list_begin(&self->list);
@@ -277,7 +266,7 @@ static int begin(fl_py_grads *self)
     self->tensor_kinds = self->missing_kinds = 0;
     self->has_shards = false;
     self->is_plain = self->dlpack.api != NULL;
-    return drop_tensors(self);
+    return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
 }
 
 /* Whether a tensor was collected twice: 1, 0, -1 exception. Where it has elements, its memory shows
@@ -350,7 +339,23 @@ int fl_py_grads_release(fl_py_grads *self)
     self->is_plain = false;
     self->has_shards = false;
     fl_py_launcher_forget_graph(&self->launcher);
-    return drop_tensors(self);
+    return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
+}
+
+PyObject *fl_py_grads_local(const fl_py_grads *self, PyObject *tensor)
+{
+    return is_shard(self, tensor) ? read_slot(self->get_local, tensor) : Py_NewRef(tensor);
+}
+
+PyObject *fl_py_grads_ordinary(const fl_py_grads *self)
+{
+    if (!self->has_shards) return Py_NewRef(self->tensors);
+    PyObject *found = PyList_New(0);
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(self->tensors); i++) {
+        PyObject *tensor = PyList_GET_ITEM(self->tensors, i);
+        if (!is_shard(self, tensor) && PyList_Append(found, tensor) != 0) Py_CLEAR(found);
+    }
+    return found;
 }
 
 Py_ssize_t fl_py_grads_empty(const fl_py_grads *self)

@@ -17,7 +17,6 @@ typedef struct fl_py_grads {
     PyObject *tensors;    /* owned: list of those that were collected last, plain or not */
     PyObject *shard_type; /* owned: torch's DTensor; NULL: none is known, and none is taken apart */
     PyObject *find_kind;  /* owned: find_kind(spec) numbers the layout of a DTensor, -1: not ours */
-    PyObject *locals;     /* owned: list of the tensors in this process that DTensors stand for */
     PyObject *specs;      /* owned: list, by the position of a tensor its last spec, or None */
     PyObject *name_spec, *name_requires_grad; /* owned: str */
     PyObject *get_local, *get_spec;           /* owned: the descriptors of DTensor's attributes */
@@ -72,6 +71,14 @@ int fl_py_grads_collect_kind(fl_py_grads *self, const fl_py_grads *from, int32_t
 
 /* Lets go of the tensors: 0, or -1 and an exception. */
 int fl_py_grads_release(fl_py_grads *self);
+
+/* The tensors of the last collection that are no DTensors: a new reference to a list, NULL and an
+ * exception. */
+PyObject *fl_py_grads_ordinary(const fl_py_grads *self);
+
+/* The tensor that a pass runs over: for a DTensor the part in this process. New reference, or NULL
+ * and an exception. */
+PyObject *fl_py_grads_local(const fl_py_grads *self, PyObject *tensor);
 
 /* How many of the plain tensors have no elements; these have no span. */
 Py_ssize_t fl_py_grads_empty(const fl_py_grads *self);

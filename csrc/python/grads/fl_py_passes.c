@@ -25,11 +25,14 @@ static int open_pass(fl_py_grads *self, fl_thread_pool *pool, fl_grad_pass *out)
     return out->queue != NULL ? 0 : -1;
 }
 
-/* Tells autograd that a pass will write; it may refuse. As in torch's own operations, a DTensor
- * counts the write, what it holds does not. */
+/* Tells autograd that a pass will write; it may refuse. Of writes to many DTensors at once torch's
+ * own operations do not tell it either. */
 static int announce_write(fl_py_grads *self)
 {
-    PyObject *answer = PyObject_CallOneArg(self->written, self->tensors);
+    PyObject *tensors = fl_py_grads_ordinary(self);
+    if (tensors == NULL) return -1;
+    PyObject *answer = PyObject_CallOneArg(self->written, tensors);
+    Py_DECREF(tensors);
     Py_XDECREF(answer);
     return answer != NULL ? 0 : -1;
 }
@@ -72,21 +75,17 @@ int fl_py_pass_unscale(fl_py_grads *self, fl_thread_pool *pool, const float *inv
 /* Whether one of the tensors is lazily negated, which its memory does not show: 1, 0, -1 exception.
  * Passes over one list do not mind: norms do not see a sign, and half of the memory is half of its
  * negation. A sum of two lists would be wrong. */
-static int is_any_negated(fl_py_grads *self, PyObject *tensors)
+static int has_negated(fl_py_grads *self)
 {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors); i++) {
-        PyObject *answer = PyObject_CallOneArg(self->is_neg, PyList_GET_ITEM(tensors, i));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->tensors); i++) {
+        PyObject *local = fl_py_grads_local(self, PyList_GET_ITEM(self->tensors, i));
+        PyObject *answer = local != NULL ? PyObject_CallOneArg(self->is_neg, local) : NULL;
         int is_neg = answer != NULL ? PyObject_IsTrue(answer) : -1;
+        Py_XDECREF(local);
         Py_XDECREF(answer);
         if (is_neg != 0) return is_neg;
     }
     return 0;
-}
-
-static int has_negated(fl_py_grads *self)
-{
-    int is_negated = is_any_negated(self, self->tensors);
-    return is_negated == 0 ? is_any_negated(self, self->locals) : is_negated;
 }
 
 /* Whether spans match one by one and the device offers all pairs of types. */
