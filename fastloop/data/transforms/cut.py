@@ -151,18 +151,14 @@ class CutPlan:
         has_place = out is not None and place == len(self.ops) - 1 and plan.fits(out)
         return plan, image, plan.apply(image, *key, out if has_place else None)
 
-    def apply(
-        self, image: Any, index: int, epoch: int = 0, view: int = 0, out: torch.Tensor | None = None
-    ) -> Any:
+    def apply(self, image: Any, index: int, epoch: int = 0, view: int = 0, out: Any = None) -> Any:
         """Return the result for an image in the layout of images.
 
         Args:
-            out: memory for the result. It is used if it fits.
+            out: a tensor for the result. It is used if it fits.
         """
-        plan = None
         for place in range(len(self.ops)):
-            plan, _, image = self._step(place, image, (index, epoch, view), out)
-        self.last = plan
+            self.last, _, image = self._step(place, image, (index, epoch, view), out)
         return image
 
     def params(self, image: Any, index: int, epoch: int, view: int) -> list[dict[str, Any]]:
