@@ -348,16 +348,12 @@ def test_other_samplers_are_still_refused() -> None:
             ranks_of(kind, 3, 3)[0].load_state_dict(state, strict=True)
 
 
-def test_a_state_of_version_1_is_loaded() -> None:
+def test_a_state_without_what_ranks_consumed_is_refused() -> None:
     (loader, other) = ranks_of("distributed", 2, 3)
     _, state = run([loader, other], 4)
-    old = {key: part for key, part in state.items() if key not in ("dealt", "rank", "joined")}
-    old["fits"] = {key: fact for key, fact in state["fits"].items() if key != "ranks"}
-    old["version"] = 1
-    expected, _ = run(resumed(ranks_of("distributed", 3, 5), state), None)
-    assert run(resumed(ranks_of("distributed", 3, 5), old), None)[0] == expected
+    del state["dealt"]
     with pytest.raises(ValueError, match="state has no 'dealt'"):
-        loader.load_state_dict({**old, "version": 2})
+        loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]]
     "none": (lambda state: None, TypeError, r"state must be a dict, got None \(pass what"),
     "list": (lambda state: [state], TypeError, "state must be a dict, got "),
     "empty": (lambda state: {}, ValueError, r"state has no 'epoch'"),
-    "version": (damaged(version=99), ValueError, r"'version'\] must be 2, got 99"),
+    "version": (damaged(version=99), ValueError, r"'version'\] must be 1, got 99"),
     "no epoch": (without("epoch"), ValueError, "state has no 'epoch'"),
     "no reason": (without("not_resumable"), ValueError, "state has no 'not_resumable'"),
     "no generators": (without("generators"), ValueError, "state has no 'generators'"),

@@ -24,7 +24,7 @@ from fastloop.data.epochs import EPOCHS
 from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler, read_ranks
 from fastloop.data.stateful import ReaderState, ReaderStates, has_place, is_stream, new_reader_state
 
-VERSION = 2
+VERSION = 1
 TORCH = "torch"  # the name of torch's global generator, which belongs to the program
 GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of generators
 MOMENTS = ("now", "iter", "next")  # at saving, before iter(sampler), before its first item
@@ -135,7 +135,6 @@ class State:
         """
         like = State(fits=describe(loader)).to_dict()
         like = {name: part for name, part in like.items() if part is not None}
-        saved = _upgrade(saved, like)
         _check("state", saved, like)
         if saved["version"] != VERSION:
             _refuse("state['version']", str(VERSION), saved["version"])
@@ -162,16 +161,6 @@ class State:
         sampler_epoch = self.sampler_epoch + (self.sampler_epoch >= 0)
         state = replace(state, yielded=0, begun=False, not_resumable="", dealt=[])
         return replace(state, sampler_epoch=sampler_epoch)
-
-
-def _upgrade(saved: Any, like: dict[str, Any]) -> Any:
-    """Return a state of version 1 as one of version 2; any other value unchanged."""
-    if not isinstance(saved, dict) or saved.get("version") != 1:
-        return saved
-    found = {**{name: like[name] for name in ("dealt", "rank", "joined")}, **saved, "version": 2}
-    if isinstance(found.get("fits"), dict):
-        found["fits"] = {"ranks": like["fits"]["ranks"], **found["fits"]}
-    return found
 
 
 def check_dict(name: str, saved: Any, keys: Container[str] | None = None) -> None:
