@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import labels, small_dataset
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler, TokenDataset
@@ -346,6 +346,46 @@ def test_other_samplers_are_still_refused() -> None:
     for kind in ("distributed", "buckets"):
         with pytest.raises(ValueError, match="num_replicas is 2 in the state and 3 here"):
             ranks_of(kind, 3, 3)[0].load_state_dict(state, strict=True)
+
+
+class Fetching(Counting):
+    """A dataset that takes a list of indices."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize("kind", ["distributed", "shuffle", "buckets", "tokens"])
+@pytest.mark.parametrize("length", [SAMPLES, 20])
+def test_a_sampler_that_batches_for_a_dataset_of_lists(kind: str, length: int) -> None:
+    def made(ranks: int, size: int) -> list[Any]:
+        loaders = []
+        for rank in range(ranks):
+            sampler = sampler_of(kind, size, ranks, rank, length)
+            sampler.set_epoch(2)
+            outer = sampler if kind in BUCKETS else BatchSampler(sampler, size, False)
+            loaders.append(DataLoader(Fetching(length), batch_size=None, sampler=outer))
+        return loaders
+
+    first, state = run(made(2, 4), 1)
+    second, state = run(resumed(made(3, 3), through(state)), 1)
+    third, _ = run(resumed(made(1, 5), through(state)), None)
+    count = Counter(flat(first) + flat(second) + flat(third))
+    assert sorted(count) == list(range(length)) and count.total() <= length + 3
+
+
+@pytest.mark.parametrize("kind", ["shuffle", "distributed"])
+def test_the_end_of_an_epoch_whose_last_batch_is_short(kind: str) -> None:
+    (loader,) = ranks_of(kind, 1, 4, Counting(75))
+    iterator = iter(loader)
+    rows = [rows_of(next(iterator)) for _ in range(19)]
+    state = through(loader.state_dict())  # in the body of the last batch
+    assert len(rows[-1]) == 3
+    for loaders in (ranks_of(kind, 1, 4, Counting(75)), ranks_of(kind, 2, 7, Counting(75))):
+        with pytest.warns(UserWarning, match="stands at the end of epoch"):
+            rest = [list(each) for each in resumed(loaders, state)]
+        assert rest == [[]] * len(loaders)
+        assert len(flat([[rows_of(b) for b in each] for each in loaders])) in (75, 76)
 
 
 def test_a_state_without_what_ranks_consumed_is_refused() -> None:

@@ -19,7 +19,7 @@ from copy import copy
 from dataclasses import replace
 from itertools import chain, islice
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
@@ -66,7 +66,7 @@ def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     if isinstance(inner, EpochSampler) and type(inner).__iter__ is EpochSampler.__iter__:
         if not is_batched:
             return inner.iter_from(count)
-        rows = inner.iter_from(count * sampler.batch_size)
+        rows = inner.iter_from(min(count * sampler.batch_size, len(cast(Any, inner))))
         return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last))
     passed = sum(1 for _ in islice(items, count))
     if passed < count:
@@ -393,7 +393,7 @@ class Position:
             _set_epochs(loader, state)
             return
         length = ranks.count_batches(loader, state)
-        if length is not None and state.yielded > length:
+        if length is not None and state.yielded > length and not state.not_resumable:
             raise ValueError(f"state['yielded'] is {state.yielded} of {length} batches")
         path, workers = getattr(loader, "path", "auto"), loader.num_workers
         are_torchs = path == "torch" and workers > 0

@@ -159,8 +159,10 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for i, state in enumerate(states):
         check_dict(f"states[{i}]", state)
     first = states[0]
-    readers = ("dataset_state", "fetcher_state", "_snapshot")
-    are_places = any(state.get(key) for state in states for key in readers)
+    places = ("dataset_state", "fetcher_state")
+    are_places = any(
+        state["_snapshot"] or any(state.get(key) is not None for key in places) for state in states
+    )
     faults = []
     if (count := first["fits"].get("ranks")) and int(count) != len(states):
         faults.append(f"fits.ranks is {count} in states, which are {len(states)}")

@@ -34,6 +34,7 @@ _SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, Sh
 _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
 
 _REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
+_BATCHING = (BatchSampler, LengthBucketBatchSampler)
 _SNAPSHOT = {"_worker_snapshots": {}, "_last_yielded_worker_id": -1, "_base_seed": -1}
 
 Generators = dict[str, torch.Generator]
@@ -144,7 +145,8 @@ class State:
             read_optional_int("state['set_epochs']: each", number, 0, EPOCHS - 1, _REMEDY)
         for before in saved["dealt"]:
             are_ints = isinstance(before, list) and all(type(count) is int for count in before)
-            if not are_ints or len(before) != 3 or min(before[0], before[1] + 1, before[2]) < 1:
+            is_right = are_ints and len(before) == 3 and max(before) < 2**31
+            if not is_right or min(before[0], before[1] + 1, before[2]) < 1:
                 _refuse("state['dealt']: each", "[ranks, batch_size, batches]", before)
         own = {name: deepcopy(saved[name]) for name in like.keys() - {"_snapshot"}}
         state = cls(**own, readers=deepcopy(_read_readers(saved)))
@@ -247,7 +249,8 @@ def length_of(sized: Any) -> int | None:
 def describe(loader: DataLoader[Any]) -> dict[str, str]:
     """Return the facts that must be the same in a loader that resumes; "": it has no such thing."""
     outer, inner = samplers_of(loader)
-    batches, items = (outer, inner) if loader._auto_collation else (None, outer)
+    is_batched = loader._auto_collation or isinstance(outer, _BATCHING)  # of batch_size=None, too
+    batches, items = (outer, inner) if is_batched else (None, outer)
     facts: dict[str, Any] = {"dataset_length": length_of(loader.dataset)}
     facts.update({name: getattr(batches, name, None) for name in ("batch_size", "drop_last")})
     for name, sampler in (("batch_sampler", batches), ("sampler", items)):
@@ -255,7 +258,8 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
         # The length of a LengthBucketBatchSampler differs from epoch to epoch.
         facts[f"{name}_length"] = getattr(sampler, "fingerprint", None) or length_of(sampler)
     facts.update({f"sampler.{name}": getattr(items, name, None) for name in _SETTINGS})
-    facts["ranks"] = read_ranks()[0] if is_stream(loader.dataset) else None
+    has_own = is_stream(loader.dataset) or has_place(loader.dataset)
+    facts["ranks"] = read_ranks()[0] if has_own else None
     return {n: str(fact) if type(fact) in (bool, int, str) else "" for n, fact in facts.items()}
 
 
