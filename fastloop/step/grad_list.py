@@ -134,8 +134,9 @@ class GradList(GradListBase):
         As in torch, whatever has param_groups is an optimizer."""
         groups = getattr(source, "param_groups", None)
         collect = self.collect_parameters if groups is None else self.collect_groups
+        given: Any = list(source) if groups is None else groups  # type: ignore[arg-type]
         with self.reading():
-            collect(source if groups is None else groups)  # type: ignore[arg-type]
+            collect(given)
         self.warn_of_fallback()
         return self
 
@@ -183,7 +184,8 @@ class GradList(GradListBase):
         """The device of norm and factor: the first tensor's; if there is none, that of DTensors
         which other processes have, or the CPU."""
         if not self.tensors and self.has_shards and self.layouts:
-            return torch.device(self.layouts[self.kinds[1]][0][1].mesh.device_type)
+            _, layout = self.layouts[self.kinds[1]][0]
+            return torch.empty(0, device=layout.mesh.device_type).device  # with its index
         return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     def norm_check(
@@ -353,10 +355,12 @@ def clip_grad_norm_(
     with grads.reading():
         norm: Tensor | None = clip(thread_pool(), parameters, *limits, error_if_nonfinite)
     if norm is None:
-        if shards.can_clip(grads, limits[1]):
-            norm = shards.clip(grads, (*limits, error_if_nonfinite))
-        grads.warn_of_fallback()
-        grads.release()
+        try:
+            if shards.can_clip(grads, limits[1]):
+                norm = shards.clip(grads, (*limits, error_if_nonfinite))
+            grads.warn_of_fallback()
+        finally:
+            grads.release()
     _idle[:] = [grads]
     if norm is None:
         # Bound at import: users put this function in place of torch's public name.
@@ -421,7 +425,8 @@ def unscale_collected(
     is_refused = not allow_fp16 and torch.float16 in grads.dtypes
     if not is_here or not are_numbers or not is_plain or is_refused:
         return False
-    named("unscale", grads.run_unscale)(thread_pool(), inv_scale, found_inf)
+    if grads.tensors:
+        named("unscale", grads.run_unscale)(thread_pool(), inv_scale, found_inf)
     if grads.has_shards:
         shards.share_flag(grads, found_inf)
     return True

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,19 +39,25 @@ class Layouts:
     def __init__(self) -> None:
         self._found = [Layout(None, ())]
         self._numbers: dict[Any, int] = {}
+        self._meshes: list[Any] = []
         self._totals: dict[Any, Any] = {}  # mesh and spec of norms, by bits of layouts and dtype
 
     def __call__(self, spec: Any) -> int:
         """Return the number of a DTensor's layout, -1 if torch has to deal with it."""
-        key = spec.mesh, spec.placements
-        number = self._numbers.get(key)
-        if number is None:
-            number = -1
-            if not why_not_covered(*key):
-                number = len(self._found)
-                self._found.append(Layout(spec.mesh, _groups_of(*key)))
-            self._numbers[key] = number
-        return number
+        # Meshes of the same ranks are equal, and may have other groups.
+        key = id(spec.mesh), spec.placements
+        if key not in self._numbers:
+            self._meshes.append(spec.mesh)  # so that no other gets its id
+            self._numbers[key] = self._number_of(spec.mesh, spec.placements)
+        return self._numbers[key]
+
+    def _number_of(self, mesh: Any, placements: Any) -> int:
+        if why_not_covered(mesh, placements):
+            return -1
+        layout = Layout(mesh, _groups_of(mesh, placements))
+        if layout not in self._found:
+            self._found.append(layout)
+        return self._found.index(layout)
 
     def __getitem__(self, bits: int) -> list[tuple[int, Layout]]:
         """Return the layouts of these bits (1 << number), with their numbers."""
@@ -98,6 +104,16 @@ def _groups_of(mesh: Any, placements: Sequence[Any]) -> Groups:
     return tuple(mesh.get_group(i) for i in reversed(axes))
 
 
+def _in_order(chains: Iterable[Groups]) -> list[Any]:
+    """Return the groups of several chains, each once, in an order that all processes have: a
+    mesh's last axis comes before those in front of it."""
+    places: dict[Any, int] = {}
+    for groups in chains:
+        for place, group in enumerate(groups):
+            places[group] = max(place, places.get(group, 0))
+    return sorted(places, key=lambda group: (places[group], str(group.group_name)))
+
+
 # ---- numbers of all processes
 
 
@@ -112,7 +128,7 @@ def norm_check(
     values: dict[Groups, Tensor] = {}
     for number, layout in grads.layouts[here | missing]:
         flag = found_inf if own is None else own
-        norm = grads.norm_of_kind(number, flag, scale, divisor, p)
+        norm = grads.norm_of_kind(number, flag, None, 1.0, p)
         _add(values, layout.groups, norm.square_() if p == 2 else norm, p)
     if own is not None and p != math.inf:
         for value in values.values():
@@ -122,8 +138,8 @@ def norm_check(
         found_inf.logical_or_((total < math.inf).logical_not_())
     elif not total.item() < math.inf:
         found_inf.fill_(1.0)
-    total.abs_()
-    return total.sqrt_() if p == 2 else total
+    total = total.abs_().sqrt_() if p == 2 else total.abs_()
+    return total.div_(divisor if scale is None else scale.double() * divisor)
 
 
 def _add(values: dict[Groups, Tensor], groups: Groups, value: Tensor, p: float) -> None:
@@ -135,8 +151,9 @@ def _add(values: dict[Groups, Tensor], groups: Groups, value: Tensor, p: float) 
 def _join(values: dict[Groups, Tensor], p: float) -> Tensor:
     """Return the sum of all values (their maximum for p = inf), each over its groups of processes.
     One all-reduce for each group: of one number, or as many as have other groups to follow."""
-    for group in dict.fromkeys(group for groups in values for group in groups):
+    for group in _in_order(values):
         sent = [groups for groups in values if group in groups]
+        sent.sort(key=lambda groups: [str(each.group_name) for each in groups])
         numbers = [values.pop(groups) for groups in sent]
         if () in values:  # a number that is not finite has to reach all
             rest = {(): numbers[0]}
@@ -155,7 +172,7 @@ def _join(values: dict[Groups, Tensor], p: float) -> Tensor:
 def share_flag(grads: GradList, found_inf: Tensor) -> None:
     """Set found_inf on all processes where it is set on one. They must all call it."""
     layouts = grads.layouts[grads.kinds[0] | grads.kinds[1]]
-    for group in dict.fromkeys(group for _, layout in layouts for group in layout.groups):
+    for group in _in_order(layout.groups for _, layout in layouts):
         dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=group)
 
 
@@ -176,18 +193,27 @@ def clip(
     limits: tuple[float, float, bool],
     scale: Tensor | None = None,
     found_inf: Tensor | None = None,
-) -> Tensor | None:
+) -> Tensor:
     """Divide by the scale and clip in one pass, for `can_clip`. Returns the norm before clipping as
-    torch does.
+    torch does. Where found_inf is set gradients are not clipped.
 
-    With error_if_nonfinite and a norm to raise for, gradients are only divided, for which None
-    stands without a scale. Where found_inf is set they are not clipped either."""
+    Raises:
+        RuntimeError: error_if_nonfinite and the norm is inf or NaN, on all processes. With a scale
+            gradients are divided instead, and the caller raises.
+    """
     max_norm, norm_type, error_if_nonfinite = limits
     layouts: Layouts = grads.layouts
     flag = found_inf if found_inf is not None else torch.zeros((), device=grads.device)
     norm = norm_check(grads, flag, scale, 1.0, norm_type)
-    must_raise = error_if_nonfinite and not norm.isfinite()
-    if not (must_raise and scale is None):
-        shown = None if must_raise else norm
+    total = layouts.as_total_norm(grads, norm)
+    is_refused = error_if_nonfinite and not norm.to(total.dtype).isfinite()
+    if is_refused and scale is None:
+        raise RuntimeError(
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
+            "so it cannot be clipped. To disable this error and scale the gradients by the "
+            "non-finite norm anyway, set `error_if_nonfinite=False`"
+        )
+    if grads.tensors:
+        shown = None if is_refused else norm
         grads.scale_(grads.find_clip_factor(shown, max_norm, found_inf, scale, 1.0))
-    return None if must_raise and scale is None else layouts.as_total_norm(grads, norm)
+    return total

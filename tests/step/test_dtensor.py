@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import run_ranks
 
-CASES = "norms others empty missing scaler flags patch fsdp disagree"
+CASES = "norms others empty missing scaler flags apart patch fsdp disagree"
 
 
 @pytest.mark.slowest

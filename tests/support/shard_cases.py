@@ -271,6 +271,30 @@ def case_flags() -> None:
         assert whole(bad[0].grad).isnan().any() and whole(bad[0].grad).isfinite().any()
 
 
+def case_apart() -> None:
+    """Ranks that lack gradients, or list them in another order, have the same numbers."""
+    one, two = meshes()
+    for p in (2.0, INF):
+        lacking = param(one, [S0])
+        lacking.grad.to_local().fill_(math.nan)
+        if RANK == 1:
+            lacking.grad = None
+        try:
+            fastloop.clip_grad_norm_([lacking], 1.0, p, error_if_nonfinite=True)
+            raise AssertionError("no error")
+        except RuntimeError as error:
+            assert "is non-finite" in str(error)
+    inner, outer = two["inner"], two["outer"]
+    params = [param(inner, [S0], (8, 3)), param(outer, [S0], (8, 5)), param(two, [S0, S1], (8, 6))]
+    exact = norm_of(grads_of(params), 2.0)
+    listed = params if RANK % 2 == 0 else params[::-1]
+    near(whole(fastloop.clip_grad_norm_(listed, 0.5)), exact)
+    scaler, optimizer = scaler_of(fastloop.GradScaler), torch.optim.SGD(params, 0.1)
+    scaler._scale.zero_()  # the norm is infinite, and every element finite
+    assert whole(scaler.unscale_and_clip_(optimizer, 1.0)) == INF
+    assert flag_of(scaler, optimizer) == 0.0
+
+
 def case_patch() -> None:
     """Under patch() torch's names give torch's bits, and the engine writes."""
     for make, _, is_torchs in layouts().values():

@@ -31,12 +31,17 @@ int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *f
     if (self->name_requires_grad == NULL)
         self->name_requires_grad = PyUnicode_InternFromString("requires_grad");
     if (self->name_spec == NULL || self->name_requires_grad == NULL) return -1;
-    PyObject *specs = PyList_New(0);
-    if (specs == NULL) return -1;
+    PyObject *get_local = PyObject_GetAttrString(shard_type, "_local_tensor");
+    PyObject *get_spec = get_local != NULL ? PyObject_GetAttr(shard_type, self->name_spec) : NULL;
+    PyObject *specs = get_spec != NULL ? PyList_New(0) : NULL;
+    if (specs == NULL) {
+        Py_XDECREF(get_local);
+        Py_XDECREF(get_spec);
+        return -1;
+    }
     Py_XSETREF(self->specs, specs);
-    Py_XSETREF(self->get_local, PyObject_GetAttrString(shard_type, "_local_tensor"));
-    Py_XSETREF(self->get_spec, PyObject_GetAttr(shard_type, self->name_spec));
-    if (self->get_local == NULL || self->get_spec == NULL) return -1;
+    Py_XSETREF(self->get_local, get_local);
+    Py_XSETREF(self->get_spec, get_spec);
     Py_XSETREF(self->find_kind, Py_NewRef(find_kind));
     Py_XSETREF(self->shard_type, Py_NewRef(shard_type));
     return 0;
@@ -202,6 +207,21 @@ static int add_tensor(fl_py_grads *self, PyObject *tensor)
     return is_shard(self, tensor) ? add_shard(self, tensor) : add_floats(self, tensor, 0);
 }
 
+/* Notes the type that a gradient would have, so that processes agree on the types of the list. */
+static int add_missing_type(fl_py_grads *self, PyObject *parameter)
+{
+    fl_py_floats floats;
+    PyObject *local = read_slot(self->get_local, parameter);
+    if (local == NULL) return -1;
+    int status = 0;
+    if (fl_py_float_tensor(&self->dlpack, local, &floats))
+        status = add_type(self, local, floats.type);
+    else
+        self->is_plain = false;
+    Py_DECREF(local);
+    return status;
+}
+
 /* Notes a parameter that is a DTensor and has no gradient here: other processes may have one. */
 static int add_missing(fl_py_grads *self, PyObject *parameter)
 {
@@ -216,7 +236,7 @@ static int add_missing(fl_py_grads *self, PyObject *parameter)
     if (kind <= 0) return kind;
     self->has_shards = true;
     self->missing_kinds |= UINT64_C(1) << kind;
-    return 0;
+    return add_missing_type(self, parameter);
 }
 
 static int add_gradient(fl_py_grads *self, PyObject *parameter)
