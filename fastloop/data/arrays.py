@@ -30,7 +30,7 @@ def _make_field(name: str, value: object) -> Field | RaggedArray:
         return value._over(value.offsets, name)
     if isinstance(value, (list, tuple)) and all(isinstance(x, _NUMBERS) for x in value):
         value = torch.tensor(value, device="cpu")
-    return Field(name, value)
+    return Field(name, value, may_be_resident=True)
 
 
 def read_item(item: Any, rows: int) -> tuple[int, int]:

@@ -170,15 +170,17 @@ class Field:
     rows: torch.Tensor | None = None  # the source as torch has it, if it can
     _table: Table | None = None
 
-    def __init__(self, name: str, value: Any) -> None:
+    def __init__(self, name: str, value: Any, may_be_resident: bool = False) -> None:
         self.name = name
         if isinstance(value, (str, os.PathLike)):
             self.opened = os.path.abspath(os.fspath(value))
             value = _map_npy(name, self.opened)
         if isinstance(value, torch.Tensor):
-            if value.device.type not in ("cpu", "cuda") or value.layout is not torch.strided:
+            devices = ("cpu", "cuda") if may_be_resident else ("cpu",)
+            if value.device.type not in devices or value.layout is not torch.strided:
                 got = f"{value.layout} on {value.device} (pass t.cpu() or t.to_dense())"
-                raise TypeError(f"{name} must be a dense tensor on the CPU or CUDA, got {got}")
+                rule = "tensor on the CPU or CUDA" if may_be_resident else "CPU tensor"
+                raise TypeError(f"{name} must be a dense {rule}, got {got}")
             self.source = self.rows = value
         else:
             _check_array(name, value)
@@ -234,7 +236,7 @@ class Field:
         source: object = self.opened
         if source is None:  # a view pickles no more than it shows
             source = np.array(self.source) if isinstance(self.source, np.ndarray) else self.source
-        return Field, (self.name, source)
+        return Field, (self.name, source, True)
 
     def __repr__(self) -> str:
         return f"{str(self.source.dtype).removeprefix('torch.')} {tuple(self.source.shape)}"

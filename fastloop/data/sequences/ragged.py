@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from fastloop.base.checks import check_type, make_message, refuse_if
+from fastloop.base.checks import make_message, refuse_if
 from fastloop.data.field import Array, Field, read_row, torch_dtype
 from fastloop.data.sequences.pad import tensor_of, unify_lists
 
@@ -110,8 +110,6 @@ class RaggedArray(Sequence[torch.Tensor]):
     def __init__(self, values: object, offsets: object) -> None:
         field = self._field = Field("values", values)
         self.values, self.file = field.source, field.file
-        device = str(self.values.device if isinstance(self.values, torch.Tensor) else "cpu")
-        check_type("values", device, device == "cpu", "on the CPU")
         shape = tuple(self.values.shape)
         remedy = "pass values.reshape(-1), and offsets that count its elements"
         refuse_if(len(shape) != 1, f"values must be a vector, got shape {shape} ({remedy})")
