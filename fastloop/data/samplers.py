@@ -48,7 +48,7 @@ def read_ranks(num_replicas: Any = None, rank: Any = None) -> tuple[int, int]:
     return world, dist.get_rank() if is_running else 0
 
 
-# ---- orders of torch's samplers
+# ---- the orders that torch's samplers draw
 
 
 def permutation(n: int, generator: Any) -> torch.Tensor:
@@ -165,16 +165,16 @@ class ShuffleSampler(EpochSampler[int]):
         return chain.from_iterable(block.tolist() for block in self._cut(permutation, first))
 
     def _cut(self, permutation: Permutation, first: int, passed: int = 0) -> Iterator[torch.Tensor]:
-        count, begins = -(-(self.length - passed) // self.num_replicas), passed + self.rank
+        count, offset = -(-(self.length - passed) // self.num_replicas), passed + self.rank
         # Every rank has all places but maybe the last.
-        is_short = begins + (count - 1) * self.num_replicas >= self.length
+        is_short = offset + (count - 1) * self.num_replicas >= self.length
         whole = count - is_short
         for begin in range(first, whole, _BLOCK):
-            place = begins + begin * self.num_replicas
+            place = offset + begin * self.num_replicas
             size = min(_BLOCK, whole - begin)
             yield torch.from_numpy(permutation.block(place, size, self.num_replicas))
         if is_short and first < count:
-            place = (begins + whole * self.num_replicas) % self.length
+            place = (offset + whole * self.num_replicas) % self.length
             yield torch.from_numpy(permutation.block(place, 1))
 
 

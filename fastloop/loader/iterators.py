@@ -281,12 +281,9 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
 
 def _check_resident(loader: DataLoader[Any], where: str) -> None:
     """Raise NotCoveredError for a loader whose batches the device does not gather."""
-    if loader.num_workers > 0:
-        raise NotCoveredError(f"{where}, which gathers them with num_workers=0")
-    if not loader._auto_collation:
-        raise NotCoveredError(f"{where}, and batch_size is None")
-    if loader.pin_memory:
-        raise NotCoveredError(f"{where}, and pin_memory is for data in host memory")
+    leave_if(loader.num_workers > 0, f"{where}, which gathers them with num_workers=0")
+    leave_if(not loader._auto_collation, f"{where}, and batch_size is None")
+    leave_if(loader.pin_memory, f"{where}, and pin_memory is for data in host memory")
 
 
 def _name_seeder(init: Any) -> str:

@@ -19,9 +19,10 @@ int32_t fl_py_find_norm(double norm_type);
 /* Divides the gradients of an optimizer's groups by the scale (a 0-d float32 tensor) and sets
  * found_inf (likewise). With `clip` it clips them in the same pass, unless one is not finite or the
  * caller will raise. Waits for the device (SYNC) with error_if_nonfinite. New reference to:
- *   False   the engine does not cover the gradients, one is a DTensor, or they lie on another
- * device than the scale; they stay collected True    they are divided, not clipped: `clip` is NULL,
- * or the engine does not have this norm a tensor of their dtype: their norm before clipping. */
+ *   False   the engine does not cover the gradients, one is a DTensor, or the scale lies elsewhere;
+ *           they stay collected
+ *   True    they are divided, not clipped: `clip` is NULL, or the engine does not have this norm
+ *   a tensor of their dtype: their norm before clipping. */
 PyObject *fl_py_unscale_and_clip(fl_py_grads *self, fl_thread_pool *pool, PyObject *groups,
                                  PyObject *scale, PyObject *found_inf, const fl_py_clip *clip);
 

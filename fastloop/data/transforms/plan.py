@@ -76,8 +76,8 @@ class ImageOp:
         """
         name, rule = f"{type(self).__name__}: the image", "one CPU tensor of uint8 [C, H, W]"
         is_tensor = isinstance(image, torch.Tensor)
+        is_right = is_tensor and image.dtype is torch.uint8 and image.device.type == "cpu"
         got = f"{image.dtype} on {image.device}" if is_tensor else type(image)
-        is_right = got == "torch.uint8 on cpu"
         check_type(name, got, is_right, rule, "ToDtype and Normalize go after this")
         shape = tuple(image.shape)
         check_value(name, image.shape, len(shape) == 3, rule)

@@ -84,6 +84,21 @@ def as_vector(indices: Any) -> Vector | None:
     return np.ascontiguousarray(indices, dtype=np.int64) if is_integer else None
 
 
+def count_from_0(rows: Vector, length: int) -> Vector:
+    """Return indices of `length` rows with those below 0 counted from the end, as torch does.
+
+    Raises:
+        IndexError: one is out of range. The text is torch's.
+    """
+    if len(rows) == 0:
+        return rows
+    low, high = int(rows.min()), int(rows.max())
+    if not -length <= low <= high < length:
+        index = low if low < -length else high
+        raise IndexError(f"index {index} is out of bounds for dimension 0 with size {length}")
+    return rows if low >= 0 else np.where(rows < 0, rows + length, rows)
+
+
 def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return an alias whose storage cannot be resized, so that threads may read it.
 
@@ -353,9 +368,11 @@ def _pick(column: Column, rows: Vector) -> Column:
     segment, *others = column.segments()
     leave_if(others, "a Subset of a ConcatDataset lies within another dataset")
     length = segment.length
-    if len(rows) and not -length <= rows.min() <= rows.max() < length:
-        raise NotCoveredError(f"an index of a Subset is out of range for {length} rows")
-    rows = np.where(rows < 0, rows + length, rows)
+    try:
+        rows = count_from_0(rows, length)
+    except IndexError:
+        reason = f"an index of a Subset is out of range for {length} rows"
+        raise NotCoveredError(reason) from None
     taken = rows if isinstance(segment.rows, int) else segment.rows[rows]
     return replace(column, source=(segment._replace(rows=taken),), file=None)
 

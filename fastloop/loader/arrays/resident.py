@@ -14,24 +14,13 @@ from torch.utils.data import DataLoader
 from fastloop._core import gather
 from fastloop.base.checks import check_value
 from fastloop.base.requirements import kernels_are_disabled
-from fastloop.base.torch_parts import MapFetcher
+from fastloop.base.torch_parts import SingleIter
 from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.availability import find_fault
-from fastloop.loader.arrays.columns import Columns, as_vector
+from fastloop.loader.arrays.columns import Columns, as_vector, count_from_0
 from fastloop.loader.arrays.iterator import Block, find_blocks, refuse_batches, skip_blocks
 from fastloop.loader.shared import LockedIter, Shared
-
-
-def _pick(rows: Vector, length: int) -> Vector:
-    """Return rows, counted from 0, of so many. Raises IndexError with torch's text."""
-    if len(rows) == 0:
-        return rows
-    low, high = int(rows.min()), int(rows.max())
-    if not -length <= low <= high < length:
-        index = low if low < -length else high
-        raise IndexError(f"index {index} is out of bounds for dimension 0 with size {length}")
-    return rows if low >= 0 else rows % length
 
 
 def _fill(structure: Any, outs: Iterator[torch.Tensor]) -> Any:
@@ -43,7 +32,7 @@ def _fill(structure: Any, outs: Iterator[torch.Tensor]) -> Any:
     return {key: _fill(part, outs) for key, part in structure.items()}
 
 
-class ResidentIter(LockedIter):
+class ResidentIter(SingleIter, LockedIter):
     """An iterator over batches that their device gathers. Random numbers are drawn when torch draws
     them, on the CPU. Nothing waits for the device.
 
@@ -51,6 +40,8 @@ class ResidentIter(LockedIter):
         source: columns on one device.
         accelerator: where the user wants batches; None: where the data are.
     """
+
+    is_resident = True
 
     def __init__(
         self,
@@ -62,12 +53,7 @@ class ResidentIter(LockedIter):
         self._shared = shared
         self._begin_epoch(loader)
         super().__init__(loader)
-        if self._timeout != 0:
-            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._source = source
-        self._dataset_fetcher = MapFetcher(
-            self._dataset, self._auto_collation, self._collate_fn, self._drop_last
-        )
         self._tensors: tuple[Any, ...] = tuple(column.source for column in source.all)
         self._length = 0  # of the data when indices were read
         self._accelerator = open_accelerator(self._tensors[0].device)
@@ -82,8 +68,6 @@ class ResidentIter(LockedIter):
             self._sampler_iter = refuse_batches()
             self._blocks = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
 
-    is_resident = True
-
     @property
     def is_on_device(self) -> bool:
         return self._is_there
@@ -91,10 +75,10 @@ class ResidentIter(LockedIter):
     def _resolve(self, rows: Vector) -> Vector:
         """Return the rows of the data for indices of the dataset."""
         for taken in reversed(self._source.maps):
-            rows = taken[_pick(rows, len(taken))]
+            rows = taken[count_from_0(rows, len(taken))]
         length = min(map(len, self._tensors))
         self._length = max(self._length, length) if len(self._rows) else length
-        return _pick(rows, length)
+        return count_from_0(rows, length)
 
     def _send(self, rows: Vector) -> torch.Tensor:
         """Return the rows on the device, where they are once the current stream is there."""
