@@ -38,8 +38,8 @@ def kernels_are_disabled() -> bool:
     return os.environ.get("FASTLOOP_DISABLE_CUDA", "0") not in ("", "0")
 
 
-def read_every() -> int:
-    """Return n of FASTLOOP_CHECK=n: of n samples one is made both ways. 0: the first ones alone.
+def read_check_interval() -> int:
+    """Return n of FASTLOOP_CHECK=n: every n-th sample is made both ways; 0: only the first ones.
 
     Raises:
         ValueError: it is not an int >= 0.

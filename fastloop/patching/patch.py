@@ -14,7 +14,7 @@ import torch
 
 from fastloop._core import version
 from fastloop.base.checks import refuse_if
-from fastloop.base.requirements import read_every
+from fastloop.base.requirements import read_check_interval
 from fastloop.base.shown import repr_html
 from fastloop.patching import SEAMS
 from fastloop.patching.seams import Seam, SeamStatus
@@ -95,7 +95,7 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
         ValueError: ``what`` has an unknown name, or ``FASTLOOP_CHECK`` is not a number.
     """
     names = _check_names(what)
-    read_every()
+    read_check_interval()  # a wrong number is an error now, not at the first image
     with _lock:
         if os.environ.get("FASTLOOP") == "0":
             return patch_status()

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastloop._core import ImageDraws, Snapshot
-from fastloop.base.requirements import read_every
+from fastloop.base.requirements import read_check_interval
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.data.transforms.plan import compile_plan
 from fastloop.patching.seams import Function, Seam
@@ -180,7 +180,7 @@ def _is_image(image: Any) -> bool:
 
 def make_call(seam: Seam, before: Function) -> Function:
     known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
-    every = read_every()
+    every = read_check_interval()
 
     def call(self: Any, *inputs: Any) -> Any:
         if len(inputs) != 1 or not seam.is_on or torch.compiler.is_compiling():

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
 from fastloop._core import ArrayLoader, BatchPool, ImageDraws, Snapshot
-from fastloop.base.requirements import read_every
+from fastloop.base.requirements import read_check_interval
 from fastloop.base.torch_parts import pin_memory
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.data.transforms.plan import compile_plan
@@ -161,19 +162,29 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     return columns
 
 
+def _make_by_torchvision(state: Tensor, make: Callable[[], Any]) -> tuple[Any, Tensor]:
+    """Return what torchvision makes from a state of torch's generator, and the state after it. The
+    generator is put back."""
+    generator = torch.default_generator
+    now = generator.get_state()
+    generator.set_state(state)
+    try:
+        with chains.leaving_torchvision():
+            return make(), generator.get_state()
+    finally:
+        generator.set_state(now)
+
+
 def _makes_same(columns: Columns) -> bool:
     drawn = columns.drawn
     count = min(_CHECKED, len(drawn.dataset))
-    generator, private = torch.default_generator, torch.Generator()
-    before = generator.get_state()
+    private, before = torch.Generator(), torch.default_generator.get_state()
     try:
-        with chains.leaving_torchvision():
-            expected = torch_data.default_collate([drawn.dataset[i] for i in range(count)])
-        after = generator.get_state()
+        expected, after = _make_by_torchvision(
+            before, lambda: torch_data.default_collate([drawn.dataset[i] for i in range(count)])
+        )
     except Exception as error:
         raise NotCoveredError(f"torchvision raises {type(error).__name__}") from error
-    finally:
-        generator.set_state(before)
     private.set_state(before)
     drawn.draws.draw_from(count, private)
     loader = ArrayLoader(
@@ -201,7 +212,7 @@ class VisionIter(ArrayIter):
     def _restart(self) -> None:
         if self._destination is not None:
             self._destination.check()
-        self._drawn, self._every = self._source.drawn, read_every()
+        self._drawn, self._every = self._source.drawn, read_check_interval()
         if not self._is_seeded:
             self._is_seeded = True  # persistent workers go on with their streams
             self._drawn.draws.seed(int(self._base_seed), self._num_workers)
@@ -229,16 +240,9 @@ class VisionIter(ArrayIter):
         (indices, before, after), self._due = self._due, None
         if threading.active_count() > 1:  # another thread may draw meanwhile
             return data
-        generator = torch.default_generator
-        now = generator.get_state()
-        generator.set_state(before)
-        try:
-            with chains.leaving_torchvision():
-                expected = self._dataset_fetcher.fetch(indices)
-            is_same = torch.equal(after, generator.get_state())
-        finally:
-            generator.set_state(now)
-        if is_same and all(map(chains.same_bits, expected, data)):
+        fetch = partial(self._dataset_fetcher.fetch, indices)
+        expected, state = _make_by_torchvision(before, fetch)
+        if torch.equal(after, state) and all(map(chains.same_bits, expected, data)):
             return data
         self._is_left = True
         self._drawn.leave()
