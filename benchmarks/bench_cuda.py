@@ -522,7 +522,7 @@ def resident(report: Report, rounds: int, what: str, columns: list[Tensor], batc
         "i",
         what,
         [
-            Goal("of torch's time", host["torch"].median / host["fastloop"].median, 20, True),
+            Goal("torch's speed", host["torch"].median / host["fastloop"].median, 20, True),
             Goal("of host time", host["fastloop"].median, 10, False, "µs"),
         ],
         {

@@ -1,5 +1,5 @@
-"""Data that lie on a real device: batches, order and random states of torch's loader over the same
-data, and over the data on the CPU; nothing waits for the device."""
+"""Loaders over data on a real device give the batches, order and random states of torch's loader
+over the same data on the CPU. The host does not wait for the device."""
 
 from typing import Any
 

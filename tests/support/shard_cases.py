@@ -1,5 +1,5 @@
-"""DTensors through the step, for ranks that tests/step/test_dtensor.py starts: each case compares
-with torch's own functions, and with the whole gradients in double."""
+"""Programs of the ranks that tests/step/test_dtensor.py starts. Each case runs the step on DTensors
+and compares it with torch's functions and with the full gradients in double."""
 
 import math
 import os
