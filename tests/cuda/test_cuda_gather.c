@@ -153,7 +153,7 @@ static void test_a_launch_that_fails(void)
             CHECK_INT(cudaGetLastError(), cudaSuccess);
             choose_device_0(); /* where it could not be put back */
             if (status == FL_OK && !has_failed) break;
-            if (status == FL_OK) continue; /* the call worked; only putting the device back failed */
+            if (status == FL_OK) continue; /* only putting the device back failed */
             CHECK_INT(status, FL_EDEVICE);
             CHECK(strstr(err.text, "cudaErrorLaunchFailure") != NULL);
             CHECK(n < 10);
