@@ -18,7 +18,8 @@ from fastloop import ArrayDataset, DataLoader, ImageFolder
 from fastloop import transforms as T
 
 PATHS = [("sync", 0), ("process", 2), ("thread", 2), ("torch", 0), ("torch", 2), ("auto", 2)]
-IMAGES = torch.randint(0, 256, (20, 3, 19, 23), dtype=torch.uint8)
+_RANDOM = torch.Generator().manual_seed(0)
+IMAGES = torch.randint(0, 256, (20, 3, 19, 23), dtype=torch.uint8, generator=_RANDOM)
 OPS: list[Any] = [
     T.RandomCrop(16, padding=2),
     T.RandomHorizontalFlip(),
