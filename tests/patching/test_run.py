@@ -154,7 +154,8 @@ if __name__ == "__main__":
         process = torch.multiprocessing.get_context(method).Process(target=show, args=(method,))
         process.start()
         process.join()
-    code = "import sitecustomize as s; from script import show; print(s.__file__); show('other')"
+    code = "import sys, sitecustomize as s; print(s.__file__, 'fastloop' in sys.modules)"
+    code += "; from script import show; show('other')"
     subprocess.run([sys.executable, "-c", code], check=True)
 """
 
@@ -175,7 +176,7 @@ def test_children_of_every_kind_are_patched_and_the_users_sitecustomize_runs(
     args = ("-m", "fastloop", "run", "script.py", "fork", "spawn", "forkserver")
     done = run(torch_program, *args, PYTHONPATH=str(users))
     wanted = ["here ArrayIter", "fork ArrayIter", "spawn ArrayIter", "forkserver ArrayIter"]
-    wanted += [str(users / "sitecustomize.py"), "other ArrayIter"]
+    wanted += [f"{users / 'sitecustomize.py'} False", "other ArrayIter"]
     assert done.stdout.splitlines() == wanted, done.stderr
     first, last = done.stderr.splitlines()
     assert first.startswith("fastloop ") and "on for dataloader, grad_scaler, clip_" in first

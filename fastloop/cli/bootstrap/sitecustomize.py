@@ -13,6 +13,21 @@ def _start() -> None:
     start()
 
 
+class _UntilTorch:
+    """The first entry of ``sys.meta_path``. It arms the interpreter when that looks for torch; until
+    then fastloop is not imported."""
+
+    has_started = False
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name != "torch" or self.has_started:
+            return None
+        self.has_started = True
+        _start()
+        first = sys.meta_path[0]
+        return None if first is self else first.find_spec(name, path, target)
+
+
 def _run_users() -> None:
     """Import the user's sitecustomize, if any: this folder has left ``sys.path``."""
     this = sys.modules.pop("sitecustomize")
@@ -26,7 +41,10 @@ def _run_users() -> None:
 
 
 try:
-    _start()
+    if os.environ.get("FASTLOOP_RUN") == "1":
+        _start()
+    else:
+        sys.meta_path.insert(0, _UntilTorch())
 finally:
     _folder = os.path.dirname(__file__)
     sys.path[:] = [path for path in sys.path if path != _folder]
