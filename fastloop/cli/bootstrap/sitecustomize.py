@@ -14,8 +14,8 @@ def _start() -> None:
 
 
 class _UntilTorch:
-    """The first entry of ``sys.meta_path``. It arms the interpreter when that looks for torch; until
-    then fastloop is not imported."""
+    """The first entry of ``sys.meta_path``. It arms the interpreter when that looks for torch;
+    until then fastloop is not imported."""
 
     has_started = False
 
