@@ -50,7 +50,13 @@ class SequenceColumn:
 @final
 class ImagePlan:
     @property
+    def map_length(self) -> int: ...
+    @property
+    def out_dtype(self) -> str: ...
+    @property
     def out_shape(self) -> tuple[int, int, int]: ...
+    @property
+    def out_strides(self) -> tuple[int, int, int]: ...
     @property
     def uncut(self) -> str: ...
     def __new__(
@@ -71,6 +77,8 @@ class ImagePlan:
         self, index: int, epoch: int, view: int, height: int, width: int, /
     ) -> list[dict[str, Any]]: ...
     def apply(self, image: Any, out: Any, index: int, epoch: int, view: int, /) -> None: ...
+    def map(self, rows: Any, count: int, out: Any, epoch: int, /) -> None: ...
+    def values(self) -> bytes: ...
 
 @final
 class ImageDraws:
@@ -371,6 +379,17 @@ def gather(
     indices: Any,
     outs: tuple[Any, ...],
     length: int,
+    /,
+) -> None: ...
+def gather_images(
+    tensor_type: type,
+    plan: ImagePlan,
+    source: Any,
+    indices: Any,
+    length: int,
+    maps: Any,
+    values: Any,
+    out: Any,
     /,
 ) -> None: ...
 def expect_fork() -> int: ...

@@ -2,6 +2,7 @@
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_gather.h"
+#include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
@@ -14,6 +15,7 @@ static cudaError_t load_all(void)
     cudaError_t error = fl_cuda_load_passes();
     if (error == cudaSuccess) error = fl_cuda_load_casts();
     if (error == cudaSuccess) error = fl_cuda_load_gathers();
+    if (error == cudaSuccess) error = fl_cuda_load_images();
     return error == cudaSuccess ? fl_cuda_load_widens() : error;
 }
 
@@ -70,6 +72,17 @@ int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, i
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error =
         fl_cuda_queue_gather(stream, columns, column_count, rows, row_count, INT32_MAX);
+    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
+    fl_cuda_leave(before);
+    return status;
+}
+
+int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
+                          const int64_t *rows, int64_t count, fl_err *err)
+{
+    int32_t before;
+    FL_TRY(fl_cuda_enter(device, &before, err));
+    cudaError_t error = fl_cuda_queue_images(stream, images, rows, count);
     int status = fl_cuda_status(error, "cudaLaunchKernel", err);
     fl_cuda_leave(before);
     return status;

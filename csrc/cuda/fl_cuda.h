@@ -10,6 +10,7 @@
 #define FL_CUDA_H
 
 #include "fl_grad_ops.h"
+#include "fl_image_ops.h"
 #include "fl_row_ops.h"
 
 /* How it was built: architectures such as "75 80 90", the runtime's version (13000 for 13.0). */
@@ -57,5 +58,9 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err);
  * stream has done it. Allocates nothing. FL_EDEVICE; then some columns may have been queued. */
 int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
                    const int64_t *rows, int64_t row_count, fl_err *err);
+
+/* Queues the kernel that makes a batch of images rows[0], ... Otherwise as fl_cuda_gather. */
+int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
+                          const int64_t *rows, int64_t count, fl_err *err);
 
 #endif

@@ -34,4 +34,11 @@ int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, i
     return fl_cuda_check(device, err);
 }
 
+int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
+                          const int64_t *rows, int64_t count, fl_err *err)
+{
+    (void)stream, (void)images, (void)rows, (void)count;
+    return fl_cuda_check(device, err);
+}
+
 const fl_transfer_ops fl_cuda_transfer_ops = {0};

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,18 +150,19 @@ class ArrayDataset(EpochDataset):
 
     def to(self, device: torch.device | str | int) -> ArrayDataset:
         """Return a dataset whose fields lie on a device, where C gathers the batches of loaders
-        without workers. Sequences, and fields with transforms, are for the CPU.
+        without workers, and crops, pads, flips, erases and casts images. It counts epochs of its
+        own.
 
         Raises:
-            TypeError: there are transforms or sequences.
+            TypeError: there are sequences, functions as transforms, or operations that do more.
             MemoryError: a CUDA device has less free memory than the fields take.
         """
         columns = [field for field in self._fields if isinstance(field, Field)]
-        if self._transforms or len(columns) < len(self._fields):
-            raise TypeError("to() is for fields without transforms that are no RaggedArrays")
+        if self._cut or len(columns) < len(self._fields):
+            raise TypeError("to() is for fields that are no RaggedArrays, with transforms by C")
         device = torch.empty(0, device=device).device
-        sources = [column.source for column in columns]
-        others = [s for s in sources if not isinstance(s, torch.Tensor) or s.device != device]
+        sources = {id(column.source): column for column in columns}  # views share theirs
+        others = [c.source for c in sources.values() if getattr(c.source, "device", "") != device]
         needed, free = sum(int(source.nbytes) for source in others), sys.maxsize
         if device.type == "cuda":
             kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -167,9 +170,18 @@ class ArrayDataset(EpochDataset):
         if needed > free:
             text = f"the fields take {needed:,} bytes, and {device} has {free:,} that are free"
             raise MemoryError(f"{text} (leave them on the CPU, and pass device= to the loader)")
-        moved = [column.read_range(0, len(self)).to(device).contiguous() for column in columns]
-        named: dict[str, Any] = dict(zip(self._keys or (), moved, strict=bool(self._keys)))
-        return ArrayDataset(**named) if named else ArrayDataset(*moved)
+        moved = {
+            key: column.read_range(0, len(self)).to(device).contiguous()
+            for key, column in sources.items()
+        }
+        made = copy.copy(self)
+        fields = [Field(column.name, moved[id(column.source)], True) for column in columns]
+        made._fields = tuple(fields)
+        made._transforms = {
+            i: replace(transform, field=fields[i]) for i, transform in self._transforms.items()
+        }
+        made._epoch = self._epoch and Epoch()
+        return made
 
     def _make_transform(
         self, place: int, transform: Any, layout: str, out_layout: str

@@ -269,7 +269,7 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     taker = _taker_of(loader, dataset)
     source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker)
     if source.device is not None:
-        _check_resident(loader, f"the data are on {source.device}")
+        _check_resident(loader, source, f"the data are on {source.device}")
     how = type(loader.collate_fn).__name__ if is_sequence else "default collate"
     why = f"{type(loader.dataset).__name__} of {source.kind}, {how}"
     if getattr(dataset, "_transforms", None):
@@ -279,11 +279,15 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     return Route("array", why, source)
 
 
-def _check_resident(loader: DataLoader[Any], where: str) -> None:
+def _check_resident(loader: DataLoader[Any], source: columns.Columns, where: str) -> None:
     """Raise NotCoveredError for a loader whose batches the device does not gather."""
     leave_if(loader.num_workers > 0, f"{where}, which gathers them with num_workers=0")
     leave_if(not loader._auto_collation, f"{where}, and batch_size is None")
     leave_if(loader.pin_memory, f"{where}, and pin_memory is for data in host memory")
+    if any(column.plan for column in source.all):
+        from fastloop.loader.arrays.resident import runs_kernels
+
+        leave_if(not runs_kernels(source.device), f"{where}, which runs no kernel of a transform")
 
 
 def _name_seeder(init: Any) -> str:

@@ -9,6 +9,7 @@ from helpers import TorchLoader, assert_same
 from torch.utils.data import DistributedSampler, RandomSampler, Subset, TensorDataset
 
 from fastloop import ArrayDataset, DataLoader
+from fastloop import transforms as T
 from fastloop.loader.arrays.resident import ResidentIter
 
 N = 5000
@@ -50,6 +51,25 @@ def test_batches_are_torchs(kind: str, sampler: str, size: int) -> None:
     loader = DataLoader(there, **arguments)
     assert type(iter(loader)) is ResidentIter
     assert_same(batches(loader), batches(TorchLoader(here, **arguments)))
+
+
+CHAINS: dict[str, list[Any]] = {
+    "cifar": [T.RandomCrop(28, 4), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, True)],
+    "reflected": [T.RandomCrop(24, padding=6, padding_mode="reflect"), T.RandomVerticalFlip()],
+    "erased": [T.ToDtype(torch.float16, True), T.RandomErasing(0.8, value=2), T.RandomErasing(0.5)],
+    "large": [T.Pad(100), T.RandomCrop(200), T.ToDtype(torch.bfloat16, True)],
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("out_layout", ["CHW", "HWC", "channels_last"])
+def test_transforms_of_images_are_those_of_the_cpu(chain: str, out_layout: str) -> None:
+    images = torch.randint(256, (N, 3, 32, 30), dtype=torch.uint8)
+    transform = {"x": T.Compose(CHAINS[chain])}
+    data = ArrayDataset(x=images, y=torch.arange(N), transform=transform, out_layout=out_layout)
+    there = DataLoader(data.to("cuda"), 128, shuffle=True)
+    assert_same(batches(there), batches(DataLoader(data, 128, shuffle=True)))
+    assert there.stats().path == "array"
 
 
 def test_a_dataset_that_was_moved() -> None:

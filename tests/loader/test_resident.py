@@ -24,6 +24,7 @@ from fastloop.loader.arrays.resident import ResidentIter
 N = 50
 ROWS = torch.randn(N, 3, 5)
 LABELS = torch.arange(N)
+IMAGES = torch.randint(256, (N, 3, 8, 8), dtype=torch.uint8)
 
 
 @pytest.fixture(autouse=True)
@@ -232,8 +233,11 @@ def test_what_the_device_does_not_gather_is_torchs() -> None:
         "pin_memory is for data in host memory": path_and_why(data, pin_memory=True),
         "within another dataset": path_and_why(ConcatDataset([data, data])),
         "its rows are not contiguous": path_and_why(TensorDataset(ROWS.mT)),
-        "transforms are for the CPU": path_and_why(
-            ArrayDataset(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), transform=T.CenterCrop(4))
+        "which runs no kernel of a transform": path_and_why(
+            ArrayDataset(IMAGES, transform=T.CenterCrop(4))
+        ),
+        "its transform computes pixels": path_and_why(
+            ArrayDataset(IMAGES, transform=T.Resize((4, 4)))
         ),
     }
     for text, (path, why) in refused.items():
@@ -261,10 +265,24 @@ def test_a_dataset_moves_all_of_its_fields(tmp_path: Any) -> None:
     assert_same(pair.to("cpu")[3], pair[3])
 
 
+def test_a_dataset_moves_with_its_transforms_and_counts_epochs_of_its_own() -> None:
+    views = {"a": T.RandomCrop(6, 2), "b": T.Compose([T.RandomHorizontalFlip(), T.RandomErasing()])}
+    data = ArrayDataset(image=IMAGES, label=LABELS, transform=views, out_layout="HWC", seed=3)
+    moved = data.to("cpu")
+    first, second = (field.source for field in moved._fields[:2])
+    assert first is second and repr(moved) == repr(data)
+    assert_same(moved.params(5, field="a"), data.params(5, field="a"))
+    data.set_epoch(4)
+    assert moved.explain() != data.explain()
+    moved.set_epoch(4)
+    assert moved.explain() == data.explain()
+    assert_same([moved[i] for i in (0, -1, [3, (4, 2)])], [data[i] for i in (0, -1, [3, (4, 2)])])
+
+
 def test_what_cannot_be_moved() -> None:
     images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
-    with pytest.raises(TypeError, match="fields without transforms"):
-        ArrayDataset(images, transform=T.CenterCrop(4)).to("cpu")
+    with pytest.raises(TypeError, match="no RaggedArrays, with transforms by C"):
+        ArrayDataset(images, transform=lambda image: image).to("cpu")
     with pytest.raises(TypeError, match="dense tensor on the CPU or CUDA"):
         ArrayDataset(images).to("meta")
 

@@ -4,16 +4,50 @@ each, and what does not fit together is refused. Needs a core of tests/cuda/buil
 import ctypes
 from typing import Any
 
-import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import RandomSampler, Subset, TensorDataset
 
 from fastloop import ArrayDataset, DataLoader, _core
+from fastloop import transforms as T
 from fastloop.loader.arrays import columns
 
-columns._RESIDENT = ("cpu",)
 N = 200
+IMAGES = {
+    "CHW": torch.randint(256, (N, 3, 32, 30), dtype=torch.uint8),
+    "HWC": torch.randint(256, (N, 40, 37, 1), dtype=torch.uint8),
+}
+CAST = [T.ToDtype(torch.float32, scale=True), T.Normalize([0.4], [0.2])]
+HALF = [T.ToDtype(torch.float16, scale=True)]
+CHAINS: list[list[Any]] = [
+    [T.RandomCrop(28, 4), T.RandomHorizontalFlip(), *CAST],
+    [T.RandomCrop(24, padding=6, padding_mode="reflect"), T.RandomVerticalFlip(0.7)],
+    [*CAST, T.RandomErasing(0.8, value=3.5), T.RandomHorizontalFlip(), T.RandomErasing(0.5)],
+    [T.Pad(3, 9), T.RandomCrop(33, 2, fill=200), *HALF],
+    [T.CenterCrop((60, 7)), T.ToDtype(torch.bfloat16, scale=True), T.RandomErasing(1.0)],
+    [T.RandomHorizontalFlip(0.5)],
+]
+
+
+def augmented(chain: int, layout: str, out_layout: str) -> ArrayDataset:
+    transform = {"x": T.Compose(CHAINS[chain])}
+    kinds = {"layout": layout, "out_layout": out_layout, "seed": chain}
+    return ArrayDataset(x=IMAGES[layout], y=torch.arange(N), transform=transform, **kinds)
+
+
+# Plans that were made before see tensors on the CPU.
+WAYS = [
+    (i, a, b) for i in range(len(CHAINS)) for a in IMAGES for b in ("CHW", "HWC", "channels_last")
+]
+AUGMENTED = [augmented(*way) for way in WAYS]
+LOADERS = [DataLoader(augmented(*way), 64) for way in WAYS]
+EXPECTED = [[list(loader) for _ in range(2)] for loader in LOADERS]
+
+COMPUTED = ArrayDataset(IMAGES["CHW"], transform=T.Resize((28, 28)))._plans[0]
+
+import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
+
+columns._RESIDENT = ("cpu",)
 TABLES = TensorDataset(torch.randn(N, 100), torch.arange(N), torch.rand(N, 3) > 0.5)
 MANY = ArrayDataset(**{f"f{i}": torch.randint(99, (N, i), dtype=torch.uint8) for i in range(1, 41)})
 APART = TensorDataset(torch.randn(3 * N, 7)[::3], torch.randn(N + 1, 5).half()[1:])
@@ -43,6 +77,17 @@ for size in (1, 32, 300):
     compare(TABLES, 1, batch_size=size, shuffle=True)
     compare(APART, 1, batch_size=size)
     compare(MANY, 2, batch_size=size, shuffle=True, drop_last=size == 32)
+for data, epochs in zip(AUGMENTED, EXPECTED, strict=True):
+    loader = DataLoader(data, 64)
+    for epoch in epochs:
+        before = fake.fake_launches()
+        for batch, expected in zip(loader, epoch, strict=True):
+            for key in ("x", "y"):
+                assert batch[key].dtype is expected[key].dtype
+                assert batch[key].stride() == expected[key].stride()
+                assert torch.equal(batch[key], expected[key]), (data, key)
+        assert fake.fake_launches() - before == 2 * len(epoch)
+    assert loader.stats().path == "array" and "on cpu" in loader.stats().why
 compare(Subset(TABLES, list(range(90, 10, -1))), 1, batch_size=9, shuffle=True)
 compare(TABLES, 1, batch_size=64, sampler=RandomSampler(TABLES, True, 500))
 compare(TABLES, 1, batch_sampler=[[3, 1], [-1], [0, 0, 7]])
@@ -63,6 +108,32 @@ for arguments, text in REFUSED:
     before = fake.fake_launches()
     try:
         _core.gather(torch.Tensor, *arguments)
+        raise AssertionError(text)
+    except (TypeError, ValueError) as error:
+        assert text in str(error), error
+    assert fake.fake_launches() == before
+plan, shape = AUGMENTED[0]._plans[0], (3, 3, 28, 28)
+assert plan is not None
+maps, table = torch.zeros(3, plan.map_length).int(), torch.zeros(len(plan.values())).byte()
+given: list[Any] = [plan, IMAGES["CHW"], rows, N, maps, table, torch.empty(shape)]
+WRONG: list[tuple[int, Any, str]] = [
+    (0, T.Resize((9, 9)), "must be fastloop._core.ImagePlan"),
+    (0, COMPUTED, "the plan computes pixels"),
+    (1, IMAGES["CHW"].int(), "the images are not those of the plan"),
+    (1, IMAGES["HWC"], "the images are not those of the plan"),
+    (2, rows.int(), "indices must be a contiguous vector of int64"),
+    (3, N + 1, "the images are not those of the plan"),
+    (4, maps[:2], "maps must be contiguous, 168 elements"),
+    (4, maps.long(), "maps must be contiguous, 168 elements"),
+    (5, table[1:], "values must be contiguous, 3096 elements"),
+    (6, torch.empty(shape).half(), "out is not a batch of the plan's results"),
+    (6, torch.empty(2, *shape[1:]), "out is not a batch of the plan's results"),
+]
+for place, wrong, text in WRONG:
+    arguments = (*given[:place], wrong, *given[place + 1 :])
+    before = fake.fake_launches()
+    try:
+        _core.gather_images(torch.Tensor, *arguments)
         raise AssertionError(text)
     except (TypeError, ValueError) as error:
         assert text in str(error), error

@@ -175,4 +175,20 @@ typedef struct fl_image_ops {
     fl_image_tone_ops tone;
 } fl_image_ops;
 
+enum { FL_ERASED_NUMBERS = 5 };
+
+/* Images of a batch that a device makes out of its own memory: byte (image, channel, row, column)
+ * is at the sum of these steps, and so is an element of the batch. */
+typedef struct fl_image_batch {
+    const uint8_t *from;                /* borrowed */
+    char *to;                           /* borrowed */
+    int64_t from_steps[4], to_steps[4]; /* in bytes; in elements */
+    int32_t channels, height, width;    /* of a result */
+    int32_t element_bytes;              /* 1, 2 or 4 */
+    const int32_t *maps; /* borrowed, on the device: for each image as fl_image_plan_map */
+    int32_t erased;      /* operations that erase */
+    int32_t values;      /* of each channel: */
+    const char *table;   /* borrowed, on the device: as fl_image_plan_write_values */
+} fl_image_batch;
+
 #endif

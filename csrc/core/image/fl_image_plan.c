@@ -431,3 +431,63 @@ int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params
     fl_scratch_give(plan->scratch, tools.scratch);
     return status;
 }
+
+/* ---- maps */
+
+static int32_t count_erases(const fl_image_plan *plan)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < plan->count; i++) count += plan->ops[i].kind == FL_OP_ERASE;
+    return count;
+}
+
+int32_t fl_image_plan_map_length(const fl_image_plan *plan)
+{
+    if (fl_image_plan_resizes(plan) || !fl_size_is_known(plan->in)) return 0;
+    return plan->output.size.height + plan->output.size.width +
+           FL_ERASED_NUMBERS * count_erases(plan);
+}
+
+static int32_t *map_axis(const fl_image_axis *axis, int32_t *map)
+{
+    for (int32_t n = 0; n < axis->count; n++) {
+        const fl_segment *s = &axis->segment[n];
+        for (int32_t i = 0; i < s->length; i++)
+            *map++ = s->fill == FL_NO_FILL ? s->from + i * s->step : -1 - s->fill;
+    }
+    return map;
+}
+
+void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map)
+{
+    fl_image_view view;
+    fl_image_tools tools = {.ops = plan->ops, .channels = plan->channels};
+    fl_image_view_start(&view, &tools, plan->cache, &(fl_image_source){.size = plan->in});
+    (void)run_range(plan, params, 0, plan->count, &view, NULL); /* it edits the axes alone */
+    map = map_axis(&view.x, map_axis(&view.y, map));
+    memset(map, 0, (size_t)(FL_ERASED_NUMBERS * count_erases(plan)) * sizeof *map);
+    for (int32_t n = 0; n < view.erased_count; n++) {
+        const fl_erased *e = &view.erased[n];
+        *map++ = e->top;
+        *map++ = e->left;
+        *map++ = e->top + e->size.height;
+        *map++ = e->left + e->size.width;
+        *map++ = -1 - e->op;
+    }
+}
+
+int32_t fl_image_plan_values(const fl_image_plan *plan) { return 256 + plan->count; }
+
+void fl_image_plan_write_values(const fl_image_plan *plan, char *out)
+{
+    const fl_image_output *o = &plan->output;
+    int64_t bytes = fl_image_type_bytes(o->type);
+    for (int32_t c = 0; c < o->channels; c++) {
+        for (int32_t v = 0; o->tables == NULL && v < 256; v++) out[v] = (char)v;
+        if (o->tables != NULL)
+            memcpy(out, (char *)o->tables + c * 256 * bytes, (size_t)(256 * bytes));
+        out += 256 * bytes;
+        for (int32_t i = 0; i < plan->count; i++, out += bytes)
+            memcpy(out, plan->ops[i].out_fill + c * bytes, (size_t)bytes);
+    }
+}

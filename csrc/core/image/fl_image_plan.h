@@ -66,4 +66,20 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
 int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
                         const fl_image_source *source, void *out, fl_err *err);
 
+/* ---- plans that only move bytes and look them up, for a device that does both */
+
+/* How many numbers fl_image_plan_map writes; 0: the plan computes pixels. */
+int32_t fl_image_plan_map_length(const fl_image_plan *plan);
+
+/* Where the pixels of a result come from, for an image of fl_image_plan_in: of each row, then of
+ * each column, the one of the image that is read, or -1 - i, which operation i fills. Where both
+ * are filled the lower number counts. Then five numbers for each operation that erases: top, left,
+ * bottom and right of what is erased, and its -1 - i; later ones count. Pure. */
+void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map);
+
+/* Elements of each channel: of the 256 bytes, then what each operation fills. */
+int32_t fl_image_plan_values(const fl_image_plan *plan);
+/* Writes them, all of channel 0 first. */
+void fl_image_plan_write_values(const fl_image_plan *plan, char *out);
+
 #endif

@@ -90,6 +90,7 @@ static void set_shape(fl_py_image_plan *self, fl_image_layout memory, bool is_pe
         steps[2] = (int64_t)out.height * out.width;
     }
     bool is_chw = memory == FL_CHW || is_permuted;
+    self->form = is_chw ? FL_CHW : FL_HWC;
     for (int d = 0; d < 3; d++) {
         int from = is_chw ? (d + 2) % 3 : d;
         self->shape[d] = dims[from];
@@ -299,6 +300,82 @@ static PyObject *plan_apply(fl_py_image_plan *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* The memory of a contiguous CPU tensor of such a shape; NULL, with ValueError, for any other. */
+static void *vector_of(const fl_py_image_plan *self, PyObject *tensor, uint8_t bits, int64_t rows,
+                       int64_t columns)
+{
+    fl_tensor view;
+    if (fl_py_view(&self->dlpack, tensor, &view) != 0) return NULL;
+    int64_t count = 1;
+    for (int d = 0; d < view.ndim; d++) count *= view.shape[d];
+    if (is_dtype(view.dtype, (fl_dtype){kDLInt, bits, 1}) && view.ndim <= 2 &&
+        count == rows * columns && fl_tensor_is_contiguous(&view))
+        return (void *)(uintptr_t)view.data;
+    PyErr_SetString(PyExc_ValueError, "map: rows must be int64, and out int32 [rows, map_length]");
+    return NULL;
+}
+
+PyDoc_STRVAR(map_doc,
+             "map(rows, count, out, epoch)\n--\n\n"
+             "Write where the pixels of each result come from, as _core.gather_images\n"
+             "takes it, to int32 `out` [count, map_length]; for `count` int64 rows, which\n"
+             "are >= 0. Lets go of the interpreter lock.");
+
+static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
+{
+    PyObject *rows, *out;
+    unsigned long epoch;
+    Py_ssize_t count;
+    fl_err err = {0};
+    int32_t length = fl_image_plan_map_length(self->plan);
+    if (!PyArg_ParseTuple(args, "OnOk:map", &rows, &count, &out, &epoch)) return NULL;
+    const int64_t *row = vector_of(self, rows, 64, count, 1);
+    int32_t *map = row != NULL ? vector_of(self, out, 32, count, length) : NULL;
+    if (map == NULL) return NULL;
+    int status = FL_OK;
+    Py_BEGIN_ALLOW_THREADS
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_sample_key key = {.seed = fl_image_plan_seed(self->plan), .epoch = (uint32_t)epoch};
+    for (Py_ssize_t i = 0; status == FL_OK && i < count; i++, map += length) {
+        key.index = row[i];
+        status = fl_image_plan_draw(self->plan, &key, fl_image_plan_in(self->plan), params, &err);
+        if (status == FL_OK) fl_image_plan_map(self->plan, params, map);
+    }
+    Py_END_ALLOW_THREADS
+    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(values_doc, "values()\n--\n\n"
+                         "The elements that results are made of, as _core.gather_images takes "
+                         "them: bytes.");
+
+static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored))
+{
+    int64_t each = (int64_t)fl_image_plan_values(self->plan) * (self->dtype.bits / 8);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, each * fl_image_plan_out_channels(self->plan));
+    if (made != NULL) fl_image_plan_write_values(self->plan, PyBytes_AS_STRING(made));
+    return made;
+}
+
+static PyObject *plan_map_length(fl_py_image_plan *self, void *Py_UNUSED(ignored))
+{
+    return PyLong_FromLong(fl_image_plan_map_length(self->plan));
+}
+
+static PyObject *plan_out_dtype(fl_py_image_plan *self, void *Py_UNUSED(ignored))
+{
+    int t = 0;
+    while (!is_dtype(types[t].dtype, self->dtype)) t++;
+    return PyUnicode_FromString(types[t].name);
+}
+
+static PyObject *plan_out_strides(fl_py_image_plan *self, void *Py_UNUSED(ignored))
+{
+    return Py_BuildValue("(LLL)", (long long)self->stride[0], (long long)self->stride[1],
+                         (long long)self->stride[2]);
+}
+
 static PyObject *plan_out_shape(fl_py_image_plan *self, void *Py_UNUSED(ignored))
 {
     return Py_BuildValue("(LLL)", (long long)self->shape[0], (long long)self->shape[1],
@@ -313,11 +390,17 @@ static PyObject *plan_uncut(fl_py_image_plan *self, void *Py_UNUSED(ignored))
 static PyGetSetDef plan_getset[] = {
     {"uncut", (getter)plan_uncut, NULL,
      "why a device cannot do its last step, the lookup in tables; '': it can", NULL},
+    {"map_length", (getter)plan_map_length, NULL,
+     "how many numbers map() writes for a row; 0: the plan computes pixels", NULL},
+    {"out_dtype", (getter)plan_out_dtype, NULL, "the dtype of what it makes of an image", NULL},
     {"out_shape", (getter)plan_out_shape, NULL, "the shape of what it makes of an image", NULL},
+    {"out_strides", (getter)plan_out_strides, NULL, "its strides in elements", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef plan_methods[] = {{"draw", (PyCFunction)plan_draw, METH_VARARGS, draw_doc},
                                      {"apply", (PyCFunction)plan_apply, METH_VARARGS, apply_doc},
+                                     {"map", (PyCFunction)plan_map, METH_VARARGS, map_doc},
+                                     {"values", (PyCFunction)plan_values, METH_NOARGS, values_doc},
                                      {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(

@@ -19,8 +19,9 @@ typedef struct fl_py_image_plan {
     fl_image_layout memory; /* of what it makes */
     fl_image_layout layout; /* of the images that it is given */
     fl_dtype dtype;         /* of what it makes, */
-    int64_t shape[3];       /* and its shape: CHW or HWC */
-    int64_t stride[3];      /* in elements */
+    int64_t shape[3];       /* and its shape, */
+    fl_image_layout form;   /* whose dimensions are these, */
+    int64_t stride[3];      /* and its strides in elements */
 } fl_py_image_plan;
 
 extern PyType_Spec fl_py_image_plan_spec;

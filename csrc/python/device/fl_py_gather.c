@@ -3,6 +3,7 @@
 
 #include "fl_cuda.h"
 #include "fl_py.h"
+#include "fl_py_image_plan.h"
 
 #include <string.h>
 
@@ -112,5 +113,135 @@ PyObject *fl_py_gather(PyObject *Py_UNUSED(module), PyObject *args)
     fl_free(columns);
     fl_py_dlpack_close(&dlpack);
     if (!is_done) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* ---- images */
+
+/* The address of a contiguous vector of `count` elements of this dtype, or NULL and ValueError. */
+static const void *
+vector_there(gather *self, PyObject *tensor, const char *name, fl_dtype dtype, int64_t count)
+{
+    fl_tensor view;
+    if (view_there(self, tensor, &view) != 0) return NULL;
+    int64_t found = 1;
+    for (int d = 0; d < view.ndim; d++) found *= view.shape[d];
+    if (memcmp(&view.dtype, &dtype, sizeof dtype) == 0 && found == count &&
+        fl_tensor_is_contiguous(&view))
+        return view.data;
+    PyErr_Format(PyExc_ValueError, "gather_images: %s must be contiguous, %lld elements", name,
+                 (long long)count);
+    return NULL;
+}
+
+/* The steps between images, channels, rows and columns; `layout` is that of each image. */
+static void read_steps(const fl_tensor *view, fl_image_layout layout, int64_t unit, int64_t *steps)
+{
+    static const int axis[FL_IMAGE_LAYOUTS][4] = {[FL_CHW] = {0, 1, 2, 3}, [FL_HWC] = {0, 3, 1, 2}};
+    for (int d = 0; d < 4; d++) steps[d] = view->stride[axis[layout][d]] / unit;
+}
+
+static int
+read_images(gather *self, const fl_py_image_plan *plan, PyObject *source, fl_image_batch *out)
+{
+    fl_tensor view;
+    if (view_there(self, source, &view) != 0) return -1;
+    bool is_chw = plan->layout == FL_CHW;
+    fl_image_size in = fl_image_plan_in(plan->plan);
+    int32_t channels = fl_image_plan_channels(plan->plan);
+    if (view.ndim == 4 && view.dtype.code == kDLUInt && view.dtype.bits == 8 &&
+        view.shape[is_chw ? 1 : 3] == channels && view.shape[is_chw ? 2 : 1] == in.height &&
+        view.shape[is_chw ? 3 : 2] == in.width && view.shape[0] >= self->length) {
+        out->from = (const uint8_t *)view.data;
+        read_steps(&view, plan->layout, 1, out->from_steps);
+        return 0;
+    }
+    PyErr_SetString(PyExc_ValueError, "gather_images: the images are not those of the plan");
+    return -1;
+}
+
+static int
+read_result(gather *self, const fl_py_image_plan *plan, PyObject *result, fl_image_batch *out)
+{
+    fl_tensor view;
+    if (view_there(self, result, &view) != 0) return -1;
+    int64_t bytes = plan->dtype.bits / 8;
+    bool fits = view.ndim == 4 && memcmp(&view.dtype, &plan->dtype, sizeof view.dtype) == 0 &&
+                view.shape[0] == self->row_count;
+    for (int d = 0; fits && d < 3; d++) fits = view.shape[d + 1] == plan->shape[d];
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError,
+                        "gather_images: out is not a batch of the plan's results");
+        return -1;
+    }
+    out->to = (char *)(uintptr_t)view.data;
+    read_steps(&view, plan->form, bytes, out->to_steps);
+    return 0;
+}
+
+/* What the kernel is told, of arguments that go together. */
+static int
+read_batch(gather *self, const fl_py_image_plan *plan, PyObject *const *args, fl_image_batch *out)
+{
+    const fl_image_plan *core = plan->plan;
+    int32_t length = fl_image_plan_map_length(core), bytes = plan->dtype.bits / 8;
+    fl_image_size size = fl_image_plan_out(core);
+    *out = (fl_image_batch){.channels = fl_image_plan_out_channels(core),
+                            .height = size.height,
+                            .width = size.width,
+                            .element_bytes = bytes,
+                            .erased = (length - size.height - size.width) / FL_ERASED_NUMBERS,
+                            .values = fl_image_plan_values(core)};
+    int64_t values = (int64_t)out->values * out->channels * bytes;
+    if (length == 0) {
+        PyErr_SetString(PyExc_ValueError, "gather_images: the plan computes pixels");
+        return -1;
+    }
+    if (read_rows(self, args[1]) != 0 || read_images(self, plan, args[0], out) != 0) return -1;
+    out->maps =
+        vector_there(self, args[2], "maps", (fl_dtype){kDLInt, 32, 1}, self->row_count * length);
+    if (out->maps == NULL && self->row_count > 0) return -1;
+    out->table = vector_there(self, args[3], "values", (fl_dtype){kDLUInt, 8, 1}, values);
+    return out->table != NULL ? read_result(self, plan, args[4], out) : -1;
+}
+
+const char fl_py_gather_images_doc[] = PyDoc_STR(
+    "gather_images(tensor_type, plan, source, indices, length, maps, values, out)\n--\n\n"
+    "Make a batch of uint8 images on one CUDA device, by one kernel on the current stream. "
+    "indices\n"
+    "and length as for gather(); maps: int32, from plan.map(); values: uint8, plan.values(). What\n"
+    "indices and maps hold is not read here.");
+
+static int queue_images(gather *self, const fl_py_image_plan *plan, PyObject *const *args)
+{
+    fl_err err;
+    void *stream;
+    fl_image_batch batch;
+    if (read_batch(self, plan, args, &batch) != 0 ||
+        fl_py_stream(self->dlpack, self->device, &stream) != 0)
+        return -1;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_cuda_gather_images(self->device, stream, &batch, self->rows, self->row_count, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+PyObject *fl_py_gather_images(PyObject *module, PyObject *args)
+{
+    const fl_py_state *state = PyModule_GetState(module);
+    PyObject *tensor_type, *plan, *given[5];
+    fl_py_dlpack dlpack;
+    gather self = {.dlpack = &dlpack, .device = FL_PY_ANYWHERE};
+    if (!PyArg_ParseTuple(args, "OO!OOLOOO:gather_images", &tensor_type, state->image_plan_type,
+                          &plan, &given[0], &given[1], &self.length, &given[2], &given[3],
+                          &given[4]) ||
+        fl_py_dlpack_open(tensor_type, &dlpack) != 0)
+        return NULL;
+    int status = queue_images(&self, (fl_py_image_plan *)plan, given);
+    fl_py_dlpack_close(&dlpack);
+    if (status != 0) return NULL;
     Py_RETURN_NONE;
 }

@@ -8,4 +8,7 @@
 extern const char fl_py_gather_doc[];
 PyObject *fl_py_gather(PyObject *module, PyObject *args);
 
+extern const char fl_py_gather_images_doc[];
+PyObject *fl_py_gather_images(PyObject *module, PyObject *args);
+
 #endif

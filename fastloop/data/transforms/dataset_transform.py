@@ -200,9 +200,13 @@ class FieldTransform:
         dtype = torch_dtype(self.field.source)
         remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
         check_type("images with a transform", dtype, dtype is torch.uint8, "uint8", remedy)
+        plan = make(ops, self._shape, self.layout, self.out_layout, self.seed)
         device = getattr(self.field.source, "device", "cpu")  # NumPy says so, too
-        check_type("images with a transform", device, str(device) == "cpu", "on the CPU")
-        return make(ops, self._shape, self.layout, self.out_layout, self.seed)
+        is_moved = isinstance(plan, Plan) and plan.core.map_length > 0
+        rule = "on the CPU if the transform does more than crop, pad, flip, erase and cast"
+        check_type("images", device, is_moved or str(device) == "cpu", rule)
+        self._device = torch.device(device)
+        return plan
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -211,12 +215,17 @@ class FieldTransform:
     def like(self) -> Tensor | None:
         """Return a tensor as results are that torch's collate stacks in their layout, if known."""
         plan = self.plan.last if isinstance(self.plan, CutPlan) else self.plan
-        return None if plan is None or plan.out_layout == "channels_last" else plan.empty()
+        if plan is None or plan.out_layout == "channels_last" or self._device.type != "cpu":
+            return None
+        return plan.empty()
 
     def apply(self, row: int, epoch: int, view: int, out: Tensor | None = None) -> Any:
         """Return the result for one row, in ``out`` if that is like it."""
         if isinstance(self.plan, Plan):
-            return self.plan.apply(self.field.image(row), row, epoch, view, out)
+            image: Any = self.field.image(row)
+            if self._device.type != "cpu":
+                return self.plan.apply(image.cpu(), row, epoch, view).to(self._device)
+            return self.plan.apply(image, row, epoch, view, out)
         image = self.field[row]
         if self.plan is not None:
             return self.plan.apply(image, row, epoch, view, out)
@@ -227,7 +236,7 @@ class FieldTransform:
 
     def stack(self, items: Sequence[tuple[int, int]], epoch: int) -> Any:
         """Return the results for several (row, view) as one batch."""
-        if not isinstance(self.plan, Plan):
+        if not isinstance(self.plan, Plan) or self._device.type != "cpu":
             return default_collate([self.apply(row, epoch, view) for row, view in items])
         out = self.plan.empty(len(items))
         for place, (row, view) in zip(out, items, strict=True):
@@ -261,11 +270,13 @@ class FieldTransform:
         if isinstance(self.plan, CutPlan):
             return [f"{name}: by C and Python, {where}", *self.plan.explain()]
         where = "in the threads of loaders that take path='array' (see stats()), else in dataset[i]"
+        if self._device.type != "cpu":
+            where = f"by a kernel on {self._device} in loaders without workers, else in dataset[i]"
         where = f"in dataset[i], because {others}" if others else where
         rows, result = f"{self._shape} {self.layout}", f"{self.describe_result()} {self.out_layout}"
         lines = [f"{name}: uint8 {rows} -> {result}, by C, {where}"]
         lines += explain_ops(self.plan.ops)
-        if self.plan.dtype is not torch.uint8 and not others:
+        if self.plan.dtype is not torch.uint8 and not others and self._device.type == "cpu":
             uncut, cut = self.plan.core.uncut, "the table of numbers; uint8 is uploaded"
             cut = f"nothing, the result is uploaded, because {uncut}" if uncut else cut
             lines.append(f"  on a CUDA device, with workers: {cut}")

@@ -458,7 +458,9 @@ def _find_device(columns: Columns) -> torch.device | None:
     leave_if(len(places) > 1, f"the data lie on several devices: {names}")
     for column in columns.all:
         where, row = f"{column.name} is on {on}, and", cast(torch.Tensor, column.source)[:1]
-        leave_if(column.plan is not None, f"{where} transforms are for the CPU")
+        plan = column.plan
+        is_moved = plan is None or (isinstance(plan, ImagePlan) and plan.map_length > 0)
+        leave_if(not is_moved, f"{where} its transform computes pixels")
         leave_if(not row.is_contiguous(), f"{where} its rows are not contiguous")
         leave_if(row.nbytes > _LONGEST, f"{where} a row takes {row.nbytes:,} bytes")
     return on
@@ -479,6 +481,7 @@ def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
         columns.device = _find_device(columns)
         if columns.device is not None:
             columns.maps, columns.kind = tuple(maps), f"tensors on {columns.device}"
+            columns.dataset = dataset
             return columns
         found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
         sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5

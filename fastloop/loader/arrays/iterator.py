@@ -115,6 +115,12 @@ def rest_of_block(block: Block, rows: int) -> Block:
     return block[rows:]
 
 
+def random_epoch(source: Columns, datasets: Any) -> int:
+    """Return the epoch of the random transforms of a dataset; `datasets` are the iterator's."""
+    epoch = source.dataset._epoch if isinstance(source.dataset, EpochDataset) else None
+    return (epoch and datasets.number_of(epoch)) or 0
+
+
 def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
     """Return the blocks of a sampler without the rows of the batches that were yielded. Draws the
     blocks that hold those now."""
@@ -239,10 +245,7 @@ class ArrayIter(ResumableIter):
 
     @property
     def _random_epoch(self) -> int:
-        """The epoch of the random transforms in the table."""
-        dataset = self._source.dataset
-        epoch = dataset._epoch if isinstance(dataset, EpochDataset) else None
-        return (epoch and self._datasets.number_of(epoch)) or 0
+        return random_epoch(self._source, self._datasets)
 
     def _restart(self) -> None:
         if self._destination is not None:
@@ -252,11 +255,15 @@ class ArrayIter(ResumableIter):
         if blocks is not None:
             self._sampler_iter = refuse_batches()
             remaining = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
-            self._array_loader.restart(remaining, _BLOCKS, sampler, self._random_epoch)
+            self._array_loader.restart(
+                remaining, _BLOCKS, sampler, random_epoch(self._source, self._datasets)
+            )
         else:
             singles = _LISTS if self._fetches_singles else _SINGLES
             kind = _BATCHES if self._auto_collation else singles
-            self._array_loader.restart(self._sampler_iter, kind, None, self._random_epoch)
+            self._array_loader.restart(
+                self._sampler_iter, kind, None, random_epoch(self._source, self._datasets)
+            )
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._warn_of_change()  # first: as an error it must leave everything as it was
@@ -296,7 +303,9 @@ class ArrayIter(ResumableIter):
             count = block[1] if isinstance(block, tuple) else len(block)
             source = chain((rest_of_block(block, count - left),), source)
         self._open_loader()
-        self._array_loader.restart(source, kind, batch_sampler, self._random_epoch)
+        self._array_loader.restart(
+            source, kind, batch_sampler, random_epoch(self._source, self._datasets)
+        )
         return True
 
     def _next_data(self) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import gather
+from fastloop._core import ImagePlan, gather, gather_images
 from fastloop.base.checks import check_value
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import SingleIter
@@ -19,7 +19,13 @@ from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.availability import find_fault
 from fastloop.loader.arrays.columns import Columns, as_vector, count_from_0
-from fastloop.loader.arrays.iterator import Block, find_blocks, refuse_batches, skip_blocks
+from fastloop.loader.arrays.iterator import (
+    Block,
+    find_blocks,
+    random_epoch,
+    refuse_batches,
+    skip_blocks,
+)
 from fastloop.loader.shared import LockedIter, Shared
 
 
@@ -30,6 +36,33 @@ def _fill(structure: Any, outs: Iterator[torch.Tensor]) -> Any:
     if isinstance(structure, tuple):
         return [_fill(part, outs) for part in structure]
     return {key: _fill(part, outs) for key, part in structure.items()}
+
+
+def runs_kernels(device: torch.device | None) -> bool:
+    """Tell whether kernels gather batches on a device; else torch's operations do. Warns once."""
+    return not kernels_are_disabled() and not find_fault(device, "gathers batches")
+
+
+class _Images:
+    """Images of one column, which a kernel moves and casts as their plan says. Parameters are drawn
+    on the CPU: where pixels come from is sent as a table for each batch."""
+
+    def __init__(self, plan: ImagePlan, source: torch.Tensor, send: Any) -> None:
+        self._plan, self._source, self._send = plan, source, send
+        self._dtype = getattr(torch, plan.out_dtype)
+        self._values = send(np.frombuffer(plan.values(), np.uint8))
+
+    def gather(self, rows: Vector, there: torch.Tensor, length: int, epoch: int) -> torch.Tensor:
+        """Return a batch; `there` is `rows` on the device."""
+        plan, count, shape = self._plan, len(rows), self._plan.out_shape
+        maps = np.empty((count, plan.map_length), np.int32)
+        plan.map(torch.from_numpy(rows), count, torch.from_numpy(maps), epoch)
+        steps = (int(np.prod(shape)), *plan.out_strides)
+        device = self._source.device
+        out = torch.empty_strided((count, *shape), steps, dtype=self._dtype, device=device)
+        sent, given = self._send(maps), (plan, self._source, there, length)
+        gather_images(torch.Tensor, *given, sent, self._values, out)
+        return out
 
 
 class ResidentIter(SingleIter, LockedIter):
@@ -59,10 +92,15 @@ class ResidentIter(SingleIter, LockedIter):
         self._accelerator = open_accelerator(self._tensors[0].device)
         device = self._accelerator.device
         self._is_there = accelerator is not None and accelerator.device == device
-        self._in_c = not kernels_are_disabled() and not find_fault(device, "gathers batches")
+        self._in_c = runs_kernels(device)
         self._stream = self._accelerator.current_stream()
-        self._rows = self._send(np.empty(0, np.int64))  # on the device, behind those of batches
+        # Behind those of batches, on the device and here.
+        self._rows, self._rows_here = self._send(np.empty(0, np.int64)), np.empty(0, np.int64)
         self._sent = self._accelerator.record_event()
+        self._images = [
+            _Images(cast(ImagePlan, column.plan), tensor, self._send) if column.plan else None
+            for column, tensor in zip(source.all, self._tensors, strict=True)
+        ]
         self._blocks: Iterator[Block] | None = None
         if blocks := find_blocks(self._index_sampler):
             self._sampler_iter = refuse_batches()
@@ -96,8 +134,9 @@ class ResidentIter(SingleIter, LockedIter):
             self._accelerator.record_stream(self._rows)
             self._stream = stream
 
-    def _take_rows(self, blocks: Iterator[Block], count: int) -> torch.Tensor:
-        """Return the next rows, `count` or all that are left. Blocks are read when torch would."""
+    def _take_rows(self, blocks: Iterator[Block], count: int) -> tuple[Vector, torch.Tensor]:
+        """Return the next rows, `count` or all that are left, here and on the device. Blocks are
+        read when torch would."""
         read: list[Vector] = []
         missing = count - len(self._rows)
         while missing > 0 and (block := next(blocks, None)) is not None:
@@ -106,11 +145,14 @@ class ResidentIter(SingleIter, LockedIter):
             read.append(block.numpy())
             missing -= len(read[-1])
         if read:
-            sent = self._send(self._resolve(np.concatenate(read)))
+            found = self._resolve(np.concatenate(read))
+            sent = self._send(found)
             self._rows = torch.cat((self._rows, sent)) if len(self._rows) else sent
+            self._rows_here = np.concatenate((self._rows_here, found))
             self._sent = self._accelerator.record_event()  # behind the cat
-        rows, self._rows = self._rows[:count], self._rows[count:]
-        return rows
+        here, there = self._rows_here[:count], self._rows[:count]
+        self._rows_here, self._rows = self._rows_here[count:], self._rows[count:]
+        return here, there
 
     def _next_data(self) -> Any:
         self._accelerator.check()
@@ -120,20 +162,29 @@ class ResidentIter(SingleIter, LockedIter):
             vector = as_vector(indices)
             if vector is None or len(vector) == 0:
                 return self._datasets.call(self._dataset_fetcher.fetch, indices)
-            return self._gather(self._send(self._resolve(vector)))
+            rows = self._resolve(vector)
+            return self._gather(rows, self._send(rows))
         sampler: Any = self._index_sampler
-        rows = self._take_rows(self._blocks, sampler.batch_size)
+        rows, there = self._take_rows(self._blocks, sampler.batch_size)
         if len(rows) == 0 or (sampler.drop_last and len(rows) < sampler.batch_size):
             raise StopIteration
-        return self._gather(rows)
+        return self._gather(rows, there)
 
-    def _gather(self, rows: torch.Tensor) -> Any:
-        tensors, count = self._tensors, len(rows)
-        if self._in_c:
-            outs = tuple(each.new_empty((count, *each.shape[1:])) for each in tensors)
-            gather(torch.Tensor, tensors, rows, outs, self._length)
-        else:
-            length = min(map(len, tensors))
+    def _gather(self, rows: Vector, there: torch.Tensor) -> Any:
+        """Return the batch of some rows; `there` is `rows` on the device."""
+        pairs = list(zip(self._tensors, self._images, strict=True))
+        plain = tuple(tensor for tensor, images in pairs if images is None)
+        if not self._in_c:
+            length = min(map(len, plain))
             check_value("the data", length, length >= self._length, f"{self._length} rows still")
-            outs = tuple(each[rows] for each in tensors)  # index_select lacks some dtypes
-        return _fill(self._source.structure, iter(outs))
+            outs = tuple(each[there] for each in plain)  # index_select lacks some dtypes
+            return _fill(self._source.structure, iter(outs))
+        outs = tuple(each.new_empty((len(rows), *each.shape[1:])) for each in plain)
+        if outs:
+            gather(torch.Tensor, plain, there, outs, self._length)
+        epoch, copied = random_epoch(self._source, self._datasets), iter(outs)
+        made = [
+            images.gather(rows, there, self._length, epoch) if images else next(copied)
+            for _, images in pairs
+        ]
+        return _fill(self._source.structure, iter(made))

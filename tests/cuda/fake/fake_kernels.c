@@ -3,6 +3,7 @@
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_gather.h"
+#include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
@@ -96,6 +97,15 @@ cudaError_t fl_cuda_load_widens(void)
 
 /* Never queued where no kernel is: its tests run the kernel itself. */
 cudaError_t fl_cuda_load_gathers(void) { return cudaSuccess; }
+
+cudaError_t fl_cuda_load_images(void) { return cudaSuccess; }
+
+cudaError_t
+fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *rows, int64_t count)
+{
+    (void)stream, (void)images, (void)rows, (void)count;
+    abort();
+}
 
 cudaError_t fl_cuda_queue_gather(void *stream, const fl_row_column *columns, int32_t column_count,
                                  const int64_t *rows, int64_t row_count, int64_t most_bytes)

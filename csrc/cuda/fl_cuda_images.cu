@@ -1,0 +1,83 @@
+/* fl_cuda_images: uint8 images in a device's memory become a batch, cropped, padded, flipped,
+ * erased and cast, by one kernel. It computes nothing but addresses: where pixels come from, and
+ * what a byte becomes, is written in tables that the CPU has made, so the bits are the CPU's.
+ *
+ * A block makes PIXELS pixels of one image, all channels of each by one thread, so loads and stores
+ * of a warp lie side by side. */
+#include "fl_cuda_images.h"
+#include "fl_cuda_runtime.h"
+
+#include <cuda_runtime.h>
+
+static constexpr uint32_t THREADS = 256, PIXELS = 4 * THREADS;
+
+/* Place in the map's rows and columns, or what fills the pixel: below 0. */
+struct origin {
+    int32_t row, column, fill;
+};
+
+static __device__ origin find_origin(const fl_image_batch &of, const int32_t *map, int32_t y,
+                                     int32_t x)
+{
+    origin at = {map[y], map[of.height + x], 0};
+    at.fill = at.row < at.column ? at.row : at.column;
+    const int32_t *erased = map + of.height + of.width;
+    for (int32_t i = 0; i < of.erased; i++, erased += FL_ERASED_NUMBERS)
+        if (y >= erased[0] && x >= erased[1] && y < erased[2] && x < erased[3]) at.fill = erased[4];
+    return at;
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS)
+    k_images(const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t blocks)
+{
+    const uint32_t image = blockIdx.x / blocks, pixels = (uint32_t)of.height * (uint32_t)of.width;
+    const int32_t numbers = of.height + of.width + FL_ERASED_NUMBERS * of.erased;
+    const int32_t *map = of.maps + (int64_t)image * numbers;
+    const uint8_t *from = of.from + rows[image] * of.from_steps[0];
+    T *to = (T *)of.to + image * of.to_steps[0];
+    uint32_t pixel = blockIdx.x % blocks * PIXELS + threadIdx.x;
+#pragma unroll
+    for (uint32_t i = 0; i < PIXELS / THREADS; i++, pixel += THREADS) {
+        if (pixel >= pixels) return;
+        const int32_t y = (int32_t)(pixel / (uint32_t)of.width);
+        const int32_t x = (int32_t)(pixel % (uint32_t)of.width);
+        const origin at = find_origin(of, map, y, x);
+        const T *values = (const T *)of.table;
+        for (int32_t c = 0; c < of.channels; c++, values += of.values) {
+            const uint8_t *byte = from + c * of.from_steps[1] + at.row * of.from_steps[2] +
+                                  at.column * of.from_steps[3];
+            const int32_t value = at.fill < 0 ? 255 - at.fill : (int32_t)*byte;
+            to[c * of.to_steps[1] + y * of.to_steps[2] + x * of.to_steps[3]] = values[value];
+        }
+    }
+}
+
+template <class T>
+static cudaError_t
+launch(void *stream, const fl_image_batch *images, const int64_t *rows, uint32_t count)
+{
+    uint32_t blocks = ((uint32_t)images->height * (uint32_t)images->width - 1) / PIXELS + 1;
+    const void *args[] = {images, &rows, &blocks};
+    return cudaLaunchKernel(k_images<T>, dim3(count * blocks), dim3(THREADS), (void **)args, 0,
+                            (cudaStream_t)stream);
+}
+
+cudaError_t
+fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *rows, int64_t count)
+{
+    const int64_t pixels = (int64_t)images->height * images->width;
+    if (pixels > INT32_MAX || count > INT32_MAX / ((pixels - 1) / PIXELS + 1))
+        return cudaErrorInvalidValue;
+    if (count == 0) return cudaSuccess;
+    if (images->element_bytes == 1) return launch<uint8_t>(stream, images, rows, (uint32_t)count);
+    if (images->element_bytes == 2) return launch<uint16_t>(stream, images, rows, (uint32_t)count);
+    return launch<uint32_t>(stream, images, rows, (uint32_t)count);
+}
+
+cudaError_t fl_cuda_load_images(void)
+{
+    const void *kernels[] = {(const void *)k_images<uint8_t>, (const void *)k_images<uint16_t>,
+                             (const void *)k_images<uint32_t>};
+    return fl_cuda_load(kernels, 3);
+}
