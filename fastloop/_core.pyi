@@ -43,6 +43,7 @@ class SequenceColumn:
         is_int64: bool = False,
         is_label: bool = False,
         padding: bytes = b"",
+        ignored: int | None = None,
         name: str = "",
         main_name: str = "",
     ) -> SequenceColumn: ...
@@ -169,6 +170,7 @@ class ArrayLoader:
         timeout: float,
         destination: Any = None,
         budget: int = 9223372036854775807,
+        wrap: Callable[[Any], Any] | None = None,
     ) -> ArrayLoader: ...
     def __iter__(self) -> ArrayLoader: ...
     def __next__(self) -> Any: ...

@@ -52,6 +52,8 @@ static void expect_element(const ragged_fixture *fix, const fl_column_pad_config
         memcpy(out, PADDING, 16);
     } else {
         put_value(fix, fl_row_at(rows, i), at, config->is_widened, out);
+        bool is_ignored = config->has_ignored && memcmp(out, &config->ignored, 8) == 0;
+        if (is_ignored) memcpy(out, PADDING, 16);
     }
 }
 
@@ -140,6 +142,43 @@ static void test_integers_may_come_out_as_int64(void)
     for (int d = 0; d < WIDENABLE; d++) {
         ragged_fixture fix;
         open_ragged(&fix, &seed, widenable[d], 30, d % 2);
+        check_outputs(&fix, true, &seed);
+        close_ragged(&fix);
+    }
+}
+
+static void test_ignored_values_come_out_as_padding(void)
+{
+    uint64_t seed = 27;
+    for (int d = 0; d < WIDENABLE; d++) {
+        ragged_fixture fix;
+        open_ragged(&fix, &seed, widenable[d], 30, d % 2);
+        for (int64_t i = 0; i < fix.ragged.count; i += 3)
+            memset(fix.values + i * fl_dtype_bytes(widenable[d]), 0,
+                   (size_t)fl_dtype_bytes(widenable[d]));
+        fl_column_pad_config config = config_of(&fix, FL_PAD_VALUES);
+        config.is_widened = true;
+        config.is_left = d % 2;
+        config.has_ignored = true; /* zeros */
+        check_config(&fix, &config, &seed);
+        close_ragged(&fix);
+    }
+}
+
+static void test_pairs_of_beginnings_and_ends(void)
+{
+    uint64_t seed = 28;
+    for (int is_wide = 0; is_wide < 2; is_wide++) {
+        ragged_fixture fix;
+        int64_t wide[2 * SEQUENCES];
+        int32_t narrow[2 * SEQUENCES];
+        open_ragged(&fix, &seed, (fl_dtype){0, 16, 1}, 30, is_wide);
+        for (int64_t i = 0; i < 2 * SEQUENCES; i++) {
+            wide[i] = fix.wide[i / 2 + i % 2];
+            narrow[i] = (int32_t)wide[i];
+        }
+        fix.ragged.is_paired = true;
+        fix.ragged.offsets = is_wide ? (const void *)wide : (const void *)narrow;
         check_outputs(&fix, true, &seed);
         close_ragged(&fix);
     }
@@ -357,6 +396,8 @@ int main(void)
     start_tests();
     RUN(test_padded_values_masks_and_lengths);
     RUN(test_integers_may_come_out_as_int64);
+    RUN(test_ignored_values_come_out_as_padding);
+    RUN(test_pairs_of_beginnings_and_ends);
     RUN(test_values_at_an_odd_address);
     RUN(test_many_rows);
     RUN(test_values_of_a_mapped_file);

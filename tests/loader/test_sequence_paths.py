@@ -221,6 +221,12 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, Any], str]] = {
     "output": ("sum", {}, "output=sum"),
     "offsets": ("mask", {"offsets": OFFSETS.astype(np.int16)}, "not int32 or int64"),
     "no offsets": ("mask", {"offsets": OFFSETS[:0]}, "at least one"),
+    "triples": ("mask", {"offsets": np.zeros((4, 3), np.int64)}, "nor pairs"),
+    "ignored": (
+        "padded",
+        {"values": VALUES / 2, "ignored": 0},
+        "ignored is for an output of int64",
+    ),
     "strides": ("padded", {"values": VALUES[::2]}, "values .* no contiguous vector"),
     "padding": ("padded", {"padding": bytes(4)}, "no element"),
     "widened": ("padded", {"values": VALUES / 2, "is_int64": True}, "no element"),

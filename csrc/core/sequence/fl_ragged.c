@@ -16,7 +16,8 @@ static inline int64_t offset_at(const fl_ragged *ragged, int64_t i)
 int fl_ragged_find(const fl_ragged *ragged, int64_t row, int64_t *begin, int64_t *length,
                    fl_err *err)
 {
-    int64_t from = offset_at(ragged, row), to = offset_at(ragged, row + 1);
+    int64_t at = ragged->is_paired ? 2 * row : row;
+    int64_t from = offset_at(ragged, at), to = offset_at(ragged, at + 1);
     if (from < 0 || from > to || to > ragged->count)
         return fl_fail(err, FL_EINVAL,
                        "sequence %lld lies from %lld to %lld of %lld values: the offsets have been "

@@ -12,7 +12,9 @@ typedef struct fl_ragged {
     const char *values;  /* borrowed: contiguous */
     fl_dtype dtype;      /* of a value, of at most 16 bytes */
     int64_t count;       /* of values */
-    const void *offsets; /* borrowed: length + 1 of them, int64 or int32 */
+    const void *offsets; /* borrowed: int64 or int32; length + 1 of them, or 2 * length */
+    bool is_paired;      /* the latter: where each sequence begins and ends; else it ends where the
+                            next begins */
     bool is_wide;        /* int64 */
     bool is_volatile;    /* the values are of a mapped file */
     int64_t length;      /* sequences */

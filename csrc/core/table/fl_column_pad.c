@@ -1,6 +1,9 @@
 /* fl_column_pad: see fl_column_pad.h. */
 #include "fl_column_pad.h"
 
+#include <assert.h>
+#include <string.h>
+
 enum { PIECES = 64 }; /* rows that are copied in one go */
 
 static const fl_dtype INT64 = {0, 64, 1};
@@ -64,6 +67,15 @@ static void pad_row(const pad_column *self, char *row, int64_t width, int64_t le
     config->ops->fill(dst, config->padding, bytes, width - length);
 }
 
+/* Makes padding of the values of one row that are ignored. */
+static void ignore_values(const fl_column_pad_config *config, const fl_ragged_piece *piece)
+{
+    int64_t padding, *values = (int64_t *)(void *)piece->dst;
+    memcpy(&padding, config->padding, sizeof padding);
+    for (int64_t i = 0; i < piece->count; i++)
+        values[i] = values[i] == config->ignored ? padding : values[i];
+}
+
 /* Up to PIECES rows of values. */
 static int gather_values(const pad_column *self, const fl_column_batch *batch, int64_t from,
                          int64_t to, char *dst, fl_err *err)
@@ -83,6 +95,7 @@ static int gather_values(const pad_column *self, const fl_column_batch *batch, i
     int64_t done =
         fl_ragged_copy(&config->ragged, config->ops, config->is_widened, pieces, to - from);
     if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    for (int64_t i = 0; config->has_ignored && i < done; i++) ignore_values(config, &pieces[i]);
     if (done == to - from) return FL_OK;
     return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done));
 }
@@ -166,6 +179,7 @@ int fl_column_pad_open(const fl_column_pad_config *config, fl_column **out, fl_e
                              .is_volatile = has_values && config->ragged.is_volatile};
     self->config = *config;
     self->dtype = has_values && !config->is_widened ? config->ragged.dtype : INT64;
+    assert(!config->has_ignored || fl_dtype_bytes(self->dtype) == (int64_t)sizeof(int64_t));
     *out = &self->base;
     return FL_OK;
 }

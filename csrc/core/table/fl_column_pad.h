@@ -19,11 +19,13 @@ typedef struct fl_column_pad_config {
     fl_ragged ragged; /* its memory is kept alive by the caller until close; mask and lengths
                          read the offsets alone */
     fl_pad_output output;
-    bool is_left;               /* padding is at the left */
-    bool is_widened;            /* integers, which come out as int64 */
-    int64_t multiple;           /* the width is rounded up to it; >= 1 */
-    int64_t max_length;         /* sequences are cut to so many; INT64_MAX: not */
-    char padding[16];           /* an element of the output */
+    bool is_left;       /* padding is at the left */
+    bool is_widened;    /* integers, which come out as int64 */
+    int64_t multiple;   /* the width is rounded up to it; >= 1 */
+    int64_t max_length; /* sequences are cut to so many; INT64_MAX: not */
+    char padding[16];   /* an element of the output */
+    bool has_ignored;   /* values of int64 that are `ignored` come out as padding */
+    int64_t ignored;
     const fl_sequence_ops *ops; /* borrowed, static */
 } fl_column_pad_config;
 

@@ -114,16 +114,16 @@ static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 {
     static char *keywords[] = {"table",       "pool",     "fetch",    "structure",  "maps",
                                "workers",     "prefetch", "in_order", "persistent", "timeout",
-                               "destination", "budget",   NULL};
+                               "destination", "budget",   "wrap",     NULL};
     fl_py_state *state = PyType_GetModuleState(type);
     PyObject *table, *pool, *fetch, *structure, *maps, *timeout;
-    PyObject *destination = Py_None;
+    PyObject *destination = Py_None, *wrap = Py_None;
     int workers, in_order, persistent;
     long long prefetch, budget = INT64_MAX;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!OOO!iLppO|OL:ArrayLoader", keywords,
-                                     state->table_type, &table, state->batch_pool_type, &pool,
-                                     &fetch, &structure, &PyTuple_Type, &maps, &workers, &prefetch,
-                                     &in_order, &persistent, &timeout, &destination, &budget))
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O!O!OOO!iLppO|OLO:ArrayLoader", keywords, state->table_type, &table,
+            state->batch_pool_type, &pool, &fetch, &structure, &PyTuple_Type, &maps, &workers,
+            &prefetch, &in_order, &persistent, &timeout, &destination, &budget, &wrap))
         return NULL;
     if (!check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, structure,
                      destination != Py_None))
@@ -143,6 +143,7 @@ static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     ring->fetch = Py_NewRef(fetch);
     ring->structure = Py_NewRef(structure);
     ring->timeout = Py_NewRef(timeout);
+    ring->wrap = Py_NewRef(wrap);
     if (seconds > 0) ring->timeout_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 2;
     ring->is_persistent = persistent;
     ring->runs_ahead = workers > 0;
@@ -168,6 +169,7 @@ static int loader_traverse(fl_py_array_loader *self, visitproc visit, void *arg)
     Py_VISIT(ring->fetch);
     Py_VISIT(ring->structure);
     Py_VISIT(ring->timeout);
+    Py_VISIT(ring->wrap);
     Py_VISIT(ring->sentinels);
     Py_VISIT(ring->pending_result);
     int status = fl_py_index_source_traverse(&ring->indices, visit, arg);
@@ -193,6 +195,7 @@ static void loader_dealloc(fl_py_array_loader *self)
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     Py_XDECREF(ring->sentinels);
     Py_XDECREF(ring->timeout);
+    Py_XDECREF(ring->wrap);
     Py_XDECREF(ring->structure);
     Py_XDECREF(ring->pool);
     Py_XDECREF(ring->table);
@@ -302,13 +305,15 @@ static PyMethodDef loader_methods[] = {
 PyDoc_STRVAR(
     loader_doc,
     "ArrayLoader(table, pool, fetch, structure, maps, workers, prefetch, in_order, persistent,\n"
-    "            timeout, destination=None, budget=2**63 - 1)\n--\n\n"
+    "            timeout, destination=None, budget=2**63 - 1, wrap=None)\n--\n\n"
     "Iterator over batches of `table`; begins with restart().\n\n"
     "fetch: called with an item of the source that holds no plain integers.\n"
     "structure: of a batch: None for the next output of the table, a tuple of structures for a\n"
     "list, a dict of structures for a dict. maps: int64 vectors of nested subsets, innermost\n"
     "first. timeout: seconds or 0. budget: bytes that batches may take in pinned\n"
-    "memory before they are handed out; one always may.");
+    "memory before they are handed out; one always may. wrap: called with a batch, returns what "
+    "is\n"
+    "handed out in its place.");
 
 static PyType_Slot loader_slots[] = {{Py_tp_doc, (void *)loader_doc},
                                      {Py_tp_new, loader_new},

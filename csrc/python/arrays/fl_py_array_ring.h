@@ -21,6 +21,7 @@ typedef struct fl_py_array_ring {
     fl_py_batch_pool *pool; /* owned */
     PyObject *fetch;     /* owned: what the dataset and collate_fn make of an item of the sampler */
     PyObject *structure; /* owned: of a batch, see fl_py_structure */
+    PyObject *wrap;      /* owned: called with each batch, and gives what is handed out; or None */
     PyObject *timeout;   /* owned: seconds, as the user gave them; 0: none */
     int64_t timeout_ns;
     int64_t depth; /* batches in flight: workers * prefetch, or 1 */

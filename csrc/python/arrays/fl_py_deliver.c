@@ -103,7 +103,11 @@ static PyObject *deliver(fl_py_array_ring *self, const fl_batch *batch)
     pool->batches++;
     pool->samples += batch->rows.count;
     pool->bytes += batch->bytes;
-    return fl_py_structure_around(self->structure, result);
+    result = fl_py_structure_around(self->structure, result);
+    if (result == NULL || self->wrap == Py_None) return result;
+    PyObject *wrapped = PyObject_CallOneArg(self->wrap, result);
+    Py_DECREF(result);
+    return wrapped;
 }
 
 /* Nothing is left: a loader that will not be restarted ends its threads. */

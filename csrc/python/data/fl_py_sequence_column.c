@@ -20,7 +20,7 @@ enum { OUTPUTS = sizeof outputs / sizeof *outputs, INT = 0, UINT = 1, MOST_BYTES
 
 /* The arguments as Python gives them; objects are borrowed. */
 typedef struct column_arguments {
-    PyObject *tensor_type, *offsets, *values, *main, *name, *main_name;
+    PyObject *tensor_type, *offsets, *values, *main, *ignored, *name, *main_name;
     const char *output, *padding;
     Py_ssize_t padding_bytes;
     int leader, is_left, is_int64, is_label;
@@ -48,16 +48,23 @@ view_vector(const fl_py_dlpack *dlpack, const char *what, PyObject *object, fl_t
 static int set_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out)
 {
     fl_tensor view;
-    if (view_vector(dlpack, "offsets", object, &view) != 0) return -1;
+    if (fl_py_view(dlpack, object, &view) != 0) return -1;
+    bool is_paired = view.ndim == 2 && view.shape[1] == 2;
+    if (!(is_paired || view.ndim == 1) || !fl_tensor_is_contiguous(&view)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "offsets of a SequenceColumn are no contiguous vector, nor pairs");
+        return -1;
+    }
     bool is_wide = view.dtype.bits == 64, is_narrow = view.dtype.bits == 32;
-    if (view.dtype.code != INT || !(is_wide || is_narrow) || view.shape[0] < 1) {
+    if (view.dtype.code != INT || !(is_wide || is_narrow) || (!is_paired && view.shape[0] < 1)) {
         PyErr_SetString(PyExc_ValueError,
                         "offsets of a SequenceColumn are not int32 or int64, at least one");
         return -1;
     }
     out->offsets = view.data;
     out->is_wide = is_wide;
-    out->length = view.shape[0] - 1;
+    out->is_paired = is_paired;
+    out->length = is_paired ? view.shape[0] : view.shape[0] - 1;
     out->count = INT64_MAX; /* of values that nobody reads */
     return 0;
 }
@@ -90,6 +97,19 @@ static int set_padding(const column_arguments *args, const fl_ragged *ragged, ch
     return 0;
 }
 
+/* Values that come out as padding, of an output of int64. */
+static int set_ignored(const column_arguments *args, fl_column_pad_config *config)
+{
+    if (args->ignored == Py_None) return 0;
+    config->has_ignored = true;
+    config->ignored = PyLong_AsLongLong(args->ignored);
+    if (config->ignored == -1 && PyErr_Occurred()) return -1;
+    if (args->is_int64 || (config->ragged.dtype.code == INT && config->ragged.dtype.bits == 64))
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "SequenceColumn: ignored is for an output of int64");
+    return -1;
+}
+
 static int set_pad(fl_py_sequence_column *self, const fl_ragged *ragged,
                    const column_arguments *args, int output)
 {
@@ -105,7 +125,8 @@ static int set_pad(fl_py_sequence_column *self, const fl_ragged *ragged,
         PyErr_SetString(PyExc_ValueError, "SequenceColumn: multiple and max_length are at least 1");
         return -1;
     }
-    return output == FL_PAD_VALUES ? set_padding(args, ragged, config->padding) : 0;
+    if (output != FL_PAD_VALUES) return 0;
+    return set_padding(args, ragged, config->padding) == 0 ? set_ignored(args, config) : -1;
 }
 
 static int set_pack(fl_py_sequence_column *self, const fl_py_dlpack *dlpack,
@@ -150,17 +171,22 @@ static int set_config(fl_py_sequence_column *self, const column_arguments *args)
 
 static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", "output",     "offsets",   "values",
-                               "main",        "leader",     "is_left",   "multiple",
-                               "max_length",  "max_tokens", "is_int64",  "is_label",
-                               "padding",     "name",       "main_name", NULL};
-    column_arguments given = {
-        .values = Py_None, .main = Py_None, .padding = "", .multiple = 1, .max_length = INT64_MAX};
+    static char *keywords[] = {"tensor_type", "output",   "offsets",  "values",     "main",
+                               "leader",      "is_left",  "multiple", "max_length", "max_tokens",
+                               "is_int64",    "is_label", "padding",  "ignored",    "name",
+                               "main_name",   NULL};
+    column_arguments given = {.values = Py_None,
+                              .main = Py_None,
+                              .ignored = Py_None,
+                              .padding = "",
+                              .multiple = 1,
+                              .max_length = INT64_MAX};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OsO|O$OipLLLppy#UU:SequenceColumn", keywords, &given.tensor_type,
+            args, kwargs, "OsO|O$OipLLLppy#OUU:SequenceColumn", keywords, &given.tensor_type,
             &given.output, &given.offsets, &given.values, &given.main, &given.leader,
             &given.is_left, &given.multiple, &given.max_length, &given.max_tokens, &given.is_int64,
-            &given.is_label, &given.padding, &given.padding_bytes, &given.name, &given.main_name))
+            &given.is_label, &given.padding, &given.padding_bytes, &given.ignored, &given.name,
+            &given.main_name))
         return NULL;
     fl_py_sequence_column *self = (fl_py_sequence_column *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
@@ -240,11 +266,15 @@ PyDoc_STRVAR(
     column_doc,
     "SequenceColumn(tensor_type, output, offsets, values=None, *, main=None, leader=0,\n"
     "               is_left=False, multiple=1, max_length=2**63 - 1, max_tokens=0,\n"
-    "               is_int64=False, is_label=False, padding=b'', name='', main_name='')\n--\n\n"
+    "               is_int64=False, is_label=False, padding=b'', ignored=None, name='',\n"
+    "               main_name='')\n--\n\n"
     "One output of a batch of sequences, as a source of a Table.\n\n"
     "output: 'padded', 'mask' or 'lengths' of PadCollate; 'packed', 'positions', 'bounds' or\n"
-    "'longest' of PackCollate. offsets: int32 or int64 vector. values: contiguous vector, for\n"
-    "'padded' and 'packed'. padding: bytes of an element of the output. main: offsets of the main\n"
+    "'longest' of PackCollate. offsets: int32 or int64 vector, or [n, 2] of beginnings and ends. "
+    "values: contiguous vector, for\n"
+    "'padded' and 'packed'. padding: bytes of an element of the output. ignored:\n"
+    "of an int64 output of 'padded', the value that comes out as padding. main: offsets of the "
+    "main\n"
     "field, for PackCollate's; leader: how many columns before this one in the table is the first\n"
     "of them, 0 for that itself. max_tokens: 0 for one row. name, main_name: how errors call the\n"
     "fields.");
