@@ -255,8 +255,10 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
     if replaced := _SAMPLE_METHODS.find_replaced():
         raise NotCoveredError(f"torch's {replaced} was replaced by another")
+    is_hugging = loader._auto_collation and _is_hugging_face(dataset, loader.collate_fn)
     # PadCollate and PackCollate collate fields without sequences by torch's default.
-    collate_fn = torch_parts.default_collate if is_sequence else loader.collate_fn
+    has_own = is_sequence or is_hugging
+    collate_fn = torch_parts.default_collate if has_own else loader.collate_fn
     is_default = collate_fn is torch_parts.default_convert
     if loader._auto_collation:
         is_default = is_default_collate(collate_fn)
@@ -270,7 +272,8 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker)
     if source.device is not None:
         _check_resident(loader, source, f"the data are on {source.device}")
-    how = type(loader.collate_fn).__name__ if is_sequence else "default collate"
+    name = getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)
+    how = name if has_own else "default collate"
     why = f"{type(loader.dataset).__name__} of {source.kind}, {how}"
     if getattr(dataset, "_transforms", None):
         why += ", transforms in C"
@@ -316,6 +319,12 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
     leave_if(name, f"the sampler may yield values that do not index a {name}")
 
 
+def _is_hugging_face(dataset: object, collate_fn: object) -> bool:
+    """Tell a datasets.Dataset with a collate function of transformers."""
+    module = str(getattr(collate_fn, "__module__", ""))
+    return kind_of(dataset) == "Dataset" and module.startswith("transformers.")
+
+
 def _taker_of(loader: DataLoader[Any], dataset: object) -> columns.Taker | None:
     if kind_of(loader.collate_fn) in SEQUENCE_COLLATES:
         from fastloop.loader.arrays.sequences import take_sequences
@@ -329,7 +338,13 @@ def _taker_of(loader: DataLoader[Any], dataset: object) -> columns.Taker | None:
         from fastloop.loader.arrays.vision import take_vision
 
         return functools.partial(take_vision, loader=loader)
-    return columns.take_hugging_face if kind_of(dataset) == "Dataset" else None
+    if kind_of(dataset) != "Dataset":
+        return None
+    from fastloop.loader.arrays.hugging_face import take_collated, take_formatted
+
+    if not (loader._auto_collation and _is_hugging_face(dataset, loader.collate_fn)):
+        return take_formatted
+    return functools.partial(take_collated, collate_fn=loader.collate_fn)
 
 
 def _has_sequences(dataset: Any) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from framework_runs import Trained, assert_trains_alike, weights
 from helpers import bits
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, Subset
 
 import fastloop
 
@@ -107,25 +107,37 @@ def masking() -> Any:
 
 # The dataset, the collator, the arguments, and the path.
 CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "torch format": (table, None, {}, "sync"),
-    "lists": (lambda: table(with_format=None), None, {}, "sync"),
+    "torch format": (table, None, {}, "array"),
+    "lists": (lambda: table(with_format=None), None, {}, "array"),
     "workers": (
         table,
         None,
         {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
-        "process",
+        "array",
     ),
-    "padding": (lambda: table(True), padding, {}, "sync"),
+    "padding": (lambda: table(True), padding, {}, "array"),
     "masking": (lambda: table(True).remove_columns("labels"), masking, {}, "sync"),
+    "language": (
+        lambda: table(True, None).remove_columns("labels"),
+        lambda: DataCollatorForLanguageModeling(tokenizer_of(), mlm=False),
+        {"dataloader_num_workers": 2},
+        "array",
+    ),
+    "removed columns": (
+        lambda: Subset(table(True), range(1, ROWS)),
+        padding,
+        {},
+        "array",
+    ),
     "our padding": (lambda: table(True), lambda: fastloop.PadCollate(return_mask=True), {}, "sync"),
     "by length": (
         lambda: table(True),
         padding,
         {"train_sampling_strategy": "group_by_length"},
-        "sync",
+        "array",
     ),
-    "accumulation": (table, None, {"gradient_accumulation_steps": 4}, "sync"),
-    "whole batches": (table, None, {"dataloader_drop_last": True}, "sync"),
+    "accumulation": (table, None, {"gradient_accumulation_steps": 4}, "array"),
+    "whole batches": (table, None, {"dataloader_drop_last": True}, "array"),
     "stream": (Stream, None, {"max_steps": 8}, "sync"),
     "streamed table": (
         lambda: datasets.Dataset.from_dict(columns(False)).to_iterable_dataset(),
@@ -154,7 +166,7 @@ def test_evaluates_alike_with_workers_that_stay(tmp_path: Path) -> None:
     def train() -> Trained:
         return trained(trainer_of(tmp_path, table(), held_out=table(True).select([1]), **given))
 
-    seen, _ = assert_trains_alike(train, "process")
+    seen, _ = assert_trains_alike(train, "array")
     assert [is_training for is_training, *_ in seen].count(False) == 2
 
 
@@ -170,7 +182,7 @@ def test_resumes_alike(strategy: str, tmp_path: Path) -> None:
         rest = trained(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
         return Trained((whole.results, rest.results), rest.loader)
 
-    whole, rest = assert_trains_alike(train, "sync")
+    whole, rest = assert_trains_alike(train, "array")
     assert (len(whole[0]), len(rest[0])) == (12, 8)
     assert rest[0] == whole[0][4:] and rest[1] == whole[1]
 

@@ -7,7 +7,6 @@ that is assigned to a dataset during an epoch is seen by the next ``iter()``.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -171,6 +170,8 @@ class Columns:
         table: the columns as the C core takes them; by ``open_source``, as the next.
         dataset: below its Subsets.
         drawn: whose parameters are drawn for each batch (``vision.Drawn``); None: nothing.
+        wrap: makes what is handed out of a batch; None: the batch.
+        check: raises NotCoveredError where C makes other samples; None: nothing to check.
         device: that all of the data lie on, and that gathers them; None: host memory.
     """
 
@@ -181,6 +182,8 @@ class Columns:
     table: Any = None
     dataset: Any = None
     drawn: Any = None
+    wrap: Callable[[Any], Any] | None = None
+    check: Callable[[Columns], None] | None = None
     device: torch.device | None = None
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
@@ -267,90 +270,6 @@ def take_ndarray(dataset: Any) -> Columns:
     if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
         raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
     return Columns(None).add(field.name, array, field.file, is_array=True)
-
-
-# ---- a datasets.Dataset of Hugging Face, over memory of Arrow
-
-# Nothing is imported: a program that has such a dataset has imported its package.
-
-
-# The dtype that both formats make of values; None: they keep theirs. Others are not covered.
-_CASTS = {
-    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int64"),
-    "float64": "float32",
-    **dict.fromkeys(("int64", "float32", "bool"), None),
-}
-
-
-def _selected_rows(dataset: Any) -> tuple[Vector, ...]:
-    """Return the rows that shuffle() and select() have left; (): all."""
-    if dataset._indices is None:
-        return ()
-    chunks = [chunk.to_numpy().view(np.int64) for chunk in dataset._indices.table.column(0).chunks]
-    return (chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks]),)
-
-
-def _flatten(chunk: Any) -> tuple[Any, list[int]]:
-    """Return the values of lists within each other, and how many are in each."""
-    pa, widths = sys.modules["pyarrow"], []
-    while True:
-        leave_if(chunk.null_count, "null values")
-        if isinstance(chunk, pa.ExtensionArray):
-            chunk = chunk.storage
-        elif isinstance(chunk, pa.FixedSizeListArray):
-            widths.append(chunk.type.list_size)
-            chunk = chunk.flatten()
-        elif isinstance(chunk, pa.ListArray | pa.LargeListArray):
-            lengths = np.diff(chunk.offsets.to_numpy())
-            if len(lengths) == 0 or (lengths != lengths[0]).any():
-                raise NotCoveredError("lists of different length")
-            widths.append(int(lengths[0]))
-            chunk = chunk.flatten()
-        else:
-            return chunk, widths
-
-
-def _array_of(chunk: Any) -> Array:
-    """Return a view of Arrow's memory; of bits a copy."""
-    types = sys.modules["pyarrow"].types
-    values, widths = _flatten(chunk)
-    is_bits, kind = types.is_boolean(values.type), values.type
-    if is_bits or types.is_integer(kind) or types.is_floating(kind):
-        array: Array = values.to_numpy(zero_copy_only=not is_bits)
-        if str(array.dtype) in _CASTS:
-            return array.reshape(len(chunk), *widths)
-    raise NotCoveredError(f"values of {kind}")
-
-
-def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
-    files = dataset.cache_files
-    file: MappedFile | None = (files[0]["filename"], 0, None) if files else None
-    chunks = dataset._data.table.column(name).chunks
-    try:
-        arrays = [_array_of(chunk) for chunk in chunks if len(chunk) > 0]
-    except NotCoveredError as reason:
-        raise NotCoveredError(f"column {name!r} has {reason}") from None
-    leave_if(not arrays, "the dataset has no rows")
-    return tuple(Segment(array, len(array), file) for array in arrays)
-
-
-def take_hugging_face(dataset: Any) -> Columns:
-    """Return the columns of a ``datasets.Dataset``. Raises NotCoveredError."""
-    kind, known = dataset._format_type, "those of with_format('torch') and ('numpy')"
-    reason = f"the format of the datasets.Dataset is {kind}; C takes {known}"
-    leave_if(kind not in ("torch", "numpy"), reason)
-    leave_if(dataset._format_kwargs, "with_format() of the datasets.Dataset was given arguments")
-    every, picked = dataset._data.column_names, dataset._format_columns
-    names = [name for name in every if picked is None or name in picked]
-    if dataset._output_all_columns and len(names) < len(every):
-        raise NotCoveredError("output_all_columns=True adds columns without the format")
-    columns = Columns(dict.fromkeys(names), kind="Arrow columns", maps=_selected_rows(dataset))
-    for name in names:
-        segments = _segments_of(dataset, name)
-        first, *others = {str(segment.array.dtype) for segment in segments}
-        leave_if(others, f"column {name!r} has parts of different dtype")
-        columns.add(f"column {name!r}", segments, cast=_CASTS[first])
-    return columns
 
 
 # ---- takers of datasets that are made of others
@@ -490,6 +409,6 @@ def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     columns.maps, columns.dataset = (*columns.maps, *maps), dataset
-    if columns.drawn is not None:
-        columns.drawn.check(columns)
+    if columns.check is not None:
+        columns.check(columns)
     return columns

@@ -14,7 +14,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
-from fastloop._core import ArrayLoader
+from fastloop._core import ArrayLoader, BatchPool
 from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
 from fastloop.base.ranges import named, tools
@@ -143,6 +143,17 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
+def make_batch(columns: Columns, rows: list[int], maps: tuple[Any, ...] = ()) -> Any:
+    """Return the batch that C makes of these rows."""
+    loader = ArrayLoader(
+        table=columns.table, pool=BatchPool(columns.table.outputs), fetch=None,
+        structure=columns.structure, maps=maps, workers=0, prefetch=1, in_order=True,
+        persistent=False, timeout=0, wrap=columns.wrap,
+    )  # fmt: skip
+    loader.restart(iter([rows]), _BATCHES, None, 0)
+    return next(loader)
+
+
 def refuse_batches() -> Iterator[Any]:
     """Stand in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
     program took from it would be missing in the epoch."""
@@ -241,6 +252,7 @@ class ArrayIter(ResumableIter):
             timeout=self._timeout,
             destination=destination,
             budget=self._budget if is_ahead else sys.maxsize,
+            wrap=source.wrap,
         )
 
     @property

@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
-from fastloop._core import ArrayLoader, BatchPool, ImageDraws, Snapshot
+from fastloop._core import ImageDraws, Snapshot
 from fastloop.base.requirements import read_check_interval
 from fastloop.base.torch_parts import pin_memory
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.data.transforms.plan import compile_plan
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, as_vector, leave_if
-from fastloop.loader.arrays.iterator import _BATCHES, ArrayIter
+from fastloop.loader.arrays.iterator import _BATCHES, ArrayIter, make_batch
 
 # By class: the attributes with images and labels, and how images lie in memory.
 _KINDS = {
@@ -159,6 +159,7 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     columns.add(targets, _labels_of(dataset, targets, len(images)))
     names, key = (data, targets, *_OTHERS), f"{name} {shape} {chain.steps} {chain.ops}"
     columns.drawn = Drawn(draws, dataset, names, Snapshot(chain.things), key)
+    columns.check = columns.drawn.check
     return columns
 
 
@@ -187,13 +188,8 @@ def _makes_same(columns: Columns) -> bool:
         raise NotCoveredError(f"torchvision raises {type(error).__name__}") from error
     private.set_state(before)
     drawn.draws.draw_from(count, private)
-    loader = ArrayLoader(
-        table=columns.table, pool=BatchPool(2), fetch=None, structure=columns.structure,
-        maps=(), workers=0, prefetch=1, in_order=True, persistent=False, timeout=0,
-    )  # fmt: skip
-    loader.restart(iter([list(range(count))]), _BATCHES, None, 0)
-    are_same = all(map(chains.same_bits, expected, next(loader)))
-    return are_same and torch.equal(after, private.get_state())
+    made = make_batch(columns, list(range(count)))
+    return all(map(chains.same_bits, expected, made)) and torch.equal(after, private.get_state())
 
 
 # ---- the iterator

@@ -1,0 +1,391 @@
+"""Batches of a ``datasets.Dataset`` of Hugging Face, which C gathers from the memory of Arrow:
+those of torch's default collate over formatted rows, and those of transformers' collators.
+
+A collator is known by its exact class and by its code. Its outputs are written down as columns, in
+the order in which it makes them; the first batch is made by both and compared. docs/zero-change.md
+tells the rules. Nothing is imported: a program that has such objects has imported their packages.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fastloop._core import SequenceColumn
+from fastloop.base import torch_parts
+from fastloop.data.field import Array, MappedFile
+from fastloop.data.samplers import Vector
+from fastloop.data.sequences.ragged import RaggedArray
+from fastloop.data.transforms.torchvision_chain import is_code_known, same_bits
+from fastloop.loader.arrays.columns import Columns, NotCoveredError, Segment, leave_if
+from fastloop.loader.arrays.iterator import make_batch
+
+# The dtype that both formats make of values; None: they keep theirs. Others are not covered.
+_CASTS = {
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int64"),
+    "float64": "float32",
+    **dict.fromkeys(("int64", "float32", "bool"), None),
+}
+
+
+def _selected_rows(dataset: Any) -> tuple[Vector, ...]:
+    """Return the rows that shuffle() and select() have left; (): all."""
+    if dataset._indices is None:
+        return ()
+    chunks = [chunk.to_numpy().view(np.int64) for chunk in dataset._indices.table.column(0).chunks]
+    return (chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0, np.int64), *chunks]),)
+
+
+def _flatten(chunk: Any) -> tuple[Any, list[int]]:
+    """Return the values of lists within each other, and how many are in each."""
+    pa, widths = sys.modules["pyarrow"], []
+    while True:
+        leave_if(chunk.null_count, "null values")
+        if isinstance(chunk, pa.ExtensionArray):
+            chunk = chunk.storage
+        elif isinstance(chunk, pa.FixedSizeListArray):
+            widths.append(chunk.type.list_size)
+            chunk = chunk.flatten()
+        elif isinstance(chunk, pa.ListArray | pa.LargeListArray):
+            lengths = np.diff(chunk.offsets.to_numpy())
+            if len(lengths) == 0 or (lengths != lengths[0]).any():
+                raise NotCoveredError("lists of different length")
+            widths.append(int(lengths[0]))
+            chunk = chunk.flatten()
+        else:
+            return chunk, widths
+
+
+def _array_of(chunk: Any) -> Array:
+    """Return a view of Arrow's memory; of bits a copy."""
+    types = sys.modules["pyarrow"].types
+    values, widths = _flatten(chunk)
+    is_bits, kind = types.is_boolean(values.type), values.type
+    if is_bits or types.is_integer(kind) or types.is_floating(kind):
+        array: Array = values.to_numpy(zero_copy_only=not is_bits)
+        if str(array.dtype) in _CASTS:
+            return array.reshape(len(chunk), *widths)
+    raise NotCoveredError(f"values of {kind}")
+
+
+def _file_of(dataset: Any) -> MappedFile | None:
+    files = dataset.cache_files
+    return (files[0]["filename"], 0, None) if files else None
+
+
+def _chunks_of(dataset: Any, name: str) -> list[Any]:
+    chunks = [chunk for chunk in dataset._data.table.column(name).chunks if len(chunk) > 0]
+    leave_if(not chunks, "the dataset has no rows")
+    return chunks
+
+
+def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
+    file = _file_of(dataset)
+    try:
+        arrays = list(map(_array_of, _chunks_of(dataset, name)))
+    except NotCoveredError as reason:
+        raise NotCoveredError(f"column {name!r} has {reason}") from None
+    return tuple(Segment(array, len(array), file) for array in arrays)
+
+
+def _cast_of(name: str, segments: tuple[Segment, ...]) -> str | None:
+    first, *others = {str(segment.array.dtype) for segment in segments}
+    leave_if(others, f"column {name!r} has parts of different dtype")
+    return _CASTS[first]
+
+
+def _names_in(dataset: Any) -> list[str]:
+    """Return the columns of samples."""
+    leave_if(dataset._format_kwargs, "with_format() of the datasets.Dataset was given arguments")
+    every, picked = dataset._data.column_names, dataset._format_columns
+    names = [name for name in every if picked is None or name in picked]
+    if dataset._output_all_columns and len(names) < len(every):
+        raise NotCoveredError("output_all_columns=True adds columns without the format")
+    return names
+
+
+def take_formatted(dataset: Any) -> Columns:
+    """Return the columns of a ``datasets.Dataset`` that its format makes tensors or arrays of.
+    Raises NotCoveredError."""
+    kind, known = dataset._format_type, "those of with_format('torch') and ('numpy')"
+    reason = f"the format of the datasets.Dataset is {kind}; C takes {known}"
+    leave_if(kind not in ("torch", "numpy"), reason)
+    names = _names_in(dataset)
+    columns = Columns(dict.fromkeys(names), kind="Arrow columns", maps=_selected_rows(dataset))
+    for name in names:
+        segments = _segments_of(dataset, name)
+        columns.add(f"column {name!r}", segments, cast=_cast_of(name, segments))
+    return columns
+
+
+# ---- collators of transformers
+
+_COLLATORS, _TOKENIZERS = "transformers.data.data_collator", "transformers.tokenization_utils_base"
+_PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
+# The functions that C stands in for, and the digests of their syntax in the releases that are
+# known: transformers 5.23 with datasets 5.2.
+_CODE = f"""
+{_COLLATORS}: pad_without_fast_tokenizer_warning torch_default_data_collator
+    default_data_collator DefaultDataCollator.__call__ DataCollatorWithPadding.__call__
+    DataCollatorMixin.__call__ DataCollatorForLanguageModeling.torch_call
+    DataCollatorWithFlattening.__call__
+{_TOKENIZERS}: PreTrainedTokenizerBase.pad
+    PreTrainedTokenizerBase._pad PreTrainedTokenizerBase._get_padding_truncation_strategies
+    BatchEncoding.__init__ BatchEncoding.convert_to_tensors
+transformers.trainer_utils: RemoveColumnsCollator.__call__ RemoveColumnsCollator._remove_columns
+datasets.arrow_dataset: Dataset.__getitem__ Dataset.__getitems__ Dataset._getitem
+datasets.formatting.formatting: query_table format_table PythonFormatter.format_batch
+    PythonArrowExtractor.extract_batch PythonFeaturesDecoder.decode_batch
+"""
+_KNOWN = ("a1488bae",)
+# With other values of these attributes, collators draw numbers or make what C does not.
+_NEEDED = {
+    "return_tensors": "pt",
+    "mlm": False,
+    "seed": None,
+    "return_seq_idx": False,
+    "position_ids_start": 0,
+}
+_CHECKED = 8  # samples of the batch that is made both ways
+_LARGE = 10**20  # a longer model_max_length is none
+
+_verdicts: dict[str, bool] = {}  # of the plans that were checked in this process
+
+
+class _Span:
+    """The memory from the first to the last of several arrays, which it keeps."""
+
+    def __init__(self, arrays: list[Array]) -> None:
+        self.arrays, dtype = arrays, arrays[0].dtype
+        self.begin = min(array.ctypes.data for array in arrays)
+        count = (max(a.ctypes.data + a.nbytes for a in arrays) - self.begin) // dtype.itemsize
+        memory = {"version": 3, "data": (self.begin, True), "typestr": dtype.str}
+        self.__array_interface__ = {**memory, "shape": (count,)}
+
+
+class _Lists(NamedTuple):
+    """A column of lists of integers.
+
+    Attributes:
+        ends: int64 ``[rows, 2]``: where each list begins and ends among all values.
+    """
+
+    values: Array
+    ends: Array
+    lengths: Array
+
+
+@dataclass
+class _Samples:
+    """The samples that a collator gets, and the outputs that C makes of them.
+
+    Attributes:
+        names: of the columns.
+        outputs: the arguments of ``Columns.add``.
+        kind: the class of the batch; None: a dict.
+        how: on what else batches depend.
+    """
+
+    dataset: Any
+    names: list[str]
+    outputs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    kind: Callable[[Any], Any] | None = None
+    how: Any = None
+
+    def lists(self, name: str, main: _Lists | None = None) -> _Lists:
+        """Return a column of lists, which are as long as those of the main one."""
+        leave_if(name not in self.names, f"the dataset has no column {name!r}")
+        chunks = list(map(RaggedArray.from_arrow, _chunks_of(self.dataset, name)))
+        full: Any = [chunk.values for chunk in chunks if len(chunk.values) > 0]
+        leave_if(not full, f"column {name!r} has empty lists alone")
+        dtype = full[0].dtype
+        is_integer = dtype.kind in "iu" and dtype.name in _CASTS
+        leave_if(not is_integer, f"column {name!r} has lists of {dtype}, which are not padded")
+        span, ends = _Span(full), []
+        for chunk in chunks:
+            at: Any = chunk.values
+            shift = (at.ctypes.data - span.begin) // dtype.itemsize if len(at) else 0
+            ends.append(
+                np.stack((chunk.offsets[:-1], chunk.offsets[1:]), 1).astype(np.int64) + shift
+            )
+        pairs = np.concatenate(ends)
+        found = _Lists(np.asarray(span), pairs, pairs[:, 1] - pairs[:, 0])
+        differs = main is not None and not np.array_equal(found.lengths, main.lengths)
+        leave_if(differs, f"lists of column {name!r} are not as long as those beside them")
+        return found
+
+    def add(self, output: str, lists: _Lists, kind: str, *padding: Any, **options: Any) -> None:
+        """Add an output that C makes of lists."""
+        if padding:
+            options["is_int64"] = lists.values.dtype != np.int64
+            options["padding"] = np.int64(padding[0]).tobytes()
+        column = SequenceColumn(torch.Tensor, kind, lists.ends, lists.values, **options)
+        self.outputs[output] = output, column, _file_of(self.dataset)
+
+    def add_rows(self, output: str, name: str, ndims: tuple[int, ...] = ()) -> None:
+        """Add a column of numbers, or of lists of one length. Labels must have one of these
+        numbers of dimensions, and bools are left."""
+        segments = _segments_of(self.dataset, name)
+        array: Any = segments[0].array
+        is_other = ndims and (array.ndim not in ndims or array.dtype == np.bool_)
+        leave_if(is_other or 0 in array.shape[1:], f"column {name!r} has values of another kind")
+        self.outputs[output] = output, segments, None, None, False, _cast_of(name, segments)
+
+
+def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any = None) -> Any:
+    """Add the outputs of ``tokenizer.pad()``, and return the name of the main column and options of
+    its output."""
+    tokenizer, multiple = collator.tokenizer, collator.pad_to_multiple_of
+    module, cls = sys.modules[_TOKENIZERS], type(tokenizer)
+    base, samples.kind = module.PreTrainedTokenizerBase, module.BatchEncoding
+    others = [n for n in _PAD if getattr(tokenizer, n, None) != getattr(base, n).__get__(tokenizer)]
+    leave_if(others, f"a {cls.__name__} pads in its own way")
+    main, *given = tokenizer.model_input_names
+    values = {"token_type_ids": tokenizer.pad_token_type_id, "special_tokens_mask": 1}
+    values |= {"attention_mask": 0} if "attention_mask" in given else {}
+    values[main] = tokenizer.pad_token_id
+    numbers = *values.values(), 1 if multiple is None else multiple
+    are_ints = set(map(type, numbers)) == {int} and min(numbers[-2:]) >= 0 and numbers[-1] > 0
+    leave_if(not are_ints, "the tokenizer has no padding, or it is not an int")
+    first, multiple = samples.lists(main), numbers[-1]
+    if padding == "max_length":
+        width = tokenizer.model_max_length if max_length is None else max_length
+        shortest, longest = first.lengths.min(), first.lengths.max()
+        fits = shortest > 0 and longest <= width < _LARGE
+        leave_if(not fits, "padding='max_length' with lists that are empty, or longer than that")
+        multiple *= -(-width // multiple)
+    else:
+        is_longest = padding == "longest" or (padding is True and max_length is None)
+        leave_if(not is_longest, f"padding={padding!r} with max_length={max_length!r}")
+    is_left = bool(("right", "left").index(tokenizer.padding_side))
+    samples.how, options = (numbers, multiple, is_left), {"is_left": is_left, "multiple": multiple}
+    for name in samples.names:
+        if name in values:
+            lists = first if name == main else samples.lists(name, first)
+            samples.add(name, lists, "padded", values[name], **options)
+        else:
+            samples.add_rows(name, name)
+    if "attention_mask" in values and "attention_mask" not in samples.names:
+        samples.add("attention_mask", first, "mask", **options)
+    return main, first, options
+
+
+def _with_padding(samples: _Samples, collator: Any) -> None:
+    _pad(samples, collator, collator.padding, collator.max_length)
+    for name in ("label", "label_ids"):
+        if name in samples.outputs:
+            samples.outputs["labels"] = samples.outputs.pop(name)
+
+
+def _default(samples: _Samples, collator: Any) -> None:
+    labels = [name for name in ("label", "label_ids") if name in samples.names]
+    if labels:
+        samples.add_rows("labels", labels[0], (1,) if labels[0] == "label" else (2,))
+    types, schema = sys.modules["pyarrow"].types, samples.dataset._data.schema
+    for name in samples.names:
+        kind = schema.field(name).type
+        if name not in ("label", "label_ids") and not types.is_string(kind):
+            samples.add_rows(name, name)
+
+
+def _for_language(samples: _Samples, collator: Any) -> None:
+    main, lists, options = _pad(samples, collator)
+    leave_if(main != "input_ids", f"the tokenizer pads {main!r}, not 'input_ids'")
+    for name in ("special_tokens_mask", "offset_mapping"):
+        samples.outputs.pop(name, None)
+    ignored = collator.tokenizer.pad_token_id
+    samples.add("labels", lists, "padded", -100, ignored=ignored, **options)
+
+
+def _flatten_batch(samples: _Samples, collator: Any) -> None:
+    ids, separator = samples.lists("input_ids"), collator.separator_id
+    leave_if(ids.lengths.min() == 0, "column 'input_ids' has empty lists")
+    labels = samples.lists("labels", ids) if "labels" in samples.names else ids
+    samples.how = separator, collator.return_position_ids, collator.return_flash_attn_kwargs
+
+    def add(name: str, lists: _Lists, kind: str, *padding: Any, **options: Any) -> None:
+        options |= {"main": ids.ends, "leader": len(samples.outputs), "name": name}
+        samples.add(name, lists, kind, *padding, **options)
+
+    add("input_ids", ids, "packed", 0)
+    add("labels", labels, "packed", separator, is_label=True)
+    if collator.return_position_ids:
+        add("position_ids", ids, "positions")
+    if collator.return_flash_attn_kwargs:
+        for name, kind in (("cu_seq_lens", "bounds"), ("max_length", "longest")):
+            add(f"{name}_q", ids, kind)
+            add(f"{name}_k", ids, kind)
+
+
+_MAKERS: dict[str, Callable[[_Samples, Any], None]] = {
+    "default_data_collator": _default,
+    "DefaultDataCollator": _default,
+    "DataCollatorWithPadding": _with_padding,
+    "DataCollatorForLanguageModeling": _for_language,
+    "DataCollatorWithFlattening": _flatten_batch,
+}
+
+
+def _are_same(expected: Any, made: Any) -> bool:
+    def is_same(a: Any, b: Any) -> bool:
+        return same_bits(a, b) if isinstance(a, torch.Tensor) else type(a) is type(b) and a == b
+
+    is_alike = type(expected) is type(made) and list(expected) == list(made)
+    return is_alike and all(map(is_same, expected.values(), made.values()))
+
+
+def _check(columns: Columns, dataset: Any, collate_fn: Any, name: str, key: str) -> None:
+    """Make a batch both ways, once a process and plan. Raises NotCoveredError."""
+    if key not in _verdicts:
+        rows = list(range(min(_CHECKED, len(dataset))))
+        try:
+            expected = collate_fn(dataset.__getitems__(rows))
+        except Exception as error:
+            raise NotCoveredError(f"{name} raises {type(error).__name__}") from error
+        _verdicts[key] = _are_same(expected, make_batch(columns, rows, _selected_rows(dataset)))
+        if not _verdicts[key]:
+            text = f"C makes other batches than {name}; transformers makes them. Please report this"
+            text += " with the output of `python -m fastloop doctor`"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+    leave_if(not _verdicts[key], f"C made other batches than {name}")
+
+
+def take_collated(dataset: Any, collate_fn: Any) -> Columns:
+    """Return the columns of the batches that a collator makes. Raises NotCoveredError."""
+    form, collator = dataset._format_type, collate_fn
+    leave_if(form not in (None, "torch"), f"the format of the datasets.Dataset is {form}")
+    names = _names_in(dataset)
+    trainer, known = sys.modules.get("transformers.trainer_utils"), sys.modules[_COLLATORS]
+    if type(collator) is getattr(trainer, "RemoveColumnsCollator", None):
+        names = [name for name in names if name in collator.signature_columns]
+        collator = collator.data_collator
+    name = getattr(collator, "__name__", type(collator).__name__)
+    is_known = getattr(known, name, None) in (collator, type(collator)) and name in _MAKERS
+    leave_if(not is_known, f"C does not make the batches of {name}")
+    for attribute, value in _NEEDED.items():
+        got = getattr(collator, attribute, value)
+        leave_if(got != value, f"{name} has {attribute}={got!r}")
+    own = [a for each in (collate_fn, collator) for a in vars(each) if hasattr(type(each), a)]
+    leave_if(
+        any(callable(getattr(type(collator), a)) for a in own), f"{name} has a method of its own"
+    )
+    modes = torch_parts.count_function_modes() or torch_parts.count_dispatch_modes()
+    is_plain = torch.get_default_dtype() is torch.float32 and not modes
+    leave_if(not is_plain, "the default dtype is not float32, or a mode watches torch's functions")
+    leave_if(not is_code_known(_CODE, _KNOWN), "fastloop does not know this transformers")
+    samples = _Samples(dataset, names)
+    _MAKERS[name](samples, collator)
+    made, rows = samples.outputs, _selected_rows(dataset)
+    columns = Columns(dict.fromkeys(made), kind="Arrow columns", maps=rows, wrap=samples.kind)
+    for arguments in made.values():
+        columns.add(*arguments)
+    key = repr((name, form, dataset.features, samples.how, list(made)))
+    columns.check = partial(_check, dataset=dataset, collate_fn=collate_fn, name=name, key=key)
+    return columns
