@@ -1,12 +1,13 @@
-"""Ordinary scripts over torchvision, by `python` and by `python -m fastloop run`, in turns.
+"""Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,c,d,e] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,c,d,e,f] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
 c    MNIST: ToTensor, Normalize, batch 128
 d    a Dataset of a user over a uint8 tensor [N, 3, 32, 32], the chain of CIFAR-10 of v2
 e    the same over [N, 3, 128, 128]: RandomResizedCrop(96), RandomHorizontalFlip, ToDtype, Normalize
+f    the loader of Hugging Face's Trainer over 20 to 200 tokens a row, DataCollatorWithPadding
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -20,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
@@ -47,6 +49,7 @@ ROWS = {
     "c": Row("MNIST", "MNIST", 1, 20_000, (25, 25)),
     "d": Row("a user's dataset, the chain of CIFAR-10", "own", 2, 10_000, (5, 3)),
     "e": Row("a user's dataset, RandomResizedCrop(96)", "large", 2, 2_000, (2.5, 2)),
+    "f": Row("Trainer, DataCollatorWithPadding", "Trainer", 0, 4_000, (5, 5)),
 }
 
 
@@ -102,24 +105,72 @@ def make_dataset(row: Row) -> Any:
     return dataset
 
 
-def play(row: Row, workers: int) -> None:
-    """Print microseconds a batch of the second epoch, and the digest."""
+def make_trainer_loader(row: Row, workers: int) -> Any:
+    import datasets
+    import numpy as np
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import (
+        DataCollatorWithPadding,
+        PreTrainedTokenizerFast,
+        Trainer,
+        TrainingArguments,
+    )
+
+    class Model(torch.nn.Module):
+        def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> None: ...
+
+    numbers = np.random.default_rng(1)
+    lengths = numbers.integers(20, 200, row.count)
+    rows = {
+        "input_ids": [numbers.integers(2, 30_000, n, np.int32) for n in lengths],
+        "attention_mask": [np.ones(n, np.int8) for n in lengths],
+        "label": numbers.integers(0, 2, row.count),
+        "text": ["removed by the Trainer"] * row.count,
+    }
+    tokenizer = Tokenizer(WordLevel({"[PAD]": 0, "word": 1}, unk_token="word"))
+    collator = DataCollatorWithPadding(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]")
+    )
+    arguments = TrainingArguments(
+        tempfile.mkdtemp(),
+        per_device_train_batch_size=128,
+        use_cpu=True,
+        dataloader_num_workers=workers,
+        label_names=["label"],
+        report_to="none",
+    )
+    dataset = datasets.Dataset.from_dict(rows)
+    trainer = Trainer(Model(), arguments, collator, train_dataset=dataset)
+    return trainer.get_train_dataloader()
+
+
+def make_loader(row: Row, workers: int) -> Any:
+    if row.kind == "Trainer":
+        return make_trainer_loader(row, workers)
     sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
     from torchvision_shim import torchvision_v2
 
     if torchvision_v2() is None:
         raise SystemExit("this needs torchvision: pip install --no-deps -r requirements-bench.txt")
-    import torch
     from torch.utils.data import DataLoader
 
+    return DataLoader(make_dataset(row), 128, shuffle=True, num_workers=workers)
+
+
+def play(row: Row, workers: int) -> None:
+    """Print microseconds a batch of the second epoch, and the digest."""
+    import torch
+
+    loader = make_loader(row, workers)
     torch.manual_seed(7)
-    loader = DataLoader(make_dataset(row), 128, shuffle=True, num_workers=workers)
     digest = sha1(usedforsecurity=False)
     for _ in range(2):
         taken, start, batches = 0.0, perf_counter(), 0
         for batch in loader:
             taken += perf_counter() - start
-            for part in batch:
+            for part in batch.values() if hasattr(batch, "values") else batch:
                 digest.update(part.numpy())
             batches += 1
             start = perf_counter()
