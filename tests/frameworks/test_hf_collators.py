@@ -222,6 +222,18 @@ def with_pad(collator: Any, pad: Any) -> Any:
     return collator
 
 
+def with_method(collator: Any, name: str, method: Any) -> Any:
+    setattr(collator, name, method)
+    return collator
+
+
+def removing_all() -> Any:
+    collator = RemoveColumnsCollator(DataCollatorWithPadding(tokenizer_of()), MODEL)
+    return with_method(
+        collator, "_remove_columns", lambda row: {"input_ids": [row["input_ids"][0]]}
+    )
+
+
 LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "a subclass": (base, lambda: OwnPadding(tokenizer_of()), "not torch's default"),
     "another collator": (
@@ -238,6 +250,19 @@ LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         base,
         lambda: with_pad(DataCollatorWithPadding(tokenizer_of()), lambda *args, **kwargs: {}),
         "pads in its own way",
+    ),
+    "a collator's own method": (
+        base,
+        lambda: with_method(
+            DataCollatorForLanguageModeling(tokenizer_of(), mlm=False), "torch_call", list
+        ),
+        "DataCollatorForLanguageModeling has a method of its own",
+    ),
+    "a method around it": (base, removing_all, "has a method of its own"),
+    "a seed": (
+        base,
+        lambda: DataCollatorForLanguageModeling(tokenizer_of(), mlm=False, seed=1),
+        "seed=1",
     ),
     "masks": (base, lambda: DataCollatorForLanguageModeling(tokenizer_of()), "mlm=True"),
     "arrays": (

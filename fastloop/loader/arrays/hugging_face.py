@@ -146,13 +146,8 @@ datasets.formatting.formatting: query_table format_table PythonFormatter.format_
 """
 _KNOWN = ("a1488bae",)
 # With other values of these attributes, collators draw numbers or make what C does not.
-_NEEDED = {
-    "return_tensors": "pt",
-    "mlm": False,
-    "seed": None,
-    "return_seq_idx": False,
-    "position_ids_start": 0,
-}
+_NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
+_NEEDED["position_ids_start"] = 0
 _CHECKED = 8  # samples of the batch that is made both ways
 _LARGE = 10**20  # a longer model_max_length is none
 
@@ -372,10 +367,9 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     for attribute, value in _NEEDED.items():
         got = getattr(collator, attribute, value)
         leave_if(got != value, f"{name} has {attribute}={got!r}")
-    own = [a for each in (collate_fn, collator) for a in vars(each) if hasattr(type(each), a)]
-    leave_if(
-        any(callable(getattr(type(collator), a)) for a in own), f"{name} has a method of its own"
-    )
+    each_own = ((type(each), vars(each)) for each in (collate_fn, collator))
+    own = [a for cls, attributes in each_own for a in attributes if callable(getattr(cls, a, None))]
+    leave_if(own, f"{name} has a method of its own")
     modes = torch_parts.count_function_modes() or torch_parts.count_dispatch_modes()
     is_plain = torch.get_default_dtype() is torch.float32 and not modes
     leave_if(not is_plain, "the default dtype is not float32, or a mode watches torch's functions")
