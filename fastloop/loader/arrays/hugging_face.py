@@ -130,7 +130,7 @@ def take_formatted(dataset: Any) -> Columns:
 _COLLATORS, _TOKENIZERS = "transformers.data.data_collator", "transformers.tokenization_utils_base"
 _PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
 # The functions that C stands in for, and the digests of their syntax in the releases that are
-# known: transformers 5.23 with datasets 5.2.
+# known: transformers 5.21 and 5.23 with datasets 5.2.
 _CODE = f"""
 {_COLLATORS}: pad_without_fast_tokenizer_warning torch_default_data_collator
     default_data_collator DefaultDataCollator.__call__ DataCollatorWithPadding.__call__
@@ -144,7 +144,7 @@ datasets.arrow_dataset: Dataset.__getitem__ Dataset.__getitems__ Dataset._getite
 datasets.formatting.formatting: query_table format_table PythonFormatter.format_batch
     PythonArrowExtractor.extract_batch PythonFeaturesDecoder.decode_batch
 """
-_KNOWN = ("a1488bae",)
+_KNOWN = ("f46887b9", "a1488bae")
 # With other values of these attributes, collators draw numbers or make what C does not.
 _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
 _NEEDED["position_ids_start"] = 0
