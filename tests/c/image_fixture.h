@@ -68,7 +68,7 @@ static inline uint8_t resized(const fl_resample *axis, int32_t i, const uint8_t 
     if (axis->weight == NULL) return x[0];
     int64_t sum = (int64_t)1 << axis->precision >> 1;
     for (int32_t k = 0; k < axis->count[i]; k++)
-        sum += axis->weight[(int64_t)i * axis->taps + k] * x[k];
+        sum += fl_resample_weight(axis, (int64_t)i * axis->taps + k) * x[k];
     sum >>= axis->precision;
     return (uint8_t)fl_max(0, fl_min(255, sum));
 }
@@ -104,10 +104,13 @@ static inline void resize_picture(picture *p, fl_interpolation how, fl_image_siz
 {
     if (size.height == p->size.height && size.width == p->size.width) return;
     settle(p, ops);
-    resize_x(p, how, size.width, channels);
+    int32_t rows = p->size.height - size.height, columns = p->size.width - size.width;
+    bool is_columns_first = how >= FL_PILLOW_13_BILINEAR && rows > 0 && rows > 2 * columns;
+    if (!is_columns_first) resize_x(p, how, size.width, channels);
     transpose(p);
     resize_x(p, how, size.height, channels);
     transpose(p);
+    if (is_columns_first) resize_x(p, how, size.width, channels);
     for (int64_t i = 0; i < (int64_t)p->size.height * p->size.width; i++)
         p->pixels[i].fill = NOT_FILLED;
 }

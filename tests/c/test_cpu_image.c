@@ -98,7 +98,16 @@ static void test_fill(void)
 
 /* ---- resampling */
 
-/* Weights of any size, as long as no sum leaves int32; `taps` of them at most. */
+static void set_random_weight(fl_resample *axis, int64_t k, int64_t weight, uint64_t *state)
+{
+    axis->weight[k] = (int16_t)weight;
+    if (axis->low == NULL) return;
+    axis->low[k] = (int16_t)random_below(state, 256);
+    axis->weight[k] = (int16_t)(weight / 256);
+}
+
+/* Weights of any size, as long as no sum leaves int32; `taps` of them at most; in two halves or
+ * not. */
 static fl_resample random_axis(int32_t in, int32_t out, int32_t taps, uint64_t *state)
 {
     fl_resample axis = {.in = in, .out = out, .taps = taps};
@@ -107,7 +116,10 @@ static fl_resample random_axis(int32_t in, int32_t out, int32_t taps, uint64_t *
     axis.count = fl_alloc(out * 4);
     axis.weight = fl_alloc((int64_t)out * taps * 2 + 64);
     CHECK(axis.first != NULL && axis.count != NULL && axis.weight != NULL);
-    int64_t most = fl_min(32768, (INT32_MAX - (1 << 22)) / 255 / taps);
+    bool has_low = random_below(state, 2) == 1;
+    if (has_low) axis.low = fl_alloc((int64_t)out * taps * 2 + 64);
+    CHECK(!has_low || axis.low != NULL);
+    int64_t most = fl_min(has_low ? 1 << 23 : 1 << 15, (INT32_MAX - (1 << 22)) / 255 / taps - 256);
     int64_t spread = random_below(state, 3), start = random_below(state, in), end = start;
     for (int32_t i = 0; i < out; i++) {
         /* Samples do not go back from a result to the next. */
@@ -121,7 +133,7 @@ static fl_resample random_axis(int32_t in, int32_t out, int32_t taps, uint64_t *
         for (int64_t k = 0; k < count; k++) {
             int64_t weight = random_below(state, 2 * most) - most;
             if (spread == 2 && k < 2) weight = k == 0 ? most - 1 : -most;
-            axis.weight[i * (int64_t)taps + k] = (int16_t)weight;
+            set_random_weight(&axis, i * (int64_t)taps + k, weight, state);
         }
     }
     return axis;
@@ -132,6 +144,7 @@ static void free_axis(fl_resample *axis)
     fl_free(axis->first);
     fl_free(axis->count);
     fl_free(axis->weight);
+    fl_free(axis->low);
 }
 
 /* The weights of torch's bilinear interpolation with antialias. */
@@ -166,8 +179,8 @@ expected_sample(const fl_resample *axis, int32_t i, const uint8_t *from, int64_t
     if (axis->weight == NULL) return from[axis->first[i] * step];
     int64_t sum = axis->precision > 0 ? (int64_t)1 << (axis->precision - 1) : 0;
     for (int32_t k = 0; k < axis->count[i]; k++)
-        sum +=
-            (int64_t)axis->weight[i * (int64_t)axis->taps + k] * from[(axis->first[i] + k) * step];
+        sum += (int64_t)fl_resample_weight(axis, i * (int64_t)axis->taps + k) *
+               from[(axis->first[i] + k) * step];
     CHECK(sum >= INT32_MIN && sum <= INT32_MAX);
     return (uint8_t)fl_max(0, fl_min(255, sum >> axis->precision));
 }
@@ -264,7 +277,8 @@ static void test_nearest(void)
         fl_resample axis = random_axis(1 + (int32_t)random_below(&state, 200),
                                        1 + (int32_t)random_below(&state, 100), 1, &state);
         fl_free(axis.weight);
-        axis.weight = NULL;
+        fl_free(axis.low);
+        axis.weight = axis.low = NULL;
         check_resample(&axis, random_below(&state, 12), true, &state);
         check_resample(&axis, random_below(&state, 150), false, &state);
         free_axis(&axis);

@@ -56,7 +56,7 @@ static void test_arguments_that_are_wrong_for_any_image(void)
     op = rrc, op.size.width = 0;
     check_op_refused(op, 9, 9, "RandomResizedCrop(size=(8, 0))");
     op = rrc, op.interpolation = FL_INTERPOLATIONS;
-    check_op_refused(op, 9, 9, "RandomResizedCrop(interpolation=4)");
+    check_op_refused(op, 9, 9, "RandomResizedCrop(interpolation=8)");
     op = rrc, op.occurrence = 8;
     check_op_refused(op, 9, 9, "at most 8 of RandomResizedCrop");
     op = crop, op.padding[2] = -1;

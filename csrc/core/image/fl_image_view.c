@@ -85,6 +85,14 @@ static int find_table(fl_image_view *view, fl_interpolation how, int32_t in, int
     return fl_resample_cache_find(view->cache, how, in, out, own, table, err);
 }
 
+/* Pillow 13 begins with columns where the height loses more than twice what the width does. */
+static bool begins_with_columns(fl_interpolation how, fl_image_size in, fl_image_size out)
+{
+    bool may = how == FL_PILLOW_13_BILINEAR || how == FL_PILLOW_13_BICUBIC;
+    int64_t rows = (int64_t)in.height - out.height, columns = (int64_t)in.width - out.width;
+    return may && rows > 0 && rows > 2 * columns;
+}
+
 int fl_image_view_resize(fl_image_view *view, fl_interpolation how, fl_image_size size, fl_err *err)
 {
     assert(view->erased_count == 0);
@@ -93,6 +101,8 @@ int fl_image_view_resize(fl_image_view *view, fl_interpolation how, fl_image_siz
     fl_resample *own = view->tools.scratch->own;
     FL_TRY(find_table(view, how, view->x.length, size.width, &own[0], &view->resize_x, err));
     FL_TRY(find_table(view, how, view->y.length, size.height, &own[1], &view->resize_y, err));
+    view->is_columns_first =
+        begins_with_columns(how, (fl_image_size){view->y.length, view->x.length}, size);
     view->from_y = view->y;
     view->from_x = view->x;
     fl_image_axis_start(&view->y, size.height);
@@ -117,6 +127,7 @@ narrow(const fl_resample *table, int32_t from, int32_t to, fl_image_axis *source
     part.first += from;
     part.count += from;
     if (part.weight != NULL) part.weight += (int64_t)from * part.taps;
+    if (part.low != NULL) part.low += (int64_t)from * part.taps;
     *first = part.first[0];
     fl_image_axis_crop(source, *first, part.in - *first);
     return part;
@@ -164,7 +175,7 @@ static planes direct_planes(const fl_image_view *view)
                     rows->step * source->stride_y, source->stride_c};
 }
 
-/* Resizes in x, or copies where that length stays, into `part`. */
+/* Resizes in x, or copies where x->first is NULL, into `part`. */
 static int make_rows(fl_image_view *view, fl_scratch_part part, const fl_resample *x, int32_t first,
                      planes *out, fl_err *err)
 {
@@ -172,7 +183,7 @@ static int make_rows(fl_image_view *view, fl_scratch_part part, const fl_resampl
     int32_t rows = view->from_y.length, channels = view->tools.channels;
     uint8_t *data, *band = NULL;
     FL_TRY(make_planes(view, part, rows, x->out, &data, out, err));
-    if (view->resize_x != NULL && is_direct(view)) {
+    if (x->first != NULL && is_direct(view)) {
         planes from = direct_planes(view);
         for (int32_t c = 0; c < channels; c++)
             ops->resample_x(data + c * out->plane, out->pitch, from.data + c * from.plane - first,
@@ -183,12 +194,12 @@ static int make_rows(fl_image_view *view, fl_scratch_part part, const fl_resampl
     FL_TRY(fl_band_reader_open(&reader, &view->tools, &(fl_band_form){.type = FL_IMAGE_U8},
                                &view->source, &view->from_y, &view->from_x, err));
     planes from = *out;
-    if (view->resize_x != NULL)
+    if (x->first != NULL)
         FL_TRY(make_planes(view, FL_SCRATCH_BAND, reader.band_rows, view->from_x.length, &band,
                            &from, err));
     for (int32_t i = 0; i < rows; i += reader.band_rows) {
         int32_t count = (int32_t)fl_min(reader.band_rows, rows - i);
-        if (view->resize_x == NULL) {
+        if (x->first == NULL) {
             fl_band_reader_read(&reader, i, count, data + i * out->pitch, out->plane);
             continue;
         }
@@ -213,6 +224,44 @@ resize_columns(fl_image_view *view, fl_scratch_part part, const planes *from, in
     return FL_OK;
 }
 
+/* Both axes, rows first. */
+static int resize_rows_first(fl_image_view *view, fl_scratch_part image, const fl_resample *x,
+                             const fl_resample *y, int32_t first_column, int32_t first_row,
+                             planes *out, fl_err *err)
+{
+    if (view->resize_x == NULL && is_direct(view))
+        *out = direct_planes(view);
+    else
+        FL_TRY(make_rows(view, view->resize_y != NULL ? FL_SCRATCH_ROWS : image, x, first_column,
+                         out, err));
+    if (view->resize_y == NULL) return FL_OK;
+    planes rows = *out;
+    return resize_columns(view, image, &rows, x->out, y, first_row, out, err);
+}
+
+static int resize_columns_first(fl_image_view *view, fl_scratch_part image, const fl_resample *x,
+                                const fl_resample *y, int32_t first_column, int32_t first_row,
+                                planes *out, fl_err *err)
+{
+    planes source, columns;
+    int32_t width = view->from_x.length;
+    uint8_t *data;
+    if (is_direct(view))
+        source = direct_planes(view);
+    else
+        FL_TRY(make_rows(view, FL_SCRATCH_ROWS, &(fl_resample){.out = width}, 0, &source, err));
+    fl_scratch_part part = view->resize_x != NULL ? FL_SCRATCH_BAND : image;
+    FL_TRY(resize_columns(view, part, &source, width, y, first_row, &columns, err));
+    *out = columns;
+    if (view->resize_x == NULL) return FL_OK;
+    FL_TRY(make_planes(view, image, y->out, x->out, &data, out, err));
+    for (int32_t c = 0; c < view->tools.channels; c++)
+        view->tools.image_ops->resample_x(data + c * out->plane, out->pitch,
+                                          columns.data + c * columns.plane - first_column,
+                                          columns.pitch, y->out, x);
+    return FL_OK;
+}
+
 static int run_resize(fl_image_view *view, fl_err *err)
 {
     int32_t top, bottom, left, right, first_row, first_column;
@@ -224,17 +273,9 @@ static int run_resize(fl_image_view *view, fl_err *err)
         return FL_OK;
     fl_resample y = narrow(view->resize_y, top, bottom, &view->from_y, &first_row);
     fl_resample x = narrow(view->resize_x, left, right, &view->from_x, &first_column);
-    fl_scratch_part image = next_part(view);
-    planes rows, result;
-    if (view->resize_x == NULL && is_direct(view))
-        rows = direct_planes(view);
-    else
-        FL_TRY(make_rows(view, view->resize_y != NULL ? FL_SCRATCH_ROWS : image, &x, first_column,
-                         &rows, err));
-    if (view->resize_y != NULL)
-        FL_TRY(resize_columns(view, image, &rows, x.out, &y, first_row, &result, err));
-    else
-        result = rows;
+    planes result;
+    FL_TRY((view->is_columns_first ? resize_columns_first : resize_rows_first)(
+        view, next_part(view), &x, &y, first_column, first_row, &result, err));
     view->source = (fl_image_source){
         .data = result.data, .stride_y = result.pitch, .stride_x = 1, .stride_c = result.plane};
     view->is_own = true;

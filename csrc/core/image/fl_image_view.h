@@ -29,6 +29,7 @@ typedef struct fl_image_view {
 
     /* A resize whose result nobody has read: crops after it make it smaller. resize_y or resize_x
      * is NULL where that length stays. */
+    bool is_columns_first; /* of that resize */
     bool is_pending;
     const fl_resample *resize_y, *resize_x; /* borrowed from the cache or the scratch */
     fl_image_axis from_y, from_x;           /* of the image before it, over the source */

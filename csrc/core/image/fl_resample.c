@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-enum { ALIGNMENT = 64, MAX_PRECISION = 22, WEIGHT_BITS = 15 };
+enum { ALIGNMENT = 64, MAX_PRECISION = 22, WEIGHT_BITS = 15, LOW_BITS = 8 };
 
 /* Where one sample of the result comes from, before rounding. */
 typedef struct window {
@@ -18,10 +18,17 @@ typedef struct filter {
     double scale, support, inverse_stretch;
 } filter;
 
+static inline bool is_pillow(fl_interpolation how) { return how >= FL_PILLOW_BILINEAR; }
+
+static inline bool is_cubic_mode(fl_interpolation how)
+{
+    return how == FL_BICUBIC || how == FL_PILLOW_BICUBIC || how == FL_PILLOW_13_BICUBIC;
+}
+
 static filter make_filter(fl_interpolation how, int32_t in, int32_t out)
 {
     double scale = (double)in / out, stretch = scale > 1 ? scale : 1;
-    bool is_cubic = how == FL_BICUBIC;
+    bool is_cubic = is_cubic_mode(how);
     return (filter){.is_cubic = is_cubic,
                     .scale = scale,
                     .support = (is_cubic ? 2 : 1) * stretch,
@@ -80,10 +87,10 @@ static int32_t find_precision(double largest)
     return precision;
 }
 
-static int16_t round_weight(double weight, int32_t precision)
+static int32_t round_weight(double weight, int32_t precision)
 {
     double scaled = weight * (1 << precision);
-    return (int16_t)(scaled < 0 ? scaled - 0.5 : scaled + 0.5);
+    return (int32_t)(scaled < 0 ? scaled - 0.5 : scaled + 0.5);
 }
 
 static int32_t most_taps(const filter *f, int32_t in, int32_t out)
@@ -99,12 +106,12 @@ static int32_t most_taps(const filter *f, int32_t in, int32_t out)
 static int64_t align_up(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 /* Sets the pointers of *axis into its memory, which is as large as it has ever been. */
-static int place_arrays(fl_resample *axis, fl_err *err)
+static int place_arrays(fl_resample *axis, bool has_low, fl_err *err)
 {
     int64_t ints = align_up(axis->out * (int64_t)sizeof(int32_t));
     bool has_weights = axis->taps > 1;
     int64_t weights = has_weights ? (int64_t)axis->out * axis->taps * 2 + ALIGNMENT : 0;
-    int64_t bytes = 2 * ints + weights;
+    int64_t bytes = 2 * ints + (has_low ? 2 * weights : weights);
     if (bytes > axis->capacity) {
         fl_free(axis->memory);
         axis->capacity = 0;
@@ -119,6 +126,7 @@ static int place_arrays(fl_resample *axis, fl_err *err)
     axis->first = (int32_t *)memory;
     axis->count = (int32_t *)(memory + ints);
     axis->weight = has_weights ? (int16_t *)(memory + 2 * ints) : NULL;
+    axis->low = has_low ? (int16_t *)(memory + 2 * ints + weights) : NULL;
     return FL_OK;
 }
 
@@ -133,13 +141,24 @@ static int make_nearest(fl_resample *axis, fl_interpolation how, fl_err *err)
 {
     axis->taps = 1;
     axis->precision = 0;
-    FL_TRY(place_arrays(axis, err));
+    FL_TRY(place_arrays(axis, false, err));
     float scale = (float)axis->in / (float)axis->out;
     for (int32_t i = 0; i < axis->out; i++) {
         axis->first[i] = nearest_index(how, scale, axis->in, i);
         axis->count[i] = 1;
     }
     return FL_OK;
+}
+
+/* Weight k of a result: 0 behind its samples. */
+static void set_weight(fl_resample *axis, int64_t k, double weight)
+{
+    int32_t whole = round_weight(weight, axis->precision);
+    if (axis->low != NULL) {
+        axis->low[k] = (int16_t)(whole & ((1 << LOW_BITS) - 1));
+        whole >>= LOW_BITS;
+    }
+    axis->weight[k] = (int16_t)whole;
 }
 
 int fl_resample_make(fl_resample *axis, fl_interpolation how, int32_t in, int32_t out, fl_err *err)
@@ -149,16 +168,16 @@ int fl_resample_make(fl_resample *axis, fl_interpolation how, int32_t in, int32_
     if (how == FL_NEAREST || how == FL_NEAREST_EXACT) return make_nearest(axis, how, err);
     filter f = make_filter(how, in, out);
     axis->taps = most_taps(&f, in, out);
-    axis->precision = find_precision(largest_weight(&f, in, out));
-    FL_TRY(place_arrays(axis, err));
+    axis->precision = is_pillow(how) ? MAX_PRECISION : find_precision(largest_weight(&f, in, out));
+    FL_TRY(place_arrays(axis, is_pillow(how), err));
     for (int32_t i = 0; i < out; i++) {
         window w = window_at(&f, in, i);
         double sum = sum_of_weights(&f, &w);
-        int16_t *weight = axis->weight + (int64_t)i * axis->taps;
         axis->first[i] = w.first;
         axis->count[i] = w.count;
         for (int32_t k = 0; k < axis->taps; k++)
-            weight[k] = k < w.count ? round_weight(weight_at(&f, &w, k) / sum, axis->precision) : 0;
+            set_weight(axis, (int64_t)i * axis->taps + k,
+                       k < w.count ? weight_at(&f, &w, k) / sum : 0);
     }
     return FL_OK;
 }

@@ -14,8 +14,8 @@
 typedef enum fl_scratch_part {
     FL_SCRATCH_IMAGE_0,
     FL_SCRATCH_IMAGE_1,
-    FL_SCRATCH_ROWS,  /* rows resized in x, not yet in y */
-    FL_SCRATCH_BAND,  /* rows of a source before they are resized in x */
+    FL_SCRATCH_ROWS,  /* rows resized in x, not yet in y; columns first: a source as planes */
+    FL_SCRATCH_BAND,  /* rows of a source, or columns resized in y, before they are resized in x */
     FL_SCRATCH_SPLIT, /* interleaved rows of a source as planes */
     FL_SCRATCH_TYPED, /* rows of the output as planes, not yet joined */
     FL_SCRATCH_KEPT,  /* an image that is worked on several times */

@@ -36,6 +36,7 @@ FL_INLINE void store_lanes(void *at, int64_t stride, vector x)
 
 #define neon_setr_epi8(...) ((lane){__VA_ARGS__})
 
+FL_INLINE vector zeros(void) { return vdupq_n_u8(0); }
 FL_INLINE lane neon_setzero_si128(void) { return vdupq_n_u8(0); }
 FL_INLINE lane neon_set1_epi8(int x) { return vdupq_n_u8((uint8_t)x); }
 FL_INLINE lane neon_set1_epi32(int32_t x) { return (lane)vdupq_n_s32(x); }
@@ -46,6 +47,8 @@ FL_INLINE lane neon_sub_epi8(lane a, lane b) { return a - b; }
 FL_INLINE lane neon_cmpgt_epi8(lane a, lane b) { return vcgtq_s8((int8x16_t)a, (int8x16_t)b); }
 FL_INLINE lane neon_shuffle_epi8(lane x, lane order) { return vqtbl1q_u8(x, order); }
 FL_INLINE lane neon_add_epi32(lane a, lane b) { return (lane)((int32x4_t)a + (int32x4_t)b); }
+
+FL_INLINE lane neon_slli_epi32(lane x, int by) { return (lane)((uint32x4_t)x << by); }
 
 /* How neon_sra_epi32 takes how far to shift. */
 FL_INLINE lane neon_cvtsi32_si128(int32_t x) { return (lane)vdupq_n_s32(-x); }

@@ -160,16 +160,23 @@ static void pick_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t 
             dst[row * dst_pitch + i] = src[row * src_pitch + axis->first[i]];
 }
 
-/* One result of each row. Inlined for a count that is known, as the loop over samples goes away. */
+/* Result i of each row. Inlined for a count that is known, as the loop over samples goes away. */
 static inline void
 sum_column(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch, int64_t rows,
-           const int16_t *weight, int32_t count, int32_t precision)
+           const fl_resample *axis, int32_t i, int32_t count)
 {
-    int32_t half = (1 << precision) >> 1;
+    int32_t precision = axis->precision, half = (1 << precision) >> 1;
+    int64_t at = (int64_t)i * axis->taps;
+    const int16_t *weight = axis->weight + at, *low = axis->low != NULL ? axis->low + at : NULL;
+    src += axis->first[i];
     for (int64_t row = 0; row < rows; row++) {
-        int32_t sum = half;
+        int32_t sum = 0, low_sum = half;
         for (int32_t k = 0; k < count; k++) sum += weight[k] * src[row * src_pitch + k];
-        dst[row * dst_pitch] = clamp_u8(sum >> precision);
+        if (low != NULL) {
+            for (int32_t k = 0; k < count; k++) low_sum += low[k] * src[row * src_pitch + k];
+            sum *= 256;
+        }
+        dst[row * dst_pitch + i] = clamp_u8((sum + low_sum) >> precision);
     }
 }
 
@@ -180,19 +187,16 @@ static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
         pick_x(dst, dst_pitch, src, src_pitch, rows, axis);
         return;
     }
-    int32_t precision = axis->precision;
     for (int32_t i = 0; i < axis->out; i++) {
-        const uint8_t *x = src + axis->first[i];
-        const int16_t *w = axis->weight + (int64_t)i * axis->taps;
         int32_t count = axis->count[i];
         if (count == 2)
-            sum_column(dst + i, dst_pitch, x, src_pitch, rows, w, 2, precision);
+            sum_column(dst, dst_pitch, src, src_pitch, rows, axis, i, 2);
         else if (count == 3)
-            sum_column(dst + i, dst_pitch, x, src_pitch, rows, w, 3, precision);
+            sum_column(dst, dst_pitch, src, src_pitch, rows, axis, i, 3);
         else if (count == 4)
-            sum_column(dst + i, dst_pitch, x, src_pitch, rows, w, 4, precision);
+            sum_column(dst, dst_pitch, src, src_pitch, rows, axis, i, 4);
         else
-            sum_column(dst + i, dst_pitch, x, src_pitch, rows, w, count, precision);
+            sum_column(dst, dst_pitch, src, src_pitch, rows, axis, i, count);
     }
 }
 
@@ -200,14 +204,16 @@ static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
 enum { PIECE = 256 };
 
 static void sum_rows(uint8_t *dst, const uint8_t *src, int64_t src_pitch, int64_t width,
-                     const int16_t *weight, int32_t count, int32_t precision)
+                     const fl_resample *axis, int32_t i)
 {
     int32_t sums[PIECE];
-    int32_t half = (1 << precision) >> 1;
+    int32_t half = (1 << axis->precision) >> 1;
     for (int64_t x = 0; x < width; x++) sums[x] = half;
-    for (int32_t k = 0; k < count; k++)
-        for (int64_t x = 0; x < width; x++) sums[x] += weight[k] * src[k * src_pitch + x];
-    for (int64_t x = 0; x < width; x++) dst[x] = clamp_u8(sums[x] >> precision);
+    for (int32_t k = 0; k < axis->count[i]; k++) {
+        int32_t weight = fl_resample_weight(axis, (int64_t)i * axis->taps + k);
+        for (int64_t x = 0; x < width; x++) sums[x] += weight * src[k * src_pitch + x];
+    }
+    for (int64_t x = 0; x < width; x++) dst[x] = clamp_u8(sums[x] >> axis->precision);
 }
 
 static void resample_y(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
@@ -220,10 +226,8 @@ static void resample_y(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
             if (width > 0) memcpy(to, from, (size_t)width);
             continue;
         }
-        const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
         for (int64_t x = 0; x < width; x += PIECE)
-            sum_rows(to + x, from + x, src_pitch, fl_min(PIECE, width - x), weight, axis->count[i],
-                     axis->precision);
+            sum_rows(to + x, from + x, src_pitch, fl_min(PIECE, width - x), axis, i);
     }
 }
 

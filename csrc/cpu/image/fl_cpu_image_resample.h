@@ -3,7 +3,10 @@
  * Part of fl_cpu_image_body. Sums are of int32 and exact, so their order does not matter. Along
  * rows, a block of 16 results of a row is one lane, and LANES rows are worked at once: what is
  * prepared for a block (where its samples are, their weights) serves all rows. Steps that would end
- * behind the last row or column begin earlier instead. */
+ * behind the last row or column begin earlier instead.
+ *
+ * Weights of Pillow are longer than int16 and come in two halves, whose sums are added: has_low is
+ * a constant where these functions are compiled. */
 #ifndef FL_CPU_IMAGE_RESAMPLE_H
 #define FL_CPU_IMAGE_RESAMPLE_H
 
@@ -24,6 +27,12 @@ FL_INLINE vector bytes_of(const vector sums[4], lane precision)
 FL_INLINE vector half_of(const fl_resample *axis)
 {
     return FL_V(set1_epi32)((1 << axis->precision) >> 1);
+}
+
+/* Sums of both halves of weights, from the sums of each. */
+FL_INLINE vector join_halves(vector high, vector low)
+{
+    return FL_V(add_epi32)(FL_V(slli_epi32)(high, 8), low);
 }
 
 /* ---- what fl_cpu_image_arm.h has in its own way */
@@ -90,7 +99,7 @@ FL_INLINE void add_rows(vector sums[4], vector a, vector b, vector weights)
  * `from[p]` of a row; order[p] makes of them int16, as add_pairs takes them. */
 typedef struct group_of {
     int32_t from[MAX_PAIRS];
-    lane order[MAX_PAIRS], weight[MAX_PAIRS];
+    lane order[MAX_PAIRS], weight[MAX_PAIRS], low[MAX_PAIRS];
 } group_of;
 
 typedef struct block_of {
@@ -133,8 +142,9 @@ static bool prepare_block(block_of *block, const fl_resample *axis, int32_t at)
             if (!is_one && !fits(axis, at, from, 2 * p + 2)) return false;
             group->from[p] = from;
             group->order[p] = order_of(axis->first + at, p, from);
-            group->weight[p] =
-                weights_of(axis->weight + (int64_t)at * axis->taps + 2 * p, axis->taps);
+            int64_t k = (int64_t)at * axis->taps + 2 * p;
+            group->weight[p] = weights_of(axis->weight + k, axis->taps);
+            if (axis->low != NULL) group->low[p] = weights_of(axis->low + k, axis->taps);
         }
     }
     return true;
@@ -142,16 +152,18 @@ static bool prepare_block(block_of *block, const fl_resample *axis, int32_t at)
 
 /* Four results of LANES rows. */
 FL_INLINE vector sum_group(const group_of *group, const uint8_t *src, int64_t pitch, int32_t pairs,
-                           bool is_one_window, vector sum)
+                           bool is_one_window, bool has_low, vector half)
 {
+    vector sum = has_low ? zeros() : half, low = half;
     vector window = load_lanes(src + group->from[0], pitch);
     FL_UNROLL for (int32_t p = 0; p < pairs; p++)
     {
         if (p > 0 && !is_one_window) window = load_lanes(src + group->from[p], pitch);
         vector x = FL_V(shuffle_epi8)(window, same_lanes(group->order[p]));
         sum = add_pairs(sum, x, same_lanes(group->weight[p]));
+        if (has_low) low = add_pairs(low, x, same_lanes(group->low[p]));
     }
-    return sum;
+    return has_low ? join_halves(sum, low) : sum;
 }
 
 /* The hardware foresees lines of one row, but a block takes one of each: all that other blocks will
@@ -165,7 +177,7 @@ FL_INLINE void prefetch_rows(const uint8_t *src, int64_t pitch, const fl_resampl
 
 FL_INLINE void work_block(const block_of *block, uint8_t *dst, int64_t dst_pitch,
                           const uint8_t *src, int64_t src_pitch, int64_t rows,
-                          const fl_resample *axis, int32_t pairs, bool is_one_window)
+                          const fl_resample *axis, int32_t pairs, bool is_one_window, bool has_low)
 {
     const vector half = half_of(axis);
     const lane precision = FL_L(cvtsi32_si128)(axis->precision);
@@ -176,25 +188,35 @@ FL_INLINE void work_block(const block_of *block, uint8_t *dst, int64_t dst_pitch
             prefetch_rows(from + AHEAD_ROWS * src_pitch, src_pitch, axis);
         vector sums[GROUPS];
         FL_UNROLL for (int g = 0; g < GROUPS; g++) sums[g] =
-            sum_group(&block->group[g], from, src_pitch, pairs, is_one_window, half);
+            sum_group(&block->group[g], from, src_pitch, pairs, is_one_window, has_low, half);
         store_lanes(dst + row * dst_pitch, dst_pitch, bytes_of(sums, precision));
     }
+}
+
+FL_INLINE void
+shuffle_halves(const block_of *block, uint8_t *dst, int64_t dst_pitch, const uint8_t *src,
+               int64_t src_pitch, int64_t rows, const fl_resample *axis, bool has_low)
+{
+    if (!block->is_one_window || block->pairs > 4)
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, block->pairs, false, has_low);
+    else if (block->pairs == 1)
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 1, true, has_low);
+    else if (block->pairs == 2)
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 2, true, has_low);
+    else if (block->pairs == 3)
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 3, true, has_low);
+    else
+        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 4, true, has_low);
 }
 
 static void
 shuffle_block(const block_of *block, uint8_t *dst, int64_t dst_pitch, const uint8_t *src,
               int64_t src_pitch, int64_t rows, const fl_resample *axis)
 {
-    if (!block->is_one_window || block->pairs > 4)
-        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, block->pairs, false);
-    else if (block->pairs == 1)
-        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 1, true);
-    else if (block->pairs == 2)
-        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 2, true);
-    else if (block->pairs == 3)
-        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 3, true);
+    if (axis->low == NULL)
+        shuffle_halves(block, dst, dst_pitch, src, src_pitch, rows, axis, false);
     else
-        work_block(block, dst, dst_pitch, src, src_pitch, rows, axis, 4, true);
+        shuffle_halves(block, dst, dst_pitch, src, src_pitch, rows, axis, true);
 }
 
 /* ---- along rows, many taps: one result is a sum over samples that lie side by side */
@@ -206,10 +228,10 @@ typedef struct tail_of {
     int16_t weight[DOT];
 } tail_of;
 
-static tail_of tail_of_result(const fl_resample *axis, int32_t i)
+static tail_of tail_of_result(const fl_resample *axis, int32_t i, const int16_t *weights)
 {
     int32_t first = axis->first[i], count = axis->count[i], done = count / DOT * DOT;
-    const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
+    const int16_t *weight = weights + (int64_t)i * axis->taps;
     tail_of tail = {.from = count >= DOT ? first + count - DOT
                                          : (int32_t)fl_min(first, axis->in - DOT)};
     for (int32_t k = done; k < count; k++) tail.weight[first + k - tail.from] = weight[k];
@@ -217,10 +239,10 @@ static tail_of tail_of_result(const fl_resample *axis, int32_t i)
 }
 
 FL_INLINE dots sum_result(const uint8_t *row, const fl_resample *axis, int32_t i,
-                          const tail_of *tail)
+                          const int16_t *weights, const tail_of *tail)
 {
     const uint8_t *x = row + axis->first[i];
-    const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
+    const int16_t *weight = weights + (int64_t)i * axis->taps;
     dots sum = dot_16(row + tail->from, tail->weight, no_dots());
     for (int32_t k = DOT; k <= axis->count[i]; k += DOT)
         sum = dot_16(x + k - DOT, weight + k - DOT, sum);
@@ -229,10 +251,11 @@ FL_INLINE dots sum_result(const uint8_t *row, const fl_resample *axis, int32_t i
 
 /* Four results of a row as int32. */
 FL_INLINE lane sum_results(const uint8_t *row, const fl_resample *axis, int32_t at,
-                           const tail_of tails[GROUP])
+                           const int16_t *weights, const tail_of tails[GROUP])
 {
     dots sums[GROUP];
-    FL_UNROLL for (int j = 0; j < GROUP; j++) sums[j] = sum_result(row, axis, at + j, &tails[j]);
+    FL_UNROLL for (int j = 0; j < GROUP; j++) sums[j] =
+        sum_result(row, axis, at + j, weights, &tails[j]);
     return join_dots(sums);
 }
 
@@ -241,13 +264,22 @@ static void dot_block(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64
 {
     const lane precision = FL_L(cvtsi32_si128)(axis->precision);
     const lane half = FL_L(set1_epi32)((1 << axis->precision) >> 1);
-    tail_of tails[BLOCK];
-    for (int32_t j = 0; j < BLOCK; j++) tails[j] = tail_of_result(axis, at + j);
+    tail_of tails[BLOCK], low_tails[BLOCK];
+    for (int32_t j = 0; j < BLOCK; j++) {
+        tails[j] = tail_of_result(axis, at + j, axis->weight);
+        if (axis->low != NULL) low_tails[j] = tail_of_result(axis, at + j, axis->low);
+    }
     for (int64_t row = 0; row < rows; row++) {
         lane x[GROUPS];
         FL_UNROLL for (int g = 0; g < GROUPS; g++)
         {
-            x[g] = sum_results(src + row * src_pitch, axis, at + g * GROUP, tails + g * GROUP);
+            const uint8_t *from = src + row * src_pitch;
+            int32_t i = at + g * GROUP;
+            x[g] = sum_results(from, axis, i, axis->weight, tails + g * GROUP);
+            if (axis->low != NULL) {
+                lane low = sum_results(from, axis, i, axis->low, low_tails + g * GROUP);
+                x[g] = FL_L(add_epi32)(FL_L(slli_epi32)(x[g], 8), low);
+            }
             x[g] = FL_L(sra_epi32)(FL_L(add_epi32)(x[g], half), precision);
         }
         store_lane(dst + row * dst_pitch, FL_L(packus_epi16)(FL_L(packs_epi32)(x[0], x[1]),
@@ -287,18 +319,30 @@ static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
     }
 }
 
-FL_INLINE vector weigh_rows(const uint8_t *src, int64_t pitch, const int16_t *weight, int32_t count,
-                            vector half, lane precision)
+/* Weights k and k + 1 of a result, in each pair of int16. */
+FL_INLINE vector pair_of(const int16_t *weight, int32_t k)
 {
-    vector sums[4] = {half, half, half, half};
+    int32_t pair;
+    memcpy(&pair, weight + k, sizeof pair);
+    return FL_V(set1_epi32)(pair);
+}
+
+/* A register of result i. */
+FL_INLINE vector weigh_rows(const uint8_t *src, int64_t pitch, const fl_resample *axis, int32_t i,
+                            bool has_low, vector half, lane precision)
+{
+    int64_t at = (int64_t)i * axis->taps;
+    int32_t count = axis->count[i];
+    vector first = has_low ? zeros() : half;
+    vector sums[4] = {first, first, first, first}, low[4] = {half, half, half, half};
     for (int32_t k = 0; k < count; k += 2) {
-        int32_t pair;
-        memcpy(&pair, weight + k, sizeof pair);
         vector a = load(src + k * pitch);
         /* Behind the last sample the weight is 0. */
         vector b = k + 1 < count ? load(src + (k + 1) * pitch) : a;
-        add_rows(sums, a, b, FL_V(set1_epi32)(pair));
+        add_rows(sums, a, b, pair_of(axis->weight + at, k));
+        if (has_low) add_rows(low, a, b, pair_of(axis->low + at, k));
     }
+    FL_UNROLL for (int g = 0; has_low && g < 4; g++) sums[g] = join_halves(sums[g], low[g]);
     return bytes_of(sums, precision);
 }
 
@@ -313,11 +357,12 @@ static void resample_y(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
     const lane precision = FL_L(cvtsi32_si128)(axis->precision);
     for (int32_t i = 0; i < axis->out; i++) {
         const uint8_t *from = src + axis->first[i] * src_pitch;
-        const int16_t *weight = axis->weight + (int64_t)i * axis->taps;
         for (int64_t at = 0; at < width; at += VECTOR_BYTES) {
             int64_t x = fl_min(at, width - VECTOR_BYTES);
             store(dst + i * dst_pitch + x,
-                  weigh_rows(from + x, src_pitch, weight, axis->count[i], half, precision));
+                  axis->low == NULL
+                      ? weigh_rows(from + x, src_pitch, axis, i, false, half, precision)
+                      : weigh_rows(from + x, src_pitch, axis, i, true, half, precision));
         }
     }
 }
