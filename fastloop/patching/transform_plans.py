@@ -113,6 +113,8 @@ class _Transform:
             chain = chains.read_chain(self.compose(), is_tensor=isinstance(kind, int))
             if not chain.is_float:
                 raise ValueError("results are bytes, which may share memory with images")
+            if chain.has_other_strides:
+                raise ValueError("a tensor that was a PIL image is resized; resize before ToImage")
         except (TypeError, ValueError) as error:
             self.seam.leave("a transform", str(error))
             return None

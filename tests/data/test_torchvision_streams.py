@@ -75,6 +75,16 @@ def test_the_recipe_of_cifar(
     assert_same(dataset, options, with_generator)
 
 
+@NUMBERS
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_resize_of_pil_and_of_a_tensor_that_was_pil(workers: int, place: int) -> None:
+    parts = [v2.RandomResizedCrop(24), v2.ToDtype(torch.float32, scale=True)]
+    dataset = dataset_of("SVHN", v2.Compose([*parts[:place], v2.ToImage(), *parts[place:]]))
+    options = {"batch_size": 7, "num_workers": workers}
+    assert path_of(dataset, **options) == "array"
+    assert_same(dataset, options)
+
+
 @VERSIONS
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_class(version: int, kind: str) -> None:
@@ -199,7 +209,7 @@ LEFT: dict[str, Callable[[], Any]] = {
         v1.RandomHorizontalFlip(), "forward", lambda image: image
     ),
     "another operation": lambda: v1.ColorJitter(0.3),
-    "a resize": lambda: v1.RandomResizedCrop(32),
+    "a resize to the nearest pixels": lambda: v1.Resize(40, v1.InterpolationMode.NEAREST),
     "both versions": lambda: v2.RandomCrop(32),
     "a fill of floats": lambda: v1.RandomCrop(32, 4, fill=(1, 2, 3)),
     "a flip beside others": lambda: v1.RandomApply([v1.Pad(1), v1.CenterCrop(32)]),

@@ -39,6 +39,7 @@ PIXELS = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (24, 3, 40, 
 TENSORS = list(PIXELS)
 SIZES = [TENSORS[i][:, : 20 + i, : 44 - i].contiguous() for i in range(24)]
 IMAGES = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in TENSORS]
+PIL_SIZES = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in SIZES]
 GREY = [Image.fromarray(image[0].numpy()) for image in TENSORS]
 SMALL = [Image.fromarray(image[:, :32, :32].permute(1, 2, 0).numpy()) for image in TENSORS]
 
@@ -111,6 +112,23 @@ SERVED: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
         SIZES,
     ),
     "a resize": lambda: (chain(v2.Resize((20, 24)), v2.CenterCrop(18)), SIZES),
+    "a resize of PIL": lambda: (v1.Compose([v1.Resize((20, 24)), v1.ToTensor()]), PIL_SIZES),
+    "a resize of one edge": lambda: (
+        v1.Compose([v1.Resize(21, max_size=40), v1.CenterCrop(20), v1.ToTensor()]),
+        PIL_SIZES,
+    ),
+    "a resized crop of PIL, v1": lambda: (
+        v1.Compose([v1.RandomResizedCrop(19), v1.RandomHorizontalFlip(), v1.ToTensor()]),
+        PIL_SIZES,
+    ),
+    "a resized crop of PIL, v2": lambda: (
+        chain(v2.RandomResizedCrop((9, 30), interpolation=3, antialias=None), v2.ToImage()),
+        PIL_SIZES,
+    ),
+    "a grey resized crop": lambda: (
+        v1.Compose([v1.RandomResizedCrop(33, (0.1, 1), (0.2, 5)), v1.ToTensor()]),
+        GREY,
+    ),
     "bicubic": lambda: (chain(v2.Resize(20, v2.InterpolationMode.BICUBIC)), TENSORS),
 }
 
@@ -130,7 +148,11 @@ def test_random_chains() -> None:
 
 
 LEFT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
-    "a resize of PIL": lambda: (v1.Compose([v1.Resize(20), v1.ToTensor()]), IMAGES),
+    "the nearest pixels of PIL": lambda: (
+        v1.Compose([v1.Resize(20, v1.InterpolationMode.NEAREST), v1.ToTensor()]),
+        IMAGES,
+    ),
+    "a tensor that was PIL": lambda: (chain(v2.ToImage(), v2.RandomResizedCrop(18)), PIL_SIZES),
     "a resize by v1": lambda: (
         v1.Compose([v1.RandomResizedCrop(20), v1.ConvertImageDtype(torch.float32)]),
         TENSORS,

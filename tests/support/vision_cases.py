@@ -61,7 +61,7 @@ def random_geometry(any_of: random.Random, module: Any, side: int) -> list[Any]:
     p, parts = any_of.choice((0, 0.3, 0.5, 0.7, 1)), []
     mode = any_of.choice(("constant", "edge", "reflect", "symmetric"))
     fill = any_of.choice((0, 9, 255))
-    for kind in any_of.sample(range(6), any_of.randint(0, 4)):
+    for kind in any_of.sample(range(8), any_of.randint(0, 4)):
         if kind == 0:
             padding = any_of.choice((None, 4, 2, (1, 3), (0, 1, 2, 3)))
             size = any_of.choice((side, side - 3, (side, side - 5)))
@@ -76,9 +76,17 @@ def random_geometry(any_of: random.Random, module: Any, side: int) -> list[Any]:
             part = module.RandomApply(flips[: any_of.randint(1, 2)], p=p)
         elif kind == 4:
             part = module.Pad(any_of.choice((1, (2, 0))), fill, mode)
-        else:
+        elif kind == 5:
             side = any_of.choice((side, side - 2))
             part = module.CenterCrop(side)
+        elif kind == 6:
+            how = module.InterpolationMode(any_of.choice(("bilinear", "bicubic")))
+            size = any_of.choice((side + 3, 20, (23, 31), (40, 22)))
+            part, side = module.Resize(size, how), min(size) if isinstance(size, tuple) else size
+        else:
+            side = any_of.choice((16, 24, 37))
+            scale = any_of.choice(((0.08, 1.0), (0.5, 0.9)))
+            part = module.RandomResizedCrop(side, scale, any_of.choice(((0.75, 4 / 3), (0.3, 3.0))))
         parts.append(part)
     return parts
 

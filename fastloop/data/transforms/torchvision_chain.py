@@ -25,7 +25,7 @@ from fastloop.base import torch_parts
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.data.transforms import ops as image_ops
-from fastloop.data.transforms.plan import Geometry, Numbers, Values
+from fastloop.data.transforms.plan import Geometry, Numbers, Values, compile_plan
 
 # (kind, op, p, includes_p, scale, log_ratio): the fields of fl_draw_step.
 Step = tuple[int, int, float, bool, tuple[float, ...], tuple[float, ...]]
@@ -41,10 +41,11 @@ _CODE = (
 torchvision.transforms.transforms: Compose.__call__ ToTensor.__call__ PILToTensor.__call__
     ConvertImageDtype.forward Normalize.forward Pad.forward CenterCrop.forward RandomCrop.forward
     RandomCrop.get_params RandomHorizontalFlip.forward RandomVerticalFlip.forward
-    RandomApply.forward RandomErasing.forward RandomErasing.get_params
+    RandomApply.forward RandomErasing.forward RandomErasing.get_params Resize.forward
+    RandomResizedCrop.forward RandomResizedCrop.get_params
 torchvision.transforms.functional: to_tensor pil_to_tensor convert_image_dtype normalize pad crop
-    center_crop hflip vflip erase get_dimensions
-torchvision.transforms._functional_pil: pad crop hflip vflip get_dimensions
+    center_crop hflip vflip erase get_dimensions resize resized_crop _compute_resized_output_size
+torchvision.transforms._functional_pil: pad crop hflip vflip get_dimensions resize
 torchvision.transforms._functional_tensor: pad crop hflip vflip erase normalize
     convert_image_dtype get_dimensions
 """,
@@ -63,13 +64,15 @@ torchvision.transforms.v2._deprecated: ToTensor.transform
 torchvision.transforms.v2.functional._misc: to_dtype_image normalize_image
 torchvision.transforms.v2.functional._geometry: pad_image _pad_image_pil crop_image
     _crop_image_pil center_crop_image _center_crop_image_pil horizontal_flip_image
-    vertical_flip_image resize_image resized_crop_image
+    vertical_flip_image resize_image resized_crop_image __resize_image_pil_dispatch
+    _resize_image_pil _resized_crop_image_pil_dispatch _resized_crop_image_pil
+    _compute_resized_output_size
 torchvision.transforms.v2.functional._augment: erase_image
 torchvision.transforms.v2.functional._type_conversion: to_image
 """,
 )
 # The digests of their syntax in the releases that are known: torchvision 0.28.
-_KNOWN = ("810bef77",), ("c943b23f",)
+_KNOWN = ("8ac71bf2",), ("4ff854d0",)
 
 
 def functions_in(text: str) -> Iterator[Any]:
@@ -124,6 +127,23 @@ def is_fused() -> bool | None:
     numbers = torch.empty(256).uniform_(*bounds, generator=torch.Generator().manual_seed(1))
     for found in (True, False):
         if TorchRandom(1).uniform(*bounds, 256, found) == numbers.tolist():
+            return found
+    return None
+
+
+@functools.cache
+def find_pillow() -> str | None:
+    """Tell how this Pillow resizes: which axis it begins with. None: in another way."""
+    pixels = torch.arange(1200).square().remainder(251).to(torch.uint8).view(1, 40, 30)
+    image = sys.modules["PIL.Image"].frombytes("L", (30, 40), pixels.numpy().tobytes())
+    for found in ("Pillow 13's", "Pillow's"):
+        same = []
+        for size in ((19, 20), (20, 20), (7, 60), (60, 9)):  # (height, width)
+            resize = image_ops.Resize(size)
+            resize.interpolation = f"{found} bilinear"
+            bits = compile_plan((resize,), (1, 40, 30)).apply(pixels, 0).numpy().tobytes()
+            same.append(bits == image.resize(size[::-1], 2).tobytes())
+        if all(same):
             return found
     return None
 
@@ -219,6 +239,7 @@ class Chain:
     version: int = 0  # of the operations read so far; 0: none
     is_float: bool = False
     is_tv_tensor: bool = False  # an Image of tv_tensors
+    has_other_strides: bool = False  # resized as a tensor that was PIL: they depend on the crop
     was_tensor: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -302,15 +323,26 @@ class Chain:
         self._add(erase, _ERASE, op.p, *self._ranges_of(op))
 
     def _resize(self, op: Any) -> None:
-        """Take resizes with torch's weights. Pillow has others; v1 resizes tensors as floats."""
-        is_covered = self.was_tensor and self.version == 2
-        self._need(is_covered and not self.is_float, op, "tensors of bytes for v2")
-        how = {"interpolation": op.interpolation, "antialias": op.antialias}
+        """Take resizes with the weights of Pillow, or of torch; v1 resizes tensors as floats."""
+        is_covered = not self.is_tensor or (self.version == 2 and not self.is_float)
+        self._need(is_covered, op, "of PIL, or tensors of bytes for v2")
+        antialias = op.antialias
+        if antialias is None and not self.is_tensor:
+            antialias = True  # with images of PIL; False warns
+        self.has_other_strides |= self.is_tensor and not self.was_tensor
+        how = {"interpolation": op.interpolation, "antialias": antialias}
+        steps: tuple[Any, ...] = ()
+        resize: Any
         if type(op).__name__ == "Resize":
-            self._add(image_ops.Resize(op.size, max_size=op.max_size, **how))
-            return
-        crop = image_ops.RandomResizedCrop(op.size, op.scale, op.ratio, **how)
-        self._add(crop, _RESIZED, 0.0, *self._ranges_of(op))
+            resize = image_ops.Resize(op.size, max_size=op.max_size, **how)
+        else:
+            resize = image_ops.RandomResizedCrop(op.size, op.scale, op.ratio, **how)
+            steps = _RESIZED, 0.0, *self._ranges_of(op)
+        if not self.is_tensor:
+            refuse_if("nearest" in resize.interpolation, "C does not pick nearest pixels of PIL")
+            refuse_if(find_pillow() is None, "this Pillow resizes in a way that C does not know")
+            resize.interpolation = f"{find_pillow()} {resize.interpolation}"
+        self._add(resize, *steps)
 
     def _ranges_of(self, op: Any) -> tuple[tuple[float, ...], ...]:
         """Return bounds of the area and of the logarithm of the ratio, as torch computes it."""
