@@ -127,7 +127,7 @@ class Collation:
             self.function = partial(collate_fn.collate, core)
         # Only the collate sees samples of these.
         kind = kind_of(below_subsets(dataset)[0])
-        is_lent = is_default and kind in ("ImageFolder", "ArrayDataset")
+        is_lent = is_default and kind in ("ImageFolder", "FolderSamples", "ArrayDataset")
         self.lender = core if is_lent else None
         self._before = {} if core is None else core.fallbacks()
 

@@ -6,6 +6,7 @@ path of fastloop takes run torch's own code.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.device_iter import DeviceIter, join_transforms
-from fastloop.loader.shared import Shared, SyncIter, TorchProcessIter
+from fastloop.loader.shared import LoaderProxy, Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 # An index of these datasets, and of an ArrayDataset, may be a list of rows.
@@ -65,6 +66,7 @@ class Route(NamedTuple):
     path: str
     why: str
     source: Columns | None = None
+    samples: Any = None  # stand in for the dataset
 
 
 def open_iterator(
@@ -133,6 +135,8 @@ def fast_iterator(
         return ResidentIter(loader, route.source, shared, accelerator)
     if route.source is not None:
         return ArrayIter(loader, route.source, shared, accelerator, is_live=path == "array")
+    if route.samples is not None:
+        loader = LoaderProxy(loader, dataset=route.samples)  # type: ignore[assignment]
     if route.path == "process":
         from fastloop.loader.workers.processes import ProcessIter
 
@@ -228,7 +232,23 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
     except NotCoveredError as error:
         if path == "array":
             raise ValueError(f"path='array' cannot load this: {error}; use path='auto'") from None
-        return Route(other, str(error))
+        return _route_of_samples(loader, Route(other, str(error)))
+
+
+def _route_of_samples(loader: DataLoader[Any], route: Route) -> Route:
+    """Return a route, with samples by C where these are known and batches are not."""
+    kind = type(below_subsets(loader.dataset)[0])
+    is_default = loader._auto_collation and is_default_collate(loader.collate_fn)
+    folder = sys.modules.get("torchvision.datasets.folder")
+    if not is_default or folder is None or kind is not folder.ImageFolder:
+        return route
+    from fastloop.data.image_folder.torchvision_folder import FolderSamples
+
+    try:
+        samples = FolderSamples(loader.dataset)
+    except ValueError as error:
+        return Route(route.path, str(error))
+    return Route(route.path, "samples of ImageFolder by C", samples=samples)
 
 
 def _check_threads(loader: DataLoader[Any]) -> None:

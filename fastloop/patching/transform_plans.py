@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -166,7 +165,7 @@ class _Transform:
             expected = before(compose, image)
         if plan.makes_same(image, state, generator.get_state(), expected):
             plan.unchecked = max(plan.unchecked - 1, 0)
-        elif threading.active_count() == 1:  # no other thread has drawn meanwhile
+        elif chains.is_alone():  # no other thread has drawn meanwhile
             plan.is_left = True
             chains.warn_of_other("images than torchvision", compose, stacklevel=5)
         return expected

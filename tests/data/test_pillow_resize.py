@@ -16,9 +16,9 @@ MODES = {"bilinear": 2, "bicubic": 3}
 LENGTHS = (1, 2, 3, 15, 16, 17, 31, 64, 100, 224)
 
 
-def resized(pixels: Any, size: tuple[int, int], mode: str, who: str) -> Any:
+def resized(pixels: Any, size: tuple[int, int], mode: str, who: int) -> Any:
     op = ops.Resize(size)
-    op.interpolation = f"{who} {mode}"
+    op.interpolation = who + (mode == "bicubic")
     return compile_plan((op,), pixels.shape, "HWC", "HWC").apply(pixels, 0).numpy()
 
 
@@ -32,7 +32,7 @@ def by_pillow(pixels: Any, size: tuple[int, int], mode: str) -> Any:
 @pytest.mark.parametrize("noise", ["any", "saturated"])
 def test_random_images(mode: str, channels: int, noise: str) -> None:
     who = torchvision_chain.find_pillow()
-    assert who is not None
+    assert who > 0
     any_of = random.Random(mode + noise)
     numbers = np.random.default_rng(channels)
     for number in range(250):
@@ -49,14 +49,14 @@ def test_random_images(mode: str, channels: int, noise: str) -> None:
         assert np.array_equal(found, expected), (pixels.shape, size)
 
 
-@pytest.mark.parametrize("who", ["Pillow's", "Pillow 13's"])
-def test_which_axis_is_first(who: str) -> None:
+@pytest.mark.parametrize("who", [4, 6])  # FL_PILLOW_BILINEAR, FL_PILLOW_13_BILINEAR
+def test_which_axis_is_first(who: int) -> None:
     """Pillow 13 begins with columns where the height loses more than twice what the width does."""
     pixels = np.random.default_rng(1).integers(0, 256, (80, 60, 3), np.uint8)
     for size in ((59, 50), (60, 50), (40, 60), (40, 70), (90, 50), (90, 100)):
         rows = resized(resized(pixels, (80, size[1]), "bicubic", who), size, "bicubic", who)
         columns = resized(resized(pixels, (size[0], 60), "bicubic", who), size, "bicubic", who)
-        is_columns_first = who == "Pillow 13's" and size in ((59, 50), (40, 60), (40, 70))
+        is_columns_first = who == 6 and size in ((59, 50), (40, 60), (40, 70))
         expected = columns if is_columns_first else rows
         assert np.array_equal(resized(pixels, size, "bicubic", who), expected), size
 
@@ -64,5 +64,5 @@ def test_which_axis_is_first(who: str) -> None:
 def test_weights_of_another_pillow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision_chain.find_pillow.cache_clear()
     monkeypatch.setattr(Image.Image, "resize", lambda image, size, mode: image.crop((0, 0, *size)))
-    assert torchvision_chain.find_pillow() is None
+    assert torchvision_chain.find_pillow() == 0
     torchvision_chain.find_pillow.cache_clear()

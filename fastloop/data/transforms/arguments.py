@@ -32,10 +32,6 @@ class InterpolationMode(enum.Enum):
 
 # The number of each is that of fl_interpolation and fl_padding_mode.
 _INTERPOLATIONS = {"nearest": 0, "nearest-exact": 1, "bilinear": 2, "bicubic": 3}
-_PILLOWS = {  # set by torchvision_chain alone
-    "Pillow's bilinear": 4, "Pillow's bicubic": 5,
-    "Pillow 13's bilinear": 6, "Pillow 13's bicubic": 7,
-}  # fmt: skip
 _PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}
 DTYPES = {getattr(torch, name): name for name in ("uint8", "float16", "bfloat16", "float32")}
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # constants of PIL.Image
@@ -296,7 +292,9 @@ PaddingMode = Annotated[
 ]
 Fill = Annotated[float | Sequence[float] | None, Argument(_read_fill)]
 Erased = Annotated[Any, Argument(_read_erased)]
-Interpolation = Annotated[Any, Argument(_read_interpolation, (_INTERPOLATIONS | _PILLOWS).get)]
+Interpolation = Annotated[
+    Any, Argument(_read_interpolation, lambda how: _INTERPOLATIONS.get(how, how))
+]
 Flag = Annotated[bool, Argument(_read_flag)]
 CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # that C is told of
 Probability = Annotated[float, Argument(read_probability, float)]

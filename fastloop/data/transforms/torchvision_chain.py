@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from fastloop._core import TorchRandom
+from fastloop._core import ImageDraws, Snapshot, TorchRandom
 from fastloop.base import torch_parts
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.data.transforms import ops as image_ops
-from fastloop.data.transforms.plan import Geometry, Numbers, Values, compile_plan
+from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan
 
 # (kind, op, p, includes_p, scale, log_ratio): the fields of fl_draw_step.
 Step = tuple[int, int, float, bool, tuple[float, ...], tuple[float, ...]]
@@ -48,6 +48,9 @@ torchvision.transforms.functional: to_tensor pil_to_tensor convert_image_dtype n
 torchvision.transforms._functional_pil: pad crop hflip vflip get_dimensions resize
 torchvision.transforms._functional_tensor: pad crop hflip vflip erase normalize
     convert_image_dtype get_dimensions
+torchvision.datasets.folder: DatasetFolder.__getitem__ DatasetFolder.__len__ default_loader
+    pil_loader
+torchvision: get_image_backend
 """,
     """torchvision.transforms.v2._transform: Transform.forward Transform._call_kernel
     Transform._needs_transform_list _RandomApplyTransform.forward
@@ -72,7 +75,7 @@ torchvision.transforms.v2.functional._type_conversion: to_image
 """,
 )
 # The digests of their syntax in the releases that are known: torchvision 0.28.
-_KNOWN = ("8ac71bf2",), ("4ff854d0",)
+_KNOWN = ("012c9fbe",), ("4ff854d0",)
 
 
 def functions_in(text: str) -> Iterator[Any]:
@@ -132,20 +135,20 @@ def is_fused() -> bool | None:
 
 
 @functools.cache
-def find_pillow() -> str | None:
-    """Tell how this Pillow resizes: which axis it begins with. None: in another way."""
+def find_pillow() -> int:
+    """Return the bilinear fl_interpolation that has this Pillow's order of the axes, behind which
+    is the bicubic one. 0: Pillow resizes in another way."""
     pixels = torch.arange(1200).square().remainder(251).to(torch.uint8).view(1, 40, 30)
     image = sys.modules["PIL.Image"].frombytes("L", (30, 40), pixels.numpy().tobytes())
-    for found in ("Pillow 13's", "Pillow's"):
-        same = []
-        for size in ((19, 20), (20, 20), (7, 60), (60, 9)):  # (height, width)
-            resize = image_ops.Resize(size)
-            resize.interpolation = f"{found} bilinear"
-            bits = compile_plan((resize,), (1, 40, 30)).apply(pixels, 0).numpy().tobytes()
-            same.append(bits == image.resize(size[::-1], 2).tobytes())
-        if all(same):
-            return found
-    return None
+
+    def is_same(found: int, height: int, width: int) -> bool:
+        resize = image_ops.Resize((height, width))
+        resize.interpolation = found
+        bits = compile_plan((resize,), (1, 40, 30)).apply(pixels, 0).numpy().tobytes()
+        return bool(bits == image.resize((width, height), 2).tobytes())
+
+    sizes = (19, 20), (20, 20), (7, 60), (60, 9)
+    return next((how for how in (6, 4) if all(is_same(how, *size) for size in sizes)), 0)
 
 
 def torch_exp(x: float) -> float:
@@ -169,6 +172,14 @@ def why_not_now() -> str:
     if getattr(helpers, "_TORCHFUNCTION_SUBCLASS", False):
         return "tv_tensors.set_return_type() is in force"
     return ""
+
+
+DECODERS = "fastloop-images"  # how names of threads begin that decode images and do not draw
+
+
+def is_alone() -> bool:
+    """Tell whether no thread but this one may draw random numbers."""
+    return sum(not thread.name.startswith(DECODERS) for thread in threading.enumerate()) == 1
 
 
 _left = threading.local()
@@ -340,8 +351,8 @@ class Chain:
             steps = _RESIZED, 0.0, *self._ranges_of(op)
         if not self.is_tensor:
             refuse_if("nearest" in resize.interpolation, "C does not pick nearest pixels of PIL")
-            refuse_if(find_pillow() is None, "this Pillow resizes in a way that C does not know")
-            resize.interpolation = f"{find_pillow()} {resize.interpolation}"
+            refuse_if(find_pillow() == 0, "this Pillow resizes in a way that C does not know")
+            resize.interpolation = find_pillow() + (resize.interpolation == "bicubic")
         self._add(resize, *steps)
 
     def _ranges_of(self, op: Any) -> tuple[tuple[float, ...], ...]:
@@ -397,6 +408,26 @@ _READERS: dict[str, Callable[[Chain, Any], None]] = {
     **dict.fromkeys(("ToDtype", "ConvertImageDtype"), Chain._to_dtype),
     "Normalize": Chain._normalize,
 }
+
+
+def open_plan(
+    transform: Any, shape: tuple[int, ...], layout: str
+) -> tuple[Plan, ImageDraws, Snapshot, str]:
+    """Return the plan of a transform of PIL images, what is drawn for it, what it was made of, and
+    a text that tells it from others. Raises ValueError.
+
+    Args:
+        shape, layout: of images; 0 for edges that differ.
+    """
+    refuse_if(not is_known_release(), "this version of fastloop does not know this torchvision")
+    try:
+        chain = read_chain(transform)
+        plan = compile_plan(tuple(chain.ops), shape, layout, may_differ=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the transform: {error}") from None
+    steps = tuple(chain.steps)
+    draws = ImageDraws(plan.core, steps, bool(is_fused()), torch_exp)
+    return plan, draws, Snapshot(chain.things), f"{shape} {steps} {chain.ops}"
 
 
 def read_chain(transform: Any, is_tensor: bool = False) -> Chain:

@@ -8,7 +8,6 @@ stream that each worker process would have with them. docs/zero-change.md tells 
 from __future__ import annotations
 
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from fastloop._core import ImageDraws, Snapshot
 from fastloop.base.requirements import read_check_interval
 from fastloop.base.torch_parts import pin_memory
 from fastloop.data.transforms import torchvision_chain as chains
-from fastloop.data.transforms.plan import compile_plan
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, as_vector, leave_if
 from fastloop.loader.arrays.iterator import _BATCHES, ArrayIter, make_batch
 
@@ -86,7 +84,7 @@ class Drawn:
         """Make the first samples both ways, once a process. Raises NotCoveredError if they or
         random states differ; torchvision then makes all samples of the plan for good."""
         if self.key not in _verdicts:
-            is_alone = threading.active_count() == 1
+            is_alone = chains.is_alone()
             is_same = _makes_same(columns)
             if not is_same and not is_alone:  # another thread may have drawn meanwhile
                 raise NotCoveredError("other threads run, so the transform could not be checked")
@@ -144,21 +142,19 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     if dataset.transform is None or dataset.target_transform is not None:
         raise NotCoveredError(f"the {name} has no transform, or a target_transform")
     _check_loader(loader)
-    if not (chains.is_code_known(_CODE, _KNOWN) and chains.is_known_release()):
+    if not chains.is_code_known(_CODE, _KNOWN):
         raise NotCoveredError("this version of fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
     images, shape, layout = _images_of(dataset, data, layout)
     try:
-        chain = chains.read_chain(dataset.transform)
-        plan = compile_plan(tuple(chain.ops), shape, layout)
-    except (TypeError, ValueError) as error:
-        raise NotCoveredError(f"the transform: {error}") from None
-    draws = ImageDraws(plan.core, tuple(chain.steps), bool(chains.is_fused()), chains.torch_exp)
+        opened = chains.open_plan(dataset.transform, shape, layout)
+    except ValueError as error:
+        raise NotCoveredError(str(error)) from None
+    _, draws, snapshot, key = opened
     columns = Columns((None, None), kind="torchvision's images, its transform in C")
     columns.add(data, images, None, draws)
     columns.add(targets, _labels_of(dataset, targets, len(images)))
-    names, key = (data, targets, *_OTHERS), f"{name} {shape} {chain.steps} {chain.ops}"
-    columns.drawn = Drawn(draws, dataset, names, Snapshot(chain.things), key)
+    columns.drawn = Drawn(draws, dataset, (data, targets, *_OTHERS), snapshot, f"{name} {key}")
     columns.check = columns.drawn.check
     return columns
 
@@ -234,7 +230,7 @@ class VisionIter(ArrayIter):
         """Return the batch as torchvision makes it, if that is not what C has made."""
         assert self._due is not None
         (indices, before, after), self._due = self._due, None
-        if threading.active_count() > 1:  # another thread may draw meanwhile
+        if not chains.is_alone():  # another thread may draw meanwhile
             return data
         fetch = partial(self._dataset_fetcher.fetch, indices)
         expected, state = _make_by_torchvision(before, fetch)
