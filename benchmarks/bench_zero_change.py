@@ -8,6 +8,8 @@ c    MNIST: ToTensor, Normalize, batch 128
 d    a Dataset of a user over a uint8 tensor [N, 3, 32, 32], the chain of CIFAR-10 of v2
 e    the same over [N, 3, 128, 128]: RandomResizedCrop(96), RandomHorizontalFlip, ToDtype, Normalize
 f    the loader of Hugging Face's Trainer over 20 to 200 tokens a row, DataCollatorWithPadding
+g    ImageFolder of JPEG of 500 x 375: RandomResizedCrop(224), RandomHorizontalFlip, ToTensor,
+     Normalize of v1
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -25,12 +27,14 @@ import tempfile
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 from _harness import Times, parse_arguments
 
 ROUNDS, WORKERS = 5, (0, 2)
+FOLDER = "FASTLOOP_BENCH_FOLDER"  # where the images of row f are
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)
 
 
@@ -50,6 +54,7 @@ ROWS = {
     "d": Row("a user's dataset, the chain of CIFAR-10", "own", 2, 10_000, (5, 3)),
     "e": Row("a user's dataset, RandomResizedCrop(96)", "large", 2, 2_000, (2.5, 2)),
     "f": Row("Trainer, DataCollatorWithPadding", "Trainer", 0, 4_000, (5, 5)),
+    "g": Row("ImageFolder, JPEG", "folder", 1, 768, (2.5, 2)),
 }
 
 
@@ -61,6 +66,9 @@ def make_transform(row: Row) -> Any:
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 
+    if row.kind == "folder":
+        first = v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()
+        return v1.Compose([*first, v1.ToTensor(), v1.Normalize(MEAN, STD)])
     if row.kind == "MNIST":
         return v1.Compose([v1.ToTensor(), v1.Normalize((0.1307,), (0.3081,))])
     module = v1 if row.version == 1 else v2
@@ -78,6 +86,8 @@ def make_dataset(row: Row) -> Any:
     from torch.utils.data import Dataset
     from torchvision import datasets
 
+    if row.kind == "folder":
+        return datasets.ImageFolder(os.environ[FOLDER], make_transform(row))
     numbers, side = np.random.default_rng(1), 128 if row.kind == "large" else 32
     images = numbers.integers(0, 256, (row.count, 3, side, side), np.uint8)
     labels, transform = numbers.integers(0, 10, row.count), make_transform(row)
@@ -181,6 +191,24 @@ def play(row: Row, workers: int) -> None:
 # ---- the benchmark
 
 
+def make_folder(root: str, count: int) -> None:
+    """Write JPEGs that are about as smooth as photographs, one of three upright."""
+    import numpy as np
+    from PIL import Image
+
+    numbers = np.random.default_rng(1)
+    for number in range(count):
+        height, width = (375, 500) if number % 3 else (500, 375)
+        small = numbers.integers(0, 256, (height // 12, width // 12, 3), np.uint8)
+        smooth = np.asarray(
+            Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+        )
+        image = (smooth + numbers.normal(0, 6, smooth.shape)).clip(0, 255).astype(np.uint8)
+        path = Path(root) / f"class {number % 2}" / f"{number}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image).save(path, quality=88)
+
+
 def run_script(letter: str, workers: int, *command: str) -> dict[str, Any]:
     argv = [sys.executable, *command, __file__, "--play", letter, str(workers)]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "FASTLOOP": ""})
@@ -212,6 +240,10 @@ def main() -> int:
         return 0
     arguments = parse_arguments(__doc__, "".join(ROWS))
     is_met, lines = True, []
+    folder = TemporaryDirectory()
+    os.environ[FOLDER] = folder.name
+    if "f" in arguments.rows:
+        make_folder(folder.name, ROWS["f"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")
     for letter in arguments.rows:
