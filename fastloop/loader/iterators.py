@@ -245,10 +245,9 @@ def _route_of_samples(loader: DataLoader[Any], route: Route) -> Route:
     from fastloop.data.image_folder.torchvision_folder import FolderSamples
 
     try:
-        samples = FolderSamples(loader.dataset)
+        return Route(route.path, "samples of ImageFolder by C", None, FolderSamples(loader.dataset))
     except ValueError as error:
         return Route(route.path, str(error))
-    return Route(route.path, "samples of ImageFolder by C", samples=samples)
 
 
 def _check_threads(loader: DataLoader[Any]) -> None:

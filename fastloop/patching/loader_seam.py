@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop.base.late_import import after_import
 from fastloop.base.torch_parts import call_as_torch
+from fastloop.data.collate import kind_of
 from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
@@ -42,6 +43,7 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
     else:
         how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
         how += ", torch's own" * (type(iterator).__name__ != "ProcessIter")
+    how += ", samples by C" * (kind_of(iterator._dataset) == "FolderSamples")
     return f"{type(loader.dataset).__name__}: {how}"
 
 

@@ -396,6 +396,8 @@ def test_torchs_class_behind_patch(root: Path, workers: int) -> None:
     with fastloop.patched(["dataloader", "transforms"]):
         iterator = iter(DataLoader(dataset, **options))
         assert type(iterator._dataset) is FolderSamples
+        (how,) = fastloop.patch_status().seams["dataloader"].served
+        assert how.startswith("ImageFolder: ") and how.endswith(", samples by C")
         del iterator
         ours = list(play(DataLoader, dataset, options, [None, 2, None]))
     assert_same_bits(ours, torchs)
