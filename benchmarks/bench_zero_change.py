@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,c,d,e,f] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,c,d,e,f,g] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -242,8 +242,8 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if "f" in arguments.rows:
-        make_folder(folder.name, ROWS["f"].count)
+    if "g" in arguments.rows:
+        make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")
     for letter in arguments.rows:
