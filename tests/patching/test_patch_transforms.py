@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -368,23 +369,35 @@ def test_a_dataset_of_a_user(workers: int, images: list[Any]) -> None:
 
 
 def test_threads_draw_different_numbers() -> None:
-    """As many draws leave the state that they leave one after the other."""
-    transform = chain(v2.RandomResizedCrop(16), v2.RandomHorizontalFlip())
+    """As many draws leave the state that they leave one after the other, also where collections of
+    garbage let other threads run."""
     fastloop.patch("transforms", verbose=False)
-    results(transform, TENSORS)
-    torch.manual_seed(1)
     flip = chain(v2.RandomHorizontalFlip())
     results(flip, TENSORS)
-    threads = [threading.Thread(target=lambda: [flip(i) for i in TENSORS * 20]) for _ in range(4)]
-    torch.manual_seed(9)
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    ours = torch.get_rng_state()
-    torch.manual_seed(9)
-    torch.rand(4 * 20 * len(TENSORS))
-    assert torch.equal(ours, torch.get_rng_state())
+    rounds, thresholds = 20, gc.get_threshold()
+    gc.callbacks.append(lambda *_: time.sleep(0))
+
+    def draw() -> None:
+        for i, image in enumerate(TENSORS * rounds):
+            _junk: list[Any] = [[] for _ in range(i % 3)]
+            flip(image)
+
+    try:
+        for _ in range(8):
+            gc.set_threshold(1)
+            threads = [threading.Thread(target=draw) for _ in range(4)]
+            torch.manual_seed(9)
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            ours = torch.get_rng_state()
+            torch.manual_seed(9)
+            torch.rand(4 * rounds * len(TENSORS))
+            assert torch.equal(ours, torch.get_rng_state())
+    finally:
+        gc.set_threshold(*thresholds)
+        del gc.callbacks[-1]
 
 
 def test_a_transform_is_forgotten() -> None:

@@ -166,21 +166,32 @@ static int draw(fl_py_image_draws *self, fl_torch_random *random, const request 
     return -1;
 }
 
+/* As draw(), from a torch.Generator, whose state is put back. No Python runs meanwhile, not even in
+ * a collection of garbage: another thread might draw. */
+static int draw_once(fl_py_image_draws *self, PyObject *generator, const request *what)
+{
+    fl_torch_random random;
+    int is_collecting = PyGC_Disable(), status = -1;
+    PyObject *tensor = fl_py_torch_state_take(&self->dlpack, generator, &random);
+    if (tensor != NULL) status = draw(self, &random, what);
+    if (status == 0)
+        status = fl_py_torch_state_put(&self->dlpack, generator, tensor, &random);
+    else
+        Py_XDECREF(tensor);
+    if (is_collecting) PyGC_Enable();
+    return status;
+}
+
 /* Draws from a torch.Generator and puts it back: 0, or -1 and an exception, and the generator is as
  * it was. */
 static int draw_from(fl_py_image_draws *self, PyObject *generator, const request *what)
 {
     int status = 1;
     while (status > 0) {
-        fl_torch_random random;
-        PyObject *tensor = fl_py_torch_state_take(&self->dlpack, generator, &random);
-        if (tensor == NULL) return -1;
-        status = draw(self, &random, what);
-        if (status == 0) return fl_py_torch_state_put(&self->dlpack, generator, tensor, &random);
-        Py_DECREF(tensor);
+        status = draw_once(self, generator, what);
         if (status > 0 && ask_exp(self) != 0) return -1;
     }
-    return -1;
+    return status;
 }
 
 PyDoc_STRVAR(draw_doc, "draw(rows, worker)\n--\n\n"
