@@ -232,6 +232,17 @@ def test_threads_apply_one_plan() -> None:
     assert wrong == []
 
 
+def test_maps_of_nothing_and_of_computed_pixels() -> None:
+    rows, out = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
+    make_plan().map(rows, 0, out, 0)
+    with pytest.raises(ValueError, match="out int32"):
+        make_plan().map(rows, 0, rows, 0)
+    resized = make_plan({"kind": RESIZE, "size": (4, 4)})
+    for count in (0, 2):
+        with pytest.raises(ValueError, match="the plan computes pixels"):
+            resized.map(torch.zeros(count, dtype=torch.int64), count, out, 0)
+
+
 def test_plans_are_freed() -> None:
     class Held(np.ndarray):  # it can be referred to weakly
         pass

@@ -183,6 +183,7 @@ class Streams(HostAccelerator):
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
         self.done: list[str] = []
+        self.noted: list[torch.Tensor] = []
         self.stream = 0
 
     def current_stream(self) -> Any:
@@ -193,6 +194,13 @@ class Streams(HostAccelerator):
 
     def wait_event(self, event: Any) -> None:
         self.done.append("wait")
+
+    def record_stream(self, value: Any) -> None:
+        self.noted.append(value)
+
+    def move(self, value: Any) -> Any:
+        self.done.append("move")
+        return super().move(value)
 
 
 def test_rows_that_are_left_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +222,20 @@ def test_rows_that_are_left_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     for i, what in enumerate(streams.done):
         if what == "cat":
             assert streams.done[i + 1] == "record", streams.done
+
+
+def test_tables_of_images_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sent by iter(), and read by kernels of any stream."""
+    streams, tables = Streams(), []
+    monkeypatch.setattr(resident_module, "open_accelerator", lambda device: streams)
+    monkeypatch.setattr(resident_module, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(resident_module, "gather_images", lambda *args: tables.append(args[6]))
+    data = ArrayDataset(IMAGES, transform=T.RandomHorizontalFlip()).to("cpu")
+    iterator = iter(resident(data, 20))
+    assert streams.done[-1] == "record", streams.done
+    streams.stream = 1
+    next(iterator)
+    assert any(noted is tables[0] for noted in streams.noted)
 
 
 def path_and_why(dataset: Any, **arguments: Any) -> tuple[str, str]:

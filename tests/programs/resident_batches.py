@@ -2,8 +2,10 @@
 each, and what does not fit together is refused. Needs a core of tests/cuda/build_core.py."""
 
 import ctypes
+import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import RandomSampler, Subset, TensorDataset
@@ -88,6 +90,12 @@ for data, epochs in zip(AUGMENTED, EXPECTED, strict=True):
                 assert torch.equal(batch[key], expected[key]), (data, key)
         assert fake.fake_launches() - before == 2 * len(epoch)
     assert loader.stats().path == "array" and "on cpu" in loader.stats().why
+indices = np.arange(9)
+indices.setflags(write=False)
+with warnings.catch_warnings():
+    warnings.simplefilter("error")  # torch warns of memory that is read-only
+    for batch in DataLoader(AUGMENTED[0], batch_sampler=[indices]):
+        assert torch.equal(batch["y"], torch.arange(9))
 compare(Subset(TABLES, list(range(90, 10, -1))), 1, batch_size=9, shuffle=True)
 compare(TABLES, 1, batch_size=64, sampler=RandomSampler(TABLES, True, 500))
 compare(TABLES, 1, batch_sampler=[[3, 1], [-1], [0, 0, 7]])
@@ -122,15 +130,16 @@ WRONG: list[tuple[int, Any, str]] = [
     (1, IMAGES["CHW"].int(), "the images are not those of the plan"),
     (1, IMAGES["HWC"], "the images are not those of the plan"),
     (2, rows.int(), "indices must be a contiguous vector of int64"),
-    (3, N + 1, "the images are not those of the plan"),
+    (3, N + 1, "the data had 201 rows and now have 200"),
     (4, maps[:2], "maps must be contiguous, 168 elements"),
     (4, maps.long(), "maps must be contiguous, 168 elements"),
     (5, table[1:], "values must be contiguous, 3096 elements"),
     (6, torch.empty(shape).half(), "out is not a batch of the plan's results"),
     (6, torch.empty(2, *shape[1:]), "out is not a batch of the plan's results"),
 ]
-for place, wrong, text in WRONG:
-    arguments = (*given[:place], wrong, *given[place + 1 :])
+empty = [plan, IMAGES["CHW"], rows[:0], N, maps[:0].long(), table, torch.empty(0, *shape[1:])]
+REFUSED = [(given[:place] + [wrong] + given[place + 1 :], text) for place, wrong, text in WRONG]
+for arguments, text in [*REFUSED, (empty, "maps must be contiguous, 0 elements")]:
     before = fake.fake_launches()
     try:
         _core.gather_images(torch.Tensor, *arguments)

@@ -300,19 +300,21 @@ static PyObject *plan_apply(fl_py_image_plan *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The memory of a contiguous CPU tensor of such a shape; NULL, with ValueError, for any other. */
-static void *vector_of(const fl_py_image_plan *self, PyObject *tensor, uint8_t bits, int64_t rows,
-                       int64_t columns)
+/* The memory of a contiguous CPU tensor of such a shape, NULL if it is empty; ValueError for any
+ * other. */
+static int find_vector(const fl_py_image_plan *self, PyObject *tensor, uint8_t bits, int64_t rows,
+                       int64_t columns, void **out)
 {
     fl_tensor view;
-    if (fl_py_view(&self->dlpack, tensor, &view) != 0) return NULL;
+    if (fl_py_view(&self->dlpack, tensor, &view) != 0) return -1;
+    *out = (void *)(uintptr_t)view.data;
     int64_t count = 1;
     for (int d = 0; d < view.ndim; d++) count *= view.shape[d];
     if (is_dtype(view.dtype, (fl_dtype){kDLInt, bits, 1}) && view.ndim <= 2 &&
         count == rows * columns && fl_tensor_is_contiguous(&view))
-        return (void *)(uintptr_t)view.data;
+        return 0;
     PyErr_SetString(PyExc_ValueError, "map: rows must be int64, and out int32 [rows, map_length]");
-    return NULL;
+    return -1;
 }
 
 PyDoc_STRVAR(map_doc,
@@ -329,9 +331,13 @@ static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
     fl_err err = {0};
     int32_t length = fl_image_plan_map_length(self->plan);
     if (!PyArg_ParseTuple(args, "OnOk:map", &rows, &count, &out, &epoch)) return NULL;
-    const int64_t *row = vector_of(self, rows, 64, count, 1);
-    int32_t *map = row != NULL ? vector_of(self, out, 32, count, length) : NULL;
-    if (map == NULL) return NULL;
+    if (length == 0) return PyErr_Format(PyExc_ValueError, "map: the plan computes pixels");
+    void *numbers, *maps;
+    if (find_vector(self, rows, 64, count, 1, &numbers) != 0 ||
+        find_vector(self, out, 32, count, length, &maps) != 0)
+        return NULL;
+    const int64_t *row = numbers;
+    int32_t *map = maps;
     int status = FL_OK;
     Py_BEGIN_ALLOW_THREADS
     fl_image_params params[FL_MAX_IMAGE_OPS];

@@ -47,6 +47,14 @@ static bool is_batch_of(const fl_tensor *from, const fl_tensor *to, int64_t rows
     return memcmp(from->shape + 1, to->shape + 1, dims) == 0 && fl_tensor_is_contiguous(to);
 }
 
+static int check_length(const gather *self, const fl_tensor *source)
+{
+    if (source->shape[0] >= self->length) return 0;
+    PyErr_Format(PyExc_ValueError, "gather: the data had %lld rows and now have %lld", self->length,
+                 (long long)source->shape[0]);
+    return -1;
+}
+
 static int read_column(gather *self, PyObject *source, PyObject *out, fl_row_column *column)
 {
     fl_tensor from, to;
@@ -55,11 +63,7 @@ static int read_column(gather *self, PyObject *source, PyObject *out, fl_row_col
         PyErr_SetString(PyExc_ValueError, "gather: a batch has another shape or dtype than rows");
         return -1;
     }
-    if (from.shape[0] < self->length) {
-        PyErr_Format(PyExc_ValueError, "gather: the data had %lld rows and now have %lld",
-                     self->length, (long long)from.shape[0]);
-        return -1;
-    }
+    if (check_length(self, &from) != 0) return -1;
     *column = (fl_row_column){from.data, (char *)to.data, 0, from.stride[0]};
     from.shape[0] = 1;
     column->bytes = fl_tensor_bytes(from.dtype, from.ndim, from.shape);
@@ -118,20 +122,22 @@ PyObject *fl_py_gather(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- images */
 
-/* The address of a contiguous vector of `count` elements of this dtype, or NULL and ValueError. */
-static const void *
-vector_there(gather *self, PyObject *tensor, const char *name, fl_dtype dtype, int64_t count)
+/* The address of contiguous elements of this dtype, NULL for none; ValueError unless there are
+ * `count`. */
+static int find_elements(gather *self, PyObject *tensor, const char *name, fl_dtype dtype,
+                         int64_t count, const void **out)
 {
     fl_tensor view;
-    if (view_there(self, tensor, &view) != 0) return NULL;
+    if (view_there(self, tensor, &view) != 0) return -1;
+    *out = view.data;
     int64_t found = 1;
     for (int d = 0; d < view.ndim; d++) found *= view.shape[d];
     if (memcmp(&view.dtype, &dtype, sizeof dtype) == 0 && found == count &&
         fl_tensor_is_contiguous(&view))
-        return view.data;
+        return 0;
     PyErr_Format(PyExc_ValueError, "gather_images: %s must be contiguous, %lld elements", name,
                  (long long)count);
-    return NULL;
+    return -1;
 }
 
 /* The steps between images, channels, rows and columns; `layout` is that of each image. */
@@ -151,10 +157,10 @@ read_images(gather *self, const fl_py_image_plan *plan, PyObject *source, fl_ima
     int32_t channels = fl_image_plan_channels(plan->plan);
     if (view.ndim == 4 && view.dtype.code == kDLUInt && view.dtype.bits == 8 &&
         view.shape[is_chw ? 1 : 3] == channels && view.shape[is_chw ? 2 : 1] == in.height &&
-        view.shape[is_chw ? 3 : 2] == in.width && view.shape[0] >= self->length) {
+        view.shape[is_chw ? 3 : 2] == in.width) {
         out->from = (const uint8_t *)view.data;
         read_steps(&view, plan->layout, 1, out->from_steps);
-        return 0;
+        return check_length(self, &view);
     }
     PyErr_SetString(PyExc_ValueError, "gather_images: the images are not those of the plan");
     return -1;
@@ -197,12 +203,15 @@ read_batch(gather *self, const fl_py_image_plan *plan, PyObject *const *args, fl
         PyErr_SetString(PyExc_ValueError, "gather_images: the plan computes pixels");
         return -1;
     }
-    if (read_rows(self, args[1]) != 0 || read_images(self, plan, args[0], out) != 0) return -1;
-    out->maps =
-        vector_there(self, args[2], "maps", (fl_dtype){kDLInt, 32, 1}, self->row_count * length);
-    if (out->maps == NULL && self->row_count > 0) return -1;
-    out->table = vector_there(self, args[3], "values", (fl_dtype){kDLUInt, 8, 1}, values);
-    return out->table != NULL ? read_result(self, plan, args[4], out) : -1;
+    const void *maps, *table;
+    if (read_rows(self, args[1]) != 0 || read_images(self, plan, args[0], out) != 0 ||
+        find_elements(self, args[2], "maps", (fl_dtype){kDLInt, 32, 1}, self->row_count * length,
+                      &maps) != 0 ||
+        find_elements(self, args[3], "values", (fl_dtype){kDLUInt, 8, 1}, values, &table) != 0)
+        return -1;
+    out->maps = maps;
+    out->table = table;
+    return read_result(self, plan, args[4], out);
 }
 
 const char fl_py_gather_images_doc[] = PyDoc_STR(

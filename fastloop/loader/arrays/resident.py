@@ -3,6 +3,7 @@ the rows of all fields of a batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, cast
@@ -50,18 +51,18 @@ class _Images:
     def __init__(self, plan: ImagePlan, source: torch.Tensor, send: Any) -> None:
         self._plan, self._source, self._send = plan, source, send
         self._dtype = getattr(torch, plan.out_dtype)
-        self._values = send(np.frombuffer(plan.values(), np.uint8))
+        self._steps = math.prod(plan.out_shape), *plan.out_strides
+        self.values = send(np.frombuffer(plan.values(), np.uint8))
 
     def gather(self, rows: Vector, there: torch.Tensor, length: int, epoch: int) -> torch.Tensor:
         """Return a batch; `there` is `rows` on the device."""
-        plan, count, shape = self._plan, len(rows), self._plan.out_shape
+        plan, count = self._plan, len(rows)
         maps = np.empty((count, plan.map_length), np.int32)
         plan.map(torch.from_numpy(rows), count, torch.from_numpy(maps), epoch)
-        steps = (int(np.prod(shape)), *plan.out_strides)
-        device = self._source.device
-        out = torch.empty_strided((count, *shape), steps, dtype=self._dtype, device=device)
+        shape, kind = (count, *plan.out_shape), {"dtype": self._dtype, "device": there.device}
+        out = torch.empty_strided(shape, self._steps, **kind)
         sent, given = self._send(maps), (plan, self._source, there, length)
-        gather_images(torch.Tensor, *given, sent, self._values, out)
+        gather_images(torch.Tensor, *given, sent, self.values, out)
         return out
 
 
@@ -96,11 +97,11 @@ class ResidentIter(SingleIter, LockedIter):
         self._stream = self._accelerator.current_stream()
         # Behind those of batches, on the device and here.
         self._rows, self._rows_here = self._send(np.empty(0, np.int64)), np.empty(0, np.int64)
-        self._sent = self._accelerator.record_event()
         self._images = [
             _Images(cast(ImagePlan, column.plan), tensor, self._send) if column.plan else None
             for column, tensor in zip(source.all, self._tensors, strict=True)
         ]
+        self._sent = self._accelerator.record_event()  # behind the rows and the tables of images
         self._blocks: Iterator[Block] | None = None
         if blocks := find_blocks(self._index_sampler):
             self._sampler_iter = refuse_batches()
@@ -116,7 +117,7 @@ class ResidentIter(SingleIter, LockedIter):
             rows = taken[count_from_0(rows, len(taken))]
         length = min(map(len, self._tensors))
         self._length = max(self._length, length) if len(self._rows) else length
-        return count_from_0(rows, length)
+        return np.require(count_from_0(rows, length), requirements="W")  # torch warns of others
 
     def _send(self, rows: Vector) -> torch.Tensor:
         """Return the rows on the device, where they are once the current stream is there."""
@@ -127,11 +128,12 @@ class ResidentIter(SingleIter, LockedIter):
         return sent
 
     def _follow_stream(self) -> None:
-        """Let the current stream wait for rows that were sent on another."""
+        """Let the current stream wait for what was sent on another."""
         stream = self._accelerator.current_stream()
         if stream != self._stream:
             self._accelerator.wait_event(self._sent)
-            self._accelerator.record_stream(self._rows)
+            for sent in (self._rows, *(images.values for images in self._images if images)):
+                self._accelerator.record_stream(sent)
             self._stream = stream
 
     def _take_rows(self, blocks: Iterator[Block], count: int) -> tuple[Vector, torch.Tensor]:
