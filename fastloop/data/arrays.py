@@ -161,7 +161,8 @@ class ArrayDataset(EpochDataset):
         if self._cut or len(columns) < len(self._fields):
             raise TypeError("to() is for fields that are no RaggedArrays, with transforms by C")
         device = torch.empty(0, device=device).device
-        sources = {id(column.source): column for column in columns}  # views share theirs
+        places = [0 if i < self._views else i for i in range(len(columns))]  # views share a field
+        sources = {i: columns[i] for i in places}
         others = [c.source for c in sources.values() if getattr(c.source, "device", "") != device]
         needed, free = sum(int(source.nbytes) for source in others), sys.maxsize
         if device.type == "cuda":
@@ -171,11 +172,12 @@ class ArrayDataset(EpochDataset):
             text = f"the fields take {needed:,} bytes, and {device} has {free:,} that are free"
             raise MemoryError(f"{text} (leave them on the CPU, and pass device= to the loader)")
         moved = {
-            key: column.read_range(0, len(self)).to(device).contiguous()
-            for key, column in sources.items()
+            i: column.read_range(0, len(self)).to(device).contiguous()
+            for i, column in sources.items()
         }
         made = copy.copy(self)
-        fields = [Field(column.name, moved[id(column.source)], True) for column in columns]
+        pairs = zip(columns, places, strict=True)
+        fields = [Field(column.name, moved[i], True) for column, i in pairs]
         made._fields = tuple(fields)
         made._transforms = {
             i: replace(transform, field=fields[i]) for i, transform in self._transforms.items()

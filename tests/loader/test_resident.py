@@ -301,6 +301,21 @@ def test_a_dataset_moves_with_its_transforms_and_counts_epochs_of_its_own() -> N
     assert_same([moved[i] for i in (0, -1, [3, (4, 2)])], [data[i] for i in (0, -1, [3, (4, 2)])])
 
 
+def test_views_of_an_array_are_moved_once() -> None:
+    views = {"a": T.RandomCrop(6), "b": T.RandomHorizontalFlip()}
+    moved = ArrayDataset(image=IMAGES.numpy(), label=LABELS, transform=views).to("cpu")
+    first, second, labels = (field.source for field in moved._fields)
+    assert first is second and torch.equal(labels, LABELS)
+
+
+def test_a_batch_by_index_lies_as_on_the_cpu() -> None:
+    data = ArrayDataset(IMAGES, transform=T.RandomCrop(6), out_layout="channels_last")
+    moved = data.to("cpu")
+    moved._transforms[0]._device = torch.device("meta")
+    for index in (0, [2, 1]):
+        assert moved[index][0].is_meta and moved[index][0].stride() == data[index][0].stride()
+
+
 def test_what_cannot_be_moved() -> None:
     images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
     with pytest.raises(TypeError, match="no RaggedArrays, with transforms by C"):

@@ -219,13 +219,15 @@ class FieldTransform:
             return None
         return plan.empty()
 
+    def _image(self, row: int) -> Any:
+        image: Any = self.field.image(row)
+        return image if self._device.type == "cpu" else image.cpu()
+
     def apply(self, row: int, epoch: int, view: int, out: Tensor | None = None) -> Any:
         """Return the result for one row, in ``out`` if that is like it."""
         if isinstance(self.plan, Plan):
-            image: Any = self.field.image(row)
-            if self._device.type != "cpu":
-                return self.plan.apply(image.cpu(), row, epoch, view).to(self._device)
-            return self.plan.apply(image, row, epoch, view, out)
+            made = self.plan.apply(self._image(row), row, epoch, view, out)
+            return made if self._device.type == "cpu" else made.to(self._device)
         image = self.field[row]
         if self.plan is not None:
             return self.plan.apply(image, row, epoch, view, out)
@@ -236,12 +238,12 @@ class FieldTransform:
 
     def stack(self, items: Sequence[tuple[int, int]], epoch: int) -> Any:
         """Return the results for several (row, view) as one batch."""
-        if not isinstance(self.plan, Plan) or self._device.type != "cpu":
+        if not isinstance(self.plan, Plan):
             return default_collate([self.apply(row, epoch, view) for row, view in items])
         out = self.plan.empty(len(items))
         for place, (row, view) in zip(out, items, strict=True):
-            self.plan.apply(self.field.image(row), row, epoch, view, place)
-        return out
+            self.plan.apply(self._image(row), row, epoch, view, place)
+        return out.to(self._device)
 
     def params(self, row: int, epoch: int, view: int) -> list[dict[str, Any]]:
         """Return the random parameters of a row, one dict for each operation."""
