@@ -5,6 +5,7 @@ the same is tried by tests/programs/resident_batches.py, on a device by tests/gp
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -236,6 +237,9 @@ def test_tables_of_images_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     streams.stream = 1
     next(iterator)
     assert any(noted is tables[0] for noted in streams.noted)
+    reference = weakref.ref(iterator)
+    del iterator
+    assert reference() is None  # what it holds on the device is free without the collector
 
 
 def path_and_why(dataset: Any, **arguments: Any) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from fastloop._core import ImagePlan, gather, gather_images
 from fastloop.base.checks import check_value
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import SingleIter
+from fastloop.data.field import Array
 from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.availability import find_fault
@@ -44,15 +45,24 @@ def runs_kernels(device: torch.device | None) -> bool:
     return not kernels_are_disabled() and not find_fault(device, "gathers batches")
 
 
+def _send(numbers: Array, accelerator: Accelerator) -> torch.Tensor:
+    """Return numbers on the device, where they are once the current stream is there."""
+    there = torch.from_numpy(np.require(numbers, requirements=["C", "W"]))
+    if accelerator.device.type != "cpu":
+        there = there.pin_memory()
+    sent: torch.Tensor = accelerator.move(there)
+    return sent
+
+
 class _Images:
     """Images of one column, which a kernel moves and casts as their plan says. Parameters are drawn
     on the CPU: where pixels come from is sent as a table for each batch."""
 
-    def __init__(self, plan: ImagePlan, source: torch.Tensor, send: Any) -> None:
-        self._plan, self._source, self._send = plan, source, send
+    def __init__(self, plan: ImagePlan, source: torch.Tensor, accelerator: Accelerator) -> None:
+        self._plan, self._source, self._accelerator = plan, source, accelerator
         self._dtype = getattr(torch, plan.out_dtype)
         self._steps = math.prod(plan.out_shape), *plan.out_strides
-        self.values = send(np.frombuffer(plan.values(), np.uint8))
+        self.values = _send(np.frombuffer(plan.values(), np.uint8), accelerator)
 
     def gather(self, rows: Vector, there: torch.Tensor, length: int, epoch: int) -> torch.Tensor:
         """Return a batch; `there` is `rows` on the device."""
@@ -61,7 +71,7 @@ class _Images:
         plan.map(torch.from_numpy(rows), count, torch.from_numpy(maps), epoch)
         shape, kind = (count, *plan.out_shape), {"dtype": self._dtype, "device": there.device}
         out = torch.empty_strided(shape, self._steps, **kind)
-        sent, given = self._send(maps), (plan, self._source, there, length)
+        sent, given = _send(maps, self._accelerator), (plan, self._source, there, length)
         gather_images(torch.Tensor, *given, sent, self.values, out)
         return out
 
@@ -96,9 +106,12 @@ class ResidentIter(SingleIter, LockedIter):
         self._in_c = runs_kernels(device)
         self._stream = self._accelerator.current_stream()
         # Behind those of batches, on the device and here.
-        self._rows, self._rows_here = self._send(np.empty(0, np.int64)), np.empty(0, np.int64)
+        self._rows_here = np.empty(0, np.int64)
+        self._rows = _send(self._rows_here, self._accelerator)
         self._images = [
-            _Images(cast(ImagePlan, column.plan), tensor, self._send) if column.plan else None
+            _Images(cast(ImagePlan, column.plan), tensor, self._accelerator)
+            if column.plan
+            else None
             for column, tensor in zip(source.all, self._tensors, strict=True)
         ]
         self._sent = self._accelerator.record_event()  # behind the rows and the tables of images
@@ -118,14 +131,6 @@ class ResidentIter(SingleIter, LockedIter):
         length = min(map(len, self._tensors))
         self._length = max(self._length, length) if len(self._rows) else length
         return np.require(count_from_0(rows, length), requirements="W")  # torch warns of others
-
-    def _send(self, rows: Vector) -> torch.Tensor:
-        """Return the rows on the device, where they are once the current stream is there."""
-        there = torch.from_numpy(np.require(rows, requirements=["C", "W"]))
-        if self._accelerator.device.type != "cpu":
-            there = there.pin_memory()
-        sent: torch.Tensor = self._accelerator.move(there)
-        return sent
 
     def _follow_stream(self) -> None:
         """Let the current stream wait for what was sent on another."""
@@ -148,7 +153,7 @@ class ResidentIter(SingleIter, LockedIter):
             missing -= len(read[-1])
         if read:
             found = self._resolve(np.concatenate(read))
-            sent = self._send(found)
+            sent = _send(found, self._accelerator)
             self._rows = torch.cat((self._rows, sent)) if len(self._rows) else sent
             self._rows_here = np.concatenate((self._rows_here, found))
             self._sent = self._accelerator.record_event()  # behind the cat
@@ -165,7 +170,7 @@ class ResidentIter(SingleIter, LockedIter):
             if vector is None or len(vector) == 0:
                 return self._datasets.call(self._dataset_fetcher.fetch, indices)
             rows = self._resolve(vector)
-            return self._gather(rows, self._send(rows))
+            return self._gather(rows, _send(rows, self._accelerator))
         sampler: Any = self._index_sampler
         rows, there = self._take_rows(self._blocks, sampler.batch_size)
         if len(rows) == 0 or (sampler.drop_last and len(rows) < sampler.batch_size):
