@@ -23,6 +23,7 @@ from fastloop.base.torch_parts import OptState, is_known
 from fastloop.step.grad_list import FlagCounter, GradList, new_flag, parameters_of
 from fastloop.step.ranks import Ranks
 from fastloop.step.scaler import GradScaler, fused_attributes, takes_grad_scale, watch_step
+from fastloop.step.shards import laid_out_as, part_of
 
 _DOUBLES = (torch.float64, torch.complex128)  # for which a float32 grad_scale is too coarse
 _ALIGNED_BYTES = 64  # where each parameter's part of a flat buffer begins
@@ -81,14 +82,15 @@ class GradBuffers:
     def _flat(self, where: list[int], device: torch.device, dtype: torch.dtype) -> Tensor:
         """Make a flat tensor for these parameters and their flags, and the views of it."""
         step = _ALIGNED_BYTES // dtype.itemsize
-        sizes = (-(-self._params[i].numel() // step) * step for i in where)
+        sizes = (-(-part_of(self._params[i]).numel() // step) * step for i in where)
         *starts, end = accumulate(sizes, initial=0)
         flat = torch.empty(end + len(where), dtype=dtype, device=device)
         for i, start in zip(where, starts, strict=True):
-            p = self._params[i]
+            p = part_of(self._params[i])
             # Strides as the gradient's, so that passes over both run straight through memory.
             strides = torch.empty_like(p, device="meta").stride()
-            self._views[i] = flat[start : start + p.numel()].as_strided(p.shape, strides)
+            view = flat[start : start + p.numel()].as_strided(p.shape, strides)
+            self._views[i] = laid_out_as(self._params[i], view)
         return flat
 
     def add(self, share: float, *, only_finite: bool = False) -> bool:

@@ -142,7 +142,8 @@ class GradList(GradListBase):
 
     def collect(self, tensors: Iterable[Tensor]) -> GradList:
         """Hold these tensors; until `release` they stay alive."""
-        self.collect_tensors(tensors)
+        with self.reading():
+            self.collect_tensors(tensors)
         self.warn_of_fallback()
         return self
 
@@ -272,6 +273,8 @@ class GradList(GradListBase):
         if source.can_run and self.can_run:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
             if self.run_combine(thread_pool(), source, host, device, beta, found_inf):
+                if found_inf is not None and source.has_shards:
+                    shards.share_flag(source, found_inf)
                 return
         with torch.no_grad():
             if found_inf is not None:

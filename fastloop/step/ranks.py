@@ -19,6 +19,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from fastloop.base.checks import make_message
+from fastloop.base.torch_parts import difference
 
 
 class SyncPoint(Enum):
@@ -66,6 +67,8 @@ class Ranks:
         self.can_reduce_alone = len(self._ddp) == len(replicated) and not sharded
         kinds = [kind.__name__ for part in replicated for kind in type(part).__mro__]
         self.has_shards = bool(sharded) or "FullyShardedDataParallel" in kinds
+        # Whether all are FSDP2's: what their backward reduces can be added up.
+        self.can_add_shards = bool(sharded) and not replicated
         with_groups = replicated or sharded[:1]
         groups: list[Any] = [getattr(m, "process_group", None) for m in with_groups] or [None]
         self.group = groups[0]
@@ -112,6 +115,18 @@ class Ranks:
                     module.require_forward_param_sync = False
                     stack.callback(setattr, module, "require_forward_param_sync", True)
             yield
+
+    def can_flush(self) -> bool:
+        """Tell whether gradients of an open window can be reduced outside of a backward."""
+        return not self.has_shards or (self.can_add_shards and not difference("fsdp"))
+
+    def reduce_shards(self) -> None:
+        """Reduce the gradients that FSDP2 keeps unreduced, as the end of a backward does for
+        modules that the backward has not come to. All ranks must call it."""
+        self._set_shards(True)
+        for state in dict.fromkeys(module._get_fsdp_state() for module in self._sharded):
+            if state._is_root:
+                state._root_post_backward_final_callback()
 
     def drop_window(self) -> None:
         """Forget gradients that FSDP2 keeps unreduced, and let the next backward reduce."""

@@ -114,6 +114,19 @@ def _in_order(chains: Iterable[Groups]) -> list[Any]:
     return sorted(places, key=lambda group: (places[group], str(group.group_name)))
 
 
+def part_of(t: Any) -> Any:
+    """Return the part of a DTensor that this process has; any other tensor itself."""
+    return t.to_local() if hasattr(t, "to_local") else t
+
+
+def laid_out_as(t: Any, part: Tensor) -> Tensor:
+    """Return a DTensor like t, of which this process has `part`; `part` itself if t is none."""
+    if not hasattr(t, "to_local"):
+        return part
+    where = t.device_mesh, t.placements
+    return type(t).from_local(part, *where, run_check=False, shape=t.shape, stride=t.stride())  # type: ignore[no-any-return]
+
+
 # ---- numbers of all processes
 
 

@@ -74,10 +74,12 @@ class Stepper:
         model: the module or modules that DDP or FSDP wraps, or that contain wrapped ones.
         accum_dtype: torch.float32 or torch.float64: add gradients up in buffers of that dtype (its
             complex counterpart for complex gradients) and round once into ``.grad``. Takes memory
-            for one more set of gradients; under DDP the stepper reduces the buffers.
+            for one more set of gradients; under DDP the stepper reduces the buffers. Under FSDP2
+            they are of a shard's size, and each micro-batch is reduced.
         on_nonfinite: if a gradient is inf or NaN: "window" takes no step, "micro" leaves that one
-            micro-batch out (needs buffers as accum_dtype does; SYNC for each micro-batch), "ignore"
-            takes the step. None: "window" with an enabled scaler, else "ignore".
+            micro-batch out (needs buffers as accum_dtype does; SYNC for each micro-batch; under
+            FSDP2 on all ranks), "ignore" takes the step. None: "window" with an enabled scaler,
+            else "ignore".
 
     Attributes:
         is_boundary: whether the micro-batch that runs, or ran last, closes its window.
@@ -118,10 +120,10 @@ class Stepper:
         self._optimizer = optimizer
         self._outcomes = Outcomes(_read_schedulers(scheduler))
         self._ranks = Ranks(model)
-        if self._ranks.has_shards and needs_buffers:
+        if self._ranks.has_shards and needs_buffers and not self._ranks.can_add_shards:
             raise ValueError(
-                "accum_dtype and on_nonfinite='micro' need whole gradients, which FSDP does not "
-                "have; leave them out, or use MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+                "accum_dtype and on_nonfinite='micro' under FSDP need FSDP2 (fully_shard) for all "
+                "modules of the model; leave them out"
             )
         is_function = callable(accumulate)
         self._accumulate = accumulate if is_function else read_int("accumulate", accumulate, 1)
@@ -220,7 +222,7 @@ class Stepper:
         Args:
             weight: its number of samples, or of tokens, by which its mean loss counts. A finite
                 number >= 0 or a 0-d tensor (SYNC if that is on a device). With 0 the micro-batch
-                contributes nothing, and backward() runs nothing.
+                contributes nothing, and backward() runs nothing (under FSDP: on 0 · loss).
 
         Leaving it takes the optimizer's step if it closes the window. Left by an exception, or
         without backward(), the micro-batch is not counted; if backward() had begun, the whole
@@ -246,7 +248,10 @@ class Stepper:
                 totals = self._exchange(SyncPoint.FIRST_WEIGHT, own)
                 mean = totals.weight / totals.counted if totals.counted else 1.0
                 window.expected = window.size * mean
-            self._ranks.enter_micro(sync=self.is_boundary and self._buffers is None)
+            has_buffers = self._buffers is not None
+            # Shards are reduced by a backward alone, before they are added up.
+            sync = self._ranks.has_shards if has_buffers else self.is_boundary
+            self._ranks.enter_micro(sync)
         elif self.is_boundary and window.count == 0 and weight > 0:
             window.expected = weight  # nothing to divide by
         self._weight = weight
@@ -286,7 +291,7 @@ class Stepper:
         if reduces:
             own = Totals(window.weight + weight, window.counted + (weight > 0))
             self._totals = self._exchange(SyncPoint.BOUNDARY, own)
-        if weight > 0:
+        if weight > 0 or self._ranks.has_shards:  # whose backward is a collective
             self._accumulate_gradients(loss, window, window.share(weight))
         elif reduces:
             self._ranks.backward_of_nothing(loss)
@@ -298,8 +303,12 @@ class Stepper:
         if buffers is None:
             self._weighted_backward(loss, share)
             return
-        self._weighted_backward(loss, 1.0)
-        if not buffers.add(share, only_finite=self._drops_micro):
+        # Shards are sums over the ranks: their weights come before, as near 1 as those of whole
+        # gradients.
+        before = share * window.size if self._ranks.has_shards else 1.0
+        after = 1.0 / window.size if self._ranks.has_shards else share
+        self._weighted_backward(loss, before)
+        if not buffers.add(after, only_finite=self._drops_micro):
             self._weight = 0.0
             window.has_dropped = True
         if not self.is_boundary:  # the boundary writes into them
@@ -327,19 +336,19 @@ class Stepper:
     def flush(self) -> None:
         """Step an open window that is not full; nothing if none is open.
 
-        For loops without iterate(). Under DDP every rank must call it: the stepper reduces the
-        gradients, and ranks without an open window join.
+        For loops without iterate(). Every rank must call it: under DDP the stepper reduces the
+        gradients, under FSDP2 torch does, and ranks without an open window join.
 
         Raises:
-            RuntimeError: inside micro(); ranks are at different places; an open window under FSDP.
+            RuntimeError: inside micro(); ranks are at different places; an open window under FSDP1.
         """
         self._refuse_inside_micro("flush")
-        if self._ranks.has_shards and self._window is not None:
+        if self._window is not None and self._buffers is None and not self._ranks.can_flush():
             raise RuntimeError(
-                "flush() of an open window under FSDP, where only a backward reduces gradients; "
-                "use iterate(), which knows the last micro-batch"
+                "flush() of an open window under FSDP needs FSDP2 (fully_shard) alone and a torch "
+                "that fastloop knows; use iterate(), which knows the last micro-batch"
             )
-        if self._ranks.is_parallel and not self._ranks.has_shards and self._window is None:
+        if self._ranks.is_parallel and self._window is None:
             self._open()  # to join the others
         if self._window is not None:
             self._close(SyncPoint.FLUSH)
@@ -360,7 +369,10 @@ class Stepper:
             totals = self._totals or self._exchange(point, totals)
             if self._loop is not None:
                 self._note_more(totals)
-            if totals.counted and (buffers is not None or point is SyncPoint.FLUSH):
+            if self._ranks.has_shards:
+                if totals.counted and buffers is None and point is SyncPoint.FLUSH:
+                    self._ranks.reduce_shards()
+            elif totals.counted and (buffers is not None or point is SyncPoint.FLUSH):
                 if buffers is None:
                     buffers = GradBuffers(self._optimizer, None)
                     buffers.add(1.0)

@@ -6,6 +6,7 @@ import gc
 import io
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -427,17 +428,22 @@ def test_fsdp_like_modules_are_told_when_to_reduce() -> None:
         def set_requires_gradient_sync(self, sync: bool) -> None:
             calls.append(sync)
 
+    class FullyShardedDataParallel(torch.nn.Module):
+        def no_sync(self) -> nullcontext[None]:
+            return nullcontext()
+
     model = Sharded(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for wrong in ({"accum_dtype": torch.float32}, {"on_nonfinite": "micro"}):
-        with pytest.raises(ValueError, match="FSDP does not have"):
-            Stepper(optimizer, model=model, **wrong)
+        with pytest.raises(ValueError, match="under FSDP need FSDP2"):
+            Stepper(optimizer, model=FullyShardedDataParallel(), **wrong)
     stepper = Stepper(optimizer, 3, model=[torch.nn.Sequential(model)])
     for i in stepper.iterate(range(8)):
         with stepper.micro(weight=0 if i == 2 else 1):
             stepper.backward(model(torch.ones(1, 3)).sum())
     assert calls == [False, True, False, True, False, True]
+    stepper = Stepper(optimizer, 3, model=FullyShardedDataParallel())
     with stepper.micro():
         stepper.backward(model(torch.ones(1, 3)).sum())
-    with pytest.raises(RuntimeError, match="under FSDP"):
+    with pytest.raises(RuntimeError, match="under FSDP needs FSDP2"):
         stepper.flush()

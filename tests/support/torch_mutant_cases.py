@@ -183,7 +183,8 @@ def cases_of_table() -> dict[str, Case]:
 
     found: dict[str, Case] = {}
     for group, parts in _PARTS.items():
-        # "shards" needs processes: tests/step/test_dtensor.py says what is done without a part.
+        # "shards" and "fsdp" need processes: tests/step/test_dtensor.py and fsdp_cases.py say what
+        # is done without a part.
         for part in parts if group in LOOPS else ():
             sets = [(f"{name} has another name", attribute(name, group)) for name in part.sets]
             for title, case in [*cases_of_part(part, group), *sets]:

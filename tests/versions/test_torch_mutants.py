@@ -107,7 +107,7 @@ SILENT = ("functorch", "sparse")
 def test_every_part_of_the_table_has_its_changes() -> None:
     """Renamed or removed, unless users have its name; with another parameter, and doing more; with
     other names of the attributes that fastloop reads."""
-    assert torch_parts._PARTS.keys() - torch_mutant_cases.LOOPS.keys() == {"shards"}
+    assert torch_parts._PARTS.keys() - torch_mutant_cases.LOOPS.keys() == {"shards", "fsdp"}
     for group in torch_parts._PARTS.keys() & torch_mutant_cases.LOOPS.keys():
         for part in torch_parts._PARTS[group]:
             of_part = dict(torch_mutant_cases.cases_of_part(part, group))
