@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -67,6 +68,8 @@ class Ranks:
         self.can_reduce_alone = len(self._ddp) == len(replicated) and not sharded
         kinds = [kind.__name__ for part in replicated for kind in type(part).__mro__]
         self.has_shards = bool(sharded) or "FullyShardedDataParallel" in kinds
+        # FSDP1's parameters are what this rank has of them.
+        self.has_whole_parameters = "FullyShardedDataParallel" not in kinds
         # Whether all are FSDP2's: what their backward reduces can be added up.
         self.can_add_shards = bool(sharded) and not replicated
         with_groups = replicated or sharded[:1]
@@ -175,32 +178,49 @@ class Ranks:
 
     # ---- messages
 
-    def exchange(self, point: SyncPoint, own: Totals) -> Totals:
+    def exchange(self, point: SyncPoint, own: Totals, facts: dict[str, Any]) -> Totals:
         """Return the sums over all ranks. Waits until each has sent its message (SYNC).
 
-        Raises RuntimeError on every rank if they are not all at the same point."""
+        Raises RuntimeError on every rank if they are not all at the same point, or with other
+        facts."""
         if self._leave_notice is not None:
             (work, message), self._leave_notice = self._leave_notice, None
             work.wait()
             self._check_points(SyncPoint.LEFT, message.tolist())
         if self.size == 1:
             return own
-        message = self._message(point, own)
+        digest = crc32(repr(facts).encode()) >> 12  # its square is exact in double
+        message = self._message(point, own, digest)
         dist.all_reduce(message, group=self.group)
-        sums = message.tolist()
+        *sums, digests, squares = message.tolist()
         self._check_points(point, sums)
+        # Mean and variance: if one rank finds its own digest and 0 here, all do.
+        if digests != self.size * digest or squares != self.size * digest**2:
+            self._raise_difference(facts)
         return Totals(*sums[len(SyncPoint) :])
 
     def send_leave_notice(self) -> None:
         """Tell the others, without waiting, that this rank has left its loop."""
         if self.size > 1 and _is_running():
-            message = self._message(SyncPoint.LEFT, Totals())
+            message = self._message(SyncPoint.LEFT, Totals(), 0)
             work = dist.all_reduce(message, group=self.group, async_op=True)
             self._leave_notice = (work, message)
 
-    def _message(self, point: SyncPoint, own: Totals) -> Tensor:
+    def _message(self, point: SyncPoint, own: Totals, digest: int) -> Tensor:
         points = [float(each is point) for each in SyncPoint]
-        return torch.tensor([*points, *own], dtype=torch.float64, device=self._device)
+        numbers = [*points, *own, digest, digest**2]
+        return torch.tensor(numbers, dtype=torch.float64, device=self._device)
+
+    def _raise_difference(self, facts: dict[str, Any]) -> None:
+        """Raise an error that names what differs. All ranks come here together."""
+        every: list[Any] = [None] * self.size
+        dist.all_gather_object(every, facts, group=self.group)
+        values = {name: [each.get(name) for each in every] for name in facts}
+        differences = [f"{name} {found}" for name, found in values.items() if len(set(found)) > 1]
+        raise RuntimeError(
+            f"the ranks disagree (rank by rank): {'; '.join(differences)}. Give all of them the "
+            "same model, arguments, state and number of batches"
+        )
 
     def _check_points(self, point: SyncPoint, sums: list[float]) -> None:
         ranks_at = {p: int(n) for p, n in zip(SyncPoint, sums, strict=False) if n}

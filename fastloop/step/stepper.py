@@ -24,6 +24,7 @@ from fastloop.base.ranges import named
 from fastloop.base.shown import repr_of
 from fastloop.base.torch_parts import TorchScaler
 from fastloop.step.boundary import Boundary, GradBuffers, Outcomes
+from fastloop.step.grad_list import parameters_of
 from fastloop.step.ranks import Ranks, SyncPoint, Totals
 from fastloop.step.window import Lookahead, WeightedBackward, Window
 
@@ -141,6 +142,7 @@ class Stepper:
         self._weight = 0.0  # of the running micro-batch
         self._totals: Totals | None = None  # of the window, exchanged before its last backward
         self._mean_weight: float | None = None  # of the last window, over all ranks
+        self._has_met = False  # the ranks have compared parameters and state
         self.is_boundary = False
         self.last_norm: Tensor | None = None
 
@@ -243,9 +245,10 @@ class Stepper:
         is_full = window.count + 1 >= window.size
         self.is_boundary = is_full or (self._loop is not None and not self._loop.has_more())
         if self._ranks.is_parallel:
-            if window.expected is None:
+            if window.expected is None or not self._has_met:
                 own = Totals(weight, counted=weight > 0)
                 totals = self._exchange(SyncPoint.FIRST_WEIGHT, own)
+            if window.expected is None:
                 mean = totals.weight / totals.counted if totals.counted else 1.0
                 window.expected = window.size * mean
             has_buffers = self._buffers is not None
@@ -412,12 +415,33 @@ class Stepper:
     def _exchange(self, point: SyncPoint, own: Totals) -> Totals:
         has_more = self._loop is not None and self._loop.has_more()
         try:
-            return self._ranks.exchange(point, own._replace(has_more=has_more))
+            own = own._replace(has_more=has_more)
+            totals = self._ranks.exchange(point, own, self._facts(point))
+            self._has_met = True
+            return totals
         except BaseException:
             if self._loop is not None:
                 self._loop.is_announced = False  # the others raise too, and wait for nothing
             self._discard("the ranks do not agree")
             raise
+
+    def _facts(self, point: SyncPoint) -> dict[str, Any]:
+        """Return the facts that all ranks must have in common at this point."""
+        loop, window = self._loop, self._window
+        facts: dict[str, Any] = {"windows so far": self._outcomes.boundaries}
+        if not self._has_met:
+            params = parameters_of(self._optimizer)
+            facts |= {"mean weight": self._mean_weight, "parameters": len(params)}
+            if self._ranks.has_whole_parameters:
+                facts["elements"] = sum(p.numel() for p in params)
+        if self._ranks.has_shards:  # whose forward is a collective
+            if point is SyncPoint.BEGIN and loop is not None:
+                facts["batches"] = loop.left
+            elif window is not None and point is SyncPoint.FIRST_WEIGHT:
+                facts["micro-batches planned"] = window.size
+            elif window is not None:
+                facts["micro-batches"] = window.count + (self._state is not State.IDLE)
+        return facts
 
     def _note_more(self, totals: Totals) -> None:
         """Note which ranks' loops have another window."""
@@ -473,6 +497,7 @@ class Stepper:
         counts = state["boundaries"], state["skipped"]
         self._outcomes = Outcomes(self._outcomes.schedulers, *counts)
         self._mean_weight = state["mean_weight"]
+        self._has_met = False
         if count := state["open_micros"]:
             warnings.warn(
                 f"the state was saved {count} micro-batches into a window, which are lost: the "

@@ -4,7 +4,7 @@ process with one large batch in float64."""
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -250,6 +250,46 @@ def case_skip() -> None:
                 taken = int(choice == "micro")
                 assert (run.stepper.stepped, run.stepper.skipped) == (taken, 1 - taken)
                 same(run, reference)
+
+
+def refused(text: str, call: Callable[[], Any]) -> None:
+    """Every rank raises, and names the difference."""
+    try:
+        call()
+    except RuntimeError as error:
+        assert "the ranks disagree" in str(error) and text in str(error), error
+    else:
+        raise AssertionError(f"no error: {text}")
+
+
+def case_disagree() -> None:
+    """Other batches, windows, parameters and states: an error on every rank that names both, and
+    the same stepper goes on."""
+    first = RANK == 0
+    values: Any = {name: [name[0], *[name[1]] * (RANKS - 1)] for name in ((3, 6), (2, 1), (1, 0))}
+    for way in ACCUMULATIONS:
+        run, reference = Run(**way), Reference()
+        loader = range(3 if first else 6)
+        refused(f"batches {values[3, 6]}", lambda run=run, loader=loader: run.epoch(loader))
+        run.epoch(range(LENGTH))
+        reference.epoch()
+        same(run, reference)
+
+        run = Run(accumulate=2 if first else 1, **way)
+        refused(f"micro-batches planned {values[2, 1]}", lambda run=run: run.micro(0))
+
+        run = Run(**way)
+        others = [6 + (rank == 0) for rank in range(RANKS)]
+        if first:
+            run.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+        refused(f"parameters {others}", lambda run=run: run.epoch(range(LENGTH)))
+
+        run = Run(**way)
+        state = run.stepper.state_dict()
+        if first:
+            state.update(boundaries=1, stepped=1, mean_weight=4.0)
+        run.stepper.load_state_dict(state)
+        refused(f"windows so far {values[1, 0]}", lambda run=run: run.micro(0))
 
 
 def case_collectives() -> None:

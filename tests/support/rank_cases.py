@@ -78,7 +78,7 @@ def case_counts() -> None:
             per_window.append((counts.buckets / 3, counts.sizes))
     buckets, sizes = per_window[-1]
     assert buckets == 2, buckets
-    assert sizes == [9] * (3 + 1), sizes
+    assert sizes == [11] * (3 + 1), sizes
 
     for options in ({"accum_dtype": torch.float64}, {"on_nonfinite": "micro"}):
         run = Run(3, ddp=bucket, **options)
@@ -87,8 +87,8 @@ def case_counts() -> None:
         with counts.counting():
             run.epoch(9)
         assert counts.buckets == 0
-        messages = [size for size in counts.sizes if size == 9]
-        others = [size for size in counts.sizes if size != 9]
+        messages = [size for size in counts.sizes if size == 11]
+        others = [size for size in counts.sizes if size != 11]
         assert len(messages) == 4 and len(others) == 3 and len(set(others)) == 1, counts.sizes
 
 
