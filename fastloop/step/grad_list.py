@@ -394,13 +394,16 @@ def unscale_at_once(
     run = named("unscale" if clip is None else "unscale_and_clip", grads.unscale_and_clip)
     with grads.reading():
         done: Tensor | bool = run(thread_pool(), groups, scale, found_inf, clip)
+    flags = {scale.device: found_inf}
     if done is False:
         try:
             done = _unscale_shards(grads, scale, found_inf, clip)
+            if isinstance(done, Tensor) and not grads.tensors and not done:
+                flags = {}  # no rank has a gradient: torch's `step` says so
         finally:
             grads.release()
     if done is not False:
-        state["found_inf_per_device"] = {scale.device: found_inf}
+        state["found_inf_per_device"] = flags
         state["stage"] = OptState.UNSCALED
     return done
 
@@ -421,7 +424,7 @@ def unscale_collected(
     grads: GradList, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
 ) -> bool:
     """Do the work of `_unscale_grads_`, into found_inf. Returns False, and does nothing, if torch's
-    method has to run, or to raise."""
+    method has to run, or to raise, or if no rank has a gradient."""
     is_here = grads.device == inv_scale.device == found_inf.device
     are_numbers = _is_plain_number(inv_scale) and _is_plain_number(found_inf)
     is_plain = grads.has_shards or (grads.is_plain and len(grads.tensors) > 0)
@@ -430,9 +433,7 @@ def unscale_collected(
         return False
     if grads.tensors:
         named("unscale", grads.run_unscale)(thread_pool(), inv_scale, found_inf)
-    if grads.has_shards:
-        shards.share_flag(grads, found_inf)
-    return True
+    return not grads.has_shards or shards.share_flag(grads, found_inf)
 
 
 def _is_plain_number(number: Tensor) -> bool:

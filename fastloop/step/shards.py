@@ -182,11 +182,15 @@ def _join(values: dict[Groups, Tensor], p: float) -> Tensor:
     return values[()]
 
 
-def share_flag(grads: GradList, found_inf: Tensor) -> None:
-    """Set found_inf on all processes where it is set on one. They must all call it."""
+def share_flag(grads: GradList, found_inf: Tensor) -> bool:
+    """Set found_inf on all processes where it is set on one. They must all call it. Returns whether
+    one of them has a gradient (SYNC on those that have none)."""
+    if not grads.tensors:
+        found_inf.fill_(-1.0)
     layouts = grads.layouts[grads.kinds[0] | grads.kinds[1]]
     for group in _in_order(layout.groups for _, layout in layouts):
         dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=group)
+    return bool(grads.tensors) or found_inf.item() >= 0
 
 
 # ---- the passes of clip_grad_norm_ and of scalers

@@ -1,5 +1,5 @@
-"""accelerate's clip_grad_norm_, Lightning's Trainer and transformers' Trainer over models that FSDP2
-shards: two processes over gloo. tests/support/fsdp_framework_ranks.py holds what the ranks run."""
+"""accelerate's clip_grad_norm_, Lightning's and transformers' Trainer over models sharded by FSDP2:
+two processes over gloo. tests/support/fsdp_framework_ranks.py holds what the ranks run."""
 
 from pathlib import Path
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import run_ranks, run_script
 
-CASES = "norms others empty missing scaler flags apart patch fsdp disagree"
+CASES = "norms others empty missing scaler flags apart none patch fsdp disagree"
 
 
 @pytest.mark.slowest

@@ -295,6 +295,35 @@ def case_apart() -> None:
     assert flag_of(scaler, optimizer) == 0.0
 
 
+def case_none() -> None:
+    """Without a gradient on any rank the step fails as torch's; with one somewhere it does not."""
+    one, _ = meshes()
+
+    def step(kind: Any, has_grad: bool, clips: bool) -> str:
+        p = param(one, [S0])
+        if not has_grad:
+            p.grad = None
+        scaler, optimizer = scaler_of(kind), torch.optim.SGD([p], 0.1)
+        if clips:
+            scaler.unscale_and_clip_(optimizer, 1.0)
+        else:
+            scaler.unscale_(optimizer)
+        try:
+            scaler.step(optimizer)
+        except AssertionError as error:
+            return str(error)
+        scaler.update()
+        return ""
+
+    theirs = step(torch.amp.GradScaler, False, False)
+    assert "No inf checks were recorded" in theirs
+    for clips in (False, True):
+        assert step(fastloop.GradScaler, False, clips) == theirs
+        assert step(fastloop.GradScaler, RANK == 1, clips) == ""
+    with fastloop.patched():
+        assert step(torch.amp.GradScaler, False, False) == theirs
+
+
 def case_patch() -> None:
     """Under patch() torch's names give torch's bits, and the engine writes."""
     for make, _, is_torchs in layouts().values():
