@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers import run_ranks
 
-CASES = "exact rounded buffers flush gone weight_zero skip disagree collectives"
+CASES = "exact rounded buffers flush gone weight_zero skip one_shard disagree collectives"
 
 
 @pytest.mark.slowest

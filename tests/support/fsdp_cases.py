@@ -252,6 +252,24 @@ def case_skip() -> None:
                 same(run, reference)
 
 
+def case_one_shard() -> None:
+    """inf in a shard that one rank alone has, in any micro-batch: all ranks leave that one out."""
+    for bad in range(3):
+        run, reference = Run(on_nonfinite="micro"), Reference()
+        passed: list[int] = []
+
+        def spoil(p: Any, passed: list[int] = passed, bad: int = bad) -> None:
+            passed.append(0)
+            if len(passed) == bad + 1:
+                p.grad.to_local().fill_(float("inf"))  # of one element, which is rank 0's
+
+        run.model[3].bias.register_post_accumulate_grad_hook(spoil)
+        for i in range(3):
+            run.micro(i)
+        reference.step([i for i in range(3) if i != bad])
+        same(run, reference)
+
+
 def refused(text: str, call: Callable[[], Any]) -> None:
     """Every rank raises, and names the difference."""
     try:
