@@ -48,8 +48,8 @@ def read_item(item: Any, rows: int) -> tuple[int, int]:
 
 
 def read_views(transform: Mapping[Any, Any], fields: Sequence[Any]) -> list[str]:
-    """Return the keys of a transform that name views of the first field: two or more that are
-    no fields."""
+    """Return the keys of a transform that name views of the first field: those that are not fields,
+    if there are at least two."""
     names = [key for key in transform if key not in fields and isinstance(key, str)]
     return names if len(names) > 1 else []
 
@@ -65,9 +65,10 @@ class ArrayDataset(EpochDataset):
             first dimension counts samples and must be the same for all.
         transform: image operations that C does on uint8: an operation or a ``Compose`` of
             ``fastloop.transforms`` for the first field, or a dict of them by field name (or
-            position). A tuple of names is an image and its masks: the masks get its geometry, of
-            the nearest pixel. Two or more other names are views: fields in place of the first, made
-            of it with random numbers of their own (``seed`` + 0, 1, ...). Transforms of
+            position). A tuple of names is an image and its masks: masks get the image's geometry,
+            with the nearest pixel. Two or more names that are not fields are views: they take the
+            place of the first field, each made of it with a seed of its own (``seed`` + 0, 1, ...).
+            Transforms of
             torchvision's ``v2`` are translated; any other callable is called by Python with each
             row.
         layout: of images in fields with transforms, ``"CHW"`` or ``"HWC"``.
@@ -159,7 +160,7 @@ class ArrayDataset(EpochDataset):
         """
         columns = [field for field in self._fields if isinstance(field, Field)]
         if self._cut or len(columns) < len(self._fields):
-            raise TypeError("to() is for fields that are no RaggedArrays, with transforms by C")
+            raise TypeError("to() takes no RaggedArrays, and no transforms that Python runs")
         device = torch.empty(0, device=device).device
         places = [0 if i < self._views else i for i in range(len(columns))]  # views share a field
         sources = {i: columns[i] for i in places}

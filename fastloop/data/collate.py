@@ -68,7 +68,7 @@ def _defaults() -> dict[Any, Callable[..., Any]]:
 
 
 def is_default_collate(collate_fn: object) -> bool:
-    """Tell torch's ``default_collate``, unless its function or its table of types was changed."""
+    """Tell whether this is torch's ``default_collate``, with its own table of types."""
     if collate_fn is not default_collate or not is_known("collate", "default_collate is left"):
         return False
     return bool(collate_functions().default_collate_fn_map == _defaults())

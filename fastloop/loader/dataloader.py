@@ -379,13 +379,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @staticmethod
     def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return one state for those of all ranks, in their order, that any rank loads.
+        """Join the states of all ranks, in their order, into one that any rank can load.
 
         Streams need it, and map-style datasets with a state of their own: each of as many ranks
         then loads its own part. For another number of ranks ``reshard_state_dict`` of the dataset
         is given the states of all workers of all ranks before, and returns those of all workers
-        now. Ranks are those of ``torch.distributed``. Of other loaders all ranks have the same
-        state, and this one proves it. It sends nothing: gather the states first, as by
+        now. Ranks are those of ``torch.distributed``. Ranks of other loaders
+        must have the same state, which is checked. It sends nothing: gather the states first, as by
         ``all_gather_object``.
 
         Raises:

@@ -96,9 +96,9 @@ def open_iterator(
     if accelerator is None and device is not None and getattr(iterator, "is_resident", False):
         accelerator = open_accelerator(device)  # the CPU, for data that lie elsewhere
     if batch_transform is not None:
-        # Batches that torch's collate makes are nobody else's.
-        is_ours = loader._auto_collation and is_default_collate(loader.collate_fn)
-        transform = join_transforms(iterator, batch_transform, is_ours, transform)
+        # Nobody else holds a batch that torch's collate has made.
+        may_overwrite = loader._auto_collation and is_default_collate(loader.collate_fn)
+        transform = join_transforms(iterator, batch_transform, may_overwrite, transform)
         return DeviceIter(iterator, accelerator, transform, is_static)
     if accelerator is None or (is_plain and getattr(iterator, "is_on_device", False)):
         return iterator
@@ -187,9 +187,8 @@ def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = F
 
     Args:
         path: as the argument of ``fastloop.DataLoader``.
-        changed: why threads that read the data during the epoch would not give torch's batches,
-            or "".
-        pin: an iterator will be made, so storages may be marked; else nothing is changed.
+        changed: why threads would not give torch's batches (the data have changed), or "".
+        pin: an iterator will be made, so storages may be marked as not resizable.
 
     Raises:
         ValueError: ``path`` demands a path that does not take this loader.
@@ -236,7 +235,8 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
 
 
 def _route_of_samples(loader: DataLoader[Any], route: Route) -> Route:
-    """Return a route, with samples by C where these are known and batches are not."""
+    """Return the route, with ``FolderSamples`` in place of the dataset where C can make its samples
+    but not whole batches."""
     kind = type(below_subsets(loader.dataset)[0])
     is_default = loader._auto_collation and is_default_collate(loader.collate_fn)
     folder = sys.modules.get("torchvision.datasets.folder")
@@ -339,7 +339,7 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
 
 
 def _is_hugging_face(dataset: object, collate_fn: object) -> bool:
-    """Tell a datasets.Dataset with a collate function of transformers."""
+    """Tell whether these are a datasets.Dataset and a collate function of transformers."""
     module = str(getattr(collate_fn, "__module__", ""))
     return kind_of(dataset) == "Dataset" and module.startswith("transformers.")
 

@@ -167,7 +167,7 @@ class _Transform:
             plan.unchecked = max(plan.unchecked - 1, 0)
         elif chains.is_alone():  # no other thread has drawn meanwhile
             plan.is_left = True
-            chains.warn_of_other("images than torchvision", compose, stacklevel=5)
+            chains.warn_of_other("images", compose, stacklevel=5)
         return expected
 
 

@@ -312,7 +312,8 @@ class Search:
         return self.measured[setting]
 
     def _climb(self, path: str | None) -> None:
-        """Go from the closed form in steps of a quarter, up or else down, as long as it helps."""
+        """Change the computed number of workers by a quarter at a time, up or else down, while that
+        helps."""
         start, most = count_workers(self.batch, self.budget, self.prefetch, path)
         here = self._measure(Setting(start, self.prefetch, path))
         # More workers must save time; fewer may take about as long.
@@ -324,7 +325,7 @@ class Search:
                     break
                 last = found
             if last is not here:
-                return  # it was uphill there
+                return  # more workers helped, so fewer would not
 
     def _deepen(self) -> None:
         """Try deeper queues while the loop waits although batches come fast enough on average: some

@@ -364,8 +364,8 @@ def test_texts_say_what_becomes_of_each_field() -> None:
 @pytest.mark.parametrize(
     ("count", "line"),
     [
-        (5, "nothing, the result is uploaded, because RandomErasing fills channel 0 with what no "),
-        (4, "the table of numbers; uint8 is uploaded"),
+        (5, "the finished result is uploaded, because RandomErasing fills channel 0 with what no "),
+        (4, "uint8 is uploaded, and the device looks numbers up"),
         (2, None),
     ],
 )
@@ -374,7 +374,7 @@ def test_texts_say_what_a_device_does(count: int, line: str | None) -> None:
     if line is None:
         assert "device" not in last
     else:
-        assert last.startswith(f"  on a CUDA device, with workers: {line}")
+        assert last.startswith(f"  with workers and a CUDA device: {line}")
 
 
 # ---- what is refused

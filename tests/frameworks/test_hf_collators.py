@@ -371,7 +371,7 @@ def test_other_batches_are_left_with_a_warning(monkeypatch: pytest.MonkeyPatch) 
         "batch_size": 3,
         "collate_fn": DataCollatorWithPadding(tokenizer_of()),
     }
-    with pytest.warns(RuntimeWarning, match="other batches than DataCollatorWithPadding"):
+    with pytest.warns(RuntimeWarning, match="batches differ from those of DataCollatorWithPadding"):
         found = list(fastloop.DataLoader(base(), **options))
     assert_identical(found, list(DataLoader(base(), **options)))
     with warnings.catch_warnings():

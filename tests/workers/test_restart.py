@@ -178,7 +178,8 @@ for end in ENDS:
         text = error_text(take)
     assert check_batches(got) == 5 and len(texts) == 1, texts
     check_death(text, end, 5)
-    assert "[20, 21, 22, 23]" in text and "batch 5 has been loaded twice" in text, text
+    assert "two workers have died while they loaded batch 5" in text, text
+    assert "[20, 21, 22, 23]" in text, text
     assert log.counts[21] == 2 and loader.stats().restarts == 1
     assert check_batches(loader) == 16
     # Another batch may have its own two deaths' worth.

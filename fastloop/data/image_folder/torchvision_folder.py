@@ -1,9 +1,9 @@
-"""torchvision's ``ImageFolder``: samples by a decoder and a plan of C, with torchvision's bits and
-random numbers. docs/zero-change.md tells the rules.
+"""Makes the samples of torchvision's ``ImageFolder`` by a decoder and a plan of C, with the bits
+and random numbers of torchvision. docs/zero-change.md tells the rules.
 
 A loader's worker process, or its loop without workers, reads samples from ``FolderSamples`` in
 place of the dataset, and draws from the generator that torchvision would draw from. Without workers
-threads decode ahead of it. What C does not do, and every error, is torchvision's.
+threads decode ahead of it. torchvision makes what C cannot, and raises every error.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class FolderSamples:
     # ---- images
 
     def _read(self, row: Any, decode: AutoDecoder) -> Array | None:
-        """Return an image, in memory that the decoder uses again. None: torchvision says why not,
-        or warns of its size."""
+        """Return an image, in memory that the decoder uses again. None: it cannot be decoded, or is
+        larger than Pillow likes; torchvision then raises the error or warns."""
         try:
             with open(self._inner.samples[row][0], "rb") as file:
                 image = decode(file.read())
@@ -143,7 +143,7 @@ class FolderSamples:
             _same[self._key] += 1
         elif chains.is_alone():  # no other thread has drawn meanwhile
             _left.add(self._key)
-            chains.warn_of_other("samples than torchvision", self._transform, stacklevel=4)
+            chains.warn_of_other("samples", self._transform, stacklevel=4)
         return expected, target
 
 

@@ -213,7 +213,8 @@ class FieldTransform:
         return tuple(self.field.source.shape[1:])
 
     def like(self) -> Tensor | None:
-        """Return a tensor as results are that torch's collate stacks in their layout, if known."""
+        """Return an empty tensor with the dtype, shape and strides of a result; None if they are
+        not known, or if torch's collate would change the strides."""
         plan = self.plan.last if isinstance(self.plan, CutPlan) else self.plan
         if plan is None or plan.out_layout == "channels_last" or self._device.type != "cpu":
             return None
@@ -279,9 +280,9 @@ class FieldTransform:
         lines = [f"{name}: uint8 {rows} -> {result}, by C, {where}"]
         lines += explain_ops(self.plan.ops)
         if self.plan.dtype is not torch.uint8 and not others and self._device.type == "cpu":
-            uncut, cut = self.plan.core.uncut, "the table of numbers; uint8 is uploaded"
-            cut = f"nothing, the result is uploaded, because {uncut}" if uncut else cut
-            lines.append(f"  on a CUDA device, with workers: {cut}")
+            uncut, what = self.plan.core.uncut, "uint8 is uploaded, and the device looks numbers up"
+            what = f"the finished result is uploaded, because {uncut}" if uncut else what
+            lines.append(f"  with workers and a CUDA device: {what}")
         return lines
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 """Chains of torchvision's operations as plans of C that keep torchvision's random numbers.
 
-``dataset_transform.py`` translates a chain for parameters that are functions of a key. Here the
-operations stay what they are: v1 and v2 draw and compute differently in places, and both are kept.
+``dataset_transform.py`` computes random parameters from a key; here torchvision's own numbers are
+kept. v1 and v2 draw and compute differently in places, and each operation follows its version.
 Nothing is imported: a program that has such an operation has imported torchvision. What is not
 known exactly is refused: other classes, replaced methods, hooks, code of another release.
 """
@@ -136,8 +136,8 @@ def is_fused() -> bool | None:
 
 @functools.cache
 def find_pillow() -> int:
-    """Return the bilinear fl_interpolation that has this Pillow's order of the axes, behind which
-    is the bicubic one. 0: Pillow resizes in another way."""
+    """Return the number of the bilinear fl_interpolation with this Pillow's order of the axes; the
+    bicubic one is that number + 1. 0: none resizes as this Pillow does."""
     pixels = torch.arange(1200).square().remainder(251).to(torch.uint8).view(1, 40, 30)
     image = sys.modules["PIL.Image"].frombytes("L", (30, 40), pixels.numpy().tobytes())
 
@@ -157,7 +157,7 @@ def torch_exp(x: float) -> float:
 
 
 def why_not_now() -> str:
-    """Say what of the process keeps C from standing in for torchvision now; "": nothing."""
+    """Return why C cannot stand in for torchvision in this process now, or ""."""
     if torch.get_default_dtype() is not torch.float32:
         return "the default dtype is not float32"
     if torch_parts.count_function_modes() or torch_parts.count_dispatch_modes():
@@ -187,7 +187,7 @@ _left = threading.local()
 
 @contextmanager
 def leaving_torchvision() -> Iterator[None]:
-    """Leave what torchvision is called for to torchvision, in this thread: its results are
+    """Run torchvision's own code in the body, in this thread, even where it is patched: results are
     compared."""
     before = getattr(_left, "is_set", False)
     _left.is_set = True
@@ -211,9 +211,9 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def warn_of_other(what: str, transform: Any, stacklevel: int) -> None:
-    """Warn that C makes other samples than torchvision with a transform."""
-    text = f"C makes other {what} with {transform}; torchvision makes them. Please report this with"
-    text += " the output of `python -m fastloop doctor`"
+    """Warn that samples by C differ from torchvision's."""
+    text = f"C's {what} with {transform} differ from torchvision's, so torchvision makes them from"
+    text += " now on. Please report this with the output of `python -m fastloop doctor`"
     warnings.warn(text, RuntimeWarning, stacklevel)
 
 

@@ -166,13 +166,13 @@ class Columns:
         structure: the containers around the outputs of a batch, in the form that C takes: None for
             the next output, a tuple of structures for a list, a dict of structures for a dict.
         kind: the kind of data, for ``stats().why``.
-        maps: the rows that Subsets, or the indices of a dataset, leave; innermost first.
-        table: the columns as the C core takes them; by ``open_source``, as the next.
-        dataset: below its Subsets.
-        drawn: whose parameters are drawn for each batch (``vision.Drawn``); None: nothing.
-        wrap: makes what is handed out of a batch; None: the batch.
-        check: raises NotCoveredError where C makes other samples; None: nothing to check.
-        device: that all of the data lie on, and that gathers them; None: host memory.
+        maps: the rows that each Subset, or the dataset's own indices, select; innermost first.
+        table: the columns as C takes them. ``open_source`` sets it, and the next.
+        dataset: the one below all Subsets.
+        drawn: draws the parameters of each batch (``vision.Drawn``), or None.
+        wrap: turns a batch into what is handed out, or None.
+        check: raises NotCoveredError if samples by C differ, or None.
+        device: holds all of the data, and gathers batches; None: they are in host memory.
     """
 
     structure: Any
@@ -317,7 +317,8 @@ def take_stack(dataset: Any) -> Columns:
 
 
 def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
-    """Join the columns of the parts of a ConcatDataset, which has so many rows of each."""
+    """Join one column of all parts of a ConcatDataset; `lengths` are the rows that each part had
+    when that was made."""
     first = columns[0]
     if any(column.is_array is not first.is_array for column in columns):
         raise NotCoveredError("a ConcatDataset has tensors in one dataset, ndarrays in another")

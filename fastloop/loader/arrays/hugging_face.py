@@ -1,9 +1,10 @@
 """Batches of a ``datasets.Dataset`` of Hugging Face, which C gathers from the memory of Arrow:
 those of torch's default collate over formatted rows, and those of transformers' collators.
 
-A collator is known by its exact class and by its code. Its outputs are written down as columns, in
-the order in which it makes them; the first batch is made by both and compared. docs/zero-change.md
-tells the rules. Nothing is imported: a program that has such objects has imported their packages.
+A collator is known by its exact class and a digest of its code. Each of its outputs becomes a
+column, in its order; C and the collator both make the first batch, and the two are compared.
+docs/zero-change.md tells the rules. Nothing is imported: a program that has such objects has
+imported their packages.
 """
 
 from __future__ import annotations
@@ -151,11 +152,13 @@ _NEEDED["position_ids_start"] = 0
 _CHECKED = 8  # samples of the batch that is made both ways
 _LARGE = 10**20  # a longer model_max_length is none
 
-_verdicts: dict[str, bool] = {}  # of the plans that were checked in this process
+# By plan: whether C made the collator's batch, once that was checked in this process.
+_verdicts: dict[str, bool] = {}
 
 
 class _Span:
-    """The memory from the first to the last of several arrays, which it keeps."""
+    """One array over the memory from the first of several arrays to the end of the last. It keeps
+    them."""
 
     def __init__(self, arrays: list[Array]) -> None:
         self.arrays, dtype = arrays, arrays[0].dtype
@@ -185,7 +188,7 @@ class _Samples:
         names: of the columns.
         outputs: the arguments of ``Columns.add``.
         kind: the class of the batch; None: a dict.
-        how: on what else batches depend.
+        how: every other setting that batches depend on.
     """
 
     dataset: Any
@@ -195,7 +198,7 @@ class _Samples:
     how: Any = None
 
     def lists(self, name: str, main: _Lists | None = None) -> _Lists:
-        """Return a column of lists, which are as long as those of the main one."""
+        """Return a column of lists, each as long as that of the same row in the main column."""
         leave_if(name not in self.names, f"the dataset has no column {name!r}")
         chunks = list(map(RaggedArray.from_arrow, _chunks_of(self.dataset, name)))
         full: Any = [chunk.values for chunk in chunks if len(chunk.values) > 0]
@@ -225,8 +228,11 @@ class _Samples:
         self.outputs[output] = output, column, _file_of(self.dataset)
 
     def add_rows(self, output: str, name: str, ndims: tuple[int, ...] = ()) -> None:
-        """Add a column of numbers, or of lists of one length. Labels must have one of these
-        numbers of dimensions, and bools are left."""
+        """Add a column of numbers, or of lists of one length.
+
+        Args:
+            ndims: of labels: the numbers of dimensions that they may have; bools are then refused.
+        """
         segments = _segments_of(self.dataset, name)
         array: Any = segments[0].array
         is_other = ndims and (array.ndim not in ndims or array.dtype == np.bool_)
@@ -248,13 +254,14 @@ def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any 
     values[main] = tokenizer.pad_token_id
     numbers = *values.values(), 1 if multiple is None else multiple
     are_ints = set(map(type, numbers)) == {int} and min(numbers[-2:]) >= 0 and numbers[-1] > 0
-    leave_if(not are_ints, "the tokenizer has no padding, or it is not an int")
+    leave_if(not are_ints, "the tokenizer's ids of padding and pad_to_multiple_of must be ints")
     first, multiple = samples.lists(main), numbers[-1]
     if padding == "max_length":
         width = tokenizer.model_max_length if max_length is None else max_length
         shortest, longest = first.lengths.min(), first.lengths.max()
         fits = shortest > 0 and longest <= width < _LARGE
-        leave_if(not fits, "padding='max_length' with lists that are empty, or longer than that")
+        text = f"padding='max_length' takes lists of 1 to {width} ids, got {shortest} to {longest}"
+        leave_if(not fits, text)
         multiple *= -(-width // multiple)
     else:
         is_longest = padding == "longest" or (padding is True and max_length is None)
@@ -346,10 +353,12 @@ def _check(columns: Columns, dataset: Any, collate_fn: Any, name: str, key: str)
             raise NotCoveredError(f"{name} raises {type(error).__name__}") from error
         _verdicts[key] = _are_same(expected, make_batch(columns, rows, _selected_rows(dataset)))
         if not _verdicts[key]:
-            text = f"C makes other batches than {name}; transformers makes them. Please report this"
-            text += " with the output of `python -m fastloop doctor`"
+            text = (
+                f"C's batches differ from those of {name}, so transformers makes them from now on."
+            )
+            text += " Please report this with the output of `python -m fastloop doctor`"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
-    leave_if(not _verdicts[key], f"C made other batches than {name}")
+    leave_if(not _verdicts[key], f"C's batches differed from those of {name}")
 
 
 def take_collated(dataset: Any, collate_fn: Any) -> Columns:

@@ -235,7 +235,7 @@ class ArrayIter(ResumableIter):
         device = destination.index if destination is not None else -1
         table = source.table
         if device >= 0:
-            # Images go to a device that C copies to as bytes, tokens narrow, and are cast there.
+            # Where C uploads, images stay bytes and tokens stay narrow: the device casts them.
             table = table.cut()
             watch(table)
         self._is_closed = False

@@ -46,7 +46,7 @@ def runs_kernels(device: torch.device | None) -> bool:
 
 
 def _send(numbers: Array, accelerator: Accelerator) -> torch.Tensor:
-    """Return numbers on the device, where they are once the current stream is there."""
+    """Copy numbers to the device; work that the current stream does later sees them."""
     there = torch.from_numpy(np.require(numbers, requirements=["C", "W"]))
     if accelerator.device.type != "cpu":
         there = there.pin_memory()
@@ -105,7 +105,7 @@ class ResidentIter(SingleIter, LockedIter):
         self._is_there = accelerator is not None and accelerator.device == device
         self._in_c = runs_kernels(device)
         self._stream = self._accelerator.current_stream()
-        # Behind those of batches, on the device and here.
+        # Rows that were read from the sampler and are in no batch yet, here and on the device.
         self._rows_here = np.empty(0, np.int64)
         self._rows = _send(self._rows_here, self._accelerator)
         self._images = [
@@ -183,7 +183,8 @@ class ResidentIter(SingleIter, LockedIter):
         plain = tuple(tensor for tensor, images in pairs if images is None)
         if not self._in_c:
             length = min(map(len, plain))
-            check_value("the data", length, length >= self._length, f"{self._length} rows still")
+            what = "the number of rows of the data"
+            check_value(what, length, length >= self._length, f"at least {self._length} still")
             outs = tuple(each[there] for each in plain)  # index_select lacks some dtypes
             return _fill(self._source.structure, iter(outs))
         outs = tuple(each.new_empty((len(rows), *each.shape[1:])) for each in plain)

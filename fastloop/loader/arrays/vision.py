@@ -50,7 +50,7 @@ _SAMPLERS = (
 _CHECKED = 3  # samples
 _OTHERS = ("transform", "target_transform")  # attributes on which samples depend
 
-# What was checked in this process, and whether C made the same of it.
+# By plan: whether C made the same as torchvision, once that was checked in this process.
 _verdicts: dict[str, bool] = {}
 _made: Counter[str] = Counter()  # samples of each plan
 
@@ -60,9 +60,9 @@ class Drawn:
     """A dataset whose samples C makes, and where their parameters are drawn.
 
     Attributes:
-        names: of the attributes of the dataset on which samples depend.
-        snapshot: of the objects that are its transform.
-        key: tells the plan from others.
+        names: the dataset's attributes that samples depend on.
+        snapshot: of the transform's objects.
+        key: identifies the plan.
     """
 
     draws: ImageDraws
@@ -91,12 +91,12 @@ class Drawn:
             _verdicts[self.key] = is_same
             if not is_same:
                 self.leave()
-        leave_if(not _verdicts[self.key], "C made other samples than torchvision")
+        leave_if(not _verdicts[self.key], "C's samples differed from torchvision's")
 
     def leave(self) -> None:
         """Leave the plan to torchvision for good."""
         _verdicts[self.key] = False
-        what = f"samples than torchvision of {type(self.dataset).__name__}"
+        what = f"samples of {type(self.dataset).__name__}"
         chains.warn_of_other(what, self.dataset.transform, stacklevel=4)
 
 
@@ -122,7 +122,9 @@ def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, tuple[int, ..
     images = images.unsqueeze(-1) if layout == "HW" else images
     layout = "HWC" if layout == "HW" else layout
     shape = tuple(images.shape[1:])
-    leave_if(shape[layout.index("C")] not in (1, 3), f"images of shape {shape} are not made by PIL")
+    leave_if(
+        shape[layout.index("C")] not in (1, 3), f"images must have 1 or 3 channels, got {shape}"
+    )
     return images, shape, layout
 
 

@@ -61,7 +61,7 @@ class WorkerIter(MultiIter, LockedIter):
         self._awaits_begin = is_stateful(loader.dataset) and not self._replaces_dead
         try:
             self._begin_epoch(loader)
-            LockedIter.__init__(self, loader)
+            LockedIter.__init__(self, loader)  # in ResumableIter
             self._prefetch_factor: int = loader.prefetch_factor or 0
             self._in_order = loader.in_order
             if self._prefetch_factor <= 0:

@@ -35,9 +35,8 @@ from fastloop.workers.batch_pickle import Order, unpack
 from fastloop.workers.lifecycle import DatasetTransfer, SharedFile, WorkerProcess, is_exiting
 from fastloop.workers.main import run_worker
 
-# With on_worker_death="restart": deaths in a row before a worker's first batch, the last of which
-# brings no successor. A process that exits there will do so again; whatever kills at random may
-# well hit young processes.
+# With on_worker_death="restart": a worker that dies so often in a row before its first batch is not
+# replaced. A process that exits there will do so again; random kills may well hit young processes.
 _MOST_EXITS, _MOST_KILLS = 2, 10
 # Seconds for workers to end by themselves, and then after SIGTERM.
 _POLITE_S, _FIRM_S = 2.5, 1.0
@@ -405,7 +404,7 @@ class ProcessIter(WorkerIter):
         if task is None or task[0] not in self._task_info:
             return  # from the epoch before: nobody waits for it
         if task[0] in self._deadly:
-            raise NoSuccessorError(f"batch {task[0]} has been loaded twice, and both have died")
+            raise NoSuccessorError(f"two workers have died while they loaded batch {task[0]}")
         self._deadly.add(task[0])
 
     def _open_reader(self, number: int) -> DatasetReader | None:
