@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from compare import assert_identical
@@ -20,6 +21,7 @@ import fastloop
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 datasets = pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
+import pyarrow as pa
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -213,6 +215,19 @@ class OwnTokenizer(PreTrainedTokenizerFast):
         return super().pad(*args, **kwargs)
 
 
+def chunk_at(place: int) -> Any:
+    """A list whose values begin so many bytes into a buffer."""
+    memory = pa.py_buffer(bytes(place) + np.arange(4, 8).tobytes())
+    values = pa.Array.from_buffers(pa.int64(), 4, [None, memory.slice(place)])
+    return pa.ListArray.from_arrays(pa.array([0, 4], pa.int32()), values)
+
+
+def beside_elements() -> Any:
+    """Its last list lies where no element of the others does, after those that are checked."""
+    chunks = [chunk_at(place) for place in (*[0] * 8, 3)]
+    return datasets.Dataset(pa.table({"input_ids": pa.chunked_array(chunks)}))
+
+
 def base(**columns: Any) -> Any:
     return datasets.Dataset.from_dict({"input_ids": [[4, 5], [6], [7, 8, 9]], **columns})
 
@@ -299,6 +314,11 @@ LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: base(attention_mask=[[1], [1], [1]]),
         lambda: DataCollatorWithPadding(tokenizer_of()),
         "not as long as those beside",
+    ),
+    "values between elements": (
+        beside_elements,
+        lambda: DataCollatorWithPadding(tokenizer_of()),
+        "addresses that are no multiple of an element",
     ),
     "no ids": (
         lambda: base().rename_column("input_ids", "ids"),

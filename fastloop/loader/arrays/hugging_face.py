@@ -206,6 +206,10 @@ class _Samples:
         dtype = full[0].dtype
         is_integer = dtype.kind in "iu" and dtype.name in _CASTS
         leave_if(not is_integer, f"column {name!r} has lists of {dtype}, which are not padded")
+        is_odd = any(not values.flags.aligned for values in full)
+        leave_if(
+            is_odd, f"column {name!r} has lists at addresses that are no multiple of an element"
+        )
         span, ends = _Span(full), []
         for chunk in chunks:
             at: Any = chunk.values
