@@ -318,7 +318,7 @@ LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "values between elements": (
         beside_elements,
         lambda: DataCollatorWithPadding(tokenizer_of()),
-        "addresses that are no multiple of an element",
+        "unaligned addresses",
     ),
     "no ids": (
         lambda: base().rename_column("input_ids", "ids"),
@@ -356,6 +356,21 @@ def test_left_to_transformers(case: str) -> None:
     theirs = outcome(lambda: list(DataLoader(dataset(), **options)))
     torch.manual_seed(1)
     assert_identical(outcome(lambda: list(loader)), theirs)
+
+
+@pytest.mark.parametrize(("last", "text"), [((3, 2, 4), "fall"), ((1, 2, 9), "beyond")])
+def test_offsets_that_cannot_be_are_left(last: tuple[int, ...], text: str) -> None:
+    """Of a damaged file; datasets checks none."""
+    whole = chunk_at(0).buffers()
+    memory = np.array([0, 1, 2, 4], np.int32)
+    values = pa.Array.from_buffers(pa.int64(), 4, [None, whole[3]])
+    lists = pa.Array.from_buffers(
+        pa.list_(pa.int64()), 3, [None, pa.py_buffer(memory)], children=[values]
+    )
+    dataset = datasets.Dataset(pa.table({"input_ids": lists}))
+    memory[1:] = last
+    loader = fastloop.DataLoader(dataset, collate_fn=DataCollatorWithPadding(tokenizer_of()))
+    assert (loader.stats().path, text in loader.stats().why) == ("sync", True), loader.stats().why
 
 
 def test_doubles_are_left() -> None:

@@ -67,7 +67,16 @@ def _as_dtype(values: torch.Tensor, dtype: Any) -> torch.Tensor:
 _ARROW_LISTS = r"(large_)?list<.*: (bool|u?int\d+|halffloat|float|double)( not null)?>"
 
 
-def _read_chunk(chunk: Any) -> tuple[Array, Array]:
+def check_lists(column: Any) -> None:
+    """Raises TypeError: not lists of numbers."""
+    kind = str(getattr(column, "type", "no Arrow type"))
+    if not re.fullmatch(_ARROW_LISTS, kind):
+        rule = "a pyarrow Array or ChunkedArray of lists of numbers"
+        got = f"{type(column).__name__} of {kind}"
+        raise TypeError(f"column must be {rule} (table.column('input_ids')), got {got}")
+
+
+def read_chunk(chunk: Any) -> tuple[Array, Array]:
     """Return values and offsets as they lie in the buffers of Arrow."""
     offsets = chunk.offsets.to_numpy(zero_copy_only=True)
     used = chunk.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
@@ -153,13 +162,9 @@ class RaggedArray(Sequence[torch.Tensor]):
             TypeError: a column of another type.
             ValueError: a column with nulls.
         """
-        kind = str(getattr(column, "type", "no Arrow type"))
-        if not re.fullmatch(_ARROW_LISTS, kind):
-            rule = "a pyarrow Array or ChunkedArray of lists of numbers"
-            got = f"{type(column).__name__} of {kind}"
-            raise TypeError(f"column must be {rule} (table.column('input_ids')), got {got}")
+        check_lists(column)
         chunks = getattr(column, "chunks", [column]) or [column.combine_chunks()]
-        parts = list(map(_read_chunk, chunks))
+        parts = list(map(read_chunk, chunks))
         if len(parts) == 1:
             return cls(*parts[0])
         lengths = np.concatenate([np.diff(offsets) for _, offsets in parts])

@@ -23,7 +23,7 @@ from fastloop._core import SequenceColumn
 from fastloop.base import torch_parts
 from fastloop.data.field import Array, MappedFile
 from fastloop.data.samplers import Vector
-from fastloop.data.sequences.ragged import RaggedArray
+from fastloop.data.sequences.ragged import check_lists, read_chunk
 from fastloop.data.transforms.torchvision_chain import is_code_known, same_bits
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, Segment, leave_if
 from fastloop.loader.arrays.iterator import make_batch
@@ -200,25 +200,25 @@ class _Samples:
     def lists(self, name: str, main: _Lists | None = None) -> _Lists:
         """Return a column of lists, each as long as that of the same row in the main column."""
         leave_if(name not in self.names, f"the dataset has no column {name!r}")
-        chunks = list(map(RaggedArray.from_arrow, _chunks_of(self.dataset, name)))
-        full: Any = [chunk.values for chunk in chunks if len(chunk.values) > 0]
+        chunks = _chunks_of(self.dataset, name)
+        check_lists(chunks[0])
+        parts = list(map(read_chunk, chunks))
+        full = [values for values, _ in parts if len(values) > 0]
         leave_if(not full, f"column {name!r} has empty lists alone")
         dtype = full[0].dtype
         is_integer = dtype.kind in "iu" and dtype.name in _CASTS
         leave_if(not is_integer, f"column {name!r} has lists of {dtype}, which are not padded")
         is_odd = any(not values.flags.aligned for values in full)
-        leave_if(
-            is_odd, f"column {name!r} has lists at addresses that are no multiple of an element"
-        )
-        span, ends = _Span(full), []
-        for chunk in chunks:
-            at: Any = chunk.values
-            shift = (at.ctypes.data - span.begin) // dtype.itemsize if len(at) else 0
-            ends.append(
-                np.stack((chunk.offsets[:-1], chunk.offsets[1:]), 1).astype(np.int64) + shift
-            )
-        pairs = np.concatenate(ends)
-        found = _Lists(np.asarray(span), pairs, pairs[:, 1] - pairs[:, 0])
+        leave_if(is_odd, f"column {name!r} has lists at unaligned addresses")
+        span, places, counts = _Span(full), [], []
+        for values, offsets in parts:
+            leave_if(offsets[-1] > len(values), f"column {name!r} has lists beyond its values")
+            at: Any = values.ctypes.data if len(values) else span.begin
+            places.append(offsets[:-1] + np.int64((at - span.begin) // dtype.itemsize))
+            counts.append(offsets[1:] - offsets[:-1])
+        begins, lengths = np.concatenate(places), np.concatenate(counts, dtype=np.int64)
+        leave_if(lengths.min() < 0, f"column {name!r} has offsets that fall")
+        found = _Lists(np.asarray(span), np.stack((begins, begins + lengths), 1), lengths)
         differs = main is not None and not np.array_equal(found.lengths, main.lengths)
         leave_if(differs, f"lists of column {name!r} are not as long as those beside them")
         return found
