@@ -22,6 +22,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 datasets = pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
 import pyarrow as pa
+from datasets.formatting.torch_formatter import TorchFormatter
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -383,12 +384,18 @@ def test_doubles_are_left() -> None:
     assert loader.stats().path == "array"
 
 
-def test_code_that_is_not_known_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = PreTrainedTokenizerFast._pad
-    monkeypatch.setattr(
-        transformers.PreTrainedTokenizerBase, "_pad", lambda *a, **k: before(*a, **k)
-    )
-    loader = fastloop.DataLoader(base(), collate_fn=DataCollatorWithPadding(tokenizer_of()))
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(transformers.PreTrainedTokenizerBase, "_pad"), (TorchFormatter, "_tensorize")],
+)
+def test_code_that_is_not_known_is_left(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    options: dict[str, Any] = {"collate_fn": DataCollatorWithPadding(tokenizer_of())}
+    loader = fastloop.DataLoader(base().with_format("torch"), **options)
+    assert loader.stats().path == "array"
+    before = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *a, **k: before(*a, **k))
     assert "does not know this transformers" in loader.stats().why
 
 

@@ -144,8 +144,11 @@ transformers.trainer_utils: RemoveColumnsCollator.__call__ RemoveColumnsCollator
 datasets.arrow_dataset: Dataset.__getitem__ Dataset.__getitems__ Dataset._getitem
 datasets.formatting.formatting: query_table format_table PythonFormatter.format_batch
     PythonArrowExtractor.extract_batch PythonFeaturesDecoder.decode_batch
+datasets.formatting.torch_formatter: TorchFormatter.format_batch
+    TorchFormatter.recursive_tensorize TorchFormatter._recursive_tensorize
+    TorchFormatter._tensorize TorchFormatter._consolidate
 """
-_KNOWN = ("f46887b9", "a1488bae")
+_KNOWN = ("ce8a0376", "7f751659")
 # With other values of these attributes, collators draw numbers or make what C does not.
 _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
 _NEEDED["position_ids_start"] = 0
