@@ -463,7 +463,7 @@ def test_augmented_images_travel_as_bytes() -> None:
     values = [T.ToDtype(torch.float32, scale=True), T.Normalize([0.5], [0.2])]
     for head in (chain, [*chain, T.Grayscale()], [T.Grayscale(), *chain]):
         dataset = ArrayDataset(images, transform=T.Compose([*head, *values]))
-        assert "on a CUDA device, with workers: the table of numbers" in dataset.explain()
+        assert "a CUDA device: uint8 is uploaded, and the device looks" in dataset.explain()
 
 
 def test_an_erased_rectangle_is_changed_by_what_comes_after_it() -> None:
