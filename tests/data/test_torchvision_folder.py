@@ -6,6 +6,9 @@ import os
 import pickle
 import random
 import re
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -244,6 +247,63 @@ def test_crops_that_are_too_large(root: Path) -> None:
     assert any(isinstance(each, tuple) and each[0] is ValueError for each in found)
 
 
+def test_a_row_that_a_subset_does_not_have(root: Path) -> None:
+    """The samples before it are drawn."""
+    dataset = Subset(folder(root, recipe(v1)), range(30))
+    options = {"batch_size": 4, "sampler": [0, 1, 2, 99, 4, 5]}
+    expected = epoch_with_errors(DataLoader(dataset, **options))
+    found = epoch_with_errors(fastloop.DataLoader(dataset, **options))
+    assert expected[0][0] is IndexError
+    for ours, torchs in zip(found, expected, strict=True):
+        assert ours == torchs if isinstance(ours, tuple) else torch.equal(ours, torchs)
+
+
+ENDS = """
+import sys, threading, time
+sys.path.insert(0, {support!r})
+import torchvision_shim
+torchvision_shim.torchvision_v2()
+from torchvision import datasets, transforms
+import fastloop
+
+def train():
+    threading.main_thread().join()
+    transform = transforms.Compose([transforms.RandomCrop(9, 9), transforms.ToTensor()])
+    loader = fastloop.DataLoader(datasets.ImageFolder({root!r}, transform), batch_size=8)
+    print(len(list(loader)), loader.stats().why)
+
+threading.Thread(target=train).start()
+"""
+
+
+def test_a_loop_in_a_thread_outlives_the_main_thread(root: Path) -> None:
+    support = str(Path(__file__).parents[1] / "support")
+    code = ENDS.format(support=support, root=str(root))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout == "5 samples of ImageFolder by C\n", ended.stderr
+
+
+def test_images_that_wait_share_little_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many threads decode."""
+    made = []
+
+    def new_decoder() -> Any:
+        made.append(true_new())
+        return made[-1]
+
+    true_new = torchvision_folder._new_decoder
+    monkeypatch.setattr(torchvision_folder, "_new_decoder", new_decoder)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 3, 4})
+    torchvision_folder._threads_of.cache_clear()
+    loader = fastloop.DataLoader(folder(root, recipe(v1)), batch_size=20)
+    for _ in loader:
+        pass
+    torchvision_folder._threads_of.cache_clear()
+    used = [decoder for decoder in made if hasattr(decoder._own, "memory")]  # of no thread
+    assert 1 < len(used) <= torchvision_folder._AHEAD
+    assert not any(isinstance(decoder._own, threading.local) for decoder in made)
+
+
 # ---- what is left to torchvision
 
 
@@ -423,3 +483,11 @@ def test_persistent_workers(root: Path) -> None:
     dataset = folder(root, recipe(v2))
     options = {"batch_size": 4, "num_workers": 2, "persistent_workers": True}
     assert_same(dataset, options, stops=[2, None, 1, None])
+
+
+def test_a_worker_init_fn_reads_samples(root: Path) -> None:
+    def init(worker: int) -> None:
+        dataset = get_worker_info().dataset  # type: ignore[union-attr]
+        dataset.samples[0] = dataset.samples[dataset[1][1]]
+
+    assert_same(folder(root, recipe(v1)), {"num_workers": 1, "worker_init_fn": init})

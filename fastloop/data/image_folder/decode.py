@@ -35,12 +35,16 @@ class AutoDecoder:
     The last is Pillow, which decides: an image is the result of
     ``PIL.Image.open(file).convert("RGB")``.
 
+    Args:
+        own: holds the memory for an image (new pages cost a third of the time): None: of each
+            thread; else of all, which take turns.
+
     Raises:
         ImportError: there is neither simplejpeg nor Pillow.
     """
 
-    def __init__(self) -> None:
-        self._own = threading.local()  # memory for an image: new pages cost a third of the time
+    def __init__(self, own: Any = None) -> None:
+        self._own = threading.local() if own is None else own
         jpeg = "simplejpeg", b"\xff\xd8\xff", self._by_simplejpeg, find_module("simplejpeg")
         other = "Pillow", b"", self._by_pillow, find_module("PIL.Image")
         self._decoders = [decoder for decoder in (jpeg, other) if decoder[3] is not None]

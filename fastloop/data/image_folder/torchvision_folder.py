@@ -14,6 +14,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +40,10 @@ def _threads_of(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), chains.DECODERS)
 
 
+def _new_decoder() -> AutoDecoder:
+    return AutoDecoder(SimpleNamespace())
+
+
 class FolderSamples:
     """Samples of an ImageFolder of torchvision, or of Subsets of one, for torch's default collate.
 
@@ -56,7 +61,7 @@ class FolderSamples:
         own["_plan"], own["_draws"], own["_snapshot"], own["_key"] = opened
         own["_transform"], own["_count"] = self._inner.transform, 0
         own["_every"] = read_check_interval()
-        own["_decoders"] = [AutoDecoder() for _ in range(_AHEAD)]
+        own["_spare"] = [_new_decoder()]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
@@ -70,14 +75,21 @@ class FolderSamples:
     def __len__(self) -> int:
         return len(self._dataset)
 
+    def __getitem__(self, row: Any) -> Any:
+        return self._dataset[row]
+
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         is_same = self._inner.transform is self._transform and self._key not in _left
         if self._find_fault() or not is_same or not self._snapshot.is_same():
             return [self._dataset[row] for row in rows]
-        for subset in reversed(self._subsets):
-            rows = [subset.indices[row] for row in rows]
-        with borrow_places(self._plan.empty(), len(rows)) as places:
-            return list(map(self._make, rows, self._read_ahead(rows), places))
+        found = rows
+        try:
+            for subset in reversed(self._subsets):
+                found = [subset.indices[row] for row in found]
+        except (IndexError, TypeError):  # torchvision makes the samples before it
+            return [self._dataset[row] for row in rows]
+        with borrow_places(self._plan.empty(), len(found)) as places:
+            return list(map(self._make, found, self._read_ahead(found), places))
 
     def _find_fault(self) -> str:
         """Say why C does not make what torchvision would make now; "": it does."""
@@ -102,18 +114,33 @@ class FolderSamples:
         limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
         return image if limit is None or image.size <= 3 * limit else None
 
+    def _submit(self, row: Any, decode: AutoDecoder) -> Future[Array | None]:
+        try:
+            return _threads_of(os.getpid()).submit(self._read, row, decode)
+        except RuntimeError:  # the main thread has ended, and this one goes on
+            read: Future[Array | None] = Future()
+            read.set_result(self._read(row, _new_decoder()))
+            return read
+
     def _read_ahead(self, rows: Sequence[Any]) -> Iterator[Array | None]:
         """Yield the images. Each is good until the next is asked for."""
         if get_worker_info() is not None or len(os.sched_getaffinity(0)) == 1:
-            yield from (self._read(row, self._decoders[0]) for row in rows)
+            yield from (self._read(row, self._spare[0]) for row in rows)
             return
-        submit, ahead = _threads_of(os.getpid()).submit, deque[Future[Array | None]]()
-        for number, row in enumerate(rows):
-            ahead.append(submit(self._read, row, self._decoders[number % _AHEAD]))
+        ahead = deque[tuple[AutoDecoder, Future[Array | None]]]()
+
+        def take_first() -> Iterator[Array | None]:
+            decode, image = ahead.popleft()
+            yield image.result()
+            self._spare.append(decode)
+
+        for row in rows:
+            decode = self._spare.pop() if self._spare else _new_decoder()
+            ahead.append((decode, self._submit(row, decode)))
             if len(ahead) == _AHEAD:
-                yield ahead.popleft().result()
+                yield from take_first()
         while ahead:
-            yield ahead.popleft().result()
+            yield from take_first()
 
     # ---- samples
 
