@@ -112,6 +112,8 @@ class _Transform:
             chain = chains.read_chain(self.compose(), is_tensor=isinstance(kind, int))
             if not chain.is_float:
                 raise ValueError("results are bytes, which may share memory with images")
+            if chain.is_view:
+                raise ValueError("results may share memory with larger tensors; crop earlier")
             if chain.has_other_strides:
                 raise ValueError("a tensor that was a PIL image is resized; resize before ToImage")
         except (TypeError, ValueError) as error:
@@ -133,9 +135,10 @@ class _Transform:
                 return self.plans.setdefault(kind, None)
             channels = kind if is_tensor else _BANDS[kind]
             with suppress(TypeError, ValueError):
-                return self.plans.setdefault(kind, _Plan(chain, channels, (0, 0)))
+                if not chain.has_strides_by_size:
+                    return self.plans.setdefault(kind, _Plan(chain, channels, (0, 0)))
             self.plans[key] = None
-            with suppress(TypeError, ValueError):  # results differ in size as images do
+            with suppress(TypeError, ValueError):  # results differ as sizes of images do
                 self.plans[key] = _Plan(chain, channels, key[1:])
         return self.plans[key]
 

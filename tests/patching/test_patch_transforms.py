@@ -118,6 +118,7 @@ SERVED: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
         v1.Compose([v1.Resize(21, max_size=40), v1.CenterCrop(20), v1.ToTensor()]),
         PIL_SIZES,
     ),
+    "one pixel": lambda: (v1.Compose([v1.CenterCrop(1), v1.ToTensor()]), IMAGES),
     "a resized crop of PIL, v1": lambda: (
         v1.Compose([v1.RandomResizedCrop(19), v1.RandomHorizontalFlip(), v1.ToTensor()]),
         PIL_SIZES,
@@ -140,6 +141,15 @@ def test_what_is_served(make: Callable[[], tuple[Any, list[Any]]]) -> None:
     assert_served(transform, images)
 
 
+@pytest.mark.parametrize(
+    "crop", [v2.CenterCrop(24), v2.RandomCrop(24, pad_if_needed=True)], ids=["center", "random"]
+)
+def test_crops_of_converted_images_that_some_pad(crop: Any) -> None:
+    """Padded ones have other strides."""
+    images = [image.crop((0, 0, 20, 30)) for image in IMAGES[:9]]
+    assert_served(chain(v2.ToImage(), crop), IMAGES[:9] + images, 36 - 2 * transform_plans._CHECKED)
+
+
 def test_random_chains() -> None:
     any_of = random.Random(SEED)
     for _ in range(40):
@@ -154,6 +164,11 @@ LEFT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
         IMAGES,
     ),
     "a tensor that was PIL": lambda: (chain(v2.ToImage(), v2.RandomResizedCrop(18)), PIL_SIZES),
+    "a view": lambda: (
+        v1.Compose([v1.ToTensor(), v1.RandomCrop(20), v1.RandomHorizontalFlip(0.9)]),
+        IMAGES,
+    ),
+    "a view that is flipped": lambda: (v2.Compose([*TAIL, v2.CenterCrop(20), FLIP]), TENSORS),
     "a resize by v1": lambda: (
         v1.Compose([v1.RandomResizedCrop(20), v1.ConvertImageDtype(torch.float32)]),
         TENSORS,
@@ -177,6 +192,7 @@ LEFT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
 }
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("make", LEFT.values(), ids=LEFT)
 def test_what_is_left(make: Callable[[], tuple[Any, list[Any]]]) -> None:
     transform, images = make()

@@ -206,7 +206,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Tell whether two tensors have the same class, dtype, shape, strides and bits."""
     if type(a) is not type(b) or a.dtype is not b.dtype or a.shape != b.shape:
         return False
-    a_bits, b_bits = (tensor.contiguous().view(torch.uint8) for tensor in (a, b))
+    a_bits, b_bits = (tensor.reshape(-1).view(torch.uint8) for tensor in (a, b))
     return a.stride() == b.stride() and torch.equal(a_bits, b_bits)
 
 
@@ -251,6 +251,8 @@ class Chain:
     is_float: bool = False
     is_tv_tensor: bool = False  # an Image of tv_tensors
     has_other_strides: bool = False  # resized as a tensor that was PIL: they depend on the crop
+    has_strides_by_size: bool = False  # padded, if smaller, as a tensor that was PIL
+    is_view: bool = False  # the result may be part of a larger tensor
     was_tensor: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -320,12 +322,18 @@ class Chain:
             raise ValueError("RandomCrop pads if needed with a padding_mode that C does not do")
         crop = image_ops.RandomCrop(op.size, padding, op.pad_if_needed, **self._fill_of(op))
         self._add(crop, _CROP_V1 if self.version == 1 else _CROP_V2)
+        self._cut(op.pad_if_needed)
 
     def _pad(self, op: Any) -> None:
         self._add(image_ops.Pad(op.padding, **self._fill_of(op)))
 
     def _center(self, op: Any) -> None:
         self._add(image_ops.CenterCrop(op.size))
+        self._cut(may_pad=True)
+
+    def _cut(self, may_pad: bool) -> None:
+        self.is_view |= self.is_float
+        self.has_strides_by_size |= may_pad and self.is_tensor and not self.was_tensor
 
     def _erase(self, op: Any) -> None:
         self._need(self.is_float, op, "tensors of floats")
@@ -389,6 +397,7 @@ class Chain:
     def _normalize(self, op: Any) -> None:
         self._need(self.is_float, op, "tensors of floats")
         self.ops.append(image_ops.Normalize(op.mean, op.std))
+        self.is_view &= bool(op.inplace)
 
 
 _READERS: dict[str, Callable[[Chain, Any], None]] = {
