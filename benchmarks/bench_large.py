@@ -6,8 +6,8 @@ a    2 processes, one axis: 1 000 gradients of 16x16, `Shard(0)`.
 b    4 processes, one axis.
 c    4 processes, 2x2, `[Shard(0), Shard(1)]` as FSDP2 with tensor parallelism: two axes.
 d    2 processes, one axis, under patch(): torch computes the norm.
-e    2 processes: a window of 4 micro-batches under FSDP2, 8 layers of 64x64, by a Stepper with
-     max_norm and by hand with torch's clip_grad_norm_.
+e    2 processes: a window of 4 micro-batches under FSDP2, 8 layers of 64x64. A Stepper with
+     max_norm runs it, then a loop written by hand, which clips by torch's clip_grad_norm_.
 
 Microseconds a call in process 0, all processes in turns behind a barrier: median (lowest -
 highest). `plain` is fastloop's over ordinary tensors of the shards' size, without a collective;

@@ -68,9 +68,8 @@ class ArrayDataset(EpochDataset):
             position). A tuple of names is an image and its masks: masks get the image's geometry,
             with the nearest pixel. Two or more names that are not fields are views: they take the
             place of the first field, each made of it with a seed of its own (``seed`` + 0, 1, ...).
-            Transforms of
-            torchvision's ``v2`` are translated; any other callable is called by Python with each
-            row.
+            Transforms of torchvision's ``v2`` are translated; any other callable is called by
+            Python with each row.
         layout: of images in fields with transforms, ``"CHW"`` or ``"HWC"``.
         out_layout: of the results, ``"CHW"``, ``"HWC"``, or ``"channels_last"``: the shape of CHW
             with the strides of HWC.

@@ -1,5 +1,5 @@
-"""Loaders over data on a real device give the batches, order and random states of torch's loader
-over the same data on the CPU. The host does not wait for the device."""
+"""Loaders over data on a real device do as torch's loader does over the same data on the CPU: the
+same batches, order and random states. The host does not wait for the device."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""Programs of the ranks that tests/step/test_dtensor.py starts. Each case runs the step on DTensors
-and compares it with torch's functions and with the full gradients in double."""
+"""Programs of the ranks that tests/step/test_dtensor.py starts. Each case runs the step on DTensors,
+and compares what torch computes, and what the full gradients in double give."""
 
 import math
 import os

@@ -270,14 +270,12 @@ PyDoc_STRVAR(
     "               main_name='')\n--\n\n"
     "One output of a batch of sequences, as a source of a Table.\n\n"
     "output: 'padded', 'mask' or 'lengths' of PadCollate; 'packed', 'positions', 'bounds' or\n"
-    "'longest' of PackCollate. offsets: int32 or int64 vector, or [n, 2] of beginnings and ends. "
-    "values: contiguous vector, for\n"
-    "'padded' and 'packed'. padding: bytes of an element of the output. ignored:\n"
-    "of an int64 output of 'padded', the value that comes out as padding. main: offsets of the "
-    "main\n"
-    "field, for PackCollate's; leader: how many columns before this one in the table is the first\n"
-    "of them, 0 for that itself. max_tokens: 0 for one row. name, main_name: how errors call the\n"
-    "fields.");
+    "'longest' of PackCollate. offsets: int32 or int64 vector, or [n, 2] of beginnings and ends.\n"
+    "values: contiguous vector, for 'padded' and 'packed'. padding: bytes of an element of the\n"
+    "output. ignored: of an int64 output of 'padded', the value that comes out as padding.\n"
+    "main: offsets of the main field, for PackCollate's; leader: how many columns before this one\n"
+    "in the table is the first of them, 0 for that itself. max_tokens: 0 for one row. name,\n"
+    "main_name: how errors call the fields.");
 
 static PyType_Slot column_slots[] = {
     {Py_tp_doc, (void *)column_doc},   {Py_tp_new, column_new},

@@ -1,5 +1,5 @@
-"""Batches of a ``datasets.Dataset`` of Hugging Face, which C gathers from the memory of Arrow:
-those of torch's default collate over formatted rows, and those of transformers' collators.
+"""C gathers batches of a ``datasets.Dataset`` of Hugging Face from Arrow's memory: of formatted
+rows as torch's default collate makes them, and of lists as transformers' collators do.
 
 A collator is known by its exact class and a digest of its code. Each of its outputs becomes a
 column, in its order; C and the collator both make the first batch, and the two are compared.

@@ -162,8 +162,8 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
 
 
 def _make_by_torchvision(state: Tensor, make: Callable[[], Any]) -> tuple[Any, Tensor]:
-    """Return what torchvision makes from a state of torch's generator, and the state after it. The
-    generator is put back."""
+    """Call `make` with torch's generator in this state. Return its result, and the state after it;
+    the generator is put back."""
     generator = torch.default_generator
     now = generator.get_state()
     generator.set_state(state)
