@@ -1,5 +1,5 @@
-"""Programs of the ranks that tests/step/test_dtensor.py starts. Each case runs the step on DTensors,
-and compares what torch computes, and what the full gradients in double give."""
+"""Programs of the ranks that tests/step/test_dtensor.py starts. Each case runs the step on
+DTensors. Its oracles are torch's own functions, and the full gradients in double."""
 
 import math
 import os
