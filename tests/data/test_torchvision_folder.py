@@ -19,7 +19,16 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, default_collate, get_worker_info
-from vision_cases import MEAN, STD, assert_same_bits, options_of, play, random_chain, v2
+from vision_cases import (
+    MEAN,
+    STD,
+    assert_same,
+    assert_same_bits,
+    options_of,
+    play,
+    random_chain,
+    v2,
+)
 
 import fastloop
 from fastloop.data.image_folder import torchvision_folder
@@ -78,13 +87,6 @@ def folder(root: Path, transform: Any) -> Any:
 
 def why(dataset: Any, **options: Any) -> str:
     return fastloop.DataLoader(dataset, **options).stats().why
-
-
-def assert_same(dataset: Any, options: dict[str, Any], *others: Any, **named: Any) -> None:
-    stops = named.pop("stops", [None, None])
-    torchs = list(play(DataLoader, dataset, options, stops, *others, **named))
-    ours = list(play(fastloop.DataLoader, dataset, options, stops, *others, **named))
-    assert_same_bits(ours, torchs)
 
 
 def count_c(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

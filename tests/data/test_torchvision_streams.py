@@ -19,6 +19,7 @@ from vision_cases import (
     KINDS,
     MEAN,
     STD,
+    assert_same,
     assert_same_bits,
     cifar,
     dataset_of,
@@ -50,13 +51,6 @@ def module_of(version: int) -> Any:
 
 def path_of(dataset: Any, **options: Any) -> str:
     return fastloop.DataLoader(dataset, **options).stats().path
-
-
-def assert_same(dataset: Any, options: dict[str, Any], *others: Any, **named: Any) -> None:
-    stops = named.pop("stops", [None, None])
-    torchs = list(play(DataLoader, dataset, options, stops, *others, **named))
-    ours = list(play(fastloop.DataLoader, dataset, options, stops, *others, **named))
-    assert_same_bits(ours, torchs)
 
 
 # ---- the recipes

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torchvision_shim import torchvision_v2
+
+import fastloop
 
 v2: Any = torchvision_v2()
 if v2 is not None:
@@ -165,3 +168,11 @@ def assert_same_bits(ours: list[Tensor], torchs: list[Tensor]) -> None:
         assert type(a) is type(b), place
         assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()), place
         assert a.numpy().tobytes() == b.numpy().tobytes(), place
+
+
+def assert_same(dataset: Any, options: dict[str, Any], *others: Any, **named: Any) -> None:
+    """Play loaders of torch and of fastloop, and compare them."""
+    stops = named.pop("stops", [None, None])
+    torchs = list(play(DataLoader, dataset, options, stops, *others, **named))
+    ours = list(play(fastloop.DataLoader, dataset, options, stops, *others, **named))
+    assert_same_bits(ours, torchs)
