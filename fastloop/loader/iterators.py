@@ -287,7 +287,7 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     leave_if(loader.num_workers > 0 and loader.prefetch_factor == 0, "prefetch_factor is 0")
     if not loader._auto_collation:
         _check_singles(loader, path, dataset)
-    taker = _taker_of(loader, dataset)
+    taker = _taker_of(loader, dataset, is_hugging)
     source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker)
     if source.device is not None:
         _check_resident(loader, source, f"the data are on {source.device}")
@@ -344,7 +344,7 @@ def _is_hugging_face(dataset: object, collate_fn: object) -> bool:
     return kind_of(dataset) == "Dataset" and module.startswith("transformers.")
 
 
-def _taker_of(loader: DataLoader[Any], dataset: object) -> columns.Taker | None:
+def _taker_of(loader: DataLoader[Any], dataset: object, is_hugging: bool) -> columns.Taker | None:
     if kind_of(loader.collate_fn) in SEQUENCE_COLLATES:
         from fastloop.loader.arrays.sequences import take_sequences
 
@@ -361,9 +361,9 @@ def _taker_of(loader: DataLoader[Any], dataset: object) -> columns.Taker | None:
         return None
     from fastloop.loader.arrays.hugging_face import take_collated, take_formatted
 
-    if not (loader._auto_collation and _is_hugging_face(dataset, loader.collate_fn)):
-        return take_formatted
-    return functools.partial(take_collated, collate_fn=loader.collate_fn)
+    if is_hugging:
+        return functools.partial(take_collated, collate_fn=loader.collate_fn)
+    return take_formatted
 
 
 def _has_sequences(dataset: Any) -> bool:

@@ -233,14 +233,18 @@ def test_threads_apply_one_plan() -> None:
 
 
 def test_maps_of_nothing_and_of_computed_pixels() -> None:
-    rows, out = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
-    make_plan().map(rows, 0, out, 0)
+    plan, rows = make_plan(), torch.zeros(0, dtype=torch.int64)
+    out = torch.zeros(0, plan.map_length, dtype=torch.int32)
+    plan.map(rows, out, 0)
     with pytest.raises(ValueError, match="out int32"):
-        make_plan().map(rows, 0, rows, 0)
+        plan.map(rows, rows, 0)
+    for wrong in (out[:, 1:].contiguous(), out.new_zeros(1, plan.map_length)):
+        with pytest.raises(ValueError, match=r"out must have the shape \(0, "):
+            plan.map(rows, wrong, 0)
     resized = make_plan({"kind": RESIZE, "size": (4, 4)})
     for count in (0, 2):
         with pytest.raises(ValueError, match="the plan computes pixels"):
-            resized.map(torch.zeros(count, dtype=torch.int64), count, out, 0)
+            resized.map(torch.zeros(count, dtype=torch.int64), out, 0)
 
 
 def test_plans_are_freed() -> None:

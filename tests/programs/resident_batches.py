@@ -112,14 +112,20 @@ REFUSED: list[tuple[Any, str]] = [
     (((x, x), rows, (x[:3],), 6), "sources and outs differ in length"),
     (((x.numpy(),), rows, (x[:3],), 6), "expected a torch.Tensor, got numpy.ndarray"),
 ]
-for arguments, text in REFUSED:
+
+
+def refuse(function: Any, arguments: Any, text: str) -> None:
     before = fake.fake_launches()
     try:
-        _core.gather(torch.Tensor, *arguments)
+        function(torch.Tensor, *arguments)
         raise AssertionError(text)
     except (TypeError, ValueError) as error:
         assert text in str(error), error
     assert fake.fake_launches() == before
+
+
+for arguments, text in REFUSED:
+    refuse(_core.gather, arguments, text)
 plan, shape = AUGMENTED[0]._plans[0], (3, 3, 28, 28)
 assert plan is not None
 maps, table = torch.zeros(3, plan.map_length).int(), torch.zeros(len(plan.values())).byte()
@@ -140,13 +146,7 @@ WRONG: list[tuple[int, Any, str]] = [
 empty = [plan, IMAGES["CHW"], rows[:0], N, maps[:0].long(), table, torch.empty(0, *shape[1:])]
 REFUSED = [(given[:place] + [wrong] + given[place + 1 :], text) for place, wrong, text in WRONG]
 for arguments, text in [*REFUSED, (empty, "maps must be contiguous, 0 elements")]:
-    before = fake.fake_launches()
-    try:
-        _core.gather_images(torch.Tensor, *arguments)
-        raise AssertionError(text)
-    except (TypeError, ValueError) as error:
-        assert text in str(error), error
-    assert fake.fake_launches() == before
+    refuse(_core.gather_images, arguments, text)
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 fake.fake_fail_at(2, 719, False)
 try:

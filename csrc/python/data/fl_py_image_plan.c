@@ -300,49 +300,46 @@ static PyObject *plan_apply(fl_py_image_plan *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The memory of a contiguous CPU tensor of such a shape, NULL if it is empty; ValueError for any
- * other. */
-static int find_vector(const fl_py_image_plan *self, PyObject *tensor, uint8_t bits, int64_t rows,
-                       int64_t columns, void **out)
+/* A contiguous CPU tensor of integers of so many bits and dimensions. */
+static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t bits, int32_t ndim,
+                         fl_tensor *out)
 {
-    fl_tensor view;
-    if (fl_py_view(&self->dlpack, tensor, &view) != 0) return -1;
-    *out = (void *)(uintptr_t)view.data;
-    int64_t count = 1;
-    for (int d = 0; d < view.ndim; d++) count *= view.shape[d];
-    if (is_dtype(view.dtype, (fl_dtype){kDLInt, bits, 1}) && view.ndim <= 2 &&
-        count == rows * columns && fl_tensor_is_contiguous(&view))
+    if (fl_py_view(&self->dlpack, tensor, out) != 0) return -1;
+    if (is_dtype(out->dtype, (fl_dtype){kDLInt, bits, 1}) && out->ndim == ndim &&
+        fl_tensor_is_contiguous(out))
         return 0;
     PyErr_SetString(PyExc_ValueError, "map: rows must be int64, and out int32 [rows, map_length]");
     return -1;
 }
 
-PyDoc_STRVAR(map_doc,
-             "map(rows, count, out, epoch)\n--\n\n"
-             "Write where the pixels of each result come from, as _core.gather_images\n"
-             "takes it, to int32 `out` [count, map_length]; for `count` int64 rows, which\n"
-             "are >= 0. Lets go of the interpreter lock.");
+PyDoc_STRVAR(
+    map_doc,
+    "map(rows, out, epoch)\n--\n\n"
+    "Write where the pixels of each result come from, as _core.gather_images takes it, to\n"
+    "int32 `out` [rows, map_length]. rows: int64, >= 0. Lets go of the interpreter lock.");
 
 static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
 {
     PyObject *rows, *out;
     unsigned long epoch;
-    Py_ssize_t count;
+    fl_tensor numbers, maps;
     fl_err err = {0};
     int32_t length = fl_image_plan_map_length(self->plan);
-    if (!PyArg_ParseTuple(args, "OnOk:map", &rows, &count, &out, &epoch)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOk:map", &rows, &out, &epoch)) return NULL;
     if (length == 0) return PyErr_Format(PyExc_ValueError, "map: the plan computes pixels");
-    void *numbers, *maps;
-    if (find_vector(self, rows, 64, count, 1, &numbers) != 0 ||
-        find_vector(self, out, 32, count, length, &maps) != 0)
+    if (view_integers(self, rows, 64, 1, &numbers) != 0 ||
+        view_integers(self, out, 32, 2, &maps) != 0)
         return NULL;
-    const int64_t *row = numbers;
-    int32_t *map = maps;
+    if (maps.shape[0] != numbers.shape[0] || maps.shape[1] != length)
+        return PyErr_Format(PyExc_ValueError, "map: out must have the shape (%lld, %d)",
+                            (long long)numbers.shape[0], (int)length);
+    const int64_t *row = (const int64_t *)numbers.data;
+    int32_t *map = (int32_t *)(uintptr_t)maps.data;
     int status = FL_OK;
     Py_BEGIN_ALLOW_THREADS
     fl_image_params params[FL_MAX_IMAGE_OPS];
     fl_sample_key key = {.seed = fl_image_plan_seed(self->plan), .epoch = (uint32_t)epoch};
-    for (Py_ssize_t i = 0; status == FL_OK && i < count; i++, map += length) {
+    for (int64_t i = 0; status == FL_OK && i < numbers.shape[0]; i++, map += length) {
         key.index = row[i];
         status = fl_image_plan_draw(self->plan, &key, fl_image_plan_in(self->plan), params, &err);
         if (status == FL_OK) fl_image_plan_map(self->plan, params, map);

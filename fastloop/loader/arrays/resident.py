@@ -68,7 +68,7 @@ class _Images:
         """Return a batch; `there` is `rows` on the device."""
         plan, count = self._plan, len(rows)
         maps = np.empty((count, plan.map_length), np.int32)
-        plan.map(torch.from_numpy(rows), count, torch.from_numpy(maps), epoch)
+        plan.map(torch.from_numpy(rows), torch.from_numpy(maps), epoch)
         shape, kind = (count, *plan.out_shape), {"dtype": self._dtype, "device": there.device}
         out = torch.empty_strided(shape, self._steps, **kind)
         sent, given = _send(maps, self._accelerator), (plan, self._source, there, length)
@@ -155,7 +155,8 @@ class ResidentIter(SingleIter, LockedIter):
             found = self._resolve(np.concatenate(read))
             sent = _send(found, self._accelerator)
             self._rows = torch.cat((self._rows, sent)) if len(self._rows) else sent
-            self._rows_here = np.concatenate((self._rows_here, found))
+            left = self._rows_here
+            self._rows_here = np.concatenate((left, found)) if len(left) else found
             self._sent = self._accelerator.record_event()  # behind the cat
         here, there = self._rows_here[:count], self._rows[:count]
         self._rows_here, self._rows = self._rows_here[count:], self._rows[count:]
