@@ -263,6 +263,7 @@ def test_a_token_that_is_out_of_range(paths: list[Path], case: Any) -> None:
         list(cls(dataset, BATCH, **more))
 
 
+@pytest.mark.slowest
 @pytest.mark.slow
 @pytest.mark.parametrize("io", ["auto", "pread"])
 def test_memory_does_not_grow_with_a_file(tmp_path: Path, io: str) -> None:

@@ -19,6 +19,7 @@ def kill_servers() -> list[Any]:
     return servers
 
 
+@pytest.mark.slowest
 def test_scripts_run_after_their_server_was_killed(tmp_path: Path) -> None:
     assert run_script(tmp_path, "print(1)") == "1\n"
     servers = kill_servers()

@@ -150,6 +150,7 @@ def test_a_second_loader_with_spawned_workers(tmp_path: Path, is_split: bool, Lo
     run_script(tmp_path, script + "\n".join(f"    {line}" for line in body.splitlines()))
 
 
+@pytest.mark.slowest
 def test_a_second_loader_behind_patch(tmp_path: Path) -> None:
     prepare = "train, valid = random_split(dataset, [ROWS - 500, 500]); fastloop.patch()"
     body = SECOND.format(prepare=prepare, Loader="TorchLoader")
@@ -157,6 +158,7 @@ def test_a_second_loader_behind_patch(tmp_path: Path) -> None:
     run_script(tmp_path, script + "\n".join(f"    {line}" for line in body.splitlines()))
 
 
+@pytest.mark.slowest
 def test_loaders_of_this_package_move_nothing(tmp_path: Path) -> None:
     run_program(
         tmp_path,

@@ -43,6 +43,7 @@ def test_death_while_a_slot_is_written(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 def test_death_at_any_moment(tmp_path: Path) -> None:
     """The others go on to the end of what they have, no wait outlasts the death, and a batch that
     arrives is whole."""

@@ -315,6 +315,7 @@ def test_the_check_is_seen_by_nobody() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slowest
 def test_strict_mode_raises_for_what_is_left_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,7 @@ def test_children_of_every_kind_are_patched_and_the_users_sitecustomize_runs(
     assert last == f"fastloop: end of run: dataloader 1 native [{how}]; {others}"
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("args", [["--no-children"], ["--only", "dataloader", "--no-children"]])
 def test_no_children_are_patched_if_so_wished(torch_program: Path, args: list[str]) -> None:
     env = {"PYTHONPATH": str(torch_program / "users"), "FASTLOOP_VERBOSE": "0"}
@@ -247,6 +248,7 @@ def test_torchrun_and_its_ranks_say_what_they_did(torch_program: Path) -> None:
     assert last.endswith("(this process alone is counted)"), told
 
 
+@pytest.mark.slowest
 def test_other_ranks_are_silent(torch_program: Path) -> None:
     env = {"PYTHONPATH": str(torch_program / "users"), "RANK": "1"}
     done = run(torch_program, "-m", "fastloop", "run", "--no-children", "script.py", **env)

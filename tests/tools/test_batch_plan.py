@@ -140,6 +140,7 @@ def test_one_line_tells_of_a_changed_batch_and_nothing_is_changed(
 # ---- what is put back
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 @pytest.mark.parametrize("has_stepped", [False, True])
 def test_everything_is_put_back_in_place(error: type[Exception], has_stepped: bool) -> None:
@@ -224,6 +225,7 @@ def test_an_error_that_is_no_lack_of_memory_is_not_taken_for_one(
         fastloop.find_batch_size(step, bench.model, bench.optimizer, keep=None)
 
 
+@pytest.mark.slowest
 def test_what_torchs_allocator_of_the_cpu_refuses_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -309,6 +309,7 @@ def test_a_program_that_needs_no_torch_is_no_failure(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slowest
 @pytest.mark.slow
 def test_a_program_that_ends_without_a_record_is_not_judged(tmp_path: Path) -> None:
     done = compare(tmp_path, "train.py", "os._exit", "--steps", "100")

@@ -427,6 +427,7 @@ def run_doctor(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slowest
 def test_the_command() -> None:
     done = run_doctor("--json")
     found = json.loads(done.stdout)

@@ -480,6 +480,7 @@ def test_who_has_put_something_around_our_hooks_keeps_it() -> None:
     watch(lambda: None)  # takes out what was below
 
 
+@pytest.mark.slowest
 def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     assert (
         run_script(tmp_path, (PROGRAMS / "report_and_fork.py").read_text())

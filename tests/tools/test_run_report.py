@@ -26,6 +26,7 @@ def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slowest
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "status", "steps", "ended_by"),
@@ -46,6 +47,7 @@ def test_a_script_that_ends_in_any_way_is_reported(
     assert (tmp_path / "fastloop-report.html").exists()
 
 
+@pytest.mark.slowest
 @pytest.mark.slow
 def test_a_script_as_it_is(tmp_path: Path) -> None:
     done = run(tmp_path, "--report=as-it-is.json", "script.py", "", FASTLOOP="0")

@@ -179,6 +179,7 @@ def run_on_terminal(folder: Path, *args: str) -> str:
     return printed.decode()
 
 
+@pytest.mark.slowest
 def test_run_ends_on_a_terminal_with_a_verdict_and_a_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     *_, end, verdict, more = run_on_terminal(tmp_path, "train.py", "--lr", "0 1").splitlines()

@@ -195,6 +195,7 @@ def tell(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
 
 
+@pytest.mark.slowest
 def test_nsight_sees_the_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/tool.so")
     out = run_script(tmp_path, NVTX + PROGRAM, "with", is_fresh=True)
@@ -212,6 +213,7 @@ def test_nsight_sees_the_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """)
 
 
+@pytest.mark.slowest
 @pytest.mark.parametrize("has_tool", [False, True])
 def test_no_ranges_without_a_tool_or_without_nvtx_in_torch(
     has_tool: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -155,6 +155,7 @@ for a, b in zip(cut[3:], whole):
     )
 
 
+@pytest.mark.slowest
 @pytest.mark.slow
 def test_what_has_killed_two_workers_raises(tmp_path: Path) -> None:
     """A batch that kills is loaded twice, and not again; batches that were only queued behind it do

@@ -54,6 +54,7 @@ if __name__ == "__main__":
     )
 
 
+@pytest.mark.slowest
 @pytest.mark.slow
 def test_a_worker_whose_end_nobody_knows_is_not_replaced(tmp_path: Path) -> None:
     """Its server has died, and multiprocessing takes it for dead, while it may go on writing."""

@@ -64,6 +64,7 @@ def epochs(loader, in_order=True, between=callable):
 )
 
 
+@pytest.mark.slowest
 @pytest.mark.slow
 def test_a_death_between_any_two_batches(tmp_path: Path) -> None:
     """Batches, their order, the epochs that follow, and states, with states behind every batch,
