@@ -429,6 +429,7 @@ static void test_a_fork_of_another_thread_is_no_workers(void)
     close_all();
 }
 
+#if !defined(__SANITIZE_ADDRESS__) /* its allocator may stay locked in the child of a fork */
 static _Atomic bool is_over;
 
 static void *expect_often(void *arg)
@@ -446,6 +447,7 @@ static void test_a_child_that_was_forked_while_others_expect(void)
     atomic_store(&is_over, true);
     pthread_join(thread, NULL);
 }
+#endif
 
 int main(void)
 {
@@ -464,6 +466,8 @@ int main(void)
     RUN(test_a_worker_has_workers_of_its_own);
     RUN(test_threads_give_while_workers_start_and_end);
     RUN(test_a_fork_of_another_thread_is_no_workers);
+#if !defined(__SANITIZE_ADDRESS__)
     RUN(test_a_child_that_was_forked_while_others_expect);
+#endif
     return 0;
 }
