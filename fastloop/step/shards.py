@@ -142,17 +142,22 @@ def norm_check(
     for number, layout in grads.layouts[here | missing]:
         flag = found_inf if own is None else own
         norm = grads.norm_of_kind(number, flag, None, 1.0, p)
-        _add(values, layout.groups, norm.square_() if p == 2 else norm, p)
+        _add(values, layout.groups, norm.mul_(norm) if p == 2 else norm, p)
     if own is not None and p != math.inf:
         for value in values.values():
             value.masked_fill_(value.isinf().logical_and_(own == 0), -math.inf)
     total = _join(values, p)
-    if not total.is_cpu:
+    if total.is_cpu:  # an operation of torch takes longer than one of Python
+        number = total.item()
+        if not number < math.inf:
+            found_inf.fill_(1.0)
+        total.fill_(math.sqrt(abs(number)) if p == 2 else abs(number))
+    else:
         found_inf.logical_or_((total < math.inf).logical_not_())
-    elif not total.item() < math.inf:
-        found_inf.fill_(1.0)
-    total = total.abs_().sqrt_() if p == 2 else total.abs_()
-    return total.div_(divisor if scale is None else scale.double() * divisor)
+        total = total.abs_().sqrt_() if p == 2 else total.abs_()
+    if divisor != 1:
+        total.div_(divisor)
+    return total if scale is None else total.div_(scale)
 
 
 def _add(values: dict[Groups, Tensor], groups: Groups, value: Tensor, p: float) -> None:
