@@ -11,10 +11,10 @@ e    2 processes: a window of 4 micro-batches under FSDP2, 8 layers of 64x64. A 
 
 Microseconds a call in process 0, all processes in turns behind a barrier: median (lowest -
 highest). `plain` is fastloop's over ordinary tensors of the shards' size, without a collective;
-`limit` is what no way around it leaves out: C finds the parts of the gradients in memory, passes
-over them as `plain` does, and a bare all-reduce of 8 bytes for each axis. Processor time of the calling
-thread (`host`) leaves out waiting for others: with more processes than cores it alone tells what
-fastloop does. Collectives are counted in calls of their own.
+`limit` is what no way around it leaves out: C finds the parts of the gradients in memory and passes
+over them as `plain` does, and a bare all-reduce of 8 bytes for each axis. Processor time of the
+calling thread (`host`) leaves out waiting for others: with more processes than cores it alone tells
+what fastloop does. Collectives are counted in calls of their own.
 """
 
 from __future__ import annotations

@@ -357,6 +357,10 @@ def _taker_of(loader: DataLoader[Any], dataset: object, is_hugging: bool) -> col
         from fastloop.loader.arrays.vision import take_vision
 
         return functools.partial(take_vision, loader=loader)
+    if type(dataset) in (list, tuple):
+        from fastloop.loader.arrays.samples import take_samples
+
+        return functools.partial(take_samples, loader=loader)
     if kind_of(dataset) != "Dataset":
         return None
     from fastloop.loader.arrays.hugging_face import take_collated, take_formatted

@@ -108,7 +108,6 @@ OTHERS: dict[str, Case] = {
     "subclass of ArrayDataset": (lambda: MyArrays(X), {}, "dataset is a MyArrays"),
     "subclass of Subset": (lambda: MySubset(TensorDataset(X), [1]), {}, "MySubset"),
     "a dataset of Python's": (Squares, {}, "dataset is a Squares"),
-    "a list": (lambda: list(X), {}, "dataset is a list"),
     "a range": (lambda: range(8), {}, "dataset is a range"),
     "a parameter": (lambda: X.clone().requires_grad_(), {}, "the dataset requires grad"),
     "a masked array": (lambda: np.ma.MaskedArray(X.numpy()), {}, "dataset is a MaskedArray"),
@@ -205,7 +204,6 @@ OTHERS: dict[str, Case] = {
         {},
         "plain integers",
     ),
-    "Subset of a list": (lambda: Subset(list(X), [1, 2]), {}, "dataset is a list"),  # type: ignore
     "Subset of a mapping": (
         lambda: Subset(TensorDataset(X), {0: 5, 1: 6}),  # type: ignore[arg-type]
         {},

@@ -1,0 +1,121 @@
+"""Lists of tuples of equal tensors, which C gathers once they are stacked: torch's batches, random
+numbers, and the samples of the moment of iter()."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import TorchLoader, assert_same, assert_same_trace, epoch, trace
+from torch import Tensor
+from torch.utils.data import Subset, WeightedRandomSampler
+
+from fastloop import DataLoader
+from fastloop.loader.iterators import choose_route
+
+
+def tensors(count: int = 23, dtype: torch.dtype = torch.float32, *shape: int) -> list[Tensor]:
+    torch.manual_seed(7)
+    return [torch.randint(0, 2, shape or (3, 2)).to(dtype) for _ in range(count)]
+
+
+DATA: dict[str, Any] = {
+    "tensors and numbers": [(t, i, -i / 3) for i, t in enumerate(tensors())],
+    "tuples of one": [(t,) for t in tensors()],
+    "a tuple": tuple((t, t[0]) for t in tensors()),
+    "tensors": tensors(23, torch.uint8, 5),
+    "numbers": list(range(-5, 18)),
+    "no dimension": [(t.sum(), 2**62) for t in tensors()],
+    "no element": [torch.empty(0, 3) for _ in range(23)],
+    **{str(t): [(x, 1) for x in tensors(23, t)] for t in (torch.bool, torch.bfloat16, torch.int64)},
+}
+
+
+def loader_of(data: Any, **given: Any) -> DataLoader:
+    return DataLoader(data, 4, num_workers=2, **given)
+
+
+def path_of(loader: DataLoader) -> str:
+    return choose_route(loader, "auto", "").path
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_batches_are_torchs(name: str, is_persistent: bool) -> None:
+    given = {"shuffle": True, "num_workers": 2, "persistent_workers": is_persistent}
+    loaders = [cls(DATA[name], 4, **given) for cls in (DataLoader, TorchLoader)]
+    assert_same_trace(*map(trace, loaders))
+    assert loaders[0].stats().path == "array", loaders[0].stats().why
+    assert type(epoch(loaders[0])[0]) is type(epoch(loaders[1])[0])
+
+
+def test_subsets_and_samplers() -> None:
+    data = DATA["tensors and numbers"]
+    for given in (
+        {"dataset": Subset(data, [3, -1, 5, 5, *range(10)])},
+        {"dataset": data, "sampler": WeightedRandomSampler([1.0] * 23, 40), "drop_last": True},
+        {"dataset": data, "batch_sampler": [[1, 2], [-3], [5, 6, 7]]},
+    ):
+        given = {"batch_size": 1 if "batch_sampler" in given else 4, "num_workers": 2, **given}
+        ours, theirs = DataLoader(**given), TorchLoader(**given)
+        assert_same(epoch(ours), epoch(theirs))
+        assert ours.stats().path == "array", ours.stats().why
+
+
+def test_the_samples_are_those_of_iter() -> None:
+    data = [(t.clone(), i) for i, t in enumerate(tensors())]
+    loader = loader_of(data)
+    expected, batches = epoch(loader), iter(loader)
+    data[9][0].fill_(9)
+    data[10] = (data[10][0] + 5, -1)
+    assert_same(list(batches), expected)
+    changed = epoch(loader)
+    assert changed[2][0][1].eq(9).all() and changed[2][1][2] == -1
+    data.append((tensors()[0], 3))
+    assert sum(len(y) for _, y in loader) == 24
+
+
+def test_state_in_the_middle() -> None:
+    batches = iter(loader := loader_of(DATA["a tuple"], shuffle=True))
+    next(batches)
+    state, rest = loader.state_dict(), list(batches)
+    other = loader_of(DATA["a tuple"], shuffle=True)
+    other.load_state_dict(state)
+    assert_same(list(other), rest)
+
+
+def with_one(sample: Any, data: Any = DATA["tensors and numbers"]) -> list[Any]:
+    return [*data[:-1], sample]
+
+
+T = torch.zeros(3, 2)
+LEFT: dict[str, Any] = {
+    "another shape": with_one((T[:2], 1, 0.0)),
+    "another dtype": with_one((T.double(), 1, 0.0)),
+    "an int among floats": with_one((T, 1, 1)),
+    "a bool among ints": with_one((T, True, 0.0)),
+    "another length": with_one((T, 1)),
+    "a list": with_one([T, 1, 0.0]),
+    "text": [(T, "a")] * 8,
+    "dicts": [{"x": T}] * 8,
+    "a subclass": with_one((torch.nn.Parameter(T, requires_grad=False), 1, 0.0)),
+    "gaps": with_one((torch.zeros(2, 3).T, 1, 0.0)),
+    "gradients": with_one((torch.zeros(3, 2, requires_grad=True), 1, 0.0)),
+    "sparse": [T.to_sparse()] * 8,
+    "shared memory": with_one((T.clone().share_memory_(), 1, 0.0)),
+    "nothing in a tuple": [()] * 8,
+    "large": [torch.zeros(1 << 20)] * 20,
+    "large ints": with_one((T, 2**70, 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_others_are_left_to_worker_processes(name: str) -> None:
+    assert path_of(loader_of(LEFT[name])) == "process"
+
+
+def test_no_more_is_stacked_than_an_epoch_takes() -> None:
+    data = DATA["tensors and numbers"]
+    assert path_of(loader_of(Subset(data, range(8)))) == "process"
+    assert path_of(DataLoader(data, 4)) == "sync"
+    assert path_of(DataLoader(data, None, num_workers=2)) == "process"
+    assert path_of(loader_of([])) == "process"
