@@ -19,7 +19,10 @@ def _stack(parts: Sequence[Any]) -> Tensor:
     """Return one part of all samples, stacked by torch. Raises NotCoveredError where it would stack
     those of a batch otherwise."""
     kinds = set(map(type, parts))
-    leave_if(kinds not in ({Tensor}, {int}, {float}), "a part of the samples is not always a tensor, an int or a float")
+    leave_if(
+        kinds not in ({Tensor}, {int}, {float}),
+        "the samples' parts are not all tensors, ints or floats",
+    )
     if kinds == {Tensor}:
         leave_if(len({part.dtype for part in parts}) > 1, "the samples have several dtypes")
         leave_if(not all(part.is_contiguous() for part in parts), "the samples have gaps in memory")
