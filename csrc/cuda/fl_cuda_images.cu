@@ -1,6 +1,6 @@
 /* fl_cuda_images: uint8 images in a device's memory become a batch, cropped, padded, flipped,
- * erased and cast, by one kernel. It computes nothing but addresses: where pixels come from, and
- * what a byte becomes, is written in tables that the CPU has made, so the bits are the CPU's.
+ * resized, erased and cast, by one kernel. Where pixels come from, the whole weights of a resize,
+ * and what a byte becomes, is written in tables that the CPU has made, so the bits are the CPU's.
  *
  * A block makes PIXELS pixels of one image, all channels of each by one thread, so loads and stores
  * of a warp lie side by side. */
@@ -27,13 +27,58 @@ static __device__ origin find_origin(const fl_image_batch &of, const int32_t *ma
     return at;
 }
 
-template <class T>
+/* A byte of a resize: a sum of so many weights of this precision. */
+static __device__ int32_t to_byte(int32_t sum, int32_t precision)
+{
+    const int32_t value = (sum + ((1 << precision) >> 1)) >> precision;
+    return value < 0 ? 0 : value > 255 ? 255 : value;
+}
+
+/* The taps of row or column `at` of an axis that is made of `length` samples. */
+static __device__ const int32_t *
+find_taps(const int32_t *taps, const fl_image_taps &axis, int32_t length, int32_t at)
+{
+    const int64_t number = (int64_t)(length - axis.shortest) * axis.out + at;
+    return taps + number * (FL_TAP_NUMBERS + axis.taps);
+}
+
+/* What is resized: byte (0, 0) of it, the steps between its rows and columns, the taps of the pixel
+ * that is made. Each row becomes a byte first, as on the CPU. */
+struct resized {
+    int64_t from, row, column;
+    const int32_t *rows, *columns;
+};
+
+static __device__ resized find_resized(const fl_image_batch &of, const int32_t *crop, origin at)
+{
+    resized r = {crop[1] * of.from_steps[2] + crop[4] * of.from_steps[3],
+                 crop[2] * of.from_steps[2], crop[5] * of.from_steps[3],
+                 find_taps(of.row_taps, of.rows, crop[0], at.row),
+                 find_taps(of.column_taps, of.columns, crop[3], at.column)};
+    r.from += r.rows[0] * r.row + r.columns[0] * r.column;
+    return r;
+}
+
+static __device__ int32_t make_resized(const uint8_t *image, const resized &r)
+{
+    const uint8_t *row = image + r.from;
+    int32_t sum = 0;
+    for (int32_t j = 0; j < r.rows[1]; j++, row += r.row) {
+        int32_t across = 0;
+        for (int32_t k = 0; k < r.columns[1]; k++)
+            across += r.columns[FL_TAP_NUMBERS + k] * row[k * r.column];
+        sum += r.rows[FL_TAP_NUMBERS + j] * to_byte(across, r.columns[2]);
+    }
+    return to_byte(sum, r.rows[2]);
+}
+
+template <class T, bool RESIZES>
 static __global__ void __launch_bounds__(THREADS)
     k_images(const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t blocks)
 {
     const uint32_t image = blockIdx.x / blocks, pixels = (uint32_t)of.height * (uint32_t)of.width;
-    const int32_t numbers = of.height + of.width + FL_ERASED_NUMBERS * of.erased;
-    const int32_t *map = of.maps + (int64_t)image * numbers;
+    const int32_t edges = of.height + of.width + FL_ERASED_NUMBERS * of.erased;
+    const int32_t *map = of.maps + (int64_t)image * (edges + (RESIZES ? FL_CROP_NUMBERS : 0));
     const uint8_t *from = of.from + rows[image] * of.from_steps[0];
     T *to = (T *)of.to + image * of.to_steps[0];
     uint32_t pixel = blockIdx.x % blocks * PIXELS + threadIdx.x;
@@ -43,11 +88,16 @@ static __global__ void __launch_bounds__(THREADS)
         const int32_t y = (int32_t)(pixel / (uint32_t)of.width);
         const int32_t x = (int32_t)(pixel % (uint32_t)of.width);
         const origin at = find_origin(of, map, y, x);
+        const bool is_filled = at.fill < 0;
+        resized r = {};
+        if (RESIZES && !is_filled) r = find_resized(of, map + edges, at);
         const T *values = (const T *)of.table;
         for (int32_t c = 0; c < of.channels; c++, values += of.values) {
-            const uint8_t *byte = from + c * of.from_steps[1] + at.row * of.from_steps[2] +
-                                  at.column * of.from_steps[3];
-            const int32_t value = at.fill < 0 ? 255 - at.fill : (int32_t)*byte;
+            const uint8_t *plane = from + c * of.from_steps[1];
+            const int64_t byte = at.row * of.from_steps[2] + at.column * of.from_steps[3];
+            const int32_t value = is_filled ? 255 - at.fill
+                                  : RESIZES ? make_resized(plane, r)
+                                            : (int32_t)plane[byte];
             to[c * of.to_steps[1] + y * of.to_steps[2] + x * of.to_steps[3]] = values[value];
         }
     }
@@ -59,7 +109,8 @@ launch(void *stream, const fl_image_batch *images, const int64_t *rows, uint32_t
 {
     uint32_t blocks = ((uint32_t)images->height * (uint32_t)images->width - 1) / PIXELS + 1;
     const void *args[] = {images, &rows, &blocks};
-    return cudaLaunchKernel(k_images<T>, dim3(count * blocks), dim3(THREADS), (void **)args, 0,
+    const auto kernel = images->row_taps != NULL ? k_images<T, true> : k_images<T, false>;
+    return cudaLaunchKernel(kernel, dim3(count * blocks), dim3(THREADS), (void **)args, 0,
                             (cudaStream_t)stream);
 }
 
@@ -77,7 +128,9 @@ fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *
 
 cudaError_t fl_cuda_load_images(void)
 {
-    const void *kernels[] = {(const void *)k_images<uint8_t>, (const void *)k_images<uint16_t>,
-                             (const void *)k_images<uint32_t>};
-    return fl_cuda_load(kernels, 3);
+    const void *kernels[] = {
+        (const void *)k_images<uint8_t, false>,  (const void *)k_images<uint8_t, true>,
+        (const void *)k_images<uint16_t, false>, (const void *)k_images<uint16_t, true>,
+        (const void *)k_images<uint32_t, false>, (const void *)k_images<uint32_t, true>};
+    return fl_cuda_load(kernels, 6);
 }

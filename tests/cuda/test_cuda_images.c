@@ -11,6 +11,9 @@ enum { PLANS = IS_SANITIZED ? 40 : 300, MOST_IMAGES = 5, MOST_OPS = 5, GUARD = 0
 static const fl_image_op_kind moving[] = {FL_OP_PAD,           FL_OP_CENTER_CROP,
                                           FL_OP_RANDOM_CROP,   FL_OP_HORIZONTAL_FLIP,
                                           FL_OP_VERTICAL_FLIP, FL_OP_ERASE};
+static const fl_image_op_kind early[] = {FL_OP_RANDOM_CROP, FL_OP_HORIZONTAL_FLIP,
+                                         FL_OP_VERTICAL_FLIP};
+static const fl_image_op_kind resizing[] = {FL_OP_RESIZE, FL_OP_RANDOM_RESIZED_CROP};
 
 /* Owned memory that ends where its contents do. */
 static char *allocate(int64_t bytes)
@@ -21,15 +24,25 @@ static char *allocate(int64_t bytes)
     return data;
 }
 
-static fl_image_plan *open_moving(uint64_t *seed, plan_case *p, int32_t longest)
+#define ANY_OF(seed, kinds) (kinds)[random_below(seed, sizeof(kinds) / sizeof *(kinds))]
+
+/* One that moves pixels, and resizes once if it is told to. */
+static fl_image_plan *open_moving(uint64_t *seed, plan_case *p, int32_t longest, bool resizes)
 {
     fl_image_plan *plan = NULL;
     while (plan == NULL) {
         random_case(seed, p, 0, longest);
         p->config.count = 1 + (int32_t)random_below(seed, MOST_OPS);
+        int32_t resize = resizes ? (int32_t)random_below(seed, p->config.count) : -1;
         for (int32_t i = 0; i < p->config.count; i++) {
-            int64_t kind = random_below(seed, sizeof moving / sizeof *moving);
-            p->ops[i] = random_op(seed, moving[kind], longest);
+            fl_image_op_kind kind = i < resize    ? ANY_OF(seed, early)
+                                    : i == resize ? ANY_OF(seed, resizing)
+                                                  : ANY_OF(seed, moving);
+            p->ops[i] = random_op(seed, kind, longest);
+            if (i == resize) p->ops[i].interpolation %= FL_PILLOW_BILINEAR;
+            if (i >= resize) continue;
+            memset(p->ops[i].padding, 0, sizeof p->ops[i].padding);
+            p->ops[i].pad_if_needed = false;
         }
         set_occurrences(p);
         make_fills(seed, p);
@@ -46,13 +59,17 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     const fl_image_size in = p->config.in, out = fl_image_plan_out(plan);
     const int64_t channels = p->config.channels, bytes = fl_image_type_bytes(p->config.type);
     const int64_t each = in.height * in.width * channels, made = fl_image_plan_out_bytes(plan);
-    const int64_t length = fl_image_plan_map_length(plan), values = fl_image_plan_values(plan);
+    const int64_t length = fl_image_plan_map_length(plan);
+    const int64_t values = fl_image_plan_values_bytes(plan);
     char *from = allocate(each * images), *to = allocate(made * images);
-    char *expected = allocate(made * images), *table = allocate(values * channels * bytes);
+    char *expected = allocate(made * images);
+    char *table = allocate(values + fl_image_plan_taps_bytes(plan));
+    fl_image_taps taps[2] = {0};
+    const bool resizes = fl_image_plan_taps(plan, taps);
     int32_t *maps = (int32_t *)allocate(length * images * (int64_t)sizeof *maps);
     int64_t rows[MOST_IMAGES];
     fill_random(seed, from, each * images);
-    fl_image_plan_write_values(plan, table);
+    CHECK_INT(fl_image_plan_write_values(plan, table, NULL), FL_OK);
     fl_image_source source = {.size = in, .stride_y = in.width, .stride_x = 1};
     source.stride_c = (int64_t)in.height * in.width;
     if (is_joined) {
@@ -79,9 +96,14 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
         .width = out.width,
         .element_bytes = (int32_t)bytes,
         .maps = maps,
-        .erased = (int32_t)(length - out.height - out.width) / FL_ERASED_NUMBERS,
-        .values = (int32_t)values,
-        .table = table};
+        .erased = (int32_t)(length - out.height - out.width - (resizes ? FL_CROP_NUMBERS : 0)) /
+                  FL_ERASED_NUMBERS,
+        .values = fl_image_plan_values(plan),
+        .table = table,
+        .row_taps = resizes ? (int32_t *)(void *)(table + values) : NULL,
+        .rows = taps[0],
+        .columns = taps[1]};
+    if (resizes) batch.column_taps = batch.row_taps + fl_image_taps_numbers(&taps[0]);
     if (p->config.layout == FL_HWC) {
         batch.to_steps[1] = 1;
         batch.to_steps[2] *= channels;
@@ -96,20 +118,41 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     for (int i = 0; i < 5; i++) free(owned[i]);
 }
 
-static void check_plans(uint64_t seed, int count, int32_t longest)
+static void check_plans(uint64_t seed, int count, int32_t longest, bool resizes)
 {
     for (int n = 0; n < count; n++) {
         plan_case p;
-        fl_image_plan *plan = open_moving(&seed, &p, longest);
+        fl_image_plan *plan = open_moving(&seed, &p, longest, resizes);
         check_batch(&seed, &p, plan, n % (MOST_IMAGES + 1), n % 2 == 0);
         fl_image_plan_close(plan);
     }
 }
 
-static void test_batches_are_what_the_plan_makes_on_the_cpu(void) { check_plans(1, PLANS, 20); }
+static void test_batches_are_what_the_plan_makes_on_the_cpu(void)
+{
+    check_plans(1, PLANS, 20, false);
+    check_plans(5, PLANS, 20, true);
+}
 
 /* Of several blocks, the last of which is not full. */
-static void test_images_of_several_blocks(void) { check_plans(2, PLANS / 10, 70); }
+static void test_images_of_several_blocks(void)
+{
+    check_plans(2, PLANS / 10, 70, false);
+    check_plans(6, PLANS / 10, 70, true);
+}
+
+static void test_weights_that_find_no_memory(void)
+{
+    uint64_t seed = 7;
+    plan_case p;
+    fl_image_plan *plan = open_moving(&seed, &p, 20, true);
+    char *out = allocate(fl_image_plan_values_bytes(plan) + fl_image_plan_taps_bytes(plan));
+    fl_fault_arm(1);
+    CHECK_INT(fl_image_plan_write_values(plan, out, NULL), FL_ENOMEM);
+    fl_fault_arm(0);
+    free(out);
+    fl_image_plan_close(plan);
+}
 
 static void test_plans_that_compute_pixels_have_no_map(void)
 {
@@ -120,9 +163,11 @@ static void test_plans_that_compute_pixels_have_no_map(void)
         fl_image_plan *plan;
         random_case(&seed, &p, 3, 20);
         if (fl_image_plan_open(&p.config, &plan, NULL) != FL_OK) continue;
-        bool computes = fl_image_plan_resizes(plan);
-        CHECK((fl_image_plan_map_length(plan) == 0) == computes);
-        found += computes;
+        bool has_map = fl_image_plan_map_length(plan) > 0;
+        CHECK(has_map || fl_image_plan_resizes(plan));
+        for (int32_t i = 0; i < p.config.count; i++)
+            CHECK(!has_map || p.config.ops[i].kind <= FL_OP_ERASE);
+        found += !has_map;
         fl_image_plan_close(plan);
     }
     CHECK(found > 20);
@@ -146,6 +191,7 @@ int main(void)
     CHECK_INT(fl_cuda_load_kernels(NULL), FL_OK);
     RUN(test_batches_are_what_the_plan_makes_on_the_cpu);
     RUN(test_images_of_several_blocks);
+    RUN(test_weights_that_find_no_memory);
     RUN(test_plans_that_compute_pixels_have_no_map);
     RUN(test_batches_that_are_too_large);
     return 0;

@@ -12,7 +12,7 @@ import torch
 from fastloop import _core
 
 HEIGHT, WIDTH = 9, 7
-PAD, CENTER_CROP, RANDOM_CROP, RESIZE, FLIP = 0, 1, 2, 3, 5
+PAD, CENTER_CROP, RANDOM_CROP, RESIZE, FLIP, INVERT = 0, 1, 2, 3, 5, 8
 
 
 def make_plan(*ops: dict[str, Any], **kwargs: Any) -> _core.ImagePlan:
@@ -241,10 +241,10 @@ def test_maps_of_nothing_and_of_computed_pixels() -> None:
     for wrong in (out[:, 1:].contiguous(), out.new_zeros(1, plan.map_length)):
         with pytest.raises(ValueError, match=r"out must have the shape \(0, "):
             plan.map(rows, wrong, 0)
-    resized = make_plan({"kind": RESIZE, "size": (4, 4)})
+    computed = make_plan({"kind": INVERT, "p": 0.5})
     for count in (0, 2):
         with pytest.raises(ValueError, match="the plan computes pixels"):
-            resized.map(torch.zeros(count, dtype=torch.int64), out, 0)
+            computed.map(torch.zeros(count, dtype=torch.int64), out, 0)
 
 
 def test_plans_are_freed() -> None:

@@ -57,6 +57,12 @@ CHAINS: dict[str, list[Any]] = {
     "cifar": [T.RandomCrop(28, 4), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, True)],
     "reflected": [T.RandomCrop(24, padding=6, padding_mode="reflect"), T.RandomVerticalFlip()],
     "erased": [T.ToDtype(torch.float16, True), T.RandomErasing(0.8, value=2), T.RandomErasing(0.5)],
+    "resized crop": [
+        T.RandomResizedCrop(48),
+        T.RandomHorizontalFlip(),
+        T.ToDtype(torch.half, True),
+    ],
+    "resized": [T.RandomCrop(30), T.Resize((20, 45), interpolation="bicubic"), T.Pad(2)],
     "large": [T.Pad(100), T.RandomCrop(200), T.ToDtype(torch.bfloat16, True)],
 }
 

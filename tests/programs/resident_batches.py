@@ -28,6 +28,10 @@ CHAINS: list[list[Any]] = [
     [T.Pad(3, 9), T.RandomCrop(33, 2, fill=200), *HALF],
     [T.CenterCrop((60, 7)), T.ToDtype(torch.bfloat16, scale=True), T.RandomErasing(1.0)],
     [T.RandomHorizontalFlip(0.5)],
+    [T.RandomResizedCrop((28, 50)), T.RandomHorizontalFlip(), *CAST],
+    [T.RandomCrop(27), T.Resize(33, interpolation="bicubic"), T.CenterCrop(30), *HALF],
+    [T.RandomVerticalFlip(), T.Resize((9, 60), interpolation="nearest"), T.Pad(3, 7)],
+    [T.RandomResizedCrop(32), T.RandomCrop(32, 4), *CAST, T.RandomErasing(0.8, value=0.5)],
 ]
 
 
@@ -45,7 +49,7 @@ AUGMENTED = [augmented(*way) for way in WAYS]
 LOADERS = [DataLoader(augmented(*way), 64) for way in WAYS]
 EXPECTED = [[list(loader) for _ in range(2)] for loader in LOADERS]
 
-COMPUTED = ArrayDataset(IMAGES["CHW"], transform=T.Resize((28, 28)))._plans[0]
+COMPUTED = ArrayDataset(IMAGES["CHW"], transform=T.RandomSolarize(9))._plans[0]
 
 import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
 

@@ -175,7 +175,20 @@ typedef struct fl_image_ops {
     fl_image_tone_ops tone;
 } fl_image_ops;
 
-enum { FL_ERASED_NUMBERS = 5 };
+enum { FL_ERASED_NUMBERS = 5, FL_CROP_NUMBERS = 6, FL_TAP_NUMBERS = 3 };
+
+/* How a resize on a device makes one axis of `out` samples, of any length from shortest to longest.
+ * In memory, for each length, for each sample: where its taps begin, how many there are and the
+ * precision of their weights, as in fl_resample; then `taps` weights. */
+typedef struct fl_image_taps {
+    int32_t shortest, longest, out, taps;
+} fl_image_taps;
+
+static inline int64_t fl_image_taps_numbers(const fl_image_taps *axis)
+{
+    int64_t lengths = axis->longest - axis->shortest + 1;
+    return lengths * axis->out * (FL_TAP_NUMBERS + axis->taps);
+}
 
 /* Images of a batch that a device makes out of its own memory: byte (image, channel, row, column)
  * is at the sum of these steps, and so is an element of the batch. */
@@ -189,6 +202,8 @@ typedef struct fl_image_batch {
     int32_t erased;      /* operations that erase */
     int32_t values;      /* of each channel: */
     const char *table;   /* borrowed, on the device: as fl_image_plan_write_values */
+    const int32_t *row_taps, *column_taps; /* likewise; NULL: nothing is resized */
+    fl_image_taps rows, columns;
 } fl_image_batch;
 
 #endif

@@ -432,7 +432,9 @@ int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params
     return status;
 }
 
-/* ---- maps */
+/* ---- plans for a device */
+
+enum { MOST_TAPS_BYTES = 64 << 20 };
 
 static int32_t count_erases(const fl_image_plan *plan)
 {
@@ -441,11 +443,63 @@ static int32_t count_erases(const fl_image_plan *plan)
     return count;
 }
 
+static int32_t find_resize(const fl_image_plan *plan)
+{
+    int32_t i = 0;
+    while (i < plan->count && !is_resize(plan->ops[i].kind)) i++;
+    return i;
+}
+
+bool fl_image_plan_taps(const fl_image_plan *plan, fl_image_taps taps[2])
+{
+    int32_t resize = find_resize(plan);
+    if (resize == plan->count || !fl_size_is_known(plan->in)) return false;
+    const fl_image_op *op = &plan->ops[resize];
+    fl_image_size in = plan->in, out;
+    for (int32_t i = 0; i < resize; i++)
+        if (op_types[plan->ops[i].kind]->size != NULL)
+            (void)op_types[plan->ops[i].kind]->size(&plan->ops[i], in, &in, NULL);
+    (void)op_types[op->kind]->size(op, in, &out, NULL);
+    bool crops = op->kind == FL_OP_RANDOM_RESIZED_CROP;
+    for (int32_t axis = 0; axis < 2; axis++) {
+        int32_t longest = axis == 0 ? in.height : in.width;
+        taps[axis] = (fl_image_taps){.shortest = crops ? 1 : longest,
+                                     .longest = longest,
+                                     .out = axis == 0 ? out.height : out.width};
+        taps[axis].taps = fl_resample_most_taps(op->interpolation, longest, taps[axis].out);
+    }
+    return true;
+}
+
+int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan)
+{
+    fl_image_taps taps[2];
+    if (!fl_image_plan_taps(plan, taps)) return 0;
+    int64_t numbers = fl_image_taps_numbers(&taps[0]) + fl_image_taps_numbers(&taps[1]);
+    return numbers * (int64_t)sizeof(int32_t);
+}
+
+/* Whether a device does it: what operations before a resize read is one run of rows and columns. */
+static bool is_for_device(const fl_image_plan *plan)
+{
+    int32_t resize = find_resize(plan);
+    if (!fl_size_is_known(plan->in)) return false;
+    for (int32_t i = 0; i < plan->count; i++) {
+        const fl_image_op *op = &plan->ops[i];
+        if (op->kind > FL_OP_ERASE || (i > resize && is_resize(op->kind))) return false;
+        if (i < resize && resize < plan->count && pads(op->kind) && may_pad(op)) return false;
+    }
+    if (resize == plan->count) return true;
+    return plan->ops[resize].interpolation < FL_PILLOW_BILINEAR &&
+           fl_image_plan_taps_bytes(plan) <= MOST_TAPS_BYTES;
+}
+
 int32_t fl_image_plan_map_length(const fl_image_plan *plan)
 {
-    if (fl_image_plan_resizes(plan) || !fl_size_is_known(plan->in)) return 0;
+    if (!is_for_device(plan)) return 0;
+    bool resizes = find_resize(plan) < plan->count;
     return plan->output.size.height + plan->output.size.width +
-           FL_ERASED_NUMBERS * count_erases(plan);
+           FL_ERASED_NUMBERS * count_erases(plan) + (resizes ? FL_CROP_NUMBERS : 0);
 }
 
 static int32_t *map_axis(const fl_image_axis *axis, int32_t *map)
@@ -458,6 +512,16 @@ static int32_t *map_axis(const fl_image_axis *axis, int32_t *map)
     return map;
 }
 
+/* What a resize is made of along one axis. */
+static int32_t *map_run(const fl_image_axis *axis, int32_t *map)
+{
+    assert(axis->count == 1 && axis->segment[0].fill == FL_NO_FILL);
+    *map++ = axis->length;
+    *map++ = axis->segment[0].from;
+    *map++ = axis->segment[0].step;
+    return map;
+}
+
 void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map)
 {
     fl_image_view view;
@@ -465,7 +529,8 @@ void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params,
     fl_image_view_start(&view, &tools, plan->cache, &(fl_image_source){.size = plan->in});
     (void)run_range(plan, params, 0, plan->count, &view, NULL); /* it edits the axes alone */
     map = map_axis(&view.x, map_axis(&view.y, map));
-    memset(map, 0, (size_t)(FL_ERASED_NUMBERS * count_erases(plan)) * sizeof *map);
+    int32_t *behind = map + FL_ERASED_NUMBERS * count_erases(plan);
+    memset(map, 0, (size_t)(behind - map) * sizeof *map);
     for (int32_t n = 0; n < view.erased_count; n++) {
         const fl_erased *e = &view.erased[n];
         *map++ = e->top;
@@ -474,14 +539,43 @@ void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params,
         *map++ = e->left + e->size.width;
         *map++ = -1 - e->op;
     }
+    if (view.is_pending) (void)map_run(&view.from_x, map_run(&view.from_y, behind));
 }
 
 int32_t fl_image_plan_values(const fl_image_plan *plan) { return 256 + plan->count; }
 
-void fl_image_plan_write_values(const fl_image_plan *plan, char *out)
+int64_t fl_image_plan_values_bytes(const fl_image_plan *plan)
+{
+    int64_t each = fl_image_plan_values(plan) * fl_image_type_bytes(plan->output.type);
+    return (each * plan->output.channels + 3) / 4 * 4;
+}
+
+static int write_taps(fl_interpolation how, const fl_image_taps *axis, int32_t *out, fl_err *err)
+{
+    fl_resample made = {0};
+    int status = FL_OK;
+    for (int32_t n = axis->shortest; status == FL_OK && n <= axis->longest; n++) {
+        status = fl_resample_make(&made, how, n, axis->out, err);
+        for (int32_t i = 0; status == FL_OK && i < axis->out; i++) {
+            *out++ = made.first[i];
+            *out++ = made.count[i];
+            *out++ = made.precision;
+            for (int32_t k = 0; k < axis->taps; k++)
+                *out++ = k >= made.count[i]    ? 0
+                         : made.weight == NULL ? 1
+                                               : made.weight[(int64_t)i * made.taps + k];
+        }
+    }
+    fl_resample_close(&made);
+    return status;
+}
+
+int fl_image_plan_write_values(const fl_image_plan *plan, char *out, fl_err *err)
 {
     const fl_image_output *o = &plan->output;
     int64_t bytes = fl_image_type_bytes(o->type);
+    int32_t *behind = (int32_t *)(void *)(out + fl_image_plan_values_bytes(plan));
+    memset(out, 0, (size_t)fl_image_plan_values_bytes(plan));
     for (int32_t c = 0; c < o->channels; c++) {
         for (int32_t v = 0; o->tables == NULL && v < 256; v++) out[v] = (char)v;
         if (o->tables != NULL)
@@ -490,4 +584,9 @@ void fl_image_plan_write_values(const fl_image_plan *plan, char *out)
         for (int32_t i = 0; i < plan->count; i++, out += bytes)
             memcpy(out, plan->ops[i].out_fill + c * bytes, (size_t)bytes);
     }
+    fl_image_taps taps[2];
+    if (!fl_image_plan_taps(plan, taps)) return FL_OK;
+    const fl_interpolation how = plan->ops[find_resize(plan)].interpolation;
+    FL_TRY(write_taps(how, &taps[0], behind, err));
+    return write_taps(how, &taps[1], behind + fl_image_taps_numbers(&taps[0]), err);
 }

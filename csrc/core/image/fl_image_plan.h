@@ -66,20 +66,29 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
 int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
                         const fl_image_source *source, void *out, fl_err *err);
 
-/* ---- plans that only move bytes and look them up, for a device that does both */
+/* ---- plans for a device, which moves bytes, looks them up and resizes once */
 
-/* How many numbers fl_image_plan_map writes; 0: the plan computes pixels. */
+/* How many numbers fl_image_plan_map writes; 0: the plan computes pixels otherwise, or pads before
+ * a resize, or its taps are too many. */
 int32_t fl_image_plan_map_length(const fl_image_plan *plan);
 
 /* Where the pixels of a result come from, for an image of fl_image_plan_in: of each row, then of
  * each column, the one of the image that is read, or -1 - i, which operation i fills. Where both
  * are filled the lower number counts. Then five numbers for each operation that erases: top, left,
- * bottom and right of what is erased, and its -1 - i; later ones count. Pure. */
+ * bottom and right of what is erased, and its -1 - i; later ones count. Where the plan resizes,
+ * rows and columns are those of its result, and six numbers follow: how many rows of the image are
+ * resized, the first, the step to the next (1 or -1); likewise columns. Pure. */
 void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map);
+
+/* The taps of rows and of columns; false: the plan does not resize, or images of many sizes. */
+bool fl_image_plan_taps(const fl_image_plan *plan, fl_image_taps taps[2]);
 
 /* Elements of each channel: of the 256 bytes, then what each operation fills. */
 int32_t fl_image_plan_values(const fl_image_plan *plan);
-/* Writes them, all of channel 0 first. */
-void fl_image_plan_write_values(const fl_image_plan *plan, char *out);
+/* Bytes of these of all channels, rounded up to whole numbers of 4: the taps follow. */
+int64_t fl_image_plan_values_bytes(const fl_image_plan *plan);
+int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan); /* of rows, then of columns */
+/* Writes both to `out`, a multiple of 4; the values of channel 0 first. FL_ENOMEM. */
+int fl_image_plan_write_values(const fl_image_plan *plan, char *out, fl_err *err);
 
 #endif

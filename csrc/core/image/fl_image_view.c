@@ -97,10 +97,14 @@ int fl_image_view_resize(fl_image_view *view, fl_interpolation how, fl_image_siz
 {
     assert(view->erased_count == 0);
     FL_TRY(fl_image_view_resolve(view, err));
-    if (view->y.length == size.height && view->x.length == size.width) return FL_OK;
-    fl_resample *own = view->tools.scratch->own;
-    FL_TRY(find_table(view, how, view->x.length, size.width, &own[0], &view->resize_x, err));
-    FL_TRY(find_table(view, how, view->y.length, size.height, &own[1], &view->resize_y, err));
+    bool is_read = view->tools.scratch != NULL; /* else nobody asks for pixels */
+    bool is_same = view->y.length == size.height && view->x.length == size.width;
+    if (is_read && is_same) return FL_OK;
+    fl_resample *own = is_read ? view->tools.scratch->own : NULL;
+    if (is_read) {
+        FL_TRY(find_table(view, how, view->x.length, size.width, &own[0], &view->resize_x, err));
+        FL_TRY(find_table(view, how, view->y.length, size.height, &own[1], &view->resize_y, err));
+    }
     view->is_columns_first =
         begins_with_columns(how, (fl_image_size){view->y.length, view->x.length}, size);
     view->from_y = view->y;

@@ -57,7 +57,8 @@ void fl_image_view_flip_y(fl_image_view *view);
 void fl_image_view_erase(fl_image_view *view, int32_t top, int32_t left, fl_image_size size,
                          int32_t op);
 
-/* FL_ENOMEM. Runs the resize that is pending, if there is one. */
+/* FL_ENOMEM. Runs the resize that is pending, if there is one. Tools without a scratch: the resize
+ * is noted, once, and no table is made. */
 int fl_image_view_resize(fl_image_view *view, fl_interpolation how, fl_image_size size,
                          fl_err *err);
 

@@ -161,11 +161,21 @@ static void set_weight(fl_resample *axis, int64_t k, double weight)
     axis->weight[k] = (int16_t)whole;
 }
 
+static inline bool is_nearest(fl_interpolation how)
+{
+    return how == FL_NEAREST || how == FL_NEAREST_EXACT;
+}
+
+int32_t fl_resample_most_taps(fl_interpolation how, int32_t in, int32_t out)
+{
+    return is_nearest(how) ? 1 : (int32_t)(2 * make_filter(how, in, out).support) + 1;
+}
+
 int fl_resample_make(fl_resample *axis, fl_interpolation how, int32_t in, int32_t out, fl_err *err)
 {
     axis->in = in;
     axis->out = out;
-    if (how == FL_NEAREST || how == FL_NEAREST_EXACT) return make_nearest(axis, how, err);
+    if (is_nearest(how)) return make_nearest(axis, how, err);
     filter f = make_filter(how, in, out);
     axis->taps = most_taps(&f, in, out);
     axis->precision = is_pillow(how) ? MAX_PRECISION : find_precision(largest_weight(&f, in, out));

@@ -52,4 +52,7 @@ static inline int32_t fl_resample_weight(const fl_resample *axis, int64_t k)
 int fl_resample_make(fl_resample *axis, fl_interpolation how, int32_t in, int32_t out, fl_err *err);
 void fl_resample_close(fl_resample *axis);
 
+/* At most how many samples of an axis of `in` or fewer make one of the result. */
+int32_t fl_resample_most_taps(fl_interpolation how, int32_t in, int32_t out);
+
 #endif

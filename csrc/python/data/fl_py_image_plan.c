@@ -6,6 +6,7 @@
 #include "fl_image_cut.h"
 #include "fl_py_error.h"
 #include "fl_py_image_op.h"
+#include "fl_py_section.h"
 
 #include <string.h>
 
@@ -178,6 +179,7 @@ static void plan_dealloc(fl_py_image_plan *self)
     fl_image_plan_close(self->cut);
     Py_XDECREF(self->uncut);
     Py_XDECREF(self->tables);
+    Py_XDECREF(self->values);
     fl_py_dlpack_close(&self->dlpack);
     type->tp_free(self);
     Py_DECREF(type);
@@ -350,16 +352,32 @@ static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
 }
 
 PyDoc_STRVAR(values_doc, "values()\n--\n\n"
-                         "The elements that results are made of, as _core.gather_images takes "
-                         "them: bytes.");
+                         "The elements that results are made of, and the weights of a resize, as\n"
+                         "_core.gather_images takes them: a bytearray, the same for all calls.");
 
 static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored))
 {
-    int64_t each = (int64_t)fl_image_plan_values(self->plan) * (self->dtype.bits / 8);
-    PyObject *made = PyBytes_FromStringAndSize(NULL, each * fl_image_plan_out_channels(self->plan));
-    if (made != NULL) fl_image_plan_write_values(self->plan, PyBytes_AS_STRING(made));
-    return made;
+    fl_err err;
+    if (self->values != NULL) return Py_NewRef(self->values);
+    if (fl_image_plan_map_length(self->plan) == 0)
+        return PyErr_Format(PyExc_ValueError, "values: the plan computes pixels");
+    int64_t bytes = fl_image_plan_values_bytes(self->plan) + fl_image_plan_taps_bytes(self->plan);
+    PyObject *made = PyByteArray_FromStringAndSize(NULL, bytes);
+    if (made == NULL) return NULL;
+    char *at = PyByteArray_AS_STRING(made);
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_image_plan_write_values(self->plan, at, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FL_OK) {
+        Py_XSETREF(self->values, Py_NewRef(made)); /* another thread may have made it, too */
+        return made;
+    }
+    Py_DECREF(made);
+    return fl_py_raise(&err, NULL);
 }
+
+FL_PY_METHOD_IN_SECTION(plan_values, fl_py_image_plan, self)
 
 static PyObject *plan_map_length(fl_py_image_plan *self, void *Py_UNUSED(ignored))
 {
@@ -400,11 +418,12 @@ static PyGetSetDef plan_getset[] = {
     {"out_strides", (getter)plan_out_strides, NULL, "its strides in elements", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
-static PyMethodDef plan_methods[] = {{"draw", (PyCFunction)plan_draw, METH_VARARGS, draw_doc},
-                                     {"apply", (PyCFunction)plan_apply, METH_VARARGS, apply_doc},
-                                     {"map", (PyCFunction)plan_map, METH_VARARGS, map_doc},
-                                     {"values", (PyCFunction)plan_values, METH_NOARGS, values_doc},
-                                     {NULL, NULL, 0, NULL}};
+static PyMethodDef plan_methods[] = {
+    {"draw", (PyCFunction)plan_draw, METH_VARARGS, draw_doc},
+    {"apply", (PyCFunction)plan_apply, METH_VARARGS, apply_doc},
+    {"map", (PyCFunction)plan_map, METH_VARARGS, map_doc},
+    {"values", (PyCFunction)plan_values_in_section, METH_NOARGS, values_doc},
+    {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(
     plan_doc,

@@ -1,8 +1,8 @@
 /* fl_py_image_plan: the heap type _core.ImagePlan, operations on images that were compiled by
  * fastloop/data.
  *
- * A plan is read-only, so ring threads use it while the table that they fill from keeps it alive.
- * All functions need the interpreter lock. */
+ * A plan is read-only, but for `values`, so ring threads use it while the table that they fill from
+ * keeps it alive. All functions need the interpreter lock. */
 #ifndef FL_PY_IMAGE_PLAN_H
 #define FL_PY_IMAGE_PLAN_H
 
@@ -16,6 +16,7 @@ typedef struct fl_py_image_plan {
     fl_image_plan *cut;     /* owned: what makes the bytes that `tables` are for; NULL: */
     PyObject *uncut;        /* owned: a str that says why there is no such plan; "": there is */
     PyObject *tables;       /* owned: bytes, [channels][256] elements; or None */
+    PyObject *values;       /* owned: what values() has made, or NULL */
     fl_image_layout memory; /* of what it makes */
     fl_image_layout layout; /* of the images that it is given */
     fl_dtype dtype;         /* of what it makes, */

@@ -196,9 +196,14 @@ read_batch(gather *self, const fl_py_image_plan *plan, PyObject *const *args, fl
                             .height = size.height,
                             .width = size.width,
                             .element_bytes = bytes,
-                            .erased = (length - size.height - size.width) / FL_ERASED_NUMBERS,
                             .values = fl_image_plan_values(core)};
-    int64_t values = (int64_t)out->values * out->channels * bytes;
+    fl_image_taps taps[2] = {0};
+    bool resizes = fl_image_plan_taps(core, taps);
+    int32_t erased = length - size.height - size.width - (resizes ? FL_CROP_NUMBERS : 0);
+    int64_t taps_at = fl_image_plan_values_bytes(core);
+    out->erased = erased / FL_ERASED_NUMBERS;
+    out->rows = taps[0];
+    out->columns = taps[1];
     if (length == 0) {
         PyErr_SetString(PyExc_ValueError, "gather_images: the plan computes pixels");
         return -1;
@@ -207,10 +212,13 @@ read_batch(gather *self, const fl_py_image_plan *plan, PyObject *const *args, fl
     if (read_rows(self, args[1]) != 0 || read_images(self, plan, args[0], out) != 0 ||
         find_elements(self, args[2], "maps", (fl_dtype){kDLInt, 32, 1}, self->row_count * length,
                       &maps) != 0 ||
-        find_elements(self, args[3], "values", (fl_dtype){kDLUInt, 8, 1}, values, &table) != 0)
+        find_elements(self, args[3], "values", (fl_dtype){kDLUInt, 8, 1},
+                      taps_at + fl_image_plan_taps_bytes(core), &table) != 0)
         return -1;
     out->maps = maps;
     out->table = table;
+    out->row_taps = resizes ? (const int32_t *)(const void *)(out->table + taps_at) : NULL;
+    out->column_taps = resizes ? out->row_taps + fl_image_taps_numbers(&taps[0]) : NULL;
     return read_result(self, plan, args[4], out);
 }
 
