@@ -94,6 +94,45 @@ static void test_narrow_rows(void)
         }
 }
 
+/* Parts of any length, whatever the windows of the reader, without targets. */
+static void check_parts(token_place place, fl_token_io io)
+{
+    static const fl_window parts[] = {{0, 0}, {0, 7}, {1, 3}, {1, TOKENS - 1}};
+    tokens from[2] = {make_tokens(FL_TOKEN_I16, 3), make_tokens(FL_TOKEN_U32, 4)};
+    fl_token_source sources[2] = {source_of(&from[0], place), source_of(&from[1], place)};
+    fl_token_config config = config_of(sources, 2, 10);
+    config.io = io;
+    fl_token_reader *reader;
+    CHECK_INT(fl_token_reader_open(&config, &reader, NULL), FL_OK);
+    CHECK_INT(fl_token_reader_narrow_type(reader), FL_TOKEN_I64);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (int64_t left = TOKENS - parts[i].first, count = left; count > 0; count /= 50) {
+            const tokens *file = &from[parts[i].file];
+            const char *first = file->memory + HEAD + parts[i].first * fl_token_bytes(file->type);
+            char *made = fl_alloc(count * 8 + 1), *expected = fl_alloc(count * 8);
+            made[count * 8] = 77;
+            CHECK_INT(fl_token_reader_copy(reader, parts[i], count, made, NULL), FL_OK);
+            fl_cpu_tokens_plain.convert[file->type][FL_TOKEN_OUT_64](expected, NULL, first, count,
+                                                                     0, UINT64_MAX);
+            CHECK(memcmp(made, expected, (size_t)count * 8) == 0);
+            CHECK_INT(made[count * 8], 77);
+            fl_free(made);
+            fl_free(expected);
+        }
+    char none;
+    CHECK_INT(fl_token_reader_copy(reader, parts[0], 0, &none, NULL), FL_OK);
+    fl_token_reader_close(reader);
+    for (int f = 0; f < 2; f++) drop_tokens(&from[f]);
+}
+
+static void test_parts_of_files(void)
+{
+    check_parts(IN_MEMORY, FL_TOKEN_AUTO);
+    check_parts(IN_MAPPED_MEMORY, FL_TOKEN_AUTO);
+    check_parts(IN_FILE, FL_TOKEN_PREAD);
+    check_parts(IN_FILE, FL_TOKEN_MMAP);
+}
+
 /* A token out of range is found where it is the target of the last alone. */
 static void test_narrow_tokens_are_checked(void)
 {
@@ -117,6 +156,9 @@ static void test_narrow_tokens_are_checked(void)
             CHECK_INT(fl_token_reader_read(reader, &window, 1, &rows, 0, &err),
                       is_inside ? FL_ETOKEN : FL_OK);
             CHECK(!is_inside || (err.value == token && err.length == at));
+            bool is_among = at >= 25; /* of the part, which has no target behind it */
+            CHECK_INT(fl_token_reader_copy(reader, (fl_window){0, 25}, 6, memory, &err),
+                      is_among && is_inside ? FL_ETOKEN : FL_OK);
             memset(from.memory + HEAD + at * 8, 0, 8);
         }
     fl_token_reader_close(reader);
@@ -128,5 +170,6 @@ int main(void)
     start_tests();
     RUN(test_the_narrow_type_holds_all_that_pass);
     RUN(test_narrow_rows);
+    RUN(test_parts_of_files);
     RUN(test_narrow_tokens_are_checked);
 }

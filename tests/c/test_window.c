@@ -24,17 +24,19 @@ static void check_against_counting(int64_t length, int64_t stride, fl_window_mod
     for (uint32_t epoch = 0; epoch < 4; epoch++, index = 0) {
         int64_t jitter = fl_windows_find(windows, 0, epoch).first % stride;
         CHECK(mode == FL_WINDOW_JITTERED || jitter == 0);
-        for (int64_t f = 0; f < FILES; f++) {
+        for (int64_t f = 0, begin = 0; f < FILES; begin += lengths[f++]) {
             int64_t before = index;
             for (int64_t first = 0; first + slack + length <= lengths[f]; first += stride) {
                 fl_window window = fl_windows_find(windows, index++, epoch);
                 CHECK_INT(window.file, f);
                 CHECK_INT(window.first, first + jitter);
                 CHECK(window.first + length <= lengths[f]);
+                CHECK_INT(fl_windows_place(windows, window), begin + window.first);
             }
             CHECK_INT(fl_windows_of_file(windows, f), index - before);
         }
         CHECK_INT(fl_windows_count(windows), index);
+        CHECK_INT(fl_windows_place(windows, (fl_window){.file = FILES}), 154);
     }
     fl_windows_close(windows);
 }

@@ -218,6 +218,7 @@ typedef struct token_piece {
 typedef struct read_state {
     fl_token_reader *reader; /* its count of cold batches alone is written */
     const fl_token_rows *rows;
+    int64_t length, shift;     /* of what is read: the reader's, but for a part of a file */
     fl_document_cursor cursor; /* of the window that is being read */
     fl_err *err;
     int32_t pieces;       /* that wait to be gathered */
@@ -253,7 +254,7 @@ static int64_t token_at(fl_token_type type, const char *tokens, int64_t i)
 static int fail_token(const read_state *state, const token_piece *piece, const char *tokens)
 {
     const fl_token_source *source = &piece->file->source;
-    int64_t i = 0, last = piece->count + state->reader->shift - 1;
+    int64_t i = 0, last = piece->count + state->shift - 1;
     /* None may be left by now: memory is the user's, who may write to it. */
     while (i < last && (uint64_t)token_at(source->type, tokens, i) <= source->most) i++;
     int64_t token = token_at(source->type, tokens, i);
@@ -279,20 +280,20 @@ static bool convert_piece(const read_state *state, const token_piece *piece, con
     fl_token_convert *const *convert = reader->ops->convert[source->type];
     if (rows->is_narrow) { /* the last token of a piece is the first of the next as well */
         fl_token_out out = fl_token_out_of(reader->narrow);
-        int64_t to = piece->row * (reader->length + reader->shift) + piece->at;
+        int64_t to = piece->row * (state->length + state->shift) + piece->at;
         return convert[out](rows->x + to * fl_token_out_bytes(out), NULL, tokens,
-                            piece->count + reader->shift, 0, source->most);
+                            piece->count + state->shift, 0, source->most);
     }
-    int64_t to = (piece->row * reader->length + piece->at) * fl_token_out_bytes(reader->out);
+    int64_t to = (piece->row * state->length + piece->at) * fl_token_out_bytes(reader->out);
     return convert[reader->out](rows->x + to, rows->y != NULL ? rows->y + to : NULL, tokens,
-                                piece->count, reader->shift, source->most);
+                                piece->count, state->shift, source->most);
 }
 
 /* Writes what the tokens of a piece are in the tensors. Pieces of a window come in order. */
 static int write_piece(read_state *state, const token_piece *piece, const char *tokens)
 {
     const fl_token_rows *rows = state->rows;
-    int64_t to = piece->row * state->reader->length + piece->at;
+    int64_t to = piece->row * state->length + piece->at;
     if (!convert_piece(state, piece, tokens)) return fail_token(state, piece, tokens);
     if (rows->position == NULL) return FL_OK;
     if (piece->at == 0) state->cursor = (fl_document_cursor){0};
@@ -303,7 +304,7 @@ static int write_piece(read_state *state, const token_piece *piece, const char *
 
 static inline int64_t piece_bytes(const read_state *state, const token_piece *piece)
 {
-    return (piece->count + state->reader->shift) * fl_token_bytes(piece->file->source.type);
+    return (piece->count + state->shift) * fl_token_bytes(piece->file->source.type);
 }
 
 static inline int64_t piece_byte(const token_piece *piece)
@@ -397,16 +398,16 @@ static int pread_piece(read_state *state, const token_piece *piece)
 /* So many tokens of a file are read at a time; those in memory all at once. */
 static int64_t most_tokens(const read_state *state, const token_file *file)
 {
-    if (file->source.fd < 0 && !file->source.is_volatile) return state->reader->length;
-    return SCRATCH_BYTES / fl_token_bytes(file->source.type) - state->reader->shift;
+    if (file->source.fd < 0 && !file->source.is_volatile) return state->length;
+    return SCRATCH_BYTES / fl_token_bytes(file->source.type) - state->shift;
 }
 
 static int read_window(read_state *state, const fl_window *window, int64_t row)
 {
     const token_file *file = &state->reader->files[window->file];
-    int64_t length = state->reader->length, most = most_tokens(state, file);
-    for (int64_t at = 0, count; at < length; at += count) {
-        count = fl_min(length - at, most);
+    int64_t most = most_tokens(state, file);
+    for (int64_t at = 0, count; at < state->length; at += count) {
+        count = fl_min(state->length - at, most);
         token_piece piece = {
             .file = file, .first = window->first + at, .count = count, .row = row, .at = at};
         if (file->map != NULL || file->source.is_volatile) {
@@ -429,23 +430,45 @@ read_windows(read_state *state, const fl_window *windows, int64_t count, int64_t
     return flush_pieces(state);
 }
 
+/* Reads windows of state->length tokens, with the scratch memory of a slot. */
+static int
+read_all(read_state *state, const fl_window *windows, int64_t count, int64_t first_row, fl_err *err)
+{
+    fl_scratch_slots *slots = state->reader->slots;
+    state->err = err;
+    state->pieces = 0;
+    state->scratch_used = 0;
+    if (slots == NULL) return read_windows(state, windows, count, first_row);
+    fl_scratch *scratch;
+    FL_TRY(fl_scratch_take(slots, &scratch, err));
+    state->scratch = fl_scratch_memory(scratch, FL_SCRATCH_ROWS, SCRATCH_BYTES);
+    int status = state->scratch != NULL ? read_windows(state, windows, count, first_row)
+                                        : fl_fail(err, FL_ENOMEM, "no memory to read tokens");
+    fl_scratch_give(slots, scratch);
+    return status;
+}
+
 int fl_token_reader_read(fl_token_reader *reader, const fl_window *windows, int64_t count,
                          const fl_token_rows *rows, int64_t first_row, fl_err *err)
 {
     read_state state; /* not zeroed: a few KiB, most of which is never touched */
     state.reader = reader;
     state.rows = rows;
-    state.err = err;
-    state.pieces = 0;
-    state.scratch_used = 0;
-    if (reader->slots == NULL) return read_windows(&state, windows, count, first_row);
-    fl_scratch *scratch;
-    FL_TRY(fl_scratch_take(reader->slots, &scratch, err));
-    state.scratch = fl_scratch_memory(scratch, FL_SCRATCH_ROWS, SCRATCH_BYTES);
-    int status = state.scratch != NULL ? read_windows(&state, windows, count, first_row)
-                                       : fl_fail(err, FL_ENOMEM, "no memory to read tokens");
-    fl_scratch_give(reader->slots, scratch);
-    return status;
+    state.length = reader->length;
+    state.shift = reader->shift;
+    return read_all(&state, windows, count, first_row, err);
+}
+
+int fl_token_reader_copy(fl_token_reader *reader, fl_window from, int64_t count, char *out,
+                         fl_err *err)
+{
+    fl_token_rows rows = {.is_narrow = true, .x = out};
+    read_state state; /* as above */
+    state.reader = reader;
+    state.rows = &rows;
+    state.length = count;
+    state.shift = 0;
+    return read_all(&state, &from, 1, 0, err);
 }
 
 /* ---- reading ahead */

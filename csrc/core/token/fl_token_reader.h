@@ -92,6 +92,11 @@ bool fl_token_reader_is_volatile(const fl_token_reader *reader);
 int fl_token_reader_read(fl_token_reader *reader, const fl_window *windows, int64_t count,
                          const fl_token_rows *rows, int64_t first_row, fl_err *err);
 
+/* Reads `count` tokens that follow each other, which lie within their source, into `out`, as the
+ * narrow type. Otherwise as fl_token_reader_read. */
+int fl_token_reader_copy(fl_token_reader *reader, fl_window from, int64_t count, char *out,
+                         fl_err *err);
+
 /* Whether reads have had to wait for the disk of late: then the windows of a batch should be read
  * ahead. Asked once for each batch, of which it counts how many have been since. */
 bool fl_token_reader_is_cold(fl_token_reader *reader);

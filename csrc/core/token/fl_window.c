@@ -12,6 +12,8 @@ struct fl_windows {
     int64_t stride;
     int64_t count;
     int64_t files;
+    int64_t
+        *begin;    /* of each file, were all laid end to end, and the end; in the memory of `end` */
     int64_t end[]; /* windows of the files up to this one; FL_WINDOW_RANDOM: places to begin */
 };
 
@@ -29,11 +31,13 @@ static int sum_windows(const fl_window_config *config, fl_windows *windows, fl_e
 {
     int64_t end = 0, all = 0;
     for (int64_t f = 0; f < config->files; f++) {
+        windows->begin[f] = all;
         if (!fl_add(all, config->tokens[f], &all) || all > MOST_TOKENS)
             return fl_fail(err, FL_EINVAL, "the files have more than 2^62 tokens");
         end += count_windows(config, config->tokens[f]);
         windows->end[f] = end;
     }
+    windows->begin[config->files] = all;
     if (end == 0)
         return fl_fail(err, FL_EINVAL, "none of %lld files has the %lld tokens that a window takes",
                        (long long)config->files, (long long)config->length);
@@ -45,14 +49,15 @@ int fl_windows_open(const fl_window_config *config, fl_windows **out, fl_err *er
 {
     *out = NULL;
     int64_t bytes;
-    bool fits = fl_mul(config->files, (int64_t)sizeof(int64_t), &bytes) &&
-                fl_add(bytes, (int64_t)sizeof(fl_windows), &bytes);
+    bool fits = fl_mul(config->files, 2 * (int64_t)sizeof(int64_t), &bytes) &&
+                fl_add(bytes, (int64_t)sizeof(fl_windows) + (int64_t)sizeof(int64_t), &bytes);
     fl_windows *windows = fits ? fl_alloc(bytes) : NULL;
     if (windows == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table of windows");
     windows->mode = config->mode;
     windows->seed = config->seed;
     windows->stride = config->stride;
     windows->files = config->files;
+    windows->begin = windows->end + config->files;
     int status = sum_windows(config, windows, err);
     if (status == FL_OK)
         *out = windows;
@@ -105,4 +110,9 @@ fl_window fl_windows_find(const fl_windows *windows, int64_t index, uint32_t epo
     if (windows->mode == FL_WINDOW_JITTERED)
         window.first += draw_below(windows, 0, epoch, JITTER_SLOT, windows->stride);
     return window;
+}
+
+int64_t fl_windows_place(const fl_windows *windows, fl_window window)
+{
+    return windows->begin[window.file] + window.first;
 }

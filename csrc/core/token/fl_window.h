@@ -44,4 +44,8 @@ int64_t fl_windows_of_file(const fl_windows *windows, int64_t f);
 /* Window `index` of the epoch, 0 <= index < fl_windows_count. */
 fl_window fl_windows_find(const fl_windows *windows, int64_t index, uint32_t epoch);
 
+/* Its first token, counted from the first of all files, were these laid end to end. Of file
+ * `files` and token 0: all tokens. */
+int64_t fl_windows_place(const fl_windows *windows, fl_window window);
+
 #endif

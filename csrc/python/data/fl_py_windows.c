@@ -356,17 +356,6 @@ find_windows(const fl_py_windows *self, const fl_rows *rows, uint32_t epoch, fl_
     return 0;
 }
 
-static PyObject *read_rows(fl_py_windows *self, const fl_rows *rows, uint32_t epoch)
-{
-    fl_window *windows = fl_alloc(rows->count * (int64_t)sizeof *windows);
-    if (windows == NULL) return PyErr_NoMemory();
-    PyObject *tensors = find_windows(self, rows, epoch, windows) == 0
-                            ? read_windows(self, windows, rows->count, rows->count)
-                            : NULL;
-    fl_free(windows);
-    return tensors;
-}
-
 PyDoc_STRVAR(read_batch_doc,
              "read_batch(indices, epoch)\n--\n\n"
              "The windows as a tuple of tensors [n, seq_len]: x, y if there are targets, and with\n"
@@ -374,20 +363,96 @@ PyDoc_STRVAR(read_batch_doc,
              "int64 array. Lets go of the interpreter lock. IndexError; OSError for a file that\n"
              "cannot be read; ValueError for a token that is out of range.");
 
-static PyObject *windows_read_batch(fl_py_windows *self, PyObject *args)
+/* Calls a function with the windows by the arguments (indices, epoch). */
+static PyObject *
+with_rows(fl_py_windows *self, PyObject *args,
+          PyObject *function(fl_py_windows *self, const fl_window *windows, int64_t count))
 {
-    PyObject *indices, *number, *tensors = NULL;
+    PyObject *indices, *number, *result = NULL;
     uint32_t epoch;
     fl_rows rows = {0};
-    if (!PyArg_ParseTuple(args, "OO:read_batch", &indices, &number) ||
-        fl_py_epoch(number, &epoch) != 0)
+    fl_window *windows = NULL;
+    if (!PyArg_ParseTuple(args, "OO", &indices, &number) || fl_py_epoch(number, &epoch) != 0)
         return NULL;
     int added = fl_py_rows_add(&self->dlpack, indices, &rows);
     if (added == 0)
-        PyErr_SetString(PyExc_TypeError, "read_batch needs a list of ints or an int64 array");
-    if (added == 1) tensors = read_rows(self, &rows, epoch);
+        PyErr_SetString(PyExc_TypeError, "windows are found by a list of ints or an int64 array");
+    if (added == 1) windows = fl_alloc(rows.count * (int64_t)sizeof *windows);
+    if (added == 1 && windows == NULL) PyErr_NoMemory();
+    if (windows != NULL && find_windows(self, &rows, epoch, windows) == 0)
+        result = function(self, windows, rows.count);
+    fl_free(windows);
     fl_rows_close(&rows);
-    return tensors;
+    return result;
+}
+
+static PyObject *read_batch(fl_py_windows *self, const fl_window *windows, int64_t count)
+{
+    return read_windows(self, windows, count, count);
+}
+
+static PyObject *windows_read_batch(fl_py_windows *self, PyObject *args)
+{
+    return with_rows(self, args, read_batch);
+}
+
+PyDoc_STRVAR(starts_doc, "starts(indices, epoch)\n--\n\n"
+                         "Where windows begin, were all files laid end to end: an int64 tensor of\n"
+                         "tokens. indices as for read_batch. IndexError.");
+
+static PyObject *find_starts(fl_py_windows *self, const fl_window *windows, int64_t count)
+{
+    char *data;
+    PyObject *tensor = fl_py_tensor_new(&self->dlpack, (fl_dtype){kDLInt, 64, 1}, 1, &count, &data);
+    int64_t *starts = (int64_t *)(void *)data;
+    for (int64_t i = 0; tensor != NULL && i < count; i++)
+        starts[i] = fl_windows_place(self->windows, windows[i]);
+    return tensor;
+}
+
+static PyObject *windows_starts(fl_py_windows *self, PyObject *args)
+{
+    return with_rows(self, args, find_starts);
+}
+
+PyDoc_STRVAR(
+    read_tokens_doc,
+    "read_tokens(file, first, count)\n--\n\n"
+    "Tokens of a file that follow each other, which it must have, as a tensor of the type\n"
+    "with the fewest bytes that holds the tokens of all files. Errors as read_batch.");
+
+static int64_t tokens_of(const fl_py_windows *self, int64_t file)
+{
+    return fl_windows_place(self->windows, (fl_window){.file = file + 1}) -
+           fl_windows_place(self->windows, (fl_window){.file = file});
+}
+
+static PyObject *windows_read_tokens(fl_py_windows *self, PyObject *args)
+{
+    char *out;
+    fl_err err = {0};
+    long long file, first, given;
+    if (!PyArg_ParseTuple(args, "LLL:read_tokens", &file, &first, &given)) return NULL;
+    fl_window from = {.file = file, .first = first};
+    int64_t count = given;
+    if (file < 0 || file >= self->files || first < 0 || count < 0 ||
+        count > tokens_of(self, file) - first)
+        return PyErr_Format(PyExc_IndexError, "file %lld has no %lld tokens from %lld on", file,
+                            given, first);
+    fl_token_type type = fl_token_reader_narrow_type(self->reader);
+    uint8_t code = fl_token_is_signed(type) ? kDLInt : kDLUInt;
+    fl_dtype dtype = {code, (uint8_t)(8 * fl_token_bytes(type)), 1};
+    PyObject *tensor = fl_py_tensor_new(&self->dlpack, dtype, 1, &count, &out);
+    if (tensor == NULL) return NULL;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    fl_gate_enter(&self->gate);
+    status = fl_token_reader_copy(self->reader, from, count, out, &err);
+    fl_gate_leave(&self->gate);
+    Py_END_ALLOW_THREADS
+    if (status == FL_OK && fl_py_windows_check_files(self) == 0) return tensor;
+    Py_DECREF(tensor);
+    return status != FL_OK ? raise(self, &err) : NULL;
 }
 
 /* A window by the arguments (index, epoch). */
@@ -474,6 +539,8 @@ static PyMethodDef windows_methods[] = {
     {"read_one", (PyCFunction)windows_read_one, METH_VARARGS, read_one_doc},
     {"read_batch", (PyCFunction)windows_read_batch, METH_VARARGS, read_batch_doc},
     {"locate", (PyCFunction)windows_locate, METH_VARARGS, locate_doc},
+    {"starts", (PyCFunction)windows_starts, METH_VARARGS, starts_doc},
+    {"read_tokens", (PyCFunction)windows_read_tokens, METH_VARARGS, read_tokens_doc},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(
