@@ -6,6 +6,7 @@
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
+#include "fl_cuda_windows.h"
 
 const char *const fl_cuda_archs = FL_CUDA_ARCHS;
 const int fl_cuda_version = CUDART_VERSION;
@@ -16,6 +17,7 @@ static cudaError_t load_all(void)
     if (error == cudaSuccess) error = fl_cuda_load_casts();
     if (error == cudaSuccess) error = fl_cuda_load_gathers();
     if (error == cudaSuccess) error = fl_cuda_load_images();
+    if (error == cudaSuccess) error = fl_cuda_load_windows();
     return error == cudaSuccess ? fl_cuda_load_widens() : error;
 }
 
@@ -83,6 +85,17 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error = fl_cuda_queue_images(stream, images, rows, count);
+    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
+    fl_cuda_leave(before);
+    return status;
+}
+
+int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *windows,
+                           const int64_t *starts, int64_t count, fl_err *err)
+{
+    int32_t before;
+    FL_TRY(fl_cuda_enter(device, &before, err));
+    cudaError_t error = fl_cuda_queue_windows(stream, windows, starts, count);
     int status = fl_cuda_status(error, "cudaLaunchKernel", err);
     fl_cuda_leave(before);
     return status;

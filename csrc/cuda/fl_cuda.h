@@ -63,4 +63,9 @@ int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, i
 int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
                           const int64_t *rows, int64_t count, fl_err *err);
 
+/* Queues the kernel that makes a batch of windows, whose first tokens are starts[0], ... of all.
+ * Otherwise as fl_cuda_gather. */
+int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *windows,
+                           const int64_t *starts, int64_t count, fl_err *err);
+
 #endif

@@ -41,4 +41,11 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
     return fl_cuda_check(device, err);
 }
 
+int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *windows,
+                           const int64_t *starts, int64_t count, fl_err *err)
+{
+    (void)stream, (void)windows, (void)starts, (void)count;
+    return fl_cuda_check(device, err);
+}
+
 const fl_transfer_ops fl_cuda_transfer_ops = {0};

@@ -169,6 +169,7 @@ static PyMethodDef module_methods[] = {
     {"keep_heap", module_keep_heap, METH_NOARGS, keep_heap_doc},
     {"gather", fl_py_gather, METH_VARARGS, fl_py_gather_doc},
     {"gather_images", fl_py_gather_images, METH_VARARGS, fl_py_gather_images_doc},
+    {"gather_windows", fl_py_gather_windows, METH_VARARGS, fl_py_gather_windows_doc},
     {"move", fl_py_move, METH_VARARGS, fl_py_move_doc},
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},

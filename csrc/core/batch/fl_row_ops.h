@@ -27,4 +27,15 @@ typedef struct fl_row_column {
     int64_t pitch;    /* bytes from a row of the array to the next */
 } fl_row_column;
 
+/* A batch of windows of tokens that a device makes of its own memory. */
+typedef struct fl_window_batch {
+    const void *from;   /* borrowed: integers side by side */
+    void *x, *y;        /* borrowed: rows of `length` integers, side by side. y may be NULL */
+    int64_t length;     /* of a row, in [1, INT32_MAX] */
+    int32_t shift;      /* integers of `from` from one of x to that of y: 0 or 1 */
+    int32_t from_bytes; /* of an integer: 1, 2, 4 or 8 */
+    int32_t bytes;      /* that it has in x and y: 2, 4 or 8, not less */
+    bool is_signed;     /* they keep their sign */
+} fl_window_batch;
+
 #endif

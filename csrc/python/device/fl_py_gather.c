@@ -262,3 +262,89 @@ PyObject *fl_py_gather_images(PyObject *module, PyObject *args)
     if (status != 0) return NULL;
     Py_RETURN_NONE;
 }
+
+/* ---- windows of tokens */
+
+static bool is_integer(fl_dtype dtype) { return dtype.code == kDLInt || dtype.code == kDLUInt; }
+
+static int read_tokens(gather *self, PyObject *tokens, fl_window_batch *out)
+{
+    fl_tensor view;
+    if (view_there(self, tokens, &view) != 0) return -1;
+    out->from = view.data;
+    out->from_bytes = view.dtype.bits / 8;
+    out->is_signed = view.dtype.code == kDLInt;
+    if (view.ndim == 1 && is_integer(view.dtype) && fl_tensor_is_contiguous(&view)) return 0;
+    PyErr_SetString(PyExc_ValueError, "gather_windows: tokens must be a contiguous vector of ints");
+    return -1;
+}
+
+/* Row by row; x and y are alike. */
+static int read_windows(gather *self, PyObject *result, fl_tensor *x, fl_tensor *view)
+{
+    if (view_there(self, result, view) != 0) return -1;
+    if (x->data == NULL) *x = *view;
+    if (view->ndim == 2 && view->shape[0] == self->row_count && view->shape[1] >= 1 &&
+        view->shape[1] <= INT32_MAX && is_integer(view->dtype) && view->dtype.bits >= 16 &&
+        view->shape[1] == x->shape[1] && view->dtype.bits == x->dtype.bits &&
+        fl_tensor_is_contiguous(view))
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "gather_windows: outs are not batches of windows");
+    return -1;
+}
+
+static int
+queue_windows(gather *self, PyObject *const *args, PyObject *outs, fl_window_batch *batch)
+{
+    fl_err err;
+    void *stream;
+    fl_tensor x = {.data = NULL}, y = {.data = NULL};
+    if (read_tokens(self, args[0], batch) != 0 || read_rows(self, args[1]) != 0 ||
+        read_windows(self, PyTuple_GET_ITEM(outs, 0), &x, &x) != 0)
+        return -1;
+    if (PyTuple_GET_SIZE(outs) == 2 && read_windows(self, PyTuple_GET_ITEM(outs, 1), &x, &y) != 0)
+        return -1;
+    batch->x = (void *)(uintptr_t)x.data;
+    batch->y = (void *)(uintptr_t)y.data;
+    batch->length = x.shape[1];
+    batch->bytes = x.dtype.bits / 8;
+    if (batch->bytes < batch->from_bytes) {
+        PyErr_SetString(PyExc_ValueError, "gather_windows: tokens are wider than outs");
+        return -1;
+    }
+    if (fl_py_stream(self->dlpack, self->device, &stream) != 0) return -1;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_cuda_gather_windows(self->device, stream, batch, self->rows, self->row_count, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+const char fl_py_gather_windows_doc[] = PyDoc_STR(
+    "gather_windows(tensor_type, tokens, starts, outs, shift)\n--\n\n"
+    "Make a batch of windows of tokens on one CUDA device, by one kernel on the current stream.\n"
+    "outs: x, or x and y, [n, length], of ints that are not narrower than the tokens. Row i of x\n"
+    "begins at token starts[i], and of y at starts[i] + shift, 0 or 1; all of their tokens must\n"
+    "be there: starts, an int64 vector, are not read here.");
+
+PyObject *fl_py_gather_windows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *tensor_type, *given[2], *outs;
+    fl_py_dlpack dlpack;
+    fl_window_batch batch = {0};
+    int shift;
+    gather self = {.dlpack = &dlpack, .device = FL_PY_ANYWHERE};
+    if (!PyArg_ParseTuple(args, "OOOO!p:gather_windows", &tensor_type, &given[0], &given[1],
+                          &PyTuple_Type, &outs, &shift))
+        return NULL;
+    if (PyTuple_GET_SIZE(outs) != 1 && PyTuple_GET_SIZE(outs) != 2)
+        return PyErr_Format(PyExc_ValueError, "gather_windows: outs must be x, or x and y");
+    if (fl_py_dlpack_open(tensor_type, &dlpack) != 0) return NULL;
+    batch.shift = shift;
+    int status = queue_windows(&self, given, outs, &batch);
+    fl_py_dlpack_close(&dlpack);
+    if (status != 0) return NULL;
+    Py_RETURN_NONE;
+}

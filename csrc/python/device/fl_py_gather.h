@@ -11,4 +11,7 @@ PyObject *fl_py_gather(PyObject *module, PyObject *args);
 extern const char fl_py_gather_images_doc[];
 PyObject *fl_py_gather_images(PyObject *module, PyObject *args);
 
+extern const char fl_py_gather_windows_doc[];
+PyObject *fl_py_gather_windows(PyObject *module, PyObject *args);
+
 #endif

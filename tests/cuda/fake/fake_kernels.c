@@ -7,6 +7,7 @@
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
+#include "fl_cuda_windows.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -99,6 +100,15 @@ cudaError_t fl_cuda_load_widens(void)
 cudaError_t fl_cuda_load_gathers(void) { return cudaSuccess; }
 
 cudaError_t fl_cuda_load_images(void) { return cudaSuccess; }
+
+cudaError_t fl_cuda_load_windows(void) { return cudaSuccess; }
+
+cudaError_t fl_cuda_queue_windows(void *stream, const fl_window_batch *windows,
+                                  const int64_t *starts, int64_t count)
+{
+    (void)stream, (void)windows, (void)starts, (void)count;
+    abort();
+}
 
 cudaError_t
 fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *rows, int64_t count)
