@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import operator
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from fastloop._core import ImagePlan
 from fastloop.base.checks import make_message, read_choice, read_int
 from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Field, read_row
+from fastloop.data.field import Field, check_room, read_row
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.cut import CutPlan
 from fastloop.data.transforms.dataset_transform import FieldTransform, for_masks, is_torchvision
@@ -164,13 +163,7 @@ class ArrayDataset(EpochDataset):
         places = [0 if i < self._views else i for i in range(len(columns))]  # views share a field
         sources = {i: columns[i] for i in places}
         others = [c.source for c in sources.values() if getattr(c.source, "device", "") != device]
-        needed, free = sum(int(source.nbytes) for source in others), sys.maxsize
-        if device.type == "cuda":
-            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free = torch.cuda.mem_get_info(device)[0] + kept
-        if needed > free:
-            text = f"the fields take {needed:,} bytes, and {device} has {free:,} that are free"
-            raise MemoryError(f"{text} (leave them on the CPU, and pass device= to the loader)")
+        check_room(device, sum(int(source.nbytes) for source in others), "the fields")
         moved = {
             i: column.read_range(0, len(self)).to(device).contiguous()
             for i, column in sources.items()

@@ -161,6 +161,18 @@ def _check_array(name: str, array: object) -> None:
     raise TypeError(f"{name} must have a dtype that torch has, got {dtype} ({remedy})")
 
 
+def check_room(device: torch.device, needed: int, what: str) -> None:
+    """Raise MemoryError unless so many bytes are free on a CUDA device, torch's cached ones
+    included."""
+    if device.type != "cuda":
+        return
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + kept
+    if needed > free:
+        text = f"{what} take {needed:,} bytes, and {device} has {free:,} that are free"
+        raise MemoryError(f"{text} (leave them on the CPU, and pass device= to the loader)")
+
+
 class Field:
     """One column: its memory, its name in errors, and how a row is taken as torch would."""
 

@@ -64,6 +64,8 @@ for kind in (torch.uint8, torch.int16, torch.uint16, torch.uint32):
             tokens = TokenDataset.from_buffers(values, torch.tensor([0, 5000]), 99, out_dtype=wide)
             for x, y in DataLoader(tokens, 8, num_workers=1, device="cuda"):
                 assert x.dtype is y.dtype is wide
+            for x, y in DataLoader(tokens.to("cuda"), 8):
+                assert x.dtype is y.dtype is wide
 sources = [torch.ones(50, width, dtype=dtype, device=CUDA) for dtype in DTYPES for width in (1, 9)]
 for batch in DataLoader(TensorDataset(*sources), 16, shuffle=True):
     assert len(batch) == len(sources)

@@ -1,14 +1,16 @@
 """Loaders over data on a real device do as torch's loader does over the same data on the CPU: the
 same batches, order and random states. The host does not wait for the device."""
 
+import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import TorchLoader, assert_same
 from torch.utils.data import DistributedSampler, RandomSampler, Subset, TensorDataset
 
-from fastloop import ArrayDataset, DataLoader
+from fastloop import ArrayDataset, DataLoader, TokenDataset
 from fastloop import transforms as T
 from fastloop.loader.arrays.resident import ResidentIter
 
@@ -87,6 +89,62 @@ def test_a_dataset_that_was_moved() -> None:
         too_large.to("cuda")
 
 
+def windows(dtype: str, **options: Any) -> tuple[TokenDataset, TokenDataset]:
+    """A dataset of tokens that all types of samples hold, and the same on the device."""
+    limits = np.iinfo(dtype)
+    low, high = max(limits.min, -(2**31) if limits.max < 2**31 else 0), min(limits.max, 2**31 - 1)
+    values = np.random.default_rng(0).integers(low, high, 9000, dtype, endpoint=True)
+    data = TokenDataset.from_buffers(values, np.array([0, 9000]), 65, seed=1, **options)
+    there = data.to("cuda")
+    for each in (data, there):
+        each.set_epoch(1)
+    return data, there
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"targets": "same", "out_dtype": torch.int32},
+        {"targets": None, "mode": "random"},
+        {"mode": "jittered", "stride": 50, "out_dtype": torch.int32},
+    ],
+    ids=str,
+)
+def test_windows_of_tokens(dtype: str, options: dict[str, Any]) -> None:
+    data, there = windows(dtype, **options)
+    for size in (1, 33, 1000):
+        loader = DataLoader(there, size, shuffle=True)
+        assert type(iter(loader)) is ResidentIter
+        assert_same(batches(loader), batches(TorchLoader(data, size, shuffle=True)))
+    for index in (0, -1):
+        ours, theirs = torch.stack(list(there[index])), torch.stack(list(data[index]))
+        assert ours.is_cuda and torch.equal(ours.cpu(), theirs)
+
+
+def test_windows_where_no_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", "1")
+    for dtype in ("uint16", "uint32", "int8"):
+        data, there = windows(dtype)
+        assert_same(batches(DataLoader(there, 33)), batches(TorchLoader(data, 33)))
+
+
+def test_a_large_batch_of_windows() -> None:
+    values = np.random.default_rng(2).integers(0, 65536, 4_000_000, np.uint16)
+    data = TokenDataset.from_buffers(values, np.array([0, 4_000_000]), 4095).to("cuda")
+    ((x, y), *_) = DataLoader(data, 900)
+    rows = torch.from_numpy(values[: 900 * 4095 + 1].astype(np.int64))
+    assert torch.equal(x.cpu().flatten(), rows[:-1]) and torch.equal(y.cpu().flatten(), rows[1:])
+
+
+def test_a_pickle_of_tokens_there() -> None:
+    data, there = windows("uint16")
+    again = pickle.loads(pickle.dumps(there))
+    assert again._tokens.is_cuda
+    assert_same(batches(DataLoader(again, 33)), batches(TorchLoader(data, 33)))
+
+
 def test_batches_of_several_streams() -> None:
     data = TensorDataset(torch.arange(N, device="cuda"))
     for replacement in (False, True):
@@ -109,13 +167,15 @@ def test_nothing_waits() -> None:
     """torch raises where the host would wait for the device."""
     data = TensorDataset(torch.randn(N, 100, device="cuda"), torch.arange(N, device="cuda"))
     loader = DataLoader(data, 512, shuffle=True)
-    list(loader)
+    tokens = DataLoader(windows("uint16")[1], 50, shuffle=True)
+    list(loader), list(tokens)
     torch.cuda.set_sync_debug_mode("error")
     try:
         kept = [batch for _ in range(2) for batch in loader]
+        kept += [batch for _ in range(2) for batch in tokens]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(kept) == 20
+    assert len(kept) == 26
 
 
 def test_static_buffers_and_transforms_of_the_loader() -> None:

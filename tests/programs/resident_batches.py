@@ -2,6 +2,7 @@
 each, and what does not fit together is refused. Needs a core of tests/cuda/build_core.py."""
 
 import ctypes
+import itertools
 import warnings
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import RandomSampler, Subset, TensorDataset
 
-from fastloop import ArrayDataset, DataLoader, _core
+from fastloop import ArrayDataset, DataLoader, TokenDataset, _core
 from fastloop import transforms as T
+from fastloop.data.tokens.dataset import _FITTING
 from fastloop.loader.arrays import columns
 
 N = 200
@@ -49,6 +51,35 @@ AUGMENTED = [augmented(*way) for way in WAYS]
 LOADERS = [DataLoader(augmented(*way), 64) for way in WAYS]
 EXPECTED = [[list(loader) for _ in range(2)] for loader in LOADERS]
 
+
+def windows(dtype: str, out: str, mode: str, targets: str | None) -> TokenDataset:
+    """Of all tokens of a type that another holds, too."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if out == "int32" and high > 2**31 - 1:
+        low, high = 0, 2**31 - 1
+    values = np.random.default_rng(0).integers(low, high, 5000, dtype, endpoint=True)
+    kinds = {"mode": mode, "targets": targets, "out_dtype": out, "seed": 2}
+    return TokenDataset.from_buffers(values, np.array([0, 5000]), 67, **kinds)
+
+
+# Windows that are read on the CPU, and those that are gathered.
+MODES = itertools.cycle(
+    itertools.product(("strided", "random", "jittered"), ("shift", "same", None))
+)
+READ = [
+    windows(dtype, out, *next(MODES))
+    for out, dtypes in _FITTING.items()
+    for dtype in dtypes
+    for _ in range(5)
+]
+GATHERED = [data.to("cpu") for data in READ]
+for data, there in zip(READ, GATHERED, strict=True):
+    there._load(torch.device("cpu"))
+    data.set_epoch(1)
+    there.set_epoch(1)
+SIZES = (1, 9, 200)
+WINDOWS = [[list(TorchLoader(data, size)) for size in SIZES] for data in READ]
+
 COMPUTED = ArrayDataset(IMAGES["CHW"], transform=T.RandomSolarize(9))._plans[0]
 
 import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
@@ -62,6 +93,8 @@ fake.fake_launches.restype = ctypes.c_int64
 
 
 def values(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
     return list(batch.values()) if isinstance(batch, dict) else list(batch)
 
 
@@ -94,6 +127,19 @@ for data, epochs in zip(AUGMENTED, EXPECTED, strict=True):
                 assert torch.equal(batch[key], expected[key]), (data, key)
         assert fake.fake_launches() - before == 2 * len(epoch)
     assert loader.stats().path == "array" and "on cpu" in loader.stats().why
+for there, read in zip(GATHERED, WINDOWS, strict=True):
+    for size, expected in zip(SIZES, read, strict=True):
+        before = fake.fake_launches()
+        batches = list(DataLoader(there, size))
+        assert fake.fake_launches() - before == len(batches) == len(expected)
+        for batch, wanted in zip(batches, expected, strict=True):
+            assert type(batch) is type(wanted)
+            for mine, theirs in zip(values(batch), values(wanted), strict=True):
+                assert mine.dtype is theirs.dtype and mine.stride() == theirs.stride()
+                assert torch.equal(mine, theirs), there
+for there in GATHERED[::7]:
+    compare(there, 1, batch_size=20, shuffle=True)
+    compare(Subset(there, list(range(50, 10, -1))), 1, batch_size=9, drop_last=True)
 indices = np.arange(9)
 indices.setflags(write=False)
 with warnings.catch_warnings():
@@ -130,6 +176,25 @@ def refuse(function: Any, arguments: Any, text: str) -> None:
 
 for arguments, text in REFUSED:
     refuse(_core.gather, arguments, text)
+tokens, pair = torch.arange(40).short(), (torch.empty(3, 8).long(), torch.empty(3, 8).long())
+REFUSED = [
+    ((tokens[::2], rows, pair, True), "tokens must be a contiguous vector of ints"),
+    ((tokens.view(4, 10), rows, pair, True), "tokens must be a contiguous vector of ints"),
+    ((tokens.half(), rows, pair, True), "tokens must be a contiguous vector of ints"),
+    ((tokens, rows.int(), pair, True), "indices must be a contiguous vector of int64"),
+    ((tokens, rows[:2], pair, True), "outs are not batches of windows"),
+    ((tokens, rows, (pair[0], pair[1].int()), True), "outs are not batches of windows"),
+    ((tokens, rows, (pair[0], torch.empty(3, 7).long()), True), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(8, 3).long().T,), True), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(3, 8),), True), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(3, 8).byte(),), True), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(3, 0).long(),), True), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(3).long(),), True), "outs are not batches of windows"),
+    ((tokens.int(), rows, (torch.empty(3, 8).short(),), True), "tokens are wider than outs"),
+    ((tokens, rows, (), True), "outs must be x, or x and y"),
+]
+for arguments, text in REFUSED:
+    refuse(_core.gather_windows, arguments, text)
 plan, shape = AUGMENTED[0]._plans[0], (3, 3, 28, 28)
 assert plan is not None
 maps, table = torch.zeros(3, plan.map_length).int(), torch.zeros(len(plan.values())).byte()
@@ -152,9 +217,13 @@ REFUSED = [(given[:place] + [wrong] + given[place + 1 :], text) for place, wrong
 for arguments, text in [*REFUSED, (empty, "maps must be contiguous, 0 elements")]:
     refuse(_core.gather_images, arguments, text)
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
-fake.fake_fail_at(2, 719, False)
-try:
-    _core.gather(torch.Tensor, (x,), rows, (torch.empty(3, 2),), 6)
-    raise AssertionError("a launch that failed was not told")
-except torch.AcceleratorError as error:
-    assert "cudaErrorLaunchFailure" in str(error)
+for function, arguments in (
+    (_core.gather, ((x,), rows, (torch.empty(3, 2),), 6)),
+    (_core.gather_windows, (tokens, rows, pair, True)),
+):
+    fake.fake_fail_at(2, 719, False)
+    try:
+        function(torch.Tensor, *arguments)
+        raise AssertionError("a launch that failed was not told")
+    except torch.AcceleratorError as error:
+        assert "cudaErrorLaunchFailure" in str(error)

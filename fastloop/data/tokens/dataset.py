@@ -7,6 +7,7 @@ headers and indices, NumPy that of .npy.
 
 from __future__ import annotations
 
+import copy
 import errno
 import glob
 import operator
@@ -18,11 +19,18 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from fastloop._core import Windows, token_header, token_index
+from fastloop._core import Windows, gather_windows, token_header, token_index
 from fastloop.base import checks
 from fastloop.base.moves import are_noticed, watch
 from fastloop.data.epochs import Epoch, EpochDataset
-from fastloop.data.field import Array, MappedFile, open_regular, read_npy_header, read_row
+from fastloop.data.field import (
+    Array,
+    MappedFile,
+    check_room,
+    open_regular,
+    read_npy_header,
+    read_row,
+)
 from fastloop.data.sequences.ragged import RaggedArray
 
 FORMATS = ("auto", "raw", "npy", "llmc", "megatron", "datatrove")
@@ -42,6 +50,7 @@ _FITTING = {
 }
 _MOST = 2**31 - 1  # of lengths, in tokens
 _INT64_MAX = 2**63 - 1
+_PART = 2**25  # tokens that are sent to a device at a time
 
 Identity = tuple[int, int]  # size in bytes, time of the last change in ns
 
@@ -321,6 +330,10 @@ class TokenDataset(EpochDataset):
             shorter, with file and place; one that has changed before a worker opens it again.
     """
 
+    # Of all files, on a device, as signed integers: torch neither indexes nor unpickles uint16.
+    _tokens: torch.Tensor | None = None
+    _dtype = torch.int64  # of which they are views
+
     def __init__(
         self,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -369,6 +382,57 @@ class TokenDataset(EpochDataset):
         self._begin(WindowArguments(seq_len, **options), [take_buffers(values, offsets)])
         return self
 
+    def to(self, device: torch.device | str | int) -> TokenDataset:
+        """Return a dataset with the tokens of all files on a CUDA device; for ``"cpu"``, one that
+        reads the files. It counts epochs of its own.
+
+        All tokens are read and checked here, once, and lie there as the narrowest type that holds
+        them. Loaders without workers send the device the places where windows begin, and one
+        kernel makes the batch.
+
+        Raises:
+            TypeError: return_docs is True, or another kind of device.
+            MemoryError: the device has less free memory than the tokens take.
+            ValueError: a token that ``vocab_size`` or ``out_dtype`` cannot hold, wherever it is.
+            OSError: a file that cannot be read, or has changed.
+        """
+        if self._arguments.return_docs:
+            remedy = "leave the tokens on the CPU, and pass device= to the loader"
+            raise TypeError(f"to() takes no dataset with return_docs=True ({remedy})")
+        device = torch.empty(0, device=device).device
+        checks.check_type("device", device, device.type in ("cpu", "cuda"), "a CUDA device or cpu")
+        made = copy.copy(self)
+        made._epoch = self._epoch and Epoch()
+        if device.type == "cpu":
+            made._tokens = None
+        elif made._tokens is None or made._tokens.device != device:
+            made._load(device)
+        return made
+
+    def _load(self, device: torch.device) -> None:
+        windows, counts = self._windows, [file.tokens for file in self._files]
+        dtype = self._dtype = windows.read_tokens(0, 0, 0).dtype
+        check_room(device, sum(counts) * dtype.itemsize, "the tokens")
+        tokens = torch.empty(sum(counts), dtype=dtype, device=device)
+        for file, held in enumerate(torch.split(tokens, counts)):
+            for i, part in enumerate(torch.split(held, _PART)):
+                part.copy_(windows.read_tokens(file, i * _PART, len(part)))
+        self._tokens = tokens.view(getattr(torch, f"int{8 * dtype.itemsize}"))
+
+    def _gather(self, starts: torch.Tensor, by_kernel: bool) -> tuple[torch.Tensor, ...]:
+        """Return x, and y if there are targets, of windows that begin at tokens on the device."""
+        assert self._tokens is not None
+        arguments, tokens = self._arguments, self._tokens
+        length, dtype = arguments.seq_len, getattr(torch, arguments.out_dtype)
+        shift, parts = arguments.targets == "shift", 1 if arguments.targets is None else 2
+        if by_kernel:
+            outs = tuple(tokens.new_empty((len(starts), length), dtype=dtype) for _ in range(parts))
+            gather_windows(torch.Tensor, tokens.view(self._dtype), starts, outs, shift)
+            return outs
+        rows = tokens.unfold(0, length + shift, 1)[starts].view(self._dtype).to(dtype)
+        places, form = (0, int(shift))[:parts], torch.contiguous_format
+        return tuple(rows[:, i : i + length].clone(memory_format=form) for i in places)
+
     def _begin(self, arguments: WindowArguments, tokens: Iterable[TokenFile]) -> None:
         self._arguments = arguments
         self._epoch = None if arguments.mode == "strided" else Epoch()
@@ -407,12 +471,17 @@ class TokenDataset(EpochDataset):
 
     def __getitem__(self, index: Any) -> Any:
         row = read_row(index, len(self))
+        if self._tokens is not None:
+            return self.__getitems__([row])[0]
         return self._as_sample(self._windows.read_one(row, self._epoch_now()))
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         windows = len(self)
         rows = [i if type(i) is int and 0 <= i < windows else read_row(i, windows) for i in indices]
-        batch = self._windows.read_batch(rows, self._epoch_now())
+        if self._tokens is None:
+            batch = self._windows.read_batch(rows, self._epoch_now())
+        else:
+            batch = self._gather(self._windows.starts(rows, self._epoch_now()), by_kernel=False)
         return [self._as_sample(each) for each in zip(*(t.unbind(0) for t in batch), strict=True)]
 
     @property
@@ -460,7 +529,10 @@ class TokenDataset(EpochDataset):
         windows, arguments = self._windows, self._arguments
         unit = "begins of windows" if arguments.mode == "random" else "windows"
         lines = [f"{len(windows)} windows: {arguments.describe()}"]
-        for file, count, how in zip(self._files, windows.counts, windows.io, strict=True):
+        hows = windows.io
+        if self._tokens is not None:
+            hows = (f"on {self._tokens.device} as {str(self._dtype)[6:]}",) * len(hows)
+        for file, count, how in zip(self._files, windows.counts, hows, strict=True):
             short = "" if count else f": shorter than {arguments.shortest} tokens"
             tokens = f"{file.tokens} tokens of {file.dtype}"
             lines.append(f"{file.path}: {file.format}, {tokens}, {count} {unit}{short}, {how}")

@@ -240,6 +240,7 @@ def take_tokens(dataset: Any) -> Columns:
     is_alone = dataset._keys is None and dataset._arguments.targets is None
     names = dict.fromkeys(dataset._keys) if dataset._keys else (None,) * 2
     columns = Columns(None if is_alone else names, kind="windows of tokens")
+    columns.device = None if dataset._tokens is None else dataset._tokens.device
     return columns.add("tokens", dataset._windows)
 
 
@@ -398,7 +399,7 @@ def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
     maps = list(map(_rows_of, subsets))
     try:
         columns = take(dataset, taker)
-        columns.device = _find_device(columns)
+        columns.device = columns.device or _find_device(columns)
         if columns.device is not None:
             columns.maps, columns.kind = tuple(maps), f"tensors on {columns.device}"
             columns.dataset = dataset

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import ImagePlan, gather, gather_images
+from fastloop._core import ImagePlan, Windows, gather, gather_images
 from fastloop.base.checks import check_value
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import SingleIter
@@ -99,8 +99,10 @@ class ResidentIter(SingleIter, LockedIter):
         super().__init__(loader)
         self._source = source
         self._tensors: tuple[Any, ...] = tuple(column.source for column in source.all)
+        windows = self._tensors[0]  # of tokens: rows are then where these begin
+        self._windows = windows if isinstance(windows, Windows) else None
         self._length = 0  # of the data when indices were read
-        self._accelerator = open_accelerator(self._tensors[0].device)
+        self._accelerator = open_accelerator(cast(torch.device, source.device))
         device = self._accelerator.device
         self._is_there = accelerator is not None and accelerator.device == device
         self._in_c = runs_kernels(device)
@@ -130,7 +132,11 @@ class ResidentIter(SingleIter, LockedIter):
             rows = taken[count_from_0(rows, len(taken))]
         length = min(map(len, self._tensors))
         self._length = max(self._length, length) if len(self._rows) else length
-        return np.require(count_from_0(rows, length), requirements="W")  # torch warns of others
+        rows = count_from_0(rows, length)
+        if self._windows is not None:
+            epoch = random_epoch(self._source, self._datasets)
+            rows = self._windows.starts(rows, epoch).numpy()
+        return np.require(rows, requirements="W")  # torch warns of others
 
     def _follow_stream(self) -> None:
         """Let the current stream wait for what was sent on another."""
@@ -180,6 +186,9 @@ class ResidentIter(SingleIter, LockedIter):
 
     def _gather(self, rows: Vector, there: torch.Tensor) -> Any:
         """Return the batch of some rows; `there` is `rows` on the device."""
+        if self._windows is not None:
+            tokens = self._source.dataset._gather(there, self._in_c)
+            return _fill(self._source.structure, iter(tokens))
         pairs = list(zip(self._tensors, self._images, strict=True))
         plain = tuple(tensor for tensor, images in pairs if images is None)
         if not self._in_c:
