@@ -173,9 +173,10 @@ def test_nothing_waits() -> None:
     try:
         kept = [batch for _ in range(2) for batch in loader]
         kept += [batch for _ in range(2) for batch in tokens]
+        kept += [tokens.dataset[i] for i in range(5)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(kept) == 26
+    assert len(kept) == 31
 
 
 def test_static_buffers_and_transforms_of_the_loader() -> None:

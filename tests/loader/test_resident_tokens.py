@@ -162,6 +162,7 @@ def test_samples_and_subsets(paths: list[Path]) -> None:
     for index in (0, -1, len(data) - 1):
         assert_same(there[index], data[index])
     assert_same(there.__getitems__([3, -2, 3]), data.__getitems__([3, -2, 3]))
+    assert there.__getitems__([]) == data.__getitems__([]) == []
     with pytest.raises(IndexError):
         there[len(data)]
     parts = [Subset(each, [5, -1, 2, 2, 0]) for each in (there, data)]

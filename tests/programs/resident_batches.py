@@ -178,20 +178,21 @@ for arguments, text in REFUSED:
     refuse(_core.gather, arguments, text)
 tokens, pair = torch.arange(40).short(), (torch.empty(3, 8).long(), torch.empty(3, 8).long())
 REFUSED = [
-    ((tokens[::2], rows, pair, True), "tokens must be a contiguous vector of ints"),
-    ((tokens.view(4, 10), rows, pair, True), "tokens must be a contiguous vector of ints"),
-    ((tokens.half(), rows, pair, True), "tokens must be a contiguous vector of ints"),
-    ((tokens, rows.int(), pair, True), "indices must be a contiguous vector of int64"),
-    ((tokens, rows[:2], pair, True), "outs are not batches of windows"),
-    ((tokens, rows, (pair[0], pair[1].int()), True), "outs are not batches of windows"),
-    ((tokens, rows, (pair[0], torch.empty(3, 7).long()), True), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(8, 3).long().T,), True), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(3, 8),), True), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(3, 8).byte(),), True), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(3, 0).long(),), True), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(3).long(),), True), "outs are not batches of windows"),
-    ((tokens.int(), rows, (torch.empty(3, 8).short(),), True), "tokens are wider than outs"),
-    ((tokens, rows, (), True), "outs must be x, or x and y"),
+    ((tokens[::2], rows, pair, 1), "tokens must be a contiguous vector of ints"),
+    ((tokens.view(4, 10), rows, pair, 1), "tokens must be a contiguous vector of ints"),
+    ((tokens.half(), rows, pair, 1), "tokens must be a contiguous vector of ints"),
+    ((tokens, rows.int(), pair, 1), "indices must be a contiguous vector of int64"),
+    ((tokens, rows[:2], pair, 1), "outs are not batches of windows"),
+    ((tokens, rows, (pair[0], pair[1].int()), 1), "outs are not batches of windows"),
+    ((tokens, rows, (pair[0], torch.empty(3, 7).long()), 1), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(8, 3).long().T,), 1), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(3, 8),), 1), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(3, 8).byte(),), 1), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(3, 0).long(),), 1), "outs are not batches of windows"),
+    ((tokens, rows, (torch.empty(3).long(),), 1), "outs are not batches of windows"),
+    ((tokens.int(), rows, (torch.empty(3, 8).short(),), 1), "tokens are wider than outs"),
+    ((tokens, rows, (), 1), "outs must be x, or x and y"),
+    ((tokens, rows, pair, 2), "shift must be 0 or 1"),
 ]
 for arguments, text in REFUSED:
     refuse(_core.gather_windows, arguments, text)
@@ -219,7 +220,7 @@ for arguments, text in [*REFUSED, (empty, "maps must be contiguous, 0 elements")
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 for function, arguments in (
     (_core.gather, ((x,), rows, (torch.empty(3, 2),), 6)),
-    (_core.gather_windows, (tokens, rows, pair, True)),
+    (_core.gather_windows, (tokens, rows, pair, 1)),
 ):
     fake.fake_fail_at(2, 719, False)
     try:

@@ -336,11 +336,13 @@ PyObject *fl_py_gather_windows(PyObject *Py_UNUSED(module), PyObject *args)
     fl_window_batch batch = {0};
     int shift;
     gather self = {.dlpack = &dlpack, .device = FL_PY_ANYWHERE};
-    if (!PyArg_ParseTuple(args, "OOOO!p:gather_windows", &tensor_type, &given[0], &given[1],
+    if (!PyArg_ParseTuple(args, "OOOO!i:gather_windows", &tensor_type, &given[0], &given[1],
                           &PyTuple_Type, &outs, &shift))
         return NULL;
     if (PyTuple_GET_SIZE(outs) != 1 && PyTuple_GET_SIZE(outs) != 2)
         return PyErr_Format(PyExc_ValueError, "gather_windows: outs must be x, or x and y");
+    if (shift != 0 && shift != 1)
+        return PyErr_Format(PyExc_ValueError, "gather_windows: shift must be 0 or 1");
     if (fl_py_dlpack_open(tensor_type, &dlpack) != 0) return NULL;
     batch.shift = shift;
     int status = queue_windows(&self, given, outs, &batch);

@@ -14,7 +14,7 @@ import operator
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -330,7 +330,7 @@ class TokenDataset(EpochDataset):
             shorter, with file and place; one that has changed before a worker opens it again.
     """
 
-    # Of all files, on a device, as signed integers: torch neither indexes nor unpickles uint16.
+    # Of all files, on a device, as signed integers: torch cannot unpickle uint16.
     _tokens: torch.Tensor | None = None
     _dtype = torch.int64  # of which they are views
 
@@ -419,19 +419,25 @@ class TokenDataset(EpochDataset):
                 part.copy_(windows.read_tokens(file, i * _PART, len(part)))
         self._tokens = tokens.view(getattr(torch, f"int{8 * dtype.itemsize}"))
 
-    def _gather(self, starts: torch.Tensor, by_kernel: bool) -> tuple[torch.Tensor, ...]:
-        """Return x, and y if there are targets, of windows that begin at tokens on the device."""
-        assert self._tokens is not None
-        arguments, tokens = self._arguments, self._tokens
+    def _gather(self, starts: Array, there: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """Return x, and y if there are targets, of windows of tokens on the device.
+
+        Args:
+            starts: at which tokens they begin.
+            there: the same on the device, whose kernel makes the batch; None: torch's operations
+                do, and nothing waits for the device.
+        """
+        arguments, tokens = self._arguments, cast(torch.Tensor, self._tokens)
         length, dtype = arguments.seq_len, getattr(torch, arguments.out_dtype)
-        shift, parts = arguments.targets == "shift", 1 if arguments.targets is None else 2
-        if by_kernel:
-            outs = tuple(tokens.new_empty((len(starts), length), dtype=dtype) for _ in range(parts))
-            gather_windows(torch.Tensor, tokens.view(self._dtype), starts, outs, shift)
+        shift, parts = int(arguments.targets == "shift"), 1 if arguments.targets is None else 2
+        if there is not None:
+            outs = tuple(tokens.new_empty((len(there), length), dtype=dtype) for _ in range(parts))
+            gather_windows(torch.Tensor, tokens.view(self._dtype), there, outs, shift)
             return outs
-        rows = tokens.unfold(0, length + shift, 1)[starts].view(self._dtype).to(dtype)
-        places, form = (0, int(shift))[:parts], torch.contiguous_format
-        return tuple(rows[:, i : i + length].clone(memory_format=form) for i in places)
+        rows = torch.stack([tokens[i : i + length + shift] for i in starts.tolist()])
+        places, form = (0, shift)[:parts], torch.contiguous_format
+        wide = rows.view(self._dtype).to(dtype)
+        return tuple(wide[:, i : i + length].clone(memory_format=form) for i in places)
 
     def _begin(self, arguments: WindowArguments, tokens: Iterable[TokenFile]) -> None:
         self._arguments = arguments
@@ -481,7 +487,8 @@ class TokenDataset(EpochDataset):
         if self._tokens is None:
             batch = self._windows.read_batch(rows, self._epoch_now())
         else:
-            batch = self._gather(self._windows.starts(rows, self._epoch_now()), by_kernel=False)
+            starts = self._windows.starts(rows, self._epoch_now()).numpy()
+            batch = self._gather(starts) if rows else ()
         return [self._as_sample(each) for each in zip(*(t.unbind(0) for t in batch), strict=True)]
 
     @property

@@ -187,7 +187,7 @@ class ResidentIter(SingleIter, LockedIter):
     def _gather(self, rows: Vector, there: torch.Tensor) -> Any:
         """Return the batch of some rows; `there` is `rows` on the device."""
         if self._windows is not None:
-            tokens = self._source.dataset._gather(there, self._in_c)
+            tokens = self._source.dataset._gather(rows, there if self._in_c else None)
             return _fill(self._source.structure, iter(tokens))
         pairs = list(zip(self._tensors, self._images, strict=True))
         plain = tuple(tensor for tensor, images in pairs if images is None)
