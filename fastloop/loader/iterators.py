@@ -304,7 +304,6 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
 def _check_resident(loader: DataLoader[Any], source: columns.Columns, where: str) -> None:
     """Raise NotCoveredError for a loader whose batches the device does not gather."""
     leave_if(loader.num_workers > 0, f"{where}, which gathers them with num_workers=0")
-    leave_if(not loader._auto_collation, f"{where}, and batch_size is None")
     leave_if(loader.pin_memory, f"{where}, and pin_memory is for data in host memory")
     if any(column.plan for column in source.all):
         from fastloop.loader.arrays.resident import runs_kernels

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import TorchLoader, assert_same
-from torch.utils.data import DistributedSampler, RandomSampler, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset, TensorDataset
 
 from fastloop import ArrayDataset, DataLoader, TokenDataset
 from fastloop import transforms as T
@@ -69,6 +69,15 @@ CHAINS: dict[str, list[Any]] = {
 }
 
 
+def test_lists_of_rows_without_a_batch_size() -> None:
+    here, there = (TensorDataset(*columns) for columns in (COLUMNS, [c.cuda() for c in COLUMNS]))
+    for size in (1, 900):
+        sampler = BatchSampler(list(range(N - 1, -1, -1)), size, False)
+        ours = DataLoader(there, batch_size=None, sampler=sampler)
+        assert type(iter(ours)) is ResidentIter
+        assert_same(batches(ours), batches(TorchLoader(here, batch_size=None, sampler=sampler)))
+
+
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("out_layout", ["CHW", "HWC", "channels_last"])
 def test_transforms_of_images_are_those_of_the_cpu(chain: str, out_layout: str) -> None:
@@ -78,6 +87,14 @@ def test_transforms_of_images_are_those_of_the_cpu(chain: str, out_layout: str) 
     there = DataLoader(data.to("cuda"), 128, shuffle=True)
     assert_same(batches(there), batches(DataLoader(data, 128, shuffle=True)))
     assert there.stats().path == "array"
+
+
+def test_single_images_are_those_of_the_cpu() -> None:
+    images = torch.randint(256, (40, 3, 32, 30), dtype=torch.uint8)
+    data = ArrayDataset(images, transform=T.Compose(CHAINS["cifar"]))
+    loader = DataLoader(data.to("cuda"), batch_size=None)
+    assert loader.stats().path == "array"
+    assert_same(batches(loader), batches(DataLoader(data, batch_size=None)))
 
 
 def test_a_dataset_that_was_moved() -> None:
@@ -118,6 +135,8 @@ def test_windows_of_tokens(dtype: str, options: dict[str, Any]) -> None:
         loader = DataLoader(there, size, shuffle=True)
         assert type(iter(loader)) is ResidentIter
         assert_same(batches(loader), batches(TorchLoader(data, size, shuffle=True)))
+    if options.get("targets", "shift") is not None:
+        assert_same(batches(DataLoader(there, None)), batches(TorchLoader(data, None)))
     for index in (0, -1):
         ours, theirs = torch.stack(list(there[index])), torch.stack(list(data[index]))
         assert ours.is_cuda and torch.equal(ours.cpu(), theirs)

@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import SAMPLERS, TorchLoader, assert_same, assert_same_trace, outcome, trace
-from torch.utils.data import ConcatDataset, RandomSampler, StackDataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    RandomSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+)
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
@@ -140,6 +147,40 @@ def test_what_is_no_integer_is_torchs_to_fetch() -> None:
     assert_same(list(DataLoader(TensorDataset(ROWS), batch_sampler=items)), expected)
 
 
+SINGLES: dict[str, Any] = {
+    "named": lambda: ArrayDataset(x=ROWS, y=LABELS),
+    "array": lambda: ArrayDataset(ROWS, LABELS),
+    "subset": lambda: Subset(ArrayDataset(ROWS, LABELS), list(range(N))),
+    "tensors": lambda: TensorDataset(ROWS, LABELS),
+    "one": lambda: ROWS,
+}
+
+
+@pytest.mark.parametrize("kind", SINGLES)
+def test_without_a_batch_size(kind: str) -> None:
+    data, order = SINGLES[kind](), torch.randperm(N).tolist()
+    samplers: list[Any] = [None, order, *(BatchSampler(order, 7, drop) for drop in (False, True))]
+    samplers += [[item] for item in ([1, 2], [-1], slice(2, 5), [True] * N, (1, 2), [], [1.5])]
+    for sampler in samplers:
+        found = outcome(lambda s=sampler: list(DataLoader(data, None, sampler=s)))
+        assert_same(found, outcome(lambda s=sampler: list(TorchLoader(data, None, sampler=s))))
+    assert path_and_why(data, batch_size=None)[0] == (
+        "sync" if kind in ("tensors", "one") else "array"
+    )
+
+
+def test_an_epoch_of_lists_goes_on_where_it_was_left() -> None:
+    def make() -> DataLoader[Any]:
+        return resident(TensorDataset(LABELS), None, sampler=BatchSampler(range(N), 7, False))
+
+    loader = make()
+    iterator = iter(loader)
+    seen = [next(iterator) for _ in range(3)]
+    again = make()
+    again.load_state_dict(loader.state_dict())
+    assert_same([*seen, *again], list(TorchLoader(TensorDataset(LABELS), 7)))
+
+
 def test_an_empty_batch_is_torchs_error() -> None:
     items: list[list[int]] = [[1], []]
     data = TensorDataset(ROWS)
@@ -255,7 +296,6 @@ def test_what_the_device_does_not_gather_is_torchs() -> None:
     )
     refused = {
         "num_workers=0": path_and_why(data, batch_size=4, num_workers=1),
-        "batch_size is None": path_and_why(ArrayDataset(ROWS), batch_size=None),
         "pin_memory is for data in host memory": path_and_why(data, pin_memory=True),
         "within another dataset": path_and_why(ConcatDataset([data, data])),
         "its rows are not contiguous": path_and_why(TensorDataset(ROWS.mT)),

@@ -185,17 +185,26 @@ def test_a_batch_sampler_of_the_user(paths: list[Path]) -> None:
         list(DataLoader(moved(data), batch_sampler=[[len(data)]]))
 
 
+def test_without_a_batch_size(paths: list[Path]) -> None:
+    data = TokenDataset(paths, LENGTH, mode="random")
+    assert_same(epochs_of(DataLoader, moved(data), None), epochs_of(TorchLoader, data, None))
+    alone = TokenDataset(paths, LENGTH, targets=None)
+    order = torch.randperm(len(alone)).tolist()
+    assert_same(
+        list(DataLoader(moved(alone), None, sampler=order)),
+        list(TorchLoader(alone, None, sampler=order)),
+    )
+
+
 def test_what_the_device_does_not_gather_is_torchs(paths: list[Path]) -> None:
     there = moved(TokenDataset(paths, LENGTH))
     cases: dict[str, dict[str, Any]] = {
         "num_workers=0": {"num_workers": 1},
-        "batch_size is None": {"batch_size": None},
         "pin_memory is for data in host memory": {"pin_memory": True},
     }
     for text, arguments in cases.items():
         stats = DataLoader(there, **arguments).stats()
         assert stats.path != "array" and text in stats.why
-    assert_same(list(DataLoader(there, None)), list(TorchLoader(TokenDataset(paths, LENGTH), None)))
 
 
 def test_explain_says_where_the_tokens_lie(paths: list[Path]) -> None:

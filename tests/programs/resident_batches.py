@@ -49,6 +49,7 @@ WAYS = [
 ]
 AUGMENTED = [augmented(*way) for way in WAYS]
 LOADERS = [DataLoader(augmented(*way), 64) for way in WAYS]
+SAMPLES = [list(itertools.islice(DataLoader(augmented(*way), None), 5)) for way in WAYS]
 EXPECTED = [[list(loader) for _ in range(2)] for loader in LOADERS]
 
 
@@ -127,6 +128,14 @@ for data, epochs in zip(AUGMENTED, EXPECTED, strict=True):
                 assert torch.equal(batch[key], expected[key]), (data, key)
         assert fake.fake_launches() - before == 2 * len(epoch)
     assert loader.stats().path == "array" and "on cpu" in loader.stats().why
+for data, samples in zip(AUGMENTED, SAMPLES, strict=True):
+    before = fake.fake_launches()
+    for sample, expected in zip(DataLoader(data, None), samples, strict=False):
+        for key in ("x", "y"):
+            assert sample[key].dtype is expected[key].dtype
+            assert sample[key].stride() == expected[key].stride()
+            assert torch.equal(sample[key], expected[key]), (data, key)
+    assert fake.fake_launches() - before >= 2 * len(samples)
 for there, read in zip(GATHERED, WINDOWS, strict=True):
     for size, expected in zip(SIZES, read, strict=True):
         before = fake.fake_launches()
@@ -139,6 +148,7 @@ for there, read in zip(GATHERED, WINDOWS, strict=True):
                 assert torch.equal(mine, theirs), there
 for there in GATHERED[::7]:
     compare(there, 1, batch_size=20, shuffle=True)
+    compare(there, 1, batch_size=None)
     compare(Subset(there, list(range(50, 10, -1))), 1, batch_size=9, drop_last=True)
 indices = np.arange(9)
 indices.setflags(write=False)

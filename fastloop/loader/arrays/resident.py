@@ -4,7 +4,7 @@ the rows of all fields of a batch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -118,7 +118,8 @@ class ResidentIter(SingleIter, LockedIter):
         ]
         self._sent = self._accelerator.record_event()  # behind the rows and the tables of images
         self._blocks: Iterator[Block] | None = None
-        if blocks := find_blocks(self._index_sampler):
+        blocks = find_blocks(self._index_sampler) if self._auto_collation else None
+        if blocks is not None:
             self._sampler_iter = refuse_batches()
             self._blocks = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
 
@@ -173,36 +174,45 @@ class ResidentIter(SingleIter, LockedIter):
         self._follow_stream()
         if self._blocks is None:
             indices = next(self._sampler_iter)
-            vector = as_vector(indices)
+            vector, is_single = self._read_indices(indices)
             if vector is None or len(vector) == 0:
                 return self._datasets.call(self._dataset_fetcher.fetch, indices)
             rows = self._resolve(vector)
-            return self._gather(rows, _send(rows, self._accelerator))
+            outs = self._gather(rows, _send(rows, self._accelerator))
+            return _fill(self._source.structure, (out[0] if is_single else out for out in outs))
         sampler: Any = self._index_sampler
         rows, there = self._take_rows(self._blocks, sampler.batch_size)
         if len(rows) == 0 or (sampler.drop_last and len(rows) < sampler.batch_size):
             raise StopIteration
-        return self._gather(rows, there)
+        return _fill(self._source.structure, iter(self._gather(rows, there)))
 
-    def _gather(self, rows: Vector, there: torch.Tensor) -> Any:
-        """Return the batch of some rows; `there` is `rows` on the device."""
+    def _read_indices(self, indices: Any) -> tuple[Vector | None, bool]:
+        """Return what the sampler yielded as a vector, and whether it is of a single sample; None
+        for what torch's fetcher takes."""
+        if self._auto_collation or type(indices) is list:
+            return as_vector(indices), False
+        # A single row of plain tensors is a view of them.
+        is_made = type(indices) is int and (self._windows is not None or any(self._images))
+        return (as_vector([indices]), True) if is_made else (None, False)
+
+    def _gather(self, rows: Vector, there: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the tensors of the batch of some rows; `there` is `rows` on the device."""
         if self._windows is not None:
-            tokens = self._source.dataset._gather(rows, there if self._in_c else None)
-            return _fill(self._source.structure, iter(tokens))
+            given = rows, there if self._in_c else None
+            made: Sequence[torch.Tensor] = self._source.dataset._gather(*given)
+            return made
         pairs = list(zip(self._tensors, self._images, strict=True))
         plain = tuple(tensor for tensor, images in pairs if images is None)
         if not self._in_c:
             length = min(map(len, plain))
             what = "the number of rows of the data"
             check_value(what, length, length >= self._length, f"at least {self._length} still")
-            outs = tuple(each[there] for each in plain)  # index_select lacks some dtypes
-            return _fill(self._source.structure, iter(outs))
+            return [each[there] for each in plain]  # index_select lacks some dtypes
         outs = tuple(each.new_empty((len(rows), *each.shape[1:])) for each in plain)
         if outs:
             gather(torch.Tensor, plain, there, outs, self._length)
         epoch, copied = random_epoch(self._source, self._datasets), iter(outs)
-        made = [
+        return [
             images.gather(rows, there, self._length, epoch) if images else next(copied)
             for _, images in pairs
         ]
-        return _fill(self._source.structure, iter(made))
