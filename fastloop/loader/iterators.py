@@ -357,9 +357,7 @@ def _taker_of(loader: DataLoader[Any], dataset: object, is_hugging: bool) -> col
 
         return functools.partial(take_vision, loader=loader)
     if type(dataset) in (list, tuple):
-        from fastloop.loader.arrays.samples import take_samples
-
-        return functools.partial(take_samples, loader=loader)
+        return functools.partial(columns.take_samples, loader=loader)
     if kind_of(dataset) != "Dataset":
         return None
     from fastloop.loader.arrays.hugging_face import take_collated, take_formatted

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from torch.utils import data as torch_data
+from torch.utils.data import DataLoader
 
 from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import watch
@@ -271,6 +272,51 @@ def take_ndarray(dataset: Any) -> Columns:
     if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
         raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
     return Columns(None).add(field.name, array, field.file, is_array=True)
+
+
+# ---- the taker of lists of small samples: worker processes have them as they were at ``iter()``
+
+_MOST_STACKED = 1 << 26  # bytes: to stack more takes longer than worker processes do
+
+
+def _stack(parts: Sequence[Any]) -> torch.Tensor:
+    """Return one part of all samples, stacked by torch. Raises NotCoveredError where it would stack
+    those of a batch otherwise."""
+    kinds = set(map(type, parts))
+    leave_if(
+        kinds not in ({torch.Tensor}, {int}, {float}),
+        "the samples' parts are not all tensors, ints or floats",
+    )
+    if kinds == {torch.Tensor}:
+        leave_if(len({part.dtype for part in parts}) > 1, "the samples have several dtypes")
+        leave_if(not all(part.is_contiguous() for part in parts), "the samples have gaps in memory")
+        is_shared = any(part.untyped_storage().is_shared() for part in parts)
+        leave_if(is_shared, "workers see changes of samples in shared memory")
+        leave_if(
+            parts[0].nbytes * len(parts) > _MOST_STACKED,
+            f"the samples take over {_MOST_STACKED:,} bytes",
+        )
+    stacked: torch.Tensor = torch_data.default_collate(list(parts))
+    leave_if(stacked.device.type != "cpu", f"the samples are on {stacked.device}")
+    return stacked
+
+
+def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
+    """Return the columns of a list of samples. Raises NotCoveredError."""
+    leave_if(loader.num_workers == 0, "the dataset is a list, which may change without workers")
+    leave_if(not loader._auto_collation, "a single sample of a list is the sample itself")
+    is_few = len(loader.sampler) * 2 < len(samples)  # type: ignore[arg-type]
+    leave_if(is_few, "an epoch has less than half of the list")
+    leave_if(len(samples) == 0, "the list is empty")
+    is_tuple = type(samples[0]) is tuple
+    lengths = {len(sample) if type(sample) is tuple else 0 for sample in samples}
+    leave_if(len(lengths) > 1, "the samples have several lengths")
+    parts = list(zip(*samples, strict=True)) if is_tuple else [samples]
+    structure = (None,) * len(parts) if is_tuple else None
+    columns = Columns(structure, kind="samples, stacked at iter()")
+    for i, part in enumerate(parts):
+        columns.add(f"part {i} of the samples", _stack(part))
+    return columns
 
 
 # ---- takers of datasets that are made of others
