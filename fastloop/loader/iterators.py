@@ -125,16 +125,16 @@ def fast_iterator(
         from fastloop.loader.workers.threads import ThreadIter
 
         return ThreadIter(loader, shared, accelerator)
-    if route.source is not None and route.source.drawn is not None:
-        from fastloop.loader.arrays.vision import VisionIter
+    if (source := route.source) is not None:
+        if source.device is not None:
+            from fastloop.loader.arrays.resident import ResidentIter
 
-        return VisionIter(loader, route.source, shared, accelerator, is_live=path == "array")
-    if route.source is not None and route.source.device is not None:
-        from fastloop.loader.arrays.resident import ResidentIter
+            return ResidentIter(loader, source, shared, accelerator)
+        if source.original is not None and source.original.needs_indices(loader.num_workers):
+            from fastloop.loader.arrays.compared import ComparedIter
 
-        return ResidentIter(loader, route.source, shared, accelerator)
-    if route.source is not None:
-        return ArrayIter(loader, route.source, shared, accelerator, is_live=path == "array")
+            return ComparedIter(loader, source, shared, accelerator, is_live=path == "array")
+        return ArrayIter(loader, source, shared, accelerator, is_live=path == "array")
     if route.samples is not None:
         loader = LoaderProxy(loader, dataset=route.samples)  # type: ignore[assignment]
     if route.path == "process":

@@ -31,6 +31,7 @@ from vision_cases import (
 )
 
 import fastloop
+from fastloop.base import originals
 from fastloop.data.image_folder import torchvision_folder
 from fastloop.data.image_folder.torchvision_folder import FolderSamples
 
@@ -49,8 +50,7 @@ MODES = "RGB", "L", "CMYK", "RGB", "RGBA", "P", "L", "I;16", "1", "LA"
 @pytest.fixture(autouse=True)
 def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test knows what those before it have compared."""
-    monkeypatch.setattr(torchvision_folder, "_same", Counter())
-    monkeypatch.setattr(torchvision_folder, "_left", set())
+    monkeypatch.setattr(originals, "_trials", {})
     yield
     fastloop.unpatch("transforms")
 

@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from typing import Any
@@ -30,9 +29,9 @@ from vision_cases import (
 )
 
 import fastloop
+from fastloop.base import originals
 from fastloop.data.transforms import torchvision_chain
-from fastloop.loader.arrays import vision
-from fastloop.loader.arrays.vision import VisionIter
+from fastloop.loader.arrays.compared import ComparedIter
 
 pytestmark = pytest.mark.skipif(v2 is None, reason="torchvision is not installed")
 if v2 is not None:
@@ -152,7 +151,7 @@ def test_torchs_class_behind_patch() -> None:
     with fastloop.patched("dataloader") as state:
         assert state.seams["dataloader"].is_on
         loader = DataLoader(dataset)
-        assert type(iter(loader)) is VisionIter
+        assert type(iter(loader)) is ComparedIter
         ours = list(play(DataLoader, dataset, {"batch_size": 7, "shuffle": True}, [None, 2, None]))
     assert_same_bits(ours, torchs)
 
@@ -345,13 +344,13 @@ def test_persistent_workers_keep_what_they_began_with() -> None:
 
 def test_a_difference_leaves_the_plan_to_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = dataset_of("CIFAR10", v1.Compose([v1.RandomVerticalFlip(1.0), *cifar(v1).transforms]))
-    monkeypatch.setattr(vision, "_verdicts", {})
-    monkeypatch.setattr(vision, "_makes_same", lambda columns: False)
+    monkeypatch.setattr(originals, "_trials", {})
+    monkeypatch.setattr(originals, "same_bits", lambda a, b: False)
     before = torch.get_rng_state()
     with pytest.warns(RuntimeWarning, match="differ from torchvision's") as seen:
         loader = fastloop.DataLoader(dataset, batch_size=7)
         assert loader.stats().path == "sync"
-    assert loader.stats().path == "sync"
+        assert loader.stats().path == "sync"
     assert len(seen) == 1
     assert torch.equal(before, torch.get_rng_state())
     assert_same(dataset, {"batch_size": 7})
@@ -369,7 +368,7 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
             chain.steps.pop()
         return chain
 
-    monkeypatch.setattr(vision, "_verdicts", {})
+    monkeypatch.setattr(originals, "_trials", {})
     monkeypatch.setattr(torchvision_chain, "read_chain", read_wrongly)
     dataset = dataset_of("CIFAR10", cifar(v1))
     with pytest.warns(RuntimeWarning, match="Please report"):
@@ -379,19 +378,19 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
 @pytest.mark.parametrize("every", [1, 10, 19])
 def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     monkeypatch.setenv("FASTLOOP_CHECK", str(every))
-    monkeypatch.setattr(vision, "_verdicts", {})
+    monkeypatch.setattr(originals, "_trials", {})
     dataset, options = dataset_of("CIFAR10", cifar(v1)), {"batch_size": 7, "shuffle": True}
     assert_same(dataset, options)
-    monkeypatch.setattr(vision, "_made", Counter())
+    monkeypatch.setattr(originals, "_trials", {})
     compared: list[int] = []
-    true_compare = vision.VisionIter._compare
+    true_compare = ComparedIter._compare
 
     def compare(self: Any, data: Any) -> Any:
         compared.append(self._num_yielded)
         data[0][0, 0, 0, 0] += len(compared) > 1  # a wrong pixel in the second that is due
         return true_compare(self, data)
 
-    monkeypatch.setattr(vision.VisionIter, "_compare", compare)
+    monkeypatch.setattr(ComparedIter, "_compare", compare)
     torch.manual_seed(3)
     expected = [*chain.from_iterable(DataLoader(dataset, **options)), torch.get_rng_state()]
     torch.manual_seed(3)
@@ -404,7 +403,7 @@ def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, ever
 
 
 def test_another_release_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vision, "_KNOWN", ("another",))
+    monkeypatch.setitem(originals._read_table()["arrays"], "known", "another")
     loader = fastloop.DataLoader(dataset_of("CIFAR10", cifar(v1)))
     assert loader.stats().path == "sync"
     assert "does not know this torchvision" in loader.stats().why
@@ -439,15 +438,15 @@ def test_functions_that_were_replaced(
 ) -> None:
     dataset = dataset_of("CIFAR10", cifar(v1))
     if is_first:
-        torchvision_chain._first_seen.cache_clear()
-        monkeypatch.setattr(vision, "_verdicts", {})
+        originals._first_seen.cache_clear()
+        monkeypatch.setattr(originals, "_trials", {})
     else:
         assert path_of(dataset) == "array"
     replace(monkeypatch)
     assert path_of(dataset) == "sync"
     assert_same(dataset, {"batch_size": 8}, stops=[None])
     monkeypatch.undo()
-    torchvision_chain._first_seen.cache_clear()
+    originals._first_seen.cache_clear()
     assert path_of(dataset) == "array"
 
 

@@ -36,6 +36,7 @@ from transformers import (
 )
 from transformers.trainer_utils import RemoveColumnsCollator
 
+from fastloop.base import originals
 from fastloop.loader.arrays import hugging_face
 
 LOADERS = int(os.environ.get("FASTLOOP_FUZZ", "40"))
@@ -48,7 +49,7 @@ MODEL = ["input_ids", "token_type_ids", "attention_mask"]
 def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Nothing is written where the user keeps data sets; nothing is known from another test."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    monkeypatch.setattr(hugging_face, "_verdicts", {})
+    monkeypatch.setattr(originals, "_trials", {})
     datasets.disable_progress_bars()
 
 

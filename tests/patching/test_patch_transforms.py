@@ -342,8 +342,8 @@ def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, ever
     assert_same_images(results(transform, images), torchs)
     served = sum(1 for i in range(4, 13) if every == 0 or i % every)
     assert status().native == served
-    true_draws = transform_plans.ImageDraws
-    monkeypatch.setattr(transform_plans, "ImageDraws", lambda *a: Wrong(true_draws(*a), 5))
+    true_draws = torchvision_chain.ImageDraws
+    monkeypatch.setattr(torchvision_chain, "ImageDraws", lambda *a: Wrong(true_draws(*a), 5))
     again = chain(v2.RandomHorizontalFlip())
     if every == 0:
         results(again, images)  # nobody looks

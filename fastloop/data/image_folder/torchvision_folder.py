@@ -8,12 +8,12 @@ threads decode ahead of it. torchvision makes what C cannot, and raises every er
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from fastloop.base.checks import refuse_if
-from fastloop.base.requirements import read_check_interval
+from fastloop.base.originals import DECODERS, REFUSALS, trial_of
 from fastloop.data.collate import below_subsets, borrow_places
 from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import AutoDecoder
@@ -31,13 +31,10 @@ from fastloop.data.transforms import torchvision_chain as chains
 _CHECKED = 3  # samples of a plan, in each process
 _AHEAD = 8  # images that threads decode before they are asked for
 
-_same: Counter[str] = Counter()  # by plan: samples that C has made as torchvision does
-_left: set[str] = set()  # plans that are left to torchvision for good
 
-
-@functools.cache
+@cache
 def _threads_of(pid: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), chains.DECODERS)
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), DECODERS)
 
 
 def _new_decoder() -> AutoDecoder:
@@ -58,10 +55,10 @@ class FolderSamples:
         own["_dataset"], (own["_inner"], own["_subsets"]) = dataset, below_subsets(dataset)
         refuse_if(fault := self._find_fault(), fault)
         opened = chains.open_plan(self._inner.transform, (0, 0, 3), "HWC")
-        own["_plan"], own["_draws"], own["_snapshot"], own["_key"] = opened
-        own["_transform"], own["_count"] = self._inner.transform, 0
-        own["_every"] = read_check_interval()
-        own["_spare"] = [_new_decoder()]
+        own["_plan"], own["_draws"], own["_snapshot"], key = opened
+        own["_transform"], own["_spare"] = self._inner.transform, [_new_decoder()]
+        what = f"samples of ImageFolder with {self._transform}"
+        own["_trial"] = trial_of(key, what, "torchvision's", _CHECKED)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
@@ -79,8 +76,8 @@ class FolderSamples:
         return self._dataset[row]
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
-        is_same = self._inner.transform is self._transform and self._key not in _left
-        if self._find_fault() or not is_same or not self._snapshot.is_same():
+        is_same = self._inner.transform is self._transform and self._snapshot.is_same()
+        if self._find_fault() or not is_same or self._trial.is_left:
             return [self._dataset[row] for row in rows]
         found = rows
         try:
@@ -145,33 +142,25 @@ class FolderSamples:
     # ---- samples
 
     def _make(self, row: Any, image: Array | None, place: Tensor | None) -> Any:
-        if image is None or self._key in _left:
+        if image is None or self._trial.is_left:
             return self._inner[row]
-        vars(self)["_count"] += 1
-        is_due = self._every > 0 and self._count % self._every == 0
-        is_due = is_due or _same[self._key] < _CHECKED
-        out = self._plan.empty() if is_due or place is None else place
-        generator = torch.default_generator
-        if is_due:
-            generator = torch.Generator()
-            generator.set_state(torch.get_rng_state())
-        try:
-            self._draws.apply(image, out, generator)
-        except (TypeError, ValueError):  # nothing is drawn: torchvision's turn
-            return self._inner[row]
-        return self._compare(row, out, generator) if is_due else (out, self._inner.samples[row][1])
 
-    def _compare(self, row: Any, found: Tensor, generator: torch.Generator) -> Any:
-        """Return torchvision's sample, and compare it and the state after it with those of C."""
-        with chains.leaving_torchvision():
-            expected, target = self._inner[row]
-        is_same = chains.same_bits(expected.as_subclass(Tensor).contiguous(), found)
-        if is_same and torch.equal(generator.get_state(), torch.get_rng_state()):
-            _same[self._key] += 1
-        elif chains.is_alone():  # no other thread has drawn meanwhile
-            _left.add(self._key)
-            chains.warn_of_other("samples", self._transform, stacklevel=4)
-        return expected, target
+        def by_c(out: Tensor, generator: torch.Generator) -> Any:
+            self._draws.apply(image, out, generator)
+            return out, self._inner.samples[row][1]
+
+        if self._trial.is_due():
+            ways = partial(self._plain, row), partial(by_c, self._plan.empty())
+            return self._trial.compare(*ways)
+        try:
+            return by_c(self._plan.empty() if place is None else place, torch.default_generator)
+        except REFUSALS:
+            return self._inner[row]
+
+    def _plain(self, row: Any) -> Any:
+        """Return torchvision's sample as C makes it: the batch has neither class nor strides."""
+        image, target = self._inner[row]
+        return image.as_subclass(Tensor).contiguous(), target
 
 
 def samples_or_dataset(dataset: Any) -> Any:

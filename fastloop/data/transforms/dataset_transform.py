@@ -71,26 +71,31 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
         for part in transform.transforms:
             yield from _translate(part)
     elif operation := image_ops.get_operation(name):
-        yield from _make_own(operation, transform)._chain()
+        yield from make_own(operation, transform)._chain()
     else:
         instead = f" (write {_INSTEAD[name]})" if name in _INSTEAD else ""
         raise ValueError(f"fastloop.transforms has no {name}{instead}")
 
 
-def _make_own(cls: Any, transform: Any) -> ImageOp:
-    """Make fastloop's operation of torchvision's, whose attributes have the arguments' names."""
+def make_own(cls: Any, transform: Any, **others: Any) -> Any:
+    """Make fastloop's operation of torchvision's, whose attributes have the arguments' names.
+
+    Args:
+        others: arguments in place of attributes.
+    """
     names = [field.name for field in fields(cls)] if is_dataclass(cls) else []
     if hasattr(transform, "transforms"):
         arguments = {name: value for name, value in vars(transform).items() if name == "p"}
         arguments["transforms"] = [_make_one(part) for part in transform.transforms]
-        return cls(**arguments)  # type: ignore[no-any-return]
-    arguments = {name: getattr(transform, name) for name in names}
-    if cls is image_ops.RandomCrop and transform.padding is not None:
+        return cls(**arguments)
+    arguments = {name: getattr(transform, name) for name in names} | others
+    is_v2 = type(transform).__module__.startswith(_V2)
+    if is_v2 and cls is image_ops.RandomCrop and transform.padding is not None:
         left, right, top, bottom = transform.padding
         arguments["padding"] = [left, top, right, bottom]
     if cls is image_ops.RandomErasing and transform.value is None:
         arguments["value"] = "random"
-    return cls(**arguments)  # type: ignore[no-any-return]
+    return cls(**arguments)
 
 
 def _make_one(transform: Any) -> ImageOp:

@@ -170,9 +170,8 @@ class Columns:
         maps: the rows that each Subset, or the dataset's own indices, select; innermost first.
         table: the columns as C takes them. ``open_source`` sets it, and the next.
         dataset: the one below all Subsets.
-        drawn: draws the parameters of each batch (``vision.Drawn``), or None.
+        original: the code that C stands in for (``compared.Original``), or None.
         wrap: turns a batch into what is handed out, or None.
-        check: raises NotCoveredError if samples by C differ, or None.
         device: holds all of the data, and gathers batches; None: they are in host memory.
     """
 
@@ -182,9 +181,8 @@ class Columns:
     maps: tuple[Vector, ...] = ()
     table: Any = None
     dataset: Any = None
-    drawn: Any = None
+    original: Any = None
     wrap: Callable[[Any], Any] | None = None
-    check: Callable[[Columns], None] | None = None
     device: torch.device | None = None
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
@@ -445,10 +443,9 @@ def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
     maps = list(map(_rows_of, subsets))
     try:
         columns = take(dataset, taker)
-        columns.device = columns.device or _find_device(columns)
+        columns.device, columns.dataset = columns.device or _find_device(columns), dataset
         if columns.device is not None:
             columns.maps, columns.kind = tuple(maps), f"tensors on {columns.device}"
-            columns.dataset = dataset
             return columns
         found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
         sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
@@ -456,7 +453,7 @@ def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
         watch(columns.table)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
-    columns.maps, columns.dataset = (*columns.maps, *maps), dataset
-    if columns.check is not None:
-        columns.check(columns)
+    if columns.original is not None:
+        columns.original.check(columns)
+    columns.maps += tuple(maps)
     return columns

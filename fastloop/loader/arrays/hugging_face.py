@@ -2,7 +2,7 @@
 rows as torch's default collate makes them, and of lists as transformers' collators do.
 
 A collator is known by its exact class and a digest of its code. Each of its outputs becomes a
-column, in its order; C and the collator both make the first batch, and the two are compared.
+column, in its order.
 docs/zero-change.md tells the rules. Nothing is imported: a program that has such objects has
 imported their packages.
 """
@@ -10,10 +10,8 @@ imported their packages.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,12 +19,12 @@ import torch
 
 from fastloop._core import SequenceColumn
 from fastloop.base import torch_parts
+from fastloop.base.originals import is_code_known, trial_of
 from fastloop.data.field import Array, MappedFile
 from fastloop.data.samplers import Vector
 from fastloop.data.sequences.ragged import check_lists, read_chunk
-from fastloop.data.transforms.torchvision_chain import is_code_known, same_bits
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, Segment, leave_if
-from fastloop.loader.arrays.iterator import make_batch
+from fastloop.loader.arrays.compared import Original
 
 # The dtype that both formats make of values; None: they keep theirs. Others are not covered.
 _CASTS = {
@@ -130,33 +128,11 @@ def take_formatted(dataset: Any) -> Columns:
 
 _COLLATORS, _TOKENIZERS = "transformers.data.data_collator", "transformers.tokenization_utils_base"
 _PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
-# The functions that C stands in for, and the digests of their syntax in the releases that are
-# known: transformers 5.21 and 5.23 with datasets 5.2.
-_CODE = f"""
-{_COLLATORS}: pad_without_fast_tokenizer_warning torch_default_data_collator
-    default_data_collator DefaultDataCollator.__call__ DataCollatorWithPadding.__call__
-    DataCollatorMixin.__call__ DataCollatorForLanguageModeling.torch_call
-    DataCollatorWithFlattening.__call__
-{_TOKENIZERS}: PreTrainedTokenizerBase.pad
-    PreTrainedTokenizerBase._pad PreTrainedTokenizerBase._get_padding_truncation_strategies
-    BatchEncoding.__init__ BatchEncoding.convert_to_tensors
-transformers.trainer_utils: RemoveColumnsCollator.__call__ RemoveColumnsCollator._remove_columns
-datasets.arrow_dataset: Dataset.__getitem__ Dataset.__getitems__ Dataset._getitem
-datasets.formatting.formatting: query_table format_table PythonFormatter.format_batch
-    PythonArrowExtractor.extract_batch PythonFeaturesDecoder.decode_batch
-datasets.formatting.torch_formatter: TorchFormatter.format_batch
-    TorchFormatter.recursive_tensorize TorchFormatter._recursive_tensorize
-    TorchFormatter._tensorize TorchFormatter._consolidate
-"""
-_KNOWN = ("ce8a0376", "7f751659")
 # With other values of these attributes, collators draw numbers or make what C does not.
 _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
 _NEEDED["position_ids_start"] = 0
 _CHECKED = 8  # samples of the batch that is made both ways
 _LARGE = 10**20  # a longer model_max_length is none
-
-# By plan: whether C made the collator's batch, once that was checked in this process.
-_verdicts: dict[str, bool] = {}
 
 
 class _Span:
@@ -342,32 +318,6 @@ _MAKERS: dict[str, Callable[[_Samples, Any], None]] = {
 }
 
 
-def _are_same(expected: Any, made: Any) -> bool:
-    def is_same(a: Any, b: Any) -> bool:
-        return same_bits(a, b) if isinstance(a, torch.Tensor) else type(a) is type(b) and a == b
-
-    is_alike = type(expected) is type(made) and list(expected) == list(made)
-    return is_alike and all(map(is_same, expected.values(), made.values()))
-
-
-def _check(columns: Columns, dataset: Any, collate_fn: Any, name: str, key: str) -> None:
-    """Make a batch both ways, once a process and plan. Raises NotCoveredError."""
-    if key not in _verdicts:
-        rows = list(range(min(_CHECKED, len(dataset))))
-        try:
-            expected = collate_fn(dataset.__getitems__(rows))
-        except Exception as error:
-            raise NotCoveredError(f"{name} raises {type(error).__name__}") from error
-        _verdicts[key] = _are_same(expected, make_batch(columns, rows, _selected_rows(dataset)))
-        if not _verdicts[key]:
-            text = (
-                f"C's batches differ from those of {name}, so transformers makes them from now on."
-            )
-            text += " Please report this with the output of `python -m fastloop doctor`"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-    leave_if(not _verdicts[key], f"C's batches differed from those of {name}")
-
-
 def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     """Return the columns of the batches that a collator makes. Raises NotCoveredError."""
     form, collator = dataset._format_type, collate_fn
@@ -389,7 +339,7 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     modes = torch_parts.count_function_modes() or torch_parts.count_dispatch_modes()
     is_plain = torch.get_default_dtype() is torch.float32 and not modes
     leave_if(not is_plain, "the default dtype is not float32, or a mode watches torch's functions")
-    leave_if(not is_code_known(_CODE, _KNOWN), "fastloop does not know this transformers")
+    leave_if(not is_code_known("collators"), "fastloop does not know this transformers")
     samples = _Samples(dataset, names)
     _MAKERS[name](samples, collator)
     made, rows = samples.outputs, _selected_rows(dataset)
@@ -397,5 +347,6 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     for arguments in made.values():
         columns.add(*arguments)
     key = repr((name, form, dataset.features, samples.how, list(made)))
-    columns.check = partial(_check, dataset=dataset, collate_fn=collate_fn, name=name, key=key)
+    trial = trial_of(key, "batches", f"those of {name}", 1)
+    columns.original = Original(trial, collate_fn, _CHECKED)
     return columns

@@ -143,11 +143,11 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
-def make_batch(columns: Columns, rows: list[int], maps: tuple[Any, ...] = ()) -> Any:
+def make_batch(columns: Columns, rows: list[int]) -> Any:
     """Return the batch that C makes of these rows."""
     loader = ArrayLoader(
         table=columns.table, pool=BatchPool(columns.table.outputs), fetch=None,
-        structure=columns.structure, maps=maps, workers=0, prefetch=1, in_order=True,
+        structure=columns.structure, maps=columns.maps, workers=0, prefetch=1, in_order=True,
         persistent=False, timeout=0, wrap=columns.wrap,
     )  # fmt: skip
     loader.restart(iter([rows]), _BATCHES, None, 0)

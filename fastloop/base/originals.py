@@ -1,0 +1,159 @@
+"""How fastloop is sure that C makes what another library's code makes: that code is one that it
+knows, and C's results are compared with those of the original.
+
+originals.txt lists the functions that C stands in for. A ``Trial`` is the account of one plan of C
+in one process: which samples are made both ways, and whether they have differed. Whoever makes
+samples by C of torchvision or Hugging Face asks here. Any thread may.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from configparser import ConfigParser
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastloop.base import torch_parts
+from fastloop.base.requirements import read_check_interval
+
+_PACKAGE = __file__.rpartition("base")[0]
+DECODERS = "fastloop-images"  # how names of threads begin that decode images and do not draw
+# C does not take these samples: the original's turn. Nothing has been drawn.
+REFUSALS = BufferError, RuntimeError, TypeError, ValueError
+
+
+# ---- the code of the original
+
+
+@functools.cache
+def _read_table() -> ConfigParser:
+    table = ConfigParser()
+    table.read(Path(__file__).with_suffix(".txt"))
+    return table
+
+
+def _functions_of(group: str) -> Iterator[Any]:
+    """Yield the functions that a group names now, without what patch() has put around them."""
+    for module, names in _read_table()[group].items():
+        for name in names.split() if module != "known" else ():
+            function = torch_parts.resolve(f"{module}:{name}")
+            file = getattr(getattr(function, "__code__", None), "co_filename", "")
+            yield function.__wrapped__ if file.startswith(_PACKAGE) else function
+
+
+@functools.cache
+def _first_seen(group: str) -> tuple[tuple[Any, ...], str]:
+    """Return the functions of a group, and one digest of their syntax."""
+    functions = tuple(_functions_of(group))
+    digests = [torch_parts.syntax_digest(f) for f in functions if not hasattr(f, "__wrapped__")]
+    return functions, sha1(" ".join(digests).encode(), usedforsecurity=False).hexdigest()[:8]
+
+
+def is_code_known(group: str) -> bool:
+    """Tell whether the functions of a group in originals.txt are those of a release that fastloop
+    knows, and nobody has put others in their places. Takes some 50 ms the first time."""
+    try:
+        functions, digest = _first_seen(group)
+        is_same = all(a is b for a, b in zip(functions, _functions_of(group), strict=True))
+    except (AttributeError, ImportError):
+        return False
+    return is_same and digest in _read_table()[group]["known"].split()
+
+
+# ---- samples that are made both ways
+
+_thread = threading.local()  # .is_left: the original's functions are called for a comparison
+
+
+def is_left_alone() -> bool:
+    """Tell whether this thread runs an original to compare with: what is patched must not help."""
+    return getattr(_thread, "is_left", False)
+
+
+def is_alone() -> bool:
+    """Tell whether no thread but this one may draw random numbers."""
+    return sum(not thread.name.startswith(DECODERS) for thread in threading.enumerate()) == 1
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Tell whether two results have the same structure, classes, dtypes, shapes, strides and
+    bits."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        if (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
+            return False
+        return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b)))
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(map(same_bits, a.values(), b.values()))
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same_bits, a, b))
+    return bool(a == b)
+
+
+class Trial:
+    """Compares what C makes by one plan with what the original makes: the first samples, and with
+    FASTLOOP_CHECK=n one of n.
+
+    Args:
+        what: is made, for warnings; `whose` are the original's: "torchvision's".
+        unchecked: how many comparisons come first.
+
+    Attributes:
+        unchecked: how many of them are still to come.
+        is_left: results have differed, so the original makes them for good.
+        every: n of FASTLOOP_CHECK.
+    """
+
+    is_left = False
+    _count = 0  # of samples
+
+    def __init__(self, what: str, whose: str, unchecked: int) -> None:
+        self.what, self.whose, self.unchecked = what, whose, unchecked
+        self.every = read_check_interval()
+
+    def is_due(self, count: int = 1) -> bool:
+        """Count samples that are about to be made. Tell whether to make them both ways."""
+        before, self._count = self._count, self._count + count
+        is_one_of_n = self.every > 0 and self._count // self.every > before // self.every
+        return self.unchecked > 0 or is_one_of_n
+
+    def compare(self, original: Callable[[], Any], by_c: Callable[[torch.Generator], Any]) -> Any:
+        """Return what the original makes. Compare it, and the state in which it leaves torch's
+        default generator, with what C makes of a generator in the same state."""
+        generator, private = torch.default_generator, torch.Generator()
+        private.set_state(generator.get_state())
+        _thread.is_left = True
+        try:
+            expected = original()
+        finally:
+            _thread.is_left = False
+        try:
+            is_same = same_bits(expected, by_c(private))
+        except REFUSALS:
+            return expected
+        is_same_state = torch.equal(generator.get_state(), private.get_state())
+        if is_same and is_same_state:
+            self.unchecked = max(self.unchecked - 1, 0)
+        elif is_same_state or is_alone():  # no other thread has drawn meanwhile
+            self.is_left, self.unchecked = True, 0
+            text = f"C's {self.what} differ from {self.whose}, which are used from now on. Please "
+            text += "report this with the output of `python -m fastloop doctor`"
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
+        return expected
+
+
+_trials: dict[str, Trial] = {}
+
+
+def trial_of(key: str, *arguments: Any) -> Trial:
+    """Return the trial of the plan that a key names in this process; `arguments` make the first."""
+    if key not in _trials:
+        _trials[key] = Trial(*arguments)
+    return _trials[key]
