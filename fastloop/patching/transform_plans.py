@@ -47,7 +47,6 @@ class _Plan:
             layout, shape = "CHW", (channels, height, width)
         self._compile = functools.partial(chain.compile, shape, layout)
         self._plan, self._draws = self._compile("CHW")
-        self._shape: Any = self._plan.core.out_shape  # None: results have other strides
         self._was_pil = chain.was_pil
         images: Any = sys.modules.get("torchvision.tv_tensors")
         self._cls = images.Image if chain.is_tv_tensor else None
@@ -59,7 +58,7 @@ class _Plan:
         if self._was_pil:
             width, height = image.size
             image = np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, -1)
-        out = self._plan.empty() if self._shape is None else torch.empty(self._shape)
+        out = self._plan.empty()
         self._draws.apply(image, out, generator)
         return out if self._cls is None else out.as_subclass(self._cls)
 
@@ -72,7 +71,7 @@ class _Plan:
             def original() -> Any:
                 expected, is_first = torchvision(), self._trial.unchecked == _CHECKED
                 if is_first and expected.stride() != self._plan.empty().stride():
-                    self._shape, (self._plan, self._draws) = None, self._compile("channels_last")
+                    self._plan, self._draws = self._compile("channels_last")
                 return expected
 
             return self._trial.compare(original, functools.partial(self._make, image))

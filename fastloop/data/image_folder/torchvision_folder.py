@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +56,9 @@ class FolderSamples:
         refuse_if(fault := self._find_fault(), fault)
         opened = chains.open_plan(self._inner.transform, (0, 0, 3), "HWC")
         own["_plan"], own["_draws"], own["_snapshot"], key = opened
-        own["_transform"], own["_spare"] = self._inner.transform, [_new_decoder()]
+        own["_transform"], own["_spare"] = self._inner.transform, []
+        is_alone = get_worker_info() is not None or len(os.sched_getaffinity(0)) == 1
+        own["_ahead"] = 1 if is_alone else _AHEAD
         what = f"samples of ImageFolder with {self._transform}"
         own["_trial"] = trial_of(key, what, "torchvision's", _CHECKED)
 
@@ -111,33 +113,31 @@ class FolderSamples:
         limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
         return image if limit is None or image.size <= 3 * limit else None
 
-    def _submit(self, row: Any, decode: AutoDecoder) -> Future[Array | None]:
+    def _start(self, row: Any, decode: AutoDecoder) -> Callable[[], Array | None]:
+        """Begin to read an image, in a thread if there may be some. What is returned ends it."""
+        read = partial(self._read, row, decode)
+        if self._ahead == 1:
+            return read
         try:
-            return _threads_of(os.getpid()).submit(self._read, row, decode)
+            return _threads_of(os.getpid()).submit(read).result
         except RuntimeError:  # the main thread has ended, and this one goes on
-            read: Future[Array | None] = Future()
-            read.set_result(self._read(row, _new_decoder()))
             return read
 
     def _read_ahead(self, rows: Sequence[Any]) -> Iterator[Array | None]:
         """Yield the images. Each is good until the next is asked for."""
-        if get_worker_info() is not None or len(os.sched_getaffinity(0)) == 1:
-            yield from (self._read(row, self._spare[0]) for row in rows)
-            return
-        ahead = deque[tuple[AutoDecoder, Future[Array | None]]]()
-
-        def take_first() -> Iterator[Array | None]:
-            decode, image = ahead.popleft()
-            yield image.result()
-            self._spare.append(decode)
-
-        for row in rows:
-            decode = self._spare.pop() if self._spare else _new_decoder()
-            ahead.append((decode, self._submit(row, decode)))
-            if len(ahead) == _AHEAD:
-                yield from take_first()
-        while ahead:
-            yield from take_first()
+        decoders = self._spare.pop() if self._spare else [_new_decoder() for _ in range(_AHEAD)]
+        started = deque[Callable[[], Array | None]]()
+        try:
+            for turn, row in enumerate(rows):
+                if len(started) == self._ahead:
+                    yield started.popleft()()
+                started.append(self._start(row, decoders[turn % self._ahead]))
+            while started:
+                yield started.popleft()()
+        finally:
+            for end in started:  # after an error: the decoders are used again
+                end()
+            self._spare.append(decoders)
 
     # ---- samples
 

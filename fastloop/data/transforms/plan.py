@@ -204,7 +204,7 @@ class Plan:
 
     def empty(self, *count: int) -> torch.Tensor:
         """Return memory for the result of one image, or for a batch of this many."""
-        shape = self.core.out_shape
+        shape = self._shape
         if self.out_layout != "channels_last":
             return torch.empty((*count, *shape), dtype=self.dtype, device="cpu")
         channels, height, width = shape

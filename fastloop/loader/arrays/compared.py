@@ -17,7 +17,7 @@ from fastloop._core import ImageDraws
 from fastloop.base.originals import Trial, is_alone
 from fastloop.base.torch_parts import MapFetcher, pin_memory
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
-from fastloop.loader.arrays.iterator import _BATCHES, ArrayIter, make_batch
+from fastloop.loader.arrays.iterator import _LISTS, ArrayIter, make_batch
 
 
 def _compare(trial: Trial, state: Tensor, *makers: Callable[..., Any]) -> Any:
@@ -85,26 +85,28 @@ class ComparedIter(ArrayIter):
     _is_seeded = _is_left = False
     _due: tuple[Any, Tensor, Tensor] | None = None  # indices, states before and after the draws
 
-    def _restart(self) -> None:
-        if self._destination is not None:
-            self._destination.check()
-        assert self._source.original is not None
-        self._original: Original = self._source.original
-        if not self._is_seeded and self._original.draws is not None:
+    def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
+        draws = self._source.original.draws
+        if draws is not None and not self._is_seeded:
             self._is_seeded = True  # persistent workers go on with their streams
-            self._original.draws.seed(int(self._base_seed), self._num_workers)
-        self._array_loader.restart(self._drawing(), _BATCHES, None, 0)
+            draws.seed(int(self._base_seed), self._num_workers)
+        return self._drawing(self._source.original), _LISTS, None
 
-    def _drawing(self) -> Iterator[Any]:
-        original, workers, generator = self._original, self._num_workers, torch.default_generator
+    def _drawing(self, original: Original) -> Iterator[Any]:
+        """Yield the indices of batches: lists for C, tuples for the original."""
+        generator = torch.default_generator
         for turn, batch in enumerate(self._sampler_iter):
-            if original.draws is not None and workers > 0:
-                original.draws.draw(len(batch), turn % workers)
+            self._due = None
+            if original.draws is not None and self._num_workers > 0:
+                original.draws.draw(len(batch), turn % self._num_workers)
+            elif self._is_left or not original.is_same():
+                self._is_left, batch = True, tuple(batch)
             else:
                 is_due = original.trial.is_due(len(batch)) and is_alone()  # nobody else draws
                 before = generator.get_state() if is_due else None
                 original.draw(len(batch), generator)
-                self._due = None if before is None else (batch, before, generator.get_state())
+                if before is not None:
+                    self._due = batch, before, generator.get_state()
             yield batch
 
     def _compare(self, data: Any) -> Any:
@@ -116,23 +118,13 @@ class ComparedIter(ArrayIter):
             generator.set_state(after)
             return data
 
-        fetch = partial(self._dataset_fetcher.fetch, indices)
-        expected = _compare(self._original.trial, before, fetch, by_c)
-        self._is_left = self._original.trial.is_left
+        trial, fetch = self._source.original.trial, partial(self._dataset_fetcher.fetch, indices)
+        expected = _compare(trial, before, fetch, by_c)
+        self._is_left = trial.is_left
         if not self._is_left:
             return data
         return pin_memory(expected) if self._pin_memory else expected
 
     def __next__(self) -> Any:
-        if self._num_workers == 0 and not self._is_left:
-            self._is_left = not self._original.is_same()
-        if not self._is_left:
-            data = super().__next__()
-            return data if self._due is None else self._compare(data)
-        try:
-            data = self._dataset_fetcher.fetch(next(self._sampler_iter))
-        except StopIteration:
-            self._epoch.is_over = True
-            raise
-        self._num_yielded += 1
-        return pin_memory(data) if self._pin_memory else data
+        data = super().__next__()
+        return data if self._due is None else self._compare(data)

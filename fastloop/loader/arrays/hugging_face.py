@@ -23,7 +23,7 @@ from fastloop.base.originals import is_code_known, trial_of
 from fastloop.data.field import Array, MappedFile
 from fastloop.data.samplers import Vector
 from fastloop.data.sequences.ragged import check_lists, read_chunk
-from fastloop.loader.arrays.columns import Columns, NotCoveredError, Segment, leave_if
+from fastloop.loader.arrays.columns import Column, Columns, NotCoveredError, Segment, leave_if
 from fastloop.loader.arrays.compared import Original
 
 # The dtype that both formats make of values; None: they keep theirs. Others are not covered.
@@ -44,19 +44,16 @@ def _selected_rows(dataset: Any) -> tuple[Vector, ...]:
 
 def _flatten(chunk: Any) -> tuple[Any, list[int]]:
     """Return the values of lists within each other, and how many are in each."""
-    pa, widths = sys.modules["pyarrow"], []
+    pa: Any = sys.modules["pyarrow"]
+    widths: list[int] = []
     while True:
         leave_if(chunk.null_count, "null values")
         if isinstance(chunk, pa.ExtensionArray):
             chunk = chunk.storage
-        elif isinstance(chunk, pa.FixedSizeListArray):
-            widths.append(chunk.type.list_size)
-            chunk = chunk.flatten()
-        elif isinstance(chunk, pa.ListArray | pa.LargeListArray):
-            lengths = np.diff(chunk.offsets.to_numpy())
-            if len(lengths) == 0 or (lengths != lengths[0]).any():
-                raise NotCoveredError("lists of different length")
-            widths.append(int(lengths[0]))
+        elif isinstance(chunk, pa.FixedSizeListArray | pa.ListArray | pa.LargeListArray):
+            lengths = chunk.value_lengths().unique().to_pylist()
+            leave_if(len(lengths) != 1, "lists of different length")
+            widths += lengths
             chunk = chunk.flatten()
         else:
             return chunk, widths
@@ -85,19 +82,17 @@ def _chunks_of(dataset: Any, name: str) -> list[Any]:
     return chunks
 
 
-def _segments_of(dataset: Any, name: str) -> tuple[Segment, ...]:
-    file = _file_of(dataset)
+def _column_of(dataset: Any, name: str, output: str) -> Column:
+    """Return an output that is a column of numbers, or of lists of one length."""
+    chunks = _chunks_of(dataset, name)
     try:
-        arrays = list(map(_array_of, _chunks_of(dataset, name)))
+        arrays = list(map(_array_of, chunks))
+        dtype, *others = {str(array.dtype) for array in arrays}
+        leave_if(others, "parts of different dtype")
     except NotCoveredError as reason:
         raise NotCoveredError(f"column {name!r} has {reason}") from None
-    return tuple(Segment(array, len(array), file) for array in arrays)
-
-
-def _cast_of(name: str, segments: tuple[Segment, ...]) -> str | None:
-    first, *others = {str(segment.array.dtype) for segment in segments}
-    leave_if(others, f"column {name!r} has parts of different dtype")
-    return _CASTS[first]
+    segments = tuple(Segment(array, len(array), _file_of(dataset)) for array in arrays)
+    return Column(output, segments, cast=_CASTS[dtype])
 
 
 def _names_in(dataset: Any) -> list[str]:
@@ -110,6 +105,11 @@ def _names_in(dataset: Any) -> list[str]:
     return names
 
 
+def _join(dataset: Any, outputs: dict[str, Column], wrap: Any = None) -> Columns:
+    parts, rows = tuple(outputs.values()), _selected_rows(dataset)
+    return Columns(dict.fromkeys(outputs), parts, "Arrow columns", rows, wrap=wrap)
+
+
 def take_formatted(dataset: Any) -> Columns:
     """Return the columns of a ``datasets.Dataset`` that its format makes tensors or arrays of.
     Raises NotCoveredError."""
@@ -117,11 +117,7 @@ def take_formatted(dataset: Any) -> Columns:
     reason = f"the format of the datasets.Dataset is {kind}; C takes {known}"
     leave_if(kind not in ("torch", "numpy"), reason)
     names = _names_in(dataset)
-    columns = Columns(dict.fromkeys(names), kind="Arrow columns", maps=_selected_rows(dataset))
-    for name in names:
-        segments = _segments_of(dataset, name)
-        columns.add(f"column {name!r}", segments, cast=_cast_of(name, segments))
-    return columns
+    return _join(dataset, {name: _column_of(dataset, name, f"column {name!r}") for name in names})
 
 
 # ---- collators of transformers
@@ -156,7 +152,10 @@ class _Lists(NamedTuple):
 
     values: Array
     ends: Array
-    lengths: Array
+
+    @property
+    def lengths(self) -> Array:
+        return self.ends[:, 1] - self.ends[:, 0]
 
 
 @dataclass
@@ -165,14 +164,13 @@ class _Samples:
 
     Attributes:
         names: of the columns.
-        outputs: the arguments of ``Columns.add``.
         kind: the class of the batch; None: a dict.
         how: every other setting that batches depend on.
     """
 
     dataset: Any
     names: list[str]
-    outputs: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    outputs: dict[str, Column] = field(default_factory=dict)
     kind: Callable[[Any], Any] | None = None
     how: Any = None
 
@@ -197,7 +195,7 @@ class _Samples:
             counts.append(offsets[1:] - offsets[:-1])
         begins, lengths = np.concatenate(places), np.concatenate(counts, dtype=np.int64)
         leave_if(lengths.min() < 0, f"column {name!r} has offsets that fall")
-        found = _Lists(np.asarray(span), np.stack((begins, begins + lengths), 1), lengths)
+        found = _Lists(np.asarray(span), np.stack((begins, begins + lengths), 1))
         differs = main is not None and not np.array_equal(found.lengths, main.lengths)
         leave_if(differs, f"lists of column {name!r} are not as long as those beside them")
         return found
@@ -208,19 +206,18 @@ class _Samples:
             options["is_int64"] = lists.values.dtype != np.int64
             options["padding"] = np.int64(padding[0]).tobytes()
         column = SequenceColumn(torch.Tensor, kind, lists.ends, lists.values, **options)
-        self.outputs[output] = output, column, _file_of(self.dataset)
+        self.outputs[output] = Column(output, column, _file_of(self.dataset))
 
     def add_rows(self, output: str, name: str, ndims: tuple[int, ...] = ()) -> None:
-        """Add a column of numbers, or of lists of one length.
+        """Add an output that is a column.
 
         Args:
             ndims: of labels: the numbers of dimensions that they may have; bools are then refused.
         """
-        segments = _segments_of(self.dataset, name)
-        array: Any = segments[0].array
+        column = self.outputs[output] = _column_of(self.dataset, name, output)
+        array: Any = column.segments()[0].array
         is_other = ndims and (array.ndim not in ndims or array.dtype == np.bool_)
         leave_if(is_other or 0 in array.shape[1:], f"column {name!r} has values of another kind")
-        self.outputs[output] = output, segments, None, None, False, _cast_of(name, segments)
 
 
 def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any = None) -> Any:
@@ -342,11 +339,8 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     leave_if(not is_code_known("collators"), "fastloop does not know this transformers")
     samples = _Samples(dataset, names)
     _MAKERS[name](samples, collator)
-    made, rows = samples.outputs, _selected_rows(dataset)
-    columns = Columns(dict.fromkeys(made), kind="Arrow columns", maps=rows, wrap=samples.kind)
-    for arguments in made.values():
-        columns.add(*arguments)
-    key = repr((name, form, dataset.features, samples.how, list(made)))
+    columns = _join(dataset, samples.outputs, samples.kind)
+    key = repr((name, form, dataset.features, samples.how, list(samples.outputs)))
     trial = trial_of(key, "batches", f"those of {name}", 1)
     columns.original = Original(trial, collate_fn, _CHECKED)
     return columns

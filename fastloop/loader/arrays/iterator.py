@@ -262,20 +262,18 @@ class ArrayIter(ResumableIter):
     def _restart(self) -> None:
         if self._destination is not None:
             self._destination.check()
+        self._array_loader.restart(*self._open_indices(), self._random_epoch)
+
+    def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
+        """Return the first arguments of ``ArrayLoader.restart``."""
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = refuse_batches()
-            remaining = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
-            self._array_loader.restart(
-                remaining, _BLOCKS, sampler, random_epoch(self._source, self._datasets)
-            )
-        else:
-            singles = _LISTS if self._fetches_singles else _SINGLES
-            kind = _BATCHES if self._auto_collation else singles
-            self._array_loader.restart(
-                self._sampler_iter, kind, None, random_epoch(self._source, self._datasets)
-            )
+            remaining = self._epoch.remaining(blocks, skip_blocks)
+            return chain.from_iterable(remaining), _BLOCKS, sampler
+        singles = _LISTS if self._fetches_singles else _SINGLES
+        return self._sampler_iter, _BATCHES if self._auto_collation else singles, None
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         self._warn_of_change()  # first: as an error it must leave everything as it was
@@ -315,9 +313,7 @@ class ArrayIter(ResumableIter):
             count = block[1] if isinstance(block, tuple) else len(block)
             source = chain((rest_of_block(block, count - left),), source)
         self._open_loader()
-        self._array_loader.restart(
-            source, kind, batch_sampler, random_epoch(self._source, self._datasets)
-        )
+        self._array_loader.restart(source, kind, batch_sampler, self._random_epoch)
         return True
 
     def _next_data(self) -> Any:
