@@ -25,7 +25,7 @@ from fastloop.base.requirements import read_check_interval
 _PACKAGE = __file__.rpartition("base")[0]
 DECODERS = "fastloop-images"  # how names of threads begin that decode images and do not draw
 # C does not take these samples: the original's turn. Nothing has been drawn.
-REFUSALS = BufferError, RuntimeError, TypeError, ValueError
+_REFUSALS = BufferError, RuntimeError, TypeError, ValueError
 
 
 # ---- the code of the original
@@ -136,7 +136,7 @@ class Trial:
             _thread.is_left = False
         try:
             is_same = same_bits(expected, by_c(private))
-        except REFUSALS:
+        except _REFUSALS:
             return expected
         is_same_state = torch.equal(generator.get_state(), private.get_state())
         if is_same and is_same_state:
@@ -148,12 +148,19 @@ class Trial:
             warnings.warn(text, RuntimeWarning, stacklevel=4)
         return expected
 
+    def run(self, original: Callable[[], Any], by_c: Callable[[torch.Generator], Any]) -> Any:
+        """Return a sample by C, or by the original where it is due, left or refused by C."""
+        if self.is_left:
+            return original()
+        if self.is_due():
+            return self.compare(original, by_c)
+        try:
+            return by_c(torch.default_generator)
+        except _REFUSALS:
+            return original()
 
-_trials: dict[str, Trial] = {}
 
-
+@functools.cache
 def trial_of(key: str, *arguments: Any) -> Trial:
-    """Return the trial of the plan that a key names in this process; `arguments` make the first."""
-    if key not in _trials:
-        _trials[key] = Trial(*arguments)
-    return _trials[key]
+    """Return the trial of the plan that a key names in this process; `arguments` are Trial's."""
+    return Trial(*arguments)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastloop._core import Snapshot
 from fastloop.base.checks import refuse_if
-from fastloop.base.originals import REFUSALS, Trial, is_left_alone
+from fastloop.base.originals import Trial, is_left_alone
 from fastloop.base.requirements import read_check_interval
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.patching.seams import Function, Seam
@@ -36,51 +36,35 @@ class _Plan:
     """A transform for images of a kind.
 
     Args:
-        channels, height, width: of all images; 0, 0: the edges differ.
+        kind: how many channels tensors have, or the mode of PIL images.
+        edges: the height and width of all; 0, 0: they differ.
     """
 
-    def __init__(
-        self, compose: Any, chain: chains.Chain, channels: int, height: int, width: int
-    ) -> None:
-        layout, shape = "HWC", (height, width, channels)
-        if not chain.was_pil:
-            layout, shape = "CHW", (channels, height, width)
-        self._compile = functools.partial(chain.compile, shape, layout)
+    def __init__(self, compose: Any, chain: chains.Chain, kind: Any, *edges: int) -> None:
+        shapes = {"HWC": (*edges, _BANDS.get(kind, kind)), "CHW": (kind, *edges)}
+        layout = "HWC" if chain.was_pil else "CHW"
+        self._compile = functools.partial(chain.compile, shapes[layout], layout)
         self._plan, self._draws = self._compile("CHW")
-        self._was_pil = chain.was_pil
         images: Any = sys.modules.get("torchvision.tv_tensors")
         self._cls = images.Image if chain.is_tv_tensor else None
-        self._trial = Trial(f"images with {compose}", "torchvision's", _CHECKED)
+        self.trial = Trial(f"images with {compose}", "torchvision's", _CHECKED)
         self.snapshot = Snapshot(chain.things)
         chain.things.clear()  # the Compose among them may be forgotten
 
-    def _make(self, image: Any, generator: torch.Generator) -> Tensor:
-        if self._was_pil:
+    def make(self, image: Any, seam: Seam, generator: torch.Generator) -> Tensor:
+        if type(image) is not Tensor:
             width, height = image.size
             image = np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, -1)
         out = self._plan.empty()
         self._draws.apply(image, out, generator)
+        seam.native += generator is torch.default_generator  # else it is compared
         return out if self._cls is None else out.as_subclass(self._cls)
 
-    def make(self, image: Any, seam: Seam, torchvision: Function) -> Any:
-        """Return the transformed image, by C or by torchvision."""
-        if self._trial.is_left:
-            return torchvision()
-        if self._trial.is_due():
-
-            def original() -> Any:
-                expected, is_first = torchvision(), self._trial.unchecked == _CHECKED
-                if is_first and expected.stride() != self._plan.empty().stride():
-                    self._plan, self._draws = self._compile("channels_last")
-                return expected
-
-            return self._trial.compare(original, functools.partial(self._make, image))
-        try:
-            result = self._make(image, torch.default_generator)
-        except REFUSALS:
-            return torchvision()
-        seam.native += 1
-        return result
+    def take_strides(self, first: Tensor) -> Tensor:
+        """Make results with the strides of the first one."""
+        if self.trial.unchecked == _CHECKED and first.stride() != self._plan.empty().stride():
+            self._plan, self._draws = self._compile("channels_last")
+        return first
 
 
 @dataclass(eq=False)
@@ -123,8 +107,7 @@ class _Transform:
         sizes = {} if chain.has_strides_by_size else {kind: (0, 0)}
         for place, edges in (sizes | {key: size}).items():
             with suppress(TypeError, ValueError):
-                channels = kind if is_tensor else _BANDS[kind]
-                self.plans[place] = plan = _Plan(compose, chain, channels, *edges)
+                self.plans[place] = plan = _Plan(compose, chain, kind, *edges)
                 return plan
         self.plans[key] = None
         return None
@@ -137,7 +120,11 @@ class _Transform:
         if not plan.snapshot.is_same():
             self.plans.clear()
             return before(compose, image)
-        return plan.make(image, self.seam, functools.partial(before, compose, image))
+
+        def by_torchvision() -> Any:
+            return plan.take_strides(before(compose, image))
+
+        return plan.trial.run(by_torchvision, functools.partial(plan.make, image, self.seam))
 
 
 def _is_image(image: Any) -> bool:

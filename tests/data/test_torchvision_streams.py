@@ -7,7 +7,7 @@ import gc
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -42,6 +42,14 @@ LOADERS = int(os.environ.get("FASTLOOP_FUZZ", "24"))
 SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", time.strftime("%Y%m%d")))
 NUMBERS = pytest.mark.parametrize("workers", [0, 2])
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
+
+
+@pytest.fixture(autouse=True)
+def trials() -> Iterator[None]:
+    """No test knows what those before it have compared."""
+    originals.trial_of.cache_clear()
+    yield
+    originals.trial_of.cache_clear()
 
 
 def module_of(version: int) -> Any:
@@ -344,7 +352,7 @@ def test_persistent_workers_keep_what_they_began_with() -> None:
 
 def test_a_difference_leaves_the_plan_to_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = dataset_of("CIFAR10", v1.Compose([v1.RandomVerticalFlip(1.0), *cifar(v1).transforms]))
-    monkeypatch.setattr(originals, "_trials", {})
+    originals.trial_of.cache_clear()
     monkeypatch.setattr(originals, "same_bits", lambda a, b: False)
     before = torch.get_rng_state()
     with pytest.warns(RuntimeWarning, match="differ from torchvision's") as seen:
@@ -368,7 +376,7 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
             chain.steps.pop()
         return chain
 
-    monkeypatch.setattr(originals, "_trials", {})
+    originals.trial_of.cache_clear()
     monkeypatch.setattr(torchvision_chain, "read_chain", read_wrongly)
     dataset = dataset_of("CIFAR10", cifar(v1))
     with pytest.warns(RuntimeWarning, match="Please report"):
@@ -378,10 +386,10 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
 @pytest.mark.parametrize("every", [1, 10, 19])
 def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     monkeypatch.setenv("FASTLOOP_CHECK", str(every))
-    monkeypatch.setattr(originals, "_trials", {})
+    originals.trial_of.cache_clear()
     dataset, options = dataset_of("CIFAR10", cifar(v1)), {"batch_size": 7, "shuffle": True}
     assert_same(dataset, options)
-    monkeypatch.setattr(originals, "_trials", {})
+    originals.trial_of.cache_clear()
     compared: list[int] = []
     true_compare = ComparedIter._compare
 
@@ -439,7 +447,7 @@ def test_functions_that_were_replaced(
     dataset = dataset_of("CIFAR10", cifar(v1))
     if is_first:
         originals._first_seen.cache_clear()
-        monkeypatch.setattr(originals, "_trials", {})
+        originals.trial_of.cache_clear()
     else:
         assert path_of(dataset) == "array"
     replace(monkeypatch)

@@ -49,7 +49,7 @@ MODEL = ["input_ids", "token_type_ids", "attention_mask"]
 def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Nothing is written where the user keeps data sets; nothing is known from another test."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    monkeypatch.setattr(originals, "_trials", {})
+    originals.trial_of.cache_clear()
     datasets.disable_progress_bars()
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from fastloop.base.checks import refuse_if
-from fastloop.base.originals import DECODERS, REFUSALS, trial_of
+from fastloop.base.originals import DECODERS, trial_of
 from fastloop.data.collate import below_subsets, borrow_places
 from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import AutoDecoder
@@ -57,8 +58,6 @@ class FolderSamples:
         opened = chains.open_plan(self._inner.transform, (0, 0, 3), "HWC")
         own["_plan"], own["_draws"], own["_snapshot"], key = opened
         own["_transform"], own["_spare"] = self._inner.transform, []
-        is_alone = get_worker_info() is not None or len(os.sched_getaffinity(0)) == 1
-        own["_ahead"] = 1 if is_alone else _AHEAD
         what = f"samples of ImageFolder with {self._transform}"
         own["_trial"] = trial_of(key, what, "torchvision's", _CHECKED)
 
@@ -113,54 +112,42 @@ class FolderSamples:
         limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
         return image if limit is None or image.size <= 3 * limit else None
 
-    def _start(self, row: Any, decode: AutoDecoder) -> Callable[[], Array | None]:
-        """Begin to read an image, in a thread if there may be some. What is returned ends it."""
-        read = partial(self._read, row, decode)
-        if self._ahead == 1:
-            return read
-        try:
-            return _threads_of(os.getpid()).submit(read).result
-        except RuntimeError:  # the main thread has ended, and this one goes on
-            return read
-
     def _read_ahead(self, rows: Sequence[Any]) -> Iterator[Array | None]:
         """Yield the images. Each is good until the next is asked for."""
+        has_threads = get_worker_info() is None and len(os.sched_getaffinity(0)) > 1
+        ahead = _AHEAD if has_threads else 1
         decoders = self._spare.pop() if self._spare else [_new_decoder() for _ in range(_AHEAD)]
-        started = deque[Callable[[], Array | None]]()
+        started = deque[Any]()
         try:
             for turn, row in enumerate(rows):
-                if len(started) == self._ahead:
+                if len(started) == ahead:
                     yield started.popleft()()
-                started.append(self._start(row, decoders[turn % self._ahead]))
+                read: Any = partial(self._read, row, decoders[turn % ahead])
+                if has_threads:
+                    with suppress(RuntimeError):  # the main thread has ended, and this one goes on
+                        read = _threads_of(os.getpid()).submit(read).result
+                started.append(read)
             while started:
                 yield started.popleft()()
         finally:
-            for end in started:  # after an error: the decoders are used again
-                end()
+            for read in started:  # after an error: the decoders are used again
+                read()
             self._spare.append(decoders)
 
     # ---- samples
 
     def _make(self, row: Any, image: Array | None, place: Tensor | None) -> Any:
-        if image is None or self._trial.is_left:
-            return self._inner[row]
+        def by_torchvision() -> Any:
+            """Return a sample as C makes it: the batch has neither class nor strides."""
+            made, target = self._inner[row]
+            return made.as_subclass(Tensor).contiguous(), target
 
-        def by_c(out: Tensor, generator: torch.Generator) -> Any:
+        def by_c(generator: torch.Generator) -> Any:
+            out = self._plan.empty() if place is None else place
             self._draws.apply(image, out, generator)
             return out, self._inner.samples[row][1]
 
-        if self._trial.is_due():
-            ways = partial(self._plain, row), partial(by_c, self._plan.empty())
-            return self._trial.compare(*ways)
-        try:
-            return by_c(self._plan.empty() if place is None else place, torch.default_generator)
-        except REFUSALS:
-            return self._inner[row]
-
-    def _plain(self, row: Any) -> Any:
-        """Return torchvision's sample as C makes it: the batch has neither class nor strides."""
-        image, target = self._inner[row]
-        return image.as_subclass(Tensor).contiguous(), target
+        return by_torchvision() if image is None else self._trial.run(by_torchvision, by_c)
 
 
 def samples_or_dataset(dataset: Any) -> Any:

@@ -19,6 +19,8 @@ from fastloop.base.torch_parts import MapFetcher, pin_memory
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
 from fastloop.loader.arrays.iterator import _LISTS, ArrayIter, make_batch
 
+_FIRST = 8  # samples of the first batch, which is compared once a process and plan
+
 
 def _compare(trial: Trial, state: Tensor, *makers: Callable[..., Any]) -> Any:
     """Compare with torch's generator in this state, and put it back."""
@@ -37,14 +39,12 @@ class Original:
 
     Attributes:
         collate_fn: of the loader.
-        samples: how many make the first batch, which is compared once a process and plan.
         draws: the random parameters of samples; None: there are none.
         is_same: tells whether C still makes what the original would make.
     """
 
     trial: Trial
     collate_fn: Callable[[Any], Any]
-    samples: int
     draws: ImageDraws | None = None
     is_same: Callable[[], bool] = lambda: True
 
@@ -58,7 +58,7 @@ class Original:
 
     def check(self, columns: Columns) -> None:
         """Compare the first batch. Raises NotCoveredError if it differs."""
-        rows = list(range(min(self.samples, len(columns.dataset))))
+        rows = list(range(min(_FIRST, len(columns.dataset))))
         fetcher = MapFetcher(columns.dataset, True, self.collate_fn, False)
 
         def by_c(generator: torch.Generator) -> Any:

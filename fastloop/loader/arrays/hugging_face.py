@@ -127,7 +127,6 @@ _PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
 # With other values of these attributes, collators draw numbers or make what C does not.
 _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
 _NEEDED["position_ids_start"] = 0
-_CHECKED = 8  # samples of the batch that is made both ways
 _LARGE = 10**20  # a longer model_max_length is none
 
 
@@ -183,10 +182,9 @@ class _Samples:
         full = [values for values, _ in parts if len(values) > 0]
         leave_if(not full, f"column {name!r} has empty lists alone")
         dtype = full[0].dtype
-        is_integer = dtype.kind in "iu" and dtype.name in _CASTS
-        leave_if(not is_integer, f"column {name!r} has lists of {dtype}, which are not padded")
-        is_odd = any(not values.flags.aligned for values in full)
-        leave_if(is_odd, f"column {name!r} has lists at unaligned addresses")
+        is_plain = dtype.kind in "iu" and all(values.flags.aligned for values in full)
+        is_plain = is_plain and dtype.name in _CASTS
+        leave_if(not is_plain, f"column {name!r} has lists of {dtype}, or at unaligned addresses")
         span, places, counts = _Span(full), [], []
         for values, offsets in parts:
             leave_if(offsets[-1] > len(values), f"column {name!r} has lists beyond its values")
@@ -342,5 +340,5 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     columns = _join(dataset, samples.outputs, samples.kind)
     key = repr((name, form, dataset.features, samples.how, list(samples.outputs)))
     trial = trial_of(key, "batches", f"those of {name}", 1)
-    columns.original = Original(trial, collate_fn, _CHECKED)
+    columns.original = Original(trial, collate_fn)
     return columns

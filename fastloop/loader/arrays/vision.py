@@ -23,14 +23,6 @@ _KINDS = {
     **dict.fromkeys(("MNIST", "FashionMNIST", "KMNIST", "EMNIST"), ("data", "targets", "HW")),
     **dict.fromkeys(("SVHN", "STL10"), ("data", "labels", "CHW")),
 }
-_CHECKED = 3  # samples
-
-
-def _check_loader(loader: DataLoader[Any]) -> None:
-    has_workers = loader.num_workers > 0
-    leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one of torch's")
-    leave_if(has_workers and loader.worker_init_fn, "worker_init_fn may seed torch's generator")
-    leave_if(has_workers and not loader.in_order, "in_order=False")
 
 
 def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, str]:
@@ -53,7 +45,10 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     leave_if(not is_known or name not in _KINDS, f"the dataset is a {name}, which C does not make")
     is_covered = dataset.transform is not None and dataset.target_transform is None
     leave_if(not is_covered, f"the {name} has no transform, or a target_transform")
-    _check_loader(loader)
+    has_workers = loader.num_workers > 0
+    leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one of torch's")
+    leave_if(has_workers and loader.worker_init_fn, "worker_init_fn may seed torch's generator")
+    leave_if(has_workers and not loader.in_order, "in_order=False")
     is_known = is_code_known("arrays")
     leave_if(not is_known, "this version of fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
@@ -73,5 +68,5 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))
     what = f"samples of {name} with {dataset.transform}"
     trial = trial_of(f"{name} {key}", what, "torchvision's", 1)
-    columns.original = Original(trial, loader.collate_fn, _CHECKED, draws, is_same)
+    columns.original = Original(trial, loader.collate_fn, draws, is_same)
     return columns
