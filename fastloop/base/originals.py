@@ -23,7 +23,8 @@ from fastloop.base import torch_parts
 from fastloop.base.requirements import read_check_interval
 
 _PACKAGE = __file__.rpartition("base")[0]
-DECODERS = "fastloop-images"  # how names of threads begin that decode images and do not draw
+DECODERS = "fastloop-images"  # how names of threads begin that decode images
+_QUIET = DECODERS, "tqdm_monitor"  # threads that draw no random numbers
 # C does not take these samples: the original's turn. Nothing has been drawn.
 _REFUSALS = BufferError, RuntimeError, TypeError, ValueError
 
@@ -78,7 +79,7 @@ def is_left_alone() -> bool:
 
 def is_alone() -> bool:
     """Tell whether no thread but this one may draw random numbers."""
-    return sum(not thread.name.startswith(DECODERS) for thread in threading.enumerate()) == 1
+    return sum(not thread.name.startswith(_QUIET) for thread in threading.enumerate()) == 1
 
 
 def same_bits(a: Any, b: Any) -> bool:

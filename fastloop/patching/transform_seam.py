@@ -36,14 +36,13 @@ class TransformSeam(Seam):
         if not self.is_on:
             return
         owner = sys.modules[module].Compose
-        for place in self._places:
-            if place.owner is owner:
-                place.put_in(anew=True)
-                return
-        # Imported now: most programs have no torchvision.
-        from fastloop.patching.transform_plans import make_call
+        place = next((place for place in self._places if place.owner is owner), None)
+        if place is None:
+            # Imported now: most programs have no torchvision.
+            from fastloop.patching.transform_plans import make_call
 
-        self.add(owner, _PLACES[module], functools.partial(make_call, self)).put_in()
+            place = self.add(owner, _PLACES[module], functools.partial(make_call, self))
+        place.put_in(anew=True)
 
     def take_out(self, why: str = "it was taken out") -> None:
         for module in _PLACES:

@@ -431,3 +431,38 @@ def test_an_index_out_of_range_raises_what_datasets_raises() -> None:
         next(theirs)
     with pytest.raises(IndexError):
         next(ours)
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """Within an epoch C reads no setting again, and is seen to differ."""
+    monkeypatch.setenv("FASTLOOP_CHECK", str(every))
+    rows = Subset(
+        datasets.Dataset.from_dict(texts(random.Random(1), 30)).shuffle(seed=2), range(23)
+    )
+    compared: list[int] = []
+    true_compare = originals.Trial.compare
+
+    def compare(self: Any, *ways: Any) -> Any:
+        compared.append(1)
+        return true_compare(self, *ways)
+
+    monkeypatch.setattr(originals.Trial, "compare", compare)
+
+    def run(cls: Any, is_changed: bool) -> list[Any]:
+        torch.manual_seed(3)
+        collator = DataCollatorWithPadding(tokenizer_of())
+        batches = iter(cls(rows, batch_size=2, shuffle=True, collate_fn=collator))
+        found = [next(batches)]
+        collator.pad_to_multiple_of = 16 if is_changed else None
+        return [*found, *batches, torch.get_rng_state()]
+
+    assert_identical(run(fastloop.DataLoader, False), run(DataLoader, False))
+    assert len(compared) == 1 + (23 // every if every == 3 else 12 * every)  # and the first batch
+    if every > 0:
+        with pytest.warns(
+            RuntimeWarning, match="batches differ from those of DataCollator"
+        ) as seen:
+            ours = run(fastloop.DataLoader, True)
+        assert_identical(ours, run(DataLoader, True))
+        assert len(seen) == 1

@@ -126,18 +126,17 @@ class Chain:
 
     def read(self, op: Any) -> None:
         """Add an operation."""
-        name, found = type(op).__name__, 0
-        for version, module in enumerate(_MODULES, 1):
-            if getattr(sys.modules.get(module), name, None) is type(op):
-                found = version
-        is_known = found and name in _READERS
+        name = type(op).__name__
+        classes = [getattr(sys.modules.get(module), name, None) for module in _MODULES]
+        is_known = type(op) in classes and name in _READERS
         refuse_if(not is_known, f"{name} at place {len(self.things)} is not done by C")
         _check_unaltered(op)
         self.things.append(op)
+        version = 1 + classes.index(type(op))
         if name != "Compose":
-            is_other = self.version not in (0, found)
+            is_other = self.version not in (0, version)
             refuse_if(is_other, f"{name} is of another version than the operations before it")
-            self.version = found
+            self.version = version
         reader, *forms = _READERS[name]
         is_fit = not forms or self.form in forms
         refuse_if(not is_fit, f"{name} stands where images are not {' or '.join(forms)}")
@@ -220,11 +219,8 @@ class Chain:
             resize.interpolation = find_pillow() + (resize.interpolation == "bicubic")
 
     def _convert(self, op: Any) -> None:
-        """Read what makes tensors of PIL images, or images of tv_tensors of tensors."""
-        name = type(op).__name__
-        refuse_if(self.is_tv_tensor, f"{name} stands where images are of tv_tensors")
-        self.form, self.is_tv_tensor = _BYTES, name == "ToImage"
-        if name == "ToTensor":
+        self.form, self.is_tv_tensor = _BYTES, type(op).__name__ == "ToImage"
+        if type(op).__name__ == "ToTensor":
             self._divide(_Unit())
 
     def _to_pure(self, op: Any) -> None:

@@ -26,11 +26,11 @@ from fastloop.data.sequences.ragged import check_lists, read_chunk
 from fastloop.loader.arrays.columns import Column, Columns, NotCoveredError, Segment, leave_if
 from fastloop.loader.arrays.compared import Original
 
-# The dtype that both formats make of values; None: they keep theirs. Others are not covered.
+# The dtype that both formats make of Arrow's; None: the same. Others are not covered.
 _CASTS = {
     **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16", "uint32"), "int64"),
-    "float64": "float32",
-    **dict.fromkeys(("int64", "float32", "bool"), None),
+    "double": "float32",
+    **dict.fromkeys(("int64", "float", "bool"), None),
 }
 
 
@@ -59,18 +59,6 @@ def _flatten(chunk: Any) -> tuple[Any, list[int]]:
             return chunk, widths
 
 
-def _array_of(chunk: Any) -> Array:
-    """Return a view of Arrow's memory; of bits a copy."""
-    types = sys.modules["pyarrow"].types
-    values, widths = _flatten(chunk)
-    is_bits, kind = types.is_boolean(values.type), values.type
-    if is_bits or types.is_integer(kind) or types.is_floating(kind):
-        array: Array = values.to_numpy(zero_copy_only=not is_bits)
-        if str(array.dtype) in _CASTS:
-            return array.reshape(len(chunk), *widths)
-    raise NotCoveredError(f"values of {kind}")
-
-
 def _file_of(dataset: Any) -> MappedFile | None:
     files = dataset.cache_files
     return (files[0]["filename"], 0, None) if files else None
@@ -83,16 +71,18 @@ def _chunks_of(dataset: Any, name: str) -> list[Any]:
 
 
 def _column_of(dataset: Any, name: str, output: str) -> Column:
-    """Return an output that is a column of numbers, or of lists of one length."""
-    chunks = _chunks_of(dataset, name)
-    try:
-        arrays = list(map(_array_of, chunks))
-        dtype, *others = {str(array.dtype) for array in arrays}
-        leave_if(others, "parts of different dtype")
-    except NotCoveredError as reason:
-        raise NotCoveredError(f"column {name!r} has {reason}") from None
-    segments = tuple(Segment(array, len(array), _file_of(dataset)) for array in arrays)
-    return Column(output, segments, cast=_CASTS[dtype])
+    """Return an output that is a column of numbers, or of lists of one length. It lies in Arrow's
+    memory; bits are copied."""
+    segments: list[Segment] = []
+    for chunk in _chunks_of(dataset, name):
+        try:
+            values, widths = _flatten(chunk)
+            leave_if((kind := str(values.type)) not in _CASTS, f"values of {kind}")
+        except NotCoveredError as reason:
+            raise NotCoveredError(f"column {name!r} has {reason}") from None
+        array = values.to_numpy(zero_copy_only=kind != "bool")
+        segments.append(Segment(array.reshape(len(chunk), *widths), len(chunk), _file_of(dataset)))
+    return Column(output, tuple(segments), cast=_CASTS[kind])
 
 
 def _names_in(dataset: Any) -> list[str]:
@@ -100,8 +90,8 @@ def _names_in(dataset: Any) -> list[str]:
     leave_if(dataset._format_kwargs, "with_format() of the datasets.Dataset was given arguments")
     every, picked = dataset._data.column_names, dataset._format_columns
     names = [name for name in every if picked is None or name in picked]
-    if dataset._output_all_columns and len(names) < len(every):
-        raise NotCoveredError("output_all_columns=True adds columns without the format")
+    has_more = dataset._output_all_columns and len(names) < len(every)
+    leave_if(has_more, "output_all_columns=True adds columns without the format")
     return names
 
 
