@@ -90,7 +90,7 @@ def why_not_now() -> str:
 def _check_unaltered(op: Any) -> None:
     """Refuse an object with hooks, or with functions in place of its class's."""
     for name, value in vars(op).items():
-        is_held = name == "_modules" or (name == "_fill" and list(value.values()) == [op.fill])
+        is_held = name == "_fill" and list(value.values()) == [op.fill]
         is_other = isinstance(value, dict) and value and not is_held
         is_other = is_other or callable(value) or callable(getattr(type(op), name, None))
         is_other = is_other or (isinstance(value, torch.Tensor) and name != "_log_ratio")
@@ -169,19 +169,15 @@ class Chain:
     # ---- one function for each sort of operation
 
     def _read_parts(self, op: Any) -> None:
-        refuse_if(type(op.transforms) not in (list, tuple), "Compose.transforms must be a list")
+        is_list = type(op.transforms) in (list, tuple)
+        refuse_if(not is_list, f"{type(op).__name__}.transforms must be a list")
         for part in op.transforms:
             self.read(part)
 
     def _apply(self, op: Any) -> None:
-        held = op.transforms
-        if type(held) is torch.nn.ModuleList:
-            _check_unaltered(held)
-            self.things.append(held)
-        place, parts = len(self.steps), len(held)
+        place, parts = len(self.steps), len(op.transforms)
         self.steps.append((_APPLY, parts, float(op.p), self.version == 1, _NO_RANGE, _NO_RANGE))
-        for part in held:
-            self.read(part)
+        self._read_parts(op)
         is_flips = [step[0] for step in self.steps[place + 1 :]] == [_FLIP] * parts
         refuse_if(not is_flips, "RandomApply has more than flips in it")
 

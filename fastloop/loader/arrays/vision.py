@@ -46,7 +46,7 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     is_covered = dataset.transform is not None and dataset.target_transform is None
     leave_if(not is_covered, f"the {name} has no transform, or a target_transform")
     has_workers = loader.num_workers > 0
-    leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one of torch's")
+    leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one that C knows")
     leave_if(has_workers and loader.worker_init_fn, "worker_init_fn may seed torch's generator")
     leave_if(has_workers and not loader.in_order, "in_order=False")
     is_known = is_code_known("arrays")
