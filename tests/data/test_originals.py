@@ -1,0 +1,88 @@
+"""What counts as the same as an original's result, and what follows from a comparison."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import UserDict
+from typing import Any
+
+import pytest
+import torch
+
+from fastloop.base.originals import Trial, is_left_alone, same_bits
+
+NAN = torch.tensor([float("nan"), 1.0])
+SAME: list[Any] = [
+    (NAN, NAN.clone()),
+    ((torch.ones(2, 3), 4), (torch.ones(2, 3), 4)),
+    (UserDict(a=NAN, b="x"), UserDict(a=NAN.clone(), b="x")),
+]
+OTHERS: list[Any] = [
+    (torch.tensor([0.0]), torch.tensor([-0.0])),
+    (torch.ones(2, 3), torch.ones(3, 2).t()),
+    (torch.ones(2), torch.ones(2, dtype=torch.float64)),
+    (torch.ones(2), torch.nn.Parameter(torch.ones(2))),
+    ([NAN], (NAN,)),
+    ([NAN], [NAN, NAN]),
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    (1, 1.0),
+]
+
+
+def test_bits_strides_classes_and_order_count() -> None:
+    assert all(same_bits(a, b) for a, b in SAME)
+    assert not any(same_bits(a, b) for a, b in OTHERS)
+
+
+def draw_none(generator: torch.Generator) -> Any:
+    return torch.zeros(1)
+
+
+def draw_one() -> Any:
+    assert is_left_alone()
+    return torch.rand(1) * 0
+
+
+def test_numbers_that_are_not_drawn_leave_the_plan() -> None:
+    trial = Trial("zeros", "torch's", 2)
+    with pytest.warns(RuntimeWarning, match="C's zeros differ from torch's"):
+        trial.compare(draw_one, draw_none)
+    assert trial.is_left and trial.run(lambda: 1, lambda generator: 2) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_another_thread_may_have_drawn_decide_nothing() -> None:
+    trial, end = Trial("zeros", "torch's", 2), threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    trial.compare(draw_one, draw_none)
+    assert (trial.is_left, trial.unchecked) == (False, 2)
+    with warnings.catch_warnings(record=True) as seen:  # another thread changes no other bits
+        warnings.simplefilter("always")
+        trial.compare(lambda: torch.ones(1), draw_none)
+    end.set()
+    thread.join()
+    assert trial.is_left and len(seen) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sample_that_c_refuses_is_the_originals() -> None:
+    def refuse(generator: torch.Generator) -> Any:
+        raise ValueError("too large")
+
+    trial = Trial("fives", "Python's", 1)
+    assert trial.run(lambda: 5, refuse) == 5 and trial.unchecked == 1
+    assert trial.run(lambda: 5, lambda generator: 5) == 5 and trial.unchecked == 0
+    assert trial.run(lambda: 5, lambda generator: 6) == 6  # no longer compared
+    assert trial.run(lambda: 5, refuse) == 5 and not trial.is_left
+
+
+def test_an_error_of_the_original_ends_the_comparison() -> None:
+    def fail() -> Any:
+        raise ZeroDivisionError
+
+    trial = Trial("zeros", "torch's", 1)
+    with pytest.raises(ZeroDivisionError):
+        trial.compare(fail, draw_none)
+    assert not is_left_alone() and trial.unchecked == 1
