@@ -54,7 +54,7 @@ def test_numbers_that_are_not_drawn_leave_the_plan() -> None:
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_another_thread_may_have_drawn_decide_nothing() -> None:
     trial, end = Trial("zeros", "torch's", 2), threading.Event()
-    thread = threading.Thread(target=end.wait)
+    thread = threading.Thread(target=end.wait, daemon=True)
     thread.start()
     trial.compare(draw_one, draw_none)
     assert (trial.is_left, trial.unchecked) == (False, 2)
