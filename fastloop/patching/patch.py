@@ -17,7 +17,7 @@ from fastloop.base.checks import refuse_if
 from fastloop.base.requirements import read_check_interval
 from fastloop.base.shown import repr_html
 from fastloop.patching import SEAMS
-from fastloop.patching.seams import Seam, SeamStatus
+from fastloop.patching.seams import Seam, SeamStatus, TransformSeam
 
 _lock = threading.RLock()
 _seams: dict[str, Seam] = {}
@@ -60,7 +60,6 @@ def _open_seam(name: str) -> Seam:
     if name not in _seams:
         from fastloop.patching.loader_seam import LoaderSeam
         from fastloop.patching.step_seams import make_clip_seam, make_scaler_seam
-        from fastloop.patching.transform_seam import TransformSeam
 
         makers = LoaderSeam, make_scaler_seam, make_clip_seam, TransformSeam
         _seams[name] = makers[SEAMS.index(name)](os.environ.get("FASTLOOP_STRICT") == "1")
