@@ -122,8 +122,9 @@ class Trial:
     def is_due(self, count: int = 1) -> bool:
         """Count samples that are about to be made. Tell whether to make them both ways."""
         before, self._count = self._count, self._count + count
-        is_one_of_n = self.every > 0 and self._count // self.every > before // self.every
-        return self.unchecked > 0 or is_one_of_n
+        if self.unchecked > 0 or self.every == 0:
+            return self.unchecked > 0
+        return self._count // self.every > before // self.every
 
     def compare(self, original: Callable[[], Any], by_c: Callable[[torch.Generator], Any]) -> Any:
         """Return what the original makes. Compare it, and the state in which it leaves torch's

@@ -45,6 +45,7 @@ class _Plan:
         layout = "HWC" if chain.was_pil else "CHW"
         self._compile = functools.partial(chain.compile, shapes[layout], layout)
         self._plan, self._draws = self._compile("CHW")
+        self._shape: Any = self._plan.core.out_shape  # None: results have other strides
         images: Any = sys.modules.get("torchvision.tv_tensors")
         self._cls = images.Image if chain.is_tv_tensor else None
         self.trial = Trial(f"images with {compose}", "torchvision's", _CHECKED)
@@ -55,7 +56,7 @@ class _Plan:
         if type(image) is not Tensor:
             width, height = image.size
             image = np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, -1)
-        out = self._plan.empty()
+        out = torch.empty(self._shape) if self._shape is not None else self._plan.empty()
         self._draws.apply(image, out, generator)
         seam.native += generator is torch.default_generator  # else it is compared
         return out if self._cls is None else out.as_subclass(self._cls)
@@ -63,7 +64,7 @@ class _Plan:
     def take_strides(self, first: Tensor) -> Tensor:
         """Make results with the strides of the first one."""
         if self.trial.unchecked == _CHECKED and first.stride() != self._plan.empty().stride():
-            self._plan, self._draws = self._compile("channels_last")
+            self._shape, (self._plan, self._draws) = None, self._compile("channels_last")
         return first
 
 
@@ -120,11 +121,10 @@ class _Transform:
         if not plan.snapshot.is_same():
             self.plans.clear()
             return before(compose, image)
-
-        def by_torchvision() -> Any:
-            return plan.take_strides(before(compose, image))
-
-        return plan.trial.run(by_torchvision, functools.partial(plan.make, image, self.seam))
+        return plan.trial.run(
+            lambda: plan.take_strides(before(compose, image)),
+            lambda generator: plan.make(image, self.seam, generator),
+        )
 
 
 def _is_image(image: Any) -> bool:

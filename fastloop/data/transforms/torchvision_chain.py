@@ -73,18 +73,19 @@ def torch_exp(x: float) -> float:
 
 def why_not_now() -> str:
     """Return why C cannot stand in for torchvision in this process now, or ""."""
-    is_watched = torch_parts.count_function_modes() or torch_parts.count_dispatch_modes()
+    if torch.get_default_dtype() is not torch.float32:
+        return "the default dtype is not float32"
+    if torch_parts.count_function_modes() or torch_parts.count_dispatch_modes():
+        return "a mode watches torch's functions"
+    if (torch.rand, torch.randint, torch.empty, torch.exp) != _DRAWS:
+        return "a function of torch was replaced"
+    if torch_parts.has_global_hooks():
+        return "a hook watches all modules"
+    if not has_interpreter_lock():
+        return "threads run without the interpreter lock"
     helpers = sys.modules.get("torchvision.tv_tensors._torch_function_helpers")
-    draws = torch.rand, torch.randint, torch.empty, torch.exp
-    faults = (
-        (torch.get_default_dtype() is not torch.float32, "the default dtype is not float32"),
-        (is_watched, "a mode watches torch's functions"),
-        (draws != _DRAWS, "a function of torch was replaced"),
-        (torch_parts.has_global_hooks(), "a hook watches all modules"),
-        (not has_interpreter_lock(), "threads run without the interpreter lock"),
-        (getattr(helpers, "_TORCHFUNCTION_SUBCLASS", False), "set_return_type() is in force"),
-    )
-    return next((text for applies, text in faults if applies), "")
+    is_odd = getattr(helpers, "_TORCHFUNCTION_SUBCLASS", False)
+    return "tv_tensors.set_return_type() is in force" if is_odd else ""
 
 
 def _check_unaltered(op: Any) -> None:
