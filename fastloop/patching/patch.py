@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,10 +16,11 @@ import torch
 
 from fastloop._core import version
 from fastloop.base.checks import refuse_if
+from fastloop.base.late_import import after_import, cancel
 from fastloop.base.requirements import read_check_interval
 from fastloop.base.shown import repr_html
 from fastloop.patching import SEAMS
-from fastloop.patching.seams import Seam, SeamStatus, TransformSeam
+from fastloop.patching.seams import Seam, SeamStatus
 
 _lock = threading.RLock()
 _seams: dict[str, Seam] = {}
@@ -45,6 +48,47 @@ def _describe(name: str, seam: SeamStatus) -> str:
     )
     shown = f" [{'; '.join(served)}]" if seam.served else ""
     return ", ".join([f"{name} {seam.native} native{shown}", *left])
+
+
+# Modules of torchvision with a class Compose, and its function that runs the operations.
+_COMPOSES = {
+    "torchvision.transforms.transforms": "__call__",
+    "torchvision.transforms.v2._container": "forward",
+}
+
+
+class TransformSeam(Seam):
+    """A seam that waits for torchvision. The check of each plan stands for the seam's own."""
+
+    def __init__(self, is_strict: bool) -> None:
+        super().__init__("transforms", is_strict, lambda is_alone: [], ("hooks", "collate"))
+
+    def leave(self, what: str, reason: str) -> None:
+        """Count a transform that C does not do. FASTLOOP_STRICT is about torch."""
+        self.left[reason] += 1
+
+    def _put_in(self) -> None:
+        self.is_on = True
+        self.native, self.left, self.served = 0, Counter(), {}
+        for module in _COMPOSES:
+            after_import(module, functools.partial(self._arrive, module))
+
+    def _arrive(self, module: str) -> None:
+        if not self.is_on:
+            return
+        owner = sys.modules[module].Compose
+        place = next((place for place in self._places if place.owner is owner), None)
+        if place is None:
+            # Imported now: most programs have no torchvision.
+            from fastloop.patching.transform_plans import make_call
+
+            place = self.add(owner, _COMPOSES[module], functools.partial(make_call, self))
+        place.put_in(anew=True)
+
+    def take_out(self, why: str = "it was taken out") -> None:
+        for module in _COMPOSES:
+            cancel(module)
+        super().take_out(why)
 
 
 def _check_names(what: str | Iterable[str]) -> list[str]:

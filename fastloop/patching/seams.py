@@ -8,7 +8,6 @@ function that another tool has wrapped since cannot be taken out; it then passes
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastloop.base.late_import import after_import, cancel
 from fastloop.base.torch_parts import count_dispatch_modes, difference, is_known
 
 Function = Callable[..., Any]
@@ -208,46 +206,3 @@ class Seam:
                 name = f"{getattr(place.owner, '__name__', place.owner)}.{place.name}"
                 why = f"another tool has put torch's {name} back; call fastloop.patch()"
         return SeamStatus(not why, why, self.native, dict(self.left), dict(self.served))
-
-
-# ---- the seam of transforms: torchvision's ``Compose``, v1 and v2, once torchvision is imported
-
-# Modules of torchvision with a class Compose, and its function that runs the operations.
-_COMPOSES = {
-    "torchvision.transforms.transforms": "__call__",
-    "torchvision.transforms.v2._container": "forward",
-}
-
-
-class TransformSeam(Seam):
-    """A seam that waits for torchvision. The check of each plan stands for the seam's own."""
-
-    def __init__(self, is_strict: bool) -> None:
-        super().__init__("transforms", is_strict, lambda is_alone: [], ("hooks", "collate"))
-
-    def leave(self, what: str, reason: str) -> None:
-        """Count a transform that C does not do. FASTLOOP_STRICT is about torch."""
-        self.left[reason] += 1
-
-    def _put_in(self) -> None:
-        self.is_on = True
-        self.native, self.left, self.served = 0, Counter(), {}
-        for module in _COMPOSES:
-            after_import(module, functools.partial(self._arrive, module))
-
-    def _arrive(self, module: str) -> None:
-        if not self.is_on:
-            return
-        owner = sys.modules[module].Compose
-        place = next((place for place in self._places if place.owner is owner), None)
-        if place is None:
-            # Imported now: most programs have no torchvision.
-            from fastloop.patching.transform_plans import make_call
-
-            place = self.add(owner, _COMPOSES[module], functools.partial(make_call, self))
-        place.put_in(anew=True)
-
-    def take_out(self, why: str = "it was taken out") -> None:
-        for module in _COMPOSES:
-            cancel(module)
-        super().take_out(why)
