@@ -356,7 +356,8 @@ def _taker_of(loader: DataLoader[Any], dataset: object, is_hugging: bool) -> col
         from fastloop.loader.arrays.vision import take_vision
 
         return functools.partial(take_vision, loader=loader)
-    if type(dataset) in (list, tuple):
+    is_torchs = type(loader.batch_sampler) is torch_data.BatchSampler
+    if type(dataset) in (list, tuple) and is_torchs and type(loader.sampler) in _INT_SAMPLERS:
         return functools.partial(columns.take_samples, loader=loader)
     if kind_of(dataset) != "Dataset":
         return None

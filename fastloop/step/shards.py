@@ -155,9 +155,9 @@ def norm_check(
     else:
         found_inf.logical_or_((total < math.inf).logical_not_())
         total = total.abs_().sqrt_() if p == 2 else total.abs_()
-    if divisor != 1:
-        total.div_(divisor)
-    return total if scale is None else total.div_(scale)
+    if divisor == 1:
+        return total if scale is None else total.div_(scale)
+    return total.div_(divisor if scale is None else scale.double() * divisor)
 
 
 def _add(values: dict[Groups, Tensor], groups: Groups, value: Tensor, p: float) -> None:

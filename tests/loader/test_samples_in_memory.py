@@ -3,6 +3,7 @@ numbers, and the samples of the moment of iter()."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import TorchLoader, assert_same, assert_same_trace, epoch, trace
@@ -53,9 +54,8 @@ def test_subsets_and_samplers() -> None:
     for given in (
         {"dataset": Subset(data, [3, -1, 5, 5, *range(10)])},
         {"dataset": data, "sampler": WeightedRandomSampler([1.0] * 23, 40), "drop_last": True},
-        {"dataset": data, "batch_sampler": [[1, 2], [-3], [5, 6, 7]]},
     ):
-        given = {"batch_size": 1 if "batch_sampler" in given else 4, "num_workers": 2, **given}
+        given = {"batch_size": 4, "num_workers": 2, **given}
         ours, theirs = DataLoader(**given), TorchLoader(**given)
         assert_same(epoch(ours), epoch(theirs))
         assert ours.stats().path == "array", ours.stats().why
@@ -102,8 +102,11 @@ LEFT: dict[str, Any] = {
     "gradients": with_one((torch.zeros(3, 2, requires_grad=True), 1, 0.0)),
     "sparse": [T.to_sparse()] * 8,
     "shared memory": with_one((T.clone().share_memory_(), 1, 0.0)),
+    "memory of NumPy": with_one((torch.from_numpy(np.zeros((3, 2), np.float32)), 1, 0.0)),
     "nothing in a tuple": [()] * 8,
     "large": [torch.zeros(1 << 20)] * 20,
+    "large together": [(torch.zeros(1 << 19),) * 2] * 20,
+    "many": [0] * 70_000,
     "large ints": with_one((T, 2**70, 0.0)),
 }
 
@@ -119,3 +122,4 @@ def test_no_more_is_stacked_than_an_epoch_takes() -> None:
     assert path_of(DataLoader(data, 4)) == "sync"
     assert path_of(DataLoader(data, None, num_workers=2)) == "process"
     assert path_of(loader_of([])) == "process"
+    assert path_of(DataLoader(data, batch_sampler=[[1, 2], [-3]], num_workers=2)) == "process"

@@ -332,7 +332,7 @@ class TokenDataset(EpochDataset):
 
     # Of all files, on a device, as signed integers: torch cannot unpickle uint16.
     _tokens: torch.Tensor | None = None
-    _dtype = torch.int64  # of which they are views
+    _dtype = torch.int64  # the type that they are views of
 
     def __init__(
         self,

@@ -274,39 +274,43 @@ def take_ndarray(dataset: Any) -> Columns:
 
 # ---- the taker of lists of small samples: worker processes have them as they were at ``iter()``
 
-_MOST_STACKED = 1 << 26  # bytes: to stack more takes longer than worker processes do
+# More take longer to stack than worker processes do, or than the first batch may take.
+_MOST_STACKED = {"samples": 1 << 16, "bytes": 1 << 26}
+
+
+def _is_own(storage: torch.UntypedStorage) -> bool:
+    """Tell whether memory is torch's and no other process has it. That of NumPy may be a file's."""
+    return storage.resizable() and not storage.is_shared()
 
 
 def _stack(parts: Sequence[Any]) -> torch.Tensor:
-    """Return one part of all samples, stacked by torch. Raises NotCoveredError where it would stack
-    those of a batch otherwise."""
+    """Return one part of all samples, stacked by torch. Raises NotCoveredError where torch would
+    make something else of a batch, or workers see changes."""
     kinds = set(map(type, parts))
-    leave_if(
-        kinds not in ({torch.Tensor}, {int}, {float}),
-        "the samples' parts are not all tensors, ints or floats",
-    )
+    is_known = kinds in ({torch.Tensor}, {int}, {float})
+    leave_if(not is_known, "the samples' parts are not all tensors, ints or floats")
     if kinds == {torch.Tensor}:
         leave_if(len({part.dtype for part in parts}) > 1, "the samples have several dtypes")
         leave_if(not all(part.is_contiguous() for part in parts), "the samples have gaps in memory")
-        is_shared = any(part.untyped_storage().is_shared() for part in parts)
-        leave_if(is_shared, "workers see changes of samples in shared memory")
-        leave_if(
-            parts[0].nbytes * len(parts) > _MOST_STACKED,
-            f"the samples take over {_MOST_STACKED:,} bytes",
-        )
+        is_own = all(_is_own(part.untyped_storage()) for part in parts)
+        leave_if(not is_own, "the samples lie in memory that is not theirs alone")
     stacked: torch.Tensor = torch_data.default_collate(list(parts))
     leave_if(stacked.device.type != "cpu", f"the samples are on {stacked.device}")
     return stacked
 
 
 def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
-    """Return the columns of a list of samples. Raises NotCoveredError."""
+    """Return the columns of a list of samples, for one of torch's samplers. Raises NotCoveredError."""
     leave_if(loader.num_workers == 0, "the dataset is a list, which may change without workers")
     leave_if(not loader._auto_collation, "a single sample of a list is the sample itself")
     is_few = len(loader.sampler) * 2 < len(samples)  # type: ignore[arg-type]
     leave_if(is_few, "an epoch has less than half of the list")
     leave_if(len(samples) == 0, "the list is empty")
     is_tuple = type(samples[0]) is tuple
+    first = samples[0] if is_tuple else samples[:1]
+    each = sum(part.nbytes for part in first if type(part) is torch.Tensor)
+    for what, count in {"samples": len(samples), "bytes": each * len(samples)}.items():
+        leave_if(count > _MOST_STACKED[what], f"the list has {count:,} {what}")
     lengths = {len(sample) if type(sample) is tuple else 0 for sample in samples}
     leave_if(len(lengths) > 1, "the samples have several lengths")
     parts = list(zip(*samples, strict=True)) if is_tuple else [samples]
