@@ -136,6 +136,20 @@ def test_samplers(seen: str) -> None:
     assert_same(dataset, {"batch_size": 6, "sampler": sampler})
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shuffle_sampler(workers: int) -> None:
+    dataset = dataset_of("MNIST", v1.Compose([v1.RandomCrop(28, 4), v1.ToTensor()]))
+    epochs = []
+    for cls in (DataLoader, fastloop.DataLoader):
+        torch.manual_seed(3)
+        sampler = fastloop.ShuffleSampler(dataset, seed=4)
+        loader = cls(dataset, 6, sampler=sampler, num_workers=workers)
+        epochs.append([batch for _ in range(2) for batch in loader])
+    assert loader.stats().path == "array"
+    for torchs, ours in zip(*epochs, strict=True):
+        assert all(map(torch.equal, torchs, ours))
+
+
 @VERSIONS
 def test_a_number_that_is_p_itself(version: int) -> None:
     """v1 applies the flip of the first sample, v2 does not."""
