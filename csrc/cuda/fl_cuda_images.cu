@@ -72,13 +72,14 @@ static __device__ int32_t make_resized(const uint8_t *image, const resized &r)
     return to_byte(sum, r.rows[2]);
 }
 
-template <class T, bool RESIZES>
+template <class T>
 static __global__ void __launch_bounds__(THREADS)
     k_images(const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t blocks)
 {
     const uint32_t image = blockIdx.x / blocks, pixels = (uint32_t)of.height * (uint32_t)of.width;
     const int32_t edges = of.height + of.width + FL_ERASED_NUMBERS * of.erased;
-    const int32_t *map = of.maps + (int64_t)image * (edges + (RESIZES ? FL_CROP_NUMBERS : 0));
+    const bool resizes = of.row_taps != NULL;
+    const int32_t *map = of.maps + (int64_t)image * (edges + (resizes ? FL_CROP_NUMBERS : 0));
     const uint8_t *from = of.from + rows[image] * of.from_steps[0];
     T *to = (T *)of.to + image * of.to_steps[0];
     uint32_t pixel = blockIdx.x % blocks * PIXELS + threadIdx.x;
@@ -90,13 +91,13 @@ static __global__ void __launch_bounds__(THREADS)
         const origin at = find_origin(of, map, y, x);
         const bool is_filled = at.fill < 0;
         resized r = {};
-        if (RESIZES && !is_filled) r = find_resized(of, map + edges, at);
+        if (resizes && !is_filled) r = find_resized(of, map + edges, at);
         const T *values = (const T *)of.table;
         for (int32_t c = 0; c < of.channels; c++, values += of.values) {
             const uint8_t *plane = from + c * of.from_steps[1];
             const int64_t byte = at.row * of.from_steps[2] + at.column * of.from_steps[3];
             const int32_t value = is_filled ? 255 - at.fill
-                                  : RESIZES ? make_resized(plane, r)
+                                  : resizes ? make_resized(plane, r)
                                             : (int32_t)plane[byte];
             to[c * of.to_steps[1] + y * of.to_steps[2] + x * of.to_steps[3]] = values[value];
         }
@@ -109,8 +110,7 @@ launch(void *stream, const fl_image_batch *images, const int64_t *rows, uint32_t
 {
     uint32_t blocks = ((uint32_t)images->height * (uint32_t)images->width - 1) / PIXELS + 1;
     const void *args[] = {images, &rows, &blocks};
-    const auto kernel = images->row_taps != NULL ? k_images<T, true> : k_images<T, false>;
-    return cudaLaunchKernel(kernel, dim3(count * blocks), dim3(THREADS), (void **)args, 0,
+    return cudaLaunchKernel(k_images<T>, dim3(count * blocks), dim3(THREADS), (void **)args, 0,
                             (cudaStream_t)stream);
 }
 
@@ -128,9 +128,7 @@ fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *
 
 cudaError_t fl_cuda_load_images(void)
 {
-    const void *kernels[] = {
-        (const void *)k_images<uint8_t, false>,  (const void *)k_images<uint8_t, true>,
-        (const void *)k_images<uint16_t, false>, (const void *)k_images<uint16_t, true>,
-        (const void *)k_images<uint32_t, false>, (const void *)k_images<uint32_t, true>};
-    return fl_cuda_load(kernels, 6);
+    const void *kernels[] = {(const void *)k_images<uint8_t>, (const void *)k_images<uint16_t>,
+                             (const void *)k_images<uint32_t>};
+    return fl_cuda_load(kernels, 3);
 }

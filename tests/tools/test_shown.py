@@ -49,7 +49,7 @@ class Terminal(io.StringIO):
             {"batch_size": 256, "num_workers": 2},
             "DataLoader(TensorDataset, 20,000 rows, batch 256, 2 workers, path='array')",
         ),
-        ([1, 2], {"num_workers": 1}, "DataLoader(list, 2 rows, batch 1, 1 worker, path='process')"),
+        ([1, 2], {"num_workers": 1}, "DataLoader(list, 2 rows, batch 1, 1 worker, path='array')"),
         (Stream(), {"batch_size": None}, "DataLoader(Stream, path='sync')"),
         (Stream(), {"path": "torch"}, "DataLoader(Stream, batch 1, path='torch')"),
     ],
