@@ -63,8 +63,10 @@ static __device__ int32_t make_resized(const uint8_t *image, const resized &r)
 {
     const uint8_t *row = image + r.from;
     int32_t sum = 0;
+#pragma unroll 1
     for (int32_t j = 0; j < r.rows[1]; j++, row += r.row) {
         int32_t across = 0;
+#pragma unroll 1
         for (int32_t k = 0; k < r.columns[1]; k++)
             across += r.columns[FL_TAP_NUMBERS + k] * row[k * r.column];
         sum += r.rows[FL_TAP_NUMBERS + j] * to_byte(across, r.columns[2]);
@@ -83,7 +85,7 @@ static __global__ void __launch_bounds__(THREADS)
     const uint8_t *from = of.from + rows[image] * of.from_steps[0];
     T *to = (T *)of.to + image * of.to_steps[0];
     uint32_t pixel = blockIdx.x % blocks * PIXELS + threadIdx.x;
-#pragma unroll
+#pragma unroll 2
     for (uint32_t i = 0; i < PIXELS / THREADS; i++, pixel += THREADS) {
         if (pixel >= pixels) return;
         const int32_t y = (int32_t)(pixel / (uint32_t)of.width);
