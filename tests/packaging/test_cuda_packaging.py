@@ -22,7 +22,7 @@ from fastloop import _core
 pytestmark = pytest.mark.slowest
 
 ROOT = Path(__file__).resolve().parents[2]
-# 1 MB of it is the CUDA runtime. Kernels are 0.8 MB, and 1.9 MB in the compression of CUDA 12.
+# 1 MB of it is the CUDA runtime. Kernels are 0.9 MB, and 1.9 MB in the compression of CUDA 12.
 MAX_BYTES = {"12": 4_700_000}
 VERSION = "Cuda compilation tools, release 13.0, V13.0.88"
 KNOWN = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120"
@@ -351,7 +351,7 @@ def device_line(**variables: str) -> str:
 def test_the_module_is_small() -> None:
     assert _core.__file__ is not None
     major = str(fastloop.build_info()["cuda"]).partition(".")[0]
-    assert Path(_core.__file__).stat().st_size < MAX_BYTES.get(major, 3_200_000)
+    assert Path(_core.__file__).stat().st_size < MAX_BYTES.get(major, 3_250_000)
 
 
 def test_build_info_says_how_or_why_not() -> None:
