@@ -6,13 +6,20 @@ the same is tried by tests/programs/resident_batches.py, on a device by tests/gp
 from __future__ import annotations
 
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import SAMPLERS, TorchLoader, assert_same, assert_same_trace, outcome, trace
+from helpers import (
+    SAMPLERS,
+    TorchLoader,
+    assert_same,
+    assert_same_trace,
+    leave_100_bytes,
+    outcome,
+    trace,
+)
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -373,10 +380,6 @@ def test_what_cannot_be_moved() -> None:
 def test_a_device_without_room_is_named_before_anything_is_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there = SimpleNamespace(device=torch.device("cuda", 0))
-    monkeypatch.setattr(torch, "empty", lambda *_, device: there)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda of: (60, 1000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda of: 70)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda of: 30)
+    leave_100_bytes(monkeypatch)
     with pytest.raises(MemoryError, match="take 3,400 bytes, and cuda:0 has 100 that are free"):
         ArrayDataset(ROWS, LABELS).to("cuda")

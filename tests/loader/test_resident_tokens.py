@@ -9,13 +9,12 @@ import copy
 import errno
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import SAMPLERS, TorchLoader, assert_same
+from helpers import SAMPLERS, TorchLoader, assert_same, leave_100_bytes
 from token_writers import some_tokens, write_llmc, write_megatron
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
@@ -256,11 +255,7 @@ def test_what_cannot_be_moved(tmp_path: Path, paths: list[Path]) -> None:
 def test_a_device_without_room_is_named_before_anything_is_copied(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = SimpleNamespace(device=torch.device("cuda", 0))
-    monkeypatch.setattr(torch, "empty", lambda *_, device: there)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda of: (60, 1000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda of: 70)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda of: 30)
+    leave_100_bytes(monkeypatch)
     with pytest.raises(MemoryError, match="tokens take 474 bytes, and cuda:0 has 100 that are"):
         TokenDataset(paths, LENGTH).to("cuda")
 

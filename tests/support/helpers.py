@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fork_server
@@ -391,3 +392,12 @@ def run_ranks(folder: Path, script: str, *args: str, ranks: int = 2) -> list[str
     report = "\n".join(f"rank {rank}:\n{output}" for rank, output in enumerate(outputs))
     assert [process.returncode for process in processes] == [0] * ranks, report
     return outputs
+
+
+def leave_100_bytes(monkeypatch: Any) -> None:
+    """Let cuda:0 be there, and have so much free memory, of which torch has cached 40."""
+    there = SimpleNamespace(device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch, "empty", lambda *_, device: there)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda of: (60, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda of: 70)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda of: 30)

@@ -300,7 +300,10 @@ def _stack(parts: Sequence[Any]) -> torch.Tensor:
 
 
 def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
-    """Return the columns of a list, for one of torch's samplers. Raises NotCoveredError."""
+    """Return the columns of a list of samples, stacked. Raises NotCoveredError.
+
+    Args: loader: of the list, with one of torch's own samplers.
+    """
     leave_if(loader.num_workers == 0, "the dataset is a list, which may change without workers")
     leave_if(not loader._auto_collation, "a single sample of a list is the sample itself")
     is_few = len(loader.sampler) * 2 < len(samples)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ _FIRST = 8  # samples of the first batch, which is compared once a process and p
 
 
 def _compare(trial: Trial, state: Tensor, *makers: Callable[..., Any]) -> Any:
-    """Compare with torch's generator in this state, and put it back."""
+    """Run a comparison while torch's generator has this state; then restore the generator."""
     generator = torch.default_generator
     now = generator.get_state()
     generator.set_state(state)
