@@ -12,9 +12,8 @@ struct fl_windows {
     int64_t stride;
     int64_t count;
     int64_t files;
-    int64_t
-        *begin;    /* of each file, were all laid end to end, and the end; in the memory of `end` */
-    int64_t end[]; /* windows of the files up to this one; FL_WINDOW_RANDOM: places to begin */
+    int64_t *begin; /* [files + 1], were all files laid end to end; in the memory of `end` */
+    int64_t end[];  /* windows of the files up to this one; FL_WINDOW_RANDOM: places to begin */
 };
 
 /* Windows of a file, or places where one can begin. */
