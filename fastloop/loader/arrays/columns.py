@@ -305,7 +305,6 @@ def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
     Args: loader: of the list, with one of torch's own samplers.
     """
     leave_if(loader.num_workers == 0, "the dataset is a list, which may change without workers")
-    leave_if(not loader._auto_collation, "a single sample of a list is the sample itself")
     is_few = len(loader.sampler) * 2 < len(samples)  # type: ignore[arg-type]
     leave_if(is_few, "an epoch has less than half of the list")
     leave_if(len(samples) == 0, "the list is empty")
