@@ -12,7 +12,8 @@ e    2 processes: a window of 4 micro-batches under FSDP2, 8 layers of 64x64. A 
 Microseconds a call in process 0, all processes in turns behind a barrier: median (lowest -
 highest). `plain` is fastloop's over ordinary tensors of the shards' size, without a collective;
 `limit` is what no way around it leaves out: C finds the parts of the gradients in memory and passes
-over them as `plain` does, and a bare all-reduce of 8 bytes for each axis. Processor time of the
+over them as `plain` does, a bare all-reduce of 8 bytes for each axis, and a DTensor is made of the
+norm, because torch's function returns one. Processor time of the
 calling thread (`host`) leaves out waiting for others: with more processes than cores it alone tells
 what fastloop does. Collectives are counted in calls of their own.
 """
@@ -33,7 +34,7 @@ import torch.distributed as dist
 from _harness import Goal, Report, Times, parse_arguments
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastloop
@@ -139,6 +140,7 @@ def run_rank(rank: int, row: str, rounds: int, store: str, results: Any) -> None
     of_plain = clip_by(fastloop.GradScaler, plain)
     grads, found_inf, pool = GradList(), torch.zeros(()), thread_pool()
     scale = torch.full((), 4.0)
+    whole = DTensor.from_local(found_inf, mesh, [Replicate()] * axes)
 
     def bare() -> None:
         with grads.reading():
@@ -148,6 +150,7 @@ def run_rank(rank: int, row: str, rounds: int, store: str, results: Any) -> None
             dist.all_reduce(number, group=mesh.get_group(axis))
         grads.run_scale(pool, grads.find_clip_factor(norm, 1.0, found_inf, scale, 1.0))
         grads.release()
+        DTensor(norm.float(), whole._spec, requires_grad=False)
 
     torchs = clip_by(torch.amp.GradScaler, model)
     calls = {

@@ -63,11 +63,18 @@ class Layouts:
         """Return the layouts of these bits (1 << number), with their numbers."""
         return [(i, found) for i, found in enumerate(self._found) if bits >> i & 1]
 
-    def as_total_norm(self, grads: GradList, norm: Tensor) -> Tensor:
-        """Return a norm as torch does: of the gradients' dtype, and on their mesh. Where torch has
-        no norm, because not all of them are DTensors of one mesh, it is a plain tensor."""
-        here = grads.kinds[0]
-        norm = norm.to(next(iter(grads.dtypes), torch.float32))
+    def reduce(self, number: int, value: Tensor, is_max: bool) -> None:
+        """Make a 0-d value the sum, or the maximum, of those of all processes that share the layout
+        of this number. One message for each of its groups."""
+        op, message = dist.ReduceOp.SUM, value
+        if is_max:  # as integers, which order NaN above infinity
+            op, message = dist.ReduceOp.MAX, value.view(torch.int64)
+        for group in self._found[number].groups:
+            dist.all_reduce(message, op, group=group)
+
+    def as_total_norm(self, here: int, norm: Tensor) -> Tensor:
+        """Return the norm of gradients of these layouts as torch does: on their mesh. Where torch
+        has no norm, because not all of them are DTensors of one mesh, it is a plain tensor."""
         if (here, norm.dtype) not in self._totals:
             meshes = {layout.mesh for _, layout in self[here]}
             self._totals[here, norm.dtype] = meshes.pop() if len(meshes) == 1 else None, None
@@ -227,8 +234,9 @@ def clip(
     layouts: Layouts = grads.layouts
     flag = found_inf if found_inf is not None else torch.zeros((), device=grads.device)
     norm = norm_check(grads, flag, scale, 1.0, norm_type)
-    total = layouts.as_total_norm(grads, norm)
-    is_refused = error_if_nonfinite and not norm.to(total.dtype).isfinite()
+    rounded = norm.to(next(iter(grads.dtypes), torch.float32))
+    total = layouts.as_total_norm(grads.kinds[0], rounded)
+    is_refused = error_if_nonfinite and not rounded.isfinite()
     if is_refused and scale is None:
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "

@@ -1,7 +1,8 @@
 /* fl_py_clip: collecting, unscaling and clipping gradients in one call; see fl_py_clip.h.
  *
  * The numbers in between (norm, factor) stay on the device: nothing here waits for it, but for the
- * one question whether to raise. */
+ * one question whether to raise. Of DTensors on the CPU the norm is that of all processes: Python
+ * is called for the one message between the passes. */
 #include "fl_py_clip.h"
 
 #include "fl_py_passes.h"
@@ -26,16 +27,31 @@ static bool has_one_type(const fl_py_grads *self)
 static bool can_clip(const fl_py_grads *self, const fl_py_clip *clip)
 {
     int32_t norm = fl_py_find_norm(clip->norm_type);
-    if (!self->is_plain || self->has_shards || !has_one_type(self) || norm < 0) return false;
-    return norm != FL_NORM_MAX || fl_py_grads_empty(self) == 0;
+    if (!self->is_plain || !has_one_type(self) || norm < 0) return false;
+    if (norm == FL_NORM_MAX && fl_py_grads_empty(self) > 0) return false;
+    if (!self->has_shards) return true;
+    if (clip->error_if_nonfinite) return false; /* Python raises */
+    uint64_t kinds = self->tensor_kinds | self->missing_kinds;
+    bool has_one_kind = self->tensor_kinds != 0 && (kinds & (kinds - 1)) == 0;
+    return self->device == FL_PY_CPU && has_one_kind && !(self->types & 1U << FL_F64);
 }
 
-/* A norm in the gradients' dtype, as torch returns it. New reference. */
+/* A norm in the gradients' dtype. New reference. */
 static PyObject *as_total_norm(const fl_py_grads *self, PyObject *norm)
 {
     int32_t type = 0;
     while (!(self->types & 1U << type)) type++;
     return PyObject_CallMethod(norm, "to", "O", self->dtypes[type]);
+}
+
+/* The same as torch returns it, of DTensors a DTensor. Takes the reference. */
+static PyObject *as_torchs(const fl_py_grads *self, PyObject *total)
+{
+    if (total == NULL || !self->has_shards) return total;
+    PyObject *answer = PyObject_CallMethod(self->shard_layouts, "as_total_norm", "KO",
+                                           (unsigned long long)self->tensor_kinds, total);
+    Py_DECREF(total);
+    return answer;
 }
 
 /* Whether the caller will raise for this norm (SYNC with error_if_nonfinite): 1, 0, -1 exception.
@@ -71,17 +87,40 @@ static void *make_room(fl_py_grads *self, double *host, PyObject **holder)
     return self->device == FL_PY_CPU || make_number(self, holder, &at) == 0 ? at : NULL;
 }
 
+/* Makes *at, the norm of what this process has of DTensors on the CPU, in the tensor `norm`, that
+ * of all processes, which must all call it: 0, -1 exception. An element that is not finite shows in
+ * the number, and sets *found_inf in all processes. */
+static int
+join_norm(const fl_py_grads *self, int32_t norm_type, PyObject *norm, double *at, float *found_inf)
+{
+    int kind = 0;
+    bool is_square = norm_type == FL_NORM_2;
+    while (!((self->tensor_kinds | self->missing_kinds) >> kind & 1)) kind++;
+    *at = is_square ? *at * *at : fabs(*at); /* integers order a NaN by its sign */
+    PyObject *answer = PyObject_CallMethod(self->shard_layouts, "reduce", "iOi", kind, norm,
+                                           norm_type == FL_NORM_MAX);
+    if (answer == NULL) return -1;
+    Py_DECREF(answer);
+    if (!(*at < INFINITY)) *found_inf = 1;
+    *at = is_square ? sqrt(fabs(*at)) : fabs(*at);
+    return 0;
+}
+
 /* Reads the gradients: the norm of gradients / *scale in their dtype, a new tensor. *norm becomes
  * the same in double, a new tensor, and *norm_at its address. NULL and an exception. */
 static PyObject *read_norm(fl_py_grads *self, fl_thread_pool *pool, const fl_py_clip *clip,
                            const float *scale, float *found_inf, PyObject **norm, void **norm_at)
 {
-    fl_divisor by = {.scale = scale, .constant = 1};
+    fl_divisor by = {.scale = self->has_shards ? NULL : scale, .constant = 1};
     int32_t norm_type = fl_py_find_norm(clip->norm_type);
     if (make_number(self, norm, norm_at) != 0) return NULL;
-    if (fl_py_pass_norm_check(self, pool, norm_type, by, found_inf, *norm_at) == 0)
-        return as_total_norm(self, *norm);
-    return NULL;
+    if (fl_py_pass_norm_check(self, pool, norm_type, by, found_inf, *norm_at) != 0) return NULL;
+    if (self->has_shards) {
+        double *at = *norm_at;
+        if (join_norm(self, norm_type, *norm, at, found_inf) != 0) return NULL;
+        if (scale != NULL) *at /= *scale;
+    }
+    return as_total_norm(self, *norm);
 }
 
 /* Multiplies by what divides by *scale and, unless norm is NULL or *found_inf set, clips. `room` is
@@ -114,7 +153,7 @@ static PyObject *read_and_divide(fl_py_grads *self, fl_thread_pool *pool, const 
     if (must_raise < 0 || divide(self, pool, clip, scale, found_inf, norm_at, room) != 0)
         Py_CLEAR(total);
     Py_XDECREF(norm);
-    return total;
+    return as_torchs(self, total);
 }
 
 static PyObject *unscale_collected(fl_py_grads *self, fl_thread_pool *pool, const float *scale,
@@ -144,8 +183,9 @@ PyObject *fl_py_unscale_and_clip(fl_py_grads *self, fl_thread_pool *pool, PyObje
     if (scale_at != NULL)
         found_at = fl_py_scalar_address(&self->dlpack, found_inf, kDLFloat, 32, &device);
     if (found_at != NULL) {
-        bool has_any = self->is_plain && !self->has_shards && PyList_GET_SIZE(self->tensors) > 0;
-        bool is_covered = has_any && self->device == device && !(self->types & 1U << FL_F16);
+        bool has_any = self->is_plain && PyList_GET_SIZE(self->tensors) > 0;
+        bool is_here = has_any && self->device == device && !(self->types & 1U << FL_F16);
+        bool is_covered = is_here && (!self->has_shards || (clip != NULL && can_clip(self, clip)));
         answer = is_covered ? unscale_collected(self, pool, scale_at, found_at, clip)
                             : Py_NewRef(Py_False);
     }
@@ -165,6 +205,7 @@ static PyObject *clip_collected(fl_py_grads *self, fl_thread_pool *pool, const f
     if (must_raise < 0 ||
         (must_raise == 0 && divide(self, pool, clip, NULL, NULL, norm_at, room) != 0))
         Py_CLEAR(total);
+    if (must_raise == 0) total = as_torchs(self, total);
     if (must_raise == 1) Py_SETREF(total, Py_NewRef(Py_None));
     Py_XDECREF(norm);
     Py_XDECREF(holder);

@@ -19,16 +19,17 @@ int32_t fl_py_find_norm(double norm_type);
 /* Divides the gradients of an optimizer's groups by the scale (a 0-d float32 tensor) and sets
  * found_inf (likewise). With `clip` it clips them in the same pass, unless one is not finite or the
  * caller will raise. Waits for the device (SYNC) with error_if_nonfinite. New reference to:
- *   False   the engine does not cover the gradients, one is a DTensor, or the scale lies elsewhere;
+ *   False   the engine does not cover the gradients, or the scale lies elsewhere; of DTensors one
+ *           call covers those on the CPU that have one layout, with a `clip` that does not raise;
  *           they stay collected
  *   True    they are divided, not clipped: `clip` is NULL, or the engine does not have this norm
- *   a tensor of their dtype: their norm before clipping. */
+ *   a tensor of their dtype: their norm before clipping, of DTensors a DTensor. */
 PyObject *fl_py_unscale_and_clip(fl_py_grads *self, fl_thread_pool *pool, PyObject *groups,
                                  PyObject *scale, PyObject *found_inf, const fl_py_clip *clip);
 
 /* Clips the gradients of parameters. New reference to their norm before clipping, a tensor of their
- * dtype; or None: torch's function has to run, or to raise, or one is a DTensor, and the gradients
- * stay collected. SYNC with error_if_nonfinite. */
+ * dtype, as above; or None: the engine does not cover them in one call, or torch's function has to
+ * raise, and the gradients stay collected. SYNC with error_if_nonfinite. */
 PyObject *fl_py_clip_parameters(fl_py_grads *self, fl_thread_pool *pool, PyObject *parameters,
                                 const fl_py_clip *clip);
 

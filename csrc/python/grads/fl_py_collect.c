@@ -25,7 +25,7 @@ int fl_py_grads_open(fl_py_grads *self, PyObject *tensor_type, PyObject *written
     return has_names && self->is_neg != NULL && self->tensors != NULL ? 0 : -1;
 }
 
-int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *find_kind)
+int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *shard_layouts)
 {
     if (self->name_spec == NULL) self->name_spec = PyUnicode_InternFromString("_spec");
     if (self->name_requires_grad == NULL)
@@ -42,7 +42,7 @@ int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *f
     Py_XSETREF(self->specs, specs);
     Py_XSETREF(self->get_local, get_local);
     Py_XSETREF(self->get_spec, get_spec);
-    Py_XSETREF(self->find_kind, Py_NewRef(find_kind));
+    Py_XSETREF(self->shard_layouts, Py_NewRef(shard_layouts));
     Py_XSETREF(self->shard_type, Py_NewRef(shard_type));
     return 0;
 }
@@ -52,7 +52,7 @@ int fl_py_grads_traverse(fl_py_grads *self, visitproc visit, void *arg)
     Py_VISIT(self->dlpack.tensor_type);
     Py_VISIT(self->tensors);
     Py_VISIT(self->shard_type);
-    Py_VISIT(self->find_kind);
+    Py_VISIT(self->shard_layouts);
     Py_VISIT(self->get_local);
     Py_VISIT(self->get_spec);
     Py_VISIT(self->specs);
@@ -70,7 +70,7 @@ void fl_py_grads_clear(fl_py_grads *self)
     fl_py_dlpack_close(&self->dlpack);
     Py_CLEAR(self->tensors);
     Py_CLEAR(self->shard_type);
-    Py_CLEAR(self->find_kind);
+    Py_CLEAR(self->shard_layouts);
     Py_CLEAR(self->get_local);
     Py_CLEAR(self->get_spec);
     Py_CLEAR(self->specs);
@@ -149,7 +149,7 @@ static int add_floats(fl_py_grads *self, PyObject *tensor, int32_t kind)
 /* The kind of a spec; 0: passes leave it to torch; -1 and an exception. */
 static int32_t ask_kind(fl_py_grads *self, PyObject *spec)
 {
-    PyObject *answer = PyObject_CallOneArg(self->find_kind, spec);
+    PyObject *answer = PyObject_CallOneArg(self->shard_layouts, spec);
     if (answer == NULL) return -1;
     long kind = PyLong_AsLong(answer);
     Py_DECREF(answer);
@@ -159,7 +159,7 @@ static int32_t ask_kind(fl_py_grads *self, PyObject *spec)
 
 /* The same for the spec of the tensor at a position, which mostly is that of the last collection. A
  * spec stays alive here, so another cannot have its address. */
-static int32_t find_kind(fl_py_grads *self, PyObject *spec, Py_ssize_t at)
+static int32_t shard_layouts(fl_py_grads *self, PyObject *spec, Py_ssize_t at)
 {
     if (at < PyList_GET_SIZE(self->specs) && PyList_GET_ITEM(self->specs, at) == spec)
         return self->kinds[at];
@@ -184,7 +184,7 @@ static int add_shard(fl_py_grads *self, PyObject *tensor)
 {
     Py_ssize_t at = PyList_GET_SIZE(self->tensors) - 1;
     PyObject *spec = read_slot(self->get_spec, tensor);
-    int32_t kind = spec != NULL ? find_kind(self, spec, at) : -1;
+    int32_t kind = spec != NULL ? shard_layouts(self, spec, at) : -1;
     Py_XDECREF(spec);
     if (kind <= 0) self->is_plain = false;
     if (kind <= 0) return kind;

@@ -16,12 +16,13 @@ typedef struct fl_py_grads {
     PyObject *new_number; /* owned: new_number(like) makes a 0-d float64 tensor on its device */
     PyObject *tensors;    /* owned: list of those that were collected last, plain or not */
     PyObject *shard_type; /* owned: torch's DTensor; NULL: none is known, and none is taken apart */
-    PyObject *find_kind;  /* owned: find_kind(spec) numbers the layout of a DTensor, -1: not ours */
-    PyObject *specs;      /* owned: list, by the position of a tensor its last spec, or None */
+    PyObject *shard_layouts; /* owned: numbers the layouts of DTensors when it is called with a
+                                spec (-1: not covered), and joins the numbers of processes */
+    PyObject *specs;         /* owned: list, by the position of a tensor its last spec, or None */
     PyObject *name_spec, *name_requires_grad; /* owned: str */
     PyObject *get_local, *get_spec;           /* owned: the descriptors of DTensor's attributes */
-    uint8_t *kinds; /* owned: by the position of a tensor its kind, as find_kind() says; 0: it is no
-                       DTensor */
+    uint8_t *kinds; /* owned: by the position of a tensor its kind, as shard_layouts() says; 0: it
+                       is no DTensor */
     int64_t kinds_capacity;
     uint8_t *span_kinds; /* owned: the same for each span of the list */
     int64_t span_kinds_capacity;
@@ -63,7 +64,7 @@ int fl_py_grads_collect(fl_py_grads *self, PyObject *items, fl_py_source source)
 /* Takes DTensors for what they hold from now on: 0, or -1 and an exception. Kinds are numbers from
  * 1 to FL_PY_MAX_KIND. The references are borrowed. */
 enum { FL_PY_MAX_KIND = 62 };
-int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *find_kind);
+int fl_py_grads_take_shards(fl_py_grads *self, PyObject *shard_type, PyObject *shard_layouts);
 
 /* Collects the spans of one kind of another list, which is plain: 0, or -1 and an exception. They
  * are the other's tensors: what is collected here must be let go of before. */

@@ -107,16 +107,19 @@ static PyObject *collect(grad_list *self, PyObject *items, fl_py_source source)
 
 PyDoc_STRVAR(
     take_shards_doc,
-    "take_shards(shard_type, find_kind, /)\n--\n\n"
+    "take_shards(shard_type, layouts, /)\n--\n\n"
     "Let passes run over what this process has of tensors of that type (torch's DTensor).\n"
-    "find_kind(spec) numbers the layout of one from 1 to 62, or returns -1: not covered.");
+    "layouts(spec) numbers the layout of one from 1 to 62, or returns -1: not covered.\n"
+    "layouts.reduce(kind, number, is_max) makes a 0-d tensor the sum, or the maximum, of those\n"
+    "of all processes that share a layout; layouts.as_total_norm(kinds, norm) returns a norm as\n"
+    "torch does.");
 
 static PyObject *list_take_shards(grad_list *self, PyObject *args)
 {
-    PyObject *shard_type, *find_kind;
-    if (!PyArg_ParseTuple(args, "OO:take_shards", &shard_type, &find_kind)) return NULL;
+    PyObject *shard_type, *layouts;
+    if (!PyArg_ParseTuple(args, "OO:take_shards", &shard_type, &layouts)) return NULL;
     if (enter(self) != 0) return NULL;
-    int status = fl_py_grads_take_shards(&self->grads, shard_type, find_kind);
+    int status = fl_py_grads_take_shards(&self->grads, shard_type, layouts);
     self->is_busy = false;
     if (status != 0) return NULL;
     Py_RETURN_NONE;
@@ -379,9 +382,9 @@ PyDoc_STRVAR(
     "Divide an optimizer's gradients by scale (0-d float32) and set found_inf (likewise); with\n"
     "clip, (max_norm, norm_type, error_if_nonfinite), also clip them, unless one is not finite\n"
     "or the norm is one to raise for (SYNC with error_if_nonfinite). The list is empty then.\n\n"
-    "Returns False, and nothing is done and the gradients stay collected, where one is a\n"
-    "DTensor or the engine does not cover them; True where they are divided alone; else the\n"
-    "norm before clipping, of their dtype.");
+    "Returns False, and nothing is done and the gradients stay collected, where the engine does\n"
+    "not cover them in one call; True where they are divided alone; else the norm before\n"
+    "clipping, of their dtype, of DTensors a DTensor.");
 
 static PyObject *list_unscale_and_clip(grad_list *self, PyObject *args)
 {
@@ -409,9 +412,9 @@ PyDoc_STRVAR(
     clip_parameters_doc,
     "clip_parameters(pool, parameters, max_norm, norm_type, error_if_nonfinite, /)\n--\n\n"
     "Clip the gradients of an iterable of parameters. The list is empty then.\n\n"
-    "Returns their norm before clipping, of their dtype; None, and the gradients are\n"
-    "unchanged and stay collected, where one is a DTensor or torch's function has to run or\n"
-    "to raise. SYNC with error_if_nonfinite.");
+    "Returns their norm before clipping, of their dtype, of DTensors a DTensor; None, and the\n"
+    "gradients are unchanged and stay collected, where the engine does not cover them in one\n"
+    "call, or torch's function has to raise. SYNC with error_if_nonfinite.");
 
 static PyObject *list_clip_parameters(grad_list *self, PyObject *args)
 {
