@@ -1,4 +1,6 @@
-"""unscale_, clip_grad_norm_ and windows of sharded models, on the CPU over gloo.
+"""unscale_, clip_grad_norm_ and windows of sharded models, and states of loaders on ranks.
+
+Processes run on the CPU over gloo, or on CUDA devices over NCCL where there is one for each.
 
     python benchmarks/bench_large.py [--rows a,b,...] [--quick] [--json FILE]
 
@@ -8,6 +10,9 @@ c    4 processes, 2x2, `[Shard(0), Shard(1)]` as FSDP2 with tensor parallelism: 
 d    2 processes, one axis, under patch(): torch computes the norm.
 e    2 processes: a window of 4 micro-batches under FSDP2, 8 layers of 64x64. A Stepper with
      max_norm runs it, then a loop written by hand, which clips by torch's clip_grad_norm_.
+f    The state of a loader of rank 2 of 7, after 100 of its batches of 32, of 1 000 000 samples: its
+     bytes as JSON without those of generators, the time of state_dict(), and the time from a new
+     loader to the first batch on rank 1 of 3. `plain` is that of a loader that begins an epoch.
 
 Microseconds a call in process 0, all processes in turns behind a barrier: median (lowest -
 highest). `plain` is fastloop's over ordinary tensors of the shards' size, without a collective;
@@ -20,6 +25,7 @@ what fastloop does. Collectives are counted in calls of their own.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import tempfile
 import warnings
@@ -29,6 +35,7 @@ from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from _harness import Goal, Report, Times, parse_arguments
@@ -36,6 +43,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data.distributed import DistributedSampler
 
 import fastloop
 from fastloop.base.threads import thread_pool
@@ -43,6 +51,8 @@ from fastloop.step.grad_list import GradList
 
 ROWS = {"a": (2, 1), "b": (4, 1), "c": (4, 2), "d": (2, 1), "e": (2, 1)}  # processes, axes
 COUNT, SIZE = 1000, 16
+SAMPLES = 1_000_000
+KINDS = "DistributedSampler", "ShuffleSampler", "LengthBucketBatchSampler", "TokenDataset"
 LAYERS, WIDTH, WINDOW = 8, 64, 4
 
 
@@ -62,12 +72,13 @@ class Collectives(TorchDispatchMode):
 def window_by(is_ours: bool, mesh: Any) -> Callable[[], None]:
     """Make a call that runs one window, its weights being equal."""
     torch.manual_seed(1)
-    layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+    device = mesh.device_type
+    layers = [torch.nn.Linear(WIDTH, WIDTH, device=device) for _ in range(LAYERS)]
     model: Any = torch.nn.Sequential(*layers)
     for part in (*layers, model):
         fully_shard(part, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
-    batch = torch.randn(16, WIDTH)
+    batch = torch.randn(16, WIDTH, device=device)
     stepper = fastloop.Stepper(optimizer, WINDOW, model=model, max_norm=1.0)
 
     def ours() -> None:
@@ -89,9 +100,9 @@ def window_by(is_ours: bool, mesh: Any) -> Callable[[], None]:
 class Model:
     """Parameters of which this process has parts, and gradients that can be made anew."""
 
-    def __init__(self, mesh: Any, shape: tuple[int, int]) -> None:
-        self.locals = [torch.empty(shape) for _ in range(COUNT)]
-        self._sources = [torch.randn(shape) for _ in range(COUNT)]
+    def __init__(self, mesh: Any, shape: tuple[int, int], device: str) -> None:
+        self.locals = [torch.empty(shape, device=device) for _ in range(COUNT)]
+        self._sources = [torch.randn(shape, device=device) for _ in range(COUNT)]
         self.parameters = [torch.nn.Parameter(self._wrap(t, mesh)) for t in self._sources]
         for p, local in zip(self.parameters, self.locals, strict=True):
             p.grad = self._wrap(local, mesh)
@@ -111,8 +122,9 @@ class Model:
 
 
 def clip_by(kind: Any, model: Model) -> Callable[[], None]:
-    scaler = kind("cpu", init_scale=4.0, growth_interval=1 << 30)
-    scaler.scale(torch.zeros(()))
+    device = model.locals[0].device
+    scaler = kind(device.type, init_scale=4.0, growth_interval=1 << 30)
+    scaler.scale(torch.zeros((), device=device))
 
     def ours() -> None:
         scaler._per_optimizer_states.clear()
@@ -132,14 +144,19 @@ def run_rank(rank: int, row: str, rounds: int, store: str, results: Any) -> None
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     address, limit = f"file://{store}", timedelta(seconds=120)
-    dist.init_process_group("gloo", address, rank=rank, world_size=ranks, timeout=limit)
-    mesh = init_device_mesh("cpu", (ranks,) if axes == 1 else (2, ranks // 2))
+    has_devices = torch.cuda.device_count() >= ranks
+    device = "cuda" if has_devices else "cpu"
+    if has_devices:
+        torch.cuda.set_device(rank)
+    backend = "nccl" if has_devices else "gloo"
+    dist.init_process_group(backend, address, rank=rank, world_size=ranks, timeout=limit)
+    mesh = init_device_mesh(device, (ranks,) if axes == 1 else (2, ranks // 2))
     shape = (SIZE // ranks, SIZE) if axes == 1 else (SIZE // 2, SIZE // 2)
-    model, plain = Model(mesh, shape), Model(None, shape)
-    number = torch.zeros(1, dtype=torch.float64)
+    model, plain = Model(mesh, shape, device), Model(None, shape, device)
+    number = torch.zeros(1, dtype=torch.float64, device=device)
     of_plain = clip_by(fastloop.GradScaler, plain)
-    grads, found_inf, pool = GradList(), torch.zeros(()), thread_pool()
-    scale = torch.full((), 4.0)
+    grads, found_inf, pool = GradList(), torch.zeros((), device=device), thread_pool()
+    scale = torch.full((), 4.0, device=device)
     whole = DTensor.from_local(found_inf, mesh, [Replicate()] * axes)
 
     def bare() -> None:
@@ -177,9 +194,14 @@ def run_rank(rank: int, row: str, rounds: int, store: str, results: Any) -> None
                     call()
                 counts[who] = mode.count
             dist.barrier()
+            if has_devices:
+                torch.cuda.synchronize()
             start, used = perf_counter(), thread_time()
             call()
-            used, passed = thread_time() - used, perf_counter() - start
+            used = thread_time() - used
+            if has_devices:
+                torch.cuda.synchronize()
+            passed = perf_counter() - start
             if is_patched:
                 fastloop.unpatch()
             if i > 1:
@@ -207,12 +229,84 @@ def measure(row: str, rounds: int) -> tuple[dict[str, Times], dict[str, Times], 
     return times[0], times[1], counts
 
 
+class Samples(torch.utils.data.Dataset[int]):
+    """Counts the samples that are loaded."""
+
+    loaded = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        self.loaded += 1
+        return index
+
+
+def loader_of(kind: str, data: Any, rank: int, ranks: int) -> fastloop.DataLoader[Any]:
+    if kind == "LengthBucketBatchSampler":
+        lengths = np.arange(SAMPLES) % 500 + 1
+        buckets = fastloop.LengthBucketBatchSampler(lengths, 32, num_replicas=ranks, rank=rank)
+        return fastloop.DataLoader(data, batch_sampler=buckets)
+    if kind == "TokenDataset":
+        data.set_epoch(0)
+    sampler: Any = DistributedSampler(data, ranks, rank)
+    if kind == "ShuffleSampler":
+        sampler = fastloop.ShuffleSampler(data, num_replicas=ranks, rank=rank)
+    return fastloop.DataLoader(data, batch_size=32, sampler=sampler)
+
+
+def first_batch(loader: fastloop.DataLoader[Any], state: Any) -> None:
+    if state is not None:
+        loader.load_state_dict(state, strict=True)
+    next(iter(loader))
+
+
+def time_of(call: Callable[..., Any], *args: Any) -> float:
+    start = perf_counter()
+    call(*args)
+    return (perf_counter() - start) * 1e6
+
+
+def report_states(report: Report, kind: str, rounds: int) -> None:
+    """Report what a state takes, and the first batch on another number of ranks."""
+    tokens = np.arange(16 * SAMPLES, dtype=np.uint16)
+    data: Any = Samples()
+    if kind == "TokenDataset":
+        ends = np.array([0, len(tokens)])
+        data = fastloop.TokenDataset.from_buffers(tokens, ends, seq_len=15)
+    loader = loader_of(kind, data, 2, 7)
+    batches = iter(loader)
+    for _ in range(100):
+        next(batches)
+    taken = [time_of(loader.state_dict) for _ in range(20 * rounds)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    size = len(json.dumps({**state, "generators": {}}))
+    resumed, anew, loaded = [], [], 0
+    for _ in range(rounds):
+        anew.append(time_of(first_batch, loader_of(kind, data, 1, 3), None))
+        before = getattr(data, "loaded", 0)
+        resumed.append(time_of(first_batch, loader_of(kind, data, 1, 3), state))
+        loaded = getattr(data, "loaded", 0) - before
+    goals = [
+        Goal("bytes", size, 1024, False, ""),
+        Goal("to take", Times(tuple(taken)).median, 50, False, "µs"),
+        Goal("samples loaded for the first batch", loaded, 32, False, ""),
+    ]
+    report.row("f", f"state, {kind}", goals, {"fastloop": Times(tuple(taken))})
+    shown = {"fastloop": Times(tuple(resumed)), "plain": Times(tuple(anew))}
+    report.row("f", "  the first batch on 3 ranks", [], shown)
+
+
 def main() -> None:
-    args = parse_arguments(__doc__, "".join(ROWS))
+    args = parse_arguments(__doc__, "abcdef")
     rounds = 2 if args.is_quick else 30
     with Report(args.json, ("fastloop", "torch", "plain", "limit")) as report:
         report.open(rounds=rounds)
         for row in args.rows:
+            if row == "f":
+                for kind in KINDS:
+                    report_states(report, kind, rounds)
+                continue
             ranks, axes = ROWS[row]
             wall, host, counts = measure(row, rounds)
             speed = wall["torch"].median / wall["fastloop"].median
