@@ -1,6 +1,7 @@
 """Lists of tuples of equal tensors, which C gathers once they are stacked: torch's batches, random
 numbers, and the samples of the moment of iter()."""
 
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ def tensors(count: int = 23, dtype: torch.dtype = torch.float32, *shape: int) ->
     return [torch.randint(0, 2, shape or (3, 2)).to(dtype) for _ in range(count)]
 
 
+ROWS = np.arange(69, dtype=np.float32).reshape(23, 3)
 DATA: dict[str, Any] = {
     "tensors and numbers": [(t, i, -i / 3) for i, t in enumerate(tensors())],
     "tuples of one": [(t,) for t in tensors()],
@@ -27,6 +29,9 @@ DATA: dict[str, Any] = {
     "numbers": list(range(-5, 18)),
     "no dimension": [(t.sum(), 2**62) for t in tensors()],
     "no element": [torch.empty(0, 3) for _ in range(23)],
+    "rows of an array": [(x, i) for i, x in zip(np.arange(23), ROWS, strict=True)],
+    "arrays": [(x.copy(), np.float32(x[0])) for x in ROWS.astype(np.uint16)],
+    "arrays without a dimension": [np.array(i) for i in range(23)],
     **{str(t): [(x, 1) for x in tensors(23, t)] for t in (torch.bool, torch.bfloat16, torch.int64)},
 }
 
@@ -88,6 +93,7 @@ def with_one(sample: Any, data: Any = DATA["tensors and numbers"]) -> list[Any]:
 
 
 T = torch.zeros(3, 2)
+MAPPED = np.memmap(tempfile.TemporaryFile(), np.uint8, "w+", shape=(23, 4))
 LEFT: dict[str, Any] = {
     "another shape": with_one((T[:2], 1, 0.0)),
     "another dtype": with_one((T.double(), 1, 0.0)),
@@ -103,6 +109,13 @@ LEFT: dict[str, Any] = {
     "sparse": [T.to_sparse()] * 8,
     "shared memory": with_one((T.clone().share_memory_(), 1, 0.0)),
     "memory of NumPy": with_one((torch.from_numpy(np.zeros((3, 2), np.float32)), 1, 0.0)),
+    "every second column": [np.arange(6.0)[::2]] * 8,
+    "rows of a file": list(MAPPED),
+    "arrays that are read-only": [np.broadcast_to(ROWS[0], 3)] * 8,
+    "arrays of text": [np.array(["a"])] * 8,
+    "arrays of several dtypes": [np.zeros(2), np.zeros(2, np.int64)] * 4,
+    "an ndarray of another class": with_one(np.ma.ones(3), list(ROWS)),
+    "bools of NumPy": [np.bool_(True)] * 8,
     "nothing in a tuple": [()] * 8,
     "large": [torch.zeros(1 << 20)] * 20,
     "large together": [(torch.zeros(1 << 19),) * 2] * 20,

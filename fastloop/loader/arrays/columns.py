@@ -278,8 +278,12 @@ def take_ndarray(dataset: Any) -> Columns:
 _MOST_STACKED = {"samples": 1 << 16, "bytes": 1 << 26}
 
 
-def _is_own(storage: torch.UntypedStorage) -> bool:
-    """Tell whether memory is torch's and no other process has it. That of NumPy may be a file's."""
+def _is_own(part: Any) -> bool:
+    """Tell whether a part has memory of torch or NumPy, which is no file's and of this process."""
+    if isinstance(part, np.ndarray):
+        owner = part if part.base is None else part.base
+        return type(owner) is np.ndarray and owner.flags.owndata
+    storage = part.untyped_storage()
     return storage.resizable() and not storage.is_shared()
 
 
@@ -287,13 +291,14 @@ def _stack(parts: Sequence[Any]) -> torch.Tensor:
     """Return one part of all samples, stacked by torch. Raises NotCoveredError where torch would
     make something else of a batch, or workers see changes."""
     kinds = set(map(type, parts))
-    is_known = kinds in ({torch.Tensor}, {int}, {float})
-    leave_if(not is_known, "the samples' parts are not all tensors, ints or floats")
-    if kinds == {torch.Tensor}:
+    (kind,) = kinds if len(kinds) == 1 else (object,)
+    is_known = kind in (torch.Tensor, np.ndarray, int, float) or issubclass(kind, np.number)
+    leave_if(not is_known, "the samples' parts are not all tensors, arrays or numbers")
+    if kind in (torch.Tensor, np.ndarray):
         leave_if(len({part.dtype for part in parts}) > 1, "the samples have several dtypes")
-        leave_if(not all(part.is_contiguous() for part in parts), "the samples have gaps in memory")
-        is_own = all(_is_own(part.untyped_storage()) for part in parts)
-        leave_if(not is_own, "the samples lie in memory that is not theirs alone")
+        tight = (x.is_contiguous() if kind is torch.Tensor else x.flags.carray for x in parts)
+        leave_if(not all(tight), "the samples have gaps in memory")
+        leave_if(not all(map(_is_own, parts)), "the samples lie in memory that others have, too")
     stacked: torch.Tensor = torch_data.default_collate(list(parts))
     leave_if(stacked.device.type != "cpu", f"the samples are on {stacked.device}")
     return stacked
@@ -310,7 +315,7 @@ def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
     leave_if(len(samples) == 0, "the list is empty")
     is_tuple = type(samples[0]) is tuple
     first = samples[0] if is_tuple else samples[:1]
-    each = sum(part.nbytes for part in first if type(part) is torch.Tensor)
+    each = sum(part.nbytes for part in first if type(part) in (torch.Tensor, np.ndarray))
     for what, count in {"samples": len(samples), "bytes": each * len(samples)}.items():
         leave_if(count > _MOST_STACKED[what], f"the list has {count:,} {what}")
     lengths = {len(sample) if type(sample) is tuple else 0 for sample in samples}
