@@ -138,19 +138,25 @@ def clip_by(kind: Any, model: Model) -> Callable[[], None]:
     return ours if kind is fastloop.GradScaler else torchs
 
 
+def join_ranks(rank: int, ranks: int, axes: int, store: str) -> Any:
+    """Become a rank; returns the mesh of all of them."""
+    has_devices = torch.cuda.device_count() >= ranks
+    if has_devices:
+        torch.cuda.set_device(rank)
+    address, limit = f"file://{store}", timedelta(seconds=120)
+    backend = "nccl" if has_devices else "gloo"
+    dist.init_process_group(backend, address, rank=rank, world_size=ranks, timeout=limit)
+    shape = (ranks,) if axes == 1 else (2, ranks // 2)
+    return init_device_mesh("cuda" if has_devices else "cpu", shape)
+
+
 def run_rank(rank: int, row: str, rounds: int, store: str, results: Any) -> None:
     """Measure in one process of several, and send the figures of process 0."""
     ranks, axes = ROWS[row]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    address, limit = f"file://{store}", timedelta(seconds=120)
-    has_devices = torch.cuda.device_count() >= ranks
-    device = "cuda" if has_devices else "cpu"
-    if has_devices:
-        torch.cuda.set_device(rank)
-    backend = "nccl" if has_devices else "gloo"
-    dist.init_process_group(backend, address, rank=rank, world_size=ranks, timeout=limit)
-    mesh = init_device_mesh(device, (ranks,) if axes == 1 else (2, ranks // 2))
+    mesh = join_ranks(rank, ranks, axes, store)
+    device, is_cuda = mesh.device_type, mesh.device_type == "cuda"
     shape = (SIZE // ranks, SIZE) if axes == 1 else (SIZE // 2, SIZE // 2)
     model, plain = Model(mesh, shape, device), Model(None, shape, device)
     number = torch.zeros(1, dtype=torch.float64, device=device)
@@ -194,12 +200,12 @@ def run_rank(rank: int, row: str, rounds: int, store: str, results: Any) -> None
                     call()
                 counts[who] = mode.count
             dist.barrier()
-            if has_devices:
+            if is_cuda:
                 torch.cuda.synchronize()
             start, used = perf_counter(), thread_time()
             call()
             used = thread_time() - used
-            if has_devices:
+            if is_cuda:
                 torch.cuda.synchronize()
             passed = perf_counter() - start
             if is_patched:

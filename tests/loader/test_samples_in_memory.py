@@ -93,7 +93,8 @@ def with_one(sample: Any, data: Any = DATA["tensors and numbers"]) -> list[Any]:
 
 
 T = torch.zeros(3, 2)
-MAPPED = np.memmap(tempfile.TemporaryFile(), np.uint8, "w+", shape=(23, 4))
+with tempfile.TemporaryFile() as file:
+    MAPPED = np.memmap(file, np.uint8, "w+", shape=(23, 4))
 LEFT: dict[str, Any] = {
     "another shape": with_one((T[:2], 1, 0.0)),
     "another dtype": with_one((T.double(), 1, 0.0)),

@@ -279,7 +279,7 @@ _MOST_STACKED = {"samples": 1 << 16, "bytes": 1 << 26}
 
 
 def _is_own(part: Any) -> bool:
-    """Tell whether a part has memory of torch or NumPy, which is no file's and of this process."""
+    """Tell whether torch or NumPy allocated the memory of a part, for this process alone."""
     if isinstance(part, np.ndarray):
         owner = part if part.base is None else part.base
         return type(owner) is np.ndarray and owner.flags.owndata
