@@ -20,7 +20,7 @@ class Table:
         plans: tuple[ImagePlan | ImageDraws | None, ...] | None = None,
         casts: tuple[str | None, ...] | None = None,
     ) -> Table: ...
-    def cut(self) -> Table: ...
+    def cut(self, whole: bool = False, /) -> Table: ...
     def read_row(self, row: int, outs: tuple[Any, ...], /) -> None: ...
 
 @final
@@ -83,6 +83,8 @@ class ImagePlan:
 
 @final
 class ImageDraws:
+    @property
+    def map_length(self) -> int: ...
     def __new__(
         cls,
         plan: ImagePlan,

@@ -34,12 +34,12 @@ static __device__ int32_t to_byte(int32_t sum, int32_t precision)
     return value < 0 ? 0 : value > 255 ? 255 : value;
 }
 
-/* The taps of row or column `at` of an axis that is made of `length` samples. */
+/* The taps of row or column `at`; those of length `number` of the axis, counted from the shortest.
+ */
 static __device__ const int32_t *
-find_taps(const int32_t *taps, const fl_image_taps &axis, int32_t length, int32_t at)
+find_taps(const int32_t *taps, const fl_image_taps &axis, int32_t number, int32_t at)
 {
-    const int64_t number = (int64_t)(length - axis.shortest) * axis.out + at;
-    return taps + number * (FL_TAP_NUMBERS + axis.taps);
+    return taps + ((int64_t)number * axis.out + at) * (FL_TAP_NUMBERS + axis.taps);
 }
 
 /* What is resized: byte (0, 0) of it, the steps between its rows and columns, the taps of the pixel
@@ -51,10 +51,14 @@ struct resized {
 
 static __device__ resized find_resized(const fl_image_batch &of, const int32_t *crop, origin at)
 {
-    resized r = {crop[1] * of.from_steps[2] + crop[4] * of.from_steps[3],
-                 crop[2] * of.from_steps[2], crop[5] * of.from_steps[3],
-                 find_taps(of.row_taps, of.rows, crop[0], at.row),
-                 find_taps(of.column_taps, of.columns, crop[3], at.column)};
+    const bool is_own = of.row_taps == NULL;
+    const int32_t *rows = is_own ? crop + FL_CROP_NUMBERS : of.row_taps;
+    const int32_t *columns = is_own ? find_taps(rows, of.rows, 1, 0) : of.column_taps;
+    resized r = {
+        crop[1] * of.from_steps[2] + crop[4] * of.from_steps[3], crop[2] * of.from_steps[2],
+        crop[5] * of.from_steps[3],
+        find_taps(rows, of.rows, is_own ? 0 : crop[0] - of.rows.shortest, at.row),
+        find_taps(columns, of.columns, is_own ? 0 : crop[3] - of.columns.shortest, at.column)};
     r.from += r.rows[0] * r.row + r.columns[0] * r.column;
     return r;
 }
@@ -80,9 +84,8 @@ static __global__ void __launch_bounds__(THREADS)
 {
     const uint32_t image = blockIdx.x / blocks, pixels = (uint32_t)of.height * (uint32_t)of.width;
     const int32_t edges = of.height + of.width + FL_ERASED_NUMBERS * of.erased;
-    const bool resizes = of.row_taps != NULL;
-    const int32_t *map = of.maps + (int64_t)image * (edges + (resizes ? FL_CROP_NUMBERS : 0));
-    const uint8_t *from = of.from + rows[image] * of.from_steps[0];
+    const int32_t *map = of.maps + image * of.map_numbers;
+    const uint8_t *from = of.from + (rows != NULL ? rows[image] : image) * of.from_steps[0];
     T *to = (T *)of.to + image * of.to_steps[0];
     uint32_t pixel = blockIdx.x % blocks * PIXELS + threadIdx.x;
 #pragma unroll 2
@@ -93,14 +96,14 @@ static __global__ void __launch_bounds__(THREADS)
         const origin at = find_origin(of, map, y, x);
         const bool is_filled = at.fill < 0;
         resized r = {};
-        if (resizes && !is_filled) r = find_resized(of, map + edges, at);
+        if (of.resizes && !is_filled) r = find_resized(of, map + edges, at);
         const T *values = (const T *)of.table;
         for (int32_t c = 0; c < of.channels; c++, values += of.values) {
             const uint8_t *plane = from + c * of.from_steps[1];
             const int64_t byte = at.row * of.from_steps[2] + at.column * of.from_steps[3];
-            const int32_t value = is_filled ? 255 - at.fill
-                                  : resizes ? make_resized(plane, r)
-                                            : (int32_t)plane[byte];
+            const int32_t value = is_filled    ? 255 - at.fill
+                                  : of.resizes ? make_resized(plane, r)
+                                               : (int32_t)plane[byte];
             to[c * of.to_steps[1] + y * of.to_steps[2] + x * of.to_steps[3]] = values[value];
         }
     }

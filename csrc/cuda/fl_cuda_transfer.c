@@ -7,6 +7,7 @@
 
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
+#include "fl_cuda_images.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
 #include "fl_thread.h"
@@ -327,9 +328,21 @@ static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, f
 
 static bool is_started(const void *self) { return ((const cuda_transfer *)self)->is_started; }
 
+static cudaError_t queue_images(const cuda_transfer *transfer, const fl_transfer_cast *cast)
+{
+    char *buffer = transfer->buffer, *from = buffer + cast->from;
+    fl_image_batch images = *cast->images;
+    images.from = (const uint8_t *)from;
+    images.to = buffer + cast->to;
+    images.maps = (const int32_t *)(const void *)(from + cast->maps);
+    images.table = from + cast->values;
+    return fl_cuda_queue_images(transfer->copies->stream, &images, NULL, cast->image_count);
+}
+
 static cudaError_t queue_cast(const cuda_transfer *transfer, const fl_transfer_cast *cast)
 {
     const cuda_copy_stream *copies = transfer->copies;
+    if (cast->kind == FL_CAST_IMAGES) return queue_images(transfer, cast);
     if (cast->kind == FL_CAST_WIDEN)
         return fl_cuda_widen(copies->stream, copies->processors, transfer->buffer, cast);
     return fl_cuda_cast(copies->stream, copies->processors, transfer->buffer, cast);

@@ -64,8 +64,9 @@ class LoaderStats:
         path: how batches are made now: ``"array"`` (C, no Python per sample), ``"process"``
             (worker processes over shared memory), ``"thread"`` (worker threads), ``"sync"`` (in
             this process) or ``"torch"``.
-        why: why that path; and why torch uploads batches to a CUDA device, where it does so
-            because fastloop's own uploads do not work there.
+        why: why that path; where transforms run, if batches go to a device; and why torch uploads
+            batches to a CUDA device, where it does so because fastloop's own uploads do not work
+            there.
         batches: batches given to the user, or uploaded ahead for the loop.
         samples: samples in them; None where they are not counted: all paths but ``"array"``.
         bytes: bytes of their memory, alignment included; None on the thread, sync and torch paths.
@@ -145,6 +146,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             runs in this process, before ``device_transform``; on ``device``, if there is one.
         static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
             graphs, and are valid until the next batch is taken. All batches must be alike.
+        transforms_on: where the transforms of an ``ArrayDataset`` run whose batches threads upload
+            to a CUDA ``device``; bits and random numbers are the same. ``"auto"``: on the CPU, but
+            for the last step, the cast, which is a kernel's. ``"device"``: threads copy images as
+            they are, and a kernel crops, pads, flips, resizes, erases and casts them behind their
+            upload: ValueError at ``iter()`` for operations that do more, other paths, and
+            ``num_workers=0``; where no kernel can run, the CPU does it, and ``stats().why`` says
+            so. ``"cpu"``: all of it on the CPU, and finished batches are uploaded.
         snapshot_every_n_steps: workers send the state of an ``IterableDataset`` that has
             ``state_dict()`` after every n-th of their batches, 0: after none. Resuming reads the
             samples of the batches since then again. Without workers, states are always exact.
@@ -193,6 +201,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     device_transform: Callable[[Any], Any] | None = None
     batch_transform: Callable[[Any], Any] | None = None
     static_buffers: bool = False
+    transforms_on: str = "auto"
     snapshot_every_n_steps: int = 1
     resume: str | None = None
     on_worker_death: str = "raise"
@@ -222,6 +231,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device_transform: Callable[[Any], Any] | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
         static_buffers: bool = False,
+        transforms_on: str = "auto",
         snapshot_every_n_steps: int = 1,
         resume: str | None = None,
         on_worker_death: str = "raise",
@@ -235,6 +245,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.device, self.device_transform = device, device_transform
         self.batch_transform = batch_transform
         self.static_buffers, self.on_worker_death = static_buffers, on_worker_death
+        self.transforms_on = transforms_on
         self._check_arguments()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
@@ -267,6 +278,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             torch.device(self.device)  # raises torch's own error
         elif self.device_transform is not None or self.static_buffers:
             raise ValueError("device_transform and static_buffers need a device; pass device=, too")
+        read_choice("transforms_on", self.transforms_on, ("auto", "cpu", "device"))
         choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
         if choice == "restart" and self.path == "torch":
             raise ValueError("on_worker_death must be 'raise' with path='torch' (use path='auto')")
@@ -487,9 +499,11 @@ def _compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
     route = choose_route(loader, path, shared.changed)
     count = shared.count()
     workers, fallbacks = shared.count_workers()
+    place = f" ({shared.place})" if shared.place and route.path == "array" else ""
+    fault = f"; torch uploads: {shared.fault}" if shared.fault else ""
     return LoaderStats(
         path=route.path,
-        why=f"{route.why}; torch uploads: {shared.fault}" if shared.fault else route.why,
+        why=f"{route.why}{place}{fault}",
         batches=count["batches"],
         samples=count["samples"] if route.path == "array" else None,
         bytes=count["bytes"] if route.path in ("array", "process") else None,

@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from fastloop.base import torch_parts
-from fastloop.base.checks import refuse_if
+from fastloop.base.checks import check_value, refuse_if
 from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
 from fastloop.data.collate import SEQUENCE_COLLATES, below_subsets, is_default_collate, kind_of
 from fastloop.data.epochs import datasets_within
@@ -119,6 +119,7 @@ def fast_iterator(
             is true, else in CPU memory.
     """
     route = choose_route(loader, path, shared.changed, pin=True)
+    _check_place(loader, route)
     # Iterators over workers are imported when the first is made: most programs have one kind or
     # none.
     if route.path == "thread":
@@ -144,6 +145,29 @@ def fast_iterator(
     if loader.num_workers > 0:
         return TorchProcessIter(loader, shared)
     return SyncIter(loader, shared, has_own_collate=route.path == "sync")
+
+
+def _check_place(loader: Any, route: Route) -> None:
+    """Raise ValueError for a loader whose transforms cannot run where `transforms_on` says."""
+    wanted = getattr(loader, "transforms_on", "auto")  # torch's loaders have none
+    source = route.source
+    images: list[Any] = [c for c in source.all if c.plan] if source is not None else []
+    resident = source.device if source is not None else None
+    if wanted == "cpu" and resident is not None and images:
+        there = f"the data are on {resident}, where a kernel does it: dataset.to('cpu')"
+        check_value("transforms_on", wanted, False, "'auto' or 'device' for this loader", there)
+    if wanted != "device" or resident is not None:
+        return
+    computed = next((column.name for column in images if not column.plan.map_length), "")
+    faults = {
+        f"it takes path={route.path!r}: {route.why}": source is None,
+        "no device= is passed": loader.device is None,
+        "num_workers is 0, and threads must fill what is uploaded": loader.num_workers == 0,
+        f"{computed}: its transform does more than crop, pad, flip, erase, cast and resize "
+        "once, or pads before it resizes": computed,
+    }
+    for fault, applies in faults.items():
+        check_value("transforms_on", wanted, not applies, "'auto' or 'cpu' for this loader", fault)
 
 
 def unwrap(loader: Any) -> Any:

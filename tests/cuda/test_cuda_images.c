@@ -1,5 +1,8 @@
 /* Images that are made on the device: random plans of operations that move pixels, the kernel
- * compiled as C++, against what the same plans make of single images on the CPU. */
+ * compiled as C++, against what the same plans make of single images on the CPU. Of data that lie
+ * there, and of a batch that was sent with its maps. */
+#include "table_fixture.h" /* before a fixture whose type `shape` its arguments would shadow */
+
 #include "cuda_fixture.h"
 #include "image_fixture.h"
 
@@ -52,6 +55,64 @@ static fl_image_plan *open_moving(uint64_t *seed, plan_case *p, int32_t longest,
     return plan;
 }
 
+static fl_tensor view_of(const plan_case *p, const char *from, int64_t images, bool is_joined)
+{
+    const int64_t h = p->config.in.height, w = p->config.in.width, c = p->config.channels;
+    fl_tensor view = {.data = from, .dtype = {1, 8, 1}, .ndim = 4, .shape = {images, c, h, w}};
+    if (is_joined) memcpy(view.shape, (int64_t[]){images, h, w, c}, 4 * sizeof c);
+    fl_tensor_strides(4, view.shape, view.stride);
+    return view;
+}
+
+static fl_column *
+open_sent(const plan_case *p, const fl_image_plan *plan, fl_tensor view, bool is_joined)
+{
+    const int64_t bytes = fl_image_type_bytes(p->config.type), channels = p->config.channels;
+    const int64_t count = fl_image_plan_out_bytes(plan) / bytes;
+    const bool is_hwc = p->config.layout == FL_HWC;
+    fl_column *column;
+    fl_column_image_config config = {.view = view,
+                                     .layout = is_joined ? FL_HWC : FL_CHW,
+                                     .plan = plan,
+                                     .row_ops = &fl_cpu_row_ops,
+                                     .cast = {.kind = FL_CAST_IMAGES,
+                                              .count = count,
+                                              .plane = is_hwc ? 1 : count / channels,
+                                              .channels = (int32_t)channels,
+                                              .bytes = (int32_t)bytes}};
+    CHECK_INT(fl_column_image_open(&config, &column, NULL), FL_OK);
+    return column;
+}
+
+/* The same batch, of what a table fills in two parts and is copied to where the kernel runs. */
+static void check_sent(fl_column *column, const int64_t *rows, int64_t count, const char *expected)
+{
+    fl_table *table;
+    fl_rows list = {0};
+    CHECK_INT(fl_table_open(&column, 1, &table, NULL), FL_OK);
+    CHECK_INT(fl_rows_add(&list, rows, count, NULL), FL_OK);
+    fl_layout layout = {0};
+    CHECK_INT(fl_table_layout(table, &list, 3, &layout, NULL), FL_OK);
+    const fl_transfer_cast *cast = &layout.outputs->cast;
+    char *slot = allocate(layout.outputs->bytes);
+    for (int32_t part = 1; part >= 0; part--)
+        CHECK_INT(fl_table_gather(table, &list, 3, &layout, part, 2, slot, NULL), FL_OK);
+    char *to = allocate(cast->count * cast->bytes);
+    fl_image_batch batch = *cast->images;
+    batch.from = (uint8_t *)slot;
+    batch.to = to;
+    batch.maps = (int32_t *)(void *)(slot + cast->maps);
+    batch.table = slot + cast->values;
+    CHECK_INT(fl_cuda_queue_images(NULL, &batch, NULL, cast->image_count), cudaSuccess);
+    fake_synchronize(NULL);
+    CHECK(memcmp(to, expected, (size_t)(cast->count * cast->bytes)) == 0);
+    free(slot);
+    free(to);
+    fl_layout_close(&layout);
+    fl_rows_close(&list);
+    fl_table_close(table);
+}
+
 /* A batch of some of the images, in memory as `is_joined` says. */
 static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan *plan,
                         int32_t images, bool is_joined)
@@ -69,7 +130,8 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     int32_t *maps = (int32_t *)allocate(length * images * (int64_t)sizeof *maps);
     int64_t rows[MOST_IMAGES];
     fill_random(seed, from, each * images);
-    CHECK_INT(fl_image_plan_write_values(plan, table, NULL), FL_OK);
+    fl_image_plan_write_values(plan, table);
+    CHECK_INT(fl_image_plan_write_taps(plan, (int32_t *)(void *)(table + values), NULL), FL_OK);
     fl_image_source source = {.size = in, .stride_y = in.width, .stride_x = 1};
     source.stride_c = (int64_t)in.height * in.width;
     if (is_joined) {
@@ -100,6 +162,8 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
                   FL_ERASED_NUMBERS,
         .values = fl_image_plan_values(plan),
         .table = table,
+        .map_numbers = length,
+        .resizes = resizes,
         .row_taps = resizes ? (int32_t *)(void *)(table + values) : NULL,
         .rows = taps[0],
         .columns = taps[1]};
@@ -114,6 +178,8 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     CHECK_INT(fake_launches() - before, images > 0);
     fake_synchronize(NULL);
     CHECK(memcmp(to, expected, (size_t)(made * images)) == 0);
+    fl_column *sent = open_sent(p, plan, view_of(p, from, fl_max(images, 1), is_joined), is_joined);
+    check_sent(sent, rows, images, expected);
     void *owned[] = {from, to, expected, table, maps};
     for (int i = 0; i < 5; i++) free(owned[i]);
 }
@@ -146,11 +212,20 @@ static void test_weights_that_find_no_memory(void)
     uint64_t seed = 7;
     plan_case p;
     fl_image_plan *plan = open_moving(&seed, &p, 20, true);
-    char *out = allocate(fl_image_plan_values_bytes(plan) + fl_image_plan_taps_bytes(plan));
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    int32_t *out = (int32_t *)(void *)allocate(fl_image_plan_taps_bytes(plan));
+    const int64_t length = fl_image_plan_map_length(plan) + fl_image_plan_own_taps(plan);
+    int32_t *map = (int32_t *)(void *)allocate(length * (int64_t)sizeof *map);
+    CHECK_INT(fl_image_plan_draw(plan, &(fl_sample_key){.index = 1}, p.config.in, params, NULL),
+              FL_OK);
+    fl_image_plan_map(plan, params, map);
     fl_fault_arm(1);
-    CHECK_INT(fl_image_plan_write_values(plan, out, NULL), FL_ENOMEM);
+    CHECK_INT(fl_image_plan_write_taps(plan, out, NULL), FL_ENOMEM);
+    fl_fault_arm(1);
+    CHECK_INT(fl_image_plan_write_own_taps(plan, map, NULL), FL_ENOMEM);
     fl_fault_arm(0);
     free(out);
+    free(map);
     fl_image_plan_close(plan);
 }
 

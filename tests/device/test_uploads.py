@@ -31,7 +31,6 @@ TRIALS = {
         "no_context_on_a_device_that_nobody_chose",
         "a_loop_is_left_early",
         "a_loader_from_end_to_end",
-        "images_from_end_to_end",
         "sequences_from_end_to_end",
         "memory_comes_back",
         "an_interrupt_loses_no_batch",
@@ -43,6 +42,7 @@ TRIALS = {
         "a_cycle_is_collected",
         "arguments_are_checked",
     ],
+    "image_trials": ["images_from_end_to_end", "images_are_made_there"],
     "token_trials": ["tokens_from_end_to_end", "tokens_that_cannot_be_had"],
     "pinning_trials": [
         "blocks_are_for_the_next_batches_alone",
@@ -105,10 +105,11 @@ def test_upload(core: Path, script: str, trial: str) -> None:
 
 
 @pytest.mark.slowest
+@pytest.mark.parametrize("kind", ["images", "sent"])
 @pytest.mark.parametrize("trial", IMAGES)
-def test_upload_of_images(core: Path, trial: str) -> None:
-    """As bytes, which are cast on the device."""
-    run_trial(core, "upload_trials", trial, "images")
+def test_upload_of_images(core: Path, trial: str, kind: str) -> None:
+    """As bytes, which are cast on the device; or as they are, with what a kernel does there."""
+    run_trial(core, "upload_trials", trial, kind)
 
 
 WITHOUT_TORCH = """

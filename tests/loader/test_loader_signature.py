@@ -43,8 +43,9 @@ class Stream(IterableDataset[torch.Tensor]):
 def test_signature_is_torchs_with_more_keywords() -> None:
     ours = dict(inspect.signature(DataLoader.__init__).parameters)
     names = ["device", "path", "device_transform", "batch_transform", "static_buffers"]
+    names += ["transforms_on"]
     names += ["snapshot_every_n_steps", "resume", "on_worker_death", "memory_budget"]
-    assert list(ours)[-9:] == names
+    assert list(ours)[-10:] == names
     extras = {name: ours.pop(name) for name in names}
     assert list(ours) == list(TORCH_PARAMETERS)
     for name, theirs in TORCH_PARAMETERS.items():
@@ -58,6 +59,7 @@ def test_signature_is_torchs_with_more_keywords() -> None:
         None,
         None,
         False,
+        "auto",
         1,
         None,
         "raise",

@@ -100,18 +100,22 @@ PLANS = None
 
 
 def become_images() -> None:
-    """From now on the last field is images that travel as bytes, and are floats on the device."""
+    """From now on the last field is images that travel as bytes, and are floats on the device;
+    with "sent" as they are, and a kernel flips them, too."""
     global SOURCES, PLANS
     tables = torch.randn(2, 256, generator=torch.Generator().manual_seed(0))
     shape = {"height": 50, "width": 50, "channels": 2, "layout": "CHW"}
     made = {"out_dtype": "float32", "out_layout": "CHW", "tables": tables.numpy().tobytes()}
     SOURCES = (*SOURCES[:2], SOURCES[2].reshape(40, 2, 50, 50))
-    PLANS = (None, None, core.ImagePlan((), **shape, **made, linear=None, seed=0))
-    values = SOURCES[2].long()
+    ops = ({"kind": HORIZONTAL_FLIP, "p": 1.0},) if IS_SENT else ()
+    PLANS = (None, None, core.ImagePlan(ops, **shape, **made, linear=None, seed=0))
+    values = SOURCES[2].flip(3).long() if IS_SENT else SOURCES[2].long()
     FIELDS[2] = torch.stack([tables[c][values[:, c]] for c in range(2)], 1)
 
 
-if "images" in sys.argv:
+HORIZONTAL_FLIP = 5  # of fl_image_op_kind
+IS_SENT = "sent" in sys.argv
+if IS_SENT or "images" in sys.argv:
     become_images()
 NAMES = ("a", "b", "c")
 NUMBERS = {2 * 256 + 32: torch.float32, 64: torch.int64, 1 * 256 + 8: torch.uint8}

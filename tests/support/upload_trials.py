@@ -18,6 +18,7 @@ import torch
 from upload_device import (
     EAGER,
     FAULTS,
+    IS_SENT,
     LAZY,
     NAMES,
     PLANS,
@@ -38,7 +39,7 @@ NESTED = {"inner": {NAMES[0]: None}, "others": (None, None)}
 
 def make_feed(device: Device, workers: int = 2, structure: Any = LIST, **more: Any) -> Any:
     return core.ArrayLoader(
-        table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3, PLANS).cut(),
+        table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3, PLANS).cut(IS_SENT),
         pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=lambda item: item,
         structure=structure,
@@ -184,55 +185,6 @@ def a_loader_from_end_to_end() -> None:
     assert not has_uploads(accelerator)
     accelerator.device = torch.device("cpu")
     assert not has_uploads(accelerator)
-
-
-def images_from_end_to_end() -> None:
-    """Each batch is what the dataset makes of its rows, and a quarter of it was copied."""
-    from fastloop import ArrayDataset, DataLoader
-    from fastloop import transforms as T
-    from fastloop.loader.iterators import fast_iterator
-
-    images = torch.randint(0, 256, (40, 3, 20, 21), dtype=torch.uint8)
-    ops = [T.RandomCrop(16, padding=2), T.RandomHorizontalFlip()]
-    values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))]
-    for behind, size, layout in (
-        ([], 3 * 16 * 16, "CHW"),
-        ([T.RandomErasing()], 4 * 3 * 16 * 16, "CHW"),
-        ([], 3 * 16 * 16, "channels_last"),
-        ([T.RandomErasing()], 4 * 3 * 16 * 16, "channels_last"),
-    ):
-        chain = T.Compose([*ops, *values, *behind])
-        data = ArrayDataset(images, torch.arange(40), transform=chain, out_layout=layout)
-        order = (0, 2, 3, 1) if layout == "channels_last" else (0, 1, 2, 3)
-        for workers, _ in each_way():
-            if workers == 0:
-                continue
-            device = Device(1)
-            device.use(device.new_stream())
-            accelerator: Any = FakeAccelerator(device)
-            loader: Any = DataLoader(data, 8, num_workers=workers)
-            for epoch in range(2):
-                data.set_epoch(epoch)
-                iterator: Any = fast_iterator(loader, "auto", loader._shared, accelerator)
-                loader._shared.position.begin(iterator)
-                for k, (x, y) in enumerate(iterator):
-                    rows = range(8 * k, 8 * k + 8)
-                    for tensor, expected in (
-                        (x, torch.stack([data[i][0] for i in rows])),
-                        (y, torch.tensor(rows)),
-                    ):
-                        assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
-                        if tensor.ndim == 4:
-                            tensor, expected = tensor.permute(order), expected.permute(order)
-                        assert tensor.is_contiguous()
-                        held = expected.contiguous().numpy().tobytes()
-                        fake.fake_launch_compare(device.stream, tensor.data_ptr(), held, len(held))
-                device.synchronize()
-                del iterator, x, y, tensor
-            assert loader.stats().bytes == 2 * 40 * (size + 8)
-            loader.close()
-            del loader
-            device.close()
 
 
 def sequences_from_end_to_end() -> None:

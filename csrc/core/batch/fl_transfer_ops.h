@@ -20,15 +20,19 @@ enum { FL_CAST_CHANNELS = 4, FL_CAST_CYCLE = 1 << 30 };
 
 typedef enum fl_cast_kind {
     FL_CAST_LOOK_UP, /* element i is tables[(i / plane) % channels][byte i] */
-    FL_CAST_WIDEN    /* element i is integer i / row * pitch + i % row, wider */
+    FL_CAST_WIDEN,   /* element i is integer i / row * pitch + i % row, wider */
+    FL_CAST_IMAGES   /* elements are what `images` makes of images */
 } fl_cast_kind;
+
+typedef struct fl_image_batch fl_image_batch; /* of fl_image_ops.h */
 
 /* Elements of a batch that travel as shorter ones, at `from`, and are made at `to`, at their
  * destination. Both are bytes of the buffer, counted from its beginning; `to` is a multiple of 16,
  * and `from` one of 16 or, of integers, of their size. */
 typedef struct fl_transfer_cast {
     fl_cast_kind kind;
-    int32_t bytes; /* of an element that is made: 2 or 4 by a table; 4 or 8 of an integer */
+    int32_t bytes; /* of an element that is made: 2 or 4 by a table; 4 or 8 of an integer; 1, 2 or 4
+                      of an image */
     int64_t from, to;
     int64_t count; /* elements that are made */
 
@@ -41,6 +45,11 @@ typedef struct fl_transfer_cast {
     int32_t from_bytes; /* of an integer: 1, 2 or 4, and fewer than `bytes` */
     bool is_signed;
     int64_t row, pitch; /* of so many in a row, at most INT32_MAX, the first `row` are taken */
+
+    /* FL_CAST_IMAGES */
+    const fl_image_batch *images; /* borrowed; its addresses are NULL, and lie in the buffer: */
+    int64_t maps, values;         /* bytes behind `from`, multiples of 4 */
+    int64_t image_count;
 } fl_transfer_cast;
 
 typedef struct fl_transfer_ops {

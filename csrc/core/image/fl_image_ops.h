@@ -178,8 +178,8 @@ typedef struct fl_image_ops {
 enum { FL_ERASED_NUMBERS = 5, FL_CROP_NUMBERS = 6, FL_TAP_NUMBERS = 3 };
 
 /* How a resize on a device makes one axis of `out` samples, of any length from shortest to longest.
- * In memory, for each length, for each sample: where its taps begin, how many there are and the
- * precision of their weights, as in fl_resample; then `taps` weights. */
+ * In memory, for each length or for one, for each sample: where its taps begin, how many there are
+ * and the precision of their weights, as in fl_resample; then `taps` weights. */
 typedef struct fl_image_taps {
     int32_t shortest, longest, out, taps;
 } fl_image_taps;
@@ -191,7 +191,8 @@ static inline int64_t fl_image_taps_numbers(const fl_image_taps *axis)
 }
 
 /* Images of a batch that a device makes out of its own memory: byte (image, channel, row, column)
- * is at the sum of these steps, and so is an element of the batch. */
+ * is at the sum of these steps, and so is an element of the batch. fl_transfer_ops knows the tag.
+ */
 typedef struct fl_image_batch {
     const uint8_t *from;                /* borrowed */
     char *to;                           /* borrowed */
@@ -199,10 +200,13 @@ typedef struct fl_image_batch {
     int32_t channels, height, width;    /* of a result */
     int32_t element_bytes;              /* 1, 2 or 4 */
     const int32_t *maps; /* borrowed, on the device: for each image as fl_image_plan_map */
+    int64_t map_numbers; /* from one to the next */
     int32_t erased;      /* operations that erase */
     int32_t values;      /* of each channel: */
     const char *table;   /* borrowed, on the device: as fl_image_plan_write_values */
-    const int32_t *row_taps, *column_taps; /* likewise; NULL: nothing is resized */
+    bool resizes;
+    /* likewise: as fl_image_plan_write_taps; NULL: each map has its own behind it */
+    const int32_t *row_taps, *column_taps;
     fl_image_taps rows, columns;
 } fl_image_batch;
 

@@ -61,24 +61,6 @@ struct fl_image_plan {
 
 /* ---- open */
 
-static inline bool is_resize(fl_image_op_kind kind)
-{
-    return kind == FL_OP_RESIZE || kind == FL_OP_RANDOM_RESIZED_CROP;
-}
-
-static inline bool pads(fl_image_op_kind kind)
-{
-    return kind == FL_OP_PAD || kind == FL_OP_RANDOM_CROP || kind == FL_OP_CENTER_CROP;
-}
-
-/* An operation that pads, unless it is told to by 0. */
-static bool may_pad(const fl_image_op *op)
-{
-    const int32_t *padding = op->padding;
-    return op->kind == FL_OP_CENTER_CROP || op->pad_if_needed ||
-           (padding[0] | padding[1] | padding[2] | padding[3]) != 0;
-}
-
 static int check_config(const fl_image_config *config, fl_err *err)
 {
     if (config->count < 0 || config->count > FL_MAX_IMAGE_OPS)
@@ -110,8 +92,8 @@ static int check_op(const fl_image_op *op, fl_err *err)
 /* What was erased is written last, so nothing may mix it with other pixels or repeat it. */
 static int check_after_erase(const fl_image_op *op, fl_err *err)
 {
-    bool repeats = pads(op->kind) && op->padding_mode != FL_PAD_CONSTANT;
-    if (!is_resize(op->kind) && !repeats) return FL_OK;
+    bool repeats = fl_op_pads(op->kind) && op->padding_mode != FL_PAD_CONSTANT;
+    if (!fl_op_is_resize(op->kind) && !repeats) return FL_OK;
     return fl_fail(err, FL_EINVAL, "RandomErasing comes before %s%s: put it last",
                    op_types[op->kind]->name, repeats ? " that repeats pixels" : "");
 }
@@ -119,8 +101,8 @@ static int check_after_erase(const fl_image_op *op, fl_err *err)
 /* How many segments an axis may have; it begins anew with each resize. */
 static int count_segments(const fl_image_op *op, int64_t *count, fl_err *err)
 {
-    if (is_resize(op->kind)) *count = 1;
-    if (!pads(op->kind) || !may_pad(op)) return FL_OK;
+    if (fl_op_is_resize(op->kind)) *count = 1;
+    if (!fl_op_may_pad(op)) return FL_OK;
     *count = fl_image_axis_padded_count(*count, op->padding_mode);
     if (*count <= FL_MAX_SEGMENTS) return FL_OK;
     return fl_fail(err, FL_EINVAL,
@@ -212,7 +194,7 @@ static int check_ordered(const fl_image_op *op, int64_t *segments, fl_err *err)
 {
     if (op->kind == FL_OP_ERASE)
         return fl_fail(err, FL_EINVAL, "RandomErasing in RandomOrder: put it last");
-    if (pads(op->kind) && may_pad(op)) *segments += 2;
+    if (fl_op_may_pad(op)) *segments += 2;
     return FL_OK;
 }
 
@@ -306,7 +288,7 @@ uint64_t fl_image_plan_seed(const fl_image_plan *plan) { return plan->seed; }
 bool fl_image_plan_resizes(const fl_image_plan *plan)
 {
     for (int32_t i = 0; i < plan->count; i++)
-        if (is_resize(plan->ops[i].kind) || plan->ops[i].kind > FL_OP_ERASE) return true;
+        if (fl_op_is_resize(plan->ops[i].kind) || plan->ops[i].kind > FL_OP_ERASE) return true;
     return false;
 }
 
@@ -320,6 +302,9 @@ int64_t fl_image_plan_out_bytes(const fl_image_plan *plan)
 {
     return fl_image_output_bytes(&plan->output);
 }
+
+const fl_image_output *fl_image_plan_output(const fl_image_plan *plan) { return &plan->output; }
+fl_resample_cache *fl_image_plan_cache(const fl_image_plan *plan) { return plan->cache; }
 
 /* ---- draw */
 
@@ -432,161 +417,10 @@ int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params
     return status;
 }
 
-/* ---- plans for a device */
-
-enum { MOST_TAPS_BYTES = 64 << 20 };
-
-static int32_t count_erases(const fl_image_plan *plan)
+void fl_image_plan_move(const fl_image_plan *plan, const fl_image_params *params,
+                        fl_image_view *view)
 {
-    int32_t count = 0;
-    for (int32_t i = 0; i < plan->count; i++) count += plan->ops[i].kind == FL_OP_ERASE;
-    return count;
-}
-
-static int32_t find_resize(const fl_image_plan *plan)
-{
-    int32_t i = 0;
-    while (i < plan->count && !is_resize(plan->ops[i].kind)) i++;
-    return i;
-}
-
-bool fl_image_plan_taps(const fl_image_plan *plan, fl_image_taps taps[2])
-{
-    int32_t resize = find_resize(plan);
-    if (resize == plan->count || !fl_size_is_known(plan->in)) return false;
-    const fl_image_op *op = &plan->ops[resize];
-    fl_image_size in = plan->in, out;
-    for (int32_t i = 0; i < resize; i++)
-        if (op_types[plan->ops[i].kind]->size != NULL)
-            (void)op_types[plan->ops[i].kind]->size(&plan->ops[i], in, &in, NULL);
-    (void)op_types[op->kind]->size(op, in, &out, NULL);
-    bool crops = op->kind == FL_OP_RANDOM_RESIZED_CROP;
-    for (int32_t axis = 0; axis < 2; axis++) {
-        int32_t longest = axis == 0 ? in.height : in.width;
-        taps[axis] = (fl_image_taps){.shortest = crops ? 1 : longest,
-                                     .longest = longest,
-                                     .out = axis == 0 ? out.height : out.width};
-        taps[axis].taps = fl_resample_most_taps(op->interpolation, longest, taps[axis].out);
-    }
-    return true;
-}
-
-int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan)
-{
-    fl_image_taps taps[2];
-    if (!fl_image_plan_taps(plan, taps)) return 0;
-    int64_t numbers = fl_image_taps_numbers(&taps[0]) + fl_image_taps_numbers(&taps[1]);
-    return numbers * (int64_t)sizeof(int32_t);
-}
-
-/* Whether a device does it: what operations before a resize read is one run of rows and columns. */
-static bool is_for_device(const fl_image_plan *plan)
-{
-    int32_t resize = find_resize(plan);
-    if (!fl_size_is_known(plan->in)) return false;
-    for (int32_t i = 0; i < plan->count; i++) {
-        const fl_image_op *op = &plan->ops[i];
-        if (op->kind > FL_OP_ERASE || (i > resize && is_resize(op->kind))) return false;
-        if (i < resize && resize < plan->count && pads(op->kind) && may_pad(op)) return false;
-    }
-    if (resize == plan->count) return true;
-    return plan->ops[resize].interpolation < FL_PILLOW_BILINEAR &&
-           fl_image_plan_taps_bytes(plan) <= MOST_TAPS_BYTES;
-}
-
-int32_t fl_image_plan_map_length(const fl_image_plan *plan)
-{
-    if (!is_for_device(plan)) return 0;
-    bool resizes = find_resize(plan) < plan->count;
-    return plan->output.size.height + plan->output.size.width +
-           FL_ERASED_NUMBERS * count_erases(plan) + (resizes ? FL_CROP_NUMBERS : 0);
-}
-
-static int32_t *map_axis(const fl_image_axis *axis, int32_t *map)
-{
-    for (int32_t n = 0; n < axis->count; n++) {
-        const fl_segment *s = &axis->segment[n];
-        for (int32_t i = 0; i < s->length; i++)
-            *map++ = s->fill == FL_NO_FILL ? s->from + i * s->step : -1 - s->fill;
-    }
-    return map;
-}
-
-/* What a resize is made of along one axis. */
-static int32_t *map_run(const fl_image_axis *axis, int32_t *map)
-{
-    assert(axis->count == 1 && axis->segment[0].fill == FL_NO_FILL);
-    *map++ = axis->length;
-    *map++ = axis->segment[0].from;
-    *map++ = axis->segment[0].step;
-    return map;
-}
-
-void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map)
-{
-    fl_image_view view;
     fl_image_tools tools = {.ops = plan->ops, .channels = plan->channels};
-    fl_image_view_start(&view, &tools, plan->cache, &(fl_image_source){.size = plan->in});
-    (void)run_range(plan, params, 0, plan->count, &view, NULL); /* it edits the axes alone */
-    map = map_axis(&view.x, map_axis(&view.y, map));
-    int32_t *behind = map + FL_ERASED_NUMBERS * count_erases(plan);
-    memset(map, 0, (size_t)(behind - map) * sizeof *map);
-    for (int32_t n = 0; n < view.erased_count; n++) {
-        const fl_erased *e = &view.erased[n];
-        *map++ = e->top;
-        *map++ = e->left;
-        *map++ = e->top + e->size.height;
-        *map++ = e->left + e->size.width;
-        *map++ = -1 - e->op;
-    }
-    if (view.is_pending) (void)map_run(&view.from_x, map_run(&view.from_y, behind));
-}
-
-int32_t fl_image_plan_values(const fl_image_plan *plan) { return 256 + plan->count; }
-
-int64_t fl_image_plan_values_bytes(const fl_image_plan *plan)
-{
-    int64_t each = fl_image_plan_values(plan) * fl_image_type_bytes(plan->output.type);
-    return (each * plan->output.channels + 3) / 4 * 4;
-}
-
-static int write_taps(fl_interpolation how, const fl_image_taps *axis, int32_t *out, fl_err *err)
-{
-    fl_resample made = {0};
-    int status = FL_OK;
-    for (int32_t n = axis->shortest; status == FL_OK && n <= axis->longest; n++) {
-        status = fl_resample_make(&made, how, n, axis->out, err);
-        for (int32_t i = 0; status == FL_OK && i < axis->out; i++) {
-            *out++ = made.first[i];
-            *out++ = made.count[i];
-            *out++ = made.precision;
-            for (int32_t k = 0; k < axis->taps; k++)
-                *out++ = k >= made.count[i]    ? 0
-                         : made.weight == NULL ? 1
-                                               : made.weight[(int64_t)i * made.taps + k];
-        }
-    }
-    fl_resample_close(&made);
-    return status;
-}
-
-int fl_image_plan_write_values(const fl_image_plan *plan, char *out, fl_err *err)
-{
-    const fl_image_output *o = &plan->output;
-    int64_t bytes = fl_image_type_bytes(o->type);
-    int32_t *behind = (int32_t *)(void *)(out + fl_image_plan_values_bytes(plan));
-    memset(out, 0, (size_t)fl_image_plan_values_bytes(plan));
-    for (int32_t c = 0; c < o->channels; c++) {
-        for (int32_t v = 0; o->tables == NULL && v < 256; v++) out[v] = (char)v;
-        if (o->tables != NULL)
-            memcpy(out, (char *)o->tables + c * 256 * bytes, (size_t)(256 * bytes));
-        out += 256 * bytes;
-        for (int32_t i = 0; i < plan->count; i++, out += bytes)
-            memcpy(out, plan->ops[i].out_fill + c * bytes, (size_t)bytes);
-    }
-    fl_image_taps taps[2];
-    if (!fl_image_plan_taps(plan, taps)) return FL_OK;
-    const fl_interpolation how = plan->ops[find_resize(plan)].interpolation;
-    FL_TRY(write_taps(how, &taps[0], behind, err));
-    return write_taps(how, &taps[1], behind + fl_image_taps_numbers(&taps[0]), err);
+    fl_image_view_start(view, &tools, plan->cache, &(fl_image_source){.size = plan->in});
+    (void)run_range(plan, params, 0, plan->count, view, NULL);
 }

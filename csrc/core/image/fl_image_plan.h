@@ -11,6 +11,9 @@
 #include "fl_philox.h"
 
 typedef struct fl_image_plan fl_image_plan;
+typedef struct fl_image_output fl_image_output;
+typedef struct fl_image_view fl_image_view;
+typedef struct fl_resample_cache fl_resample_cache;
 
 typedef enum fl_image_layout { FL_CHW, FL_HWC, FL_IMAGE_LAYOUTS } fl_image_layout;
 
@@ -66,7 +69,7 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
 int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
                         const fl_image_source *source, void *out, fl_err *err);
 
-/* ---- plans for a device, which moves bytes, looks them up and resizes once */
+/* ---- plans for a device, which moves bytes, looks them up and resizes once: fl_image_plan_map */
 
 /* How many numbers fl_image_plan_map writes; 0: the plan computes pixels otherwise, or pads before
  * a resize, or its taps are too many. */
@@ -85,10 +88,25 @@ bool fl_image_plan_taps(const fl_image_plan *plan, fl_image_taps taps[2]);
 
 /* Elements of each channel: of the 256 bytes, then what each operation fills. */
 int32_t fl_image_plan_values(const fl_image_plan *plan);
-/* Bytes of these of all channels, rounded up to whole numbers of 4: the taps follow. */
+/* Bytes of these of all channels, rounded up to whole numbers of 4; and writing them to `out`, a
+ * multiple of 4, those of channel 0 first. */
 int64_t fl_image_plan_values_bytes(const fl_image_plan *plan);
-int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan); /* of rows, then of columns */
-/* Writes both to `out`, a multiple of 4; the values of channel 0 first. FL_ENOMEM. */
-int fl_image_plan_write_values(const fl_image_plan *plan, char *out, fl_err *err);
+void fl_image_plan_write_values(const fl_image_plan *plan, char *out);
+
+/* Bytes of the taps of every length: of rows, then of columns; 0: nothing is resized. */
+int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan);
+int fl_image_plan_write_taps(const fl_image_plan *plan, int32_t *out, fl_err *err); /* FL_ENOMEM */
+
+/* The same of the two lengths that one map names, where there is no table of all: how many numbers,
+ * and writing them behind the map. Any thread. FL_ENOMEM. */
+int32_t fl_image_plan_own_taps(const fl_image_plan *plan);
+int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err *err);
+
+/* For these functions: what results are, the weights of resizes, and the view after operations that
+ * only move pixels, of an image without memory. */
+const fl_image_output *fl_image_plan_output(const fl_image_plan *plan);
+fl_resample_cache *fl_image_plan_cache(const fl_image_plan *plan);
+void fl_image_plan_move(const fl_image_plan *plan, const fl_image_params *params,
+                        fl_image_view *view);
 
 #endif

@@ -49,6 +49,24 @@ _Static_assert(FL_OP_KINDS <= 32, "a slot has 5 bits for the kind");
 
 static inline bool fl_size_is_known(fl_image_size size) { return size.height > 0; }
 
+static inline bool fl_op_is_resize(fl_image_op_kind kind)
+{
+    return kind == FL_OP_RESIZE || kind == FL_OP_RANDOM_RESIZED_CROP;
+}
+
+static inline bool fl_op_pads(fl_image_op_kind kind)
+{
+    return kind == FL_OP_PAD || kind == FL_OP_RANDOM_CROP || kind == FL_OP_CENTER_CROP;
+}
+
+/* Whether it pads, and is not told not to. */
+static inline bool fl_op_may_pad(const fl_image_op *op)
+{
+    const int32_t *padding = op->padding;
+    bool is_told = (padding[0] | padding[1] | padding[2] | padding[3]) != 0 || op->pad_if_needed;
+    return fl_op_pads(op->kind) && (is_told || op->kind == FL_OP_CENTER_CROP);
+}
+
 static inline fl_philox_block
 fl_op_random(const fl_image_op *op, const fl_sample_key *key, uint16_t block)
 {

@@ -3,11 +3,15 @@
 
 #include "fl_row_runs.h"
 #include "fl_scratch.h"
+#include "fl_table.h"
+
+#include <string.h>
 
 enum {
     /* a resize takes as long as copying so many times what it reads and writes */
     RESIZE_WORK = 8,
     LINE_BYTES = 64,
+    MAP_ALIGNMENT = 16,
     AHEAD_BYTES = 4096 /* of the next image, prefetched */
 };
 
@@ -25,7 +29,19 @@ typedef struct image_column {
     bool is_contiguous;
     int64_t shape[4], stride[4]; /* of the output; shape[0] is set for each batch */
     fl_transfer_cast cast;       /* of one result; count 0: none */
+
+    /* where the destination makes them: */
+    const fl_row_ops *row_ops; /* borrowed, static */
+    fl_image_batch made;       /* of any batch */
+    int64_t map_bytes;         /* of one image */
+    char *values;              /* owned */
+    int64_t values_bytes;
 } image_column;
+
+static inline bool is_made_there(const image_column *self)
+{
+    return self->cast.kind == FL_CAST_IMAGES;
+}
 
 static const image_column *as_images(const fl_column *column)
 {
@@ -43,12 +59,34 @@ static int note_draws(const image_column *self, const fl_column_batch *batch, fl
     return fl_image_draws_copy(self->draws, batch->rows->count, (void *)batch->notes->values, err);
 }
 
+/* What is filled: images, maps, values. */
+static int layout_bytes(const image_column *self, int64_t rows, fl_output *output, fl_err *err)
+{
+    int64_t bytes, maps;
+    bool fits = fl_mul(rows, self->out_bytes, &bytes);
+    output->is_cast = self->cast.count > 0;
+    output->cast_of = 0;
+    output->cast = self->cast;
+    if (fits && is_made_there(self)) {
+        fits = fl_add(bytes, MAP_ALIGNMENT - 1, &bytes) && fl_mul(rows, self->map_bytes, &maps);
+        output->cast.maps = bytes / MAP_ALIGNMENT * MAP_ALIGNMENT;
+        fits = fits && fl_add(output->cast.maps, maps, &output->cast.values) &&
+               fl_add(output->cast.values, self->values_bytes, &bytes);
+        output->cast.images = &self->made;
+        output->cast.image_count = rows;
+    }
+    if (!fits || !fl_mul(rows, self->cast.count, &output->cast.count))
+        return fl_fail_batch_size(err);
+    output->bytes = bytes;
+    return FL_OK;
+}
+
 static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err *err)
 {
     const image_column *self = as_images(column);
     fl_output *output = batch->outputs;
     int64_t rows = batch->rows->count;
-    if (!fl_mul(rows, self->out_bytes, &output->bytes)) return fl_fail_batch_size(err);
+    FL_TRY(layout_bytes(self, rows, output, err));
     if (!fl_mul(rows, self->work_bytes, &batch->work_bytes)) batch->work_bytes = INT64_MAX;
     if (self->draws != NULL) FL_TRY(note_draws(self, batch, err));
     output->dtype = self->dtype;
@@ -60,11 +98,6 @@ static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err
         output->stride[d] = self->stride[d];
     }
     output->shape[0] = rows;
-    output->is_cast = self->cast.count > 0;
-    if (!output->is_cast) return FL_OK;
-    output->cast_of = 0;
-    output->cast = self->cast;
-    output->cast.count *= rows; /* of a byte each, which fit */
     return FL_OK;
 }
 
@@ -82,21 +115,30 @@ static int read_image(const image_column *self, const fl_column_batch *batch, in
     return FL_OK;
 }
 
+/* *found: the parameters of row `i` of the batch, those that were noted or `drawn`, made so. */
+static int find_params(const image_column *self, const fl_column_batch *batch, int64_t i,
+                       const fl_sample_key *key, fl_image_params *drawn,
+                       const fl_image_params **found, fl_err *err)
+{
+    *found = drawn;
+    if (self->draws == NULL)
+        return fl_image_plan_draw(self->plan, key, self->image.size, drawn, err);
+    const fl_image_params *noted = (const void *)batch->notes->values;
+    *found = noted + i * fl_image_draws_count(self->draws);
+    return FL_OK;
+}
+
 /* Writes what the plan makes of row `i` of the batch to dst. scratch: NULL where the column is not
  * volatile. */
 static int gather_image(const image_column *self, const fl_column_batch *batch, int64_t i,
                         const fl_sample_key *key, fl_scratch *scratch, char *dst, fl_err *err)
 {
-    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_image_params drawn[FL_MAX_IMAGE_OPS];
+    const fl_image_params *params;
     fl_image_source image = self->image;
     image.data = (const uint8_t *)self->runs.data + key->index * self->runs.row_stride;
     if (scratch != NULL) FL_TRY(read_image(self, batch, key->index, scratch, &image, err));
-    if (self->draws != NULL) {
-        const fl_image_params *noted = (const void *)batch->notes->values;
-        noted += i * fl_image_draws_count(self->draws);
-        return fl_image_plan_apply(self->plan, noted, &image, dst, err);
-    }
-    FL_TRY(fl_image_plan_draw(self->plan, key, image.size, params, err));
+    FL_TRY(find_params(self, batch, i, key, drawn, &params, err));
     return fl_image_plan_apply(self->plan, params, &image, dst, err);
 }
 
@@ -109,6 +151,60 @@ static void prefetch_image(const fl_row_runs *runs, int64_t row)
     for (int64_t at = 0; at < bytes; at += LINE_BYTES) __builtin_prefetch(data + at);
 }
 
+static fl_sample_key key_of(const image_column *self, const fl_column_batch *batch, int64_t i)
+{
+    const fl_rows *rows = batch->rows;
+    return (fl_sample_key){.seed = fl_image_plan_seed(self->plan),
+                           .index = fl_row_at(rows, i),
+                           .epoch = batch->epoch,
+                           .view = rows->has_views ? rows->view[i] : 0};
+}
+
+/* The images themselves. */
+static int copy_images(const image_column *self, const fl_column_batch *batch, int64_t from,
+                       int64_t to, char *dst, fl_err *err)
+{
+    const fl_row_runs *runs = &self->runs;
+    dst += from * runs->row_bytes;
+    if (!self->base.is_volatile) {
+        bool is_large = batch->outputs->bytes >= FL_TABLE_SMALL_BYTES;
+        fl_row_runs_copy(runs, self->row_ops, batch->rows, from, to, dst, is_large);
+        return FL_OK;
+    }
+    int64_t done = fl_row_runs_read(runs, batch->rows, from, to, dst);
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done == (to - from) * runs->row_bytes) return FL_OK;
+    return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done / runs->row_bytes));
+}
+
+static int map_image(const image_column *self, const fl_column_batch *batch, int64_t i,
+                     const fl_sample_key *key, int32_t *map, fl_err *err)
+{
+    fl_image_params drawn[FL_MAX_IMAGE_OPS];
+    const fl_image_params *params;
+    FL_TRY(find_params(self, batch, i, key, drawn, &params, err));
+    fl_image_plan_map(self->plan, params, map);
+    return fl_image_plan_write_own_taps(self->plan, map, err);
+}
+
+/* What the destination makes the images of. */
+static int gather_parts(const fl_column *column, const fl_column_batch *batch, int64_t from,
+                        int64_t to, char *buffer, fl_err *err)
+{
+    const image_column *self = as_images(column);
+    const fl_transfer_cast *cast = &batch->outputs->cast;
+    char *begin = buffer + batch->outputs->offset, *map = begin + cast->maps;
+    if (from == 0) memcpy(begin + cast->values, self->values, (size_t)self->values_bytes);
+    FL_TRY(copy_images(self, batch, from, to, begin, err));
+    for (int64_t i = from; i < to; i++) {
+        const fl_sample_key key = key_of(self, batch, i);
+        int32_t *numbers = (int32_t *)(void *)(map + i * self->map_bytes);
+        int status = map_image(self, batch, i, &key, numbers, err);
+        FL_TRY(fl_column_name_row(err, status, batch, key.index));
+    }
+    return FL_OK;
+}
+
 static int gather_images(const fl_column *column, const fl_column_batch *batch, int64_t from,
                          int64_t to, char *buffer, fl_err *err)
 {
@@ -116,12 +212,10 @@ static int gather_images(const fl_column *column, const fl_column_batch *batch, 
     const fl_rows *rows = batch->rows;
     fl_scratch *scratch = NULL;
     char *dst = buffer + batch->outputs->offset + from * self->out_bytes;
-    fl_sample_key key = {.seed = fl_image_plan_seed(self->plan), .epoch = batch->epoch};
+    fl_sample_key key = key_of(self, batch, from);
     int status = self->slots != NULL ? fl_scratch_take(self->slots, &scratch, err) : FL_OK;
-    key.index = fl_row_at(rows, from);
     for (int64_t i = from; status == FL_OK && i < to; i++, dst += self->out_bytes) {
-        key.index = fl_row_at(rows, i);
-        key.view = rows->has_views ? rows->view[i] : 0;
+        key = key_of(self, batch, i);
         if (i + 1 < to) prefetch_image(&self->runs, fl_row_at(rows, i + 1));
         status = gather_image(self, batch, i, &key, scratch, dst, err);
     }
@@ -146,6 +240,7 @@ static void close_images(fl_column *column)
 {
     image_column *self = (image_column *)column;
     fl_scratch_close(self->slots);
+    fl_free(self->values);
     fl_free(self);
 }
 
@@ -154,6 +249,12 @@ static const fl_column_ops image_ops = {.layout = layout_images,
                                         .row_behind = find_row_behind,
                                         .move = move_images,
                                         .close = close_images};
+
+static const fl_column_ops part_ops = {.layout = layout_images,
+                                       .gather = gather_parts,
+                                       .row_behind = find_row_behind,
+                                       .move = move_images,
+                                       .close = close_images};
 
 static int check_image(const fl_column_image_config *config, int64_t height, int64_t width,
                        int64_t channels, fl_err *err)
@@ -211,6 +312,43 @@ static void describe_output(image_column *self, const fl_column_image_config *co
     self->work_bytes = fits ? work : INT64_MAX;
 }
 
+/* Where the destination makes the results: out_bytes is then what is filled of an image. */
+static int describe_parts(image_column *self, const fl_column_image_config *config, fl_err *err)
+{
+    const fl_image_plan *plan = config->plan;
+    const fl_image_size out = fl_image_plan_out(plan);
+    fl_image_taps taps[2] = {0};
+    const int64_t step = config->cast.plane == 1 ? config->cast.channels : 1;
+    const bool resizes = fl_image_plan_taps(plan, taps);
+    const int32_t numbers = fl_image_plan_map_length(plan), own = fl_image_plan_own_taps(plan);
+    const int32_t erased = numbers - out.height - out.width - (resizes ? FL_CROP_NUMBERS : 0);
+    self->base.ops = &part_ops;
+    self->row_ops = config->row_ops;
+    self->map_bytes = (numbers + own) * (int64_t)sizeof(int32_t);
+    self->values_bytes = fl_image_plan_values_bytes(plan);
+    self->values = fl_alloc(self->values_bytes);
+    if (self->values == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    fl_image_plan_write_values(plan, self->values);
+    self->out_bytes = self->runs.row_bytes;
+    bool fits = fl_add(self->runs.row_bytes, self->map_bytes, &self->work_bytes);
+    if (!fits) self->work_bytes = INT64_MAX;
+    self->made = (fl_image_batch){
+        .from_steps = {self->runs.row_bytes, self->copy.stride_c, self->copy.stride_y,
+                       self->copy.stride_x},
+        .to_steps = {config->cast.count, config->cast.plane, out.width * step, step},
+        .channels = config->cast.channels,
+        .height = out.height,
+        .width = out.width,
+        .element_bytes = config->cast.bytes,
+        .map_numbers = numbers + own,
+        .erased = erased / FL_ERASED_NUMBERS,
+        .values = fl_image_plan_values(plan),
+        .resizes = resizes,
+        .rows = taps[0],
+        .columns = taps[1]};
+    return FL_OK;
+}
+
 int fl_column_image_open(const fl_column_image_config *config, fl_column **out, fl_err *err)
 {
     *out = NULL;
@@ -223,15 +361,17 @@ int fl_column_image_open(const fl_column_image_config *config, fl_column **out, 
     self->plan = config->plan;
     self->draws = config->draws;
     int status = describe_images(self, config, err);
-    if (status == FL_OK && config->is_volatile) {
+    if (status == FL_OK && config->is_volatile && config->cast.kind != FL_CAST_IMAGES) {
         self->slots = fl_alloc(sizeof *self->slots);
         if (self->slots == NULL) status = fl_fail(err, FL_ENOMEM, "has no memory for a column");
     }
+    if (status == FL_OK) describe_output(self, config);
+    if (status == FL_OK && config->cast.kind == FL_CAST_IMAGES)
+        status = describe_parts(self, config, err);
     if (status != FL_OK) {
         close_images(&self->base);
         return status;
     }
-    describe_output(self, config);
     *out = &self->base;
     return FL_OK;
 }

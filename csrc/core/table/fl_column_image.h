@@ -2,12 +2,14 @@
  * [rows, and the shape of a result].
  *
  * Floor 1. An image of a mapped file is read into scratch memory, where its plan then works on it.
- */
+ * Where the plan is for a device, all there is to fill is the rows, packed, a map of
+ * each (fl_image_plan_map, with its own taps), and the values of the plan. */
 #ifndef FL_COLUMN_IMAGE_H
 #define FL_COLUMN_IMAGE_H
 
 #include "fl_column.h"
 #include "fl_image_draws.h"
+#include "fl_row_ops.h"
 
 typedef struct fl_column_image_config {
     fl_tensor view;            /* [rows, height, width, channels] in the order of `layout`; its
@@ -22,8 +24,10 @@ typedef struct fl_column_image_config {
     fl_dtype dtype;
     int64_t shape[3], stride[3]; /* strides in elements */
     /* Of one result, where the plan makes bytes that are looked up at the destination: count,
-     * plane, channels, bytes, tables. count 0: the plan makes the elements themselves. */
+     * plane, channels, bytes, tables. count 0: the plan makes the elements themselves. Of the kind
+     * FL_CAST_IMAGES, without tables: the destination makes them; the plan has a map. */
     fl_transfer_cast cast;
+    const fl_row_ops *row_ops; /* static; for that kind */
 } fl_column_image_config;
 
 /* Copies the description. FL_EINVAL where the view does not hold uint8 images of the plan's size

@@ -85,6 +85,13 @@ static bool is_volatile(const fl_py_table *self, int32_t f)
     return has_file;
 }
 
+/* Whether all of the field's plan is done where batches go. */
+static bool is_made_there(const fl_py_table *self, int32_t f)
+{
+    const fl_py_image_plan *plan = plan_of(self, f);
+    return self->is_whole && plan != NULL && fl_image_plan_map_length(plan->plan) > 0;
+}
+
 /* Whether the field is cast where batches go. */
 static bool is_cast(const fl_py_table *self, int32_t f)
 {
@@ -92,19 +99,7 @@ static bool is_cast(const fl_py_table *self, int32_t f)
     const fl_py_windows *windows = windows_of(self, f);
     bool can_cut = (plan != NULL && plan->cut != NULL) ||
                    (windows != NULL && fl_column_window_can_cut(&windows->column));
-    return self->is_cut && can_cut;
-}
-
-/* Of one result of a cut plan. */
-static fl_transfer_cast cast_of(const fl_py_image_plan *plan)
-{
-    int64_t elements = fl_image_plan_out_bytes(plan->cut);
-    int32_t channels = fl_image_plan_out_channels(plan->cut);
-    return (fl_transfer_cast){.count = elements,
-                              .plane = plan->memory == FL_HWC ? 1 : elements / channels,
-                              .channels = channels,
-                              .bytes = plan->dtype.bits / 8,
-                              .tables = PyBytes_AS_STRING(plan->tables)};
+    return is_made_there(self, f) || (self->is_cut && can_cut);
 }
 
 static int
@@ -114,12 +109,14 @@ open_images(const fl_py_table *self, int32_t f, const fl_tensor *view, fl_column
     fl_column_image_config config = {.view = *view,
                                      .layout = plan->layout,
                                      .is_volatile = is_volatile(self, f),
-                                     .plan = is_cast(self, f) ? plan->cut : plan->plan,
-                                     .dtype = plan->dtype};
+                                     .plan = plan->plan,
+                                     .dtype = plan->dtype,
+                                     .row_ops = &fl_cpu_row_ops};
+    if (is_cast(self, f)) config.cast = fl_py_image_plan_cast(plan, is_made_there(self, f));
+    if (config.cast.count > 0 && config.cast.kind == FL_CAST_LOOK_UP) config.plan = plan->cut;
     if (draws_of(self, f) != NULL) config.draws = draws_of(self, f)->draws;
     memcpy(config.shape, plan->shape, sizeof config.shape);
     memcpy(config.stride, plan->stride, sizeof config.stride);
-    if (is_cast(self, f)) config.cast = cast_of(plan);
     return fl_column_image_open(&config, out, err);
 }
 
@@ -374,6 +371,7 @@ static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObjec
     self->casts = Py_NewRef(like->casts);
     self->count = like->count;
     self->is_cut = like->is_cut;
+    self->is_whole = like->is_whole;
     for (int32_t f = 0; f < self->count; f++) {
         self->has_plans |= plan_of(self, f) != NULL;
         if (windows_of(self, f) != NULL) self->fields.token_files = windows_of(self, f)->names;
@@ -526,15 +524,19 @@ static PyObject *table_read_row(fl_py_table *self, PyObject *args)
 }
 
 PyDoc_STRVAR(cut_doc,
-             "cut()\n--\n\n"
+             "cut(whole=False)\n--\n\n"
              "The same table for batches that go to a device as images of bytes and as narrow\n"
-             "tokens, which are cast there; itself, if nothing can be cast.");
+             "tokens, which are cast there; itself, if nothing can be cast. whole: images that\n"
+             "have a plan with a map go untouched, and all of the plan is done there.");
 
-static PyObject *table_cut(fl_py_table *self, PyObject *Py_UNUSED(ignored))
+static PyObject *table_cut(fl_py_table *self, PyObject *args)
 {
     fl_py_table cut = *self;
     bool has_casts = false;
+    int is_whole = 0;
+    if (!PyArg_ParseTuple(args, "|p:cut", &is_whole)) return NULL;
     cut.is_cut = true;
+    cut.is_whole = is_whole != 0;
     for (int32_t f = 0; f < self->count; f++) has_casts |= is_cast(&cut, f);
     if (!has_casts) return Py_NewRef(self);
     return make_table(Py_TYPE(self), &cut, (PyObject *)self->dlpack.tensor_type);
@@ -560,7 +562,7 @@ static PyGetSetDef table_getset[] = {
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef table_methods[] = {
-    {"cut", (PyCFunction)table_cut, METH_NOARGS, cut_doc},
+    {"cut", (PyCFunction)table_cut, METH_VARARGS, cut_doc},
     {"read_row", (PyCFunction)table_read_row, METH_VARARGS, read_row_doc},
     {NULL, NULL, 0, NULL}};
 

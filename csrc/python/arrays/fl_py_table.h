@@ -15,7 +15,8 @@ typedef struct fl_py_table {
     PyObject *plans;     /* owned: tuple of ImagePlan or None, alive as sources are; or None */
     PyObject *casts;     /* owned: tuple of None or str, or None */
     bool has_plans;      /* one is an ImagePlan */
-    bool is_cut;         /* batches hold what cut plans make: it is cast where they go */
+    bool is_cut;         /* batches hold what cut plans make: it is cast where they go; */
+    bool is_whole;       /* or whole images, where their plans have maps */
     fl_py_fields fields; /* owned */
     fl_tensor *views;    /* owned: of each source one or more, as the table reads it */
     int32_t count;       /* of sources */

@@ -256,6 +256,15 @@ static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *draws_map_length(fl_py_image_draws *self, void *Py_UNUSED(closure))
+{
+    return PyLong_FromLong(fl_image_plan_map_length(self->plan->plan));
+}
+
+static PyGetSetDef draws_getset[] = {
+    {"map_length", (getter)draws_map_length, NULL, "that of its plan", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
 static PyMethodDef draws_methods[] = {
     {"seed", (PyCFunction)draws_seed, METH_VARARGS, seed_doc},
     {"draw", (PyCFunction)draws_draw, METH_VARARGS, draw_doc},
@@ -270,10 +279,13 @@ PyDoc_STRVAR(
     "steps: tuples (kind, op, p, includes_p, scale, log_ratio), the fields of fl_draw_step.\n"
     "is_fused: as of TorchRandom.uniform. exp: a function that gives torch.exp() of a float32.");
 
-static PyType_Slot draws_slots[] = {
-    {Py_tp_doc, (void *)draws_doc},   {Py_tp_new, draws_new},
-    {Py_tp_traverse, draws_traverse}, {Py_tp_dealloc, draws_dealloc},
-    {Py_tp_methods, draws_methods},   {0, NULL}};
+static PyType_Slot draws_slots[] = {{Py_tp_doc, (void *)draws_doc},
+                                    {Py_tp_new, draws_new},
+                                    {Py_tp_traverse, draws_traverse},
+                                    {Py_tp_dealloc, draws_dealloc},
+                                    {Py_tp_methods, draws_methods},
+                                    {Py_tp_getset, draws_getset},
+                                    {0, NULL}};
 
 PyType_Spec fl_py_image_draws_spec =
     FL_PY_SPEC("ImageDraws", fl_py_image_draws, Py_TPFLAGS_HAVE_GC, draws_slots);

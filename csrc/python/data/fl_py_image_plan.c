@@ -276,6 +276,19 @@ char *fl_py_image_plan_memory(const fl_py_image_plan *self, PyObject *out)
     return NULL;
 }
 
+fl_transfer_cast fl_py_image_plan_cast(const fl_py_image_plan *self, bool is_whole)
+{
+    int32_t channels = fl_image_plan_out_channels(self->plan), bytes = self->dtype.bits / 8;
+    int64_t elements = fl_image_plan_out_bytes(self->plan) / bytes;
+    return (fl_transfer_cast){.kind = is_whole ? FL_CAST_IMAGES : FL_CAST_LOOK_UP,
+                              .count = elements,
+                              .plane = self->memory == FL_HWC ? 1 : elements / channels,
+                              .channels = channels,
+                              .bytes = bytes,
+                              .tables =
+                                  self->tables != Py_None ? PyBytes_AS_STRING(self->tables) : NULL};
+}
+
 PyDoc_STRVAR(apply_doc,
              "apply(image, out, index, epoch, view)\n--\n\n"
              "Write what the plan makes of one image to `out`. Lets go of the interpreter lock.");
@@ -367,7 +380,9 @@ static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored
     char *at = PyByteArray_AS_STRING(made);
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = fl_image_plan_write_values(self->plan, at, &err);
+    fl_image_plan_write_values(self->plan, at);
+    at += fl_image_plan_values_bytes(self->plan);
+    status = fl_image_plan_write_taps(self->plan, (int32_t *)(void *)at, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) {
         Py_XSETREF(self->values, Py_NewRef(made)); /* another thread may have made it, too */

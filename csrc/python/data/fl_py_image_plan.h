@@ -8,6 +8,7 @@
 
 #include "fl_image_plan.h"
 #include "fl_py_dlpack.h"
+#include "fl_transfer_ops.h"
 
 typedef struct fl_py_image_plan {
     PyObject_HEAD
@@ -31,5 +32,9 @@ extern PyType_Spec fl_py_image_plan_spec;
  * -1 or NULL, and TypeError or ValueError, where they are not. */
 int fl_py_image_plan_source(const fl_py_image_plan *self, PyObject *image, fl_image_source *out);
 char *fl_py_image_plan_memory(const fl_py_image_plan *self, PyObject *out);
+
+/* What a destination does of one result: all of the plan, which has a map, or the lookup that `cut`
+ * leaves. Borrows the tables. */
+fl_transfer_cast fl_py_image_plan_cast(const fl_py_image_plan *self, bool is_whole);
 
 #endif

@@ -202,6 +202,8 @@ read_batch(gather *self, const fl_py_image_plan *plan, PyObject *const *args, fl
     int32_t erased = length - size.height - size.width - (resizes ? FL_CROP_NUMBERS : 0);
     int64_t taps_at = fl_image_plan_values_bytes(core);
     out->erased = erased / FL_ERASED_NUMBERS;
+    out->map_numbers = length;
+    out->resizes = resizes;
     out->rows = taps[0];
     out->columns = taps[1];
     if (length == 0) {

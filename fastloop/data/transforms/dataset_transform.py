@@ -284,10 +284,12 @@ class FieldTransform:
         rows, result = f"{self._shape} {self.layout}", f"{self.describe_result()} {self.out_layout}"
         lines = [f"{name}: uint8 {rows} -> {result}, by C, {where}"]
         lines += explain_ops(self.plan.ops)
-        if self.plan.dtype is not torch.uint8 and not others and self._device.type == "cpu":
+        if not others and self._device.type == "cpu":
             uncut, what = self.plan.core.uncut, "uint8 is uploaded, and the device looks numbers up"
             what = f"the finished result is uploaded, because {uncut}" if uncut else what
+            does = "a kernel does all of it" if self.plan.core.map_length else "an error"
             lines.append(f"  with workers and a CUDA device: {what}")
+            lines[-1] += f"; with transforms_on='device': {does}"
         return lines
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from fastloop._core import ArrayLoader, BatchPool
 from fastloop.base.machine import budget_of
 from fastloop.base.moves import tensors_in, watch
 from fastloop.base.ranges import named, tools
+from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.threads import count_alone
 from fastloop.base.torch_parts import MapFetcher, Methods, pin_memory
 from fastloop.data.epochs import EpochDataset
@@ -197,6 +198,7 @@ class ArrayIter(ResumableIter):
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._source = source
         self._budget = budget_of(loader)
+        self._transforms_on = getattr(loader, "transforms_on", "auto")
         self._prefetch_factor = loader.prefetch_factor
         # A single worker keeps the order in torch, too; here the consumer helps it.
         self._in_order = loader.in_order or self._num_workers == 1
@@ -234,10 +236,11 @@ class ArrayIter(ResumableIter):
         is_ahead = destination is not None and self._num_workers > 0
         device = destination.index if destination is not None else -1
         table = source.table
-        if device >= 0:
+        if device >= 0 and self._transforms_on != "cpu":
             # Where C uploads, images stay bytes and tokens stay narrow: the device casts them.
-            table = table.cut()
+            table = table.cut(self._transforms_on == "device")
             watch(table)
+        self._shared.place = self._name_place(device, table is not source.table)
         self._is_closed = False
         self._array_loader = ArrayLoader(
             table=table,
@@ -254,6 +257,19 @@ class ArrayIter(ResumableIter):
             budget=self._budget if is_ahead else sys.maxsize,
             wrap=source.wrap,
         )
+
+    def _name_place(self, device: int, is_cut: bool) -> str:
+        """Return where transforms run, for ``stats().why``; "" without transforms or a device."""
+        if not any(column.plan for column in self._source.all):
+            return ""
+        if device >= 0 and is_cut:
+            what = "all of them" if self._transforms_on == "device" else "the cast"
+            return f"{what} by a kernel on cuda:{device}"
+        if self._transforms_on != "device":
+            return ""
+        disabled = "FASTLOOP_DISABLE_CUDA is set" if kernels_are_disabled() else ""
+        reason = self._shared.fault or disabled or "the device runs no kernel of fastloop"
+        return f"all of them on the CPU, because {reason}"
 
     @property
     def _random_epoch(self) -> int:

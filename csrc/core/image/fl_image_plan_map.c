@@ -1,0 +1,210 @@
+/* fl_image_plan_map: plans that a device can do: where their pixels come from, what bytes become
+ * and the weights of a resize, as numbers. See fl_image_plan.h; fl_cuda_images reads them. */
+#include "fl_image_plan.h"
+
+#include "fl_image_output.h"
+#include "fl_op.h"
+
+#include <assert.h>
+#include <string.h>
+
+enum { MOST_TAPS_BYTES = 64 << 20 };
+
+static int32_t count_erases(const fl_image_plan *plan)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < fl_image_plan_count(plan); i++)
+        count += fl_image_plan_op(plan, i)->kind == FL_OP_ERASE;
+    return count;
+}
+
+/* The number of operations, if none resizes. */
+static int32_t find_resize(const fl_image_plan *plan)
+{
+    int32_t i = 0, count = fl_image_plan_count(plan);
+    while (i < count && !fl_op_is_resize(fl_image_plan_op(plan, i)->kind)) i++;
+    return i;
+}
+
+bool fl_image_plan_taps(const fl_image_plan *plan, fl_image_taps taps[2])
+{
+    const int32_t resize = find_resize(plan);
+    if (resize == fl_image_plan_count(plan) || !fl_size_is_known(fl_image_plan_in(plan)))
+        return false;
+    const fl_image_op *op = fl_image_plan_op(plan, resize);
+    const fl_image_config config = {.ops = op - resize,
+                                    .count = resize + 1,
+                                    .channels = fl_image_plan_channels(plan),
+                                    .in = fl_image_plan_in(plan)};
+    fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
+    (void)fl_image_ops_trace(&config, trace, NULL); /* it was right at open */
+    const fl_image_size in = trace[resize].size, out = trace[resize + 1].size;
+    const bool crops = op->kind == FL_OP_RANDOM_RESIZED_CROP;
+    for (int32_t axis = 0; axis < 2; axis++) {
+        int32_t longest = axis == 0 ? in.height : in.width;
+        taps[axis] = (fl_image_taps){.shortest = crops ? 1 : longest,
+                                     .longest = longest,
+                                     .out = axis == 0 ? out.height : out.width};
+        taps[axis].taps = fl_resample_most_taps(op->interpolation, longest, taps[axis].out);
+    }
+    return true;
+}
+
+int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan)
+{
+    fl_image_taps taps[2];
+    if (!fl_image_plan_taps(plan, taps)) return 0;
+    int64_t numbers = fl_image_taps_numbers(&taps[0]) + fl_image_taps_numbers(&taps[1]);
+    return numbers * (int64_t)sizeof(int32_t);
+}
+
+/* Whether a device does it: what operations before a resize read is one run of rows and columns. */
+static bool is_for_device(const fl_image_plan *plan)
+{
+    const int32_t resize = find_resize(plan), count = fl_image_plan_count(plan);
+    if (!fl_size_is_known(fl_image_plan_in(plan))) return false;
+    for (int32_t i = 0; i < count; i++) {
+        const fl_image_op *op = fl_image_plan_op(plan, i);
+        if (op->kind > FL_OP_ERASE || (i > resize && fl_op_is_resize(op->kind))) return false;
+        if (i < resize && resize < count && fl_op_may_pad(op)) return false;
+    }
+    if (resize == count) return true;
+    return fl_image_plan_op(plan, resize)->interpolation < FL_PILLOW_BILINEAR &&
+           fl_image_plan_taps_bytes(plan) <= MOST_TAPS_BYTES;
+}
+
+/* Numbers of the map before those of a resize. */
+static int32_t count_edges(const fl_image_plan *plan)
+{
+    fl_image_size out = fl_image_plan_out(plan);
+    return out.height + out.width + FL_ERASED_NUMBERS * count_erases(plan);
+}
+
+int32_t fl_image_plan_map_length(const fl_image_plan *plan)
+{
+    if (!is_for_device(plan)) return 0;
+    bool resizes = find_resize(plan) < fl_image_plan_count(plan);
+    return count_edges(plan) + (resizes ? FL_CROP_NUMBERS : 0);
+}
+
+static int32_t *map_axis(const fl_image_axis *axis, int32_t *map)
+{
+    for (int32_t n = 0; n < axis->count; n++) {
+        const fl_segment *s = &axis->segment[n];
+        for (int32_t i = 0; i < s->length; i++)
+            *map++ = s->fill == FL_NO_FILL ? s->from + i * s->step : -1 - s->fill;
+    }
+    return map;
+}
+
+/* What a resize is made of along one axis. */
+static int32_t *map_run(const fl_image_axis *axis, int32_t *map)
+{
+    assert(axis->count == 1 && axis->segment[0].fill == FL_NO_FILL);
+    *map++ = axis->length;
+    *map++ = axis->segment[0].from;
+    *map++ = axis->segment[0].step;
+    return map;
+}
+
+void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map)
+{
+    fl_image_view view;
+    int32_t *behind = map + count_edges(plan);
+    fl_image_plan_move(plan, params, &view);
+    map = map_axis(&view.x, map_axis(&view.y, map));
+    memset(map, 0, (size_t)(behind - map) * sizeof *map);
+    for (int32_t n = 0; n < view.erased_count; n++) {
+        const fl_erased *e = &view.erased[n];
+        *map++ = e->top;
+        *map++ = e->left;
+        *map++ = e->top + e->size.height;
+        *map++ = e->left + e->size.width;
+        *map++ = -1 - e->op;
+    }
+    if (view.is_pending) (void)map_run(&view.from_x, map_run(&view.from_y, behind));
+}
+
+int32_t fl_image_plan_values(const fl_image_plan *plan) { return 256 + fl_image_plan_count(plan); }
+
+int64_t fl_image_plan_values_bytes(const fl_image_plan *plan)
+{
+    const fl_image_output *o = fl_image_plan_output(plan);
+    int64_t each = fl_image_plan_values(plan) * fl_image_type_bytes(o->type);
+    return (each * o->channels + 3) / 4 * 4;
+}
+
+void fl_image_plan_write_values(const fl_image_plan *plan, char *out)
+{
+    const fl_image_output *o = fl_image_plan_output(plan);
+    int64_t bytes = fl_image_type_bytes(o->type);
+    memset(out, 0, (size_t)fl_image_plan_values_bytes(plan));
+    for (int32_t c = 0; c < o->channels; c++) {
+        for (int32_t v = 0; o->tables == NULL && v < 256; v++) out[v] = (char)v;
+        if (o->tables != NULL)
+            memcpy(out, (char *)o->tables + c * 256 * bytes, (size_t)(256 * bytes));
+        out += 256 * bytes;
+        for (int32_t i = 0; i < fl_image_plan_count(plan); i++, out += bytes)
+            memcpy(out, fl_image_plan_op(plan, i)->out_fill + c * bytes, (size_t)bytes);
+    }
+}
+
+/* ---- taps */
+
+/* Of one length. Returns what lies behind. */
+static int32_t *write_axis(const fl_resample *made, const fl_image_taps *axis, int32_t *out)
+{
+    for (int32_t i = 0; i < axis->out; i++) {
+        *out++ = made->first[i];
+        *out++ = made->count[i];
+        *out++ = made->precision;
+        for (int32_t k = 0; k < axis->taps; k++)
+            *out++ = k >= made->count[i]    ? 0
+                     : made->weight == NULL ? 1
+                                            : made->weight[(int64_t)i * made->taps + k];
+    }
+    return out;
+}
+
+int fl_image_plan_write_taps(const fl_image_plan *plan, int32_t *out, fl_err *err)
+{
+    fl_image_taps taps[2];
+    fl_resample made = {0};
+    int status = FL_OK;
+    if (!fl_image_plan_taps(plan, taps)) return FL_OK;
+    const fl_interpolation how = fl_image_plan_op(plan, find_resize(plan))->interpolation;
+    for (int32_t axis = 0; axis < 2; axis++)
+        for (int32_t n = taps[axis].shortest; status == FL_OK && n <= taps[axis].longest; n++) {
+            status = fl_resample_make(&made, how, n, taps[axis].out, err);
+            if (status == FL_OK) out = write_axis(&made, &taps[axis], out);
+        }
+    fl_resample_close(&made);
+    return status;
+}
+
+int32_t fl_image_plan_own_taps(const fl_image_plan *plan)
+{
+    fl_image_taps taps[2];
+    if (!fl_image_plan_taps(plan, taps)) return 0;
+    return taps[0].out * (FL_TAP_NUMBERS + taps[0].taps) +
+           taps[1].out * (FL_TAP_NUMBERS + taps[1].taps);
+}
+
+int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err *err)
+{
+    fl_image_taps taps[2];
+    fl_resample own = {0};
+    int status = FL_OK;
+    if (!fl_image_plan_taps(plan, taps)) return FL_OK;
+    const fl_interpolation how = fl_image_plan_op(plan, find_resize(plan))->interpolation;
+    const int32_t *run = map + count_edges(plan);
+    int32_t *out = map + count_edges(plan) + FL_CROP_NUMBERS;
+    for (int32_t axis = 0; status == FL_OK && axis < 2; axis++, run += FL_CROP_NUMBERS / 2) {
+        const fl_resample *found;
+        status = fl_resample_cache_find(fl_image_plan_cache(plan), how, *run, taps[axis].out, &own,
+                                        &found, err);
+        if (status == FL_OK) out = write_axis(found, &taps[axis], out);
+    }
+    fl_resample_close(&own);
+    return status;
+}
