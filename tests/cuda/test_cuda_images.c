@@ -73,6 +73,7 @@ open_sent(const plan_case *p, const fl_image_plan *plan, fl_tensor view, bool is
     fl_column *column;
     fl_column_image_config config = {.view = view,
                                      .layout = is_joined ? FL_HWC : FL_CHW,
+                                     .is_volatile = view.shape[0] % 2 == 1,
                                      .plan = plan,
                                      .row_ops = &fl_cpu_row_ops,
                                      .cast = {.kind = FL_CAST_IMAGES,

@@ -46,7 +46,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (dataset(), {"collate_fn": list}, "it takes path='process': collate_fn is not torch's"),
     ([torch.ones(3)] * 9, {"num_workers": 0}, "it takes path='sync'"),
     (dataset(SOLARIZED), {}, "field 0: its transform does more than crop, pad, flip"),
-    (dataset(PADDED), {}, "or pads before it resizes"),
+    (dataset(PADDED), {}, "pads before it resizes"),
 ]
 
 

@@ -57,6 +57,15 @@ for dtype in (torch.float32, torch.float16):
             ArrayDataset(images, transform=cast), 4, num_workers=1, device="cuda"
         ):
             assert batch.dtype is dtype
+for dtype in (torch.uint8, torch.float32, torch.float16):
+    for first in (transforms.RandomResizedCrop(24), transforms.RandomCrop(30, 4)):
+        ops = [first, transforms.ToDtype(dtype, scale=True), transforms.RandomErasing(0.9)]
+        pictures = torch.zeros(9, 3, 40, 41, dtype=torch.uint8)
+        data = ArrayDataset(pictures, transform=transforms.Compose(ops))
+        for (batch,) in DataLoader(data.to("cuda"), 4):
+            assert batch.dtype is dtype
+        for (batch,) in DataLoader(data, 4, num_workers=1, device="cuda", transforms_on="device"):
+            assert batch.dtype is dtype
 for kind in (torch.uint8, torch.int16, torch.uint16, torch.uint32):
     for wide in (torch.int32, torch.int64):
         if kind.itemsize < wide.itemsize:

@@ -9,6 +9,7 @@ correctness  scaler, clipping, Stepper, graphs
 passes       the kernels against the CPU's passes
 uploads      loaders and prefetch
 transforms   images that travel as bytes and are cast on the device
+device_transforms  images that are uploaded untouched, and transformed by a kernel
 tokens       windows of tokens that travel narrow and are widened on the device
 resident     batches of data that lie on the device
 examples     examples/minimal_*.py
@@ -203,6 +204,7 @@ STAGES: dict[str, Callable[[Stage], str]] = {
     "passes": lambda stage: stage.pytest("test_passes.py"),
     "uploads": lambda stage: stage.pytest("test_device_batches.py"),
     "transforms": lambda stage: stage.pytest("test_transforms.py"),
+    "device_transforms": lambda stage: stage.pytest("test_device_transforms.py"),
     "tokens": lambda stage: stage.pytest("test_tokens.py"),
     "resident": lambda stage: stage.pytest("test_resident.py"),
     "examples": lambda stage: stage.pytest("test_examples.py"),
@@ -253,7 +255,7 @@ def main(names: list[str]) -> int:
             break
     print()
     for outcome in outcomes:
-        print(f"{outcome.stage:12} {outcome.status:8} {outcome.seconds:7.1f} s  {outcome.why}")
+        print(f"{outcome.stage:17} {outcome.status:8} {outcome.seconds:7.1f} s  {outcome.why}")
     return int(any(outcome.status == "failed" for outcome in outcomes))
 
 
