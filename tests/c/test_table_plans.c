@@ -19,6 +19,7 @@ typedef struct fixture {
     float tables[CHANNELS][256];
     fl_image_plan *plan; /* owned */
     column_spec columns[2];
+    fl_column *sent; /* of the images, made at the destination; NULL: none */
 } fixture;
 
 static const fl_image_op crop_and_flip[] = {
@@ -239,6 +240,57 @@ static void test_a_layout_says_what_is_cast(void)
     fl_layout_close(&layout);
     fl_table_close(table);
     fl_image_plan_close(plan);
+    close_fixture(&fix);
+}
+
+static int open_made_there(void *arg)
+{
+    fixture *fix = arg;
+    fl_column *column = NULL;
+    fl_column_image_config config = {.view = fix->columns[1].view,
+                                     .plan = fix->plan,
+                                     .dtype = {2, 32, 1},
+                                     .row_ops = &fl_cpu_row_ops,
+                                     .cast = {.kind = FL_CAST_IMAGES,
+                                              .count = OUT,
+                                              .plane = CROP_HEIGHT * CROP_WIDTH,
+                                              .channels = CHANNELS,
+                                              .bytes = 4}};
+    FL_TRY(fl_column_image_open(&config, &column, NULL));
+    CHECK_INT(column->outputs, 1);
+    fl_column_close(fix->sent);
+    fix->sent = column;
+    return FL_OK;
+}
+
+/* What is filled are images, maps and values, of which the destination makes the batch. */
+static void test_a_layout_of_images_that_are_made_there(void)
+{
+    enum { MAP = (CROP_HEIGHT + CROP_WIDTH) * 4, VALUES = CHANNELS * (256 + 2) * 4 };
+    fixture fix = {0};
+    fl_table *table;
+    open_fixture(&fix, FL_CHW);
+    CHECK_INT(refuse_each(open_made_there, &fix), 2);
+    CHECK_INT(fl_table_open(&fix.sent, 1, &table, NULL), FL_OK);
+    fl_rows rows = {.is_range = true, .count = 5};
+    fl_layout layout = layout_of(table, &rows);
+    const fl_output *output = &layout.outputs[0];
+    const fl_transfer_cast *cast = &output->cast;
+    CHECK(output->is_cast && output->shape[0] == 5);
+    CHECK_INT(cast->maps, (5 * IMAGE + 15) / 16 * 16);
+    CHECK_INT(cast->values, cast->maps + 5 * MAP);
+    CHECK_INT(output->bytes, cast->values + VALUES);
+    CHECK(cast->count == 5 * OUT && cast->image_count == 5 && cast->to == layout.bytes);
+    CHECK(cast->images->height == CROP_HEIGHT && !cast->images->resizes);
+    CHECK_INT(cast->images->map_numbers * 4, MAP);
+    const int64_t too_many[] = {INT64_MAX / IMAGE + 1, INT64_MAX / (IMAGE + MAP) + 1,
+                                INT64_MAX / (IMAGE + MAP)};
+    for (int i = 0; i < 3; i++) {
+        rows.count = too_many[i];
+        CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_EINVAL);
+    }
+    fl_layout_close(&layout);
+    fl_table_close(table);
     close_fixture(&fix);
 }
 
@@ -484,6 +536,7 @@ int main(void)
     RUN(test_strides_of_any_sign);
     RUN(test_a_batch_is_filled_in_its_epoch);
     RUN(test_a_layout_says_what_is_cast);
+    RUN(test_a_layout_of_images_that_are_made_there);
     RUN(test_images_that_are_not_the_plans);
     RUN(test_work_counts_what_plans_read);
     RUN(test_images_of_a_mapped_file);
