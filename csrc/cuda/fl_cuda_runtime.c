@@ -85,3 +85,31 @@ void fl_cuda_leave(int32_t before)
     if (has_context(before)) has_failed |= cudaSetDevice(before) != cudaSuccess;
     if (has_failed) (void)cudaGetLastError();
 }
+
+static int change_mode(fl_cuda_scope *scope, fl_err *err)
+{
+    return FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&scope->mode), err);
+}
+
+int fl_cuda_scope_enter(int32_t device, fl_cuda_scope *scope, fl_err *err)
+{
+    *scope = (fl_cuda_scope){.mode = cudaStreamCaptureModeRelaxed};
+    FL_TRY(fl_cuda_enter(device, &scope->before, err));
+    int status = change_mode(scope, err);
+    scope->is_inside = status == FL_OK;
+    if (!scope->is_inside) fl_cuda_leave(scope->before);
+    return status;
+}
+
+void fl_cuda_scope_enter_surely(int32_t device, fl_cuda_scope *scope)
+{
+    if (fl_cuda_scope_enter(device, scope, NULL) != FL_OK)
+        (void)fl_cuda_scope_enter(device, scope, NULL);
+}
+
+void fl_cuda_scope_leave(fl_cuda_scope *scope)
+{
+    if (!scope->is_inside) return;
+    (void)change_mode(scope, NULL);
+    fl_cuda_leave(scope->before);
+}

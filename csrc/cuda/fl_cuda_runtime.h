@@ -30,6 +30,25 @@ int fl_cuda_enter(int32_t device, int32_t *before, fl_err *err);
 /* Puts it back, unless that device has no context: to choose it would make one there. */
 void fl_cuda_leave(int32_t before);
 
+/* What a call changes of its thread: the device, and how its calls affect a graph that some other
+ * thread is capturing. In the relaxed mode they do not affect it; otherwise registering memory or
+ * asking for an event would spoil that graph. */
+typedef struct fl_cuda_scope {
+    bool is_inside;
+    int32_t before;
+    enum cudaStreamCaptureMode mode;
+} fl_cuda_scope;
+
+/* The device comes first: to exchange the mode makes a context on the thread's device, which is
+ * device 0 where it has chosen none. After a failure nothing has changed, and leave does nothing.
+ */
+int fl_cuda_scope_enter(int32_t device, fl_cuda_scope *scope, fl_err *err);
+void fl_cuda_scope_leave(fl_cuda_scope *scope);
+
+/* For what must not be left out, even if it cannot be entered. That fails twice only where the
+ * device has failed: then no call works on it, and none makes a context. */
+void fl_cuda_scope_enter_surely(int32_t device, fl_cuda_scope *scope);
+
 /* FL_EDEVICE where the thread, which is on the device, has another context of it current than the
  * primary one, in which streams and events of this floor are. */
 int fl_cuda_require_primary(int32_t device, fl_err *err);

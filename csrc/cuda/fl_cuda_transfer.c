@@ -53,62 +53,22 @@ static int refuse_foreign(fl_err *err)
     return fl_fail(err, FL_EFORK, "this upload belongs to a parent process");
 }
 
-/* What a call here changes of its thread: the device, and how its calls affect a graph that some
- * other thread is capturing. In the relaxed mode they do not affect it; otherwise registering
- * memory or asking for an event would spoil that graph. */
-typedef struct device_scope {
-    bool is_inside;
-    int32_t before;
-    enum cudaStreamCaptureMode mode;
-} device_scope;
-
-static int change_mode(device_scope *scope, fl_err *err)
-{
-    return FL_CUDA_STATUS(cudaThreadExchangeStreamCaptureMode(&scope->mode), err);
-}
-
-/* The device comes first: to exchange the mode makes a context on the thread's device, which is
- * device 0 where it has chosen none. After a failure nothing has changed. */
-static int enter(int32_t device, device_scope *scope, fl_err *err)
-{
-    *scope = (device_scope){.mode = cudaStreamCaptureModeRelaxed};
-    FL_TRY(fl_cuda_enter(device, &scope->before, err));
-    int status = change_mode(scope, err);
-    scope->is_inside = status == FL_OK;
-    if (!scope->is_inside) fl_cuda_leave(scope->before);
-    return status;
-}
-
-/* For what must not be left out, even if it cannot be entered. That fails twice only where the
- * device has failed: then no call works on it, and none makes a context. */
-static void enter_surely(int32_t device, device_scope *scope)
-{
-    if (enter(device, scope, NULL) != FL_OK) (void)enter(device, scope, NULL);
-}
-
-static void leave(device_scope *scope)
-{
-    if (!scope->is_inside) return;
-    (void)change_mode(scope, NULL);
-    fl_cuda_leave(scope->before);
-}
-
 static int pin(int32_t device, char *data, int64_t bytes, fl_err *err)
 {
-    device_scope scope;
-    FL_TRY(enter(device, &scope, err));
+    fl_cuda_scope scope;
+    FL_TRY(fl_cuda_scope_enter(device, &scope, err));
     int status =
         FL_CUDA_STATUS(cudaHostRegister(data, (size_t)bytes, cudaHostRegisterPortable), err);
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
     return status;
 }
 
 static void unpin(int32_t device, char *data)
 {
-    device_scope scope;
-    enter_surely(device, &scope);
+    fl_cuda_scope scope;
+    fl_cuda_scope_enter_surely(device, &scope);
     (void)FL_CUDA_STATUS(cudaHostUnregister(data), NULL); /* fails only with the device */
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
 }
 
 /* ---- a copy stream */
@@ -130,10 +90,10 @@ static int create_stream_inside(cuda_copy_stream *self, fl_err *err)
 
 static int create_stream(cuda_copy_stream *self, fl_err *err)
 {
-    device_scope scope;
-    FL_TRY(enter(self->device, &scope, err));
+    fl_cuda_scope scope;
+    FL_TRY(fl_cuda_scope_enter(self->device, &scope, err));
     int status = create_stream_inside(self, err);
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
     return status;
 }
 
@@ -185,11 +145,11 @@ static void await_copies(void *copy_stream)
 {
     cuda_copy_stream *self = copy_stream;
     if (is_foreign(self)) return;
-    device_scope scope;
-    enter_surely(self->device, &scope);
+    fl_cuda_scope scope;
+    fl_cuda_scope_enter_surely(self->device, &scope);
     /* Fails with the device, which then copies no more. */
     (void)FL_CUDA_STATUS(cudaStreamSynchronize(self->stream), NULL);
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
 }
 
 static void halt(void *copy_stream)
@@ -203,12 +163,12 @@ static void halt(void *copy_stream)
 
 static void destroy_handles(cuda_copy_stream *self)
 {
-    device_scope scope;
-    enter_surely(self->device, &scope);
+    fl_cuda_scope scope;
+    fl_cuda_scope_enter_surely(self->device, &scope);
     for (cuda_transfer *transfer = self->free; transfer != NULL; transfer = transfer->next)
         if (transfer->event != NULL) (void)FL_CUDA_STATUS(cudaEventDestroy(transfer->event), NULL);
     (void)FL_CUDA_STATUS(cudaStreamDestroy(self->stream), NULL);
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
 }
 
 static void close_copy_stream(void *copy_stream)
@@ -236,10 +196,10 @@ static inline bool is_copied(const cuda_transfer *transfer)
 /* Copies end in the order in which they were started, which is about that of the finishes. */
 static void return_copied(cuda_copy_stream *self)
 {
-    device_scope scope;
-    if (self->finished == NULL || enter(self->device, &scope, NULL) != FL_OK) return;
+    fl_cuda_scope scope;
+    if (self->finished == NULL || fl_cuda_scope_enter(self->device, &scope, NULL) != FL_OK) return;
     while (self->finished != NULL && is_copied(self->finished)) return_oldest(self);
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
 }
 
 static int64_t collect(void *copy_stream)
@@ -314,12 +274,12 @@ static void set_casts(void *self, const fl_transfer_cast *casts, int32_t count)
 static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, fl_err *err)
 {
     cuda_transfer *transfer = self;
-    device_scope scope;
+    fl_cuda_scope scope;
     *is_filled = false;
     if (is_foreign(transfer->copies)) return refuse_foreign(err);
-    FL_TRY(enter(transfer->copies->device, &scope, err));
+    FL_TRY(fl_cuda_scope_enter(transfer->copies->device, &scope, err));
     int status = record_begin(transfer, stream, err);
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
     if (status != FL_OK) return status;
     transfer->buffer = buffer;
     *is_filled = is_last(transfer);
@@ -376,12 +336,12 @@ queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, f
 static int queue_copy(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
 {
     cuda_copy_stream *copies = transfer->copies;
-    device_scope scope;
-    FL_TRY(enter(copies->device, &scope, err));
+    fl_cuda_scope scope;
+    FL_TRY(fl_cuda_scope_enter(copies->device, &scope, err));
     pthread_mutex_lock(&copies->mutex);
     int status = queue_copy_locked(transfer, slot, bytes, err);
     pthread_mutex_unlock(&copies->mutex);
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
     transfer->is_started = status == FL_OK;
     return status;
 }
@@ -406,10 +366,10 @@ static int copy(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 
 static int await_copy_on(const cuda_transfer *transfer, cudaStream_t stream, fl_err *err)
 {
-    device_scope scope;
-    FL_TRY(enter(transfer->copies->device, &scope, err));
+    fl_cuda_scope scope;
+    FL_TRY(fl_cuda_scope_enter(transfer->copies->device, &scope, err));
     int status = FL_CUDA_STATUS(cudaStreamWaitEvent(stream, transfer->event, 0), err);
-    leave(&scope);
+    fl_cuda_scope_leave(&scope);
     return status;
 }
 
