@@ -150,6 +150,13 @@ class Permutation:
     def block(self, first: int, count: int, step: int = 1) -> np.ndarray[Any, Any]: ...
 
 @final
+class Region:
+    source: Any
+    nbytes: int
+    def __new__(cls, tensor_type: type, source: Any, device: int) -> Region: ...
+    def covers(self, tensor: Any, /) -> bool: ...
+
+@final
 class BatchPool:
     fields: int
     device: int
@@ -385,6 +392,7 @@ def gather(
     indices: Any,
     outs: tuple[Any, ...],
     length: int,
+    regions: tuple[Region, ...] = ...,
     /,
 ) -> None: ...
 def gather_images(
@@ -396,6 +404,7 @@ def gather_images(
     maps: Any,
     values: Any,
     out: Any,
+    regions: tuple[Region, ...] = ...,
     /,
 ) -> None: ...
 def gather_windows(

@@ -1,5 +1,5 @@
-/* fl_cuda: the passes over gradients on CUDA devices, the gather of rows there, and the part of the
- * CUDA runtime that they stand on.
+/* fl_cuda: the passes over gradients on CUDA devices, the gather of rows there, the host memory
+ * that it may read, and the part of the CUDA runtime that they stand on.
  *
  * Floor 2. Nothing happens before the first call: a module that contains this is imported on a
  * machine without device or driver. fl_cuda_stub.c stands in where there was no nvcc: nothing is
@@ -67,5 +67,27 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
  * Otherwise as fl_cuda_gather. */
 int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *windows,
                            const int64_t *starts, int64_t count, fl_err *err);
+
+/* ---- host memory that kernels read over the link */
+
+typedef struct fl_cuda_region fl_cuda_region;
+
+/* Registers bytes of the host with the driver for kernels of all devices, where the device does not
+ * read them anyway: takes about 0.1 s a GB, and no page of them leaves memory until close. The
+ * bytes must stay where they are until then. FL_ENOMEM, FL_EDEVICE: nothing is registered; the
+ * driver refuses bytes of which some are registered already. Any thread, as of all that follow. */
+int fl_cuda_region_open(int32_t device, char *data, int64_t bytes, fl_cuda_region **out,
+                        fl_err *err);
+
+/* SYNC: waits for the reads that were noted; unregistering waits for the device. NULL is fine; does
+ * nothing in a forked child. */
+void fl_cuda_region_close(fl_cuda_region *region);
+
+/* What kernels add to an address of the host. */
+int64_t fl_cuda_region_shift(const fl_cuda_region *region);
+
+/* Kernels that read the region have been queued on the stream, of this device. After a failure they
+ * are over: SYNC. FL_ENOMEM, FL_EDEVICE. */
+int fl_cuda_region_note(fl_cuda_region *region, int32_t device, void *stream, fl_err *err);
 
 #endif

@@ -48,4 +48,26 @@ int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *
     return fl_cuda_check(device, err);
 }
 
+int fl_cuda_region_open(int32_t device, char *data, int64_t bytes, fl_cuda_region **out,
+                        fl_err *err)
+{
+    (void)data, (void)bytes;
+    *out = NULL;
+    return fl_cuda_check(device, err);
+}
+
+void fl_cuda_region_close(fl_cuda_region *region) { (void)region; }
+
+int64_t fl_cuda_region_shift(const fl_cuda_region *region)
+{
+    (void)region;
+    return 0;
+}
+
+int fl_cuda_region_note(fl_cuda_region *region, int32_t device, void *stream, fl_err *err)
+{
+    (void)region, (void)stream;
+    return fl_cuda_check(device, err);
+}
+
 const fl_transfer_ops fl_cuda_transfer_ops = {0};

@@ -8,6 +8,7 @@
 #include "fl_py_collate.h"
 #include "fl_py_finalizer.h"
 #include "fl_py_gather.h"
+#include "fl_py_region.h"
 #include "fl_py_grad_list.h"
 #include "fl_py_image_draws.h"
 #include "fl_py_image_plan.h"
@@ -200,6 +201,7 @@ static const struct {
     {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},
+    {&fl_py_region_spec, offsetof(fl_py_state, region_type)},
     {&fl_py_finalizer_spec, offsetof(fl_py_state, finalizer_type)},
 };
 enum { TYPES = sizeof types / sizeof *types };

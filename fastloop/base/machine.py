@@ -117,6 +117,11 @@ class Memory(NamedTuple):
         """Bytes that this process could have if nothing else ran."""
         return self.total if self.limit is None else min(self.total, self.limit)
 
+    @property
+    def lockable(self) -> int:
+        """Bytes that may be locked: the rest can still be swapped or dropped."""
+        return self.most - self.most // _SCARCE
+
 
 def read_memory(root: Path = _ROOT) -> Memory:
     """Return the memory of the machine and of this process's cgroups."""

@@ -5,25 +5,29 @@ another process, copies the storage to shared memory and frees the old memory; a
 change their address. A *keeper* is an object of C that keeps such an address: a ``Table`` or
 ``Windows``. Once ``watch()`` was called for it, these methods of torch wait until nobody reads
 through it, keep readers out, and make it look up its tensors again. docs/threads.md says more.
+
+Memory that is registered with the driver of a device (``register``) must not move at all.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from fastloop._core import SequenceColumn, Table, Windows
+from fastloop._core import Region, SequenceColumn, Table, Windows
 from fastloop._core import move as rebase
+from fastloop.base.machine import read_memory
 from fastloop.base.threads import NextLock
 from fastloop.base.torch_parts import difference, is_known, parts_of
 
 Keeper = Table | Windows
 
 _keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and their storages
+_regions: WeakSet[Region] = WeakSet()
 # Held during a move: watch() sees a tensor before the move or after it.
 _lock = NextLock()
 
@@ -32,6 +36,11 @@ def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(move)
     def call(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         with _lock.of_process():
+            if any(self._cdata == region.source.untyped_storage()._cdata for region in _regions):
+                text = (
+                    "a device reads this memory (ArrayDataset(gather='device')), so it cannot move"
+                )
+                raise RuntimeError(f"{text} to shared memory (leave gather out)")
             found = tuple(keeper for keeper, held in _keepers.items() if self._cdata in held)
             return rebase(found, move, (self, *args), kwargs)
 
@@ -61,6 +70,53 @@ def tensors_in(source: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(each)
     elif isinstance(source, (Table, Windows, SequenceColumn)):
         yield from tensors_in(source.sources)
+
+
+def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias whose storage cannot be resized, so that others may read it.
+
+    torch marks a storage that it shares with NumPy as not resizable, for good.
+    """
+    storage = tensor.untyped_storage()
+    if storage.resizable():
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+    return tensor.detach()
+
+
+def _check_locked(needed: int) -> None:
+    locked, most = sum(region.nbytes for region in _regions), read_memory().lockable
+    if needed and needed + locked > most:
+        text = f"gather='device' would lock {needed + locked:,} bytes of host memory, and {most:,} "
+        raise MemoryError(f"{text}may be locked here (leave gather out: the CPU copies the rows)")
+
+
+def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[Region, ...]:
+    """Return the region of host memory that each of these tensors lies in, for kernels of a CUDA
+    device to read. Datasets share regions; a region is registered until the last reference to it
+    goes.
+
+    Raises:
+        MemoryError: too much memory would be locked.
+        RuntimeError: the driver refuses, or fastloop does not know this release of torch. Nothing
+            stays registered.
+    """
+    if not are_noticed():
+        raise RuntimeError(f"a tensor's memory may move unnoticed: {difference('moves')}")
+    with _lock.of_process():
+        found = [next((r for r in _regions if r.covers(each)), None) for each in tensors]
+        new = {each.data_ptr(): each for each, r in zip(tensors, found, strict=True) if r is None}
+        _check_locked(sum(each.nbytes for each in new.values()))
+        made: dict[int, Region] = {}
+        try:
+            for place, each in new.items():
+                made[place] = Region(torch.Tensor, pin_storage(each), device)
+        except (MemoryError, RuntimeError) as error:
+            made.clear()  # the traceback keeps this frame
+            text = f"gather='device' cannot register {each.nbytes:,} bytes of host memory: {error}"
+            remedy = "pass data that are not pinned, in whole or in part; containers may need"
+            raise RuntimeError(f"{text} ({remedy} --ulimit memlock=-1)") from error
+        _regions.update(made.values())
+    return tuple(r or made[each.data_ptr()] for each, r in zip(tensors, found, strict=True))
 
 
 def watch(keeper: Keeper) -> None:

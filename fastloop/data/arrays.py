@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from fastloop._core import ImagePlan
-from fastloop.base.checks import make_message, read_choice, read_int
+from fastloop._core import ImagePlan, Region
+from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
+from fastloop.base.moves import register
 from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, check_room, read_row
@@ -73,6 +74,10 @@ class ArrayDataset(EpochDataset):
         out_layout: of the results, ``"CHW"``, ``"HWC"``, or ``"channels_last"``: the shape of CHW
             with the strides of HWC.
         seed: of the transforms' random parameters.
+        gather: ``"device"``: in a loader with ``device="cuda"`` and without workers the device
+            reads the rows of each batch in host memory, which is registered with the driver (about
+            0.1 s a GB, at the first ``iter()``) as long as the dataset lives. Elsewhere it has no
+            effect. ``"auto"``: the CPU copies the rows.
 
     Sample ``i`` is the tuple (for named fields, the dict) of row ``i`` of every field as torch
     tensors, 0-d for 1-d fields, 1-d for a RaggedArray. Rows share memory with their source, as in
@@ -91,7 +96,8 @@ class ArrayDataset(EpochDataset):
         TypeError: no field, positional and named fields together, a field of another type or with a
             dtype that torch does not have, images that are not uint8.
         ValueError: fields of different length or without a dimension; a file that is not a regular
-            .npy file; transforms that do not go with the images.
+            .npy file; transforms that do not go with the images; ``gather="device"`` for fields or
+            transforms that devices cannot read or do.
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
@@ -102,8 +108,10 @@ class ArrayDataset(EpochDataset):
         layout: str = "CHW",
         out_layout: str = "CHW",
         seed: int = 0,
+        gather: str = "auto",
         **named: object,
     ) -> None:
+        self._gather = read_choice("gather", gather, ("auto", "device"))
         self._seed = read_int("seed", seed, 0, 2**64 - 1)
         read_choice("layout", layout, LAYOUTS)
         read_choice("out_layout", out_layout, OUT_LAYOUTS)
@@ -146,6 +154,30 @@ class ArrayDataset(EpochDataset):
                 "layout and out_layout must be left out without image operations in transform "
                 "(pass ToDtype(torch.uint8) of fastloop.transforms to change the layout alone)"
             )
+        for field, fault in zip(self._fields, self._unfetched(), strict=True):
+            remedy = "pass a copy, numpy.array(...), or leave gather out"
+            refuse_if(
+                gather == "device" and fault, f"gather='device': {field.name} {fault} ({remedy})"
+            )
+
+    def _unfetched(self) -> Iterator[str]:
+        """Yield why devices cannot make the rows of each field of host memory, or ""."""
+        for i, (field, plan) in enumerate(zip(self._fields, self._plans, strict=True)):
+            if isinstance(field, RaggedArray):
+                yield "is a RaggedArray"
+            elif i in self._transforms and (plan is None or plan.map_length == 0):
+                yield "has a transform that does more than crop, pad, flip, resize, erase and cast"
+            else:
+                yield field.unfetched
+
+    def _register(self, device: int) -> tuple[Region, ...]:
+        """Register the memory of all fields, for kernels of a CUDA device to read. Errors are those
+        of ``moves.register``."""
+        fields: Any = self._fields
+        regions = register([field.rows for field in fields], device)
+        for field, region in zip(fields, regions, strict=True):
+            field.region = region
+        return regions
 
     def to(self, device: torch.device | str | int) -> ArrayDataset:
         """Return a dataset whose fields lie on a device, where C gathers the batches of loaders
@@ -169,6 +201,7 @@ class ArrayDataset(EpochDataset):
             for i, column in sources.items()
         }
         made = copy.copy(self)
+        made._gather = "auto"
         pairs = zip(columns, places, strict=True)
         fields = [Field(column.name, moved[i], True) for column, i in pairs]
         made._fields = tuple(fields)
@@ -296,6 +329,13 @@ class ArrayDataset(EpochDataset):
         for i, field in enumerate(self._fields):
             transform = self._transforms.get(i)
             lines += transform.explain(others) if transform else [f"{field.name}: {field!r}"]
+        if self._gather == "device":
+            fields: Any = self._fields[max(0, self._views - 1) :]
+            total = sum(int(field.source.nbytes) for field in fields)
+            lines.append(
+                "batches: in loaders with device='cuda' and without workers the device reads the "
+                f"rows in host memory, {total:,} bytes that the first iter() registers"
+            )
         if self._epoch is not None:
             lines.append(f"random parameters: seed {self._seed}, {self._epoch.explain()}")
         return "\n".join(lines)

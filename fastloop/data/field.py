@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from fastloop._core import Table
+from fastloop._core import Region, Table
 from fastloop.base.checks import make_message
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -180,6 +180,7 @@ class Field:
     opened: str | None = None  # the path that was given, absolute
     file: MappedFile | None = None
     rows: torch.Tensor | None = None  # the source as torch has it, if it can
+    region: Region | None = None  # that its rows lie in, where devices read them
     _table: Table | None = None
 
     def __init__(self, name: str, value: Any, may_be_resident: bool = False) -> None:
@@ -204,6 +205,15 @@ class Field:
                 self.rows = torch.from_numpy(array)
         if value.ndim == 0:
             raise ValueError(f"{name} must have a dimension that counts samples, got shape ()")
+
+    @property
+    def unfetched(self) -> str:
+        """The reason why devices cannot read the rows in host memory, or ""."""
+        if self.rows is None:
+            return "is mapped from a file" if self.file else "is read-only or not aligned"
+        if self.rows.device.type != "cpu":
+            return f"is on {self.rows.device}"
+        return "" if self.rows[:1].is_contiguous() else "has rows with gaps"
 
     def __len__(self) -> int:
         return int(self.source.shape[0])

@@ -17,12 +17,14 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 
 from fastloop.base import torch_parts
 from fastloop.base.checks import check_value, refuse_if
+from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
 from fastloop.data.collate import SEQUENCE_COLLATES, below_subsets, is_default_collate, kind_of
 from fastloop.data.epochs import datasets_within
 from fastloop.data.field import Field
 from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
+from fastloop.device.availability import fault_of
 from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
 from fastloop.loader.arrays.iterator import ArrayIter
@@ -312,8 +314,9 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     if not loader._auto_collation:
         _check_singles(loader, path, dataset)
     taker = _taker_of(loader, dataset, is_hugging)
-    source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker)
-    if source.device is not None:
+    fetcher, unfetched = _find_fetcher(loader, dataset)
+    source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker, fetcher)
+    if source.device is not None and fetcher is None:
         _check_resident(loader, source, f"the data are on {source.device}")
     name = getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)
     how = name if has_own else "default collate"
@@ -322,7 +325,24 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
         why += ", transforms in C"
     if seeder:
         why += f"; {seeder} has nothing to seed in threads of C"
-    return Route("array", why, source)
+    return Route("array", why + unfetched, source)
+
+
+def _find_fetcher(loader: Any, dataset: Any) -> tuple[torch.device | None, str]:
+    """Return the device that reads the rows of a dataset in host memory, or None; and why its
+    ``gather="device"`` has no effect, or ""."""
+    if kind_of(dataset) != "ArrayDataset" or dataset._gather != "device":
+        return None, ""
+    wanted = torch.device("cpu" if getattr(loader, "device", None) is None else loader.device)
+    on = "FASTLOOP_DISABLE_CUDA" if kernels_are_disabled() else fault_of(wanted)
+    reasons = {
+        f"with device={getattr(loader, 'device', None)!r}": wanted.type not in columns._RESIDENT,
+        f"with num_workers={loader.num_workers}": loader.num_workers > 0,
+        f"with {kind_of(loader.collate_fn)}": kind_of(loader.collate_fn) in SEQUENCE_COLLATES,
+        f"without kernels ({on})": on,
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), "")
+    return (None, f"; gather='device' has no effect {reason}") if reason else (wanted, "")
 
 
 def _check_resident(loader: DataLoader[Any], source: columns.Columns, where: str) -> None:

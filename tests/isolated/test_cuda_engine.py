@@ -135,6 +135,10 @@ def test_rows_of_resident_data_are_gathered(core: Path) -> None:
     run(ROOT / "tests/programs/resident_batches.py", PYTHONPATH=path_to(core))
 
 
+def test_rows_in_host_memory_are_gathered(core: Path) -> None:
+    run(ROOT / "tests/programs/fetched_batches.py", PYTHONPATH=path_to(core))
+
+
 def test_the_same_over_kernels(core: Path, tmp_path: Path) -> None:
     options = ["-q", "-x", "-p", "as_cuda", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
     without = [f"--deselect=tests/step/{name}" for name in OTHERWISE]

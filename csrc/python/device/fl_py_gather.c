@@ -4,6 +4,7 @@
 #include "fl_cuda.h"
 #include "fl_py.h"
 #include "fl_py_image_plan.h"
+#include "fl_py_region.h"
 
 #include <string.h>
 
@@ -13,7 +14,9 @@ typedef struct gather {
     int32_t device;             /* FL_PY_ANYWHERE before the first tensor */
     const int64_t *rows;        /* borrowed from the tensor of indices */
     int64_t row_count;
-    long long length; /* of what the indices point into */
+    long long length;  /* of what the indices point into */
+    PyObject *regions; /* borrowed: tuple of the Region that each source lies in; NULL: the sources
+                          are on the device */
 } gather;
 
 static int view_there(gather *self, PyObject *tensor, fl_tensor *out)
@@ -24,6 +27,36 @@ static int view_there(gather *self, PyObject *tensor, fl_tensor *out)
     if (self->device == device) return 0;
     PyErr_SetString(PyExc_ValueError, "gather: the tensors are on several devices");
     return -1;
+}
+
+static int view_source(gather *self, PyObject *source, Py_ssize_t i, fl_tensor *out)
+{
+    if (self->regions == NULL) return view_there(self, source, out);
+    return fl_py_region_view((fl_py_region *)PyTuple_GET_ITEM(self->regions, i), source, out);
+}
+
+/* Whether there are as many Regions as sources, or none. */
+static int check_regions(PyObject *module, const gather *self, Py_ssize_t sources)
+{
+    const fl_py_state *state = PyModule_GetState(module);
+    Py_ssize_t count = self->regions != NULL ? PyTuple_GET_SIZE(self->regions) : sources;
+    bool is_right = count == sources;
+    for (Py_ssize_t i = 0; self->regions != NULL && i < count; i++)
+        is_right = is_right && Py_IS_TYPE(PyTuple_GET_ITEM(self->regions, i), state->region_type);
+    if (is_right) return 0;
+    PyErr_SetString(PyExc_ValueError, "gather: regions must be a Region for each source");
+    return -1;
+}
+
+/* Without the interpreter lock; the arguments keep the regions. */
+static int note_regions(const gather *self, void *stream, fl_err *err)
+{
+    Py_ssize_t count = self->regions != NULL ? PyTuple_GET_SIZE(self->regions) : 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        fl_cuda_region *region = ((fl_py_region *)PyTuple_GET_ITEM(self->regions, i))->region;
+        FL_TRY(fl_cuda_region_note(region, self->device, stream, err));
+    }
+    return FL_OK;
 }
 
 static int read_rows(gather *self, PyObject *indices)
@@ -55,10 +88,13 @@ static int check_length(const gather *self, const fl_tensor *source)
     return -1;
 }
 
-static int read_column(gather *self, PyObject *source, PyObject *out, fl_row_column *column)
+static int
+read_column(gather *self, PyObject *sources, PyObject *outs, Py_ssize_t i, fl_row_column *column)
 {
     fl_tensor from, to;
-    if (view_there(self, source, &from) != 0 || view_there(self, out, &to) != 0) return -1;
+    if (view_source(self, PyTuple_GET_ITEM(sources, i), i, &from) != 0 ||
+        view_there(self, PyTuple_GET_ITEM(outs, i), &to) != 0)
+        return -1;
     if (!is_batch_of(&from, &to, self->row_count)) {
         PyErr_SetString(PyExc_ValueError, "gather: a batch has another shape or dtype than rows");
         return -1;
@@ -77,15 +113,14 @@ static int launch(gather *self, PyObject *sources, PyObject *outs, fl_row_column
     fl_err err;
     void *stream;
     Py_ssize_t count = PyTuple_GET_SIZE(sources);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *source = PyTuple_GET_ITEM(sources, i), *out = PyTuple_GET_ITEM(outs, i);
-        if (read_column(self, source, out, &columns[i]) != 0) return -1;
-    }
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (read_column(self, sources, outs, i, &columns[i]) != 0) return -1;
     if (fl_py_stream(self->dlpack, self->device, &stream) != 0) return -1;
     int status;
     Py_BEGIN_ALLOW_THREADS /* a full queue of launches blocks; the arguments keep the tensors */
     status = fl_cuda_gather(self->device, stream, columns, (int32_t)count, self->rows,
                             self->row_count, &err);
+    if (status == FL_OK) status = note_regions(self, stream, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
@@ -93,23 +128,27 @@ static int launch(gather *self, PyObject *sources, PyObject *outs, fl_row_column
 }
 
 const char fl_py_gather_doc[] = PyDoc_STR(
-    "gather(tensor_type, sources, indices, outs, length)\n--\n\n"
+    "gather(tensor_type, sources, indices, outs, length, regions=None)\n--\n\n"
     "Copy rows of tensors on one CUDA device to tensors there, by one kernel for 32 of them on\n"
     "the current stream. Rows are contiguous, and so are the int64 indices, which must be in\n"
-    "[0, length): they are not read here. ValueError for sources with fewer rows.");
+    "[0, length): they are not read here. ValueError for sources with fewer rows. regions: a "
+    "tuple\n"
+    "of the Region of each source, where the sources lie in host memory.");
 
-PyObject *fl_py_gather(PyObject *Py_UNUSED(module), PyObject *args)
+PyObject *fl_py_gather(PyObject *module, PyObject *args)
 {
     fl_py_dlpack dlpack;
     PyObject *tensor_type, *sources, *indices, *outs;
     gather self = {.dlpack = &dlpack, .device = FL_PY_ANYWHERE};
-    if (!PyArg_ParseTuple(args, "OO!OO!L:gather", &tensor_type, &PyTuple_Type, &sources, &indices,
-                          &PyTuple_Type, &outs, &self.length))
+    if (!PyArg_ParseTuple(args, "OO!OO!L|O!:gather", &tensor_type, &PyTuple_Type, &sources,
+                          &indices, &PyTuple_Type, &outs, &self.length, &PyTuple_Type,
+                          &self.regions))
         return NULL;
     Py_ssize_t count = PyTuple_GET_SIZE(sources);
     if (count != PyTuple_GET_SIZE(outs))
         return PyErr_Format(PyExc_ValueError, "gather: sources and outs differ in length");
-    if (fl_py_dlpack_open(tensor_type, &dlpack) != 0) return NULL;
+    if (check_regions(module, &self, count) != 0 || fl_py_dlpack_open(tensor_type, &dlpack) != 0)
+        return NULL;
     fl_row_column *columns = fl_alloc(count * (int64_t)sizeof *columns);
     bool is_done = columns != NULL && read_rows(&self, indices) == 0 &&
                    launch(&self, sources, outs, columns) == 0;
@@ -151,7 +190,7 @@ static int
 read_images(gather *self, const fl_py_image_plan *plan, PyObject *source, fl_image_batch *out)
 {
     fl_tensor view;
-    if (view_there(self, source, &view) != 0) return -1;
+    if (view_source(self, source, 0, &view) != 0) return -1;
     bool is_chw = plan->layout == FL_CHW;
     fl_image_size in = fl_image_plan_in(plan->plan);
     int32_t channels = fl_image_plan_channels(plan->plan);
@@ -225,10 +264,12 @@ read_batch(gather *self, const fl_py_image_plan *plan, PyObject *const *args, fl
 }
 
 const char fl_py_gather_images_doc[] = PyDoc_STR(
-    "gather_images(tensor_type, plan, source, indices, length, maps, values, out)\n--\n\n"
+    "gather_images(tensor_type, plan, source, indices, length, maps, values, out, "
+    "regions=None)\n--\n\n"
     "Make a batch of uint8 images on one CUDA device, by one kernel on the current stream. "
-    "indices\n"
-    "and length as for gather(); maps: int32, from plan.map(); values: uint8, plan.values(). What\n"
+    "indices,\n"
+    "length and regions as for gather(); maps: int32, from plan.map(); values: uint8, "
+    "plan.values(). What\n"
     "indices and maps hold is not read here.");
 
 static int queue_images(gather *self, const fl_py_image_plan *plan, PyObject *const *args)
@@ -242,6 +283,7 @@ static int queue_images(gather *self, const fl_py_image_plan *plan, PyObject *co
     int status;
     Py_BEGIN_ALLOW_THREADS
     status = fl_cuda_gather_images(self->device, stream, &batch, self->rows, self->row_count, &err);
+    if (status == FL_OK) status = note_regions(self, stream, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
@@ -254,10 +296,10 @@ PyObject *fl_py_gather_images(PyObject *module, PyObject *args)
     PyObject *tensor_type, *plan, *given[5];
     fl_py_dlpack dlpack;
     gather self = {.dlpack = &dlpack, .device = FL_PY_ANYWHERE};
-    if (!PyArg_ParseTuple(args, "OO!OOLOOO:gather_images", &tensor_type, state->image_plan_type,
+    if (!PyArg_ParseTuple(args, "OO!OOLOOO|O!:gather_images", &tensor_type, state->image_plan_type,
                           &plan, &given[0], &given[1], &self.length, &given[2], &given[3],
-                          &given[4]) ||
-        fl_py_dlpack_open(tensor_type, &dlpack) != 0)
+                          &given[4], &PyTuple_Type, &self.regions) ||
+        check_regions(module, &self, 1) != 0 || fl_py_dlpack_open(tensor_type, &dlpack) != 0)
         return NULL;
     int status = queue_images(&self, (fl_py_image_plan *)plan, given);
     fl_py_dlpack_close(&dlpack);

@@ -90,7 +90,8 @@ static int view_tensor(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *
     return 0;
 }
 
-int fl_py_cuda_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out, int32_t *device)
+static int
+view_anywhere(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out, DLDevice *device)
 {
     DLTensor tensor;
     if (!fl_py_is_tensor(dlpack, object)) {
@@ -100,8 +101,22 @@ int fl_py_cuda_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out
     }
     if (borrow_anywhere(dlpack, object, &tensor) != 0) return -1;
     describe(&tensor, out);
-    *device = tensor.device.device_id;
-    if (tensor.device.device_type == kDLCUDA) return 0;
+    *device = tensor.device;
+    return 0;
+}
+
+int fl_py_tensor_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out)
+{
+    DLDevice device;
+    return view_anywhere(dlpack, object, out, &device);
+}
+
+int fl_py_cuda_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out, int32_t *device)
+{
+    DLDevice found;
+    if (view_anywhere(dlpack, object, out, &found) != 0) return -1;
+    *device = found.device_id;
+    if (found.device_type == kDLCUDA) return 0;
     PyErr_SetString(PyExc_ValueError, "the tensor is not on a CUDA device");
     return -1;
 }

@@ -18,7 +18,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
 from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
-from fastloop.base.moves import watch
+from fastloop.base.moves import pin_storage, watch
 from fastloop.base.tensors import DTYPES
 from fastloop.data.collate import below_subsets, kind_of
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
@@ -99,17 +99,6 @@ def count_from_0(rows: Vector, length: int) -> Vector:
     return rows if low >= 0 else np.where(rows < 0, rows + length, rows)
 
 
-def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an alias whose storage cannot be resized, so that threads may read it.
-
-    torch marks a storage that it shares with NumPy as not resizable, for good.
-    """
-    storage = tensor.untyped_storage()
-    if storage.resizable():
-        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
-    return tensor.detach()
-
-
 class Segment(NamedTuple):
     """Rows of one array: the first `rows`, or those whose numbers are in a vector."""
 
@@ -173,6 +162,7 @@ class Columns:
         original: the code that C stands in for (``compared.Original``), or None.
         wrap: turns a batch into what is handed out, or None.
         device: holds all of the data, and gathers batches; None: they are in host memory.
+        is_fetched: the device gathers batches, and reads the data in host memory.
     """
 
     structure: Any
@@ -184,6 +174,7 @@ class Columns:
     original: Any = None
     wrap: Callable[[Any], Any] | None = None
     device: torch.device | None = None
+    is_fetched: bool = False
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
@@ -442,21 +433,37 @@ def _find_device(columns: Columns) -> torch.device | None:
     return on
 
 
-def open_source(dataset: Any, pin: bool, taker: Taker | None = None) -> Columns:
+def _fetch(columns: Columns, device: torch.device) -> None:
+    """Have a device read the columns of an ArrayDataset in host memory."""
+    fields = columns.dataset._fields
+    pairs = zip(columns.all, fields, strict=True)
+    columns.all = tuple(replace(column, source=field.rows) for column, field in pairs)
+    columns.device, columns.is_fetched = device, True
+    columns.kind = f"arrays in host memory, read by {device}"
+
+
+def open_source(
+    dataset: Any, pin: bool, taker: Taker | None = None, fetcher: torch.device | None = None
+) -> Columns:
     """Return the columns of a dataset with their table. Raises NotCoveredError.
 
     Args:
         dataset: any.
         pin: threads will read ahead, so keep the storages of tensors from being resized.
         taker: takes the dataset below Subsets; None: that of its kind.
+        fetcher: the device that reads the dataset, an ArrayDataset, in host memory.
     """
     dataset, subsets = below_subsets(dataset)
     maps = list(map(_rows_of, subsets))
     try:
         columns = take(dataset, taker)
-        columns.device, columns.dataset = columns.device or _find_device(columns), dataset
+        columns.dataset = dataset
+        if fetcher is not None:
+            _fetch(columns, fetcher)
+        elif (on := columns.device or _find_device(columns)) is not None:
+            columns.device, columns.kind = on, f"tensors on {on}"
         if columns.device is not None:
-            columns.maps, columns.kind = tuple(maps), f"tensors on {columns.device}"
+            columns.maps = tuple(maps)
             return columns
         found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
         sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5

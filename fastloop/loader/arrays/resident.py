@@ -1,5 +1,5 @@
-"""The iterator over data that lie on a CUDA device: indices are sent there, and one kernel gathers
-the rows of all fields of a batch."""
+"""The iterator over data that lie on a CUDA device, or in host memory that it reads: indices are sent
+there, and one kernel gathers the rows of all fields of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import ImagePlan, Windows, gather, gather_images
+from fastloop._core import ImagePlan, Region, Windows, gather, gather_images
 from fastloop.base.checks import check_value
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import SingleIter
@@ -54,12 +54,20 @@ def _send(numbers: Array, accelerator: Accelerator) -> torch.Tensor:
     return sent
 
 
+# Behind the other arguments of a gather: a tuple of the regions that its sources lie in; nothing
+# where these are on the device.
+Regions = tuple[tuple[Region, ...], ...]
+
+
 class _Images:
     """Images of one column, which a kernel moves and casts as their plan says. Parameters are drawn
     on the CPU: where pixels come from is sent as a table for each batch."""
 
-    def __init__(self, plan: ImagePlan, source: torch.Tensor, accelerator: Accelerator) -> None:
-        self._plan, self._source, self._accelerator = plan, source, accelerator
+    def __init__(
+        self, plan: ImagePlan, source: torch.Tensor, regions: Regions, accelerator: Accelerator
+    ) -> None:
+        self._plan, self._source, self._regions = plan, source, regions
+        self._accelerator = accelerator
         self._dtype = getattr(torch, plan.out_dtype)
         self._steps = math.prod(plan.out_shape), *plan.out_strides
         self.values = _send(np.frombuffer(plan.values(), np.uint8), accelerator)
@@ -72,7 +80,7 @@ class _Images:
         shape, kind = (count, *plan.out_shape), {"dtype": self._dtype, "device": there.device}
         out = torch.empty_strided(shape, self._steps, **kind)
         sent, given = _send(maps, self._accelerator), (plan, self._source, there, length)
-        gather_images(torch.Tensor, *given, sent, self.values, out)
+        gather_images(torch.Tensor, *given, sent, self.values, out, *self._regions)
         return out
 
 
@@ -81,7 +89,7 @@ class ResidentIter(SingleIter, LockedIter):
     them, on the CPU. Nothing waits for the device.
 
     Args:
-        source: columns on one device.
+        source: columns that one device gathers.
         accelerator: where the user wants batches; None: where the data are.
     """
 
@@ -105,16 +113,18 @@ class ResidentIter(SingleIter, LockedIter):
         self._accelerator = open_accelerator(cast(torch.device, source.device))
         device = self._accelerator.device
         self._is_there = accelerator is not None and accelerator.device == device
+        fetched = source.dataset._register(device.index or 0) if source.is_fetched else ()
+        self._fetched: tuple[Region, ...] = fetched
         self._in_c = runs_kernels(device)
         self._stream = self._accelerator.current_stream()
         # Rows that were read from the sampler and are in no batch yet, here and on the device.
         self._rows_here = np.empty(0, np.int64)
         self._rows = _send(self._rows_here, self._accelerator)
         self._images = [
-            _Images(cast(ImagePlan, column.plan), tensor, self._accelerator)
-            if column.plan
+            _Images(cast(ImagePlan, c.plan), self._tensors[i], self._regions(i), self._accelerator)
+            if c.plan
             else None
-            for column, tensor in zip(source.all, self._tensors, strict=True)
+            for i, c in enumerate(source.all)
         ]
         self._sent = self._accelerator.record_event()  # behind the rows and the tables of images
         self._blocks: Iterator[Block] | None = None
@@ -125,7 +135,12 @@ class ResidentIter(SingleIter, LockedIter):
 
     @property
     def is_on_device(self) -> bool:
-        return self._is_there
+        # Batches that torch's fetcher makes lie where the data do.
+        return self._is_there and (self._blocks is not None or not self._fetched)
+
+    def _regions(self, *places: int) -> Regions:
+        """Return the regions of these columns."""
+        return (tuple(self._fetched[i] for i in places),) if self._fetched else ()
 
     def _resolve(self, rows: Vector) -> Vector:
         """Return the rows of the data for indices of the dataset."""
@@ -191,8 +206,9 @@ class ResidentIter(SingleIter, LockedIter):
         for what torch's fetcher takes."""
         if self._auto_collation or type(indices) is list:
             return as_vector(indices), False
-        # A single row of plain tensors is a view of them.
-        is_made = type(indices) is int and (self._windows is not None or any(self._images))
+        # A single row of plain tensors there is a view of them.
+        is_single = self._windows is not None or any(self._images) or bool(self._fetched)
+        is_made = type(indices) is int and is_single
         return (as_vector([indices]), True) if is_made else (None, False)
 
     def _gather(self, rows: Vector, there: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -201,18 +217,19 @@ class ResidentIter(SingleIter, LockedIter):
             given = rows, there if self._in_c else None
             made: Sequence[torch.Tensor] = self._source.dataset._gather(*given)
             return made
-        pairs = list(zip(self._tensors, self._images, strict=True))
-        plain = tuple(tensor for tensor, images in pairs if images is None)
+        places = [i for i, images in enumerate(self._images) if images is None]
+        plain = tuple(self._tensors[i] for i in places)
         if not self._in_c:
             length = min(map(len, plain))
             what = "the number of rows of the data"
             check_value(what, length, length >= self._length, f"at least {self._length} still")
             return [each[there] for each in plain]  # index_select lacks some dtypes
-        outs = tuple(each.new_empty((len(rows), *each.shape[1:])) for each in plain)
+        on = there.device
+        outs = tuple(each.new_empty((len(rows), *each.shape[1:]), device=on) for each in plain)
         if outs:
-            gather(torch.Tensor, plain, there, outs, self._length)
+            gather(torch.Tensor, plain, there, outs, self._length, *self._regions(*places))
         epoch, copied = random_epoch(self._source, self._datasets), iter(outs)
         return [
             images.gather(rows, there, self._length, epoch) if images else next(copied)
-            for _, images in pairs
+            for images in self._images
         ]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn
+from fastloop.base.moves import pin_storage
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.sequences import pad
@@ -41,7 +42,7 @@ def _make_column(field: _Source, output: str, **options: Any) -> tuple[Any, ...]
     if isinstance(values, torch.Tensor):
         columns.check_tensor(name, values)
         is_plain = values.is_contiguous()
-        values = columns.pin_storage(values)
+        values = pin_storage(values)
     else:
         is_plain = values.flags.c_contiguous and values.flags.aligned
     leave_if(not is_plain, f"the values of {name} are not contiguous")

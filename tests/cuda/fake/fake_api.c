@@ -10,6 +10,7 @@ enum { MOST_SITES = 64, GREATEST_PRIORITY = -5 };
 /* Under the mutex. */
 static int64_t event_count, stream_count;
 static bool refuses_pins;
+static int64_t mapped_shift;
 static int64_t launches, copies;
 static struct {
     const char *name;
@@ -37,6 +38,13 @@ void fake_refuse_pins(bool is_refused)
 {
     pthread_mutex_lock(&fake_mutex);
     refuses_pins = is_refused;
+    pthread_mutex_unlock(&fake_mutex);
+}
+
+void fake_shift_mapped(int64_t bytes)
+{
+    pthread_mutex_lock(&fake_mutex);
+    mapped_shift = bytes;
     pthread_mutex_unlock(&fake_mutex);
 }
 
@@ -230,6 +238,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return fake_leave(error);
 }
 
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
+    cudaError_t forbidden = fake_query_event(event);
+    if (forbidden != cudaSuccess) return fake_leave(forbidden);
+    if (!IS_IGNORED() && event->mark != NULL) fake_run_stream(event->mark->stream);
+    return fake_leave(error);
+}
+
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
@@ -246,7 +263,18 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned int flags)
     if ((flags & cudaHostRegisterPortable) == 0) fake_violation("pinned for one context alone");
     if (error == cudaSuccess) error = fake_be_unsafe();
     if (error == cudaSuccess && refuses_pins) error = cudaErrorMemoryAllocation;
-    fake_pin(memory, bytes, error == cudaSuccess);
+    if (error == cudaSuccess && (flags & cudaHostRegisterMapped) != 0)
+        return fake_leave(fake_map(memory, bytes));
+    if ((flags & cudaHostRegisterMapped) == 0) fake_pin(memory, bytes, error == cudaSuccess);
+    return fake_leave(error);
+}
+
+cudaError_t cudaHostGetDevicePointer(void **there, void *memory, unsigned int flags)
+{
+    cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
+    if (flags != 0) fake_violation("flags that mean nothing");
+    if (error == cudaSuccess && !fake_is_pinned(memory, 1)) error = cudaErrorInvalidValue;
+    if (error == cudaSuccess) *there = (char *)memory + mapped_shift;
     return fake_leave(error);
 }
 

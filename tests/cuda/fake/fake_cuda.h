@@ -93,6 +93,13 @@ void fake_enter_green(bool is_green);
 /* While true, no memory can be pinned. */
 void fake_refuse_pins(bool is_refused);
 
+/* Where kernels see memory that is registered for them, from where the host does; 0 to begin with.
+ */
+void fake_shift_mapped(int64_t bytes);
+
+/* Whether kernels read all memory of the host, registered or not. False to begin with. */
+void fake_read_pageable(bool is_read);
+
 /* A stream takes so many launches, copies, records and waits. Then the call blocks until the device
  * has run some; where nothing ever would, as in FAKE_LAZY, that is a violation, unless `may_block`:
  * then it waits for another thread to synchronise. FAKE_MOST_QUEUED and false to begin with. */

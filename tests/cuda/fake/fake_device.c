@@ -21,6 +21,7 @@ static _Atomic bool is_started; /* read without it */
 static bool has_context[FAKE_DEVICES];
 static int processors = 2;
 static int fp64_ratio = 2;
+static bool reads_pageable;
 static bool has_code = true;
 static const void *loaded[FAKE_DEVICES][MOST_KERNELS]; /* NULL behind the last */
 
@@ -114,6 +115,13 @@ void fake_set_fp64_ratio(int ratio)
 {
     pthread_mutex_lock(&fake_mutex);
     fp64_ratio = ratio;
+    pthread_mutex_unlock(&fake_mutex);
+}
+
+void fake_read_pageable(bool is_read)
+{
+    pthread_mutex_lock(&fake_mutex);
+    reads_pageable = is_read;
     pthread_mutex_unlock(&fake_mutex);
 }
 
@@ -219,10 +227,11 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
 {
     cudaError_t error = FAKE_ENTER(FAKE_NO_CONTEXT);
     if (device < 0 || device >= FAKE_DEVICES) return fake_leave(cudaErrorInvalidDevice);
-    *value = attribute == cudaDevAttrMultiProcessorCount                ? processors
-             : attribute == cudaDevAttrSingleToDoublePrecisionPerfRatio ? fp64_ratio
-             : attribute == cudaDevAttrComputeCapabilityMajor           ? (has_code ? 8 : 6)
-                                                                        : (has_code ? 0 : 1);
+    *value = attribute == cudaDevAttrMultiProcessorCount                      ? processors
+             : attribute == cudaDevAttrPageableMemoryAccessUsesHostPageTables ? reads_pageable
+             : attribute == cudaDevAttrSingleToDoublePrecisionPerfRatio       ? fp64_ratio
+             : attribute == cudaDevAttrComputeCapabilityMajor                 ? (has_code ? 8 : 6)
+                                                                              : (has_code ? 0 : 1);
     return fake_leave(error);
 }
 
@@ -272,6 +281,8 @@ static const struct {
     {cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
      "too many resources requested for launch"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
+     "part or all of the requested memory range is already mapped"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
      "operation not permitted when stream is capturing"},
     {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",

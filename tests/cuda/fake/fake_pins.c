@@ -41,18 +41,31 @@ static void check_populated(char *memory, size_t bytes)
 
 static void look_at_lock(void) { costs.held += is_lock_held != NULL && is_lock_held() != 0; }
 
+static void add_range(char *memory, size_t bytes)
+{
+    int i = 0;
+    while (i < MOST_RANGES && ranges[i].memory != NULL) i++;
+    if (i == MOST_RANGES) fake_violation("too many ranges");
+    ranges[i] = (range){memory, bytes};
+    costs.registered++;
+    costs.bytes += (int64_t)bytes;
+}
+
 void fake_pin(char *memory, size_t bytes, bool is_done)
 {
     look_at_lock();
     if (find_range(memory, bytes) != NULL) fake_violation("memory is pinned twice");
     check_populated(memory, bytes);
-    int i = 0;
-    while (i < MOST_RANGES && ranges[i].memory != NULL) i++;
-    if (i == MOST_RANGES) fake_violation("too many ranges");
-    if (!is_done) return;
-    ranges[i] = (range){memory, bytes};
-    costs.registered++;
-    costs.bytes += (int64_t)bytes;
+    if (is_done) add_range(memory, bytes);
+}
+
+cudaError_t fake_map(char *memory, size_t bytes)
+{
+    look_at_lock();
+    if (bytes == 0) return cudaErrorInvalidValue;
+    if (find_range(memory, bytes) != NULL) return cudaErrorHostMemoryAlreadyRegistered;
+    add_range(memory, bytes);
+    return cudaSuccess;
 }
 
 void fake_unpin(const char *memory, int device)

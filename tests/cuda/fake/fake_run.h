@@ -84,6 +84,11 @@ bool fake_has_memory(void);
 /* Registers the range, which overlaps no other and whose pages are there; fails if !is_done. */
 void fake_pin(char *memory, size_t bytes, bool is_done);
 
+/* The same for memory of the user's that kernels are to read: any bytes of which none is
+ * registered.
+ */
+cudaError_t fake_map(char *memory, size_t bytes);
+
 /* Unregisters what was registered at `memory`, which no queued copy reads, once all work of the
  * device is over. */
 void fake_unpin(const char *memory, int device);

@@ -1,0 +1,116 @@
+/* fl_py_region: see fl_py_region.h. */
+#include "fl_py_region.h"
+
+#include "fl_py.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+/* The bytes from the first element to behind the last; a tensor of torch's has no steps below 0. */
+static int64_t find_span(const fl_tensor *view)
+{
+    int64_t bytes = fl_dtype_bytes(view->dtype);
+    for (int32_t d = 0; d < view->ndim; d++) {
+        if (view->shape[d] == 0) return 0;
+        bytes += (view->shape[d] - 1) * view->stride[d];
+    }
+    return bytes;
+}
+
+static int open_region(fl_py_region *self, int device)
+{
+    fl_err err;
+    fl_tensor view;
+    int status;
+    if (fl_py_tensor_view(&self->dlpack, self->source, &view) != 0) return -1;
+    self->data = view.data;
+    self->bytes = find_span(&view);
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_cuda_region_open(device, (char *)(uintptr_t)self->data, self->bytes, &self->region,
+                                 &err);
+    Py_END_ALLOW_THREADS
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"tensor_type", "source", "device", NULL};
+    PyObject *tensor_type, *source;
+    int device;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOi:Region", keywords, &tensor_type, &source,
+                                     &device))
+        return NULL;
+    fl_py_region *self = (fl_py_region *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->source = Py_NewRef(source);
+    if (fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 && open_region(self, device) == 0)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* Waits for the device. */
+static void region_dealloc(fl_py_region *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
+    Py_BEGIN_ALLOW_THREADS
+    fl_cuda_region_close(self->region);
+    Py_END_ALLOW_THREADS
+    Py_XDECREF(self->source);
+    fl_py_dlpack_close(&self->dlpack);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static bool covers(const fl_py_region *self, const fl_tensor *view)
+{
+    int64_t bytes = find_span(view);
+    return bytes == 0 ||
+           (view->data >= self->data && view->data + bytes <= self->data + self->bytes);
+}
+
+int fl_py_region_view(const fl_py_region *self, PyObject *tensor, fl_tensor *out)
+{
+    if (fl_py_tensor_view(&self->dlpack, tensor, out) != 0) return -1;
+    if (!covers(self, out)) {
+        PyErr_SetString(PyExc_ValueError, "the data have moved, and the device reads them where "
+                                          "they were: take a new iterator");
+        return -1;
+    }
+    out->data =
+        (const char *)((uintptr_t)out->data + (uintptr_t)fl_cuda_region_shift(self->region));
+    return 0;
+}
+
+PyDoc_STRVAR(covers_doc, "covers(tensor, /)\n--\n\nWhether all elements lie in the region.");
+
+static PyObject *region_covers(fl_py_region *self, PyObject *tensor)
+{
+    fl_tensor view;
+    if (fl_py_tensor_view(&self->dlpack, tensor, &view) != 0) return NULL;
+    return PyBool_FromLong(covers(self, &view));
+}
+
+PyDoc_STRVAR(doc,
+             "Region(tensor_type, source, device)\n--\n\n"
+             "The memory of a CPU tensor, for kernels of CUDA devices to read over the link:\n"
+             "registered with the driver, through `device`, until this object goes. SYNC at its\n"
+             "end. MemoryError, torch.AcceleratorError where it cannot be registered.");
+
+static PyMethodDef methods[] = {{"covers", (PyCFunction)region_covers, METH_O, covers_doc},
+                                {NULL, NULL, 0, NULL}};
+
+static PyMemberDef members[] = {
+    {"source", T_OBJECT_EX, offsetof(fl_py_region, source), READONLY, "the tensor"},
+    {"nbytes", T_LONGLONG, offsetof(fl_py_region, bytes), READONLY, "of the region"},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_region, weakrefs), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot slots[] = {{Py_tp_doc, (void *)doc},        {Py_tp_new, region_new},
+                              {Py_tp_dealloc, region_dealloc}, {Py_tp_methods, methods},
+                              {Py_tp_members, members},        {0, NULL}};
+
+PyType_Spec fl_py_region_spec = FL_PY_SPEC("Region", fl_py_region, 0, slots);

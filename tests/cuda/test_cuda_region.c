@@ -1,0 +1,185 @@
+/* Host memory that kernels read over the link: registered once, until nothing reads it any more,
+ * whatever fails. */
+#include "cuda_fixture.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { ROWS = 40, BYTES = 12, COUNT = 6 };
+
+static const int64_t picked[COUNT] = {3, 39, 0, 3, 17, 38};
+
+typedef struct rows {
+    char *memory; /* owned; begins at any byte */
+    char made[COUNT * BYTES], expected[COUNT * BYTES];
+    fl_row_column column;
+} rows;
+
+static void open_rows(rows *r)
+{
+    uint64_t seed = 5;
+    r->memory = malloc(ROWS * BYTES);
+    CHECK(r->memory != NULL);
+    fill_random(&seed, r->memory, ROWS * BYTES);
+    memset(r->made, 0, sizeof r->made);
+    for (int i = 0; i < COUNT; i++)
+        memcpy(r->expected + i * BYTES, r->memory + picked[i] * BYTES, BYTES);
+    r->column = (fl_row_column){r->memory, r->made, BYTES, BYTES};
+}
+
+static void close_rows(rows *r)
+{
+    CHECK(memcmp(r->made, r->expected, sizeof r->made) == 0);
+    free(r->memory);
+}
+
+static fl_cuda_region *open_region(int32_t device, const rows *r)
+{
+    fl_cuda_region *region;
+    CHECK_INT(fl_cuda_region_open(device, r->memory, ROWS * BYTES, &region, NULL), FL_OK);
+    return region;
+}
+
+static void queue(const rows *r, fl_cuda_region *region, int32_t device, void *stream)
+{
+    CHECK_INT(fl_cuda_gather(device, stream, &r->column, 1, picked, COUNT, NULL), FL_OK);
+    CHECK_INT(fl_cuda_region_note(region, device, stream, NULL), FL_OK);
+}
+
+static int64_t registered(void)
+{
+    fake_pin_costs costs = fake_count_pins();
+    return costs.registered - costs.unregistered;
+}
+
+/* Unregistering runs what is queued on the device of the region alone, so the reads that are in
+ * the queues of the other are those that close has waited for. */
+static void test_close_waits_for_reads_on_every_stream(void)
+{
+    for (int is_pageable = 0; is_pageable < 2; is_pageable++) {
+        rows r[3];
+        fake_read_pageable(is_pageable != 0);
+        cudaStream_t streams[3] = {NULL, open_stream_of_device_1(), open_stream_of_device_1()};
+        open_rows(&r[0]);
+        fl_cuda_region *region = open_region(0, &r[0]);
+        CHECK_INT(registered(), !is_pageable);
+        for (int i = 0; i < 3; i++) {
+            if (i > 0) r[i] = r[0], r[i].column.to = r[i].made;
+            queue(&r[i], region, i > 0, streams[i]);
+            queue(&r[i], region, i > 0, streams[i]);
+        }
+        fl_cuda_region_close(region);
+        memset(r[0].memory, 0, ROWS * BYTES);
+        CHECK_INT(registered(), 0);
+        for (int i = 0; i < 3; i++) fake_synchronize(streams[i]);
+        for (int i = 0; i < 3; i++) CHECK(memcmp(r[i].made, r[i].expected, COUNT * BYTES) == 0);
+        close_rows(&r[0]);
+        for (int i = 1; i < 3; i++) CHECK_INT(cudaStreamDestroy(streams[i]), cudaSuccess);
+        CHECK(fake_is_clean());
+    }
+    fake_read_pageable(false);
+}
+
+static void test_kernels_have_addresses_of_their_own(void)
+{
+    rows r;
+    open_rows(&r);
+    for (int64_t shift = -4096; shift <= 4096; shift += 4096) {
+        fake_shift_mapped(shift);
+        fl_cuda_region *region = open_region(1, &r);
+        CHECK_INT(fl_cuda_region_shift(region), shift);
+        fl_cuda_region_close(region);
+    }
+    fake_shift_mapped(0);
+    free(r.memory);
+}
+
+static void test_memory_that_is_registered_is_refused(void)
+{
+    rows r;
+    fl_err err;
+    fl_cuda_region *again;
+    open_rows(&r);
+    fl_cuda_region *region = open_region(0, &r);
+    CHECK_INT(fl_cuda_region_open(0, r.memory + 9, 9, &again, &err), FL_EDEVICE);
+    CHECK(again == NULL && strstr(err.text, "is already mapped") != NULL);
+    CHECK_INT(registered(), 1);
+    fl_cuda_region_close(region);
+    CHECK_INT(fl_cuda_region_open(0, r.memory, 0, &again, &err), FL_OK); /* of no bytes */
+    CHECK_INT(registered(), 0);
+    fl_cuda_region_close(again);
+    fl_cuda_region_close(NULL);
+    free(r.memory);
+}
+
+/* Whatever fails, nothing stays registered, and reads are over before close returns. */
+static void test_each_call_may_fail(void)
+{
+    fl_err err;
+    int opened = 0, refused = 0;
+    for (int64_t n = 1, is_over = false; !is_over; n++) {
+        rows r;
+        fl_cuda_region *region;
+        open_rows(&r);
+        fake_fail_at(n, cudaErrorLaunchFailure, false);
+        int status = fl_cuda_region_open(1, r.memory, ROWS * BYTES, &region, &err);
+        if (status == FL_OK) {
+            cudaStream_t stream = NULL;
+            int gathered = fl_cuda_gather(1, stream, &r.column, 1, picked, COUNT, &err);
+            if (gathered == FL_OK) (void)fl_cuda_region_note(region, 1, stream, &err);
+            is_over = fake_calls() < n;
+            fl_cuda_region_close(region);
+            is_over = is_over && fake_calls() < n;
+            if (gathered == FL_OK) CHECK(memcmp(r.made, r.expected, COUNT * BYTES) == 0);
+            opened++;
+        } else {
+            CHECK_INT(status, FL_EDEVICE);
+            CHECK(region == NULL && strstr(err.text, "cudaErrorLaunchFailure") != NULL);
+            refused++;
+        }
+        fake_fail_at(0, cudaSuccess, false);
+        CHECK_INT(cudaGetLastError(), cudaSuccess);
+        choose_device_0(); /* where it could not be put back */
+        CHECK_INT(registered(), 0);
+        CHECK(fake_is_clean());
+        free(r.memory);
+    }
+    CHECK(refused > 3 && opened > 5);
+}
+
+static void test_a_child_leaves_the_memory_to_its_parent(void)
+{
+    rows r;
+    open_rows(&r);
+    fl_cuda_region *region = open_region(0, &r);
+    pid_t child = fork();
+    if (child == 0) {
+        fl_cuda_region_close(region);
+        _exit(registered() == 1 ? 0 : 1);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK_INT(registered(), 1);
+    fl_cuda_region_close(region);
+    CHECK_INT(registered(), 0);
+    free(r.memory);
+}
+
+int main(void)
+{
+    start_tests();
+    fl_fork_install();
+    choose_device_0();
+    for (int32_t device = 0; device < 2; device++) {
+        CHECK_INT(cudaSetDevice(device), cudaSuccess);
+        CHECK_INT(fl_cuda_load_kernels(NULL), FL_OK);
+    }
+    choose_device_0();
+    fake_set_order(FAKE_LAZY, 0);
+    RUN(test_close_waits_for_reads_on_every_stream);
+    RUN(test_kernels_have_addresses_of_their_own);
+    RUN(test_memory_that_is_registered_is_refused);
+    RUN(test_each_call_may_fail);
+    RUN(test_a_child_leaves_the_memory_to_its_parent);
+    return 0;
+}

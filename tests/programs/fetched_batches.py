@@ -1,0 +1,213 @@
+"""Loaders whose device reads the rows of a dataset in host memory, over kernels that run on the
+CPU: batches and random states are torch's, and what is registered goes with the dataset. Needs a
+core of tests/cuda/build_core.py."""
+
+import copy
+import ctypes
+import gc
+import os
+import pickle
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import RandomSampler, Subset
+
+from fastloop import ArrayDataset, DataLoader, _core
+from fastloop import transforms as T
+from fastloop.base import machine, moves
+
+N = 150
+IMAGES = torch.randint(256, (N, 3, 24, 20), dtype=torch.uint8)
+CAST = [T.ToDtype(torch.float16, scale=True), T.Normalize([0.4], [0.2])]
+CHAINS: list[list[Any]] = [
+    [T.RandomCrop(20, 4), T.RandomHorizontalFlip(), *CAST],
+    [T.RandomResizedCrop(18), T.RandomHorizontalFlip()],
+    [T.Pad(2, 7), T.RandomErasing(1.0)],
+]
+PLAIN = np.random.default_rng(0).standard_normal((N, 7)).astype(np.float32)
+GAPS = np.arange(N * 6, dtype=np.int16).reshape(N, 6)[:, :3]  # whole rows, apart
+
+
+def make(gather: str, chain: int | None = None) -> ArrayDataset:
+    more: dict[str, Any] = {"gather": gather, "seed": 3}
+    if chain is not None:
+        more |= {"transform": {"image": T.Compose(CHAINS[chain])}, "out_layout": "channels_last"}
+    fields = {"plain": PLAIN, "gaps": GAPS, "label": torch.arange(N), "none": torch.empty(N, 0)}
+    return ArrayDataset(image=IMAGES, **fields, **more)  # type: ignore[arg-type]
+
+
+CHOICES = [None, *range(len(CHAINS))]
+# Plans that were made before see tensors on the CPU.
+DATA = [make("device", chain) for chain in CHOICES]
+PLAN = make("auto", 0)._plans[0]
+ON_THE_CPU = [list(DataLoader(make("auto", chain), 32)) for chain in CHOICES]
+
+import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
+
+from fastloop.loader.arrays import columns
+
+columns._RESIDENT = ("cpu",)  # the loader's device, too
+
+
+class Costs(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("registered", "unregistered", "bytes", "held")]
+
+
+fake: Any = ctypes.CDLL(_core.__file__)
+fake.fake_launches.restype = ctypes.c_int64
+fake.fake_count_pins.restype = Costs
+fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
+
+
+def registered() -> int:
+    costs = fake.fake_count_pins()
+    return int(costs.registered - costs.unregistered)
+
+
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    yield from batch.values() if isinstance(batch, dict) else batch
+
+
+def compare(mine: Any, theirs: Any) -> None:
+    for a, b in zip(tensors(mine), tensors(theirs), strict=True):
+        assert a.dtype is b.dtype and a.stride() == b.stride() and torch.equal(a, b)
+
+
+def fetching(dataset: Any, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+    loader = DataLoader(dataset, *args, device="cpu", **kwargs)
+    assert "read by cpu" in loader.stats().why, loader.stats().why
+    return loader
+
+
+# ---- batches
+
+for chain, expected in zip(CHOICES, ON_THE_CPU, strict=True):
+    data = DATA.pop(0)
+    loader = fetching(data, 32)
+    before = fake.fake_launches()
+    batches = list(loader)
+    assert fake.fake_launches() - before == (1 if chain is None else 2) * len(batches)
+    assert registered() == 4, registered()  # all fields that have bytes
+    for mine, theirs in zip(batches, expected, strict=True):
+        compare(mine, theirs)
+    held = registered()
+    list(loader)
+    assert registered() == held  # once
+    del loader, data, batches
+    assert registered() == 0
+
+data = make("device")
+for dataset in (data, Subset(data, list(range(N - 1, 20, -1)))):
+    for arguments in (
+        {"shuffle": True, "batch_size": 40},
+        {"sampler": RandomSampler(dataset, True, 70), "batch_size": 64},
+        {"batch_sampler": [[3, 1], [-1], [0, 0, 7]]},
+        {"batch_size": None},
+    ):
+        seen = []
+        for cls in (fetching, TorchLoader):
+            torch.manual_seed(8)
+            seen.append([*cls(dataset, **arguments), torch.get_rng_state()])  # type: ignore[operator]
+        assert torch.equal(seen[0].pop(), seen[1].pop()) and len(seen[0]) == len(seen[1])
+        for mine, theirs in zip(*seen, strict=True):
+            compare(mine, theirs)
+masks = {"sampler": [torch.arange(N) % 2 == 0], "batch_size": None}
+compare(next(iter(fetching(data, **masks))), next(iter(TorchLoader(data, **masks))))  # type: ignore[call-overload]
+
+# ---- lifetimes
+
+assert registered() == 4
+other = ArrayDataset(IMAGES[5:50], PLAIN[5:50], gather="device")  # of the same memory
+loader = fetching(other, 9)
+compare(next(iter(loader)), next(iter(TorchLoader(other, 9))))
+assert registered() == 4
+iterator = iter(fetching(data, 10))
+copied, pickled = copy.copy(data), pickle.loads(pickle.dumps(data))
+del data, dataset, copied
+gc.collect()
+next(iterator)
+assert registered() == 4 and pickled._fields[0].region is None
+iterator = None  # type: ignore[assignment]
+gc.collect()
+assert registered() == 2  # those that the other dataset reads
+reference = weakref.ref(other._fields[0].region)
+if (child := os.fork()) == 0:
+    del other, loader
+    gc.collect()
+    os._exit(registered() != 2)
+assert os.waitpid(child, 0)[1] == 0 and reference() is not None
+del other, loader
+gc.collect()
+assert registered() == 0
+
+# ---- refusals
+
+
+def refuse(kind: type, text: str, call: Any) -> None:
+    try:
+        call()
+        raise AssertionError(text)
+    except kind as error:
+        assert text in str(error), error
+
+
+data = make("device")
+loader = fetching(data, 10)
+list(loader)
+refuse(RuntimeError, "cannot move to shared memory", IMAGES.share_memory_)
+refuse(RuntimeError, "cannot move to shared memory", IMAGES[3:4].share_memory_)
+torch.ones(3).share_memory_()
+refuse(RuntimeError, "resiz", lambda: IMAGES.untyped_storage().resize_(9))
+del data, loader
+rows = torch.arange(40.0).view(10, 4)
+data = ArrayDataset(rows, gather="device")
+iterator = iter(fetching(data, 4))
+next(iterator)
+rows.set_(torch.zeros(10, 4))  # type: ignore[call-overload]
+refuse(ValueError, "the data have moved", iterator.__next__)
+del data, iterator
+big = ArrayDataset(rows[:5], rows[2:7], gather="device")  # the second overlaps the first
+refuse(RuntimeError, "gather='device' cannot register 80 bytes", lambda: iter(fetching(big, 2)))
+gc.collect()
+assert registered() == 0
+for n in range(1, 40):
+    data = make("device")
+    fake.fake_fail_at(n, 2, False)
+    try:
+        list(fetching(data, 50))
+    except RuntimeError as error:
+        assert "cudaErrorMemoryAllocation" in str(error), error
+    fake.fake_fail_at(0, 0, False)
+    del data
+    gc.collect()
+    assert registered() == 0, n
+data = make("device")
+needed = IMAGES.nbytes + PLAIN.nbytes + GAPS.base.nbytes // 2 + 8 * N
+machine_memory = moves.read_memory
+moves.read_memory = lambda: machine.Memory(needed, needed)  # type: ignore[assignment]
+before = fake.fake_count_pins().registered
+refuse(MemoryError, "would lock", lambda: iter(fetching(data, 2)))
+assert fake.fake_count_pins().registered == before
+moves.read_memory = machine_memory
+list(fetching(data, 40))
+region = data._fields[0].region
+x, index = torch.zeros(4, 3), torch.tensor([1])
+for function, arguments in (
+    (_core.gather, ((IMAGES,), index, (IMAGES[:1],), N, ())),
+    (_core.gather, ((IMAGES,), index, (IMAGES[:1],), N, (None,))),
+    (_core.gather_images, (PLAN, IMAGES, index, N, x, x, x, (region, region))),
+):
+    refuse(
+        ValueError,
+        "regions must be a Region for each source",
+        lambda f=function, a=arguments: f(torch.Tensor, *a),
+    )
+refuse(
+    ValueError,
+    "the data have moved",
+    lambda: _core.gather(torch.Tensor, (x,), index, (x[:1].clone(),), 4, (region,)),
+)
