@@ -1,5 +1,5 @@
-"""The iterator over data that lie on a CUDA device, or in host memory that it reads: indices are sent
-there, and one kernel gathers the rows of all fields of a batch."""
+"""The iterator over data that lie on a CUDA device, or in host memory that it reads: indices are
+sent there, and one kernel gathers the rows of all fields of a batch."""
 
 from __future__ import annotations
 
