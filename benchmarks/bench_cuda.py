@@ -21,10 +21,6 @@ g  as e, on images of 3x256x256 that are resized crops of 224, flipped and norma
 h  batches of 64 windows of 4 096 tokens as int64 x and y to the device, nothing computed: cut, so
    that one row of uint16 travels, and uncut (tokens of int64, which nothing narrows): tokens a
    second, and bytes over the link a token.
-i  data that lie on the device, shuffled: a table of 8 192 rows of 100 floats and a label a batch,
-   and 1 024 images of 3x32x32 bytes: host microseconds of next(), device microseconds and kernels
-   a batch; torch's loader over the same data, and a loop over randperm and index_select written by
-   hand; limit is a copy of as many bytes on the device.
 
 Everything in turns, 20 rounds (5 of e); median (lowest - highest).
 """
@@ -52,7 +48,6 @@ from fastloop.step.grad_list import GradList, new_flag
 Call = Callable[[], object]
 CUDA = torch.device("cuda", 0)
 IMAGE = (3, 224, 224)
-WHO = ("fastloop", "torch")
 
 
 def in_turns(calls: dict[str, Call], rounds: int) -> dict[str, list[Any]]:
@@ -471,71 +466,6 @@ def tokens(report: Report, rounds: int, count: int) -> None:
     )
 
 
-# ---- i: data that lie on the device
-
-
-def by_hand(data: torch.utils.data.TensorDataset, batch: int) -> Iterable[Any]:
-    order = torch.randperm(len(data), device=data.tensors[0].device)
-    for begin in range(0, len(order) - batch + 1, batch):
-        rows = order[begin : begin + batch]
-        yield [tensor.index_select(0, rows) for tensor in data.tensors]
-
-
-def resident(report: Report, rounds: int, what: str, columns: list[Tensor], batch: int) -> None:
-    data = torch.utils.data.TensorDataset(*columns)
-    makers: dict[str, Callable[[], Iterable[Any]]] = {
-        "fastloop": lambda: fastloop.DataLoader(data, batch, True, drop_last=True),
-        "torch": lambda: torch.utils.data.DataLoader(data, batch, True, drop_last=True),
-        "by hand": lambda: by_hand(data, batch),
-    }
-    few = 8  # batches; torch takes milliseconds for each
-
-    def behind_first_batch(maker: Callable[[], Iterable[Any]]) -> Any:
-        iterator = iter(maker())
-        next(iterator)
-        return iterator
-
-    def measured(maker: Callable[[], Iterable[Any]]) -> tuple[float, float]:
-        """(host, device) microseconds of a batch."""
-        iterator = behind_first_batch(maker)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        start = perf_counter()
-        for _ in range(few):
-            next(iterator)
-        host = perf_counter() - start
-        end.record()
-        end.synchronize()
-        return host * 1e6 / few, begin.elapsed_time(end) * 1000 / few
-
-    taken = in_turns({who: lambda m=m: measured(m) for who, m in makers.items()}, rounds)
-    host, device = (
-        {who: Times(tuple(pair[i] for pair in pairs)) for who, pairs in taken.items()}
-        for i in range(2)
-    )
-    count = {who: launches(behind_first_batch(maker).__next__)[0] for who, maker in makers.items()}
-    source = torch.empty(batch * sum(c[0].nbytes for c in columns), dtype=torch.uint8, device=CUDA)
-    target = torch.empty_like(source)
-    copy_us = device_us(lambda: target.copy_(source))
-    report.row(
-        "i",
-        what,
-        [
-            Goal("torch's speed", host["torch"].median / host["fastloop"].median, 20, True),
-            Goal("of host time", host["fastloop"].median, 10, False, "µs"),
-        ],
-        {
-            **{who: f"{host[who]} host, {device[who]} in all, {count[who]} kernels" for who in WHO},
-            "limit": f"a copy on the device {copy_us:.1f} µs; by hand {host['by hand']} host",
-        },
-        host={who: t.as_dict() for who, t in host.items()},
-        device={who: t.as_dict() for who, t in device.items()},
-        kernels=count,
-        copy_us=copy_us,
-    )
-
-
 def commit() -> str:
     here = str(Path(__file__).parent)
     named = os.environ.get("FASTLOOP_COMMIT")
@@ -556,7 +486,7 @@ def ask(*command: str) -> str:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefghi")
+    args = parse_arguments(__doc__, "abcdefgh")
     if not torch.cuda.is_available():
         raise SystemExit("bench_cuda.py needs a CUDA device, and torch finds none")
     rounds = 2 if args.is_quick else 20
@@ -588,12 +518,6 @@ def main() -> None:
             augmented_training(report, max(2, rounds // 4), 1024 if args.is_quick else 8192)
         if "h" in args.rows:
             tokens(report, rounds, 2048 if args.is_quick else 16384)
-        if "i" in args.rows:
-            table = [torch.randn(1 << 18, 100, device=CUDA), torch.zeros(1 << 18, device=CUDA)]
-            resident(report, rounds, "8 192 x 100 f32 and a label", table, 8192)
-            pixels = torch.randint(256, (50_000, 3, 32, 32), dtype=torch.uint8, device=CUDA)
-            labels = torch.zeros(len(pixels), dtype=torch.int64, device=CUDA)
-            resident(report, rounds, "1 024 x 3x32x32 u8 and a label", [pixels, labels], 1024)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ transforms   images that travel as bytes and are cast on the device
 device_transforms  images that are uploaded untouched, and transformed by a kernel
 tokens       windows of tokens that travel narrow and are widened on the device
 resident     batches of data that lie on the device
+fetch        batches of data in host memory that the device reads
 examples     examples/minimal_*.py
 devices      a device that is not the current one; skipped where there is one alone
 sanitizer    every kernel under compute-sanitizer; skipped where there is none
 soak         the device stage under a hostile consumer, SOAK_S seconds (300)
-bench        benchmarks/bench_cuda.py, into build/gpu/bench_cuda.json
+bench        benchmarks/bench_cuda.py, into build/gpu/bench_cuda.json, and bench_resident.py
 
 Without arguments all run, one after the other, also after one that fails, but for `build`; a stage
 that is run alone finds what `build` has left. What they print is in build/gpu/STAGE.log. The file
@@ -193,9 +194,10 @@ def soak(stage: Stage) -> str:
 
 
 def bench(stage: Stage) -> str:
-    into = PLACE / "bench_cuda.json"
-    stage.run(PYTHON, ROOT / "benchmarks/bench_cuda.py", "--json", into)
-    return str(into)
+    names = ("bench_cuda", "bench_resident")
+    for name in names:
+        stage.run(PYTHON, ROOT / f"benchmarks/{name}.py", "--json", PLACE / f"{name}.json")
+    return str(PLACE / f"{names[0]}.json")
 
 
 STAGES: dict[str, Callable[[Stage], str]] = {
@@ -207,6 +209,7 @@ STAGES: dict[str, Callable[[Stage], str]] = {
     "device_transforms": lambda stage: stage.pytest("test_device_transforms.py"),
     "tokens": lambda stage: stage.pytest("test_tokens.py"),
     "resident": lambda stage: stage.pytest("test_resident.py"),
+    "fetch": lambda stage: stage.pytest("test_fetch.py"),
     "examples": lambda stage: stage.pytest("test_examples.py"),
     "devices": devices,
     "sanitizer": sanitizer,

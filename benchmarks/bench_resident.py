@@ -1,0 +1,314 @@
+"""Data that a GPU gathers itself, out of its own memory or out of the host's.
+
+    python benchmarks/bench_resident.py [--rows a,b,...] [--quick] [--json FILE]
+
+a  1 024 images of CIFAR-10's shape a batch, padded and cropped, flipped, normalised to halves.
+   torch: its loader over CUDA tensors, then the same by torch for the whole batch. By hand: one
+   index a batch over halves that are padded and normalised once, as airbench keeps them.
+b  a table: 8 192 rows of 100 floats and a label a batch. By hand: randperm and index_select.
+c  64 windows of 4 096 tokens of uint16, as int64 x and y. By hand: one index of the tokens.
+d  256 images of 3x256x256 bytes, RandomResizedCrop(224), flipped, normalised to halves.
+e  256 rows of 3x224x224 bytes as they are: fetched GB/s, as a share of what one pinned copy reaches
+   in the same run.
+
+*resident*: `.to("cuda")`. *fetched*: `gather="device"`, out of host memory over the link.
+*uploaded*: 8 threads of the CPU gather, transform and upload. All shuffled, in turns, without a
+step between batches: time of a batch until the device has made it, host time of next(), kernels.
+The limit is a copy on the device that moves as many bytes; of what is fetched, a pinned copy of as
+many as its rows have. 20 rounds; median (lowest - highest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+from _harness import Goal, Report, Times, parse_arguments
+from bench_cuda import commit, device_us, driver, in_turns, launches
+from torch import Tensor
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
+
+from fastloop import ArrayDataset, DataLoader, TokenDataset
+from fastloop import transforms as T
+
+Maker = Callable[[], Iterable[Any]]
+
+CUDA = torch.device("cuda", 0)
+WHO = ("resident", "fetched", "uploaded", "torch", "by hand")
+MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
+TO_HALF = [T.ToDtype(torch.float16, scale=True), T.Normalize(list(MEAN), list(STD))]
+WORKERS = 8
+FEW = 8  # batches of those that take milliseconds for each
+
+
+class Timer:
+    """Time between two moments of the device's current stream."""
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._begin.record()
+
+    def us(self) -> float:
+        self._end.record()
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) * 1000
+
+
+def epochs(loader: Iterable[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def link_us(size: int) -> float:
+    """Microseconds of one pinned copy of so many bytes to the device."""
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(size, dtype=torch.uint8, device=CUDA)
+    return device_us(lambda: there.copy_(pinned, non_blocking=True))
+
+
+def copy_us(size: int) -> float:
+    """Microseconds in which a copy on the device reads and writes so many bytes in all."""
+    source = torch.empty(size // 2, dtype=torch.uint8, device=CUDA)
+    target = torch.empty_like(source)
+    return device_us(lambda: target.copy_(source))
+
+
+def compare(
+    report: Report,
+    rounds: int,
+    row: str,
+    work: str,
+    loaders: dict[str, Iterable[Any]],
+    read: int,
+    written: int,
+) -> None:
+    """Add a row.
+
+    Args:
+        loaders: by contestant.
+        read, written: bytes of a batch, at least.
+    """
+    running = {who: epochs(loader) for who, loader in loaders.items()}
+
+    def measure(who: str) -> tuple[float, float]:
+        """(host, all) microseconds of a batch."""
+        count = FEW if who == "torch" else 6 * FEW
+        timer, begin = Timer(), perf_counter()
+        for _ in range(count):
+            next(running[who])
+        host = perf_counter() - begin
+        return host * 1e6 / count, timer.us() / count
+
+    taken = in_turns({who: lambda who=who: measure(who) for who in loaders}, rounds)
+    host, all_of = (
+        {who: Times(tuple(pair[i] for pair in pairs)) for who, pairs in taken.items()}
+        for i in range(2)
+    )
+    kernels = {who: launches(running[who].__next__)[0] for who in loaders}
+    ours = all_of["resident"].median
+    goals = [
+        Goal(f"{who}'s speed", all_of[who].median / ours, wanted, True)
+        for who, wanted in (("torch", 20), ("by hand", 1))
+        if who in loaders
+    ]
+    limit, link = copy_us(read + written), link_us(read)
+    report.row(
+        row,
+        work,
+        goals,
+        {
+            **{w: f"{all_of[w]}, host {host[w]}, {kernels[w]} kernels" for w in loaders},
+            "limit": f"a copy on the device {limit:.1f} µs, over the link {link:.1f} µs",
+        },
+        host={who: t.as_dict() for who, t in host.items()},
+        all={who: t.as_dict() for who, t in all_of.items()},
+        kernels=kernels,
+        copy_us=limit,
+        link_us=link,
+    )
+
+
+def three(make: Callable[..., Any], batch: int) -> dict[str, Iterable[Any]]:
+    """Loaders over a dataset that lies on the device, that is fetched, and that is uploaded; `make`
+    makes it of keyword arguments of an ArrayDataset."""
+    common: dict[str, Any] = {"shuffle": True, "drop_last": True, "device": CUDA}
+    ahead = {"num_workers": WORKERS, "prefetch_factor": 4, "persistent_workers": True}
+    return {
+        "resident": DataLoader(make().to(CUDA), batch, **common),
+        "fetched": DataLoader(make(gather="device"), batch, **common),
+        "uploaded": DataLoader(make(), batch, **ahead, **common),
+    }
+
+
+def shuffled(rows: int, batch: int) -> Iterator[Tensor]:
+    """One epoch of indices on the device."""
+    order = torch.randperm(rows, device=CUDA)
+    for begin in range(0, rows - batch + 1, batch):
+        yield order[begin : begin + batch]
+
+
+class Epochs:
+    """An iterable whose epochs a function makes."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._make()
+
+
+# ---- a: small images
+
+
+def normalised(images: Tensor) -> Tensor:
+    mean, std = (torch.tensor(v, device=images.device).view(3, 1, 1) for v in (MEAN, STD))
+    return ((images.float() / 255 - mean) / std).half()
+
+
+def crop_and_flip(padded: Tensor, rows: Tensor, size: int) -> Tensor:
+    """These images, each cropped somewhere, every other flipped, by one index."""
+    count, room = len(rows), padded.shape[-1] - size + 1
+    steps = torch.arange(size, device=rows.device)
+    top, left = torch.randint(room, (2, count, 1), device=rows.device)
+    flips = torch.rand(count, 1, device=rows.device) < 0.5
+    y, x = top + steps, left + torch.where(flips, size - 1 - steps, steps)
+    channels = torch.arange(3, device=rows.device)
+    return padded[
+        rows[:, None, None, None], channels[:, None, None], y[:, None, :, None], x[:, None, None]
+    ]
+
+
+def cifar(report: Report, rounds: int, count: int) -> None:
+    batch = 1024
+    images = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.randint(10, (count,))
+    chain = T.Compose([T.RandomCrop(32, 4), T.RandomHorizontalFlip(), *TO_HALF])
+    there, labels_there = images.to(CUDA), labels.to(CUDA)
+    padded = torch.nn.functional.pad(normalised(there), (4,) * 4)
+    torchs = TorchLoader(TensorDataset(there, labels_there), batch, True, drop_last=True)
+
+    def by_torch() -> Iterator[Any]:
+        for pixels, y in torchs:
+            whole = torch.nn.functional.pad(normalised(pixels), (4,) * 4)
+            yield crop_and_flip(whole, torch.arange(batch, device=CUDA), 32), y
+
+    def by_hand() -> Iterator[Any]:
+        for rows in shuffled(count, batch):
+            yield crop_and_flip(padded, rows, 32), labels_there[rows]
+
+    loaders = three(lambda **more: ArrayDataset(images, labels, transform=chain, **more), batch)
+    loaders |= {"torch": Epochs(by_torch), "by hand": Epochs(by_hand)}
+    work = f"{batch} of {count} images of 3x32x32, cropped, flipped, normalised to halves"
+    compare(report, rounds, "a", work, loaders, batch * 3072, batch * 3072 * 2)
+
+
+# ---- b: tables
+
+
+def table(report: Report, rounds: int, count: int) -> None:
+    batch = 8192
+    values, labels = torch.randn(count, 100), torch.randint(10, (count,))
+    there = [values.to(CUDA), labels.to(CUDA)]
+
+    def by_hand() -> Iterator[Any]:
+        for rows in shuffled(count, batch):
+            yield [column.index_select(0, rows) for column in there]
+
+    loaders = three(lambda **more: ArrayDataset(values, labels, **more), batch)
+    loaders["torch"] = TorchLoader(TensorDataset(*there), batch, True, drop_last=True)
+    loaders["by hand"] = Epochs(by_hand)
+    work = f"{batch} of {count} rows of 100 f32 and a label"
+    compare(report, rounds, "b", work, loaders, batch * 408, batch * 408)
+
+
+# ---- c: tokens
+
+
+def tokens(report: Report, rounds: int, count: int) -> None:
+    batch, length = 64, 4096
+    values = torch.randint(50_257, (count * length + 1,)).to(torch.uint16)
+    data = TokenDataset.from_buffers(values, torch.tensor([0, len(values)]), length)
+    common: dict[str, Any] = {"shuffle": True, "drop_last": True, "device": CUDA}
+    there, steps = values.view(torch.int16).to(CUDA), torch.arange(length + 1, device=CUDA)
+
+    def by_hand() -> Iterator[Any]:
+        for rows in shuffled(count, batch):
+            window = there[rows[:, None] * length + steps].long() & 0xFFFF
+            yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    loaders: dict[str, Iterable[Any]] = {
+        "resident": DataLoader(data.to(CUDA), batch, **common),
+        "uploaded": DataLoader(data, batch, num_workers=WORKERS, prefetch_factor=4, **common),
+        "torch": TorchLoader(data.to(CUDA), batch, shuffle=True, drop_last=True),
+        "by hand": Epochs(by_hand),
+    }
+    work = f"{batch} of {count} windows of {length} tokens, uint16 to int64 x and y"
+    compare(report, rounds, "c", work, loaders, batch * length * 2, batch * length * 16)
+
+
+# ---- d, e: large images
+
+
+def crops(report: Report, rounds: int, count: int) -> None:
+    batch = 256
+    images = torch.randint(256, (count, 3, 256, 256), dtype=torch.uint8)
+    chain = T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), *TO_HALF])
+    loaders = three(lambda **more: ArrayDataset(images, transform=chain, **more), batch)
+    work = f"{batch} of {count} images of 3x256x256, RandomResizedCrop(224) to halves"
+    read = batch * 3 * 256 * 256 // 2  # crops of 8 % to all of an image
+    compare(report, rounds, "d", work, loaders, read, batch * 3 * 224 * 224 * 2)
+
+
+def rows_over_the_link(report: Report, rounds: int, count: int) -> None:
+    batch, size = 256, 3 * 224 * 224
+    images = torch.randint(256, (count, 3, 224, 224), dtype=torch.uint8)
+    loaders = three(lambda **more: ArrayDataset(images, **more), batch)
+    running = {who: epochs(loader) for who, loader in loaders.items() if who != "resident"}
+
+    def measure(who: str) -> float:
+        timer = Timer()
+        for _ in range(6 * FEW):
+            next(running[who])
+        return batch * size * 6 * FEW / timer.us() / 1e3
+
+    calls: dict[str, Callable[[], float]] = {
+        who: lambda who=who: measure(who)  # type: ignore[misc]
+        for who in running
+    }
+    calls["copy"] = lambda: batch * size / link_us(batch * size) / 1e3
+    rates = {who: Times(tuple(v), "GB/s") for who, v in in_turns(calls, rounds).items()}
+    share = rates["fetched"].median / rates["copy"].median
+    report.row(
+        "e",
+        f"{batch} of {count} rows of 3x224x224 u8 over the link",
+        [Goal("of a pinned copy's rate", share, 0.85, True, "%")],
+        {**{who: rates[who] for who in running}, "limit": f"a pinned copy {rates['copy']}"},
+        **{who: t.as_dict() for who, t in rates.items()},
+    )
+
+
+def main() -> None:
+    args = parse_arguments(__doc__, "abcde")
+    if CUDA.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("bench_resident.py needs a CUDA device, and torch finds none")
+    rounds, part = (2, 8) if args.is_quick else (20, 1)
+    rows: dict[str, Callable[[], None]] = {
+        "a": lambda: cifar(report, rounds, 50_000 // part),
+        "b": lambda: table(report, rounds, (1 << 18) // part),
+        "c": lambda: tokens(report, rounds, 16_384 // part),
+        "d": lambda: crops(report, rounds, 8192 // part),
+        "e": lambda: rows_over_the_link(report, rounds, 8192 // part),
+    }
+    with Report(args.json, (*WHO, "limit")) as report:
+        name = torch.cuda.get_device_name(CUDA) if CUDA.type == "cuda" else "the CPU"
+        report.open(device=name, driver=driver(), commit=commit(), rounds=rounds)
+        for row in args.rows:
+            rows[row]()
+
+
+if __name__ == "__main__":
+    main()
