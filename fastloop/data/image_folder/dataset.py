@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from itertools import takewhile
 from typing import Any
@@ -23,13 +24,8 @@ from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array, read_npy_header
 from fastloop.data.image_folder import decode as decoders
-from fastloop.data.transforms.cut import CutPlan
-from fastloop.data.transforms.dataset_transform import (
-    Pieces,
-    SizedPlans,
-    compile_transform,
-    why_not,
-)
+from fastloop.data.transforms.cut import CutPlan, Piece
+from fastloop.data.transforms.dataset_transform import Pieces, compile_transform, why_not
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
 
@@ -280,7 +276,7 @@ class ImageFolder(EpochDataset):
         self._transform = transform
         views = read_views(transform, ()) if isinstance(transform, Mapping) else []
         # By name of the view; one without views, and none if Python runs the transform.
-        self._plans: dict[str, SizedPlans | CutPlan] = {}
+        self._plans: dict[str, CutPlan] = {}
         self._why_python = ""
         for i, name in enumerate(views or ["transform"]):
             each = transform[name] if views else transform
@@ -299,19 +295,20 @@ class ImageFolder(EpochDataset):
         self._baked: tuple[Geometry | Values, ...] = ()
         self._cached = None if cache is None else self._read_images(cache)
 
-    def _compile(self, transform: Any, seed: int) -> tuple[SizedPlans | CutPlan | None, str]:
+    def _compile(self, transform: Any, seed: int) -> tuple[CutPlan | None, str]:
         """Return the plans, or None and why C cannot do the transform."""
         rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
         given = () if transform is None else _read_function("transform", transform, (), rule)
         out = self._out_layout
+        make = partial(CutPlan, shape=(0, 0, 3), layout="HWC", out_layout=out, seed=seed)
 
         def cut(pieces: Pieces) -> CutPlan:
             if not is_own(transform):  # functions of torchvision's transforms get PIL images
                 reasons = (why_not(piece.calls[0]) for piece in pieces if not piece.ops)
                 raise ValueError(next(reasons))
-            return CutPlan(pieces, (0, 0, 3), "HWC", out, seed)
+            return make(pieces)
 
-        plans, reason = compile_transform(given, lambda chain: SizedPlans(chain, out, seed), cut)
+        plans, reason = compile_transform(given, lambda chain: make((Piece(chain, ()),)), cut)
         rule = f"'CHW' if C does not do the transform: {reason}"
         check_value("out_layout", out, plans is not None or out == "CHW", rule)
         return plans, reason
@@ -342,7 +339,7 @@ class ImageFolder(EpochDataset):
             pairs = zip(indices, places, strict=True)
             return [self._sample(*read_item(index, len(self)), place) for index, place in pairs]
 
-    def _one_plans(self) -> SizedPlans | CutPlan | None:
+    def _one_plans(self) -> CutPlan | None:
         """Return the plans of a transform without views, if C does it."""
         return next(iter(self._plans.values())) if len(self._plans) == 1 else None
 
@@ -402,7 +399,7 @@ class ImageFolder(EpochDataset):
         one = self._one_plans()
         ops = () if one is None else one.parts
         self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
-        baked, rest = SizedPlans(self._baked, "HWC", 0), ops[len(self._baked) :]
+        baked = CutPlan((Piece(self._baked, ()),), (0, 0, 3), "HWC", "HWC", 0)
 
         def make(row: int) -> tuple[Array, int]:
             pixels, source = self._read(row)
@@ -419,7 +416,7 @@ class ImageFolder(EpochDataset):
         path, replaced = _open_cache(argument, self.root, paths, options, make)
         targets = [self.targets[replaced.get(row, row)] for row in range(len(self))]
         self.skipped_files = [self.samples[row][0] for row in sorted(replaced)]
-        then = _join(rest)
+        then = _join(ops[len(self._baked) :])
         if one is None:
             then = {name: _join(each.parts) for name, each in self._plans.items()}
         out = self._out_layout

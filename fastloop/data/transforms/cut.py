@@ -1,13 +1,15 @@
-"""A chain of operations that holds functions of Python, cut around them.
+"""Plans for images of different sizes, and of chains that hold functions of Python.
 
-C does the operations before, between and behind the functions, with one plan for each run of them.
-A function gets the image as torchvision would leave it, a tensor [C, H, W]. Random parameters of
-C's operations are those of the chain without functions; a function draws from the process.
+Such a chain is cut around the functions. C does the operations before, between and behind them,
+with one plan for each run of them. A function gets the image as torchvision would leave it, a
+tensor [C, H, W]. Random parameters of C's operations are those of the chain without functions; a
+function draws from the process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -19,6 +21,7 @@ from fastloop.base.checks import check_type
 from fastloop.data.transforms.plan import Geometry, Plan, Values, compile_plan, explain_ops
 
 _MAX_PLANS = 64  # that are kept for sizes of images
+_TRIAL = (512, 512, 3)  # an image that any chain takes, if sizes of results differ
 
 Call = Callable[[Any], Any]
 
@@ -28,7 +31,8 @@ class Piece(NamedTuple):
 
     Attributes:
         ops: what C does; empty for a function.
-        calls: the function; or what Python calls in place of ``ops`` for an image of floats.
+        calls: the function; or what Python calls in place of ``ops`` for an image of floats, if
+            functions stand before them.
     """
 
     ops: tuple[Geometry | Values, ...]
@@ -63,19 +67,20 @@ def lay_out(image: Any, layout: str, name: str) -> Any:
 
 
 class CutPlan:
-    """The plans of a chain that is cut, with the methods of a ``Plan`` and of ``SizedPlans``.
+    """The plans of a chain, with the methods of a ``Plan``.
 
     Args:
-        ops: the pieces of the chain.
+        ops: the pieces of the chain: one without functions, or what it is cut into.
         shape: of images; with 0 as height, each has its own size.
         layout, out_layout: of images and of results.
         seed: of random parameters.
 
+    Attributes:
+        whole: one plan for all images, if there are no functions and results have one size.
+
     Raises:
         TypeError, ValueError: operations before the first function do not go with the images.
     """
-
-    whole = None  # the size of results is not known
 
     def __init__(
         self, ops: tuple[Piece, ...], shape: Sequence[int], layout: str, out_layout: str, seed: int
@@ -85,12 +90,17 @@ class CutPlan:
         self.parts: tuple[Any, ...] = sum((piece.ops or piece.calls for piece in ops), ())
         self.is_random = any(op.is_random for piece in ops for op in piece.ops)
         self.last: Plan | None = None  # has made the last result
-        self._functions = {i: piece.calls[0] for i, piece in enumerate(ops) if not piece.ops}
+        self._functions = {i: p.calls[0] for i, p in enumerate(ops) if p.calls and not p.ops}
         self._spent = {place: [0, 0.0] for place in self._functions}  # calls and seconds
         self._latest: list[Any] = [(None, None)] * len(ops)  # shape of an image, and its plan
         self._compile_kept = lru_cache(_MAX_PLANS)(self._compile)
-        if ops[0].ops and shape[0] > 0:
-            self._compile_kept(0, tuple(shape))
+        self.whole: Plan | None = None
+        if len(ops) == 1:
+            with suppress(ValueError):
+                self.whole = self._compile(0, tuple(shape))
+        is_first, has_size = 0 not in self._functions, shape[0] > 0
+        if is_first and self.whole is None and (has_size or len(ops) == 1):
+            self._compile_kept(0, tuple(shape) if has_size else _TRIAL)  # raises if C cannot
 
     @property
     def reason(self) -> str:
@@ -103,13 +113,16 @@ class CutPlan:
         layout = "CHW" if place else self._layout
         out_layout = self.out_layout if place == len(self.ops) - 1 else "CHW"
         ops = self.ops[place].ops
-        return compile_plan(ops, shape, layout, out_layout, self._seed, before=before)
+        differ = not place  # in height and width, where the shape has 0
+        return compile_plan(ops, shape, layout, out_layout, self._seed, differ, before)
 
     def _plan_for(self, place: int, image: Any) -> Plan | None:
         """Return the plan of a piece, or None for Python."""
         if place in self._spent or (place and getattr(image, "dtype", None) is not torch.uint8):
             return None
         shape, plan = self._latest[place]
+        if self.whole is not None:
+            return self.whole
         if shape != image.shape:
             plan = self._compile_kept(place, tuple(image.shape))
             self._latest[place] = image.shape, plan
@@ -117,7 +130,7 @@ class CutPlan:
 
     def _image_for(self, place: int, image: Any) -> Any:
         """Return the image as a piece takes it: C the first one unchanged, all else [C, H, W]."""
-        if place == 0 and self.ops[0].ops:
+        if place == 0 and 0 not in self._functions:
             return image
         is_array = isinstance(image, np.ndarray)  # of a decoder, or of a function: [H, W, C]
         image = torch.from_numpy(np.atleast_3d(image).copy()) if is_array else image

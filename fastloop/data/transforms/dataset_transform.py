@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fastloop.base.checks import check_type
-from fastloop.data.field import Array, Field, torch_dtype
+from fastloop.data.field import Field, torch_dtype
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.arguments import DTYPES
 from fastloop.data.transforms.cut import CutPlan, Piece, join_pieces, lay_out
@@ -42,8 +42,6 @@ _OTHERS = (
     "apply it to the batch, on the device, or pass torchvision's own v2.Compose as transform= to "
     "ArrayDataset and path='process' to DataLoader (path='sync' without workers)"
 )
-_TRIAL = (512, 512, 3)  # an image that any chain takes, if sizes of results differ
-_MAX_PLANS = 64  # that are kept for sizes of images
 
 
 def remedy_for(name: str) -> str:
@@ -294,61 +292,3 @@ class FieldTransform:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FieldTransform, tuple(getattr(self, field.name) for field in fields(self))
-
-
-@dataclass(eq=False, repr=False)
-class SizedPlans:
-    """The plans of one chain for RGB images [height, width, 3] of different sizes.
-
-    Attributes:
-        ops: the chain.
-        out_layout: of results.
-        seed: of random parameters.
-        whole: one plan for all images, if results have one size. Else each size has its own.
-
-    Raises:
-        TypeError, ValueError: operations that do not go with any image.
-    """
-
-    ops: Chain
-    out_layout: str
-    seed: int
-
-    def __post_init__(self) -> None:
-        self._compile_kept = lru_cache(_MAX_PLANS)(self._compile)
-        self.whole: Plan | None = None
-        try:
-            self.whole = self._compile((0, 0, 3))
-        except ValueError:
-            self._compile(_TRIAL)  # raises if the fault is not that sizes of results differ
-
-    def _compile(self, shape: tuple[int, ...]) -> Plan:
-        return compile_plan(self.ops, shape, "HWC", self.out_layout, self.seed, may_differ=True)
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        return self.ops
-
-    @property
-    def is_random(self) -> bool:
-        return any(op.is_random for op in self.ops)
-
-    def _plan_for(self, image: Array) -> Plan:
-        return self.whole or self._compile_kept(image.shape)
-
-    def apply(
-        self, image: Array, index: int, epoch: int = 0, view: int = 0, out: Tensor | None = None
-    ) -> Tensor:
-        """Return the result for an image, as ``Plan.apply``."""
-        return self._plan_for(image).apply(image, index, epoch, view, out)
-
-    def params(self, image: Array, index: int, epoch: int, view: int) -> list[dict[str, Any]]:
-        """Return the parameters that are drawn for a sample, one dict for each operation."""
-        return self._plan_for(image).params(index, epoch, view, image.shape[:2])
-
-    def explain(self) -> list[str]:
-        """Return a line for each operation."""
-        return explain_ops(self.ops)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SizedPlans, (self.ops, self.out_layout, self.seed)
