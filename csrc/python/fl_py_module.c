@@ -17,6 +17,7 @@
 #include "fl_py_lock_wait.h"
 #include "fl_py_move.h"
 #include "fl_py_numpy.h"
+#include "fl_py_pad.h"
 #include "fl_py_parent_end.h"
 #include "fl_py_permutation.h"
 #include "fl_py_place.h"
@@ -175,6 +176,7 @@ static PyMethodDef module_methods[] = {
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
+    {"pack_rows", fl_py_pack_rows, METH_VARARGS, fl_py_pack_rows_doc},
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},
     {"token_index", fl_py_token_index, METH_VARARGS, fl_py_token_index_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},

@@ -5,6 +5,8 @@
  * interpreter lock. */
 #include "fl_py_pad.h"
 
+#include "fl_packing.h"
+#include "fl_py_error.h"
 #include "fl_py_sequences.h"
 
 static PyObject *
@@ -159,6 +161,82 @@ PyObject *fl_py_pack(fl_py_stacker *self, PyObject *args)
     else if (status == FL_PY_UNCOVERED)
         result = Py_NewRef(Py_NotImplemented);
     fl_py_sequences_close(&all);
+    return result;
+}
+
+/* Puts a number into a new list: 0 or -1. */
+static int put_int(PyObject *list, Py_ssize_t at, int64_t number)
+{
+    PyObject *item = list != NULL ? PyLong_FromLongLong(number) : NULL;
+    if (item != NULL) PyList_SET_ITEM(list, at, item);
+    return item != NULL ? 0 : -1;
+}
+
+/* The result of pack_rows(). at_segment: for each segment its sequence, -1 for padding. */
+static PyObject *
+list_packing(const fl_packing *packing, Py_ssize_t count, const int64_t *at_segment)
+{
+    PyObject *order = PyList_New(count), *starts = PyList_New(count);
+    PyObject *bounds = PyList_New((Py_ssize_t)packing->segments + 1);
+    int status = put_int(bounds, 0, 0);
+    int64_t end = 0, padding = 0;
+    Py_ssize_t place = 0;
+    for (int64_t segment = 0; status == 0 && segment < packing->segments; segment++) {
+        int64_t i = at_segment[segment];
+        if (i >= 0) {
+            const fl_packed *sequence = &packing->sequences[i];
+            status = put_int(order, place, i);
+            if (status == 0) status = put_int(starts, place++, sequence->start);
+            end = sequence->start + sequence->length;
+            padding = sequence->padding;
+        } else {
+            end += padding;
+        }
+        if (status == 0) status = put_int(bounds, (Py_ssize_t)segment + 1, end);
+    }
+    PyObject *told = NULL;
+    if (status == 0)
+        told = Py_BuildValue("((LL)OOOL)", (long long)packing->rows, (long long)packing->width,
+                             order, starts, bounds, (long long)packing->longest);
+    Py_XDECREF(order);
+    Py_XDECREF(starts);
+    Py_XDECREF(bounds);
+    return told;
+}
+
+const char fl_py_pack_rows_doc[] =
+    "pack_rows(lengths, max_tokens, /)\n--\n\n"
+    "Lay sequences in rows of max_tokens, each in the first with room for it; 0: all in one row.\n"
+    "The shape of the rows, the sequences in their order there, where each begins, where segments\n"
+    "begin and end, padding too, and the length of the longest.";
+
+PyObject *fl_py_pack_rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *lengths, *result = NULL;
+    long long max_tokens;
+    if (!PyArg_ParseTuple(args, "O!L:pack_rows", &PyList_Type, &lengths, &max_tokens)) return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(lengths);
+    fl_notes notes = {0};
+    fl_packing *packing;
+    fl_err err = {0};
+    int status = fl_packing_reserve(&notes, count, &packing, &err);
+    for (Py_ssize_t i = 0; status == FL_OK && i < count; i++)
+        packing->sequences[i].length = int_at(lengths, i);
+    if (status == FL_OK) status = fl_packing_fit(packing, count, max_tokens, &err);
+    int64_t *at_segment = NULL;
+    if (status == FL_OK) {
+        at_segment = fl_alloc((packing->segments + 1) * (int64_t)sizeof *at_segment);
+        if (at_segment == NULL) status = fl_fail(&err, FL_ENOMEM, "has no memory for a batch");
+    }
+    if (status == FL_OK) {
+        for (int64_t i = 0; i < packing->segments; i++) at_segment[i] = -1;
+        for (int64_t i = 0; i < count; i++) at_segment[packing->sequences[i].segment] = i;
+        result = list_packing(packing, count, at_segment);
+    } else {
+        fl_py_raise(&err, NULL);
+    }
+    fl_free(at_segment);
+    fl_free(notes.values);
     return result;
 }
 

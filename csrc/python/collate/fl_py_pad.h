@@ -17,6 +17,11 @@ PyObject *fl_py_pad(fl_py_stacker *self, PyObject *args);
  * [rows, width]. New reference. */
 PyObject *fl_py_pack(fl_py_stacker *self, PyObject *args);
 
+extern const char fl_py_pack_rows_doc[];
+
+/* pack_rows(lengths, max_tokens) of _core: where sequences lie in rows. New reference. */
+PyObject *fl_py_pack_rows(PyObject *module, PyObject *args);
+
 /* segments(bounds, rows, width, copies, has_positions): a tuple (cu_seqlens, position_ids or None),
  * of which cu_seqlens is a list of so many copies. New reference. */
 PyObject *fl_py_segments(fl_py_stacker *self, PyObject *args);

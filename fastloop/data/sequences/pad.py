@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastloop._core import Collate
+from fastloop._core import Collate, pack_rows
 from fastloop.base.checks import check_type, make_message, read_choice, read_optional_int, refuse_if
 from fastloop.base.tensors import DTYPES
 from fastloop.base.torch_parts import default_collate
 from fastloop.data.collate import make_collate
 
 LABEL_PADDING = -100
-_INT32_MAX = 2**31 - 1
 
 # Hugging Face's names, and the padding that its tokenizers and collators give them. Integers of
 # these names come out as int64. The user chooses the padding of input_ids and decoder_input_ids.
@@ -425,7 +424,7 @@ class PadCollate(SequenceCollate):
         return padded, mask, torch.tensor(sizes, device=padded.device) if has_lengths else None
 
 
-# ---- packing: C has the same errors, in fl_packing.c and fl_column_pack.c
+# ---- packing
 
 
 class Rows(NamedTuple):
@@ -435,33 +434,7 @@ class Rows(NamedTuple):
     order: list[int]  # of samples, as they lie there
     starts: list[int]  # of each in that order, in the rows laid end to end
     bounds: list[int]  # of segments, padding too
-
-
-def _lay_in_rows(lengths: list[int], max_tokens: int | None) -> Rows:
-    """Lay sequences in rows, each in the first with room for it; without ``max_tokens``, all in one
-    row."""
-    width = sum(lengths) if max_tokens is None else max_tokens
-    rows: list[list[int]] = [[]]
-    room = [width]
-    for i, length in enumerate(lengths):
-        if length > width:
-            fault = f"sample {i} of the batch has {length} tokens, more than max_tokens={width}"
-            raise ValueError(f"{fault}; cut it, or pass a larger max_tokens")
-        row = next((row for row, free in enumerate(room) if length <= free), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(width)
-        rows[row].append(i)
-        room[row] -= length
-    order, starts, bounds = [], [], [0]
-    for samples, free in zip(rows, room, strict=True):
-        for i in samples:
-            order.append(i)
-            starts.append(bounds[-1])
-            bounds.append(bounds[-1] + lengths[i])
-        if free > 0:
-            bounds.append(bounds[-1] + free)
-    return Rows((len(rows), width), order, starts, bounds)
+    longest: int  # of segments
 
 
 class PackCollate(SequenceCollate):
@@ -506,9 +479,7 @@ class PackCollate(SequenceCollate):
         main = fields.main()
         outputs: dict[Hashable, Any] = {}
         lengths = main.lengths()
-        rows = _lay_in_rows(lengths, self.max_tokens)
-        fault = f"the batch has {rows.bounds[-1]} tokens, more than cu_seqlens can count"
-        refuse_if(rows.bounds[-1] > _INT32_MAX, f"{fault} ({_INT32_MAX}); make batches smaller")
+        rows = Rows(*pack_rows(lengths, self.max_tokens or 0))
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_others(field, core)
@@ -550,9 +521,8 @@ class PackCollate(SequenceCollate):
         make = _segments_by_torch if core is None else core.segments
         bounds, position_ids = make(rows.bounds, *rows.shape, len(ends), has_positions)
         made: dict[str, Any] = {"position_ids": position_ids} if has_positions else {}
-        longest = max((end - begin for begin, end in pairwise(rows.bounds)), default=0)
         made |= {f"cu_seq_lens_{end}": each for end, each in zip(ends, bounds, strict=True)}
-        return made | {f"max_length_{end}": longest for end in ends}
+        return made | {f"max_length_{end}": rows.longest for end in ends}
 
 
 def _segments_by_torch(
