@@ -10,7 +10,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib import import_module
 from itertools import takewhile
 from typing import Any
@@ -25,7 +24,7 @@ from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array, read_npy_header
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.transforms.cut import CutPlan, Piece
-from fastloop.data.transforms.dataset_transform import Pieces, compile_transform, why_not
+from fastloop.data.transforms.dataset_transform import WHOLE, Pieces, compile_transform, why_not
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
 
@@ -298,17 +297,15 @@ class ImageFolder(EpochDataset):
     def _compile(self, transform: Any, seed: int) -> tuple[CutPlan | None, str]:
         """Return the plans, or None and why C cannot do the transform."""
         rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
-        given = () if transform is None else _read_function("transform", transform, (), rule)
+        given = WHOLE if transform is None else _read_function("transform", transform, (), rule)
         out = self._out_layout
-        make = partial(CutPlan, shape=(0, 0, 3), layout="HWC", out_layout=out, seed=seed)
 
         def cut(pieces: Pieces) -> CutPlan:
-            if not is_own(transform):  # functions of torchvision's transforms get PIL images
-                reasons = (why_not(piece.calls[0]) for piece in pieces if not piece.ops)
-                raise ValueError(next(reasons))
-            return make(pieces)
+            if len(pieces) > 1 and not is_own(transform):  # torchvision's functions get PIL images
+                raise ValueError(next(why_not(p.calls[0]) for p in pieces if not p.ops))
+            return CutPlan(pieces, (0, 0, 3), "HWC", out, seed)
 
-        plans, reason = compile_transform(given, lambda chain: make((Piece(chain, ()),)), cut)
+        plans, reason = compile_transform(given, cut)
         rule = f"'CHW' if C does not do the transform: {reason}"
         check_value("out_layout", out, plans is not None or out == "CHW", rule)
         return plans, reason

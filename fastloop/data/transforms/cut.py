@@ -196,9 +196,8 @@ class CutPlan:
             lines += explain_ops(piece.ops)
             if place in self._spent:
                 count, seconds = self._spent[place]
-                cost = (
-                    f"{seconds / count * 1e6:,.0f} µs each for {count:,}" if count else "none yet"
-                )
+                each = seconds / max(count, 1) * 1e6
+                cost = f"{each:,.0f} µs each for {count:,}" if count else "none yet"
                 name = name_of(self._functions[place])
                 lines.append(f"  {name}: Python, for each sample (in this process {cost})")
         return lines

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -24,10 +23,9 @@ from fastloop.data.transforms.arguments import DTYPES
 from fastloop.data.transforms.cut import CutPlan, Piece, join_pieces, lay_out
 from fastloop.data.transforms.plan import Geometry, ImageOp, Plan, Values, compile_plan, explain_ops
 
-Chain = tuple[Geometry | Values, ...]
 Pieces = tuple[Piece, ...]
+WHOLE: Pieces = (Piece((), ()),)  # of a transform that changes nothing
 _T = TypeVar("_T")
-_U = TypeVar("_U")
 
 _V2 = "torchvision.transforms.v2"
 # Names of torchvision, with a replacement for each.
@@ -136,29 +134,23 @@ def why_not(function: Any) -> str:
         return str(error)
 
 
-def compile_transform(
-    transform: Any, compile_chain: Callable[[Chain], _T], compile_cut: Callable[[Pieces], _U]
-) -> tuple[_T | _U | None, str]:
-    """Return what is compiled of a transform, or None and why Python runs all of it.
+def compile_transform(transform: Any, make: Callable[[Pieces], _T]) -> tuple[_T | None, str]:
+    """Return what `make` makes of a transform, or None and why Python runs all of it.
 
     Args:
-        transform: as users pass it, or the operations or pieces of an earlier call.
-        compile_chain: is called with operations that C does.
-        compile_cut: is called with the pieces of a Compose that holds functions, too.
+        transform: as users pass it, or the pieces of an earlier call.
+        make: is called with the pieces of a Compose that holds functions, or one without.
 
     Raises:
         TypeError, ValueError: operations of fastloop that do not go with the images.
     """
     if isinstance(transform, tuple):
-        is_cut = bool(transform) and isinstance(transform[0], Piece)
-        return (compile_cut(transform) if is_cut else compile_chain(transform)), ""
+        return make(transform), ""
     try:
-        pieces = join_pieces(list(_cut(transform)))
-        if all(piece.ops for piece in pieces):
-            return compile_chain(pieces[0].ops if pieces else ()), ""
-        if any(piece.ops for piece in pieces):
-            return compile_cut(pieces), ""
-        return None, why_not(pieces[0].calls[0])
+        pieces = join_pieces(list(_cut(transform))) or WHOLE
+        if pieces != WHOLE and not any(piece.ops for piece in pieces):
+            return None, why_not(pieces[0].calls[0])
+        return make(pieces if len(pieces) > 1 else (Piece(pieces[0].ops, ()),)), ""
     except (TypeError, ValueError) as error:
         if image_ops.is_own(transform):
             raise
@@ -171,7 +163,7 @@ class FieldTransform:
 
     Attributes:
         field: with the images.
-        transform: of fastloop, of torchvision, or a callable; a plan's operations, if it has one.
+        transform: of fastloop, of torchvision, or a callable; its pieces, if it has a plan.
         layout: of rows.
         out_layout: of results.
         seed: of random parameters.
@@ -189,26 +181,26 @@ class FieldTransform:
 
     def __post_init__(self) -> None:
         try:
-            makers = partial(self._compile, compile_plan), partial(self._compile, CutPlan)
-            compiled = compile_transform(self.transform, *makers)
+            compiled = compile_transform(self.transform, self._compile)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.field.name}: {error}") from None
         self.plan: Plan | CutPlan | None
         self.plan, reason = compiled
         self.untranslated = f"{self.field.name}: {reason}" if reason else ""
-        self.transform = self.transform if self.plan is None else self.plan.ops
 
-    def _compile(self, make: Callable[..., _T], ops: Chain | Pieces) -> _T:
-        """Return the plan that `make` makes for images of the field."""
+    def _compile(self, pieces: Pieces) -> Plan | CutPlan:
+        """Return a plan for images of the field."""
         dtype = torch_dtype(self.field.source)
         remedy = "(x * 255).round().astype('uint8') if numbers are in [0, 1]"
         check_type("images with a transform", dtype, dtype is torch.uint8, "uint8", remedy)
-        plan = make(ops, self._shape, self.layout, self.out_layout, self.seed)
+        images = self._shape, self.layout, self.out_layout, self.seed
+        is_cut, ops = len(pieces) > 1, pieces[0].ops
+        plan = CutPlan(pieces, *images) if is_cut else compile_plan(ops, *images)
         device = getattr(self.field.source, "device", "cpu")  # NumPy says so, too
         is_moved = isinstance(plan, Plan) and plan.core.map_length > 0
         rule = "on the CPU if the transform does more than crop, pad, flip, erase and cast"
         check_type("images", device, is_moved or str(device) == "cpu", rule)
-        self._device = torch.device(device)
+        self._device, self.transform = torch.device(device), pieces
         return plan
 
     @property
