@@ -136,17 +136,12 @@ class _Mix(BatchOp):
         checks.check_value(f"{name}: images", tuple(images.shape), is_right, rule)
         return images, labels
 
-    def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
-        return self._replace(batch, *self._find(batch), params, in_place)
-
     def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
-        images, labels = self._find(batch)
-        height, width = images.shape[-2:]
-        return self._replace(batch, images, labels, self.draw(draws, (height, width)), in_place)
+        _, _, height, width = self._find(batch)[0].shape
+        return self.apply(batch, self.draw(draws, (height, width)), in_place)
 
-    def _replace(
-        self, batch: Any, images: Tensor, labels: Tensor, params: Params, in_place: bool
-    ) -> Any:
+    def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
+        images, labels = self._find(batch)
         found = one_hot(labels, self.num_classes or -1) if labels.ndim == 1 else labels
         found = found if found.dtype.is_floating_point else found.float()
         mixed = _mix(found, params["lam_adjusted" if "lam_adjusted" in params else "lam"])
