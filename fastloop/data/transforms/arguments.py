@@ -49,7 +49,7 @@ def check(op: object, name: str, is_right: object, rule: str, remedy: str = "") 
 
 
 class Argument(NamedTuple):
-    """One kind of argument.
+    """One kind of argument. None is not read where it is the default.
 
     Attributes:
         read: called with the argument's name, such as "RandomCrop: size", and the value given;
@@ -103,7 +103,7 @@ def _encode_padding(padding: int | list[int]) -> tuple[int, ...]:
 
 def _read_crop_padding(name: str, value: Any) -> list[int] | None:
     """Return [left, right, top, bottom], the order of torchvision's attribute, or None."""
-    left, top, right, bottom = _encode_padding(_read_padding(name, 0 if value is None else value))
+    left, top, right, bottom = _encode_padding(_read_padding(name, value))
     return [left, right, top, bottom] if _as_list(value) else None
 
 
@@ -185,8 +185,6 @@ def _read_jitter(name: str, value: Any, is_hue: bool = False) -> tuple[float, fl
     """Return the bounds of a factor, or None if it is always the one that changes nothing."""
     low, high, middle = (-0.5, 0.5, 0.0) if is_hue else (0.0, math.inf, 1.0)
     rule = f"a number >= 0, or (min, max) with {low:g} <= min <= max <= {high:g}"
-    if value is None:
-        return None
     ends = value
     if checks.is_number(value):
         ends = (middle - value, middle + value)
@@ -227,17 +225,12 @@ def _read_ends(
     return numbers
 
 
-def _read_shears(name: str, value: Any) -> Any:
-    return None if value is None else _read_ends(name, value, (2, 4), is_symmetric=True)
-
-
 def _read_pair(
     name: str, value: Any, rule: str, is_right: Callable[[Any], bool] = checks.is_number
 ) -> Any:
-    """Return None, or two numbers unchanged."""
-    if value is not None:
-        checks.check_type(name, value, checks.are_numbers(value), rule)
-        checks.check_value(name, value, len(value) == 2 and all(map(is_right, value)), rule)
+    """Return two numbers unchanged."""
+    checks.check_type(name, value, checks.are_numbers(value), rule)
+    checks.check_value(name, value, len(value) == 2 and all(map(is_right, value)), rule)
     return value
 
 
@@ -247,8 +240,7 @@ def _read_translate(name: str, value: Any) -> Any:
 
 def _read_scales(name: str, value: Any) -> Any:
     rule = "two numbers n with 0 < n <= inf, or None"
-    if _read_pair(name, value, rule, lambda n: n > 0) is not None:
-        _read_ends(name, value)
+    _read_ends(name, _read_pair(name, value, rule, lambda n: n > 0))
     return value
 
 
@@ -315,7 +307,7 @@ Factor = Annotated[float, Argument(partial(_read_unchanged, low=0, high=math.inf
 Taps = Annotated[_Lengths, Argument(_read_taps)]
 Sigma = Annotated[Any, Argument(_read_sigma)]
 Degrees = Annotated[Any, Argument(partial(_read_ends, is_symmetric=True))]
-Shears = Annotated[Any, Argument(_read_shears)]
+Shears = Annotated[Any, Argument(partial(_read_ends, lengths=(2, 4), is_symmetric=True))]
 Translate = Annotated[Any, Argument(_read_translate)]
 Scales = Annotated[Any, Argument(_read_scales)]
 Center = Annotated[Any, Argument(partial(_read_pair, rule="(x, y), or None"))]

@@ -270,10 +270,8 @@ class GaussianNoise(Color):
 
     kind = 30
     counted = ("mean", "sigma", "clip")
+    told = ("seed",)
 
     mean: arg.Mean = 0.0
     sigma: arg.NoiseSigma = 0.1
     clip: arg.Flag = True
-
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
-        return {"seed": values["seed"]}

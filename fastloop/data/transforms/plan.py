@@ -42,8 +42,9 @@ class ImageOp:
 
     def __post_init__(self) -> None:
         for name, argument in self._arguments():
-            value = argument.read(f"{type(self).__name__}: {name}", getattr(self, name))
-            setattr(self, name, value)
+            value, default = getattr(self, name), getattr(type(self), name, math.nan)
+            if value is not None or default is not None:
+                setattr(self, name, argument.read(f"{type(self).__name__}: {name}", value))
         self._check()
 
     def _arguments(self) -> Iterator[tuple[str, Argument]]:
