@@ -22,26 +22,17 @@ from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, 
 from fastloop.data.collate import SEQUENCE_COLLATES, below_subsets, is_default_collate, kind_of
 from fastloop.data.epochs import datasets_within
 from fastloop.data.field import Field
-from fastloop.data.samplers import ShuffleSampler
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.availability import fault_of
 from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
-from fastloop.loader.arrays.iterator import ArrayIter
+from fastloop.loader.arrays.iterator import ArrayIter, yields_ints
 from fastloop.loader.device_iter import DeviceIter, join_transforms
 from fastloop.loader.shared import LoaderProxy, Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 # An index of these datasets, and of an ArrayDataset, may be a list of rows.
 _TAKE_LISTS = (torch_data.TensorDataset, torch.Tensor, np.ndarray, np.memmap)
-# These samplers yield ints and nothing else.
-_INT_SAMPLERS = (
-    torch_data.DistributedSampler,
-    torch_data.RandomSampler,
-    torch_data.SequentialSampler,
-    ShuffleSampler,
-    torch_data.WeightedRandomSampler,
-)
 _NESTING = (torch_data.ConcatDataset, torch_data.StackDataset, torch_data.Subset)
 _SAMPLED = (*_NESTING, torch_data.Dataset, torch_data.TensorDataset)
 _SAMPLE_METHODS = Methods(
@@ -371,7 +362,7 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
         raise NotCoveredError("a single sample of an ImageFolder has an int, as torchvision's")
     if kind == "Dataset":
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
-    if type(loader.sampler) in _INT_SAMPLERS:
+    if yields_ints(loader.sampler):
         if path != "array" and columns.gives_views(dataset, loader.num_workers):
             raise NotCoveredError("single samples are views of the data, as torch's")
         return
@@ -401,7 +392,7 @@ def _taker_of(loader: DataLoader[Any], dataset: object, is_hugging: bool) -> col
 
         return functools.partial(take_vision, loader=loader)
     is_torchs = type(loader.batch_sampler) is torch_data.BatchSampler
-    if type(dataset) in (list, tuple) and is_torchs and type(loader.sampler) in _INT_SAMPLERS:
+    if type(dataset) in (list, tuple) and is_torchs and yields_ints(loader.sampler):
         return functools.partial(columns.take_samples, loader=loader)
     if kind_of(dataset) != "Dataset":
         return None

@@ -20,7 +20,6 @@ from torch import Tensor
 from fastloop._core import Snapshot
 from fastloop.base.checks import refuse_if
 from fastloop.base.originals import Trial, is_left_alone
-from fastloop.base.requirements import read_check_interval
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.patching.seams import Function, Seam
 
@@ -137,7 +136,6 @@ def _is_image(image: Any) -> bool:
 
 def make_call(seam: Seam, before: Function) -> Function:
     known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
-    read_check_interval()  # raises before the first image
 
     def call(self: Any, *inputs: Any) -> Any:
         if len(inputs) != 1 or not seam.is_on or torch.compiler.is_compiling():

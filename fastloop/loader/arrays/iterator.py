@@ -94,18 +94,21 @@ _MAKERS: dict[type, Callable[[Any], Iterator[Block]]] = {
 _ITERS = Methods(*((cls, "__iter__") for cls in (torch_data.BatchSampler, *_MAKERS)))
 
 
+def yields_ints(sampler: Any) -> bool:
+    """Tell whether a sampler is known here, by exact type, and yields integers alone."""
+    has_indices = type(sampler) is torch_data.SubsetRandomSampler
+    return type(sampler) in _MAKERS and not (has_indices and as_vector(sampler.indices) is None)
+
+
 def find_blocks(index_sampler: Any) -> Iterator[Block] | None:
-    """Return the blocks of a plain ``BatchSampler`` over a sampler known here, by exact type.
+    """Return the blocks of a plain ``BatchSampler`` over a sampler known here.
 
     None for any other; it is then iterated in Python. Nothing is drawn before the first block.
     """
     if type(index_sampler) is not torch_data.BatchSampler or _ITERS.find_replaced():
         return None
     sampler = index_sampler.sampler
-    if type(sampler) is torch_data.SubsetRandomSampler and as_vector(sampler.indices) is None:
-        return None
-    make = _MAKERS.get(type(sampler))
-    return None if make is None else make(sampler)
+    return _MAKERS[type(sampler)](sampler) if yields_ints(sampler) else None
 
 
 def rest_of_block(block: Block, rows: int) -> Block:

@@ -49,8 +49,7 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one that C knows")
     leave_if(has_workers and loader.worker_init_fn, "worker_init_fn may seed torch's generator")
     leave_if(has_workers and not loader.in_order, "in_order=False")
-    is_known = is_code_known("arrays")
-    leave_if(not is_known, "this version of fastloop does not know this torchvision")
+    leave_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
     images, layout = _images_of(dataset, data, layout)
     labels = as_vector(getattr(dataset, targets))
