@@ -1,5 +1,5 @@
-"""Makes the samples of torchvision's ``ImageFolder`` by a decoder and a plan of C, with the bits
-and random numbers of torchvision. docs/zero-change.md tells the rules.
+"""Makes the samples of torchvision's ``ImageFolder`` by a decoder and a plan of C, and those of its
+``FakeData``, with the bits and random numbers of torchvision. docs/zero-change.md tells the rules.
 
 A loader's worker process, or its loop without workers, reads samples from ``FolderSamples`` in
 place of the dataset, and draws from the generator that torchvision would draw from. Without workers
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +43,17 @@ def _new_decoder() -> AutoDecoder:
     return AutoDecoder(SimpleNamespace())
 
 
+def _make_fake(dataset: Any, row: int) -> tuple[Array, Tensor]:
+    """Return an image [C, H, W] of FakeData, and its class: they are functions of the row."""
+    refuse_if(row >= dataset.size, "there is no such image")
+    generator = torch.Generator().manual_seed(row + dataset.random_offset)
+    image = torch.randn(*dataset.image_size, generator=generator).mul_(255).byte()
+    return image.numpy(), torch.randint(0, dataset.num_classes, (1,), generator=generator)[0]
+
+
 class FolderSamples:
-    """Samples of an ImageFolder of torchvision, or of Subsets of one, for torch's default collate.
+    """Samples of an ImageFolder or FakeData of torchvision, or of Subsets of one, for torch's
+    default collate.
 
     Attributes are those of the dataset: a ``worker_init_fn`` may read and set them.
 
@@ -54,11 +64,13 @@ class FolderSamples:
     def __init__(self, dataset: Any) -> None:
         own = vars(self)
         own["_dataset"], (own["_inner"], own["_subsets"]) = dataset, below_subsets(dataset)
+        own["_size"] = getattr(self._inner, "image_size", None)  # of FakeData
         refuse_if(fault := self._find_fault(), fault)
-        opened = chains.open_plan(self._inner.transform, (0, 0, 3), "HWC")
+        images = ((0, 0, 3), "HWC") if self._size is None else (self._size, "CHW")
+        opened = chains.open_plan(self._inner.transform, *images)
         own["_plan"], own["_draws"], own["_snapshot"], key = opened
         own["_transform"], own["_spare"] = self._inner.transform, []
-        what = f"samples of ImageFolder with {self._transform}"
+        what = f"samples of {type(self._inner).__name__} with {self._transform}"
         own["_trial"] = trial_of(key, what, "torchvision's", _CHECKED)
 
     def __getattr__(self, name: str) -> Any:
@@ -92,27 +104,34 @@ class FolderSamples:
     def _find_fault(self) -> str:
         """Say why C does not make what torchvision would make now; "": it does."""
         inner, torchvision = self._inner, sys.modules["torchvision"]
-        is_default = inner.loader is torchvision.datasets.folder.default_loader
-        if not is_default or torchvision.get_image_backend() != "PIL":
+        if self._size is not None:
+            if self._size[0] not in (1, 3):  # C refuses images of another size by itself
+                return "images of FakeData must have 1 or 3 channels"
+        elif inner.loader is not torchvision.datasets.folder.default_loader:
             return "the ImageFolder has a loader of its own"
-        if inner.transform is None or inner.target_transform is not None:
-            return "the ImageFolder has no transform, or a target_transform"
+        if torchvision.get_image_backend() != "PIL":
+            return "torchvision's image backend is another than PIL"
+        if inner.transform is None:
+            return f"the {type(inner).__name__} has no transform"
         return chains.why_not_now()
 
     # ---- images
 
-    def _read(self, row: Any, decode: AutoDecoder) -> Array | None:
-        """Return an image, in memory that the decoder uses again. None: it cannot be decoded, or is
-        larger than Pillow likes; torchvision then raises the error or warns."""
+    def _read(self, row: Any, decode: AutoDecoder) -> tuple[Array, Any] | None:
+        """Return an image, in memory that the decoder uses again, and its class. None: it cannot be
+        decoded, or is larger than Pillow likes; torchvision then raises the error or warns."""
         try:
-            with open(self._inner.samples[row][0], "rb") as file:
+            if self._size is not None:
+                return _make_fake(self._inner, row)
+            path, target = self._inner.samples[row]
+            with open(path, "rb") as file:
                 image = decode(file.read())
         except Exception:
             return None
         limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
-        return image if limit is None or image.size <= 3 * limit else None
+        return (image, target) if limit is None or image.size <= 3 * limit else None
 
-    def _read_ahead(self, rows: Sequence[Any]) -> Iterator[Array | None]:
+    def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Array, Any] | None]:
         """Yield the images. Each is good until the next is asked for."""
         has_threads = get_worker_info() is None and len(os.sched_getaffinity(0)) > 1
         ahead = _AHEAD if has_threads else 1
@@ -136,18 +155,29 @@ class FolderSamples:
 
     # ---- samples
 
-    def _make(self, row: Any, image: Array | None, place: Tensor | None) -> Any:
+    def _make(self, row: Any, read: tuple[Array, Any] | None, place: Tensor | None) -> Any:
+        if read is None:
+            return self._inner[row]
+        image, target = read
+
+        def finish(target: Any) -> Any:
+            return target if self._size is None else target.item()
+
         def by_torchvision() -> Any:
             """Return a sample as C makes it: the batch has neither class nor strides."""
-            made, target = self._inner[row]
-            return made.as_subclass(Tensor).contiguous(), target
+            others = copy(self._inner)
+            others.target_transform = None  # it may draw numbers, and is called once
+            made, target = others[row]
+            made = made.as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
+            return made, target
 
         def by_c(generator: torch.Generator) -> Any:
             out = self._plan.empty() if place is None else place
             self._draws.apply(image, out, generator)
-            return out, self._inner.samples[row][1]
+            return out, finish(target)
 
-        return by_torchvision() if image is None else self._trial.run(by_torchvision, by_c)
+        (made, found), then = self._trial.run(by_torchvision, by_c), self._inner.target_transform
+        return made, found if then is None else finish(then(target))
 
 
 def samples_or_dataset(dataset: Any) -> Any:
