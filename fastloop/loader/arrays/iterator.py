@@ -200,7 +200,6 @@ class ArrayIter(ResumableIter):
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._source = source
-        self._budget = budget_of(loader)
         self._transforms_on = getattr(loader, "transforms_on", "auto")
         self._prefetch_factor = loader.prefetch_factor
         # A single worker keeps the order in torch, too; here the consumer helps it.
@@ -213,6 +212,9 @@ class ArrayIter(ResumableIter):
                 if not (tensor.is_inference() or tensor.is_shared()):  # type: ignore[no-untyped-call]
                     self._versions[tensor] = tensor._version
         self._destination = self._open_destination(accelerator)
+        # The budget is one of pinned memory; without workers no batch is made ahead of its use.
+        is_ahead = self._destination is not None and self._num_workers > 0
+        self._budget = budget_of(loader) if is_ahead else sys.maxsize
         self._pin_memory = self._pin_memory and accelerator is None
         self._open_loader()
         # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
@@ -235,8 +237,6 @@ class ArrayIter(ResumableIter):
         fetcher = MapFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         if self._num_workers == 0:
             self._dataset_fetcher = fetcher  # by torch's name, for others
-        # The budget is one of pinned memory; without workers no batch is made ahead of its use.
-        is_ahead = destination is not None and self._num_workers > 0
         device = destination.index if destination is not None else -1
         table = source.table
         if device >= 0 and self._transforms_on != "cpu":
@@ -257,7 +257,7 @@ class ArrayIter(ResumableIter):
             persistent=self._persistent_workers,
             timeout=self._timeout,
             destination=destination,
-            budget=self._budget if is_ahead else sys.maxsize,
+            budget=self._budget,
             wrap=source.wrap,
         )
 
