@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray
 from fastloop import transforms as T
 from fastloop.base.machine import Memory
 from fastloop.device import availability
-from fastloop.loader.arrays import columns
+from fastloop.device.accelerator import HostAccelerator
+from fastloop.device.prefetch import loading_iterator
+from fastloop.loader.arrays import columns, resident
 
 N = 30
 IMAGES = torch.randint(256, (N, 3, 8, 8), dtype=torch.uint8)
@@ -75,6 +79,64 @@ def test_a_device_reads_rows_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> 
         assert stats.path == "array"
         assert "arrays in host memory, read by cuda:1" in stats.why
     assert "read by" not in DataLoader(ArrayDataset(IMAGES), 8, device="cuda").stats().why
+
+
+class Streams(HostAccelerator):
+    """The CPU with two streams: what is done on which, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.stream, self.done = "loop", list[Any]()
+
+    @contextmanager
+    def copy_stream(self) -> Iterator[None]:  # type: ignore[override]
+        self.stream = "copy"
+        yield
+        self.stream = "loop"
+
+    def current_stream(self) -> Any:
+        return self.stream
+
+    def record_event(self, stream: Any = None) -> Any:
+        self.done.append(("record", self.stream))
+
+    def wait_event(self, event: Any) -> None:
+        self.done.append(("wait", self.stream))
+
+    def record_stream(self, value: Any) -> None:
+        self.done.append(("note", self.stream, value))
+
+    def move(self, value: Any) -> Any:
+        self.done.append(("send", self.stream))
+        return super().move(value)
+
+
+def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose memory they have; the loop's stream waits."""
+    streams = Streams()
+    monkeypatch.setattr(columns, "_RESIDENT", ("cpu",))
+    monkeypatch.setattr(resident, "open_accelerator", lambda device: streams)
+    monkeypatch.setattr(resident, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(ArrayDataset, "_register", lambda data, device: ("region", "another"))
+    given: list[Any] = []
+
+    def gather(*args: Any) -> None:
+        streams.done.append(("gather", streams.stream))
+        given.append(args)
+
+    monkeypatch.setattr(resident, "gather", gather)
+    monkeypatch.setattr(resident, "gather_images", gather)
+    loader = DataLoader(fetched(), 10, device="cpu")
+    iterator = loading_iterator(iter(loader))
+    assert streams.done == [("send", "copy"), ("send", "copy"), ("record", "copy")]
+    streams.done.clear()
+    batch = next(iterator)
+    order = ["send", "record", "gather", "send", "gather", "record"]  # rows, labels, maps, images
+    assert streams.done[:6] == [(what, "copy") for what in order]
+    assert streams.done[6] == ("wait", "loop") and len(batch) == 2 and len(streams.done) == 9
+    for (what, stream, noted), made in zip(streams.done[7:], batch, strict=True):
+        assert (what, stream) == ("note", "loop") and noted is made
+    assert [args[-1] for args in given] == [("another",), ("region",)]
 
 
 READ_ONLY = np.zeros((N, 2))

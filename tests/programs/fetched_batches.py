@@ -43,12 +43,13 @@ def make(gather: str, chain: int | None = None) -> ArrayDataset:
 CHOICES = [None, *range(len(CHAINS))]
 # Plans that were made before see tensors on the CPU.
 DATA = [make("device", chain) for chain in CHOICES]
+LATE = [make("device"), make("device", 0)]
 PLAN = make("auto", 0)._plans[0]
 ON_THE_CPU = [list(DataLoader(make("auto", chain), 32)) for chain in CHOICES]
 
 import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
 
-from fastloop.loader.arrays import columns
+from fastloop.loader.arrays import columns, resident
 
 columns._RESIDENT = ("cpu",)  # the loader's device, too
 
@@ -211,3 +212,34 @@ refuse(
     "the data have moved",
     lambda: _core.gather(torch.Tensor, (x,), index, (x[:1].clone(),), 4, (region,)),
 )
+
+# ---- a dataset that goes while kernels read, where nothing is registered
+
+data = region = arguments = None  # type: ignore[assignment]
+gc.collect()
+held: list[Any] = []
+
+
+def holding(function: Any) -> Any:
+    """The same kernel, which runs late: indices and maps have to live as long."""
+    return lambda *args: [
+        held.append([x for x in args[2:7] if type(x) is torch.Tensor and x is not IMAGES]),
+        function(*args),
+    ]
+
+
+resident.gather, resident.gather_images = map(holding, (_core.gather, _core.gather_images))
+fake.fake_read_pageable(True)
+fake.fake_set_order(1, ctypes.c_uint64(0))  # late
+fake.fake_synchronize.argtypes = [ctypes.c_void_p]
+pixels = IMAGES.clone()
+for expected in ON_THE_CPU[:2]:
+    iterator = iter(fetching(LATE.pop(0), 32))
+    batch = next(iterator)
+    assert registered() == 0
+    del iterator
+    gc.collect()
+    IMAGES.zero_()
+    fake.fake_synchronize(None)
+    compare(batch, expected[0])
+    IMAGES.copy_(pixels)

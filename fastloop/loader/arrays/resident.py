@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import ImagePlan, Region, Windows, gather, gather_images
 from fastloop.base.checks import check_value
+from fastloop.base.nested import list_leaves
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import SingleIter
 from fastloop.data.field import Array
@@ -116,17 +118,20 @@ class ResidentIter(SingleIter, LockedIter):
         fetched = source.dataset._register(device.index or 0) if source.is_fetched else ()
         self._fetched: tuple[Region, ...] = fetched
         self._in_c = runs_kernels(device)
-        self._stream = self._accelerator.current_stream()
         # Rows that were read from the sampler and are in no batch yet, here and on the device.
         self._rows_here = np.empty(0, np.int64)
-        self._rows = _send(self._rows_here, self._accelerator)
-        self._images = [
-            _Images(cast(ImagePlan, c.plan), self._tensors[i], self._regions(i), self._accelerator)
-            if c.plan
-            else None
-            for i, c in enumerate(source.all)
-        ]
-        self._sent = self._accelerator.record_event()  # behind the rows and the tables of images
+        with self._making():
+            self._stream = self._accelerator.current_stream()
+            self._rows = _send(self._rows_here, self._accelerator)
+            self._images = [
+                _Images(
+                    cast(ImagePlan, c.plan), self._tensors[i], self._regions(i), self._accelerator
+                )
+                if c.plan
+                else None
+                for i, c in enumerate(source.all)
+            ]
+            self._sent = self._accelerator.record_event()  # behind the rows and tables of images
         self._blocks: Iterator[Block] | None = None
         blocks = find_blocks(self._index_sampler) if self._auto_collation else None
         if blocks is not None:
@@ -137,6 +142,11 @@ class ResidentIter(SingleIter, LockedIter):
     def is_on_device(self) -> bool:
         # Batches that torch's fetcher makes lie where the data do.
         return self._is_there and (self._blocks is not None or not self._fetched)
+
+    def _making(self) -> AbstractContextManager[Any]:
+        """Return a context with the stream that makes batches. Reads over the link overlap with
+        what the loop has queued."""
+        return self._accelerator.copy_stream() if self._fetched else nullcontext()
 
     def _regions(self, *places: int) -> Regions:
         """Return the regions of these columns."""
@@ -186,6 +196,19 @@ class ResidentIter(SingleIter, LockedIter):
 
     def _next_data(self) -> Any:
         self._accelerator.check()
+        if not self._fetched:
+            return self._make()
+        with self._making():
+            batch = self._make()
+            made = self._accelerator.record_event()
+        self._accelerator.wait_event(made)
+        for _, leaf in list_leaves(batch):
+            if isinstance(leaf, torch.Tensor):
+                self._accelerator.record_stream(leaf)
+        return batch
+
+    def _make(self) -> Any:
+        """Return the next batch, made on the current stream."""
         self._follow_stream()
         if self._blocks is None:
             indices = next(self._sampler_iter)
