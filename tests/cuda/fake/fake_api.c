@@ -243,7 +243,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     cudaError_t error = FAKE_ENTER(FAKE_CONTEXT);
     cudaError_t forbidden = fake_query_event(event);
     if (forbidden != cudaSuccess) return fake_leave(forbidden);
-    if (!IS_IGNORED() && event->mark != NULL) fake_run_stream(event->mark->stream);
+    if (!IS_IGNORED() && event->mark != NULL) fake_run_to(event->mark);
     return fake_leave(error);
 }
 

@@ -320,6 +320,11 @@ void fake_run_stream(struct CUstream_st *stream)
     while (stream->first != NULL) run_next(stream);
 }
 
+void fake_run_to(const fake_mark *mark)
+{
+    while (!mark->is_reached && mark->stream->first != NULL) run_next(mark->stream);
+}
+
 void fake_run_device(int device)
 {
     for (uint64_t i = 0; fake_stream_at(i) != NULL; i++)

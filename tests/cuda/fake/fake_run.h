@@ -67,6 +67,7 @@ fake_mark *fake_new_mark(struct CUstream_st *stream);
 
 void fake_run_some(void);                         /* as the order says */
 void fake_run_stream(struct CUstream_st *stream); /* all of it, and what it waits for */
+void fake_run_to(const fake_mark *mark);          /* what lies before it, and no more */
 void fake_run_device(int device);                 /* all its streams */
 void fake_drop_work(void);
 
