@@ -38,7 +38,7 @@ def _fill(structure: Any, outs: Iterator[torch.Tensor]) -> Any:
     if structure is None:
         return next(outs)
     if isinstance(structure, tuple):
-        return [_fill(part, outs) for part in structure]
+        return [next(outs) if part is None else _fill(part, outs) for part in structure]
     return {key: _fill(part, outs) for key, part in structure.items()}
 
 
@@ -118,8 +118,8 @@ class ResidentIter(SingleIter, LockedIter):
         fetched = source.dataset._register(device.index or 0) if source.is_fetched else ()
         self._fetched: tuple[Region, ...] = fetched
         self._in_c = runs_kernels(device)
-        # Rows that were read from the sampler and are in no batch yet, here and on the device.
-        self._rows_here = np.empty(0, np.int64)
+        # Rows that were read from the sampler, here and on the device. Batches have the first.
+        self._rows_here, self._taken = np.empty(0, np.int64), 0
         with self._making():
             self._stream = self._accelerator.current_stream()
             self._rows = _send(self._rows_here, self._accelerator)
@@ -132,6 +132,9 @@ class ResidentIter(SingleIter, LockedIter):
                 for i, c in enumerate(source.all)
             ]
             self._sent = self._accelerator.record_event()  # behind the rows and tables of images
+        plain = [i for i, images in enumerate(self._images) if images is None]
+        self._plain = tuple(self._tensors[i] for i in plain)
+        self._plain_regions = self._regions(*plain)
         self._blocks: Iterator[Block] | None = None
         blocks = find_blocks(self._index_sampler) if self._auto_collation else None
         if blocks is not None:
@@ -157,7 +160,8 @@ class ResidentIter(SingleIter, LockedIter):
         for taken in reversed(self._source.maps):
             rows = taken[count_from_0(rows, len(taken))]
         length = min(map(len, self._tensors))
-        self._length = max(self._length, length) if len(self._rows) else length
+        is_rest = len(self._rows_here) > self._taken
+        self._length = max(self._length, length) if is_rest else length
         rows = count_from_0(rows, length)
         if self._windows is not None:
             epoch = random_epoch(self._source, self._datasets)
@@ -177,7 +181,8 @@ class ResidentIter(SingleIter, LockedIter):
         """Return the next rows, `count` or all that are left, here and on the device. Blocks are
         read when torch would."""
         read: list[Vector] = []
-        missing = count - len(self._rows)
+        end = self._taken + count
+        missing = end - len(self._rows_here)
         while missing > 0 and (block := next(blocks, None)) is not None:
             if isinstance(block, tuple):
                 block = torch.arange(block[0], sum(block), device="cpu")
@@ -186,13 +191,14 @@ class ResidentIter(SingleIter, LockedIter):
         if read:
             found = self._resolve(np.concatenate(read))
             sent = _send(found, self._accelerator)
-            self._rows = torch.cat((self._rows, sent)) if len(self._rows) else sent
-            left = self._rows_here
+            left, left_there = self._rows_here[self._taken :], self._rows[self._taken :]
+            self._rows = torch.cat((left_there, sent)) if len(left) else sent
             self._rows_here = np.concatenate((left, found)) if len(left) else found
             self._sent = self._accelerator.record_event()  # behind the cat
-        here, there = self._rows_here[:count], self._rows[:count]
-        self._rows_here, self._rows = self._rows_here[count:], self._rows[count:]
-        return here, there
+            self._taken, end = 0, count
+        batch = slice(self._taken, end)
+        self._taken = end
+        return self._rows_here[batch], self._rows[batch]
 
     def _next_data(self) -> Any:
         self._accelerator.check()
@@ -240,17 +246,20 @@ class ResidentIter(SingleIter, LockedIter):
             given = rows, there if self._in_c else None
             made: Sequence[torch.Tensor] = self._source.dataset._gather(*given)
             return made
-        places = [i for i, images in enumerate(self._images) if images is None]
-        plain = tuple(self._tensors[i] for i in places)
         if not self._in_c:
-            length = min(map(len, plain))
+            length = min(map(len, self._plain))
             what = "the number of rows of the data"
             check_value(what, length, length >= self._length, f"at least {self._length} still")
-            return [each[there] for each in plain]  # index_select lacks some dtypes
-        on = there.device
-        outs = tuple(each.new_empty((len(rows), *each.shape[1:]), device=on) for each in plain)
+            return [each[there] for each in self._plain]  # index_select lacks some dtypes
+        count, on = len(rows), self._accelerator.device
+        outs = tuple(
+            torch.empty((count, *each.shape[1:]), dtype=each.dtype, device=on)
+            for each in self._plain
+        )
         if outs:
-            gather(torch.Tensor, plain, there, outs, self._length, *self._regions(*places))
+            gather(torch.Tensor, self._plain, there, outs, self._length, *self._plain_regions)
+        if len(outs) == len(self._images):
+            return outs
         epoch, copied = random_epoch(self._source, self._datasets), iter(outs)
         return [
             images.gather(rows, there, self._length, epoch) if images else next(copied)
