@@ -19,6 +19,7 @@ _NAMES = {
     "fastloop.patching.patch": "PatchState patch patch_status patched unpatch",
     "fastloop.patching.seams": "SeamStatus",
     "fastloop.step.grad_list": "clip_grad_norm_",
+    "fastloop.step.graph": "GraphStep graph_step",
     "fastloop.step.scaler": "GradScaler",
     "fastloop.step.stepper": "Stepper",
     "fastloop.tools.batch_size": "BatchPlan find_batch_size",

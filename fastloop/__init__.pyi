@@ -41,6 +41,8 @@ from fastloop.patching.patch import (
 )
 from fastloop.patching.seams import SeamStatus as SeamStatus
 from fastloop.step.grad_list import clip_grad_norm_ as clip_grad_norm_
+from fastloop.step.graph import GraphStep as GraphStep
+from fastloop.step.graph import graph_step as graph_step
 from fastloop.step.scaler import GradScaler as GradScaler
 from fastloop.step.stepper import Stepper as Stepper
 from fastloop.tools.batch_size import BatchPlan as BatchPlan

@@ -6,6 +6,7 @@ minutes, none of which needs the network.
 build        fastloop from this tree into build/gpu/site, for this device alone unless
              FASTLOOP_CUDA_ARCHS says otherwise; with GPU_WHEELS=FOLDER the wheels there beside it
 correctness  scaler, clipping, Stepper, graphs
+graph        graph_step: losses and weights of a loop that calls the step
 passes       the kernels against the CPU's passes
 uploads      loaders and prefetch
 transforms   images that travel as bytes and are cast on the device
@@ -203,6 +204,7 @@ def bench(stage: Stage) -> str:
 STAGES: dict[str, Callable[[Stage], str]] = {
     "build": build,
     "correctness": lambda stage: stage.pytest("test_steps.py"),
+    "graph": lambda stage: stage.pytest("test_graph_step.py"),
     "passes": lambda stage: stage.pytest("test_passes.py"),
     "uploads": lambda stage: stage.pytest("test_device_batches.py"),
     "transforms": lambda stage: stage.pytest("test_transforms.py"),

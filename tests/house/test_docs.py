@@ -204,8 +204,8 @@ def test_every_public_name_is_in_the_reference() -> None:
     without_imports = re.sub(r"^(?:from|import) .*$", "", text, flags=re.MULTILINE)
     code = " ".join(re.findall(r"```python\n(.*?)```", without_imports, re.DOTALL))
     shown = {name for name in fastloop.__all__ if re.search(rf"\b{name}\b", code)}
-    results = {"BatchPlan", "Diagnosis", "LoaderStats", "MemoryUse", "ParameterCount", "PatchState"}
-    results |= {"Report", "SeamStatus", "Suggestion", "WorkerStats", "transforms"}
+    results = {"BatchPlan", "Diagnosis", "GraphStep", "LoaderStats", "MemoryUse", "ParameterCount"}
+    results |= {"PatchState", "Report", "SeamStatus", "Suggestion", "WorkerStats", "transforms"}
     assert_none({*fastloop.__all__} - shown - results)
 
 
