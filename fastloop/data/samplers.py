@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from fastloop._core import Permutation
-from fastloop.base.checks import read_int, read_optional_int
+from fastloop.base.checks import read_int, read_optional_int, refuse_if
 from fastloop.base.shown import repr_of
 from fastloop.base.threads import on_this_thread
 from fastloop.data.epochs import check_epoch
@@ -102,11 +102,11 @@ class EpochSampler(Sampler[Item]):
         return repr_of(self, *parts, f"seed={self.seed}", f"epoch={self.epoch}", ranks)
 
     def _check_first(self, first: int, count: int) -> None:
-        if not 0 <= first <= count:
-            raise ValueError(
-                f"epoch {self.epoch} of this {type(self).__name__} has {count} items and cannot "
-                f"begin after {first}; make the sampler with the arguments it was saved with"
-            )
+        fault = (
+            f"epoch {self.epoch} of this {type(self).__name__} has {count} items and cannot begin"
+        )
+        remedy = "make the sampler with the arguments it was saved with"
+        refuse_if(not 0 <= first <= count, f"{fault} after {first}; {remedy}")
 
 
 class ShuffleSampler(EpochSampler[int]):

@@ -12,7 +12,6 @@ import gc
 import io
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from fastloop.base.torch_parts import TorchScaler, difference
 from fastloop.step.ranks import Ranks, count_ranks, reduce_max
 from fastloop.tools import text
 from fastloop.tools.memory import memory
-from fastloop.tools.user_step import explaining_step, keep_random_state
+from fastloop.tools.user_step import explaining_step, keep_random_state, keep_state
 
 _GOOD_ENOUGH = 0.95  # of the best throughput
 _LARGEST = 8192  # micro-batch that is tried if nothing else ends the search
@@ -317,7 +316,7 @@ class _Trials:
 def _keep_state(one: Any) -> Callable[[], object]:
     """Return a function that gives an object the state that it has now. SYNC."""
     if isinstance(one, torch.Generator):
-        return partial(one.set_state, one.get_state())
+        return keep_state(one)
     if not hasattr(one, "load_state_dict"):
         raise TypeError(checks.make_message("state", "objects with a state_dict()", one))
     module = one if isinstance(one, Module) else Module()

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from fastloop.base.shown import repr_html
 from fastloop.data.epochs import epochs_within
 from fastloop.tools import text
 from fastloop.tools.report.loader_source import find_remedy
-from fastloop.tools.user_step import explaining_step, keep_random_state
+from fastloop.tools.user_step import explaining_step, keep_random_state, keep_state
 
 PATHS = ("auto", "process", "thread")
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -451,16 +450,6 @@ def _list_generators(loader: DataLoader[Any]) -> list[Any]:
     return [one for one in todo if isinstance(one, _GENERATORS)]
 
 
-def _keep(generator: Any) -> Callable[[], object]:
-    """Return a function that gives a generator the state that it has now."""
-    if isinstance(generator, np.random.Generator):
-        bits = generator.bit_generator
-        return partial(setattr, bits, "state", bits.state)
-    if isinstance(generator, random.Random):
-        return partial(generator.setstate, generator.getstate())
-    return partial(generator.set_state, generator.get_state())
-
-
 @contextmanager
 def _unchanged(loader: DataLoader[Any]) -> Iterator[None]:
     """Take back what iterating draws and counts."""
@@ -468,7 +457,7 @@ def _unchanged(loader: DataLoader[Any]) -> Iterator[None]:
         for epoch in epochs_within(loader.dataset):
             stack.callback(epoch.begin, epoch.value)
         for generator in _list_generators(loader):
-            stack.callback(_keep(generator))
+            stack.callback(keep_state(generator))
         stack.callback(keep_random_state())
         stack.enter_context(warnings.catch_warnings())
         # More workers than CPUs are tried on purpose.

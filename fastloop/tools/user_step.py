@@ -6,18 +6,28 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 
+def keep_state(generator: Any) -> Callable[[], object]:
+    """Return a function that gives a generator, or the module of one, the state that it has now."""
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return partial(setattr, bits, "state", bits.state)
+    if hasattr(generator, "getstate"):  # Python's
+        return partial(generator.setstate, generator.getstate())
+    return partial(generator.set_state, generator.get_state())
+
+
 def keep_random_state() -> Callable[[], None]:
     """Return a function that puts back the generators of Python, NumPy and torch devices. SYNC."""
     undo = ExitStack()
-    undo.callback(random.setstate, random.getstate())
-    undo.callback(np.random.set_state, np.random.get_state())
-    undo.callback(torch.set_rng_state, torch.get_rng_state())
+    for generator in (random, np.random, torch.default_generator):
+        undo.callback(keep_state(generator))
     module: Any = torch.get_device_module()
     if hasattr(module, "get_rng_state_all"):
         undo.callback(module.set_rng_state_all, module.get_rng_state_all())
