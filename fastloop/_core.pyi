@@ -422,6 +422,16 @@ def move(
     /,
 ) -> Any: ...
 def lock_wait() -> int: ...
+def bucket_steps(
+    lengths: Any,
+    order: Any,
+    ranks: int,
+    batch_size: int,
+    max_tokens: int,
+    mega_steps: int,
+    drop_last: bool,
+    /,
+) -> list[np.ndarray[Any, np.dtype[np.int64]]]: ...
 def pack_rows(
     lengths: list[int], max_tokens: int, /
 ) -> tuple[tuple[int, int], list[int], list[int], list[int], int]: ...

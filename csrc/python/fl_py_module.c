@@ -5,6 +5,7 @@
 #include "fl_pages.h"
 #include "fl_py_array_loader.h"
 #include "fl_py_batch_pool.h"
+#include "fl_py_buckets.h"
 #include "fl_py_collate.h"
 #include "fl_py_finalizer.h"
 #include "fl_py_gather.h"
@@ -176,6 +177,7 @@ static PyMethodDef module_methods[] = {
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
+    {"bucket_steps", fl_py_bucket_steps, METH_VARARGS, fl_py_bucket_steps_doc},
     {"pack_rows", fl_py_pack_rows, METH_VARARGS, fl_py_pack_rows_doc},
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},
     {"token_index", fl_py_token_index, METH_VARARGS, fl_py_token_index_doc},

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from fastloop._core import Permutation
+from fastloop._core import Permutation, bucket_steps
 from fastloop.base.checks import read_int, read_optional_int, refuse_if
 from fastloop.base.shown import repr_of
 from fastloop.base.threads import on_this_thread
@@ -31,7 +31,6 @@ Item = TypeVar("Item", covariant=True)
 Dealt = Sequence[Sequence[int]]
 
 _BLOCK = 4096  # indices of a ShuffleSampler that are computed at once
-_MEGA_BATCHES = 4  # at least so many, if there are enough batches
 _MOST = 2**62  # of indices, and of the length of a sample
 
 
@@ -289,20 +288,6 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
 
     # ---- the order
 
-    def _samples_of_step(self, longest: int) -> int:
-        """Return the samples of a step, of all ranks, by the tokens of its longest sample."""
-        sizes = [] if self.batch_size is None else [self.batch_size]
-        if self.max_tokens is not None:
-            sizes.append(self.max_tokens // max(longest, 1))
-        return self.num_replicas * min(sizes)
-
-    def _samples_of_mega_batch(self) -> int:
-        count = max(len(self._lengths), 1)
-        if not self.shuffle:
-            return count
-        step = self._samples_of_step(int(self._lengths.sum(dtype=float)) // count)
-        return step * max(min(self.mega_batch_mult, count // (_MEGA_BATCHES * step)), 1)
-
     def as_with(self, ranks: int, size: int) -> LengthBucketBatchSampler:
         """Return a copy for another number of ranks or another batch size; else this sampler."""
         if (ranks, size or None) == (self.num_replicas, self.batch_size):
@@ -334,21 +319,6 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         return kept[1]
 
     def _make_steps(self, shuffled: Vector) -> list[Vector]:
-        count, size = len(shuffled), self._samples_of_mega_batch()
-        steps: list[Vector] = []
-        left = shuffled[:0]
-        for begin in range(0, count, size):
-            left = np.concatenate((left, shuffled[begin : begin + size]))
-            left = left[np.argsort(-self._lengths[left], kind="stable")]
-            while len(left) > 0:
-                step = self._samples_of_step(int(self._lengths[left[0]]))
-                if step > len(left):
-                    break
-                steps.append(left[:step])
-                left = left[step:]
-        if len(left) > 0 and not self.drop_last:
-            steps.append(np.resize(left, -(-len(left) // self.num_replicas) * self.num_replicas))
-        if steps:
-            at = int(np.argmax([self._lengths[step[0]] for step in steps]))
-            steps[0], steps[at] = steps[at], steps[0]
-        return steps
+        sizes = self.num_replicas, self.batch_size or 0, self.max_tokens or 0
+        mega_steps = self.mega_batch_mult if self.shuffle else 0
+        return bucket_steps(self._lengths, shuffled, *sizes, mega_steps, self.drop_last)
