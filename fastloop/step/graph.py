@@ -61,6 +61,9 @@ class GraphStep:
         for batch in self._loader:
             yield self._run(batch)
 
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
     def _run(self, batch: Any) -> Any:
         if self.reason:
             return self._step(batch)

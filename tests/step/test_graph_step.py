@@ -247,6 +247,12 @@ def test_a_torch_whose_scaler_is_another(rig: Rig, monkeypatch: pytest.MonkeyPat
     assert steps.replays == 0
 
 
+def test_its_length_is_the_loaders() -> None:
+    assert len(graph_step(torch.sum, DataLoader(DATA, BATCH))) == 4
+    with pytest.raises(TypeError, match="no len"):
+        len(graph_step(torch.sum, iter(DATA)))
+
+
 def test_arguments_are_checked() -> None:
     with pytest.raises(TypeError, match="step must be a function of a batch, got 3"):
         graph_step(3, [])  # type: ignore[arg-type]
