@@ -24,13 +24,9 @@ _FIRST = 8  # samples of the first batch, which is compared once a process and p
 
 def _compare(trial: Trial, state: Tensor, *makers: Callable[..., Any]) -> Any:
     """Run a comparison while torch's generator has this state; then restore the generator."""
-    generator = torch.default_generator
-    now = generator.get_state()
-    generator.set_state(state)
-    try:
+    with torch.random.fork_rng(devices=()):
+        torch.set_rng_state(state)
         return trial.compare(*makers)
-    finally:
-        generator.set_state(now)
 
 
 @dataclass(eq=False)
