@@ -151,9 +151,11 @@ class Permutation:
 
 @final
 class Region:
-    source: Any
+    sources: tuple[Any, ...]
     nbytes: int
-    def __new__(cls, tensor_type: type, source: Any, device: int) -> Region: ...
+    def __new__(
+        cls, tensor_type: type, sources: tuple[Any, ...], first: int, device: int
+    ) -> Region: ...
     def covers(self, tensor: Any, /) -> bool: ...
 
 @final

@@ -12,6 +12,7 @@ Memory that is registered with the driver of a device (``register``) must not mo
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -28,6 +29,7 @@ Keeper = Table | Windows
 
 _keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and their storages
 _regions: WeakSet[Region] = WeakSet()
+os.register_at_fork(after_in_child=_regions.clear)  # they are the parent's
 # Held during a move: watch() sees a tensor before the move or after it.
 _lock = NextLock()
 
@@ -36,11 +38,10 @@ def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(move)
     def call(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         with _lock.of_process():
-            if any(self._cdata == region.source.untyped_storage()._cdata for region in _regions):
-                text = (
-                    "a device reads this memory (ArrayDataset(gather='device')), so it cannot move"
-                )
-                raise RuntimeError(f"{text} to shared memory (leave gather out)")
+            kept = [each.untyped_storage()._cdata for r in _regions for each in r.sources]
+            if self._cdata in kept:
+                text = "a device reads this memory (gather='device'), so it cannot move to shared"
+                raise RuntimeError(f"{text} memory (leave gather out)")
             found = tuple(keeper for keeper, held in _keepers.items() if self._cdata in held)
             return rebase(found, move, (self, *args), kwargs)
 
@@ -103,20 +104,20 @@ def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[Region, ...]
     if not are_noticed():
         raise RuntimeError(f"a tensor's memory may move unnoticed: {difference('moves')}")
     with _lock.of_process():
-        found = [next((r for r in _regions if r.covers(each)), None) for each in tensors]
-        new = {each.data_ptr(): each for each, r in zip(tensors, found, strict=True) if r is None}
-        _check_locked(sum(each.nbytes for each in new.values()))
-        made: dict[int, Region] = {}
+        new = [each for each in tensors if not any(r.covers(each) for r in _regions)]
+        _check_locked(sum({each.data_ptr(): each.nbytes for each in new}.values()))
+        regions, kept = list(_regions), tuple(map(pin_storage, new))
         try:
-            for place, each in new.items():
-                made[place] = Region(torch.Tensor, pin_storage(each), device)
+            for i, each in enumerate(kept):
+                if not any(r.covers(each) for r in regions):
+                    regions.append(Region(torch.Tensor, kept, i, device))
         except (MemoryError, RuntimeError) as error:
-            made.clear()  # the traceback keeps this frame
+            regions.clear()  # the traceback keeps this frame
             text = f"gather='device' cannot register {each.nbytes:,} bytes of host memory: {error}"
-            remedy = "pass data that are not pinned, in whole or in part; containers may need"
-            raise RuntimeError(f"{text} ({remedy} --ulimit memlock=-1)") from error
-        _regions.update(made.values())
-    return tuple(r or made[each.data_ptr()] for each, r in zip(tensors, found, strict=True))
+            remedy = "pass data that are neither pinned nor in part those of another dataset"
+            raise RuntimeError(f"{text} ({remedy}; in a container, --ulimit memlock=-1)") from error
+        _regions.update(regions)
+        return tuple(next(r for r in regions if r.covers(each)) for each in tensors)
 
 
 def watch(keeper: Keeper) -> None:

@@ -75,6 +75,13 @@ for kind in (torch.uint8, torch.int16, torch.uint16, torch.uint32):
                 assert x.dtype is y.dtype is wide
             for x, y in DataLoader(tokens.to("cuda"), 8):
                 assert x.dtype is y.dtype is wide
+images = torch.zeros(9, 3, 40, 41, dtype=torch.uint8)
+for chain in ([transforms.RandomCrop(30, 4), cast], [transforms.RandomResizedCrop(20)]):
+    compose = transforms.Compose(chain)
+    data = ArrayDataset(images, torch.arange(9), transform=compose, gather="device")
+    for each in (data, data.to("cuda")):
+        for x, y in DataLoader(each, 4, device="cuda"):
+            assert x.is_cuda and y.is_cuda
 sources = [torch.ones(50, width, dtype=dtype, device=CUDA) for dtype in DTYPES for width in (1, 9)]
 for batch in DataLoader(TensorDataset(*sources), 16, shuffle=True):
     assert len(batch) == len(sources)

@@ -20,6 +20,7 @@ from fastloop import ArrayDataset, DataLoader, _core
 from fastloop import transforms as T
 from fastloop.base import machine, moves
 
+torch.set_num_threads(1)  # a forked child has no others
 N = 150
 IMAGES = torch.randint(256, (N, 3, 24, 20), dtype=torch.uint8)
 CAST = [T.ToDtype(torch.float16, scale=True), T.Normalize([0.4], [0.2])]
@@ -137,6 +138,7 @@ gc.collect()
 assert registered() == 2  # those that the other dataset reads
 reference = weakref.ref(other._fields[0].region)
 if (child := os.fork()) == 0:
+    IMAGES.share_memory_()  # nothing is registered here
     del other, loader
     gc.collect()
     os._exit(registered() != 2)
@@ -171,8 +173,20 @@ next(iterator)
 rows.set_(torch.zeros(10, 4))  # type: ignore[call-overload]
 refuse(ValueError, "the data have moved", iterator.__next__)
 del data, iterator
-big = ArrayDataset(rows[:5], rows[2:7], gather="device")  # the second overlaps the first
-refuse(RuntimeError, "gather='device' cannot register 80 bytes", lambda: iter(fetching(big, 2)))
+table = torch.arange(70.0).view(10, 7)
+table_array = table.numpy() + 1
+for both in (table, table_array):  # columns of one table overlap
+    data = ArrayDataset(both[:, 1:4], both[:, 6], both[:, 4:6], both[:, 4], gather="device")
+    mine, theirs = next(iter(fetching(data, 7))), next(iter(TorchLoader(data, 7)))
+    compare(mine, theirs)
+    assert registered() == 1
+    del data
+    gc.collect()
+data = ArrayDataset(table[:5], gather="device")
+list(fetching(data, 2))
+big = ArrayDataset(table[3:8], gather="device")
+refuse(RuntimeError, "gather='device' cannot register 140 bytes", lambda: iter(fetching(big, 2)))
+del data
 gc.collect()
 assert registered() == 0
 for n in range(1, 40):

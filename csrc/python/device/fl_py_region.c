@@ -17,14 +17,46 @@ static int64_t find_span(const fl_tensor *view)
     return bytes;
 }
 
+static bool covers(const fl_py_region *self, const char *data, int64_t bytes)
+{
+    return bytes == 0 || (data >= self->data && data + bytes <= self->data + self->bytes);
+}
+
+/* Makes the region larger by a source that overlaps it, as columns of one table do: *is_larger. */
+static int add_overlap(fl_py_region *self, Py_ssize_t i, bool *is_larger)
+{
+    fl_tensor view;
+    if (fl_py_tensor_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, i), &view) != 0) return -1;
+    const char *end = self->data + self->bytes, *data = view.data;
+    int64_t bytes = find_span(&view);
+    if (covers(self, data, bytes) || data >= end || data + bytes <= self->data) return 0;
+    *is_larger = true;
+    if (data + bytes > end) end = data + bytes;
+    if (data < self->data) self->data = data;
+    self->bytes = end - self->data;
+    return 0;
+}
+
+static int find_bytes(fl_py_region *self, Py_ssize_t first)
+{
+    fl_tensor view;
+    bool is_larger = true;
+    if (fl_py_tensor_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, first), &view) != 0)
+        return -1;
+    self->data = view.data;
+    self->bytes = find_span(&view);
+    while (is_larger) {
+        is_larger = false;
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->sources); i++)
+            if (add_overlap(self, i, &is_larger) != 0) return -1;
+    }
+    return 0;
+}
+
 static int open_region(fl_py_region *self, int device)
 {
     fl_err err;
-    fl_tensor view;
     int status;
-    if (fl_py_tensor_view(&self->dlpack, self->source, &view) != 0) return -1;
-    self->data = view.data;
-    self->bytes = find_span(&view);
     Py_BEGIN_ALLOW_THREADS
     status = fl_cuda_region_open(device, (char *)(uintptr_t)self->data, self->bytes, &self->region,
                                  &err);
@@ -36,16 +68,20 @@ static int open_region(fl_py_region *self, int device)
 
 static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", "source", "device", NULL};
-    PyObject *tensor_type, *source;
+    static char *keywords[] = {"tensor_type", "sources", "first", "device", NULL};
+    PyObject *tensor_type, *sources;
+    Py_ssize_t first;
     int device;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOi:Region", keywords, &tensor_type, &source,
-                                     &device))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!ni:Region", keywords, &tensor_type,
+                                     &PyTuple_Type, &sources, &first, &device))
         return NULL;
+    if (first < 0 || first >= PyTuple_GET_SIZE(sources))
+        return PyErr_Format(PyExc_IndexError, "Region: there is no source %zd", first);
     fl_py_region *self = (fl_py_region *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    self->source = Py_NewRef(source);
-    if (fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 && open_region(self, device) == 0)
+    self->sources = Py_NewRef(sources);
+    if (fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 && find_bytes(self, first) == 0 &&
+        open_region(self, device) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -59,23 +95,16 @@ static void region_dealloc(fl_py_region *self)
     Py_BEGIN_ALLOW_THREADS
     fl_cuda_region_close(self->region);
     Py_END_ALLOW_THREADS
-    Py_XDECREF(self->source);
+    Py_XDECREF(self->sources);
     fl_py_dlpack_close(&self->dlpack);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
-static bool covers(const fl_py_region *self, const fl_tensor *view)
-{
-    int64_t bytes = find_span(view);
-    return bytes == 0 ||
-           (view->data >= self->data && view->data + bytes <= self->data + self->bytes);
-}
-
 int fl_py_region_view(const fl_py_region *self, PyObject *tensor, fl_tensor *out)
 {
     if (fl_py_tensor_view(&self->dlpack, tensor, out) != 0) return -1;
-    if (!covers(self, out)) {
+    if (!covers(self, out->data, find_span(out))) {
         PyErr_SetString(PyExc_ValueError, "the data have moved, and the device reads them where "
                                           "they were: take a new iterator");
         return -1;
@@ -91,20 +120,21 @@ static PyObject *region_covers(fl_py_region *self, PyObject *tensor)
 {
     fl_tensor view;
     if (fl_py_tensor_view(&self->dlpack, tensor, &view) != 0) return NULL;
-    return PyBool_FromLong(covers(self, &view));
+    return PyBool_FromLong(covers(self, view.data, find_span(&view)));
 }
 
 PyDoc_STRVAR(doc,
-             "Region(tensor_type, source, device)\n--\n\n"
-             "The memory of a CPU tensor, for kernels of CUDA devices to read over the link:\n"
-             "registered with the driver, through `device`, until this object goes. SYNC at its\n"
-             "end. MemoryError, torch.AcceleratorError where it cannot be registered.");
+             "Region(tensor_type, sources, first, device)\n--\n\n"
+             "The memory of a CPU tensor, sources[first], and of those of the tuple that overlap\n"
+             "it, for kernels of CUDA devices to read over the link: registered with the driver,\n"
+             "through `device`, until this object goes. SYNC at its end. MemoryError,\n"
+             "torch.AcceleratorError where it cannot be registered.");
 
 static PyMethodDef methods[] = {{"covers", (PyCFunction)region_covers, METH_O, covers_doc},
                                 {NULL, NULL, 0, NULL}};
 
 static PyMemberDef members[] = {
-    {"source", T_OBJECT_EX, offsetof(fl_py_region, source), READONLY, "the tensor"},
+    {"sources", T_OBJECT_EX, offsetof(fl_py_region, sources), READONLY, "the tensors"},
     {"nbytes", T_LONGLONG, offsetof(fl_py_region, bytes), READONLY, "of the region"},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_region, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};

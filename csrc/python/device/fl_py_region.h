@@ -1,6 +1,6 @@
-/* fl_py_region: the heap type _core.Region: memory of a CPU tensor that kernels read over the link.
+/* fl_py_region: the heap type _core.Region: memory of CPU tensors that kernels read over the link.
  *
- * It owns the registration with the driver, and a reference to the tensor. Read-only once made. */
+ * It owns the registration with the driver, and references to the tensors. Read-only once made. */
 #ifndef FL_PY_REGION_H
 #define FL_PY_REGION_H
 
@@ -10,9 +10,9 @@
 typedef struct fl_py_region {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    PyObject *source;       /* owned */
+    PyObject *sources;      /* owned: tuple of tensors */
     fl_cuda_region *region; /* owned */
-    const char *data;       /* borrowed from source: `bytes` of it, all that its elements span */
+    const char *data;       /* borrowed from sources: all that the elements of some of them span */
     int64_t bytes;
     PyObject *weakrefs; /* owned */
 } fl_py_region;

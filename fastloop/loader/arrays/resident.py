@@ -236,9 +236,8 @@ class ResidentIter(SingleIter, LockedIter):
         if self._auto_collation or type(indices) is list:
             return as_vector(indices), False
         # A single row of plain tensors there is a view of them.
-        is_single = self._windows is not None or any(self._images) or bool(self._fetched)
-        is_made = type(indices) is int and is_single
-        return (as_vector([indices]), True) if is_made else (None, False)
+        is_made = self._windows is not None or any((*self._images, self._fetched))
+        return (as_vector([indices]), True) if is_made and type(indices) is int else (None, False)
 
     def _gather(self, rows: Vector, there: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the tensors of the batch of some rows; `there` is `rows` on the device."""
