@@ -2,6 +2,7 @@
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_gather.h"
+#include "fl_cuda_colors.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
@@ -17,6 +18,7 @@ static cudaError_t load_all(void)
     if (error == cudaSuccess) error = fl_cuda_load_casts();
     if (error == cudaSuccess) error = fl_cuda_load_gathers();
     if (error == cudaSuccess) error = fl_cuda_load_images();
+    if (error == cudaSuccess) error = fl_cuda_load_colors();
     if (error == cudaSuccess) error = fl_cuda_load_windows();
     return error == cudaSuccess ? fl_cuda_load_widens() : error;
 }

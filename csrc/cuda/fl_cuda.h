@@ -59,7 +59,8 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err);
 int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
                    const int64_t *rows, int64_t row_count, fl_err *err);
 
-/* Queues the kernel that makes a batch of images rows[0], ... Otherwise as fl_cuda_gather. */
+/* Queues the kernel that makes a batch of images rows[0], ..., and the one that changes their
+ * colours if there are steps. Otherwise as fl_cuda_gather. */
 int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
                           const int64_t *rows, int64_t count, fl_err *err);
 

@@ -1,10 +1,13 @@
 /* fl_cuda_images: uint8 images in a device's memory become a batch, cropped, padded, flipped,
  * resized, erased and cast, by one kernel. Where pixels come from, the whole weights of a resize,
  * and what a byte becomes, is written in tables that the CPU has made, so the bits are the CPU's.
+ * Where colours change this kernel makes bytes, and fl_cuda_colors does the rest.
  *
  * A block makes PIXELS pixels of one image, all channels of each by one thread, so loads and stores
  * of a warp lie side by side. */
 #include "fl_cuda_images.h"
+
+#include "fl_cuda_colors.h"
 #include "fl_cuda_runtime.h"
 
 #include <cuda_runtime.h>
@@ -22,7 +25,8 @@ static __device__ origin find_origin(const fl_image_batch &of, const int32_t *ma
     origin at = {map[y], map[of.height + x], 0};
     at.fill = at.row < at.column ? at.row : at.column;
     const int32_t *erased = map + of.height + of.width;
-    for (int32_t i = 0; i < of.erased; i++, erased += FL_ERASED_NUMBERS)
+    const int32_t count = of.steps > 0 ? 0 : of.erased; /* behind the colours */
+    for (int32_t i = 0; i < count; i++, erased += FL_ERASED_NUMBERS)
         if (y >= erased[0] && x >= erased[1] && y < erased[2] && x < erased[3]) at.fill = erased[4];
     return at;
 }
@@ -83,7 +87,8 @@ static __global__ void __launch_bounds__(THREADS)
     k_images(const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t blocks)
 {
     const uint32_t image = blockIdx.x / blocks, pixels = (uint32_t)of.height * (uint32_t)of.width;
-    const int32_t edges = of.height + of.width + FL_ERASED_NUMBERS * of.erased;
+    const int32_t edges =
+        of.height + of.width + FL_ERASED_NUMBERS * of.erased + FL_STEP_NUMBERS * of.steps;
     const int32_t *map = of.maps + image * of.map_numbers;
     const uint8_t *from = of.from + (rows != NULL ? rows[image] : image) * of.from_steps[0];
     T *to = (T *)of.to + image * of.to_steps[0];
@@ -119,13 +124,22 @@ launch(void *stream, const fl_image_batch *images, const int64_t *rows, uint32_t
                             (cudaStream_t)stream);
 }
 
+static cudaError_t
+launch_colors(void *stream, const fl_image_batch *images, const int64_t *rows, uint32_t count)
+{
+    const fl_image_batch bytes = fl_cuda_color_bytes(images);
+    const cudaError_t error = launch<uint8_t>(stream, &bytes, rows, count);
+    return error == cudaSuccess ? fl_cuda_queue_colors(stream, images, count) : error;
+}
+
 cudaError_t
 fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *rows, int64_t count)
 {
     const int64_t pixels = (int64_t)images->height * images->width;
-    if (pixels > INT32_MAX || count > INT32_MAX / ((pixels - 1) / PIXELS + 1))
+    if (pixels * images->channels > INT32_MAX || count > INT32_MAX / ((pixels - 1) / PIXELS + 1))
         return cudaErrorInvalidValue;
     if (count == 0) return cudaSuccess;
+    if (images->steps > 0) return launch_colors(stream, images, rows, (uint32_t)count);
     if (images->element_bytes == 1) return launch<uint8_t>(stream, images, rows, (uint32_t)count);
     if (images->element_bytes == 2) return launch<uint16_t>(stream, images, rows, (uint32_t)count);
     return launch<uint32_t>(stream, images, rows, (uint32_t)count);

@@ -11,7 +11,8 @@ extern "C" {
 #endif
 
 /* Queues fl_cuda_gather_images on the current device; `rows` NULL: images 0, 1, ... Allocates
- * nothing, waits for nothing. cudaErrorInvalidValue for more blocks than a kernel has. */
+ * nothing, waits for nothing. cudaErrorInvalidValue for more blocks than a kernel has, or more
+ * elements of an image than 31 bits count. */
 cudaError_t fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *rows,
                                  int64_t count);
 

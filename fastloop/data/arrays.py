@@ -166,7 +166,7 @@ class ArrayDataset(EpochDataset):
             if isinstance(field, RaggedArray):
                 yield "is a RaggedArray"
             elif i in self._transforms and (plan is None or plan.map_length == 0):
-                yield "has a transform that does more than crop, pad, flip, resize, erase and cast"
+                yield "has a transform that no kernel does all of (docs/devices.md)"
             else:
                 yield field.unfetched
 

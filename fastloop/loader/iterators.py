@@ -158,8 +158,9 @@ def _check_place(loader: Any, route: Route) -> None:
         f"it takes path={route.path!r}: {route.why}": source is None,
         "no device= is passed": loader.device is None,
         "num_workers is 0, and threads must fill what is uploaded": loader.num_workers == 0,
-        f"{computed}: its transform does more than crop, pad, flip, erase, cast and resize "
-        "once, pads before it resizes, or takes images of several sizes": computed,
+        f"{computed}: its transform does more than crop, pad, flip, resize once, change colours, "
+        "erase and cast, in this order, or pads before it resizes, or takes images of several "
+        "sizes": computed,
     }
     for fault, applies in faults.items():
         check_value("transforms_on", wanted, not applies, "'auto' or 'cpu' for this loader", fault)

@@ -19,7 +19,7 @@
 
 enum {
     WORKERS = 3,
-    MOST_THREADS = 256 /* THREADS of the kernels */,
+    MOST_THREADS = 512 /* THREADS of the kernels, at most */,
     WARP = 32,
     STACK_BYTES = 1 << 17
 };

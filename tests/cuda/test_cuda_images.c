@@ -1,6 +1,6 @@
-/* Images that are made on the device: random plans of operations that move pixels, the kernel
- * compiled as C++, against what the same plans make of single images on the CPU. Of data that lie
- * there, and of a batch that was sent with its maps. */
+/* Images that are made on the device: random plans of operations that move pixels and change
+ * colours, the kernels compiled as C++, against what the same plans make of single images on the
+ * CPU. Of data that lie there, and of a batch that was sent with its maps. */
 #include "table_fixture.h" /* before a fixture whose type `shape` its arguments would shadow */
 
 #include "cuda_fixture.h"
@@ -17,6 +17,12 @@ static const fl_image_op_kind moving[] = {FL_OP_PAD,           FL_OP_CENTER_CROP
 static const fl_image_op_kind early[] = {FL_OP_RANDOM_CROP, FL_OP_HORIZONTAL_FLIP,
                                          FL_OP_VERTICAL_FLIP};
 static const fl_image_op_kind resizing[] = {FL_OP_RESIZE, FL_OP_RANDOM_RESIZED_CROP};
+static const fl_image_op_kind late[] = {
+    FL_OP_HORIZONTAL_FLIP, FL_OP_VERTICAL_FLIP,       FL_OP_INVERT,
+    FL_OP_SOLARIZE,        FL_OP_POSTERIZE,           FL_OP_AUTOCONTRAST,
+    FL_OP_EQUALIZE,        FL_OP_GRAYSCALE,           FL_OP_COLOR_JITTER,
+    FL_OP_COLOR_JITTER,    FL_OP_COLOR_JITTER,        FL_OP_RANDOM_GRAYSCALE,
+    FL_OP_ERASE,           FL_OP_CHANNEL_PERMUTATION, FL_OP_PHOTOMETRIC_DISTORT};
 
 /* Owned memory that ends where its contents do. */
 static char *allocate(int64_t bytes)
@@ -29,10 +35,24 @@ static char *allocate(int64_t bytes)
 
 #define ANY_OF(seed, kinds) (kinds)[random_below(seed, sizeof(kinds) / sizeof *(kinds))]
 
-/* One that moves pixels, and resizes once if it is told to. */
-static fl_image_plan *open_moving(uint64_t *seed, plan_case *p, int32_t longest, bool resizes)
+/* Operations that change colours, or hold such, behind those of the case. */
+static void add_colors(uint64_t *seed, plan_case *p)
+{
+    for (int32_t n = 1 + (int32_t)random_below(seed, 4); n > 0; n--) {
+        fl_image_op *op = &p->ops[p->config.count];
+        *op = random_op(seed, ANY_OF(seed, late), 1);
+        if (op->kind == FL_OP_GRAYSCALE) op->number[0] = p->config.channels;
+        p->config.count += random_below(seed, 4) > 0 ? 1 : random_gate(seed, p, p->config.count);
+    }
+}
+
+enum { RESIZES = 1, COLORS = 2 };
+
+/* One that moves pixels, and does what else it is told to. */
+static fl_image_plan *open_moving(uint64_t *seed, plan_case *p, int32_t longest, int does)
 {
     fl_image_plan *plan = NULL;
+    const bool resizes = does & RESIZES;
     while (plan == NULL) {
         random_case(seed, p, 0, longest);
         p->config.count = 1 + (int32_t)random_below(seed, MOST_OPS);
@@ -47,11 +67,16 @@ static fl_image_plan *open_moving(uint64_t *seed, plan_case *p, int32_t longest,
             memset(p->ops[i].padding, 0, sizeof p->ops[i].padding);
             p->ops[i].pad_if_needed = false;
         }
+        if (does & COLORS) add_colors(seed, p);
         set_occurrences(p);
         make_fills(seed, p);
-        (void)fl_image_plan_open(&p->config, &plan, NULL);
+        if (fl_image_plan_open(&p->config, &plan, NULL) != FL_OK) continue;
+        const bool has_map = fl_image_plan_map_length(plan) > 0;
+        CHECK(has_map || does & COLORS);
+        if (has_map) continue;
+        fl_image_plan_close(plan);
+        plan = NULL;
     }
-    CHECK(fl_image_plan_map_length(plan) > 0);
     return plan;
 }
 
@@ -126,8 +151,6 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     char *from = allocate(each * images), *to = allocate(made * images);
     char *expected = allocate(made * images);
     char *table = allocate(values + fl_image_plan_taps_bytes(plan));
-    fl_image_taps taps[2] = {0};
-    const bool resizes = fl_image_plan_taps(plan, taps);
     int32_t *maps = (int32_t *)allocate(length * images * (int64_t)sizeof *maps);
     int64_t rows[MOST_IMAGES];
     fill_random(seed, from, each * images);
@@ -149,26 +172,20 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
         source.data = (uint8_t *)from + rows[i] * each;
         CHECK_INT(fl_image_plan_apply(plan, params, &source, expected + i * made, NULL), FL_OK);
     }
-    fl_image_batch batch = {
-        .from = (uint8_t *)from,
-        .to = to,
-        .from_steps = {each, source.stride_c, source.stride_y, source.stride_x},
-        .to_steps = {made / bytes, (int64_t)out.height * out.width, out.width, 1},
-        .channels = (int32_t)channels,
-        .height = out.height,
-        .width = out.width,
-        .element_bytes = (int32_t)bytes,
-        .maps = maps,
-        .erased = (int32_t)(length - out.height - out.width - (resizes ? FL_CROP_NUMBERS : 0)) /
-                  FL_ERASED_NUMBERS,
-        .values = fl_image_plan_values(plan),
-        .table = table,
-        .map_numbers = length,
-        .resizes = resizes,
-        .row_taps = resizes ? (int32_t *)(void *)(table + values) : NULL,
-        .rows = taps[0],
-        .columns = taps[1]};
-    if (resizes) batch.column_taps = batch.row_taps + fl_image_taps_numbers(&taps[0]);
+    fl_image_batch batch;
+    fl_image_plan_describe(plan, &batch);
+    batch.from = (uint8_t *)from;
+    batch.to = to;
+    memcpy(batch.from_steps, (int64_t[]){each, source.stride_c, source.stride_y, source.stride_x},
+           4 * sizeof each);
+    memcpy(batch.to_steps, (int64_t[]){made / bytes, (int64_t)out.height * out.width, out.width, 1},
+           4 * sizeof each);
+    batch.maps = maps;
+    batch.table = table;
+    if (batch.resizes) {
+        batch.row_taps = (int32_t *)(void *)(table + values);
+        batch.column_taps = batch.row_taps + fl_image_taps_numbers(&batch.rows);
+    }
     if (p->config.layout == FL_HWC) {
         batch.to_steps[1] = 1;
         batch.to_steps[2] *= channels;
@@ -176,7 +193,7 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     }
     const int64_t before = fake_launches();
     CHECK_INT(fl_cuda_gather_images(0, NULL, &batch, rows, images, NULL), FL_OK);
-    CHECK_INT(fake_launches() - before, images > 0);
+    CHECK_INT(fake_launches() - before, images == 0 ? 0 : batch.steps > 0 ? 2 : 1);
     fake_synchronize(NULL);
     CHECK(memcmp(to, expected, (size_t)(made * images)) == 0);
     fl_column *sent = open_sent(p, plan, view_of(p, from, fl_max(images, 1), is_joined), is_joined);
@@ -185,11 +202,11 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     for (int i = 0; i < 5; i++) free(owned[i]);
 }
 
-static void check_plans(uint64_t seed, int count, int32_t longest, bool resizes)
+static void check_plans(uint64_t seed, int count, int32_t longest, int does)
 {
     for (int n = 0; n < count; n++) {
         plan_case p;
-        fl_image_plan *plan = open_moving(&seed, &p, longest, resizes);
+        fl_image_plan *plan = open_moving(&seed, &p, longest, does);
         check_batch(&seed, &p, plan, n % (MOST_IMAGES + 1), n % 2 == 0);
         fl_image_plan_close(plan);
     }
@@ -197,22 +214,45 @@ static void check_plans(uint64_t seed, int count, int32_t longest, bool resizes)
 
 static void test_batches_are_what_the_plan_makes_on_the_cpu(void)
 {
-    check_plans(1, PLANS, 20, false);
-    check_plans(5, PLANS, 20, true);
+    check_plans(1, PLANS, 20, 0);
+    check_plans(5, PLANS, 20, RESIZES);
+    check_plans(8, PLANS, 20, COLORS);
+    check_plans(9, PLANS, 20, COLORS | RESIZES);
 }
 
 /* Of several blocks, the last of which is not full. */
 static void test_images_of_several_blocks(void)
 {
-    check_plans(2, PLANS / 10, 70, false);
-    check_plans(6, PLANS / 10, 70, true);
+    check_plans(2, PLANS / 10, 70, 0);
+    check_plans(6, PLANS / 10, 70, RESIZES);
+    check_plans(10, PLANS / 10, 70, COLORS | RESIZES);
+}
+
+/* Whose grey pixels have a sum beyond what float32 counts one by one, so its order matters. */
+static void test_images_whose_sum_is_rounded(void)
+{
+    uint64_t seed = 11;
+    for (int32_t n = 0; n < (IS_SANITIZED ? 1 : 6); n++) {
+        plan_case p;
+        fl_image_plan *plan;
+        random_case(&seed, &p, 0, 1);
+        p.config.channels = 3;
+        p.config.in = (fl_image_size){500 + n, 601};
+        p.config.count = 2;
+        p.ops[0] = (fl_image_op){.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5};
+        p.ops[1] = random_op(&seed, FL_OP_COLOR_JITTER, 1);
+        make_fills(&seed, &p);
+        CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
+        check_batch(&seed, &p, plan, 2, n % 2 == 0);
+        fl_image_plan_close(plan);
+    }
 }
 
 static void test_weights_that_find_no_memory(void)
 {
     uint64_t seed = 7;
     plan_case p;
-    fl_image_plan *plan = open_moving(&seed, &p, 20, true);
+    fl_image_plan *plan = open_moving(&seed, &p, 20, RESIZES);
     fl_image_params params[FL_MAX_IMAGE_OPS];
     int32_t *out = (int32_t *)(void *)allocate(fl_image_plan_taps_bytes(plan));
     const int64_t length = fl_image_plan_map_length(plan) + fl_image_plan_own_taps(plan);
@@ -230,11 +270,68 @@ static void test_weights_that_find_no_memory(void)
     fl_image_plan_close(plan);
 }
 
+static bool is_moved_or_colored(fl_image_op_kind kind)
+{
+    return kind <= FL_OP_PHOTOMETRIC_DISTORT || is_gate(kind);
+}
+
+/* The plan of up to three operations has a map as told. */
+static void check_map(fl_image_size in, fl_image_type type, const fl_image_op *ops, bool has_map)
+{
+    static _Alignas(64) const char tables[FL_MAX_CHANNELS * 256 * 4] = {1};
+    fl_image_config config = {.ops = ops, .channels = 3, .in = in, .type = type};
+    fl_image_plan *plan;
+    while (config.count < 3 && ops[config.count].kind != FL_OP_KINDS) config.count++;
+    config.image_ops = &fl_cpu_image_plain;
+    if (type != FL_IMAGE_U8) config.tables = tables;
+    CHECK_INT(fl_image_plan_open(&config, &plan, NULL), FL_OK);
+    CHECK((fl_image_plan_map_length(plan) > 0) == has_map);
+    fl_image_plan_close(plan);
+}
+
+static void test_what_may_stand_beside_colors(void)
+{
+    const fl_image_size small = {20, 20}, large = {300, 300};
+    const fl_image_op end = {.kind = FL_OP_KINDS}, invert = {.kind = FL_OP_INVERT, .p = 1};
+    const fl_image_op flip = {.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5};
+    const fl_image_op pad = {.kind = FL_OP_PAD, .padding = {1, 1, 1, 1}, .out_fill = {1}};
+    const fl_image_op crop = {.kind = FL_OP_CENTER_CROP, .size = small, .out_fill = {1}};
+    const fl_image_op resize = {.kind = FL_OP_RESIZE, .size = small};
+    const fl_image_op blur = {.kind = FL_OP_BLUR, .size = {3, 3}, .number = {1, 1}};
+    const fl_image_op one = {.kind = FL_OP_GRAYSCALE, .number = {1}};
+    const fl_image_op three = {.kind = FL_OP_GRAYSCALE, .number = {3}};
+    const fl_image_op gate = {.kind = FL_OP_APPLY, .span = 1, .p = 0.5};
+    fl_image_op erase = {.kind = FL_OP_ERASE, .p = 1, .scale = {0.1, 0.2}, .ratio = {1, 1}};
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){flip, invert, erase}, true);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){erase, invert, end}, false);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){invert, flip, end}, true);
+    check_map(large, FL_IMAGE_U8, (fl_image_op[]){invert, flip, end}, false); /* sums are rounded */
+    check_map(large, FL_IMAGE_U8, (fl_image_op[]){flip, invert, end}, true);
+    check_map(large, FL_IMAGE_U8, (fl_image_op[]){invert, crop, end}, false);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){resize, invert, end}, true);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){invert, resize, end}, false);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){invert, pad, end}, false);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){pad, end}, true);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){invert, blur, end}, false);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){three, end}, true);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){one, end}, false);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){one, three, end}, false);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){gate, invert, end}, true);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){gate, flip, erase}, true);
+    check_map(small, FL_IMAGE_U8, (fl_image_op[]){gate, blur, end}, false);
+    /* Filled with what byte 0 becomes, and with what none does. */
+    check_map(small, FL_IMAGE_F16, (fl_image_op[]){crop, invert, end}, true);
+    fl_image_op typed = crop;
+    typed.out_fill[1] = 1;
+    check_map(small, FL_IMAGE_F16, (fl_image_op[]){typed, end}, true);
+    check_map(small, FL_IMAGE_F16, (fl_image_op[]){typed, invert, end}, false);
+}
+
 static void test_plans_that_compute_pixels_have_no_map(void)
 {
     uint64_t seed = 3;
     int found = 0;
-    for (int n = 0; n < 200; n++) {
+    for (int n = 0; n < 400; n++) {
         plan_case p;
         fl_image_plan *plan;
         random_case(&seed, &p, 3, 20);
@@ -242,7 +339,7 @@ static void test_plans_that_compute_pixels_have_no_map(void)
         bool has_map = fl_image_plan_map_length(plan) > 0;
         CHECK(has_map || fl_image_plan_resizes(plan));
         for (int32_t i = 0; i < p.config.count; i++)
-            CHECK(!has_map || p.config.ops[i].kind <= FL_OP_ERASE);
+            CHECK(!has_map || is_moved_or_colored(p.config.ops[i].kind));
         found += !has_map;
         fl_image_plan_close(plan);
     }
@@ -253,7 +350,7 @@ static void test_plans_that_compute_pixels_have_no_map(void)
 static void test_batches_that_are_too_large(void)
 {
     fl_err err;
-    fl_image_batch batch = {.height = 1 << 16, .width = 1 << 15, .element_bytes = 1};
+    fl_image_batch batch = {.channels = 1, .height = 1 << 16, .width = 1 << 15, .element_bytes = 1};
     CHECK_INT(fl_cuda_gather_images(0, NULL, &batch, NULL, 1, &err), FL_EDEVICE);
     CHECK(strstr(err.text, "cudaErrorInvalidValue") != NULL);
     batch.height = 1 << 10;
@@ -267,7 +364,9 @@ int main(void)
     CHECK_INT(fl_cuda_load_kernels(NULL), FL_OK);
     RUN(test_batches_are_what_the_plan_makes_on_the_cpu);
     RUN(test_images_of_several_blocks);
+    RUN(test_images_whose_sum_is_rounded);
     RUN(test_weights_that_find_no_memory);
+    RUN(test_what_may_stand_beside_colors);
     RUN(test_plans_that_compute_pixels_have_no_map);
     RUN(test_batches_that_are_too_large);
     return 0;

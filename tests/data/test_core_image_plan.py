@@ -241,7 +241,7 @@ def test_maps_of_nothing_and_of_computed_pixels() -> None:
     for wrong in (out[:, 1:].contiguous(), out.new_zeros(1, plan.map_length)):
         with pytest.raises(ValueError, match=r"out must have the shape \(0, "):
             plan.map(rows, wrong, 0)
-    computed = make_plan({"kind": INVERT, "p": 0.5})
+    computed = make_plan({"kind": INVERT, "p": 0.5}, {"kind": CENTER_CROP, "size": (3, 3)})
     for count in (0, 2):
         with pytest.raises(ValueError, match="the plan computes pixels"):
             computed.map(torch.zeros(count, dtype=torch.int64), out, 0)

@@ -37,7 +37,7 @@ def test_it_is_one_of_three(wrong: Any) -> None:
         iter(loader)
 
 
-SOLARIZED = T.RandomSolarize(9)
+TURNED = T.RandomRotation(9)
 PADDED = T.Compose([T.Pad(2), T.Resize(9)])
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (dataset(), {"device": None}, "no device= is passed"),
@@ -45,8 +45,9 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (dataset(), {"path": "process"}, "it takes path='process': path='process' was asked for"),
     (dataset(), {"collate_fn": list}, "it takes path='process': collate_fn is not torch's"),
     ([torch.ones(3)] * 9, {"num_workers": 0}, "it takes path='sync'"),
-    (dataset(SOLARIZED), {}, "field 0: its transform does more than crop, pad, flip"),
+    (dataset(TURNED), {}, "field 0: its transform does more than crop, pad, flip"),
     (dataset(PADDED), {}, "pads before it resizes"),
+    (dataset(T.Compose([T.RandomInvert(), T.CenterCrop(4)])), {}, "cast, in this order"),
 ]
 
 
@@ -117,12 +118,13 @@ def test_data_without_transforms_have_nothing_to_do_there() -> None:
 
 
 def test_explain_says_what_a_kernel_does() -> None:
-    for transform, text in ((MOVED, "a kernel does all of it"), (SOLARIZED, "an error")):
+    does = "a kernel does all of it"
+    for transform, text in ((MOVED, does), (T.ColorJitter(0.5), does), (TURNED, "an error")):
         assert f"with transforms_on='device': {text}" in dataset(transform).explain()
 
 
 def test_a_table_for_a_device_takes_images_as_they_are() -> None:
     table = columns.open_source(dataset(T.RandomHorizontalFlip()), pin=False).table
     assert table.cut() is table and table.cut(True) is not table
-    computed = columns.open_source(dataset(SOLARIZED), pin=False).table
+    computed = columns.open_source(dataset(TURNED), pin=False).table
     assert computed.cut(True) is computed

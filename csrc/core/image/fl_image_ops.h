@@ -175,7 +175,32 @@ typedef struct fl_image_ops {
     fl_image_tone_ops tone;
 } fl_image_ops;
 
-enum { FL_ERASED_NUMBERS = 5, FL_CROP_NUMBERS = 6, FL_TAP_NUMBERS = 3 };
+/* What operations on colours do. */
+typedef enum fl_tone {
+    FL_TONE_NONE,
+    FL_TONE_INVERT,
+    FL_TONE_SOLARIZE,  /* number: threshold */
+    FL_TONE_POSTERIZE, /* bits, 0 to 8 */
+    FL_TONE_AUTOCONTRAST,
+    FL_TONE_EQUALIZE,
+    FL_TONE_BRIGHTNESS, /* this and the next ones: factor >= 0; of 1 or 3 channels */
+    FL_TONE_CONTRAST,
+    FL_TONE_SATURATION,
+    FL_TONE_HUE,       /* turns, -0.5 to 0.5; of 1 or 3 channels */
+    FL_TONE_SHARPNESS, /* factor >= 0; of 1 or 3 channels */
+    FL_TONE_GREY,      /* of 3 channels */
+    FL_TONE_PERMUTE,
+    FL_TONES
+} fl_tone;
+
+/* One of them as a device takes it: four numbers of a map. */
+typedef struct fl_color_step {
+    int32_t tone;                  /* FL_TONE_NONE: there are no more */
+    float number, rest;            /* rest: 1 - number, rounded once */
+    int8_t order[FL_MAX_CHANNELS]; /* FL_TONE_PERMUTE: channel order[k] becomes channel k */
+} fl_color_step;
+
+enum { FL_ERASED_NUMBERS = 5, FL_STEP_NUMBERS = 4, FL_CROP_NUMBERS = 6, FL_TAP_NUMBERS = 3 };
 
 /* How a resize on a device makes one axis of `out` samples, of any length from shortest to longest.
  * In memory, for each length or for one, for each sample: where its taps begin, how many there are
@@ -202,6 +227,7 @@ typedef struct fl_image_batch {
     const int32_t *maps; /* borrowed, on the device: for each image as fl_image_plan_map */
     int64_t map_numbers; /* from one to the next */
     int32_t erased;      /* operations that erase */
+    int32_t steps;       /* on colours; where there are any, results have no gaps */
     int32_t values;      /* of each channel: */
     const char *table;   /* borrowed, on the device: as fl_image_plan_write_values */
     bool resizes;

@@ -418,9 +418,10 @@ int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params
 }
 
 void fl_image_plan_move(const fl_image_plan *plan, const fl_image_params *params,
-                        fl_image_view *view)
+                        fl_color_step *steps, fl_image_view *view)
 {
     fl_image_tools tools = {.ops = plan->ops, .channels = plan->channels};
     fl_image_view_start(view, &tools, plan->cache, &(fl_image_source){.size = plan->in});
+    view->steps = steps;
     (void)run_range(plan, params, 0, plan->count, view, NULL);
 }

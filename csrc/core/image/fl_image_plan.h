@@ -69,19 +69,24 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
 int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
                         const fl_image_source *source, void *out, fl_err *err);
 
-/* ---- plans for a device, which moves bytes, looks them up and resizes once: fl_image_plan_map */
+/* ---- plans for a device, which moves bytes, resizes once, changes colours and looks bytes up:
+ * fl_image_plan_map */
 
 /* How many numbers fl_image_plan_map writes; 0: the plan computes pixels otherwise, or pads before
- * a resize, or its taps are too many. */
+ * a resize, or does more than flip and erase once colours change, or its taps are too many. */
 int32_t fl_image_plan_map_length(const fl_image_plan *plan);
 
 /* Where the pixels of a result come from, for an image of fl_image_plan_in: of each row, then of
  * each column, the one of the image that is read, or -1 - i, which operation i fills. Where both
  * are filled the lower number counts. Then five numbers for each operation that erases: top, left,
- * bottom and right of what is erased, and its -1 - i; later ones count. Where the plan resizes,
- * rows and columns are those of its result, and six numbers follow: how many rows of the image are
- * resized, the first, the step to the next (1 or -1); likewise columns. Pure. */
+ * bottom and right of what is erased, and its -1 - i; later ones count. Then the steps on colours,
+ * an fl_color_step each. Where the plan resizes, rows and columns are those of its result, and six
+ * numbers follow: how many rows of the image are resized, the first, the step to the next (1 or
+ * -1); likewise columns. Pure. */
 void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map);
+
+/* What such a plan says of a batch; addresses and steps are the caller's. */
+void fl_image_plan_describe(const fl_image_plan *plan, fl_image_batch *out);
 
 /* The taps of rows and of columns; false: the plan does not resize, or images of many sizes. */
 bool fl_image_plan_taps(const fl_image_plan *plan, fl_image_taps taps[2]);
@@ -89,7 +94,8 @@ bool fl_image_plan_taps(const fl_image_plan *plan, fl_image_taps taps[2]);
 /* Elements of each channel: of the 256 bytes, then what each operation fills. */
 int32_t fl_image_plan_values(const fl_image_plan *plan);
 /* Bytes of these of all channels, rounded up to whole numbers of 4; and writing them to `out`, a
- * multiple of 4, those of channel 0 first. */
+ * multiple of 4, those of channel 0 first. Where there are steps on colours, the same as bytes
+ * follow, which these steps begin with. */
 int64_t fl_image_plan_values_bytes(const fl_image_plan *plan);
 void fl_image_plan_write_values(const fl_image_plan *plan, char *out);
 
@@ -103,10 +109,10 @@ int32_t fl_image_plan_own_taps(const fl_image_plan *plan);
 int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err *err);
 
 /* For these functions: what results are, the weights of resizes, and the view after operations that
- * only move pixels, of an image without memory. */
+ * move pixels, of an image without memory; steps on colours are noted. */
 const fl_image_output *fl_image_plan_output(const fl_image_plan *plan);
 fl_resample_cache *fl_image_plan_cache(const fl_image_plan *plan);
 void fl_image_plan_move(const fl_image_plan *plan, const fl_image_params *params,
-                        fl_image_view *view);
+                        fl_color_step *steps, fl_image_view *view);
 
 #endif

@@ -1,5 +1,6 @@
-/* fl_image_plan_map: plans that a device can do: where their pixels come from, what bytes become
- * and the weights of a resize, as numbers. See fl_image_plan.h; fl_cuda_images reads them. */
+/* fl_image_plan_map: plans that a device can do: where their pixels come from, how colours change,
+ * what bytes become and the weights of a resize, as numbers. See fl_image_plan.h; fl_cuda_images
+ * and fl_cuda_colors read them. */
 #include "fl_image_plan.h"
 
 #include "fl_image_output.h"
@@ -8,13 +9,43 @@
 #include <assert.h>
 #include <string.h>
 
-enum { MOST_TAPS_BYTES = 64 << 20 };
+enum {
+    MOST_TAPS_BYTES = 64 << 20,
+    /* The sum of so many bytes, in any order, is exact as float. */
+    EXACT_PIXELS = (1 << 24) / 255
+};
+
+_Static_assert(sizeof(fl_color_step) == FL_STEP_NUMBERS * sizeof(int32_t), "a step is its numbers");
 
 static int32_t count_erases(const fl_image_plan *plan)
 {
     int32_t count = 0;
     for (int32_t i = 0; i < fl_image_plan_count(plan); i++)
         count += fl_image_plan_op(plan, i)->kind == FL_OP_ERASE;
+    return count;
+}
+
+static bool is_gate(const fl_image_op *op)
+{
+    return op->kind >= FL_OP_APPLY && op->kind <= FL_OP_BRANCH;
+}
+
+static bool is_on_colors(const fl_image_op *op)
+{
+    return op->kind >= FL_OP_INVERT && op->kind <= FL_OP_PHOTOMETRIC_DISTORT;
+}
+
+/* The most that there may be, of any image. */
+static int32_t count_steps(const fl_image_plan *plan)
+{
+    int32_t count = 0;
+    for (int32_t i = 0; i < fl_image_plan_count(plan); i++) {
+        const fl_image_op *op = fl_image_plan_op(plan, i);
+        if (is_on_colors(op))
+            count += op->kind == FL_OP_COLOR_JITTER          ? 4
+                     : op->kind == FL_OP_PHOTOMETRIC_DISTORT ? 5
+                                                             : 1;
+    }
     return count;
 }
 
@@ -58,16 +89,42 @@ int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan)
     return numbers * (int64_t)sizeof(int32_t);
 }
 
-/* Whether a device does it: what operations before a resize read is one run of rows and columns. */
+/* Whether a device does operations `from` on, the first of which changes colours or holds others:
+ * pixels stay but for flips, which may change the order of a sum; what is erased stays. */
+static bool are_on_colors(const fl_image_plan *plan, int32_t from)
+{
+    const fl_image_size out = fl_image_plan_out(plan);
+    const bool flips = (int64_t)out.height * out.width <= EXACT_PIXELS;
+    bool is_erased = false;
+    for (int32_t i = from; i < fl_image_plan_count(plan); i++) {
+        const fl_image_op *op = fl_image_plan_op(plan, i);
+        const bool is_flip = op->kind == FL_OP_HORIZONTAL_FLIP || op->kind == FL_OP_VERTICAL_FLIP;
+        if (op->kind == FL_OP_ERASE)
+            is_erased = true;
+        else if (!(is_flip && flips) && !is_gate(op) && (!is_on_colors(op) || is_erased))
+            return false;
+        if (op->kind == FL_OP_GRAYSCALE && op->number[0] != op->channels) return false;
+    }
+    return true;
+}
+
+/* Whether a device does it: what operations before a resize read is one run of rows and columns,
+ * and what is filled before colours change is bytes. */
 static bool is_for_device(const fl_image_plan *plan)
 {
     const int32_t resize = find_resize(plan), count = fl_image_plan_count(plan);
+    const bool has_steps = count_steps(plan) > 0;
+    int32_t i = 0;
     if (!fl_size_is_known(fl_image_plan_in(plan))) return false;
-    for (int32_t i = 0; i < count; i++) {
+    for (; i < count; i++) {
         const fl_image_op *op = fl_image_plan_op(plan, i);
-        if (op->kind > FL_OP_ERASE || (i > resize && fl_op_is_resize(op->kind))) return false;
+        const bool is_typed = fl_image_plan_output(plan)->typed_fills >> i & 1;
+        if (op->kind > FL_OP_ERASE) break;
+        if (i > resize && fl_op_is_resize(op->kind)) return false;
         if (i < resize && resize < count && fl_op_may_pad(op)) return false;
+        if (has_steps && (op->kind == FL_OP_ERASE || (is_typed && fl_op_may_pad(op)))) return false;
     }
+    if (!are_on_colors(plan, i)) return false;
     if (resize == count) return true;
     return fl_image_plan_op(plan, resize)->interpolation < FL_PILLOW_BILINEAR &&
            fl_image_plan_taps_bytes(plan) <= MOST_TAPS_BYTES;
@@ -77,7 +134,8 @@ static bool is_for_device(const fl_image_plan *plan)
 static int32_t count_edges(const fl_image_plan *plan)
 {
     fl_image_size out = fl_image_plan_out(plan);
-    return out.height + out.width + FL_ERASED_NUMBERS * count_erases(plan);
+    return out.height + out.width + FL_ERASED_NUMBERS * count_erases(plan) +
+           FL_STEP_NUMBERS * count_steps(plan);
 }
 
 int32_t fl_image_plan_map_length(const fl_image_plan *plan)
@@ -85,6 +143,23 @@ int32_t fl_image_plan_map_length(const fl_image_plan *plan)
     if (!is_for_device(plan)) return 0;
     bool resizes = find_resize(plan) < fl_image_plan_count(plan);
     return count_edges(plan) + (resizes ? FL_CROP_NUMBERS : 0);
+}
+
+void fl_image_plan_describe(const fl_image_plan *plan, fl_image_batch *out)
+{
+    const fl_image_output *o = fl_image_plan_output(plan);
+    fl_image_taps taps[2] = {0};
+    *out = (fl_image_batch){.channels = o->channels,
+                            .height = o->size.height,
+                            .width = o->size.width,
+                            .element_bytes = fl_image_type_bytes(o->type),
+                            .map_numbers = fl_image_plan_map_length(plan),
+                            .erased = count_erases(plan),
+                            .steps = count_steps(plan),
+                            .values = fl_image_plan_values(plan),
+                            .resizes = fl_image_plan_taps(plan, taps)};
+    out->rows = taps[0];
+    out->columns = taps[1];
 }
 
 static int32_t *map_axis(const fl_image_axis *axis, int32_t *map)
@@ -111,9 +186,11 @@ void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params,
 {
     fl_image_view view;
     int32_t *behind = map + count_edges(plan);
-    fl_image_plan_move(plan, params, &view);
+    int32_t *steps = behind - FL_STEP_NUMBERS * count_steps(plan);
+    int32_t *erased = steps - FL_ERASED_NUMBERS * count_erases(plan);
+    memset(erased, 0, (size_t)(behind - erased) * sizeof *map);
+    fl_image_plan_move(plan, params, (fl_color_step *)(void *)steps, &view);
     map = map_axis(&view.x, map_axis(&view.y, map));
-    memset(map, 0, (size_t)(behind - map) * sizeof *map);
     for (int32_t n = 0; n < view.erased_count; n++) {
         const fl_erased *e = &view.erased[n];
         *map++ = e->top;
@@ -130,7 +207,8 @@ int32_t fl_image_plan_values(const fl_image_plan *plan) { return 256 + fl_image_
 int64_t fl_image_plan_values_bytes(const fl_image_plan *plan)
 {
     const fl_image_output *o = fl_image_plan_output(plan);
-    int64_t each = fl_image_plan_values(plan) * fl_image_type_bytes(o->type);
+    int64_t as_bytes = count_steps(plan) > 0;
+    int64_t each = fl_image_plan_values(plan) * (fl_image_type_bytes(o->type) + as_bytes);
     return (each * o->channels + 3) / 4 * 4;
 }
 
@@ -146,6 +224,11 @@ void fl_image_plan_write_values(const fl_image_plan *plan, char *out)
         out += 256 * bytes;
         for (int32_t i = 0; i < fl_image_plan_count(plan); i++, out += bytes)
             memcpy(out, fl_image_plan_op(plan, i)->out_fill + c * bytes, (size_t)bytes);
+    }
+    for (int32_t c = 0; count_steps(plan) > 0 && c < o->channels; c++) {
+        for (int32_t v = 0; v < 256; v++) *out++ = (char)v;
+        for (int32_t i = 0; i < fl_image_plan_count(plan); i++)
+            *out++ = (char)fl_image_plan_op(plan, i)->fill[c];
     }
 }
 

@@ -41,6 +41,8 @@ typedef struct fl_image_view {
     bool has_tables;
     fl_byte_table table[FL_MAX_CHANNELS];
 
+    fl_color_step *steps; /* borrowed: where those on colours are noted; NULL: they are done */
+
     int32_t erased_count;
     fl_erased erased[FL_MAX_IMAGE_OPS];
 } fl_image_view;

@@ -1,27 +1,14 @@
 /* fl_tone: what operations that compute pixels do to a view, as torchvision computes uint8 images.
  *
  * Floor 1. Those that change each byte by itself are tables that the view keeps until somebody
- * reads pixels, so that several of them are one pass. One thread. */
+ * reads pixels, so that several of them are one pass. Where a device computes the pixels,
+ * fl_tone_apply, fl_tone_grey and fl_tone_permute note a step instead. One thread. */
 #ifndef FL_TONE_H
 #define FL_TONE_H
 
 #include "fl_image_view.h"
 
-typedef enum fl_tone {
-    FL_TONE_INVERT,
-    FL_TONE_SOLARIZE,  /* number: threshold */
-    FL_TONE_POSTERIZE, /* bits, 0 to 8 */
-    FL_TONE_AUTOCONTRAST,
-    FL_TONE_EQUALIZE,
-    FL_TONE_BRIGHTNESS, /* this and the next ones: factor >= 0; of 1 or 3 channels */
-    FL_TONE_CONTRAST,
-    FL_TONE_SATURATION,
-    FL_TONE_HUE,       /* turns, -0.5 to 0.5; of 1 or 3 channels */
-    FL_TONE_SHARPNESS, /* factor >= 0; of 1 or 3 channels */
-    FL_TONES
-} fl_tone;
-
-/* FL_ENOMEM. */
+/* Of FL_TONE_INVERT to FL_TONE_SHARPNESS. FL_ENOMEM. */
 int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err);
 
 /* A Gaussian blur of `taps`, which are odd and at most FL_MAX_BLUR, in images that are longer than

@@ -317,14 +317,13 @@ static int describe_parts(image_column *self, const fl_column_image_config *conf
 {
     const fl_image_plan *plan = config->plan;
     const fl_image_size out = fl_image_plan_out(plan);
-    fl_image_taps taps[2] = {0};
     const int64_t step = config->cast.plane == 1 ? config->cast.channels : 1;
-    const bool resizes = fl_image_plan_taps(plan, taps);
-    const int32_t numbers = fl_image_plan_map_length(plan), own = fl_image_plan_own_taps(plan);
-    const int32_t erased = numbers - out.height - out.width - (resizes ? FL_CROP_NUMBERS : 0);
+    fl_image_batch *made = &self->made;
+    fl_image_plan_describe(plan, made);
+    made->map_numbers += fl_image_plan_own_taps(plan);
     self->base.ops = &part_ops;
     self->row_ops = config->row_ops;
-    self->map_bytes = (numbers + own) * (int64_t)sizeof(int32_t);
+    self->map_bytes = made->map_numbers * (int64_t)sizeof(int32_t);
     self->values_bytes = fl_image_plan_values_bytes(plan);
     self->values = fl_alloc(self->values_bytes);
     if (self->values == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
@@ -332,20 +331,11 @@ static int describe_parts(image_column *self, const fl_column_image_config *conf
     self->out_bytes = self->runs.row_bytes;
     bool fits = fl_add(self->runs.row_bytes, self->map_bytes, &self->work_bytes);
     if (!fits) self->work_bytes = INT64_MAX;
-    self->made = (fl_image_batch){
-        .from_steps = {self->runs.row_bytes, self->copy.stride_c, self->copy.stride_y,
-                       self->copy.stride_x},
-        .to_steps = {config->cast.count, config->cast.plane, out.width * step, step},
-        .channels = config->cast.channels,
-        .height = out.height,
-        .width = out.width,
-        .element_bytes = config->cast.bytes,
-        .map_numbers = numbers + own,
-        .erased = erased / FL_ERASED_NUMBERS,
-        .values = fl_image_plan_values(plan),
-        .resizes = resizes,
-        .rows = taps[0],
-        .columns = taps[1]};
+    const fl_image_source *copy = &self->copy;
+    const int64_t from[] = {self->runs.row_bytes, copy->stride_c, copy->stride_y, copy->stride_x};
+    const int64_t to[] = {config->cast.count, config->cast.plane, out.width * step, step};
+    memcpy(made->from_steps, from, sizeof from);
+    memcpy(made->to_steps, to, sizeof to);
     return FL_OK;
 }
 

@@ -205,6 +205,16 @@ read_images(gather *self, const fl_py_image_plan *plan, PyObject *source, fl_ima
     return -1;
 }
 
+/* Whether the results lie as the plan makes them, one behind the other. */
+static bool has_no_gaps(const fl_tensor *view, const fl_py_image_plan *plan)
+{
+    const int64_t bytes = plan->dtype.bits / 8, each = fl_image_plan_out_bytes(plan->plan);
+    bool is_dense = view->shape[0] <= 1 || view->stride[0] == each;
+    for (int d = 0; d < 3; d++)
+        is_dense &= plan->shape[d] == 1 || view->stride[d + 1] == plan->stride[d] * bytes;
+    return is_dense;
+}
+
 static int
 read_result(gather *self, const fl_py_image_plan *plan, PyObject *result, fl_image_batch *out)
 {
@@ -214,6 +224,7 @@ read_result(gather *self, const fl_py_image_plan *plan, PyObject *result, fl_ima
     bool fits = view.ndim == 4 && memcmp(&view.dtype, &plan->dtype, sizeof view.dtype) == 0 &&
                 view.shape[0] == self->row_count;
     for (int d = 0; fits && d < 3; d++) fits = view.shape[d + 1] == plan->shape[d];
+    if (fits && out->steps > 0) fits = has_no_gaps(&view, plan);
     if (!fits) {
         PyErr_SetString(PyExc_ValueError,
                         "gather_images: out is not a batch of the plan's results");
@@ -229,22 +240,9 @@ static int
 read_batch(gather *self, const fl_py_image_plan *plan, PyObject *const *args, fl_image_batch *out)
 {
     const fl_image_plan *core = plan->plan;
-    int32_t length = fl_image_plan_map_length(core), bytes = plan->dtype.bits / 8;
-    fl_image_size size = fl_image_plan_out(core);
-    *out = (fl_image_batch){.channels = fl_image_plan_out_channels(core),
-                            .height = size.height,
-                            .width = size.width,
-                            .element_bytes = bytes,
-                            .values = fl_image_plan_values(core)};
-    fl_image_taps taps[2] = {0};
-    bool resizes = fl_image_plan_taps(core, taps);
-    int32_t erased = length - size.height - size.width - (resizes ? FL_CROP_NUMBERS : 0);
     int64_t taps_at = fl_image_plan_values_bytes(core);
-    out->erased = erased / FL_ERASED_NUMBERS;
-    out->map_numbers = length;
-    out->resizes = resizes;
-    out->rows = taps[0];
-    out->columns = taps[1];
+    fl_image_plan_describe(core, out);
+    const int64_t length = out->map_numbers;
     if (length == 0) {
         PyErr_SetString(PyExc_ValueError, "gather_images: the plan computes pixels");
         return -1;
@@ -258,8 +256,10 @@ read_batch(gather *self, const fl_py_image_plan *plan, PyObject *const *args, fl
         return -1;
     out->maps = maps;
     out->table = table;
-    out->row_taps = resizes ? (const int32_t *)(const void *)(out->table + taps_at) : NULL;
-    out->column_taps = resizes ? out->row_taps + fl_image_taps_numbers(&taps[0]) : NULL;
+    if (out->resizes) {
+        out->row_taps = (const int32_t *)(const void *)(out->table + taps_at);
+        out->column_taps = out->row_taps + fl_image_taps_numbers(&out->rows);
+    }
     return read_result(self, plan, args[4], out);
 }
 

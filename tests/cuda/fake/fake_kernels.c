@@ -1,13 +1,16 @@
 /* fake_kernels: stands in for the kernels, and for fl_cuda_grad.c, where no pass is run. */
 #include "fake_cuda.h"
 #include "fl_cuda.h"
+#include "fl_cpu_image.h"
 #include "fl_cuda_cast.h"
+#include "fl_cuda_colors.h"
 #include "fl_cuda_gather.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
 #include "fl_cuda_windows.h"
+#include "fl_tone.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -118,35 +121,102 @@ static int32_t resize_one(const fl_image_batch *of, const int32_t *crop, const u
     return clamp_byte(sum, y[2]);
 }
 
+/* Which of the values becomes an element, before what is erased. */
 static int32_t
 value_at(const fl_image_batch *of, const int32_t *map, const uint8_t *plane, int32_t y, int32_t x)
 {
-    const int32_t row = map[y], column = map[of->height + x],
-                  *behind = map + of->height + of->width;
+    const int32_t row = map[y], column = map[of->height + x];
+    const int32_t *crop =
+        map + of->height + of->width + FL_ERASED_NUMBERS * of->erased + FL_STEP_NUMBERS * of->steps;
     int32_t fill = row < column ? row : column;
-    for (int32_t i = 0; i < of->erased; i++, behind += FL_ERASED_NUMBERS)
-        if (y >= behind[0] && x >= behind[1] && y < behind[2] && x < behind[3]) fill = behind[4];
     if (fill < 0) return 255 - fill;
-    if (of->resizes) return resize_one(of, behind, plane, row, column);
+    if (of->resizes) return resize_one(of, crop, plane, row, column);
     return plane[row * of->from_steps[2] + column * of->from_steps[3]];
+}
+
+static int32_t
+erase_at(const fl_image_batch *of, const int32_t *map, int32_t y, int32_t x, int32_t value)
+{
+    const int32_t *erased = map + of->height + of->width;
+    for (int32_t i = 0; i < of->erased; i++, erased += FL_ERASED_NUMBERS)
+        if (y >= erased[0] && x >= erased[1] && y < erased[2] && x < erased[3])
+            value = 255 - erased[4];
+    return value;
+}
+
+/* One step as the CPU does it. */
+static void run_step(fl_image_view *view, const fl_color_step *step)
+{
+    int status = step->tone == FL_TONE_GREY ? fl_tone_grey(view, 3, NULL)
+                 : step->tone == FL_TONE_PERMUTE
+                     ? fl_tone_permute(view, step->order, NULL)
+                     : fl_tone_apply(view, (fl_tone)step->tone, (double)step->number, NULL);
+    if (status != FL_OK) abort();
+}
+
+/* Changes the colours of an image's values, which then are bytes. */
+static void
+run_steps(const fl_image_batch *of, const int32_t *map, const char *as_bytes, int32_t *values)
+{
+    const int32_t edges = of->height + of->width + FL_ERASED_NUMBERS * of->erased;
+    const fl_color_step *step = (const void *)(map + edges);
+    const int64_t pixels = (int64_t)of->height * of->width;
+    fl_scratch_slots *slots = fl_alloc((int64_t)sizeof *slots);
+    fl_image_tools tools = {.image_ops = &fl_cpu_image_plain, .channels = of->channels};
+    uint8_t *bytes = malloc((size_t)(pixels * of->channels));
+    if (slots == NULL || bytes == NULL || fl_scratch_take(slots, &tools.scratch, NULL) != FL_OK)
+        abort();
+    for (int64_t n = 0; n < pixels * of->channels; n++)
+        bytes[n] = (uint8_t)as_bytes[n / pixels * of->values + values[n]];
+    const fl_image_source source = {bytes, of->width, 1, pixels, {of->height, of->width}};
+    fl_image_planes made;
+    fl_image_view view;
+    fl_image_view_start(&view, &tools, NULL, &source);
+    for (int32_t n = 0; n < of->steps && step->tone != FL_TONE_NONE; n++) run_step(&view, step++);
+    if (fl_image_view_own(&view, true, &made, NULL) != FL_OK) abort();
+    fl_image_view_look_up(&view);
+    for (int64_t n = 0; n < pixels * of->channels; n++)
+        values[n] = made.data[n / pixels * made.plane + n % pixels];
+    free(bytes);
+    fl_scratch_give(slots, tools.scratch);
+    fl_scratch_close(slots);
+}
+
+/* Values of an image, channel by channel, row by row. */
+static void find_values(const fake_images *self, int64_t image, int32_t *values)
+{
+    const fl_image_batch *of = &self->of;
+    const int64_t pixels = (int64_t)of->height * of->width, typed = of->channels * of->values;
+    const int32_t *map = self->maps + image * of->map_numbers;
+    for (int64_t n = 0; n < of->channels * pixels; n++)
+        values[n] = value_at(
+            of, map, self->from + image * of->from_steps[0] + n / pixels * of->from_steps[1],
+            (int32_t)(n % pixels / of->width), (int32_t)(n % of->width));
+    if (of->steps > 0) run_steps(of, map, self->table + typed * of->element_bytes, values);
+    for (int64_t n = 0; n < of->channels * pixels; n++)
+        values[n] = erase_at(of, map, (int32_t)(n % pixels / of->width), (int32_t)(n % of->width),
+                             values[n]);
 }
 
 static void run_images(void *arg)
 {
     fake_images *self = arg;
     const fl_image_batch *of = &self->of;
-    const int64_t pixels = (int64_t)of->height * of->width, all = self->count * of->channels;
-    for (int64_t n = 0; n < all * pixels; n++) {
-        const int64_t image = n / pixels / of->channels, c = n / pixels % of->channels;
-        const int32_t y = (int32_t)(n % pixels / of->width), x = (int32_t)(n % of->width);
-        const uint8_t *plane = self->from + image * of->from_steps[0] + c * of->from_steps[1];
-        int64_t value =
-            c * of->values + value_at(of, self->maps + image * of->map_numbers, plane, y, x);
-        int64_t at = image * of->to_steps[0] + c * of->to_steps[1] + y * of->to_steps[2] +
-                     x * of->to_steps[3];
-        memcpy(self->to + at * of->element_bytes, self->table + value * of->element_bytes,
-               (size_t)of->element_bytes);
+    const int64_t pixels = (int64_t)of->height * of->width, all = of->channels * pixels;
+    const size_t bytes = (size_t)of->element_bytes;
+    int32_t *values = malloc((size_t)all * sizeof *values);
+    if (values == NULL) abort();
+    for (int64_t image = 0; image < self->count; image++) {
+        find_values(self, image, values);
+        for (int64_t n = 0; n < all; n++) {
+            const int64_t c = n / pixels, y = n % pixels / of->width, x = n % of->width;
+            const int64_t at = image * of->to_steps[0] + c * of->to_steps[1] + y * of->to_steps[2] +
+                               x * of->to_steps[3];
+            memcpy(self->to + at * of->element_bytes,
+                   self->table + (c * of->values + values[n]) * of->element_bytes, bytes);
+        }
     }
+    free(values);
     free(self);
 }
 
@@ -184,6 +254,8 @@ cudaError_t fl_cuda_load_widens(void)
     const void *kernel = (const void *)run_widen;
     return fl_cuda_load(&kernel, 1);
 }
+
+cudaError_t fl_cuda_load_colors(void) { return cudaSuccess; } /* run_images does it */
 
 /* Never queued where no kernel is: its tests run the kernel itself. */
 cudaError_t fl_cuda_load_gathers(void) { return cudaSuccess; }

@@ -47,6 +47,7 @@ static inline void __stwb(uint4 *to, uint4 value) { *to = value; }
 static inline double __ldcg(const double *from) { return *from; }
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fmul_rn(float a, float b) { return a * b; }
 
 static inline unsigned atomicInc(unsigned *to, unsigned most)
 {
@@ -63,6 +64,14 @@ static inline float atomicExch(float *to, float value)
     float old;
     shim_before_atomic(to);
     __atomic_exchange(to, &value, &old, __ATOMIC_RELAXED);
+    shim_after_atomic(to);
+    return old;
+}
+
+template <class T> static inline T atomicAdd(T *to, T value)
+{
+    shim_before_atomic(to);
+    T old = __atomic_fetch_add(to, value, __ATOMIC_RELAXED);
     shim_after_atomic(to);
     return old;
 }

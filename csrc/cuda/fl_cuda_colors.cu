@@ -1,0 +1,345 @@
+/* fl_cuda_colors: images whose colours change, once fl_cuda_images has made bytes of them, by one
+ * kernel. Its steps are a program for each image that the CPU has drawn; products and sums are
+ * rounded where fl_tone rounds them, so the bits are the CPU's.
+ *
+ * A block makes one image. Its bytes lie at the end of the result's own memory, in the order of its
+ * elements, so what is written from the beginning on never overtakes what is yet to be read. As on
+ * the CPU, changes of single bytes are collected in tables, which the next step that mixes channels
+ * looks up, or the cast. */
+#include "fl_cuda_colors.h"
+
+#include "fl_cuda_runtime.h"
+
+#include <cuda_runtime.h>
+
+static constexpr uint32_t THREADS = 512, EACH = 4;
+/* A sum is that of fl_tone's sum_as_torch: LANES by REGISTERS places take bytes in turn. */
+static constexpr uint32_t LANES = 8, REGISTERS = 4, PLACES = LANES * REGISTERS;
+static_assert(THREADS % PLACES == 0, "bytes of a thread are all of one place");
+
+/* What the threads of a block share. */
+struct work {
+    uint8_t table[FL_MAX_CHANNELS][256]; /* what bytes in memory are by now */
+    uint32_t count[FL_MAX_CHANNELS][256];
+    unsigned long long sum[PLACES];
+    uint8_t rest[PLACES]; /* grey pixels behind those in `sum` */
+    float mean;
+};
+
+/* Byte (channel, pixel) of an image is at channel * plane + pixel * step. */
+struct image {
+    uint8_t *bytes;
+    uint32_t pixels, plane, step;
+    int32_t channels;
+};
+
+struct pixel {
+    int32_t of[FL_MAX_CHANNELS];
+};
+
+/* As fl_tone's, of what is not NaN. */
+static __device__ int32_t clamp_byte(float x) { return (int32_t)(x < 0 ? 0 : x > 255 ? 255 : x); }
+
+static __device__ float clamp_unit(float x) { return x > 1 ? 1 : x < 0 ? 0 : x; }
+
+static __device__ int32_t load(const image &from, const work *at, int32_t channel, uint32_t pixel)
+{
+    return at->table[channel][from.bytes[channel * from.plane + pixel * from.step]];
+}
+
+/* ---- across channels: fl_cpu_image_tone's */
+
+static __device__ float grey_of(const pixel &x)
+{
+    const float green = fmaf((float)x.of[1], 0.587f, __fmul_rn((float)x.of[0], 0.2989f));
+    return truncf(fmaf((float)x.of[2], 0.114f, green));
+}
+
+static __device__ void saturate(pixel *x, float factor, float rest)
+{
+    const float grey = grey_of(*x);
+#pragma unroll
+    for (int32_t c = 0; c < 3; c++)
+        x->of[c] = clamp_byte(fmaf(grey, rest, __fmul_rn((float)x->of[c], factor)));
+}
+
+/* Where a color lies on the circle of hues, from 0 to 1, after it is turned. */
+static __device__ float turned_hue(const float *color, float most, float spread, float turns)
+{
+    const float r = (most - color[0]) / spread, g = (most - color[1]) / spread;
+    const float b = (most - color[2]) / spread;
+    float hue = most == color[0] ? b - g : most == color[1] ? (r + 2.0f) - b : (g + 4.0f) - r;
+    hue = __fadd_rn(__fmul_rn(hue, (float)(1.0 / 6.0)), 1.0f);
+    hue -= hue >= 1 ? 1.0f : 0.0f;
+    hue += turns;
+    hue -= hue >= 1 ? 1.0f : 0.0f;
+    return hue + (hue < 0 ? 1.0f : 0.0f);
+}
+
+static __device__ void turn_hue(pixel *x, float turns)
+{
+    const float unit = (float)(1.0 / 255);
+    const float v[] = {__fmul_rn((float)x->of[0], unit), __fmul_rn((float)x->of[1], unit),
+                       __fmul_rn((float)x->of[2], unit)};
+    const float most = fmaxf(fmaxf(v[0], v[1]), v[2]), least = fminf(fminf(v[0], v[1]), v[2]);
+    const bool is_grey = most == least;
+    const float spread = is_grey ? 1.0f : most - least;
+    const float part = is_grey ? 0.0f : (most - least) / most;
+    const float hue = __fmul_rn(turned_hue(v, most, spread, turns), 6.0f);
+    const int32_t found = (int32_t)hue, sector = found == 6 ? 0 : found;
+    const float with_place = __fmul_rn(part, hue - (float)found), rest = 1.0f - part;
+    const float p = clamp_unit(__fmul_rn(rest, most));
+    const float q = clamp_unit(__fmul_rn(__fadd_rn(1.0f, -with_place), most));
+    const float t = clamp_unit(__fmul_rn(__fadd_rn(with_place, rest), most));
+    const float made[] = {sector == 0 || sector == 5 ? most
+                          : sector == 1              ? q
+                          : sector == 4              ? t
+                                                     : p,
+                          sector == 1 || sector == 2 ? most
+                          : sector == 0              ? t
+                          : sector == 3              ? q
+                                                     : p,
+                          sector == 3 || sector == 4 ? most
+                          : sector == 2              ? t
+                          : sector == 5              ? q
+                                                     : p};
+#pragma unroll
+    for (int32_t c = 0; c < 3; c++) x->of[c] = (int32_t)__fmul_rn(made[c], 255.999f);
+}
+
+static __device__ void start_tables(work *at)
+{
+    for (uint32_t n = threadIdx.x; n < 256 * FL_MAX_CHANNELS; n += THREADS)
+        at->table[n / 256][n % 256] = (uint8_t)n;
+}
+
+/* All pixels, looked up. */
+static __device__ void change_pixels(const image &of, work *at, const fl_color_step &step)
+{
+    const bool permutes = step.tone == FL_TONE_PERMUTE;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < of.pixels; i += THREADS) {
+        pixel x;
+#pragma unroll
+        for (int32_t c = 0; c < FL_MAX_CHANNELS; c++)
+            x.of[c] = c < of.channels ? load(of, at, permutes ? step.order[c] : c, i) : 0;
+        if (step.tone == FL_TONE_SATURATION) saturate(&x, step.number, step.rest);
+        if (step.tone == FL_TONE_HUE) turn_hue(&x, step.number);
+        if (step.tone == FL_TONE_GREY) x.of[0] = x.of[1] = x.of[2] = (int32_t)grey_of(x);
+#pragma unroll
+        for (int32_t c = 0; c < FL_MAX_CHANNELS; c++)
+            if (c < of.channels) of.bytes[c * of.plane + i * of.step] = (uint8_t)x.of[c];
+    }
+    __syncthreads();
+    start_tables(at);
+}
+
+/* ---- single bytes */
+
+/* How often each byte is in each channel. */
+static __device__ void count_bytes(const image &of, work *at)
+{
+    __syncthreads();
+    for (uint32_t n = threadIdx.x; n < 256 * FL_MAX_CHANNELS; n += THREADS)
+        at->count[n / 256][n % 256] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int32_t c = 0; c < of.channels; c++)
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < of.pixels; i += THREADS)
+            atomicAdd(&at->count[c][load(of, at, c, i)], 1U);
+    __syncthreads();
+}
+
+/* The sum of grey pixels in the order of fl_tone, by one thread. */
+static __device__ float add_places(const work &at, uint32_t left)
+{
+    const uint32_t rows = left / LANES * LANES;
+    float total = 0;
+    for (uint32_t i = rows; i < left; i++) total += (float)at.rest[i];
+    for (uint32_t k = 0; k < LANES; k++) {
+        float lane = (float)at.sum[k];
+        for (uint32_t i = k; i < rows; i += LANES) lane += (float)at.rest[i];
+        for (uint32_t r = 1; r < REGISTERS; r++) lane += (float)at.sum[r * LANES + k];
+        total += lane;
+    }
+    return total;
+}
+
+static __device__ void find_mean(const image &of, work *at)
+{
+    const uint32_t whole = of.pixels / PLACES * PLACES;
+    uint32_t sum = 0;
+    __syncthreads();
+    if (threadIdx.x < PLACES) at->sum[threadIdx.x] = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < of.pixels; i += THREADS) {
+        int32_t grey = load(of, at, 0, i);
+        if (of.channels == 3)
+            grey = (int32_t)grey_of({{grey, load(of, at, 1, i), load(of, at, 2, i)}});
+        if (i < whole)
+            sum += (uint32_t)grey;
+        else
+            at->rest[i - whole] = (uint8_t)grey;
+    }
+    atomicAdd(&at->sum[threadIdx.x % PLACES], (unsigned long long)sum);
+    __syncthreads();
+    if (threadIdx.x == 0) at->mean = add_places(*at, of.pixels - whole) / (float)of.pixels;
+    __syncthreads();
+}
+
+static __device__ int32_t spread(const uint32_t *count, int32_t v)
+{
+    int32_t least = 0, largest = 255;
+    while (count[least] == 0) least++;
+    while (count[largest] == 0) largest--;
+    const float step = __fmul_rn((float)(largest - least), (float)(1.0 / 255));
+    return least == largest ? v : clamp_byte((float)(v - least) / step);
+}
+
+static __device__ int32_t equalize(const uint32_t *count, uint32_t pixels, int32_t v)
+{
+    int32_t largest = 255;
+    uint32_t below = 0;
+    while (count[largest] == 0) largest--;
+    const uint32_t step = (pixels - count[largest]) / 255;
+    if (step == 0) return v;
+    if (v == 0) return 0;
+    for (int32_t n = 0; n < v; n++) below += count[n];
+    const uint32_t made = (below + step / 2) / step;
+    return made < 255 ? (int32_t)made : 255;
+}
+
+static __device__ int32_t change_byte(const image &of, const work *at, const fl_color_step &step,
+                                      uint32_t channel, int32_t v)
+{
+    const int32_t dropped = 8 - (int32_t)step.number;
+    switch (step.tone) {
+    case FL_TONE_INVERT:
+        return 255 - v;
+    case FL_TONE_SOLARIZE:
+        return (float)v >= step.number ? 255 - v : v;
+    case FL_TONE_POSTERIZE:
+        return v >> dropped << dropped;
+    case FL_TONE_BRIGHTNESS:
+        return clamp_byte(__fmul_rn((float)v, step.number));
+    case FL_TONE_CONTRAST:
+        return clamp_byte(fmaf(at->mean, step.rest, __fmul_rn((float)v, step.number)));
+    case FL_TONE_AUTOCONTRAST:
+        return spread(at->count[channel], v);
+    default:
+        return equalize(at->count[channel], of.pixels, v);
+    }
+}
+
+/* Each thread changes entries of its own. */
+static __device__ void change_tables(const image &of, work *at, const fl_color_step &step)
+{
+    if (step.tone == FL_TONE_CONTRAST) find_mean(of, at);
+    if (step.tone == FL_TONE_AUTOCONTRAST || step.tone == FL_TONE_EQUALIZE) count_bytes(of, at);
+    for (uint32_t n = threadIdx.x; n < 256 * (uint32_t)of.channels; n += THREADS) {
+        uint8_t *entry = &at->table[n / 256][n % 256];
+        *entry = (uint8_t)change_byte(of, at, step, n / 256, *entry);
+    }
+}
+
+static __device__ void run_step(const image &of, work *at, const fl_color_step &step)
+{
+    const bool mixes = step.tone == FL_TONE_SATURATION || step.tone == FL_TONE_HUE;
+    if (mixes && of.channels != 3) return;
+    if (mixes || step.tone == FL_TONE_GREY || step.tone == FL_TONE_PERMUTE)
+        change_pixels(of, at, step);
+    else
+        change_tables(of, at, step);
+}
+
+/* ---- the cast, and what is erased */
+
+static __device__ int32_t find_value(const fl_image_batch &batch, const int32_t *erased,
+                                     uint32_t pixel, int32_t byte)
+{
+    const int32_t y = (int32_t)pixel / batch.width, x = (int32_t)pixel % batch.width;
+    for (int32_t i = 0; i < batch.erased; i++, erased += FL_ERASED_NUMBERS)
+        if (y >= erased[0] && x >= erased[1] && y < erased[2] && x < erased[3])
+            byte = 255 - erased[4];
+    return byte;
+}
+
+/* Writes the elements of an image, from the first on. */
+template <class T>
+static __device__ void cast_image(const fl_image_batch &batch, const image &of, const work *at,
+                                  const int32_t *erased, T *to)
+{
+    const uint32_t elements = of.pixels * (uint32_t)of.channels;
+    const bool is_joined = of.plane == 1;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t from = 0; from < elements; from += EACH * THREADS) {
+        T made[EACH];
+#pragma unroll
+        for (uint32_t i = 0; i < EACH; i++) {
+            const uint32_t n = from + i * THREADS + threadIdx.x;
+            if (n >= elements) break;
+            const uint32_t channel = is_joined ? n % (uint32_t)of.channels : n / of.pixels;
+            const uint32_t pixel = is_joined ? n / (uint32_t)of.channels : n % of.pixels;
+            const int32_t byte = at->table[channel][of.bytes[n]];
+            const T *values = (const T *)batch.table + channel * (uint32_t)batch.values;
+            made[i] = values[find_value(batch, erased, pixel, byte)];
+        }
+        __syncthreads();
+#pragma unroll
+        for (uint32_t i = 0; i < EACH; i++) {
+            const uint32_t n = from + i * THREADS + threadIdx.x;
+            if (n < elements) to[n] = made[i];
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    k_colors(const fl_image_batch __grid_constant__ batch)
+{
+    __shared__ work shared;
+    work *at = &shared;
+    const uint32_t pixels = (uint32_t)batch.height * (uint32_t)batch.width;
+    const int64_t elements = (int64_t)pixels * batch.channels, bytes = batch.element_bytes;
+    char *to = batch.to + blockIdx.x * elements * bytes;
+    const bool is_joined = batch.to_steps[1] == 1;
+    const image of = {(uint8_t *)to + (bytes - 1) * elements, pixels, is_joined ? 1 : pixels,
+                      is_joined ? (uint32_t)batch.channels : 1, batch.channels};
+    const int32_t *erased =
+        batch.maps + blockIdx.x * batch.map_numbers + batch.height + batch.width;
+    const fl_color_step *step = (const fl_color_step *)(erased + FL_ERASED_NUMBERS * batch.erased);
+    start_tables(at);
+#pragma unroll 1
+    for (int32_t n = 0; n < batch.steps && step->tone != FL_TONE_NONE; n++, step++)
+        run_step(of, at, *step);
+    if (bytes == 1) cast_image(batch, of, at, erased, (uint8_t *)to);
+    if (bytes == 2) cast_image(batch, of, at, erased, (uint16_t *)to);
+    if (bytes == 4) cast_image(batch, of, at, erased, (uint32_t *)to);
+}
+
+fl_image_batch fl_cuda_color_bytes(const fl_image_batch *images)
+{
+    fl_image_batch bytes = *images;
+    const int64_t elements = (int64_t)images->height * images->width * images->channels;
+    bytes.to += (images->element_bytes - 1) * elements;
+    bytes.to_steps[0] = images->element_bytes * elements;
+    bytes.table += (int64_t)images->channels * images->values * images->element_bytes;
+    bytes.element_bytes = 1;
+    return bytes;
+}
+
+cudaError_t fl_cuda_queue_colors(void *stream, const fl_image_batch *images, uint32_t count)
+{
+    const void *args[] = {images};
+    return cudaLaunchKernel(k_colors, dim3(count), dim3(THREADS), (void **)args, 0,
+                            (cudaStream_t)stream);
+}
+
+cudaError_t fl_cuda_load_colors(void)
+{
+    const void *kernels[] = {(const void *)k_colors};
+    return fl_cuda_load(kernels, 1);
+}
