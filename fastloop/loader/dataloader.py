@@ -146,10 +146,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             runs in this process, before ``device_transform``; on ``device``, if there is one.
         static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
             graphs, and are valid until the next batch is taken. All batches must be alike.
-        transforms_on: where the transforms of an ``ArrayDataset`` run whose batches threads upload
-            to a CUDA ``device``; bits and random numbers are the same. ``"auto"``: on the CPU, but
-            for the last step, the cast, which is a kernel's. ``"device"``: threads copy images as
-            they are, and a kernel crops, pads, flips, resizes, erases and casts them behind their
+        transforms_on: where the transforms of images run whose batches threads of C upload to a
+            CUDA ``device``; bits and random numbers are the same. ``"auto"``: on the CPU, but
+            for the last step, the cast, which is a kernel's. ``"device"``: threads copy images
+            alone, and a kernel crops, pads, flips, resizes, erases and casts them behind their
             upload: ValueError at ``iter()`` for operations that do more, other paths, and
             ``num_workers=0``; where no kernel can run, the CPU does it, and ``stats().why`` says
             so. ``"cpu"``: all of it on the CPU, and finished batches are uploaded.
@@ -499,7 +499,7 @@ def _compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
     route = choose_route(loader, path, shared.changed)
     count = shared.count()
     workers, fallbacks = shared.count_workers()
-    place = f" ({shared.place})" if shared.place and route.path == "array" else ""
+    place = shared.place if route.path == "array" else ""
     fault = f"; torch uploads: {shared.fault}" if shared.fault else ""
     return LoaderStats(
         path=route.path,

@@ -76,7 +76,7 @@ def test_the_cpu_does_it_where_the_device_is_the_cpu() -> None:
     data.set_epoch(0)
     loader = loader_of(data, transforms_on="device")
     assert_epochs(loader, data)
-    why = "transforms in C (all of them on the CPU, because the device runs no kernel of fastloop)"
+    why = "transforms in C; transforms on the CPU, because the device runs no kernel of fastloop"
     assert loader.stats().why.endswith(why)
 
 
@@ -99,7 +99,7 @@ def test_the_cpu_does_it_where_no_kernel_can(disabled: str, monkeypatch: Any) ->
             assert list(map(bits, ours)) == list(map(bits, theirs))
         data.set_epoch(0)
         why, says = loader.stats().why, "FASTLOOP_DISABLE_CUDA is set"
-        assert ("all of them on the CPU, because" in why) is (where == "device")
+        assert ("; transforms on the CPU, because" in why) is (where == "device")
         assert (says in why) is (where == "device" and disabled == "1"), why
 
 

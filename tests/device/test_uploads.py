@@ -42,7 +42,11 @@ TRIALS = {
         "a_cycle_is_collected",
         "arguments_are_checked",
     ],
-    "image_trials": ["images_from_end_to_end", "images_are_made_there"],
+    "image_trials": [
+        "images_from_end_to_end",
+        "images_are_made_there",
+        "the_user_says_where",
+    ],
     "token_trials": ["tokens_from_end_to_end", "tokens_that_cannot_be_had"],
     "pinning_trials": [
         "blocks_are_for_the_next_batches_alone",

@@ -97,12 +97,42 @@ def images_are_made_there() -> None:
                     fake.fake_launch_compare(device.stream, x.data_ptr(), raw, len(raw))
                 device.synchronize()
                 del iterator, x, _
-            assert "(all of them by a kernel on cuda:1)" in loader.stats().why, loader.stats().why
+            assert "; transforms by a kernel on cuda:1" in loader.stats().why, loader.stats().why
             assert loader.stats().bytes >= 2 * 40 * 3 * 20 * 21
             loader.close()
             del loader
             device.close()
     assert fake.fake_compared() > 100
+
+
+def the_user_says_where() -> None:
+    """On the CPU all of it, and the finished batch is copied; else its bytes, or its images."""
+    images = torch.randint(0, 256, (40, 3, 20, 21), dtype=torch.uint8)
+    ops = [T.RandomCrop(16, padding=2), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, True)]
+    data = ArrayDataset(images, transform=T.Compose(ops))
+    for where, size, why in (
+        ("cpu", 4 * 3 * 16 * 16, "; transforms on the CPU"),
+        ("auto", 3 * 16 * 16, "; the transforms' last step by a kernel on cuda:1"),
+        ("device", 3 * 20 * 21 + 4 * (16 + 16), "; transforms by a kernel on cuda:1"),
+    ):
+        device = Device(1)
+        device.use(device.new_stream())
+        accelerator: Any = FakeAccelerator(device)
+        loader: Any = DataLoader(data, 8, num_workers=2, device="cuda:1", transforms_on=where)
+        data.set_epoch(1)
+        iterator: Any = fast_iterator(loader, "auto", loader._shared, accelerator)
+        loader._shared.position.begin(iterator)
+        for k, (x,) in enumerate(iterator):
+            held = torch.stack([data[i][0] for i in range(8 * k, 8 * k + 8)]).numpy().tobytes()
+            fake.fake_launch_compare(device.stream, x.data_ptr(), held, len(held))
+        device.synchronize()
+        del iterator, x
+        assert loader.stats().why.endswith(why), loader.stats().why
+        values = 5 * 3 * (256 + 2) * 4 if where == "device" else 0
+        assert 0 <= loader.stats().bytes - 40 * size - values < 5 * 3 * 64
+        loader.close()
+        del loader
+        device.close()
 
 
 if __name__ == "__main__":

@@ -266,13 +266,13 @@ class ArrayIter(ResumableIter):
         if not any(column.plan for column in self._source.all):
             return ""
         if device >= 0 and is_cut:
-            what = "all of them" if self._transforms_on == "device" else "the cast"
-            return f"{what} by a kernel on cuda:{device}"
+            what = "transforms" if self._transforms_on == "device" else "the transforms' last step"
+            return f"; {what} by a kernel on cuda:{device}"
         if self._transforms_on != "device":
-            return ""
+            return "; transforms on the CPU" if device >= 0 else ""
         disabled = "FASTLOOP_DISABLE_CUDA is set" if kernels_are_disabled() else ""
         reason = self._shared.fault or disabled or "the device runs no kernel of fastloop"
-        return f"all of them on the CPU, because {reason}"
+        return f"; transforms on the CPU, because {reason}"
 
     @property
     def _random_epoch(self) -> int:
