@@ -297,7 +297,7 @@ static __device__ void cast_image(const fl_image_batch &batch, const image &of, 
     }
 }
 
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 2)
     k_colors(const fl_image_batch __grid_constant__ batch)
 {
     __shared__ work shared;
