@@ -210,7 +210,7 @@ export TSAN_OPTIONS ?= halt_on_error=1:second_deadlock_stack=1
 
 RUN_LANE = $(MAKE) --no-print-directory $(if $(findstring j,$(MAKEFLAGS)),,-j$(JOBS)) run-lane
 # Take more than a second in the plain lane.
-SLOW_C_TESTS := test_copier_threads test_cuda_grad test_cuda_queue test_grad test_ring \
+SLOW_C_TESTS := test_copier_threads test_cuda_grad test_cuda_images test_cuda_queue test_grad test_ring \
 	test_shm_queue_death test_shm_queue_steps test_shm_queue_threads test_shm_queue_wild \
 	test_transfer_copier_faults test_transfer_faults test_transfer_order
 LEFT_OUT :=

@@ -55,9 +55,9 @@ static __device__ float grey_of(const pixel &x)
     return truncf(fmaf((float)x.of[2], 0.114f, green));
 }
 
-static __device__ void saturate(pixel *x, float factor, float rest)
+static __device__ void saturate(pixel *x, float factor)
 {
-    const float grey = grey_of(*x);
+    const float grey = grey_of(*x), rest = 1.0f - factor;
 #pragma unroll
     for (int32_t c = 0; c < 3; c++)
         x->of[c] = clamp_byte(fmaf(grey, rest, __fmul_rn((float)x->of[c], factor)));
@@ -109,6 +109,7 @@ static __device__ void turn_hue(pixel *x, float turns)
 
 static __device__ void start_tables(work *at)
 {
+#pragma unroll 1
     for (uint32_t n = threadIdx.x; n < 256 * FL_MAX_CHANNELS; n += THREADS)
         at->table[n / 256][n % 256] = (uint8_t)n;
 }
@@ -124,7 +125,7 @@ static __device__ void change_pixels(const image &of, work *at, const fl_color_s
 #pragma unroll
         for (int32_t c = 0; c < FL_MAX_CHANNELS; c++)
             x.of[c] = c < of.channels ? load(of, at, permutes ? step.order[c] : c, i) : 0;
-        if (step.tone == FL_TONE_SATURATION) saturate(&x, step.number, step.rest);
+        if (step.tone == FL_TONE_SATURATION) saturate(&x, step.number);
         if (step.tone == FL_TONE_HUE) turn_hue(&x, step.number);
         if (step.tone == FL_TONE_GREY) x.of[0] = x.of[1] = x.of[2] = (int32_t)grey_of(x);
 #pragma unroll
@@ -141,6 +142,7 @@ static __device__ void change_pixels(const image &of, work *at, const fl_color_s
 static __device__ void count_bytes(const image &of, work *at)
 {
     __syncthreads();
+#pragma unroll 1
     for (uint32_t n = threadIdx.x; n < 256 * FL_MAX_CHANNELS; n += THREADS)
         at->count[n / 256][n % 256] = 0;
     __syncthreads();
@@ -157,9 +159,12 @@ static __device__ float add_places(const work &at, uint32_t left)
 {
     const uint32_t rows = left / LANES * LANES;
     float total = 0;
+#pragma unroll 1
     for (uint32_t i = rows; i < left; i++) total += (float)at.rest[i];
+#pragma unroll 1
     for (uint32_t k = 0; k < LANES; k++) {
         float lane = (float)at.sum[k];
+#pragma unroll 1
         for (uint32_t i = k; i < rows; i += LANES) lane += (float)at.rest[i];
         for (uint32_t r = 1; r < REGISTERS; r++) lane += (float)at.sum[r * LANES + k];
         total += lane;
@@ -193,7 +198,9 @@ static __device__ void find_mean(const image &of, work *at)
 static __device__ int32_t spread(const uint32_t *count, int32_t v)
 {
     int32_t least = 0, largest = 255;
+#pragma unroll 1
     while (count[least] == 0) least++;
+#pragma unroll 1
     while (count[largest] == 0) largest--;
     const float step = __fmul_rn((float)(largest - least), (float)(1.0 / 255));
     return least == largest ? v : clamp_byte((float)(v - least) / step);
@@ -203,10 +210,12 @@ static __device__ int32_t equalize(const uint32_t *count, uint32_t pixels, int32
 {
     int32_t largest = 255;
     uint32_t below = 0;
+#pragma unroll 1
     while (count[largest] == 0) largest--;
     const uint32_t step = (pixels - count[largest]) / 255;
     if (step == 0) return v;
     if (v == 0) return 0;
+#pragma unroll 1
     for (int32_t n = 0; n < v; n++) below += count[n];
     const uint32_t made = (below + step / 2) / step;
     return made < 255 ? (int32_t)made : 255;
@@ -226,7 +235,7 @@ static __device__ int32_t change_byte(const image &of, const work *at, const fl_
     case FL_TONE_BRIGHTNESS:
         return clamp_byte(__fmul_rn((float)v, step.number));
     case FL_TONE_CONTRAST:
-        return clamp_byte(fmaf(at->mean, step.rest, __fmul_rn((float)v, step.number)));
+        return clamp_byte(fmaf(at->mean, 1.0f - step.number, __fmul_rn((float)v, step.number)));
     case FL_TONE_AUTOCONTRAST:
         return spread(at->count[channel], v);
     default:
@@ -239,6 +248,7 @@ static __device__ void change_tables(const image &of, work *at, const fl_color_s
 {
     if (step.tone == FL_TONE_CONTRAST) find_mean(of, at);
     if (step.tone == FL_TONE_AUTOCONTRAST || step.tone == FL_TONE_EQUALIZE) count_bytes(of, at);
+#pragma unroll 1
     for (uint32_t n = threadIdx.x; n < 256 * (uint32_t)of.channels; n += THREADS) {
         uint8_t *entry = &at->table[n / 256][n % 256];
         *entry = (uint8_t)change_byte(of, at, step, n / 256, *entry);
@@ -260,39 +270,56 @@ static __device__ void run_step(const image &of, work *at, const fl_color_step &
 static __device__ int32_t find_value(const fl_image_batch &batch, const int32_t *erased,
                                      uint32_t pixel, int32_t byte)
 {
-    const int32_t y = (int32_t)pixel / batch.width, x = (int32_t)pixel % batch.width;
+    if (batch.erased == 0) return byte;
+    const int32_t y = (int32_t)(pixel / (uint32_t)batch.width);
+    const int32_t x = (int32_t)(pixel % (uint32_t)batch.width);
+#pragma unroll 1
     for (int32_t i = 0; i < batch.erased; i++, erased += FL_ERASED_NUMBERS)
         if (y >= erased[0] && x >= erased[1] && y < erased[2] && x < erased[3])
             byte = 255 - erased[4];
     return byte;
 }
 
+static __device__ uint32_t load_element(const char *from, int32_t bytes, uint32_t n)
+{
+    if (bytes == 1) return ((const uint8_t *)from)[n];
+    if (bytes == 2) return ((const uint16_t *)from)[n];
+    return ((const uint32_t *)from)[n];
+}
+
+static __device__ void store_element(char *to, int32_t bytes, uint32_t n, uint32_t element)
+{
+    if (bytes == 1) ((uint8_t *)to)[n] = (uint8_t)element;
+    if (bytes == 2) ((uint16_t *)to)[n] = (uint16_t)element;
+    if (bytes == 4) ((uint32_t *)to)[n] = element;
+}
+
 /* Writes the elements of an image, from the first on. */
-template <class T>
 static __device__ void cast_image(const fl_image_batch &batch, const image &of, const work *at,
-                                  const int32_t *erased, T *to)
+                                  const int32_t *erased, char *to)
 {
     const uint32_t elements = of.pixels * (uint32_t)of.channels;
     const bool is_joined = of.plane == 1;
+    const uint32_t each = is_joined ? (uint32_t)of.channels : of.pixels;
     __syncthreads();
 #pragma unroll 1
     for (uint32_t from = 0; from < elements; from += EACH * THREADS) {
-        T made[EACH];
+        uint32_t made[EACH];
 #pragma unroll
         for (uint32_t i = 0; i < EACH; i++) {
             const uint32_t n = from + i * THREADS + threadIdx.x;
             if (n >= elements) break;
-            const uint32_t channel = is_joined ? n % (uint32_t)of.channels : n / of.pixels;
-            const uint32_t pixel = is_joined ? n / (uint32_t)of.channels : n % of.pixels;
-            const int32_t byte = at->table[channel][of.bytes[n]];
-            const T *values = (const T *)batch.table + channel * (uint32_t)batch.values;
-            made[i] = values[find_value(batch, erased, pixel, byte)];
+            const uint32_t whole = n / each, rest = n % each;
+            const uint32_t channel = is_joined ? rest : whole, pixel = is_joined ? whole : rest;
+            const int32_t value = find_value(batch, erased, pixel, at->table[channel][of.bytes[n]]);
+            made[i] = load_element(batch.table, batch.element_bytes,
+                                   channel * (uint32_t)batch.values + (uint32_t)value);
         }
         __syncthreads();
 #pragma unroll
         for (uint32_t i = 0; i < EACH; i++) {
             const uint32_t n = from + i * THREADS + threadIdx.x;
-            if (n < elements) to[n] = made[i];
+            if (n < elements) store_element(to, batch.element_bytes, n, made[i]);
         }
     }
 }
@@ -315,9 +342,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll 1
     for (int32_t n = 0; n < batch.steps && step->tone != FL_TONE_NONE; n++, step++)
         run_step(of, at, *step);
-    if (bytes == 1) cast_image(batch, of, at, erased, (uint8_t *)to);
-    if (bytes == 2) cast_image(batch, of, at, erased, (uint16_t *)to);
-    if (bytes == 4) cast_image(batch, of, at, erased, (uint32_t *)to);
+    cast_image(batch, of, at, erased, to);
 }
 
 fl_image_batch fl_cuda_color_bytes(const fl_image_batch *images)

@@ -83,7 +83,7 @@ static __device__ int32_t make_resized(const uint8_t *image, const resized &r)
 }
 
 template <class T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 4)
     k_images(const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t blocks)
 {
     const uint32_t image = blockIdx.x / blocks, pixels = (uint32_t)of.height * (uint32_t)of.width;

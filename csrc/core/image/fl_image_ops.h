@@ -193,14 +193,14 @@ typedef enum fl_tone {
     FL_TONES
 } fl_tone;
 
-/* One of them as a device takes it: four numbers of a map. */
+/* One of them as a device takes it: three numbers of a map. */
 typedef struct fl_color_step {
-    int32_t tone;                  /* FL_TONE_NONE: there are no more */
-    float number, rest;            /* rest: 1 - number, rounded once */
+    int32_t tone; /* FL_TONE_NONE: there are no more */
+    float number;
     int8_t order[FL_MAX_CHANNELS]; /* FL_TONE_PERMUTE: channel order[k] becomes channel k */
 } fl_color_step;
 
-enum { FL_ERASED_NUMBERS = 5, FL_STEP_NUMBERS = 4, FL_CROP_NUMBERS = 6, FL_TAP_NUMBERS = 3 };
+enum { FL_ERASED_NUMBERS = 5, FL_STEP_NUMBERS = 3, FL_CROP_NUMBERS = 6, FL_TAP_NUMBERS = 3 };
 
 /* How a resize on a device makes one axis of `out` samples, of any length from shortest to longest.
  * In memory, for each length or for one, for each sample: where its taps begin, how many there are

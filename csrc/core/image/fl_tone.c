@@ -269,8 +269,7 @@ int fl_tone_quarter(fl_image_view *view, bool is_clockwise, fl_err *err)
 
 int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err)
 {
-    if (is_noted(view, (fl_color_step){tone, (float)number, (float)(1.0 - number), {0}}))
-        return FL_OK;
+    if (is_noted(view, (fl_color_step){tone, (float)number, {0}})) return FL_OK;
     switch (tone) {
     case FL_TONE_AUTOCONTRAST:
     case FL_TONE_EQUALIZE:
