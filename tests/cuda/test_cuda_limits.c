@@ -40,7 +40,7 @@ static void test_launches_beyond_a_limit(void)
     check_launch(launch, cudaErrorInvalidConfiguration);
     launch = fits, launch.threads.x = launch.threads.y = 64;
     check_launch(launch, cudaErrorInvalidConfiguration);
-    launch = fits, launch.threads.x = 288; /* than __launch_bounds__ promises */
+    launch = fits, launch.threads.x = 544; /* than __launch_bounds__ promises */
     check_launch(launch, cudaErrorLaunchOutOfResources);
 }
 
