@@ -181,8 +181,8 @@ class ArrayDataset(EpochDataset):
 
     def to(self, device: torch.device | str | int) -> ArrayDataset:
         """Return a dataset whose fields lie on a device, where C gathers the batches of loaders
-        without workers, and crops, pads, flips, resizes, erases and casts images. It counts
-        epochs of its own.
+        without workers, and crops, pads, flips, resizes, colours, erases and casts images. It
+        counts epochs of its own.
 
         Raises:
             TypeError: there are sequences, functions as transforms, or operations that do more.

@@ -149,7 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         transforms_on: where the transforms of images run whose batches threads of C upload to a
             CUDA ``device``; bits and random numbers are the same. ``"auto"``: on the CPU, but
             for the last step, the cast, which is a kernel's. ``"device"``: threads copy images
-            alone, and a kernel crops, pads, flips, resizes, erases and casts them behind their
+            alone, and kernels crop, pad, flip, resize, colour, erase and cast them behind their
             upload: ValueError at ``iter()`` for operations that do more, other paths, and
             ``num_workers=0``; where no kernel can run, the CPU does it, and ``stats().why`` says
             so. ``"cpu"``: all of it on the CPU, and finished batches are uploaded.

@@ -59,7 +59,9 @@ for dtype in (torch.float32, torch.float16):
             assert batch.dtype is dtype
 for dtype in (torch.uint8, torch.float32, torch.float16):
     for first in (transforms.RandomResizedCrop(24), transforms.RandomCrop(30, 4)):
-        ops = [first, transforms.ToDtype(dtype, scale=True), transforms.RandomErasing(0.9)]
+        colors = [transforms.ColorJitter(0.4, 0.4, 0.4, 0.2), transforms.RandomEqualize()]
+        cast = transforms.ToDtype(dtype, scale=True)
+        ops = [first, *colors, cast, transforms.RandomErasing(0.9)]
         pictures = torch.zeros(9, 3, 40, 41, dtype=torch.uint8)
         data = ArrayDataset(pictures, transform=transforms.Compose(ops))
         for (batch,) in DataLoader(data.to("cuda"), 4):

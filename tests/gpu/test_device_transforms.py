@@ -18,6 +18,7 @@ COUNT, BATCH = 150, 32
 LAYOUTS = {"CHW": (COUNT, 3, 36, 33), "HWC": (COUNT, 40, 37, 1), "gaps": (COUNT, 3, 36, 40)}
 FLOATS = [T.ToDtype(torch.float32, scale=True), T.Normalize([0.4], [0.2])]
 HALVES = [T.ToDtype(torch.float16, scale=True)]
+JITTER = T.ColorJitter(0.4, 0.4, 0.4, 0.2)
 CHAINS: dict[str, list[Any]] = {
     "cifar": [T.RandomCrop(28, 4), T.RandomHorizontalFlip(), *FLOATS],
     "reflected": [T.RandomCrop(24, padding=6, padding_mode="reflect"), T.RandomVerticalFlip(0.7)],
@@ -29,6 +30,10 @@ CHAINS: dict[str, list[Any]] = {
     "bicubic": [T.RandomCrop(27), T.Resize(33, interpolation="bicubic"), T.CenterCrop(30), *HALVES],
     "nearest": [T.RandomVerticalFlip(), T.Resize((9, 60), interpolation="nearest"), T.Pad(3, 7)],
     "all": [T.RandomResizedCrop(32), T.RandomCrop(32, 4), *FLOATS, T.RandomErasing(0.8)],
+    "jittered": [T.RandomResizedCrop(30), JITTER, T.RandomHorizontalFlip(), *FLOATS],
+    "tables": [T.RandomCrop(31), T.RandomEqualize(), T.RandomAutocontrast(), T.RandomPosterize(5)],
+    "gates": [T.RandomApply([JITTER], 0.8), T.RandomGrayscale(0.4), *HALVES, T.RandomErasing(0.5)],
+    "distorted": [T.RandomPhotometricDistort(), T.RandomSolarize(99), T.RandomInvert(), *FLOATS],
 }
 
 

@@ -65,6 +65,14 @@ CHAINS: dict[str, list[Any]] = {
         T.ToDtype(torch.half, True),
     ],
     "resized": [T.RandomCrop(30), T.Resize((20, 45), interpolation="bicubic"), T.Pad(2)],
+    "colours": [
+        T.RandomCrop(30, 2),
+        T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.2)], 0.8),
+        T.RandomGrayscale(0.4),
+        T.RandomEqualize(),
+        T.ToDtype(torch.float32, True),
+        T.RandomErasing(0.5, value=2),
+    ],
     "large": [T.Pad(100), T.RandomCrop(200), T.ToDtype(torch.bfloat16, True)],
 }
 
