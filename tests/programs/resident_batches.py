@@ -235,6 +235,13 @@ empty = [plan, IMAGES["CHW"], rows[:0], N, maps[:0].long(), table, torch.empty(0
 REFUSED = [(given[:place] + [wrong] + given[place + 1 :], text) for place, wrong, text in WRONG]
 for arguments, text in [*REFUSED, (empty, "maps must be contiguous, 0 elements")]:
     refuse(_core.gather_images, arguments, text)
+# Results that change colours are worked on in their own memory, so there may be none between them.
+colored = AUGMENTED[WAYS.index((MOVING, "CHW", "CHW"))]._plans[0]
+assert colored is not None
+maps, table = torch.zeros(3, colored.map_length).int(), torch.zeros(len(colored.values())).byte()
+for out in (torch.empty(6, *shape[1:])[::2], torch.empty(*shape[:3], 56)[..., ::2]):
+    arguments = [colored, IMAGES["CHW"], rows, N, maps, table, out]
+    refuse(_core.gather_images, arguments, "out is not a batch of the plan's results")
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 for function, arguments in (
     (_core.gather, ((x,), rows, (torch.empty(3, 2),), 6)),
