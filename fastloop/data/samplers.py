@@ -319,6 +319,7 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         return kept[1]
 
     def _make_steps(self, shuffled: Vector) -> list[Vector]:
-        sizes = self.num_replicas, self.batch_size or 0, self.max_tokens or 0
         mega_steps = self.mega_batch_mult if self.shuffle else 0
-        return bucket_steps(self._lengths, shuffled, *sizes, mega_steps, self.drop_last)
+        given = self.num_replicas, self.batch_size or 0, self.max_tokens or 0, mega_steps
+        ranks, size, tokens, mega = (min(each, _MOST) for each in given)
+        return bucket_steps(self._lengths, shuffled, ranks, size, tokens, mega, self.drop_last)

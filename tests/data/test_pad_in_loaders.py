@@ -48,12 +48,15 @@ ARGUMENTS: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         "return_mask must be True, False or a name, got 1",
     ),
     "lengths": (PadCollate, {"return_lengths": ""}, TypeError, "return_lengths must be .*got ''"),
-    "max_tokens": (
-        PackCollate,
-        {"max_tokens": 0},
-        ValueError,
-        "max_tokens must be an int >= 1, got 0",
-    ),
+    **{
+        f"max_tokens={wrong}": (
+            PackCollate,
+            {"max_tokens": wrong},
+            ValueError,
+            rf"max_tokens must be an int in \[1, 2147483647\], got {wrong}",
+        )
+        for wrong in (0, 2**31, 2**64)
+    },
 }
 
 

@@ -411,6 +411,17 @@ def test_arguments_that_are_wrong(error: type[Exception], text: str, arguments: 
         LengthBucketBatchSampler([1, 2], 2, mega_batch_mult=0)
 
 
+def test_numbers_that_c_does_not_have() -> None:
+    given: Any = {"batch_size": 2, "max_tokens": 9, "mega_batch_mult": 3}
+    for name in given:
+        few, many = ({**given, name: large} for large in (2**20, 2**64))
+        found = [list(LengthBucketBatchSampler(range(1, 9), **each)) for each in (few, many)]
+        assert found[0] == found[1]
+    for ranks in (2**60 - 4, 2**62, 2**64):
+        with pytest.raises(MemoryError):
+            len(LengthBucketBatchSampler([3, 5, 2, 7], 2, num_replicas=ranks, rank=0))
+
+
 @pytest.mark.parametrize("length", [-1, 2**62 + 1])
 def test_lengths_of_no_shuffle(length: int) -> None:
     with pytest.raises(ValueError, match=f"length_or_dataset must be an int in .*, got {length}"):

@@ -16,10 +16,11 @@ typedef struct fl_bucket_rule {
     bool drop_last;         /* an incomplete last step */
 } fl_bucket_rule;
 
-/* Room for steps of `count` samples: the last step may have samples twice. */
+/* Room for steps of `count` samples: the last step may have samples twice. INT64_MAX: too much. */
 static inline int64_t fl_buckets_room(const fl_bucket_rule *rule, int64_t count)
 {
-    return count + rule->ranks;
+    int64_t room;
+    return fl_add(count, rule->ranks, &room) ? room : INT64_MAX;
 }
 
 /* Cuts order[count] into steps in place, each longest first, and writes where each ends to

@@ -27,10 +27,12 @@ static void close_call(bucket_call *call)
 static int copy_order(bucket_call *call)
 {
     const int64_t *given = call->given.buf;
-    int64_t room = fl_buckets_room(&call->rule, call->count) * (int64_t)sizeof *given;
-    call->order = fl_alloc(room);
-    call->spare = fl_alloc(room);
-    call->ends = fl_alloc((call->count + 1) * (int64_t)sizeof *given);
+    int64_t room;
+    if (fl_mul(fl_buckets_room(&call->rule, call->count), (int64_t)sizeof *given, &room)) {
+        call->order = fl_alloc(room);
+        call->spare = fl_alloc(room);
+        call->ends = fl_alloc((call->count + 1) * (int64_t)sizeof *given);
+    }
     if (call->order == NULL || call->spare == NULL || call->ends == NULL) {
         PyErr_NoMemory();
         return -1;

@@ -23,6 +23,7 @@ from fastloop.base.torch_parts import default_collate
 from fastloop.data.collate import make_collate
 
 LABEL_PADDING = -100
+_INT32_MAX = 2**31 - 1  # that cu_seqlens can count
 
 # Hugging Face's names, and the padding that its tokenizers and collators give them. Integers of
 # these names come out as int64. The user chooses the padding of input_ids and decoder_input_ids.
@@ -471,7 +472,7 @@ class PackCollate(SequenceCollate):
         return_cu_seqlens: bool = True,
     ) -> None:
         super().__init__()
-        self.max_tokens = read_optional_int("max_tokens", max_tokens, 1)
+        self.max_tokens = read_optional_int("max_tokens", max_tokens, 1, _INT32_MAX)
         self.return_position_ids = bool(return_position_ids)
         self.return_cu_seqlens = bool(return_cu_seqlens)
 
