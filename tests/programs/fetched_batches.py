@@ -227,6 +227,7 @@ refuse(
     lambda: _core.gather(torch.Tensor, (x,), index, (x[:1].clone(),), 4, (region,)),
 )
 
+region.sources[0].owner = region  # a cycle
 # ---- a dataset that goes while kernels read, where nothing is registered
 
 data = region = arguments = None  # type: ignore[assignment]

@@ -87,10 +87,22 @@ static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return NULL;
 }
 
+static int region_traverse(fl_py_region *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->dlpack.tensor_type);
+    Py_VISIT(self->sources);
+    return 0;
+}
+
+/* No tp_clear: the device may still read the sources. A cycle is broken at the attributes of a
+ * tensor. */
+
 /* Waits for the device. */
 static void region_dealloc(fl_py_region *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
     if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
     fl_cuda_region_close(self->region);
@@ -139,8 +151,12 @@ static PyMemberDef members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_region, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 
-static PyType_Slot slots[] = {{Py_tp_doc, (void *)doc},        {Py_tp_new, region_new},
-                              {Py_tp_dealloc, region_dealloc}, {Py_tp_methods, methods},
-                              {Py_tp_members, members},        {0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_doc, (void *)doc},
+                              {Py_tp_new, region_new},
+                              {Py_tp_traverse, region_traverse},
+                              {Py_tp_dealloc, region_dealloc},
+                              {Py_tp_methods, methods},
+                              {Py_tp_members, members},
+                              {0, NULL}};
 
-PyType_Spec fl_py_region_spec = FL_PY_SPEC("Region", fl_py_region, 0, slots);
+PyType_Spec fl_py_region_spec = FL_PY_SPEC("Region", fl_py_region, Py_TPFLAGS_HAVE_GC, slots);
