@@ -108,6 +108,17 @@ def test_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why(fake(recipe(v1)), num_workers=1) == "samples of FakeData by C"
 
 
+@pytest.mark.parametrize("size", [24, (), None, (3, 2**40, 8), "333"])
+def test_sizes_that_are_none_are_refused_as_by_torchvision(size: Any) -> None:
+    dataset, found = fake(recipe(v1), size=size), []
+    assert "must be ints" in why(dataset) or "between" in why(dataset)
+    for make in (DataLoader, fastloop.DataLoader):
+        with pytest.raises((RuntimeError, TypeError)) as error:
+            next(iter(make(dataset)))
+        found.append(str(error.value))
+    assert found[0] == found[1]
+
+
 # ---- functions of targets
 
 

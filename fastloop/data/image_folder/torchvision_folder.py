@@ -43,6 +43,15 @@ def _new_decoder() -> AutoDecoder:
     return AutoDecoder(SimpleNamespace())
 
 
+def _size_of(dataset: Any) -> tuple[int, ...] | None:
+    """Return the size of FakeData's images, () for what is none; None for an ImageFolder."""
+    if not hasattr(dataset, "image_size"):
+        return None
+    size = dataset.image_size
+    is_size = isinstance(size, (list, tuple)) and all(type(n) is int and n < 2**31 for n in size)
+    return tuple(size) if is_size else ()
+
+
 def _make_fake(dataset: Any, row: int) -> tuple[Array, Tensor]:
     """Return an image [C, H, W] of FakeData, and its class: they are functions of the row."""
     refuse_if(row >= dataset.size, "there is no such image")
@@ -64,7 +73,7 @@ class FolderSamples:
     def __init__(self, dataset: Any) -> None:
         own = vars(self)
         own["_dataset"], (own["_inner"], own["_subsets"]) = dataset, below_subsets(dataset)
-        own["_size"] = getattr(self._inner, "image_size", None)  # of FakeData
+        own["_size"] = _size_of(self._inner)
         refuse_if(fault := self._find_fault(), fault)
         images = ((0, 0, 3), "HWC") if self._size is None else (self._size, "CHW")
         opened = chains.open_plan(self._inner.transform, *images)
@@ -105,8 +114,8 @@ class FolderSamples:
         """Say why C does not make what torchvision would make now; "": it does."""
         inner, torchvision = self._inner, sys.modules["torchvision"]
         if self._size is not None:
-            if self._size[0] not in (1, 3):  # C refuses images of another size by itself
-                return "images of FakeData must have 1 or 3 channels"
+            if self._size[:1] not in ((1,), (3,)):  # C refuses images of another size by itself
+                return "image_size of FakeData must be ints, the first of them 1 or 3 channels"
         elif inner.loader is not torchvision.datasets.folder.default_loader:
             return "the ImageFolder has a loader of its own"
         if torchvision.get_image_backend() != "PIL":
