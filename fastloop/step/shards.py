@@ -70,7 +70,7 @@ class Layouts:
         if is_max:  # as integers, which order NaN above infinity
             op, message = dist.ReduceOp.MAX, value.view(torch.int64)
         for group in self._found[number].groups:
-            dist.all_reduce(message, op, group=group)
+            _all_reduce(message, op, group)
 
     def as_total_norm(self, here: int, norm: Tensor) -> Tensor:
         """Return the norm of gradients of these layouts as torch does: on their mesh. Where torch
@@ -109,6 +109,17 @@ def why_not_covered(mesh: Any, placements: Sequence[Any]) -> str:
 def _groups_of(mesh: Any, placements: Sequence[Any]) -> Groups:
     axes = [i for i, p in enumerate(placements) if not p.is_replicate() and mesh.size(i) > 1]
     return tuple(mesh.get_group(i) for i in reversed(axes))
+
+
+def _all_reduce(message: Tensor, op: Any, group: Any) -> None:
+    """Do what torch does. An error tells which processes this one has waited for, and with what."""
+    try:
+        dist.all_reduce(message, op, group=group)
+    except RuntimeError as error:
+        others = [rank for rank in dist.get_process_group_ranks(group) if rank != dist.get_rank()]
+        text = f"rank {dist.get_rank()} joins {message.numel()} number(s) of its gradients with "
+        text += f"ranks {others}, which have not sent theirs: all must call the same function, with"
+        raise RuntimeError(f"{text} parameters of the same meshes and placements") from error
 
 
 def _in_order(chains: Iterable[Groups]) -> list[Any]:
@@ -186,9 +197,9 @@ def _join(values: dict[Groups, Tensor], p: float) -> Tensor:
             numbers[0] = rest[()]
         message = numbers[0].view(1) if len(numbers) == 1 else torch.stack(numbers)
         if p == math.inf:  # as integers, which order NaN above infinity
-            dist.all_reduce(message.abs_().view(torch.int64), dist.ReduceOp.MAX, group=group)
+            _all_reduce(message.abs_().view(torch.int64), dist.ReduceOp.MAX, group)
         else:
-            dist.all_reduce(message, group=group)
+            _all_reduce(message, dist.ReduceOp.SUM, group)
         for groups, value in zip(sent, message.unbind(), strict=True):
             _add(values, tuple(each for each in groups if each is not group), value, p)
     return values[()]
@@ -201,7 +212,7 @@ def share_flag(grads: GradList, found_inf: Tensor) -> bool:
         found_inf.fill_(-1.0)
     layouts = grads.layouts[grads.kinds[0] | grads.kinds[1]]
     for group in _in_order(layout.groups for _, layout in layouts):
-        dist.all_reduce(found_inf, dist.ReduceOp.MAX, group=group)
+        _all_reduce(found_inf, dist.ReduceOp.MAX, group)
     return bool(grads.tensors) or found_inf.item() >= 0
 
 
