@@ -12,6 +12,7 @@
 
 #include "fl_layout.h"
 #include "fl_plan.h"
+#include "fl_row_runs.h"
 
 typedef struct fl_column fl_column;
 
@@ -69,6 +70,12 @@ static inline void fl_column_close(fl_column *column)
 {
     if (column != NULL) column->ops->close(column);
 }
+
+/* Copies rows from <= i < to of the batch to dst, which has those before `from`, packed, too. From
+ * a volatile column through fl_safe_read: FL_ESOURCE names the row, FL_ENOMEM. */
+int fl_column_copy_rows(const fl_column *column, const fl_row_runs *runs, const fl_row_ops *row_ops,
+                        const fl_column_batch *batch, int64_t from, int64_t to, char *dst,
+                        fl_err *err);
 
 /* FL_ESOURCE of this row. */
 int fl_column_fail_row(fl_err *err, const fl_column_batch *batch, int64_t row);

@@ -1,9 +1,7 @@
 /* fl_column_image: see fl_column_image.h. */
 #include "fl_column_image.h"
 
-#include "fl_row_runs.h"
 #include "fl_scratch.h"
-#include "fl_table.h"
 
 #include <string.h>
 
@@ -160,23 +158,6 @@ static fl_sample_key key_of(const image_column *self, const fl_column_batch *bat
                            .view = rows->has_views ? rows->view[i] : 0};
 }
 
-/* The images themselves. */
-static int copy_images(const image_column *self, const fl_column_batch *batch, int64_t from,
-                       int64_t to, char *dst, fl_err *err)
-{
-    const fl_row_runs *runs = &self->runs;
-    dst += from * runs->row_bytes;
-    if (!self->base.is_volatile) {
-        bool is_large = batch->outputs->bytes >= FL_TABLE_SMALL_BYTES;
-        fl_row_runs_copy(runs, self->row_ops, batch->rows, from, to, dst, is_large);
-        return FL_OK;
-    }
-    int64_t done = fl_row_runs_read(runs, batch->rows, from, to, dst);
-    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
-    if (done == (to - from) * runs->row_bytes) return FL_OK;
-    return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done / runs->row_bytes));
-}
-
 static int map_image(const image_column *self, const fl_column_batch *batch, int64_t i,
                      const fl_sample_key *key, int32_t *map, fl_err *err)
 {
@@ -195,7 +176,7 @@ static int gather_parts(const fl_column *column, const fl_column_batch *batch, i
     const fl_transfer_cast *cast = &batch->outputs->cast;
     char *begin = buffer + batch->outputs->offset, *map = begin + cast->maps;
     if (from == 0) memcpy(begin + cast->values, self->values, (size_t)self->values_bytes);
-    FL_TRY(copy_images(self, batch, from, to, begin, err));
+    FL_TRY(fl_column_copy_rows(column, &self->runs, self->row_ops, batch, from, to, begin, err));
     for (int64_t i = from; i < to; i++) {
         const fl_sample_key key = key_of(self, batch, i);
         int32_t *numbers = (int32_t *)(void *)(map + i * self->map_bytes);

@@ -1,9 +1,6 @@
 /* fl_column_rows: see fl_column_rows.h. */
 #include "fl_column_rows.h"
 
-#include "fl_row_runs.h"
-#include "fl_table.h"
-
 #include <string.h>
 
 typedef struct rows_column {
@@ -39,17 +36,8 @@ static int gather_rows(const fl_column *column, const fl_column_batch *batch, in
                        int64_t to, char *buffer, fl_err *err)
 {
     const rows_column *self = as_rows(column);
-    const fl_row_runs *runs = &self->runs;
-    char *dst = buffer + batch->outputs->offset + from * runs->row_bytes;
-    if (!column->is_volatile) {
-        bool is_large = batch->outputs->bytes >= FL_TABLE_SMALL_BYTES;
-        fl_row_runs_copy(runs, self->row_ops, batch->rows, from, to, dst, is_large);
-        return FL_OK;
-    }
-    int64_t done = fl_row_runs_read(runs, batch->rows, from, to, dst);
-    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
-    if (done == (to - from) * runs->row_bytes) return FL_OK;
-    return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done / runs->row_bytes));
+    char *dst = buffer + batch->outputs->offset;
+    return fl_column_copy_rows(column, &self->runs, self->row_ops, batch, from, to, dst, err);
 }
 
 static int64_t
