@@ -66,11 +66,8 @@ class Layouts:
     def reduce(self, number: int, value: Tensor, is_max: bool) -> None:
         """Make a 0-d value the sum, or the maximum, of those of all processes that share the layout
         of this number. One message for each of its groups."""
-        op, message = dist.ReduceOp.SUM, value
-        if is_max:  # as integers, which order NaN above infinity
-            op, message = dist.ReduceOp.MAX, value.view(torch.int64)
         for group in self._found[number].groups:
-            _all_reduce(message, op, group)
+            _reduce(value, is_max, group)
 
     def as_total_norm(self, here: int, norm: Tensor) -> Tensor:
         """Return the norm of gradients of these layouts as torch does: on their mesh. Where torch
@@ -122,6 +119,14 @@ def _all_reduce(message: Tensor, op: Any, group: Any) -> None:
         raise RuntimeError(f"{text} parameters of the same meshes and placements") from error
 
 
+def _reduce(value: Tensor, is_max: bool, group: Any) -> None:
+    """Make float64 values the sums, or the maxima, of those of a group."""
+    if is_max:  # as integers, which order NaN above infinity
+        _all_reduce(value.view(torch.int64), dist.ReduceOp.MAX, group)
+    else:
+        _all_reduce(value, dist.ReduceOp.SUM, group)
+
+
 def _in_order(chains: Iterable[Groups]) -> list[Any]:
     """Return the groups of several chains, each once, in an order that all processes have: a
     mesh's last axis comes before those in front of it."""
@@ -165,14 +170,8 @@ def norm_check(
         for value in values.values():
             value.masked_fill_(value.isinf().logical_and_(own == 0), -math.inf)
     total = _join(values, p)
-    if total.is_cpu:  # an operation of torch takes longer than one of Python
-        number = total.item()
-        if not number < math.inf:
-            found_inf.fill_(1.0)
-        total.fill_(math.sqrt(abs(number)) if p == 2 else abs(number))
-    else:
-        found_inf.logical_or_((total < math.inf).logical_not_())
-        total = total.abs_().sqrt_() if p == 2 else total.abs_()
+    found_inf.logical_or_((total < math.inf).logical_not_())
+    total = total.abs_().sqrt_() if p == 2 else total.abs_()
     if divisor == 1:
         return total if scale is None else total.div_(scale)
     return total.div_(divisor if scale is None else scale.double() * divisor)
@@ -196,10 +195,7 @@ def _join(values: dict[Groups, Tensor], p: float) -> Tensor:
             _add(rest, (), torch.where(values[()].isfinite(), 0.0, values[()]), p)
             numbers[0] = rest[()]
         message = numbers[0].view(1) if len(numbers) == 1 else torch.stack(numbers)
-        if p == math.inf:  # as integers, which order NaN above infinity
-            _all_reduce(message.abs_().view(torch.int64), dist.ReduceOp.MAX, group)
-        else:
-            _all_reduce(message, dist.ReduceOp.SUM, group)
+        _reduce(message.abs_() if p == math.inf else message, p == math.inf, group)
         for groups, value in zip(sent, message.unbind(), strict=True):
             _add(values, tuple(each for each in groups if each is not group), value, p)
     return values[()]
