@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from upload_device import Device, FakeAccelerator, fake
-from upload_trials import each_way
+from upload_trials import each_way_with_workers
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
@@ -27,12 +27,7 @@ def images_from_end_to_end() -> None:
         chain = T.Compose([*ops, *values, *behind])
         data = ArrayDataset(images, torch.arange(40), transform=chain, out_layout=layout)
         order = (0, 2, 3, 1) if layout == "channels_last" else (0, 1, 2, 3)
-        for workers, _ in each_way():
-            if workers == 0:
-                continue
-            device = Device(1)
-            device.use(device.new_stream())
-            accelerator: Any = FakeAccelerator(device)
+        for workers, _, device, accelerator in each_way_with_workers():
             loader: Any = DataLoader(data, 8, num_workers=workers)
             for epoch in range(2):
                 data.set_epoch(epoch)
@@ -55,7 +50,6 @@ def images_from_end_to_end() -> None:
             assert loader.stats().bytes == 2 * 40 * (size + 8)
             loader.close()
             del loader
-            device.close()
 
 
 def images_are_made_there() -> None:
@@ -75,12 +69,7 @@ def images_are_made_there() -> None:
         data = ArrayDataset(
             images, torch.arange(40), transform=T.Compose(ops), out_layout=layout, seed=3
         )
-        for workers, _ in each_way():
-            if workers == 0:
-                continue
-            device = Device(1)
-            device.use(device.new_stream())
-            accelerator: Any = FakeAccelerator(device)
+        for workers, _, device, accelerator in each_way_with_workers():
             more: Any = {"device": "cuda:1", "transforms_on": "device"}
             loader: Any = DataLoader(data, 8, num_workers=workers, **more)
             for epoch in range(2):
@@ -101,7 +90,6 @@ def images_are_made_there() -> None:
             assert loader.stats().bytes >= 2 * 40 * 3 * 20 * 21
             loader.close()
             del loader
-            device.close()
     assert fake.fake_compared() > 100
 
 

@@ -66,6 +66,17 @@ def each_way() -> Iterator[tuple[int, int]]:
             yield workers, seed
 
 
+def each_way_with_workers() -> Iterator[tuple[int, int, Device, Any]]:
+    """The same with workers alone, and a device that has a stream, and its accelerator. What is on
+    the device must be dropped before the next."""
+    for workers, seed in each_way():
+        if workers > 0:
+            device = Device(1)
+            device.use(device.new_stream())
+            yield workers, seed, device, FakeAccelerator(device)
+            device.close()
+
+
 def batches_and_singles_lists_and_dicts() -> None:
     for workers, seed in each_way():
         device = Device()
@@ -149,12 +160,7 @@ def a_loader_from_end_to_end() -> None:
     from fastloop.loader.iterators import fast_iterator
 
     data = ArrayDataset(*SOURCES)
-    for workers, seed in each_way():
-        if workers == 0:
-            continue
-        device = Device(1)
-        device.use(device.new_stream())
-        accelerator: Any = FakeAccelerator(device)
+    for workers, seed, device, accelerator in each_way_with_workers():
         loader: Any = DataLoader(data, 7, shuffle=True, num_workers=workers, pin_memory=True)
         loader.generator = torch.Generator().manual_seed(seed)
         expected: Any = DataLoader(data, 7, sampler=loader.sampler, path="torch")
@@ -180,7 +186,6 @@ def a_loader_from_end_to_end() -> None:
         assert loader._shared.array_memory.device == 1
         loader.close()
         del loader, expected
-        device.close()
     os.environ["FASTLOOP_DISABLE_CUDA"] = "1"
     assert not has_uploads(accelerator)
     accelerator.device = torch.device("cpu")
@@ -195,12 +200,7 @@ def sequences_from_end_to_end() -> None:
     ids = RaggedArray(torch.arange(400, dtype=torch.int32), [*range(0, 390, 10), 390, 400])
     data = ArrayDataset(input_ids=ids[:40], label=torch.arange(40))
     for collate in (PadCollate(3, "left", return_mask=True), PackCollate(max_tokens=32)):
-        for workers, _ in each_way():
-            if workers == 0:
-                continue
-            device = Device(1)
-            device.use(device.new_stream())
-            accelerator: Any = FakeAccelerator(device)
+        for workers, _, device, accelerator in each_way_with_workers():
             loader: Any = DataLoader(data, 8, num_workers=workers, collate_fn=collate)
             iterator: Any = fast_iterator(loader, "array", loader._shared, accelerator)
             loader._shared.position.begin(iterator)
@@ -220,7 +220,6 @@ def sequences_from_end_to_end() -> None:
             del iterator, batch, tensor
             loader.close()
             del loader
-            device.close()
 
 
 def memory_comes_back() -> None:

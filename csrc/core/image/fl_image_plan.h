@@ -103,8 +103,8 @@ void fl_image_plan_write_values(const fl_image_plan *plan, char *out);
 int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan);
 int fl_image_plan_write_taps(const fl_image_plan *plan, int32_t *out, fl_err *err); /* FL_ENOMEM */
 
-/* The same of the two lengths that one map names, where there is no table of all: how many numbers,
- * and writing them behind the map. Any thread. FL_ENOMEM. */
+/* Taps of the two lengths that one map names, for callers without the table of all lengths: how
+ * many numbers they are, and writing them behind the map. Any thread. FL_ENOMEM. */
 int32_t fl_image_plan_own_taps(const fl_image_plan *plan);
 int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err *err);
 

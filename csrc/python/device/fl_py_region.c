@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* The bytes from the first element to behind the last; a tensor of torch's has no steps below 0. */
+/* How many bytes lie between the first element and the end of the last. Strides of torch's tensors
+ * are never negative. */
 static int64_t find_span(const fl_tensor *view)
 {
     int64_t bytes = fl_dtype_bytes(view->dtype);
@@ -76,7 +77,8 @@ static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
                                      &PyTuple_Type, &sources, &first, &device))
         return NULL;
     if (first < 0 || first >= PyTuple_GET_SIZE(sources))
-        return PyErr_Format(PyExc_IndexError, "Region: there is no source %zd", first);
+        return PyErr_Format(PyExc_IndexError, "first must be in [0, %zd), got %zd",
+                            PyTuple_GET_SIZE(sources), first);
     fl_py_region *self = (fl_py_region *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->sources = Py_NewRef(sources);

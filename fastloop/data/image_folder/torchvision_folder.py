@@ -54,7 +54,7 @@ def _size_of(dataset: Any) -> tuple[int, ...] | None:
 
 def _make_fake(dataset: Any, row: int) -> tuple[Array, Tensor]:
     """Return an image [C, H, W] of FakeData, and its class: they are functions of the row."""
-    refuse_if(row >= dataset.size, "there is no such image")
+    refuse_if(row >= dataset.size, f"index {row} is out of range")
     generator = torch.Generator().manual_seed(row + dataset.random_offset)
     image = torch.randn(*dataset.image_size, generator=generator).mul_(255).byte()
     return image.numpy(), torch.randint(0, dataset.num_classes, (1,), generator=generator)[0]

@@ -298,7 +298,9 @@ def _stack(parts: Sequence[Any]) -> torch.Tensor:
 def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
     """Return the columns of a list of samples, stacked. Raises NotCoveredError.
 
-    Args: loader: of the list, with one of torch's own samplers.
+    Args:
+        samples: the list.
+        loader: that loads it. Its sampler must be one of torch's.
     """
     leave_if(loader.num_workers == 0, "the dataset is a list, which may change without workers")
     is_few = len(loader.sampler) * 2 < len(samples)  # type: ignore[arg-type]

@@ -85,9 +85,8 @@ bool fake_has_memory(void);
 /* Registers the range, which overlaps no other and whose pages are there; fails if !is_done. */
 void fake_pin(char *memory, size_t bytes, bool is_done);
 
-/* The same for memory of the user's that kernels are to read: any bytes of which none is
- * registered.
- */
+/* Registers memory of the user for kernels to read: any bytes, none of which may be registered
+ * already. */
 cudaError_t fake_map(char *memory, size_t bytes);
 
 /* Unregisters what was registered at `memory`, which no queued copy reads, once all work of the
