@@ -334,7 +334,7 @@ static void test_work_counts_what_plans_read(void)
     fl_table *table;
     open_fixture(&fix, FL_CHW);
     CHECK_INT(open_specs(fix.columns, 2, &table, NULL), FL_OK);
-    int64_t row_work = 8 + IMAGE + OUT * 4, small = FL_TABLE_SMALL_BYTES / row_work;
+    int64_t row_work = 8 + IMAGE + OUT * 4, small = FL_LAYOUT_SMALL_BYTES / row_work;
     fl_rows rows = {.is_range = true, .count = small};
     fl_layout layout = layout_of(table, &rows);
     CHECK_INT(layout.work_bytes, small * row_work);

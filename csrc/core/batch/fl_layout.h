@@ -36,6 +36,9 @@ typedef struct fl_notes {
     int64_t capacity;
 } fl_notes;
 
+/* Batches of less work (work_bytes) are gathered sooner than another thread wakes up. */
+enum { FL_LAYOUT_SMALL_BYTES = 256 * 1024 };
+
 typedef struct fl_layout {
     int64_t bytes;           /* of the buffer when it is filled: all outputs */
     int64_t delivered_bytes; /* of the buffer at the destination: what casts make lies behind */

@@ -1,15 +1,13 @@
 /* fl_column: see fl_column.h. */
 #include "fl_column.h"
 
-#include "fl_table.h"
-
 int fl_column_copy_rows(const fl_column *column, const fl_row_runs *runs, const fl_row_ops *row_ops,
                         const fl_column_batch *batch, int64_t from, int64_t to, char *dst,
                         fl_err *err)
 {
     dst += from * runs->row_bytes;
     if (!column->is_volatile) {
-        bool is_large = batch->outputs->bytes >= FL_TABLE_SMALL_BYTES;
+        bool is_large = batch->outputs->bytes >= FL_LAYOUT_SMALL_BYTES;
         fl_row_runs_copy(runs, row_ops, batch->rows, from, to, dst, is_large);
         return FL_OK;
     }

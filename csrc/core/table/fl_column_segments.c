@@ -5,7 +5,6 @@
 
 #include "fl_row_runs.h"
 #include "fl_scratch.h"
-#include "fl_table.h"
 
 #include <string.h>
 
@@ -94,7 +93,7 @@ static int copy_chunk(const segments_column *self, const fl_column_batch *batch,
 {
     const fl_row_runs *runs = &self->runs;
     if (!self->base.is_volatile) {
-        bool is_large = batch->outputs->bytes >= FL_TABLE_SMALL_BYTES;
+        bool is_large = batch->outputs->bytes >= FL_LAYOUT_SMALL_BYTES;
         fl_row_runs_copy(runs, self->row_ops, rows, 0, rows->count, dst, is_large);
         return FL_OK;
     }

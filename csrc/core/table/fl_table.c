@@ -65,7 +65,7 @@ void fl_table_move(fl_table *table, int32_t f, int32_t part, const char *data)
 
 static int32_t count_parts(const fl_table *table, int64_t rows, int64_t work_bytes)
 {
-    if (work_bytes < FL_TABLE_SMALL_BYTES) return 1;
+    if (work_bytes < FL_LAYOUT_SMALL_BYTES) return 1;
     int64_t part_bytes = table->is_volatile ? GUARDED_BYTES : PART_BYTES;
     return (int32_t)fl_max(1, fl_min(fl_min(work_bytes / part_bytes, MAX_PARTS), rows));
 }

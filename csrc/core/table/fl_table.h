@@ -11,9 +11,6 @@
 
 typedef struct fl_table fl_table;
 
-/* Batches of less work (fl_layout.work_bytes) are gathered sooner than another thread wakes up. */
-enum { FL_TABLE_SMALL_BYTES = 256 * 1024 };
-
 /* At least one column, all of the same length; else FL_EINVAL. The table takes the columns; on
  * failure they are still the caller's. The caller owns *out. */
 int fl_table_open(fl_column *const *columns, int32_t count, fl_table **out, fl_err *err);

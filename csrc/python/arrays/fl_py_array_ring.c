@@ -12,7 +12,7 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
                              .runs_ahead = self->runs_ahead,
                              /* What was quick to read may be slow the next time. */
                              .consumer_fills = !self->reads_files || self->timeout_ns == 0,
-                             .lazy_bytes = self->reads_files ? 0 : FL_TABLE_SMALL_BYTES,
+                             .lazy_bytes = self->reads_files ? 0 : FL_LAYOUT_SMALL_BYTES,
                              .is_in_order = is_in_order};
     int status = fl_ring_open(&config, &self->opened, &err);
     self->ring = self->opened;

@@ -39,7 +39,7 @@ static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
         return FL_OK;
     }
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
-    bool is_small = self->most_work_bytes < FL_TABLE_SMALL_BYTES && !self->reads_files;
+    bool is_small = self->most_work_bytes < FL_LAYOUT_SMALL_BYTES && !self->reads_files;
 #ifdef Py_GIL_DISABLED
     is_small = false; /* SHARED(gate): it may close at any time, and nobody waits for it in here */
 #endif

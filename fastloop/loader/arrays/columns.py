@@ -300,7 +300,7 @@ def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
 
     Args:
         samples: the list.
-        loader: that loads it. Its sampler must be one of torch's.
+        loader: that loads it. torch's own samplers alone are served.
     """
     leave_if(loader.num_workers == 0, "the dataset is a list, which may change without workers")
     is_few = len(loader.sampler) * 2 < len(samples)  # type: ignore[arg-type]
