@@ -268,15 +268,19 @@ static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
     return FL_OK;
 }
 
-static void part_filled(void *self, fl_slot *slot, int64_t bytes)
+/* A batch is copied as a whole. */
+static void set_slices(void *self, const fl_transfer_slices *slices) { (void)self, (void)slices; }
+
+static void part_filled(void *self, int32_t part, fl_slot *slot, int64_t bytes)
 {
+    (void)part;
     if (is_last(self)) (void)start(self, slot, bytes, NULL);
 }
 
 static int copy(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     (void)err;
-    part_filled(self, slot, bytes);
+    part_filled(self, 0, slot, bytes);
     return FL_OK;
 }
 
@@ -316,6 +320,7 @@ const fl_transfer_ops fl_cpu_transfer_ops = {
     .collect = collect,
     .get = get_transfer,
     .set_casts = set_casts,
+    .set_slices = set_slices,
     .set_buffer = set_buffer,
     .is_started = is_started,
     .part_filled = part_filled,

@@ -25,8 +25,12 @@ typedef struct cuda_transfer {
                           when the buffer may be written, on the copy stream when it is. */
     const fl_transfer_cast *casts; /* borrowed: cast_count of them; as buffer */
     int32_t cast_count;
-    void *buffer;          /* borrowed; NULL: not set yet. Written before its part is counted */
+    _Atomic(void *) buffer;    /* borrowed; NULL: not set yet. Stored with its event recorded */
+    fl_transfer_slices slices; /* as casts */
+    _Atomic int32_t unfilled[FL_MOST_SLICES]; /* parts of each slice yet to fill */
+    uint32_t queued;       /* copies.mutex: a bit for each slice whose copy is queued */
     int64_t bytes;         /* consumer only: of the batch, once finished */
+    int32_t part_count;    /* as casts: of the batch */
     _Atomic int32_t parts; /* yet to fill, and one for the buffer: the last one starts the copy */
     bool is_started;       /* the starter of the copy, then the consumer */
 } cuda_transfer;
@@ -225,9 +229,12 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
         if (transfer == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
         transfer->copies = self;
     }
+    transfer->part_count = parts;
     atomic_store_explicit(&transfer->parts, parts + 1, memory_order_relaxed);
-    transfer->buffer = NULL;
+    atomic_store_explicit(&transfer->buffer, NULL, memory_order_relaxed);
     transfer->cast_count = 0;
+    transfer->slices.count = 0;
+    transfer->queued = 0;
     transfer->is_started = false;
     if (self->is_halted) set_halted(self, false);
     *out = transfer;
@@ -271,6 +278,36 @@ static void set_casts(void *self, const fl_transfer_cast *casts, int32_t count)
     transfer->cast_count = count;
 }
 
+/* The first part of a slice, and the first behind it. */
+static inline int32_t part_at(const cuda_transfer *transfer, int32_t slice)
+{
+    return (int32_t)((int64_t)transfer->part_count * slice / transfer->slices.count);
+}
+
+static inline int32_t slice_of(const cuda_transfer *transfer, int32_t part)
+{
+    return (int32_t)(((int64_t)transfer->slices.count * (part + 1) - 1) / transfer->part_count);
+}
+
+/* Where a slice begins in the batch, and the one before it ends. */
+static inline int64_t slice_at(const cuda_transfer *transfer, int32_t slice)
+{
+    const fl_transfer_slices *slices = &transfer->slices;
+    int64_t sample = slices->samples * part_at(transfer, slice) / transfer->part_count;
+    return slices->from + sample * slices->sample_bytes;
+}
+
+static void set_slices(void *self, const fl_transfer_slices *slices)
+{
+    cuda_transfer *transfer = self;
+    assert(slices->count <= fl_min(FL_MOST_SLICES, transfer->part_count));
+    transfer->slices = *slices;
+    for (int32_t i = 0; i < slices->count; i++)
+        atomic_store_explicit(&transfer->unfilled[i],
+                              part_at(transfer, i + 1) - part_at(transfer, i),
+                              memory_order_relaxed);
+}
+
 static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, fl_err *err)
 {
     cuda_transfer *transfer = self;
@@ -281,7 +318,8 @@ static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, f
     int status = record_begin(transfer, stream, err);
     fl_cuda_scope_leave(&scope);
     if (status != FL_OK) return status;
-    transfer->buffer = buffer;
+    /* release: who queues a slice finds the event recorded. */
+    atomic_store_explicit(&transfer->buffer, buffer, memory_order_release);
     *is_filled = is_last(transfer);
     return FL_OK;
 }
@@ -308,25 +346,57 @@ static cudaError_t queue_cast(const cuda_transfer *transfer, const fl_transfer_c
     return fl_cuda_cast(copies->stream, copies->processors, transfer->buffer, cast);
 }
 
-static int queue_bytes(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
+static int
+queue_bytes(cuda_transfer *transfer, const fl_slot *slot, int64_t from, int64_t to, fl_err *err)
 {
-    for (int64_t at = 0, end; at < bytes; at = end) {
-        end = fl_min(bytes, fl_slot_pin_end(slot, at));
-        FL_CUDA_TRY(cudaMemcpyAsync((char *)transfer->buffer + at, fl_slot_data(slot) + at,
-                                    (size_t)(end - at), cudaMemcpyHostToDevice,
-                                    transfer->copies->stream),
+    char *buffer = transfer->buffer;
+    for (int64_t at = from, end; at < to; at = end) {
+        end = fl_min(to, fl_slot_pin_end(slot, at));
+        FL_CUDA_TRY(cudaMemcpyAsync(buffer + at, fl_slot_data(slot) + at, (size_t)(end - at),
+                                    cudaMemcpyHostToDevice, transfer->copies->stream),
                     err);
     }
     return FL_OK;
+}
+
+/* Queues what comes before the first bytes of a batch. */
+static int begin_copy_locked(cuda_transfer *transfer, fl_err *err)
+{
+    if (transfer->copies->is_halted) return fl_fail(err, FL_ECLOSED, "the upload was halted");
+    if (transfer->queued != 0) return FL_OK;
+    FL_CUDA_TRY(cudaStreamWaitEvent(transfer->copies->stream, transfer->event, 0), err);
+    return FL_OK;
+}
+
+static int
+queue_slice_locked(cuda_transfer *transfer, int32_t slice, const fl_slot *slot, fl_err *err)
+{
+    FL_TRY(begin_copy_locked(transfer, err));
+    int64_t from = slice_at(transfer, slice), to = slice_at(transfer, slice + 1);
+    FL_TRY(queue_bytes(transfer, slot, from, to, err));
+    transfer->queued |= UINT32_C(1) << slice;
+    return FL_OK;
+}
+
+/* All bytes but those of slices that are queued. */
+static int
+queue_rest_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
+{
+    int64_t from = 0;
+    for (int32_t i = 0; i < transfer->slices.count; i++) {
+        if ((transfer->queued >> i & 1) == 0) continue;
+        FL_TRY(queue_bytes(transfer, slot, from, slice_at(transfer, i), err));
+        from = slice_at(transfer, i + 1);
+    }
+    return queue_bytes(transfer, slot, from, bytes, err);
 }
 
 static int
 queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
 {
     cudaStream_t stream = transfer->copies->stream;
-    if (transfer->copies->is_halted) return fl_fail(err, FL_ECLOSED, "the upload was halted");
-    FL_CUDA_TRY(cudaStreamWaitEvent(stream, transfer->event, 0), err);
-    FL_TRY(queue_bytes(transfer, slot, bytes, err));
+    FL_TRY(begin_copy_locked(transfer, err));
+    FL_TRY(queue_rest_locked(transfer, slot, bytes, err));
     for (int32_t i = 0; i < transfer->cast_count; i++)
         FL_CUDA_TRY(queue_cast(transfer, &transfer->casts[i]), err);
     FL_CUDA_TRY(cudaEventRecord(transfer->event, stream), err);
@@ -352,15 +422,41 @@ static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
     return queue_copy(self, slot, bytes, err);
 }
 
-static void part_filled(void *self, fl_slot *slot, int64_t bytes)
+/* What fails is left to the copy of the rest. */
+static void queue_slice(cuda_transfer *transfer, int32_t slice, const fl_slot *slot)
 {
-    if (is_last(self)) (void)start(self, slot, bytes, NULL);
+    cuda_copy_stream *copies = transfer->copies;
+    fl_cuda_scope scope;
+    if (fl_cuda_scope_enter(copies->device, &scope, NULL) != FL_OK) return;
+    pthread_mutex_lock(&copies->mutex);
+    (void)queue_slice_locked(transfer, slice, slot, NULL);
+    pthread_mutex_unlock(&copies->mutex);
+    fl_cuda_scope_leave(&scope);
+}
+
+/* Whether the part was the last of its slice, which can be copied now. acq_rel: who queues a slice
+ * has seen all of it filled. */
+static bool ends_slice(cuda_transfer *transfer, int32_t slice, const fl_slot *slot, int64_t bytes)
+{
+    _Atomic int32_t *unfilled = &transfer->unfilled[slice];
+    return atomic_fetch_sub_explicit(unfilled, 1, memory_order_acq_rel) == 1 &&
+           atomic_load_explicit(&transfer->buffer, memory_order_acquire) != NULL &&
+           fl_slot_is_pinned(slot, bytes);
+}
+
+static void part_filled(void *self, int32_t part, fl_slot *slot, int64_t bytes)
+{
+    cuda_transfer *transfer = self;
+    int32_t slice = transfer->slices.count > 0 ? slice_of(transfer, part) : 0;
+    if (transfer->slices.count > 0 && ends_slice(transfer, slice, slot, bytes))
+        queue_slice(transfer, slice, slot);
+    if (is_last(transfer)) (void)start(transfer, slot, bytes, NULL);
 }
 
 static int copy(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     FL_TRY(fl_slot_pin(slot, bytes, err));
-    part_filled(self, slot, bytes);
+    part_filled(self, 0, slot, bytes);
     return FL_OK;
 }
 
@@ -415,7 +511,10 @@ static void abandon(void *self, fl_slot *slot, void *stream)
 
 static void cancel(void *self)
 {
-    if (!is_foreign(((cuda_transfer *)self)->copies)) put_free(self);
+    cuda_transfer *transfer = self;
+    if (is_foreign(transfer->copies)) return;
+    if (transfer->queued != 0) await_copies(transfer->copies);
+    put_free(transfer);
 }
 
 const fl_transfer_ops fl_cuda_transfer_ops = {
@@ -428,6 +527,7 @@ const fl_transfer_ops fl_cuda_transfer_ops = {
     .collect = collect,
     .get = get_transfer,
     .set_casts = set_casts,
+    .set_slices = set_slices,
     .set_buffer = set_buffer,
     .is_started = is_started,
     .part_filled = part_filled,

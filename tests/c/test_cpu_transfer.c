@@ -83,7 +83,7 @@ static void test_the_last_part_or_the_buffer_starts_the_copy(void)
         for (int part = 0; part < PARTS; part++) {
             if (part == at) set_buffer(transfer, buffer, false);
             CHECK(!ops->is_started(transfer) && holds(buffer, 0));
-            ops->part_filled(transfer, slot, BYTES);
+            ops->part_filled(transfer, 0, slot, BYTES);
         }
         if (at == PARTS) {
             set_buffer(transfer, buffer, true);
@@ -115,7 +115,7 @@ static void test_finish_starts_what_was_not_started(void)
     fixture f = open_fixture();
     void *transfer = get_transfer(&f, 1);
     fl_slot *slot = get_filled(&f, 9);
-    ops->part_filled(transfer, slot, BYTES);
+    ops->part_filled(transfer, 0, slot, BYTES);
     set_buffer(transfer, buffer, true);
     CHECK_INT(ops->finish(transfer, slot, BYTES, NULL, NULL), FL_OK);
     CHECK(holds(buffer, 9));
@@ -145,7 +145,7 @@ static void test_bytes_become_elements(void)
         memset(large, 0, sizeof large);
         if (way < 2) ops->set_casts(transfer, casts, 2);
         set_buffer(transfer, large, false);
-        ops->part_filled(transfer, slot, BYTES);
+        ops->part_filled(transfer, 0, slot, BYTES);
         for (int64_t i = 0; i < 101; i++) {
             uint16_t expected = (uint16_t)(70 + i / 3 % 2), half;
             memcpy(&half, large + to + 2 * i, 2);
@@ -185,7 +185,7 @@ static void test_integers_become_wider(void)
             memset(large, 77, sizeof large);
             ops->set_casts(transfer, &cast, 1);
             set_buffer(transfer, large, false);
-            ops->part_filled(transfer, slot, BYTES);
+            ops->part_filled(transfer, 0, slot, BYTES);
             for (int64_t i = 0; i < COUNT; i++) {
                 int16_t half = halves[2 + i / 3 * 5 + i % 3];
                 int64_t made = is_signed ? half : (uint16_t)half;
@@ -204,7 +204,7 @@ static void test_what_nobody_wants_goes_back(void)
     fl_slot *slots[] = {get_filled(&f, 1), get_filled(&f, 2)};
     set_buffer(copied, buffer, false);
     CHECK_INT(ops->copy(copied, slots[0], BYTES, NULL), FL_OK);
-    ops->part_filled(filled, slots[1], BYTES);
+    ops->part_filled(filled, 0, slots[1], BYTES);
     ops->abandon(copied, slots[0], NULL);
     ops->abandon(filled, slots[1], NULL);
     ops->cancel(bare);
@@ -225,7 +225,7 @@ static void test_nothing_is_copied_once_it_is_halted(void)
     memset(buffer, 0, BYTES);
     set_buffer(transfer, buffer, false);
     ops->halt(f.copies);
-    ops->part_filled(transfer, slot, BYTES);
+    ops->part_filled(transfer, 0, slot, BYTES);
     CHECK(!ops->is_started(transfer));
     CHECK_INT(ops->start(transfer, slot, BYTES, &err), FL_ECLOSED);
     CHECK_INT(ops->finish(transfer, slot, BYTES, NULL, &err), FL_ECLOSED);
@@ -421,7 +421,7 @@ static void test_a_forked_child_is_inert(void)
     fixture f = open_fixture();
     parents p = {&f, get_transfer(&f, 1), get_filled(&f, 5)};
     CHECK_INT(run_child(use_the_parents, &p), 0);
-    ops->part_filled(p.transfer, p.slot, BYTES);
+    ops->part_filled(p.transfer, 0, p.slot, BYTES);
     set_buffer(p.transfer, buffer, true);
     CHECK_INT(ops->finish(p.transfer, p.slot, BYTES, NULL, NULL), FL_OK);
     CHECK(holds(buffer, 5));

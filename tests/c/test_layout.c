@@ -75,6 +75,39 @@ static int reserve(void *arg)
     return FL_OK;
 }
 
+/* Slices are of the output with most bytes a sample; what has no samples has none. */
+static void test_large_batches_have_slices(void)
+{
+    enum { ROWS = 100 };
+    fl_transfer_slices slices;
+    fl_layout layout = {.parts = 50};
+    CHECK_INT(fl_layout_reserve(&layout, 1, 4, NULL), FL_OK);
+    set_bytes(&layout, 0, 8 * ROWS);
+    set_bytes(&layout, 1, INT64_C(3) << 24);
+    set_bytes(&layout, 2, INT64_C(400000) * ROWS);
+    set_bytes(&layout, 3, INT64_C(200000) * ROWS);
+    layout.outputs[1].is_whole = true;
+    CHECK_INT(fl_layout_place(&layout, NULL), FL_OK);
+    fl_layout_slice(&layout, ROWS, &slices);
+    CHECK(slices.count == 9 && slices.samples == ROWS && slices.sample_bytes == 400000);
+    CHECK_INT(slices.from, layout.outputs[2].offset);
+    layout.parts = 4;
+    fl_layout_slice(&layout, ROWS, &slices);
+    CHECK_INT(slices.count, 4);
+    layout.parts = 50;
+    layout.outputs[2].is_cast = true; /* maps lie behind these images */
+    layout.outputs[2].cast = (fl_transfer_cast){.kind = FL_CAST_IMAGES, .image_bytes = 300000};
+    fl_layout_slice(&layout, ROWS, &slices);
+    CHECK(slices.count == 7 && slices.sample_bytes == 300000);
+    layout.parts = 500;
+    layout.outputs[2].cast.image_bytes = 1 << 20;
+    fl_layout_slice(&layout, ROWS, &slices);
+    CHECK_INT(slices.count, FL_MOST_SLICES);
+    fl_layout_slice(&layout, 0, &slices);
+    CHECK_INT(slices.count, 0);
+    fl_layout_close(&layout);
+}
+
 static void test_memory_is_kept_for_the_next_batch(void)
 {
     fl_layout layout = {0};
@@ -233,6 +266,7 @@ int main(void)
     RUN(test_outputs_are_contiguous_tensors);
     RUN(test_sums_that_do_not_fit_are_refused);
     RUN(test_an_output_may_be_cast_of_another);
+    RUN(test_large_batches_have_slices);
     RUN(test_memory_is_kept_for_the_next_batch);
     RUN(test_columns_may_give_several_tensors);
     RUN(test_errors_name_column_and_row);

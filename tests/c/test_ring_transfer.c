@@ -16,9 +16,10 @@ static void check_batch(const transfer *t, const fl_slot *slot, int64_t bytes)
     CHECK_INT(bytes, 8 * rows_of(t->tag));
 }
 
-static void part_filled(void *context, fl_slot *slot, int64_t bytes)
+static void part_filled(void *context, int32_t part, fl_slot *slot, int64_t bytes)
 {
     transfer *t = context;
+    CHECK(part >= 0 && part < t->parts);
     check_batch(t, slot, bytes);
     CHECK_INT(t->starts, 0);
     if (atomic_fetch_add(&t->filled, 1) + 1 == t->parts) check_words(slot, t->tag);

@@ -37,6 +37,7 @@ fail_call(fl_ring_config shape, cudaStream_t stream, int64_t n, cudaError_t erro
     int device, status;
     fake_fail_at(n, error, is_sticky);
     status = try_open_loop(&l, shape, 1);
+    l.has_slices = true;
     l.stream = stream;
     bool is_open = status == FL_OK;
     if (is_open) status = train_through(&l);
@@ -145,6 +146,7 @@ static bool fail_exchange(fl_ring_config shape, cudaStream_t stream, int64_t n)
     loop l;
     fake_fail_exchange(n);
     int status = try_open_loop(&l, shape, 1);
+    l.has_slices = true;
     l.stream = stream;
     if (status == FL_OK) status = train_through(&l);
     CHECK(status == FL_OK || status == FL_EDEVICE);
@@ -200,6 +202,7 @@ static int train_without(void *arg)
 {
     loop l;
     int status = try_open_loop(&l, *(fl_ring_config *)arg, 0);
+    l.has_slices = true;
     if (status == FL_OK) status = train_through(&l);
     fake_synchronize(NULL);
     if (l.r.pool != NULL) close_loop(&l);
@@ -222,6 +225,7 @@ static void train_every_way(fl_ring_config shape, cudaStream_t stream, bool has_
     loop l;
     open_loop(&l, shape, 0);
     l.has_window = has_window;
+    l.has_slices = !has_window;
     l.stream = stream;
     for (int64_t tag = 0, submitted = 0; tag < 2 * BATCHES; tag++) {
         for (; submitted < tag + 3; submitted++) {

@@ -34,10 +34,11 @@ static void train(loop *l, int64_t from, int64_t to)
 
 static void train_once(fl_ring_config shape)
 {
-    for (int has_window = 0; has_window < 2; has_window++) {
+    for (int kind = 0; kind < 4; kind++) {
         loop l;
         open_loop(&l, shape, 0);
-        l.has_window = has_window == 1;
+        l.has_window = kind % 2 == 1;
+        l.has_slices = kind / 2 == 1;
         train(&l, 0, BATCHES);
         int64_t tag;
         CHECK_INT(deliver_next(&l, &tag), FL_EEND);
@@ -55,6 +56,7 @@ static void leave_early(fl_ring_config shape)
         loop l;
         open_loop(&l, shape, 0);
         l.has_window = taken >= 4;
+        l.has_slices = taken % 2 == 1;
         train(&l, 0, taken);
         for (int64_t tag = taken; tag < taken + 3; tag++) submit_upload(&l, tag, 2);
         reset_loop(&l);
@@ -152,6 +154,47 @@ static void test_a_batch_that_waited_for_its_block_is_copied_at_once(void)
         fake_synchronize(NULL);
         close_loop(&l);
     }
+    CHECK(fake_is_clean());
+}
+
+static void await_copies_of(int64_t count)
+{
+    while (fake_copies() < count) sleep_ms(1);
+    sleep_ms(2);
+    CHECK_INT(fake_copies(), count);
+}
+
+/* Lets one part through the gate, of a batch whose parts all wait there. */
+static void fill_a_part(loop *l, int64_t done)
+{
+    sem_post(&l->r.gate);
+    while (atomic_load(&l->r.done) < done) sleep_ms(1);
+}
+
+/* The first bytes do not wait for the last, once the slot is pinned: three slices, the last of two
+ * parts. The thread fills the last part first. */
+static void test_a_slice_is_copied_as_soon_as_it_is_filled(void)
+{
+    loop l;
+    int device;
+    fl_ring_config shape = {.depth = 3, .is_in_order = true, .runs_ahead = true, .threads = 1};
+    fake_set_order(FAKE_EAGER, 0);
+    open_loop(&l, shape, 0);
+    l.has_slices = true;
+    l.r.stuck_tag = 7;
+    for (int64_t round = 0; round < 2; round++) {
+        fake_forget_copies();
+        submit_upload(&l, 7, 4);
+        for (int64_t part = 0; part < 4; part++) {
+            fill_a_part(&l, 4 * round + part + 1);
+            await_copies_of(round == 1 ? part : part == 3);
+        }
+        CHECK_INT(cudaGetDeviceCount(&device), cudaSuccess);
+        check_device_words(fake_host_view(slot_of(&l, 7)->buffer->memory), 7);
+        take_tag(&l, 7);
+    }
+    fake_synchronize(NULL);
+    close_loop(&l);
     CHECK(fake_is_clean());
 }
 
@@ -296,22 +339,38 @@ static void run_short(fl_ring_config shape)
 
 static void test_a_batch_waits_for_memory(void) { each_way(run_short); }
 
+enum { STAMP = 0x5a, STAMPED = 320 }; /* no batch has more bytes */
+
+static void stamp(void *view) { memset(view, STAMP, STAMPED); }
+
+static void check_stamp(void *view)
+{
+    for (int i = 0; i < STAMPED; i++) CHECK_INT(((char *)view)[i], STAMP);
+}
+
 static void fail_a_part(fl_ring_config shape)
 {
     loop l;
     int64_t taken;
     open_loop(&l, shape, 0);
-    l.r.failing_tag = 2;
+    l.has_slices = true;
     l.r.failing_part = 1;
     for (int64_t tag = 0; tag < BATCHES; tag++) {
+        fake_synchronize(NULL); /* so that the slot is one that is pinned */
+        l.r.failing_tag = tag % 7 == 3 ? tag : NONE;
         submit_upload(&l, tag, 3);
-        CHECK_INT(deliver_next(&l, &taken), tag == 2 ? FL_ESOURCE : FL_OK);
+        char *view = fake_host_view(slot_of(&l, tag)->buffer->memory);
+        CHECK_INT(deliver_next(&l, &taken), tag % 7 == 3 ? FL_ESOURCE : FL_OK);
         CHECK_INT(taken, tag);
+        if (tag % 7 != 3) continue;
+        fake_launch(l.stream, stamp, view);
+        for (int i = 0; i < 16; i++) fake_launch(l.stream, check_stamp, view);
     }
     fake_synchronize(NULL);
     close_loop(&l);
 }
 
+/* Slices of it may have been queued; then somebody else uses its buffer. */
 static void test_a_batch_that_cannot_be_filled(void) { each_way(fail_a_part); }
 
 static void *train_on_device_1(void *arg)
@@ -466,6 +525,7 @@ int main(void)
     RUN(test_no_kernel_is_loaded_beside_a_collective);
     RUN(test_a_batch_is_copied_as_soon_as_it_is_filled);
     RUN(test_a_batch_that_waited_for_its_block_is_copied_at_once);
+    RUN(test_a_slice_is_copied_as_soon_as_it_is_filled);
     RUN(test_nobody_waits_for_a_copy);
     RUN(test_images_are_made_behind_their_copy);
     RUN(test_the_current_stream_may_change);

@@ -26,6 +26,7 @@ typedef struct loop {
     look looks[MOST_LOOKS];
     int64_t launched;
     bool has_window;     /* batches that are not next have no buffer at first: see look_ahead */
+    bool has_slices;     /* batches are copied in up to three slices, as they are filled */
     bool is_short;       /* there is no device memory */
     bool is_undelivered; /* `undelivered` was received, and could not be delivered */
     fl_batch undelivered;
@@ -150,6 +151,12 @@ static inline void set_casts(upload_slot *t, int64_t tag)
     if (count_casts(tag) > 0) ops->set_casts(t->transfer, t->casts, count_casts(tag));
 }
 
+static inline void set_slices(upload_slot *t, int64_t tag, int32_t parts)
+{
+    int32_t count = (int32_t)fl_min(parts, tag % 4);
+    ops->set_slices(t->transfer, &(fl_transfer_slices){count, rows_of(tag), 8, 0});
+}
+
 static inline void check_widened(const char *view, int64_t tag)
 {
     const int64_t *wide = (const int64_t *)(const void *)(view + cast_at(tag, 2).to);
@@ -181,6 +188,7 @@ static inline void submit_upload(loop *l, int64_t tag, int32_t parts)
     fl_err err = {0};
     int status = ops->get(l->copy_stream, parts, &t->transfer, &err);
     if (status == FL_OK) set_casts(t, tag);
+    if (status == FL_OK && l->has_slices) set_slices(t, tag, parts);
     bool is_next = fl_ring_pending(l->r.ring) == 0;
     if (status == FL_OK && (is_next || !l->has_window)) (void)set_buffer(l, t);
     if (status == FL_OK) {

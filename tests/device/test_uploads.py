@@ -27,6 +27,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TRIALS = {
     "upload_trials": [
         "batches_and_singles_lists_and_dicts",
+        "large_batches_go_up_in_slices",
         "the_current_stream_may_change",
         "no_context_on_a_device_that_nobody_chose",
         "a_loop_is_left_early",
@@ -84,6 +85,7 @@ TRIALS = {
 
 IMAGES = [
     "batches_and_singles_lists_and_dicts",
+    "large_batches_go_up_in_slices",
     "the_current_stream_may_change",
     "a_loop_is_left_early",
     "memory_comes_back",

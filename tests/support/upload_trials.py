@@ -111,6 +111,29 @@ def the_current_stream_may_change() -> None:
             device.close()
 
 
+def large_batches_go_up_in_slices() -> None:
+    """Two of more than 4 MiB of the largest field, where a batch is not filled before it has
+    its buffer and a pinned slot; then what lies around them."""
+    draw, sliced = random.Random(0), 0
+    for workers, _ in each_way():
+        device = Device()
+        slots = core.BatchPool(3, device=0)
+        for _ in range(2):
+            todo = [draw.choices(range(40), k=1800) for _ in range(4)]
+            feed = make_feed(device, workers, slots=slots)
+            fake.fake_forget_copies()
+            feed.restart(iter(todo), 1, None)
+            for rows in todo:
+                device.compare(next(feed), rows)
+            device.synchronize()
+            assert 4 <= fake.fake_copies() <= 4 * 4
+            sliced += fake.fake_copies() - 4
+            del feed
+        del slots
+        device.close()
+    assert sliced > 0
+
+
 def no_context_on_a_device_that_nobody_chose() -> None:
     """The consumer and the threads that fill begin on device 0, where they have no business."""
     for workers, seed in each_way():

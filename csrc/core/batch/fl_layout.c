@@ -94,3 +94,24 @@ int fl_layout_place(fl_layout *layout, fl_err *err)
     layout->delivered_bytes = end;
     return FL_OK;
 }
+
+/* Bytes from sample to sample of what is filled of an output; 0: there are none. */
+static int64_t sample_bytes(const fl_output *output, int64_t rows)
+{
+    if (output->is_whole || rows == 0) return 0;
+    bool has_maps = output->is_cast && output->cast.kind == FL_CAST_IMAGES; /* behind its images */
+    return has_maps ? output->cast.image_bytes : output->bytes / rows;
+}
+
+void fl_layout_slice(const fl_layout *layout, int64_t rows, fl_transfer_slices *out)
+{
+    *out = (fl_transfer_slices){.samples = rows};
+    for (int32_t i = 0; i < layout->count; i++) {
+        int64_t bytes = sample_bytes(&layout->outputs[i], rows);
+        if (bytes <= out->sample_bytes) continue;
+        out->sample_bytes = bytes;
+        out->from = layout->outputs[i].offset;
+    }
+    int64_t most = fl_min(FL_MOST_SLICES, layout->parts);
+    out->count = (int32_t)fl_min(most, rows * out->sample_bytes / FL_SLICE_BYTES);
+}

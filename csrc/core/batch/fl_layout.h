@@ -16,7 +16,8 @@ typedef struct fl_output {
     fl_dtype dtype;
     int32_t ndim;
     bool is_whole;      /* no dimension counts samples: a single sample keeps all dimensions. Else
-                           it loses dimension 0 */
+                           it loses dimension 0, and its samples lie one behind another, each
+                           filled by the part of the batch that has its row */
     bool is_contiguous; /* stride says the same */
     bool is_number;     /* no tensor: `number` itself. It has no bytes */
     bool is_cast;    /* `cast` makes the elements at the destination, of what is filled here or in
@@ -75,6 +76,10 @@ void fl_output_set_number(fl_output *output, int64_t number);
 /* Once all outputs are set: offsets, casts and both sums of bytes. FL_EINVAL where they do not
  * fit. */
 int fl_layout_place(fl_layout *layout, fl_err *err);
+
+/* Which slices of a placed batch of so many rows are copied before it is filled: of the output with
+ * the most bytes a sample. */
+void fl_layout_slice(const fl_layout *layout, int64_t rows, fl_transfer_slices *out);
 
 /* Where the tensor lies in the buffer once it is delivered to its destination. */
 static inline int64_t fl_output_at(const fl_output *output)

@@ -98,7 +98,7 @@ static int fill_part(const fl_ring_config *config, const fl_batch *batch, int32_
     populate_part(batch, part);
     FL_TRY(config->fill(batch, part, err));
     if (batch->transfer != NULL)
-        config->transfers->part_filled(batch->transfer, batch->slot, batch->bytes);
+        config->transfers->part_filled(batch->transfer, part, batch->slot, batch->bytes);
     return FL_OK;
 }
 

@@ -71,6 +71,7 @@ static int layout_bytes(const image_column *self, int64_t rows, fl_output *outpu
         fits = fits && fl_add(output->cast.maps, maps, &output->cast.values) &&
                fl_add(output->cast.values, self->values_bytes, &bytes);
         output->cast.images = &self->made;
+        output->cast.image_bytes = self->out_bytes;
         output->cast.image_count = rows;
     }
     if (!fits || !fl_mul(rows, self->cast.count, &output->cast.count))

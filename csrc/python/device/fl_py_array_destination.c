@@ -83,7 +83,7 @@ casts_of(const fl_py_array_destination *self, const fl_py_upload_slot *slot)
     return self->casts + (slot - self->slots) * self->outputs;
 }
 
-/* Gives the slot a transfer, which casts what the layout says. */
+/* Gives the slot a transfer, which slices and casts what the layout says. */
 static int get_transfer(fl_py_array_destination *self, const fl_batch *batch,
                         fl_py_upload_slot *slot, fl_err *err)
 {
@@ -95,6 +95,9 @@ static int get_transfer(fl_py_array_destination *self, const fl_batch *batch,
     for (int32_t i = 0; i < layout->count; i++)
         if (layout->outputs[i].is_cast) casts[count++] = layout->outputs[i].cast;
     if (count > 0) ops->set_casts(slot->transfer, casts, count);
+    fl_transfer_slices slices;
+    fl_layout_slice(layout, batch->rows.count, &slices);
+    ops->set_slices(slot->transfer, &slices);
     return FL_OK;
 }
 
@@ -154,7 +157,11 @@ int fl_py_array_destination_run_ahead(fl_py_array_destination *self, fl_ring *ri
 static void cancel_slot(const fl_py_array_destination *self, fl_py_upload_slot *slot)
 {
     PyObject *owner = slot->buffer.owner;
-    if (slot->transfer != NULL) self->base.ops->cancel(slot->transfer);
+    if (slot->transfer != NULL) {
+        Py_BEGIN_ALLOW_THREADS
+        self->base.ops->cancel(slot->transfer);
+        Py_END_ALLOW_THREADS
+    }
     *slot = (fl_py_upload_slot){0};
     Py_XDECREF(owner);
 }

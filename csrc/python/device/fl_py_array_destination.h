@@ -65,7 +65,8 @@ PyObject *
 fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *table,
                                 const fl_batch *batch, bool is_single, bool *is_undelivered);
 
-/* Gives back the upload slot of a batch that is not delivered and was not copied, if it has one. */
+/* Gives back the upload slot of a batch that is not delivered and was not filled, if it has one.
+ * SYNC where slices of it are being copied, without the interpreter lock. */
 void fl_py_array_destination_cancel(fl_py_array_destination *self, const fl_batch *batch);
 
 /* Gives back all upload slots. The copy stream is halted and nothing is submitted. */
