@@ -174,11 +174,11 @@ def explain_kill() -> str:
     return f"{text}: {describe_memory()}"
 
 
-def budget_of(loader: object) -> int:
-    """Return the loader's memory_budget in bytes; its default is a quarter of the available memory,
-    at least 64 MiB."""
+def budget_of(loader: object, before: int = 0) -> int:
+    """Return the loader's memory_budget in bytes; its default is `before`, or a quarter of the
+    available memory, at least 64 MiB."""
     wanted: int | None = getattr(loader, "memory_budget", None)  # torch's loaders have none
-    return wanted or max(64 << 20, available_bytes() // 4)
+    return wanted or before or max(64 << 20, available_bytes() // 4)
 
 
 # ---- processes

@@ -48,6 +48,7 @@ class Shared:
         self.collate: tuple[ThreadPool, Collate] | None = None  # of the sync path
         # Idle ones of worker threads, by process: a child must not use its parent's batch memory.
         self.collates: dict[int, list[Collate]] = {}
+        self.budget = 0  # bytes of array data in pinned memory; to find it takes half a millisecond
         self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
         self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
         self.fault = ""  # why C does not upload, where it was meant to

@@ -347,6 +347,48 @@ static void test_a_submission_that_failed_can_be_repeated(void)
     }
 }
 
+/* ---- a ring that is used again */
+
+static int fill_nothing(const fl_batch *batch, int32_t part, fl_err *err)
+{
+    (void)batch, (void)part, (void)err;
+    return FL_OK;
+}
+
+static int is_foreign_ring_fit(void *arg)
+{
+    ring_fixture *r = arg;
+    fl_ring_config same = {.fill = fill_part, .pool = r->pool, .depth = 3, .threads = 2};
+    same.runs_ahead = same.is_in_order = true;
+    return fl_ring_fits(r->ring, &same);
+}
+
+static void test_a_ring_fits_what_it_was_opened_with(void)
+{
+    ring_fixture r;
+    fl_ring_config shape = {.depth = 3, .threads = 2, .runs_ahead = true, .is_in_order = true};
+    open_fixture(&r, shape);
+    shape.fill = fill_part;
+    shape.pool = r.pool;
+    CHECK(fl_ring_fits(r.ring, &shape));
+    fl_ring_config others[9];
+    for (int i = 0; i < 9; i++) others[i] = shape;
+    others[0].fill = fill_nothing;
+    others[1].transfers = (const fl_transfer_ops *)(const void *)&shape;
+    others[2].pool = NULL;
+    others[3].depth = 4;
+    others[4].threads = 3;
+    others[5].runs_ahead = false;
+    others[6].consumer_fills = true;
+    others[7].lazy_bytes = 1;
+    others[8].is_in_order = false;
+    for (int i = 0; i < 9; i++) CHECK(!fl_ring_fits(r.ring, &others[i]));
+    CHECK_INT(run_child(is_foreign_ring_fit, &r), 0);
+    fl_ring_stop(r.ring);
+    CHECK(!fl_ring_fits(r.ring, &shape));
+    close_fixture(&r);
+}
+
 int main(void)
 {
     start_tests();
@@ -358,6 +400,7 @@ int main(void)
     RUN(test_close_with_submitted_and_filled_batches);
     RUN(test_close_while_parts_are_copied);
     RUN(test_close_while_batches_are_lent);
+    RUN(test_a_ring_fits_what_it_was_opened_with);
     RUN(test_fork_with_an_open_ring);
     RUN(test_fork_at_any_moment);
     RUN(test_every_refused_resource);

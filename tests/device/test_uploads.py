@@ -28,6 +28,7 @@ TRIALS = {
     "upload_trials": [
         "batches_and_singles_lists_and_dicts",
         "large_batches_go_up_in_slices",
+        "threads_and_streams_live_on",
         "the_current_stream_may_change",
         "no_context_on_a_device_that_nobody_chose",
         "a_loop_is_left_early",

@@ -134,6 +134,60 @@ def large_batches_go_up_in_slices() -> None:
     assert sliced > 0
 
 
+def threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def await_threads(count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(threads()) != count:  # one that was joined may be listed for a moment
+        assert time.monotonic() < deadline, threads()
+        time.sleep(0.001)
+
+
+def threads_and_streams_live_on() -> None:
+    """The next epoch uses them, unless it is another's; the end of the pool is theirs."""
+    fake.fake_set_order(RANDOM, 0)
+    device, others = Device(), len(threads())
+    slots = core.BatchPool(3, device=0)
+
+    def run(workers: int, reach: int = 12) -> Any:
+        feed = make_feed(device, workers, slots=slots)
+        todo = batches(reach)
+        feed.restart(iter(todo), 1, None)
+        for rows in todo[:reach]:
+            device.compare(next(feed), rows)
+        if reach == len(todo):
+            assert next(feed, None) is None
+        return feed
+
+    run(3)
+    of_first = threads()
+    assert len(of_first) == others + 3
+    run(3)
+    for reach in (5, 12, 0, 12):  # left early, too
+        run(3, reach)
+        assert threads() == of_first
+    feeds = [run(3, 4), run(3, 4)]  # two at once
+    assert of_first < threads() and len(threads()) == others + 6
+    del feeds
+    await_threads(others + 3)
+    run(2)
+    await_threads(others + 2)
+    feed = run(2, 4)
+    feed.close()  # closed by the user, it ends its own
+    await_threads(others)
+    run(1)
+    slots.trim()
+    await_threads(others)
+    run(1)
+    device.synchronize()
+    del feed
+    slots = None
+    await_threads(others)
+    device.close()
+
+
 def no_context_on_a_device_that_nobody_chose() -> None:
     """The consumer and the threads that fill begin on device 0, where they have no business."""
     for workers, seed in each_way():

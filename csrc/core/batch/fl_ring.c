@@ -241,6 +241,16 @@ int fl_ring_open(const fl_ring_config *config, fl_ring **out, fl_err *err)
     return FL_OK;
 }
 
+bool fl_ring_fits(const fl_ring *ring, const fl_ring_config *config)
+{
+    const fl_ring_config *own = &ring->config;
+    return !is_foreign(ring) && !ring->is_stopped && own->fill == config->fill &&
+           own->transfers == config->transfers && own->pool == config->pool &&
+           own->depth == config->depth && own->threads == config->threads &&
+           own->runs_ahead == config->runs_ahead && own->consumer_fills == config->consumer_fills &&
+           own->lazy_bytes == config->lazy_bytes && own->is_in_order == config->is_in_order;
+}
+
 fl_batch *fl_ring_prepare(fl_ring *ring)
 {
     if (is_foreign(ring) || ring->free == NULL) return NULL;

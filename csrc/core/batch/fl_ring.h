@@ -38,6 +38,10 @@ typedef struct fl_ring_config {
 /* FL_OK, FL_ENOMEM. FL_ETHREAD only from a ring that runs ahead: the other does without threads. */
 int fl_ring_open(const fl_ring_config *config, fl_ring **out, fl_err *err);
 
+/* Whether a ring that nobody uses is what fl_ring_open would make, and may be used again after
+ * fl_ring_reset: of this process, and not stopped. */
+bool fl_ring_fits(const fl_ring *ring, const fl_ring_config *config);
+
 /* The batch to be submitted next, empty; the caller sets its first group of fields. NULL when
  * `depth` batches are submitted. Borrowed until fl_ring_submit; receiving does not change it. */
 fl_batch *fl_ring_prepare(fl_ring *ring);

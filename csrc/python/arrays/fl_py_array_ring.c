@@ -14,7 +14,14 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
                              .consumer_fills = !self->reads_files || self->timeout_ns == 0,
                              .lazy_bytes = self->reads_files ? 0 : FL_LAYOUT_SMALL_BYTES,
                              .is_in_order = is_in_order};
-    int status = fl_ring_open(&config, &self->opened, &err);
+    int status = FL_OK;
+    self->opened = atomic_exchange(&self->pool->ring, NULL);
+    if (self->opened == NULL || !fl_ring_fits(self->opened, &config)) {
+        Py_BEGIN_ALLOW_THREADS
+        fl_ring_close(self->opened);
+        Py_END_ALLOW_THREADS
+        status = fl_ring_open(&config, &self->opened, &err);
+    }
     self->ring = self->opened;
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
@@ -58,16 +65,42 @@ void fl_py_array_ring_drop_epoch(fl_py_array_ring *self)
     if (self->sentinels != NULL) PyDict_Clear(self->sentinels);
 }
 
+/* Whether the next iterator gets the ring and the copy stream. Only for a device, whose epochs may
+ * be as short as it takes to start threads; elsewhere they end with their epoch, as torch's workers
+ * do. Without an interpreter lock another thread may be in stop. */
+static bool is_left_to_next(const fl_py_array_ring *self)
+{
+#ifdef Py_GIL_DISABLED
+    return false;
+#else
+    return self->destination.base.copy_stream != NULL && !self->is_closed;
+#endif
+}
+
+static void leave_to_next(fl_py_array_ring *self)
+{
+    fl_ring *ring = self->opened;
+    void *copies = self->destination.base.copy_stream;
+    self->opened = NULL;
+    self->destination.base.copy_stream = NULL;
+    fl_py_batch_pool_leave(self->pool, ring, copies);
+}
+
 void fl_py_array_ring_close(fl_py_array_ring *self)
 {
     fl_ring *ring = self->ring;
     self->ring = NULL;
     if (ring != NULL) {
+        bool is_left = is_left_to_next(self);
         Py_BEGIN_ALLOW_THREADS
         halt_copies(&self->destination.base);
-        fl_ring_end(ring);
+        if (is_left)
+            fl_ring_reset(ring);
+        else
+            fl_ring_end(ring);
         Py_END_ALLOW_THREADS
         drop_batches(self);
+        if (is_left) leave_to_next(self);
     }
     fl_py_array_destination_close(&self->destination);
 }

@@ -31,10 +31,10 @@ typedef struct fl_py_array_ring {
 
     fl_py_index_source indices;
     fl_py_array_destination destination;
-    fl_ring *ring;         /* borrowed from opened; NULL: closed, or finished and not persistent */
-    fl_ring *opened;       /* owned: set by new, freed with the loader. So close() of any thread may
-                              stop it while another thread ends it */
-    PyObject *sentinels;   /* owned: {tag: exception or (item,)} */
+    fl_ring *ring;       /* borrowed from opened; NULL: closed, or finished and not persistent */
+    fl_ring *opened;     /* owned: set by new, freed with the loader or left to the pool. So close()
+                            of any thread may stop it while another thread ends it */
+    PyObject *sentinels; /* owned: {tag: exception or (item,)} */
     int64_t next_sentinel; /* the tag of the next one */
     PyObject
         *pending_result;  /* owned: a batch delivered when an interrupt came, for the next call */
@@ -62,8 +62,9 @@ void fl_py_array_ring_stop(fl_py_array_ring *self);
 /* Forgets the epoch: sampler, sentinels, the pending result. */
 void fl_py_array_ring_drop_epoch(fl_py_array_ring *self);
 
-/* Drops what is submitted and ends the threads; until then they read the table's sources. Twice is
- * fine. Lets go of the interpreter lock; SYNC for a device. */
+/* Drops what is submitted and ends the threads, or leaves them to the next iterator of the pool;
+ * until then they read the table's sources. Twice is fine. Lets go of the interpreter lock; SYNC
+ * for a device. */
 void fl_py_array_ring_close(fl_py_array_ring *self);
 
 /* Frees what stop needs, of a closed one: nobody can call any more. */

@@ -16,7 +16,8 @@ int fl_py_destination_open(fl_py_destination *self, PyObject *object, const fl_p
     self->allocate = PyObject_GetAttrString(object, "allocate");
     if (self->allocate != NULL) self->split = PyObject_GetAttrString(object, "split");
     if (self->split == NULL) return -1;
-    if (!has_copies || self->ops->open(device, &self->copy_stream, &err) == FL_OK) return 0;
+    if (!has_copies || self->copy_stream != NULL) return 0;
+    if (self->ops->open(device, &self->copy_stream, &err) == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
 }

@@ -24,8 +24,9 @@ typedef struct fl_py_destination {
     int32_t device;    /* FL_PY_CPU: pinned memory */
 } fl_py_destination;
 
-/* Takes the methods of `object`. has_copies: batches are copied from slots to their buffers; else
- * they are filled there. 0, or -1 and an exception; the owner closes it in either case. */
+/* Takes the methods of `object`. has_copies: batches are copied from slots to their buffers, on the
+ * copy stream that is there or a new one; else they are filled there. 0, or -1 and an exception;
+ * the owner closes it in either case. */
 int fl_py_destination_open(fl_py_destination *self, PyObject *object, const fl_py_dlpack *dlpack,
                            int32_t device, bool has_copies);
 

@@ -58,11 +58,22 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return fl_py_raise(&err, NULL);
 }
 
-/* Unpinning waits for the device. */
-static void close_pinned(fl_pool *pool)
+void fl_py_batch_pool_leave(fl_py_batch_pool *self, fl_ring *ring, void *copies)
 {
+    ring = atomic_exchange(&self->ring, ring);
+    copies = atomic_exchange(&self->copies, copies);
     Py_BEGIN_ALLOW_THREADS
-    fl_pool_close(pool);
+    fl_ring_close(ring);
+    if (copies != NULL) fl_cuda_transfer_ops.close(copies);
+    Py_END_ALLOW_THREADS
+}
+
+/* Unpinning waits for the device. */
+static void close_pinned(fl_py_batch_pool *self)
+{
+    fl_py_batch_pool_leave(self, NULL, NULL);
+    Py_BEGIN_ALLOW_THREADS
+    fl_pool_close(self->pool);
     Py_END_ALLOW_THREADS
 }
 
@@ -71,7 +82,7 @@ static void pool_dealloc(fl_py_batch_pool *self)
     PyTypeObject *type = Py_TYPE(self);
     fl_slot_return(self->probe);
     if (self->device >= 0)
-        close_pinned(self->pool);
+        close_pinned(self);
     else
         fl_pool_close(self->pool);
     fl_arena_close(self->arena);
@@ -93,10 +104,13 @@ static PyObject *pool_count(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored)
                          (long long)stats.empty);
 }
 
-PyDoc_STRVAR(trim_doc, "trim()\n--\n\nGive memory that waits for reuse back to the system.");
+PyDoc_STRVAR(trim_doc,
+             "trim()\n--\n\n"
+             "Give memory that waits for reuse back to the system, and end threads that wait.");
 
 static PyObject *pool_trim(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
 {
+    fl_py_batch_pool_leave(self, NULL, NULL);
     Py_BEGIN_ALLOW_THREADS
     fl_pool_trim(self->pool);
     Py_END_ALLOW_THREADS

@@ -214,7 +214,9 @@ class ArrayIter(ResumableIter):
         self._destination = self._open_destination(accelerator)
         # The budget is one of pinned memory; without workers no batch is made ahead of its use.
         is_ahead = self._destination is not None and self._num_workers > 0
-        self._budget = budget_of(loader) if is_ahead else sys.maxsize
+        if is_ahead:
+            shared.budget = budget_of(loader, shared.budget)
+        self._budget = shared.budget if is_ahead else sys.maxsize
         self._pin_memory = self._pin_memory and accelerator is None
         self._open_loader()
         # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
