@@ -10,6 +10,8 @@ c  64 windows of 4 096 tokens of uint16, as int64 x and y. By hand: one index of
 d  256 images of 3x256x256 bytes, RandomResizedCrop(224), flipped, normalised to halves.
 e  256 rows of 3x224x224 bytes as they are: fetched GB/s, as a share of what one pinned copy reaches
    in the same run.
+f  the same, uploaded, by 4, 8 and 15 threads: GB/s of whole epochs of 32 and of 128 batches, from
+   iter() to the last byte on the device.
 
 *resident*: `.to("cuda")`. *fetched*: `gather="device"`, out of host memory over the link.
 *uploaded*: 8 threads of the CPU gather, transform and upload. All shuffled, in turns, without a
@@ -29,7 +31,7 @@ from _harness import Goal, Report, Times, parse_arguments
 from bench_cuda import commit, device_us, driver, in_turns, launches
 from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import RandomSampler, TensorDataset
 
 from fastloop import ArrayDataset, DataLoader, TokenDataset
 from fastloop import transforms as T
@@ -291,8 +293,44 @@ def rows_over_the_link(report: Report, rounds: int, count: int) -> None:
     )
 
 
+def whole_epochs(report: Report, rounds: int, count: int) -> None:
+    batch, size = 256, 3 * 224 * 224
+    images = torch.randint(256, (count, 3, 224, 224), dtype=torch.uint8)
+    data, bytes_of = ArrayDataset(images), batch * size
+    calls: dict[str, Callable[[], float]] = {"copy": lambda: bytes_of / link_us(bytes_of) / 1e3}
+
+    def measure(loader: Any, batches: int) -> float:
+        timer = Timer()
+        for _ in loader:
+            pass
+        return bytes_of * batches / timer.us() / 1e3
+
+    names = []
+    for threads in (4, 8, 15):
+        for batches in (32, 128):
+            sampler = RandomSampler(data, True, batches * batch)
+            loader = DataLoader(data, batch, sampler=sampler, num_workers=threads, device=CUDA)
+            names.append(f"{threads} threads, {batches} batches")
+            calls[names[-1]] = lambda a=loader, b=batches: measure(a, b)  # type: ignore[misc]
+            calls[names[-1]]()  # pins
+    rates = {who: Times(tuple(v), "GB/s") for who, v in in_turns(calls, rounds).items()}
+    for batches, wanted in ((32, 0.90), (128, 0.95)):
+        running = [name for name in names if name.endswith(f" {batches} batches")]
+        share = max(rates[name].median for name in running) / rates["copy"].median
+        report.row(
+            "f",
+            f"epochs of {batches} batches of {batch} rows of 3x224x224 u8, uploaded",
+            [Goal("of a pinned copy's rate", share, wanted, True, "%")],
+            {
+                "uploaded": "; ".join(f"{name}: {rates[name]}" for name in running),
+                "limit": f"a pinned copy {rates['copy']}",
+            },
+            **{name: rates[name].as_dict() for name in (*running, "copy")},
+        )
+
+
 def main() -> None:
-    args = parse_arguments(__doc__, "abcde")
+    args = parse_arguments(__doc__, "abcdef")
     if CUDA.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("bench_resident.py needs a CUDA device, and torch finds none")
     rounds, part = (2, 8) if args.is_quick else (20, 1)
@@ -302,6 +340,7 @@ def main() -> None:
         "c": lambda: tokens(report, rounds, 16_384 // part),
         "d": lambda: crops(report, rounds, 8192 // part),
         "e": lambda: rows_over_the_link(report, rounds, 8192 // part),
+        "f": lambda: whole_epochs(report, rounds, 8192 // part),
     }
     with Report(args.json, (*WHO, "limit")) as report:
         name = torch.cuda.get_device_name(CUDA) if CUDA.type == "cuda" else "the CPU"

@@ -14,6 +14,7 @@ device_transforms  images that are uploaded untouched, and transformed by a kern
 tokens       windows of tokens that travel narrow and are widened on the device
 resident     batches of data that lie on the device
 fetch        batches of data in host memory that the device reads
+slices       large batches, which are copied in slices, epoch after epoch
 examples     examples/minimal_*.py
 devices      a device that is not the current one; skipped where there is one alone
 sanitizer    every kernel under compute-sanitizer; skipped where there is none
@@ -212,6 +213,7 @@ STAGES: dict[str, Callable[[Stage], str]] = {
     "tokens": lambda stage: stage.pytest("test_tokens.py"),
     "resident": lambda stage: stage.pytest("test_resident.py"),
     "fetch": lambda stage: stage.pytest("test_fetch.py"),
+    "slices": lambda stage: stage.pytest("test_slices.py"),
     "examples": lambda stage: stage.pytest("test_examples.py"),
     "devices": devices,
     "sanitizer": sanitizer,

@@ -18,7 +18,7 @@ from workers import is_running, read, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
 STAGES = "build correctness graph passes uploads transforms device_transforms tokens".split()
-STAGES += "resident fetch examples devices sanitizer soak bench".split()
+STAGES += "resident fetch slices examples devices sanitizer soak bench".split()
 
 # Answers as Python with torch on a GPU would; FAKE_* say what goes wrong.
 PYTHON = """#!/bin/sh
