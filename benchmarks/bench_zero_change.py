@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,c,d,e,f,g,h,i] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,c,d,e,f,g,h,i,j] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -12,6 +12,7 @@ g    ImageFolder of JPEG of 500 x 375: RandomResizedCrop(224), RandomHorizontalF
      Normalize of v1
 h    a list of 20 000 samples, (uint8 tensor [3, 32, 32], int)
 i    FakeData as it comes, images of 3 x 224 x 224, the chain of row g
+j    row a with a target_transform: Lambda of zeros(10).scatter_(), as PyTorch's tutorial has it
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -47,6 +48,7 @@ class Row:
     version: int  # of transforms
     count: int
     goals: tuple[float, float]  # without workers, with two
+    has_target: bool = False
 
 
 ROWS = {
@@ -59,6 +61,7 @@ ROWS = {
     "g": Row("ImageFolder, JPEG", "folder", 1, 768, (2.5, 2)),
     "h": Row("a list of (tensor, int)", "list", 0, 20_000, (0.99, 3)),
     "i": Row("FakeData", "fake", 1, 768, (1.5, 1.5)),
+    "j": Row("CIFAR-10, target_transform", "CIFAR10", 1, 10_000, (40, 30), has_target=True),
 }
 
 
@@ -82,6 +85,16 @@ def make_transform(row: Row) -> Any:
         tail.insert(0, v2.ToImage())
     parts = [crop, module.RandomHorizontalFlip(), *tail, module.Normalize(MEAN, STD)]
     return module.Compose(parts)
+
+
+def make_target_transform(row: Row) -> Any:
+    import torch
+    from torchvision.transforms import Lambda
+
+    def one_hot(label: int) -> Any:
+        return torch.zeros(10, dtype=torch.float).scatter_(0, torch.tensor(label), value=1)
+
+    return Lambda(one_hot) if row.has_target else None
 
 
 def make_dataset(row: Row) -> Any:
@@ -121,7 +134,7 @@ def make_dataset(row: Row) -> Any:
     if row.kind == "MNIST":
         held = {"data": torch.from_numpy(images[:, 0, :28, :28].copy())}
         held["targets"] = torch.from_numpy(labels)
-    vars(dataset).update(held, transform=transform, target_transform=None)
+    vars(dataset).update(held, transform=transform, target_transform=make_target_transform(row))
     return dataset
 
 

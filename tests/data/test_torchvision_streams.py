@@ -256,13 +256,13 @@ def own_set() -> Any:
 
 
 SETS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
-    "a target_transform": lambda: (dataset_with(target_transform=lambda t: t + 1), {}),
+    "a target_transform": lambda: (dataset_with(target_transform=lambda t: torch.rand(1)), {}),
     "a subclass": lambda: (own_set(), {}),
     "labels of another kind": lambda: (dataset_with(targets=[float(i) for i in range(40)]), {}),
     "images of another kind": lambda: (dataset_with(data=list(dataset_with().data)), {}),
     "a function for workers": lambda: (
         dataset_with(),
-        {"num_workers": 2, "worker_init_fn": lambda worker: torch.manual_seed(worker)},
+        {"num_workers": 2, "worker_init_fn": lambda worker: torch.rand(worker)},
     ),
     "another sampler": lambda: (dataset_with(), {"sampler": [3, 1, 2]}),
     "batches in any order": lambda: (dataset_with(), {"num_workers": 1, "in_order": False}),

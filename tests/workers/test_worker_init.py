@@ -1,6 +1,7 @@
 """Functions for worker_init_fn that frameworks set on loaders, to seed their workers."""
 
 import importlib
+import os
 import random
 import sys
 import types
@@ -22,7 +23,7 @@ SEEDERS = [
 
 def seed_worker(worker_id: int, num_workers: int = 0, rank: int = 0) -> None:
     """The user's own, under a name that a framework uses, too."""
-    random.seed(worker_id)
+    os.environ["RANK"] = str(rank)
 
 
 def test_lightning_seeds_workers_and_the_array_path_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ def test_a_function_of_the_users_is_not_taken_for_one_of_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, name = SEEDERS[-1]
-    for init in (seed_worker, partial(seed_worker, rank=1), lambda worker_id: None):
+    for init in (seed_worker, partial(seed_worker, rank=1), lambda worker_id: print()):
         assert path_of(init) == "process"
     patched = types.ModuleType(module)
     setattr(patched, name, seed_worker)
@@ -67,6 +68,11 @@ def test_a_function_of_the_users_is_not_taken_for_one_of_theirs(
     monkeypatch.delitem(sys.modules, module)
     assert path_of(seed_worker) == "process"
     assert module not in sys.modules  # looked for, not imported
+
+
+def test_a_function_of_the_users_that_only_seeds_keeps_the_array_path() -> None:
+    for init in (lambda worker_id: random.seed(worker_id), lambda worker_id: None):
+        assert path_of(init) == "array"
 
 
 def path_of(init: Any) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
+from fastloop import _core
 from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import pin_storage, watch
 from fastloop.base.tensors import DTYPES
@@ -283,7 +284,7 @@ def _stack(parts: Sequence[Any]) -> torch.Tensor:
     make something else of a batch, or workers see changes."""
     kinds = set(map(type, parts))
     (kind,) = kinds if len(kinds) == 1 else (object,)
-    is_known = kind in (torch.Tensor, np.ndarray, int, float) or issubclass(kind, np.number)
+    is_known = kind in (torch.Tensor, np.ndarray, int, float, bool) or issubclass(kind, np.number)
     leave_if(not is_known, "the samples' parts are not all tensors, arrays or numbers")
     if kind in (torch.Tensor, np.ndarray):
         leave_if(len({part.dtype for part in parts}) > 1, "the samples have several dtypes")
@@ -293,6 +294,24 @@ def _stack(parts: Sequence[Any]) -> torch.Tensor:
     stacked: torch.Tensor = torch_data.default_collate(list(parts))
     leave_if(stacked.device.type != "cpu", f"the samples are on {stacked.device}")
     return stacked
+
+
+def relabel(function: Any, labels: Vector, name: str) -> tuple[Segment, ...]:
+    """Return the results of a function of labels as the source of a column: one for each distinct
+    label. Raises NotCoveredError, too, if it may depend on anything else."""
+    state, rows = _core.read_function(function, False), []
+    leave_if(type(state) is str, f"{name}: {state}")
+    distinct, places = np.unique(labels, return_inverse=True)
+    try:
+        for label in distinct.tolist():
+            rows.append(function(label))
+            is_same = _core.read_function(function, False) == state
+            leave_if(not is_same, "it changes a value that it reads")
+        table = _stack(rows)
+        check_tensor("its result", table)
+    except Exception as error:
+        raise NotCoveredError(f"{name}: {error!r}") from error
+    return (Segment(table, places, None),)
 
 
 def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:

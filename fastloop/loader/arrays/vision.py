@@ -5,17 +5,20 @@ torchvision's random numbers. docs/zero-change.md tells the rules.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from fastloop._core import read_function
 from fastloop.base.originals import is_code_known, trial_of
 from fastloop.data.transforms import torchvision_chain as chains
-from fastloop.loader.arrays.columns import Columns, NotCoveredError, as_vector, leave_if
+from fastloop.loader.arrays.columns import Columns, NotCoveredError, as_vector, leave_if, relabel
 from fastloop.loader.arrays.compared import Original
 from fastloop.loader.arrays.iterator import find_blocks
+from fastloop.loader.arrays.seeders import seed_behind
 
 # By class: the attributes with images and labels, and how images lie in memory.
 _KINDS = {
@@ -43,29 +46,39 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     name = type(dataset).__name__
     is_known = getattr(sys.modules["torchvision.datasets"], name, None) is type(dataset)
     leave_if(not is_known or name not in _KINDS, f"the dataset is a {name}, which C does not make")
-    is_covered = dataset.transform is not None and dataset.target_transform is None
-    leave_if(not is_covered, f"the {name} has no transform, or a target_transform")
+    leave_if(dataset.transform is None, f"the {name} has no transform")
     has_workers = loader.num_workers > 0
     leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one that C knows")
-    leave_if(has_workers and loader.worker_init_fn, "worker_init_fn may seed torch's generator")
     leave_if(has_workers and not loader.in_order, "in_order=False")
     leave_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
     images, layout = _images_of(dataset, data, layout)
-    labels = as_vector(getattr(dataset, targets))
+    found = getattr(dataset, targets)
+    labels = as_vector(found)
     if labels is None or len(labels) != len(images):
         raise NotCoveredError(f"{targets} of the {name} are not plain integers")
+    target_transform = dataset.target_transform
+    source: Any
+    state, source = read_function(target_transform, False), torch.from_numpy(labels)
+    if target_transform is not None:
+        is_other = name.startswith("CIFAR") and set(map(type, found)) != {int}
+        leave_if(is_other, f"{targets} of the {name} are not a list of ints")
+        source = relabel(target_transform, labels, f"target_transform of the {name}")
     _, draws, snapshot, key = chains.open_plan(dataset.transform, images.shape[1:], layout)
     attributes = data, targets, "transform", "target_transform"
     held = {each: getattr(dataset, each) for each in attributes}
 
     def is_same() -> bool:
         is_held = all(getattr(dataset, each) is value for each, value in held.items())
+        is_held = is_held and read_function(dataset.target_transform, False) == state
         return is_held and not chains.why_not_now() and snapshot.is_same()
 
     columns = Columns((None, None), kind="torchvision's images, its transform in C")
-    columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))
+    columns.add(data, images, None, draws).add(targets, source)
     what = f"samples of {name} with {dataset.transform}"
-    trial = trial_of(f"{name} {key}", what, "torchvision's", 1)
+    trial = trial_of(f"{name} {key} {state}", what, "torchvision's", 1)
     columns.original = Original(trial, loader.collate_fn, draws, is_same)
+    if has_workers and loader.worker_init_fn is not None:
+        columns.original.seed_of = partial(seed_behind, loader.worker_init_fn)
+        columns.original.seed_of(1 << 62, 0)  # raises ValueError
     return columns
