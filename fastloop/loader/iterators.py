@@ -27,7 +27,6 @@ from fastloop.device.availability import fault_of
 from fastloop.loader.arrays import columns
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
 from fastloop.loader.arrays.iterator import ArrayIter, yields_ints
-from fastloop.loader.arrays.seeders import name_seeder
 from fastloop.loader.device_iter import DeviceIter, join_transforms
 from fastloop.loader.shared import LoaderProxy, Shared, SyncIter, TorchProcessIter
 
@@ -45,6 +44,10 @@ _ITER_METHODS = Methods(
     *((cls, "_next_data") for cls in (SingleIter, MultiIter)),
     (BaseIter, "_next_index"),
 )
+# Functions that frameworks set as worker_init_fn, by name, with their modules. They seed the random
+# generators of a worker process, torch's too; no Python runs in the array path's threads.
+_LIGHTNING = ("lightning.fabric.utilities.seed", "lightning_fabric.utilities.seed")
+_SEEDERS = {"pl_worker_init_function": _LIGHTNING, "seed_worker": ("transformers.trainer_utils",)}
 
 
 _BY_SAMPLES = ("ImageFolder", "FakeData")  # of torchvision
@@ -291,7 +294,7 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     dataset, _ = below_subsets(loader.dataset)
     is_sequence = loader._auto_collation and kind_of(loader.collate_fn) in SEQUENCE_COLLATES
     has_init = loader.num_workers > 0 and loader.worker_init_fn is not None
-    seeder = name_seeder(loader.worker_init_fn) if has_init else ""
+    seeder = _name_seeder(loader.worker_init_fn) if has_init else ""
     if replaced := _SAMPLE_METHODS.find_replaced():
         raise NotCoveredError(f"torch's {replaced} was replaced by another")
     is_hugging = loader._auto_collation and _is_hugging_face(dataset, loader.collate_fn)
@@ -347,6 +350,15 @@ def _check_resident(loader: DataLoader[Any], source: columns.Columns, where: str
         from fastloop.loader.arrays.resident import runs_kernels
 
         leave_if(not runs_kernels(source.device), f"{where}, which runs no kernel of a transform")
+
+
+def _name_seeder(init: Any) -> str:
+    """Return the name of a worker_init_fn, or of the function of a partial, that only seeds; or
+    ""."""
+    function = init.func if isinstance(init, functools.partial) else init
+    name: str = getattr(function, "__name__", "")
+    is_known = getattr(function, "__module__", "") in _SEEDERS.get(name, ())
+    return name if is_known or columns.only_seeds(init) else ""
 
 
 def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:

@@ -313,13 +313,11 @@ def seed_worker(worker: int) -> None:
     random.seed(worker_seed)
 
 
-def seed_all(worker: int, seed: int = 5) -> None:
+def seed_with(worker: int, seed: int = 5) -> None:
     import random as pythons
 
     pythons.seed(seed + worker)
     np.random.seed(seed + worker)
-    torch.manual_seed(seed + worker)
-    torch.cuda.manual_seed_all(seed)
 
 
 def framework(module: str, name: str, *args: Any, **named: Any) -> Callable[[], Any]:
@@ -333,11 +331,7 @@ def framework(module: str, name: str, *args: Any, **named: Any) -> Callable[[], 
 SEEDERS: dict[str, Callable[[], Any]] = {
     "PyTorch's": lambda: seed_worker,
     "nothing": lambda: lambda worker: None,
-    "torch's, too": lambda: seed_all,
-    "a partial": lambda: functools.partial(seed_all, seed=11),
-    "a negative seed": lambda: lambda worker: torch.manual_seed(-3 - worker),
-    "transformers": framework("transformers.trainer_utils", "seed_worker", num_workers=2, rank=1),
-    "lightning": framework("lightning_fabric.utilities.seed", "pl_worker_init_function", rank=1),
+    "a partial": lambda: functools.partial(seed_with, seed=11),
 }
 
 
@@ -358,20 +352,34 @@ def odd_seeder(worker: int) -> None:
     random.seed(random.getrandbits(9))
 
 
-OTHERS: dict[str, Any] = {
-    "another draw": odd_seeder,
-    "a draw of torch": lambda worker: torch.rand(1),
-    "a seed of NumPy that is too large": lambda worker: np.random.seed(torch.initial_seed()),
-    "a part of torch": lambda worker: torch.random.manual_seed(1),
-    "no argument": lambda: None,
-    "an object": _Own(),
+def seed_inside(worker: int) -> None:
+    (lambda: torch.seed())()
+
+
+def seed_by_another_name(worker: int) -> None:
+    import torch as others
+
+    others.seed()
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "another draw": lambda: odd_seeder,
+    "a draw of torch": lambda: lambda worker: torch.rand(1),
+    "torch's seed": lambda: lambda worker: torch.seed(),
+    "a part of torch": lambda: lambda worker: torch.random.seed(),
+    "a number as torch's seed": lambda: lambda worker: torch.manual_seed(worker),
+    "torch's seed inside": lambda: seed_inside,
+    "torch by another name": lambda: seed_by_another_name,
+    "an object": _Own,
+    "transformers": framework("transformers.trainer_utils", "seed_worker", num_workers=2, rank=1),
+    "lightning": framework("lightning_fabric.utilities.seed", "pl_worker_init_function", rank=1),
 }
 
 
-@pytest.mark.parametrize("init", OTHERS.values(), ids=OTHERS)
-def test_functions_for_workers_that_are_left(init: Any) -> None:
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_functions_for_workers_that_are_left(make: Callable[[], Any]) -> None:
     dataset = dataset_of("CIFAR10", cifar(v1))
-    found = stats_of(dataset, num_workers=1, worker_init_fn=init)
+    found = stats_of(dataset, num_workers=1, worker_init_fn=make())
     assert found.path == "process"
     assert "worker_init_fn" in found.why
 

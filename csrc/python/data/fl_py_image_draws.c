@@ -87,24 +87,23 @@ static void draws_dealloc(fl_py_image_draws *self)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(seed_doc, "seed(seeds)\n--\n\n"
-                       "Give worker k the stream of torch.manual_seed(seeds[k]).");
+PyDoc_STRVAR(
+    seed_doc,
+    "seed(base_seed, workers)\n--\n\n"
+    "Give each of the workers the stream that torch gives it: manual_seed(base_seed + k).");
 
-static PyObject *draws_seed(fl_py_image_draws *self, PyObject *seeds)
+static PyObject *draws_seed(fl_py_image_draws *self, PyObject *args)
 {
-    if (!PyList_Check(seeds))
-        return PyErr_Format(PyExc_TypeError, "seeds must be a list, got %R", seeds);
-    Py_ssize_t workers = PyList_GET_SIZE(seeds);
-    fl_torch_random *streams = fl_alloc(workers * (int64_t)sizeof *streams);
+    unsigned long long base_seed;
+    long long workers;
+    int64_t bytes;
+    if (!PyArg_ParseTuple(args, "KL:seed", &base_seed, &workers)) return NULL;
+    if (workers < 0 || !fl_mul(workers, sizeof *self->streams, &bytes))
+        return PyErr_Format(PyExc_ValueError, "workers=%lld is not possible", workers);
+    fl_torch_random *streams = fl_alloc(bytes);
     if (streams == NULL) return PyErr_NoMemory();
-    for (Py_ssize_t k = 0; k < workers && !PyErr_Occurred(); k++) {
-        unsigned long long seed = PyLong_AsUnsignedLongLongMask(PyList_GET_ITEM(seeds, k));
-        fl_torch_random_seed(&streams[k], seed);
-    }
-    if (PyErr_Occurred()) {
-        fl_free(streams);
-        return NULL;
-    }
+    for (long long k = 0; k < workers; k++)
+        fl_torch_random_seed(&streams[k], base_seed + (unsigned long long)k);
     fl_free(self->streams);
     self->streams = streams;
     self->workers = workers;
@@ -267,7 +266,7 @@ static PyGetSetDef draws_getset[] = {
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef draws_methods[] = {
-    {"seed", (PyCFunction)draws_seed, METH_O, seed_doc},
+    {"seed", (PyCFunction)draws_seed, METH_VARARGS, seed_doc},
     {"draw", (PyCFunction)draws_draw, METH_VARARGS, draw_doc},
     {"draw_from", (PyCFunction)draws_draw_from, METH_VARARGS, draw_from_doc},
     {"apply", (PyCFunction)draws_apply, METH_VARARGS, apply_doc},

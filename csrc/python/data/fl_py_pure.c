@@ -18,10 +18,9 @@ static const char *const COMPUTING[] = {
     "squeeze",   "str",     "sum",     "tensor",  "torch",     "to",         "tuple",    "uint8",
     "unsqueeze", "values",  "view",    "where",   "zeros",     "zip",        NULL};
 
-/* seed_behind() of Python has something in the place of each. */
-static const char *const SEEDING[] = {
-    "cuda",  "initial_seed", "int",  "manual_seed", "manual_seed_all",
-    "numpy", "random",       "seed", "torch",       NULL};
+/* The caller looks which of them are torch's. */
+static const char *const SEEDING[] = {"initial_seed", "int",   "numpy", "random",
+                                      "seed",         "torch", NULL};
 
 static const char *const MODULES[] = {"torch", "torch.nn",     "torch.nn.functional",
                                       "numpy", "numpy.random", "random"};

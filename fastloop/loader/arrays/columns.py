@@ -7,9 +7,12 @@ that is assigned to a dataset during an epoch is seen by the next ``iter()``.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
+from types import CodeType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -294,6 +297,18 @@ def _stack(parts: Sequence[Any]) -> torch.Tensor:
     stacked: torch.Tensor = torch_data.default_collate(list(parts))
     leave_if(stacked.device.type != "cpu", f"the samples are on {stacked.device}")
     return stacked
+
+
+def only_seeds(init: Any) -> bool:
+    """Tell whether a worker_init_fn seeds generators other than torch's, and does nothing else."""
+    function = init.func if type(init) is partial else init
+    if type(_core.read_function(function, True)) is not tuple:
+        return False
+    loaded = [step.argval for step in dis.get_instructions(function)]
+    is_torch = {"torch"} | {k for k, v in function.__globals__.items() if v is torch}
+    # torch.seed() would seed torch's generator.
+    uses = (then == "initial_seed" for name, then in pairwise(loaded) if name in is_torch)
+    return all(uses) and not any(isinstance(each, CodeType) for each in loaded)
 
 
 def relabel(function: Any, labels: Vector, name: str) -> tuple[Segment, ...]:

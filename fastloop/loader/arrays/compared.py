@@ -37,15 +37,12 @@ class Original:
         collate_fn: of the loader.
         draws: the random parameters of samples; None: there are none.
         is_same: tells whether C still makes what the original would make.
-        seed_of: returns the seed of a worker's generator behind its worker_init_fn, of the seed
-            before and the worker's number.
     """
 
     trial: Trial
     collate_fn: Callable[[Any], Any]
     draws: ImageDraws | None = None
     is_same: Callable[[], bool] = lambda: True
-    seed_of: Callable[[int, int], int] = lambda seed, worker: seed
 
     def needs_indices(self, workers: int) -> bool:
         """Tell whether batches are drawn or compared when their indices are known."""
@@ -88,8 +85,7 @@ class ComparedIter(ArrayIter):
         draws = self._source.original.draws
         if draws is not None and not self._is_seeded:
             self._is_seeded = True  # persistent workers go on with their streams
-            numbers, seed_of = range(self._num_workers), self._source.original.seed_of
-            draws.seed([seed_of(int(self._base_seed) + k, k) for k in numbers])
+            draws.seed(int(self._base_seed), self._num_workers)
         return self._drawing(self._source.original), _LISTS, None
 
     def _drawing(self, original: Original) -> Iterator[Any]:

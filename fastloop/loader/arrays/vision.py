@@ -5,7 +5,6 @@ torchvision's random numbers. docs/zero-change.md tells the rules.
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,16 @@ from torch.utils.data import DataLoader
 from fastloop._core import read_function
 from fastloop.base.originals import is_code_known, trial_of
 from fastloop.data.transforms import torchvision_chain as chains
-from fastloop.loader.arrays.columns import Columns, NotCoveredError, as_vector, leave_if, relabel
+from fastloop.loader.arrays.columns import (
+    Columns,
+    NotCoveredError,
+    as_vector,
+    leave_if,
+    only_seeds,
+    relabel,
+)
 from fastloop.loader.arrays.compared import Original
 from fastloop.loader.arrays.iterator import find_blocks
-from fastloop.loader.arrays.seeders import seed_behind
 
 # By class: the attributes with images and labels, and how images lie in memory.
 _KINDS = {
@@ -49,6 +54,8 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     leave_if(dataset.transform is None, f"the {name} has no transform")
     has_workers = loader.num_workers > 0
     leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one that C knows")
+    is_seeder = loader.worker_init_fn is None or only_seeds(loader.worker_init_fn)
+    leave_if(has_workers and not is_seeder, "worker_init_fn may seed torch's generator")
     leave_if(has_workers and not loader.in_order, "in_order=False")
     leave_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
@@ -78,7 +85,4 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     what = f"samples of {name} with {dataset.transform}"
     trial = trial_of(f"{name} {key} {state}", what, "torchvision's", 1)
     columns.original = Original(trial, loader.collate_fn, draws, is_same)
-    if has_workers and loader.worker_init_fn is not None:
-        columns.original.seed_of = partial(seed_behind, loader.worker_init_fn)
-        columns.original.seed_of(1 << 62, 0)  # raises ValueError
     return columns
