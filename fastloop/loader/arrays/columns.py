@@ -300,7 +300,7 @@ def _stack(parts: Sequence[Any]) -> torch.Tensor:
 
 
 def only_seeds(init: Any) -> bool:
-    """Tell whether a worker_init_fn seeds generators other than torch's, and does nothing else."""
+    """Tell whether a worker_init_fn seeds random generators, not that of torch, and no more."""
     function = init.func if type(init) is partial else init
     if type(_core.read_function(function, True)) is not tuple:
         return False
