@@ -4,6 +4,7 @@
 #include "fl_cuda.h"
 #include "fl_pages.h"
 #include "fl_py_array_loader.h"
+#include "fl_py_arrow.h"
 #include "fl_py_batch_pool.h"
 #include "fl_py_buckets.h"
 #include "fl_py_collate.h"
@@ -192,6 +193,8 @@ static PyMethodDef module_methods[] = {
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"read_function", module_read_function, METH_VARARGS, read_function_doc},
+    {"arrow_rows", fl_py_arrow_rows, METH_O, fl_py_arrow_rows_doc},
+    {"arrow_lists", fl_py_arrow_lists, METH_O, fl_py_arrow_lists_doc},
     {"bucket_steps", fl_py_bucket_steps, METH_VARARGS, fl_py_bucket_steps_doc},
     {"pack_rows", fl_py_pack_rows, METH_VARARGS, fl_py_pack_rows_doc},
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},

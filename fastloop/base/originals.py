@@ -67,6 +67,15 @@ def is_code_known(group: str) -> bool:
     return is_same and digest in _read_table()[group]["known"].split()
 
 
+def why_not_torchs() -> str:
+    """Return why torch's functions may make now what C does not, or ""."""
+    if torch.get_default_dtype() is not torch.float32:
+        return "the default dtype is not float32"
+    if torch_parts.count_function_modes() or torch_parts.count_dispatch_modes():
+        return "a mode watches torch's functions"
+    return ""
+
+
 # ---- samples that are made both ways
 
 _thread = threading.local()  # .is_left: the original's functions are called for a comparison

@@ -310,7 +310,7 @@ LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "nulls in lists": (
         lambda: datasets.Dataset.from_dict({"input_ids": [[1, None], [2], [3]]}),
         lambda: DataCollatorWithPadding(tokenizer_of()),
-        "no nulls",
+        "null values",
     ),
     "another length": (
         lambda: base(attention_mask=[[1], [1], [1]]),

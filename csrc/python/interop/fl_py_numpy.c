@@ -71,3 +71,22 @@ PyObject *fl_py_int64_vector(Py_ssize_t length, int64_t **data)
     if (array != NULL) *data = PyArray_DATA((PyArrayObject *)array);
     return array;
 }
+
+PyObject *fl_py_array_over(PyObject *owner, const char *data, const char *dtype, int32_t ndim,
+                           const int64_t *shape)
+{
+    npy_intp dims[FL_MAX_NDIM];
+    PyArray_Descr *descr = NULL;
+    PyObject *name = PyUnicode_FromString(dtype);
+    int status = name != NULL ? PyArray_DescrConverter(name, &descr) : NPY_FAIL;
+    Py_XDECREF(name);
+    if (status == NPY_FAIL) return NULL;
+    for (int32_t d = 0; d < ndim; d++) dims[d] = (npy_intp)shape[d];
+    PyObject *array = PyArray_NewFromDescr(&PyArray_Type, descr, ndim, dims, NULL,
+                                           (void *)(uintptr_t)data, 0, NULL);
+    if (array == NULL) return NULL;
+    PyArray_UpdateFlags((PyArrayObject *)array, NPY_ARRAY_ALIGNED);
+    if (PyArray_SetBaseObject((PyArrayObject *)array, Py_NewRef(owner)) == 0) return array;
+    Py_DECREF(array);
+    return NULL;
+}

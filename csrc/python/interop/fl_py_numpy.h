@@ -32,4 +32,9 @@ bool fl_py_is_integer_scalar(PyObject *object);
 /* A new int64 ndarray; *data is borrowed from it. */
 PyObject *fl_py_int64_vector(Py_ssize_t length, int64_t **data);
 
+/* A new read-only ndarray over contiguous memory, which its base `owner` keeps. dtype: as NumPy
+ * abbreviates it, "i8". */
+PyObject *fl_py_array_over(PyObject *owner, const char *data, const char *dtype, int32_t ndim,
+                           const int64_t *shape);
+
 #endif

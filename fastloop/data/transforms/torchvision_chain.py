@@ -18,7 +18,7 @@ import torch
 from fastloop._core import ImageDraws, Snapshot, TorchRandom
 from fastloop.base import torch_parts
 from fastloop.base.checks import refuse_if
-from fastloop.base.originals import is_code_known
+from fastloop.base.originals import is_code_known, why_not_torchs
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
@@ -73,10 +73,8 @@ def torch_exp(x: float) -> float:
 
 def why_not_now() -> str:
     """Return why C cannot stand in for torchvision in this process now, or ""."""
-    if torch.get_default_dtype() is not torch.float32:
-        return "the default dtype is not float32"
-    if torch_parts.count_function_modes() or torch_parts.count_dispatch_modes():
-        return "a mode watches torch's functions"
+    if reason := why_not_torchs():
+        return reason
     if (torch.rand, torch.randint, torch.empty, torch.exp) != _DRAWS:
         return "a function of torch was replaced"
     if torch_parts.has_global_hooks():

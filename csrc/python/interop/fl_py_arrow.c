@@ -1,0 +1,299 @@
+/* fl_py_arrow: see fl_py_arrow.h. Offsets come from files, so they are checked; the sizes of
+ * buffers are not known here, and the lengths of arrays are believed. */
+#include "fl_py_arrow.h"
+
+#include "fl_py_numpy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The two structs of the interface. */
+struct ArrowSchema {
+    const char *format, *name, *metadata;
+    int64_t flags, n_children;
+    struct ArrowSchema **children, *dictionary;
+    void (*release)(struct ArrowSchema *);
+    void *private_data;
+};
+
+struct ArrowArray {
+    int64_t length, null_count, offset, n_buffers, n_children;
+    const void **buffers;
+    struct ArrowArray **children, *dictionary;
+    void (*release)(struct ArrowArray *);
+    void *private_data;
+};
+
+/* What values are, by Arrow's format. */
+static const struct value_kind {
+    const char *format, *name;
+    const char *numpy; /* NULL: not read here */
+    int64_t bytes;     /* 0: bits */
+    bool is_integer;
+} kinds[] = {{"c", "int8", "i1", 1, true},      {"C", "uint8", "u1", 1, true},
+             {"s", "int16", "i2", 2, true},     {"S", "uint16", "u2", 2, true},
+             {"i", "int32", "i4", 4, true},     {"I", "uint32", "u4", 4, true},
+             {"l", "int64", "i8", 8, true},     {"f", "float", "f4", 4, false},
+             {"g", "double", "f8", 8, false},   {"b", "bool", "?", 0, false},
+             {"u", "string", NULL, 0, false},   {"L", "uint64", NULL, 0, false},
+             {"e", "halffloat", NULL, 0, false}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+typedef struct value_kind value_kind;
+
+/* Elements [begin, begin + length) of an array; begin counts from the start of its buffers. */
+typedef struct level {
+    const struct ArrowSchema *schema; /* borrowed from the owner of the chunk, as is */
+    const struct ArrowArray *array;   /* this */
+    int64_t begin, length;
+} level;
+
+static int fail(const char *text)
+{
+    PyErr_SetString(PyExc_ValueError, text);
+    return -1;
+}
+
+/* ---- levels */
+
+static bool has_nulls(const level *self)
+{
+    const uint8_t *valid = self->array->n_buffers > 0 ? self->array->buffers[0] : NULL;
+    if (valid == NULL || self->array->null_count == 0) return false;
+    for (int64_t i = self->begin; i < self->begin + self->length; i++)
+        if ((valid[i / 8] >> (i % 8) & 1) == 0) return true;
+    return false;
+}
+
+/* Opens a chunk of pyarrow; *owner, a new reference, keeps what *out points to. 0, or -1 and an
+ * exception. */
+static int open_chunk(PyObject *chunk, PyObject **owner, level *out)
+{
+    PyObject *pair = PyObject_CallMethod(chunk, "__arrow_c_array__", NULL), *schema, *array;
+    if (pair != NULL && PyArg_ParseTuple(pair, "OO", &schema, &array)) {
+        out->schema = PyCapsule_GetPointer(schema, "arrow_schema");
+        out->array = out->schema != NULL ? PyCapsule_GetPointer(array, "arrow_array") : NULL;
+        if (out->array != NULL) {
+            out->begin = out->array->offset;
+            out->length = out->array->length;
+            *owner = pair;
+            if (!has_nulls(out)) return 0;
+            fail("null values");
+        }
+    }
+    Py_XDECREF(pair);
+    return -1;
+}
+
+static bool is_list(const level *self)
+{
+    const char *format = self->schema->format;
+    return strcmp(format, "+l") == 0 || strcmp(format, "+L") == 0;
+}
+
+/* Where list i begins, and list i - 1 ends, among the elements of the level within. */
+static int64_t list_begin(const level *self, int64_t i)
+{
+    const char *offsets = self->array->buffers[1];
+    int64_t wide;
+    int32_t narrow;
+    if (self->schema->format[1] == 'L') {
+        memcpy(&wide, offsets + (self->begin + i) * (int64_t)sizeof wide, sizeof wide);
+        return wide;
+    }
+    memcpy(&narrow, offsets + (self->begin + i) * (int64_t)sizeof narrow, sizeof narrow);
+    return narrow;
+}
+
+/* The elements [from, to) of what is within lists: 0, or -1 and an exception. */
+static int enter(const level *self, int64_t from, int64_t to, level *out)
+{
+    const struct ArrowArray *array = self->array->children[0];
+    const level found = {self->schema->children[0], array, array->offset + from, to - from};
+    if (from < 0 || to > array->length) return fail("lists beyond its values");
+    *out = found;
+    return has_nulls(out) ? fail("null values") : 0;
+}
+
+/* What values are: NULL and an exception if they are not read here. */
+static const value_kind *kind_of(const level *self)
+{
+    const char *format = self->schema->format, *name = format;
+    if (self->schema->dictionary != NULL) format = name = "dictionary";
+    for (int i = 0; i < KINDS; i++) {
+        if (strcmp(kinds[i].format, format) != 0) continue;
+        if (kinds[i].numpy != NULL) return &kinds[i];
+        name = kinds[i].name;
+    }
+    PyErr_Format(PyExc_ValueError, "values of %s", name);
+    return NULL;
+}
+
+static const char *values_of(const level *self, const value_kind *kind)
+{
+    return (const char *)self->array->buffers[1] + self->begin * kind->bytes;
+}
+
+/* ---- rows */
+
+/* Goes into lists of one length: 1 and the length; 0 there are none; -1 and an exception. */
+static int enter_equal(level *self, int64_t *width)
+{
+    const char *format = self->schema->format;
+    if (strncmp(format, "+w:", 3) == 0) {
+        *width = strtoll(format + 3, NULL, 10);
+        return enter(self, self->begin * *width, (self->begin + self->length) * *width, self) == 0
+                   ? 1
+                   : -1;
+    }
+    if (!is_list(self)) return 0;
+    int64_t first = self->length > 0 ? list_begin(self, 0) : 0, end = first;
+    *width = self->length > 0 ? list_begin(self, 1) - first : -1;
+    for (int64_t i = 0; i < self->length; i++, end += *width)
+        if (*width < 0 || list_begin(self, i + 1) - end != *width)
+            return fail("lists of different length");
+    if (self->length == 0) return fail("lists of different length");
+    return enter(self, first, end, self) == 0 ? 1 : -1;
+}
+
+/* A byte for each bit, in a new object. */
+static PyObject *unpack_bits(const level *self)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)self->length);
+    const uint8_t *bits = self->array->buffers[1];
+    for (int64_t i = 0, at = self->begin; bytes != NULL && i < self->length; i++, at++)
+        PyBytes_AS_STRING(bytes)[i] = bits[at / 8] >> (at % 8) & 1;
+    return bytes;
+}
+
+const char fl_py_arrow_rows_doc[] = PyDoc_STR(
+    "arrow_rows(chunk, /)\n--\n\n"
+    "A pyarrow.Array of numbers, or of lists of one length, as an ndarray\n"
+    "[rows, *lengths] that keeps Arrow's memory; bools are copied. ValueError for others.");
+
+PyObject *fl_py_arrow_rows(PyObject *Py_UNUSED(module), PyObject *chunk)
+{
+    PyObject *owner, *array = NULL;
+    level at;
+    int64_t shape[FL_MAX_NDIM];
+    int32_t ndim = 1;
+    int found = 1;
+    if (open_chunk(chunk, &owner, &at) != 0) return NULL;
+    shape[0] = at.length;
+    while (found > 0 && ndim < FL_MAX_NDIM) {
+        found = enter_equal(&at, &shape[ndim]);
+        ndim += found > 0;
+    }
+    const value_kind *kind = found == 0 ? kind_of(&at) : NULL;
+    if (kind != NULL && kind->bytes > 0) {
+        array = fl_py_array_over(owner, values_of(&at, kind), kind->numpy, ndim, shape);
+    } else if (kind != NULL) {
+        Py_SETREF(owner, unpack_bits(&at));
+        if (owner != NULL)
+            array = fl_py_array_over(owner, PyBytes_AS_STRING(owner), kind->numpy, ndim, shape);
+    } else if (found > 0) {
+        fail("too many dimensions");
+    }
+    Py_XDECREF(owner);
+    return array;
+}
+
+/* ---- lists */
+
+/* The lists of all chunks; their values lie at some places between `begin` and `end`. */
+typedef struct lists {
+    PyObject *owners; /* owned: a list */
+    level *chunks;    /* owned */
+    Py_ssize_t count; /* of chunks that have rows */
+    int64_t rows;
+    const value_kind *kind; /* NULL: no chunk has values yet */
+    const char *begin, *end;
+} lists;
+
+/* Notes where the values of a chunk lie: 0, or -1 and an exception. */
+static int note_values(lists *self, const level *chunk)
+{
+    level values;
+    int64_t last = list_begin(chunk, 0);
+    for (int64_t i = 1; i <= chunk->length; i++) {
+        int64_t next = list_begin(chunk, i);
+        if (next < last) return fail("offsets that fall");
+        last = next;
+    }
+    if (enter(chunk, list_begin(chunk, 0), last, &values) != 0) return -1;
+    const value_kind *kind = kind_of(&values);
+    if (kind == NULL) return -1;
+    if (!kind->is_integer) return fail("no lists of integers");
+    if (values.length == 0) return 0;
+    const char *begin = values_of(&values, kind), *end = begin + values.length * kind->bytes;
+    if ((uintptr_t)begin % (uintptr_t)kind->bytes != 0) return fail("lists at unaligned addresses");
+    if (self->kind == NULL || begin < self->begin) self->begin = begin;
+    if (self->kind == NULL || end > self->end) self->end = end;
+    self->kind = kind;
+    return 0;
+}
+
+static int add_chunk(lists *self, PyObject *chunk)
+{
+    PyObject *owner;
+    level *next = &self->chunks[self->count];
+    if (open_chunk(chunk, &owner, next) != 0) return -1;
+    int status = PyList_Append(self->owners, owner);
+    Py_DECREF(owner);
+    if (status != 0 || next->length == 0) return status;
+    if (!is_list(next)) return fail("no lists of integers");
+    self->count++;
+    self->rows += next->length;
+    return note_values(self, next);
+}
+
+/* A new vector: where each list begins and ends among all values. */
+static PyObject *list_ends(const lists *self)
+{
+    int64_t *to;
+    PyObject *ends = fl_py_int64_vector((Py_ssize_t)(2 * self->rows), &to);
+    for (Py_ssize_t c = 0; ends != NULL && c < self->count; c++) {
+        const level *chunk = &self->chunks[c];
+        int64_t first = list_begin(chunk, 0), moved = -first;
+        const level values = {.array = chunk->array->children[0],
+                              .begin = chunk->array->children[0]->offset + first};
+        if (list_begin(chunk, chunk->length) > first)
+            moved += (values_of(&values, self->kind) - self->begin) / self->kind->bytes;
+        for (int64_t i = 0; i < chunk->length; i++) {
+            *to++ = list_begin(chunk, i) + moved;
+            *to++ = list_begin(chunk, i + 1) + moved;
+        }
+    }
+    return ends;
+}
+
+const char fl_py_arrow_lists_doc[] =
+    PyDoc_STR("arrow_lists(chunks, /)\n--\n\n"
+              "A list of pyarrow.Arrays, of lists of integers, as (values, ends): one vector over\n"
+              "the memory of all chunks, which it keeps, and of int64 where each list begins and\n"
+              "ends in it. ValueError for others, and if there is no value.");
+
+PyObject *fl_py_arrow_lists(PyObject *Py_UNUSED(module), PyObject *chunks)
+{
+    PyObject *values = NULL, *ends = NULL, *pair = NULL;
+    PyObject *all = PySequence_Tuple(chunks);
+    if (all == NULL) return NULL;
+    lists self = {.owners = PyList_New(0),
+                  .chunks = PyMem_Calloc((size_t)PyTuple_GET_SIZE(all) + 1, sizeof(level))};
+    int status = self.owners != NULL && self.chunks != NULL ? 0 : -1;
+    for (Py_ssize_t i = 0; status == 0 && i < PyTuple_GET_SIZE(all); i++)
+        status = add_chunk(&self, PyTuple_GET_ITEM(all, i));
+    if (status != 0 && !PyErr_Occurred()) PyErr_NoMemory();
+    if (status == 0 && self.kind == NULL) status = fail("empty lists alone");
+    if (status == 0) {
+        int64_t count = (self.end - self.begin) / self.kind->bytes;
+        values = fl_py_array_over(self.owners, self.begin, self.kind->numpy, 1, &count);
+        ends = list_ends(&self);
+    }
+    if (values != NULL && ends != NULL) pair = PyTuple_Pack(2, values, ends);
+    Py_XDECREF(values);
+    Py_XDECREF(ends);
+    Py_XDECREF(self.owners);
+    PyMem_Free(self.chunks);
+    Py_DECREF(all);
+    return pair;
+}

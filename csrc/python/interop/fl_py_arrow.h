@@ -1,0 +1,17 @@
+/* fl_py_arrow: columns of Apache Arrow as ndarrays over Arrow's own memory.
+ *
+ * Reads the C data interface (https://arrow.apache.org/docs/format/CDataInterface.html), so no
+ * library of Arrow is needed to build or to run. All functions need the interpreter lock. */
+#ifndef FL_PY_ARROW_H
+#define FL_PY_ARROW_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+extern const char fl_py_arrow_rows_doc[], fl_py_arrow_lists_doc[];
+
+/* Methods of the module, as fl_py_arrow_*_doc says. */
+PyObject *fl_py_arrow_rows(PyObject *module, PyObject *chunk);
+PyObject *fl_py_arrow_lists(PyObject *module, PyObject *chunks);
+
+#endif
