@@ -49,22 +49,20 @@ def _functions_of(group: str) -> Iterator[Any]:
 
 
 @functools.cache
-def _first_seen(group: str) -> tuple[tuple[Any, ...], str]:
-    """Return the functions of a group, and one digest of their syntax."""
-    functions = tuple(_functions_of(group))
+def _digest(functions: tuple[Any, ...]) -> str:
+    """Return one digest of the syntax of functions. Takes some 50 ms for those of a group."""
     digests = [torch_parts.syntax_digest(f) for f in functions if not hasattr(f, "__wrapped__")]
-    return functions, sha1(" ".join(digests).encode(), usedforsecurity=False).hexdigest()[:8]
+    return sha1(" ".join(digests).encode(), usedforsecurity=False).hexdigest()[:8]
 
 
 def is_code_known(group: str) -> bool:
-    """Tell whether the functions of a group in originals.txt are those of a release that fastloop
-    knows, and nobody has put others in their places. Takes some 50 ms the first time."""
+    """Tell whether the functions of a group in originals.txt are now those of a release that
+    fastloop knows."""
     try:
-        functions, digest = _first_seen(group)
-        is_same = all(a is b for a, b in zip(functions, _functions_of(group), strict=True))
+        functions = tuple(_functions_of(group))
     except (AttributeError, ImportError):
         return False
-    return is_same and digest in _read_table()[group]["known"].split()
+    return _digest(functions) in _read_table()[group]["known"].split()
 
 
 def why_not_torchs() -> str:

@@ -31,7 +31,7 @@ from vision_cases import (
 import fastloop
 from fastloop.base import originals
 from fastloop.data.transforms import torchvision_chain
-from fastloop.loader.arrays.compared import ComparedIter
+from fastloop.loader.arrays import compared
 
 pytestmark = pytest.mark.skipif(v2 is None, reason="torchvision is not installed")
 if v2 is not None:
@@ -173,7 +173,7 @@ def test_torchs_class_behind_patch() -> None:
     with fastloop.patched("dataloader") as state:
         assert state.seams["dataloader"].is_on
         loader = DataLoader(dataset)
-        assert type(iter(loader)) is ComparedIter
+        assert type(iter(loader)) is compared.ComparedIter
         ours = list(play(DataLoader, dataset, {"batch_size": 7, "shuffle": True}, [None, 2, None]))
     assert_same_bits(ours, torchs)
 
@@ -404,15 +404,20 @@ def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, ever
     dataset, options = dataset_of("CIFAR10", cifar(v1)), {"batch_size": 7, "shuffle": True}
     assert_same(dataset, options)
     originals.trial_of.cache_clear()
-    compared: list[int] = []
-    true_compare = ComparedIter._compare
+    asked: list[int] = []
+    true_compare, true_make = compared.Original.compare, compared.make_batch
 
-    def compare(self: Any, data: Any) -> Any:
-        compared.append(self._num_yielded)
-        data[0][0, 0, 0, 0] += len(compared) > 1  # a wrong pixel in the second that is due
-        return true_compare(self, data)
+    def compare(self: Any, *how: Any) -> None:
+        asked.append(-(-self.trial._count // 7))  # which batch; 0: at iter()
+        true_compare(self, *how)
 
-    monkeypatch.setattr(ComparedIter, "_compare", compare)
+    def make(*how: Any) -> Any:
+        batch = true_make(*how)
+        batch[0][0, 0, 0, 0] += len(asked) > 2  # a wrong pixel in the second that is due
+        return batch
+
+    monkeypatch.setattr(compared.Original, "compare", compare)
+    monkeypatch.setattr(compared, "make_batch", make)
     torch.manual_seed(3)
     expected = [*chain.from_iterable(DataLoader(dataset, **options)), torch.get_rng_state()]
     torch.manual_seed(3)
@@ -421,7 +426,7 @@ def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, ever
     found.append(torch.get_rng_state())
     assert_same_bits(found, expected)
     first = -(-every // 7)
-    assert compared == [first, max(first + 1, -(-2 * every // 7))]
+    assert asked == [0, first, max(first + 1, -(-2 * every // 7))]
 
 
 def test_another_release_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,7 +465,7 @@ def test_functions_that_were_replaced(
 ) -> None:
     dataset = dataset_of("CIFAR10", cifar(v1))
     if is_first:
-        originals._first_seen.cache_clear()
+        originals._digest.cache_clear()
         originals.trial_of.cache_clear()
     else:
         assert path_of(dataset) == "array"
@@ -468,7 +473,7 @@ def test_functions_that_were_replaced(
     assert path_of(dataset) == "sync"
     assert_same(dataset, {"batch_size": 8}, stops=[None])
     monkeypatch.undo()
-    originals._first_seen.cache_clear()
+    originals._digest.cache_clear()
     assert path_of(dataset) == "array"
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from functools import cache, partial
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,13 +44,15 @@ def _new_decoder() -> AutoDecoder:
     return AutoDecoder(SimpleNamespace())
 
 
-def _size_of(dataset: Any) -> tuple[int, ...] | None:
-    """Return the size of FakeData's images, () for what is none; None for an ImageFolder."""
+def _layout_of(dataset: Any) -> tuple[tuple[int, ...], str]:
+    """Return the shape of images, 0 for edges that differ, and how they lie in memory."""
     if not hasattr(dataset, "image_size"):
-        return None
+        return (0, 0, 3), "HWC"
     size = dataset.image_size
     is_size = isinstance(size, (list, tuple)) and all(type(n) is int and n < 2**31 for n in size)
-    return tuple(size) if is_size else ()
+    fault = "image_size of FakeData must be ints, the first of them 1 or 3 channels"
+    refuse_if(not is_size or size[:1] not in ([1], [3], (1,), (3,)), fault)
+    return tuple(size), "CHW"
 
 
 def _make_fake(dataset: Any, row: int) -> tuple[Array, Tensor]:
@@ -71,16 +74,15 @@ class FolderSamples:
     """
 
     def __init__(self, dataset: Any) -> None:
+        inner, subsets = below_subsets(dataset)
         own = vars(self)
-        own["_dataset"], (own["_inner"], own["_subsets"]) = dataset, below_subsets(dataset)
-        own["_size"] = _size_of(self._inner)
+        own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
         refuse_if(fault := self._find_fault(), fault)
-        images = ((0, 0, 3), "HWC") if self._size is None else (self._size, "CHW")
-        opened = chains.open_plan(self._inner.transform, *images)
-        own["_plan"], own["_draws"], own["_snapshot"], key = opened
-        own["_transform"], own["_spare"] = self._inner.transform, []
-        what = f"samples of {type(self._inner).__name__} with {self._transform}"
-        own["_trial"] = trial_of(key, what, "torchvision's", _CHECKED)
+        shape, layout = _layout_of(inner)
+        plan, draws, snapshot, key = chains.open_plan(inner.transform, shape, layout)
+        own.update(_plan=plan, _draws=draws, _snapshot=snapshot, _is_fake=layout == "CHW")
+        what = f"samples of {type(inner).__name__} with {inner.transform}"
+        own.update(_spare=[], _trial=trial_of(key, what, "torchvision's", _CHECKED))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
@@ -108,15 +110,13 @@ class FolderSamples:
         except (IndexError, TypeError):  # torchvision makes the samples before it
             return [self._dataset[row] for row in rows]
         with borrow_places(self._plan.empty(), len(found)) as places:
-            return list(map(self._make, found, self._read_ahead(found), places))
+            return list(map(self._make, self._read_ahead(found), found, places))
 
     def _find_fault(self) -> str:
         """Say why C does not make what torchvision would make now; "": it does."""
         inner, torchvision = self._inner, sys.modules["torchvision"]
-        if self._size is not None:
-            if self._size[:1] not in ((1,), (3,)):  # C refuses images of another size by itself
-                return "image_size of FakeData must be ints, the first of them 1 or 3 channels"
-        elif inner.loader is not torchvision.datasets.folder.default_loader:
+        default = torchvision.datasets.folder.default_loader
+        if getattr(inner, "loader", default) is not default:  # FakeData has none
             return "the ImageFolder has a loader of its own"
         if torchvision.get_image_backend() != "PIL":
             return "torchvision's image backend is another than PIL"
@@ -130,7 +130,7 @@ class FolderSamples:
         """Return an image, in memory that the decoder uses again, and its class. None: it cannot be
         decoded, or is larger than Pillow likes; torchvision then raises the error or warns."""
         try:
-            if self._size is not None:
+            if self._is_fake:
                 return _make_fake(self._inner, row)
             path, target = self._inner.samples[row]
             with open(path, "rb") as file:
@@ -146,31 +146,23 @@ class FolderSamples:
         ahead = _AHEAD if has_threads else 1
         decoders = self._spare.pop() if self._spare else [_new_decoder() for _ in range(_AHEAD)]
         started = deque[Any]()
-        try:
-            for turn, row in enumerate(rows):
-                if len(started) == ahead:
-                    yield started.popleft()()
-                read: Any = partial(self._read, row, decoders[turn % ahead])
-                if has_threads:
-                    with suppress(RuntimeError):  # the main thread has ended, and this one goes on
-                        read = _threads_of(os.getpid()).submit(read).result
-                started.append(read)
-            while started:
+        for row, decoder in zip(rows, cycle(decoders[:ahead])):
+            if len(started) == ahead:
                 yield started.popleft()()
-        finally:
-            for read in started:  # after an error: the decoders are used again
-                read()
-            self._spare.append(decoders)
+            read: Any = partial(self._read, row, decoder)
+            if has_threads:
+                with suppress(RuntimeError):  # the main thread has ended, and this one goes on
+                    read = _threads_of(os.getpid()).submit(read).result
+            started.append(read)
+        yield from (read() for read in started)
+        self._spare.append(decoders)  # not after an error: threads may still use them
 
     # ---- samples
 
-    def _make(self, row: Any, read: tuple[Array, Any] | None, place: Tensor | None) -> Any:
+    def _make(self, read: tuple[Array, Any] | None, row: Any, place: Tensor | None) -> Any:
         if read is None:
             return self._inner[row]
         image, target = read
-
-        def finish(target: Any) -> Any:
-            return target if self._size is None else target.item()
 
         def by_torchvision() -> Any:
             """Return a sample as C makes it: the batch has neither class nor strides."""
@@ -183,10 +175,12 @@ class FolderSamples:
         def by_c(generator: torch.Generator) -> Any:
             out = self._plan.empty() if place is None else place
             self._draws.apply(image, out, generator)
-            return out, finish(target)
+            return out, target.item() if self._is_fake else target
 
         (made, found), then = self._trial.run(by_torchvision, by_c), self._inner.target_transform
-        return made, found if then is None else finish(then(target))
+        if then is None:
+            return made, found
+        return made, then(target).item() if self._is_fake else then(target)
 
 
 def samples_or_dataset(dataset: Any) -> Any:

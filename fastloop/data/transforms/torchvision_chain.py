@@ -154,15 +154,14 @@ class Chain:
         Args:
             others: arguments in place of attributes.
         """
+        place = sum(isinstance(each, Geometry) for each in self.ops)
+        area: Any = _NO_RANGE, _NO_RANGE
+        if kind in (_ERASE, _RESIZED):
+            # v1 computes the logarithm with every image.
+            ratio = torch.log(torch.tensor(op.ratio)) if self.version == 1 else op._log_ratio
+            area = tuple(map(float, op.scale)), tuple(ratio.tolist())
         if kind >= 0:
-            place = sum(isinstance(each, Geometry) for each in self.ops)
-            scale: tuple[float, ...] = _NO_RANGE
-            log_ratio: tuple[float, ...] = _NO_RANGE
-            if kind in (_ERASE, _RESIZED):
-                is_v1 = self.version == 1  # which computes the logarithm with every image
-                logarithms = torch.log(torch.tensor(op.ratio)) if is_v1 else op._log_ratio
-                scale, log_ratio = tuple(map(float, op.scale)), tuple(logarithms.tolist())
-            self.steps.append((kind, place, float(getattr(op, "p", 0)), False, scale, log_ratio))
+            self.steps.append((kind, place, float(getattr(op, "p", 0)), False, *area))
         self.ops.append(make_own(image_ops.get_operation(type(op).__name__), op, **others))
 
     # ---- one function for each sort of operation
@@ -180,24 +179,16 @@ class Chain:
         is_flips = [step[0] for step in self.steps[place + 1 :]] == [_FLIP] * parts
         refuse_if(not is_flips, "RandomApply has more than flips in it")
 
-    def _pad(self, op: Any, kind: int = -1, **others: Any) -> None:
-        is_covered = self.form == _PIL or op.padding_mode == "constant"
-        if type(op.fill) is not int or not is_covered:
-            raise ValueError(f"{type(op).__name__} has a fill or a padding_mode that C does not do")
-        self._add(op, kind, **others)
-
     def _crop(self, op: Any) -> None:
-        if op.pad_if_needed and op.padding_mode != "constant":
-            raise ValueError("RandomCrop pads if needed with a padding_mode that C does not do")
-        self._pad(op, _CROP_V1 if self.version == 1 else _CROP_V2)
-        self._cut(op.pad_if_needed)
-
-    def _center(self, op: Any) -> None:
-        self._add(op)
-        self._cut(may_pad=True)
-
-    def _cut(self, may_pad: bool) -> None:
-        self.is_view |= self.form == FLOATS
+        name, may_pad = type(op).__name__, getattr(op, "pad_if_needed", False)
+        if name != "CenterCrop":
+            is_filled = op.padding_mode == "constant" or (self.form == _PIL and not may_pad)
+            fault = f"{name} has a fill or a padding_mode that C does not do"
+            refuse_if(type(op.fill) is not int or not is_filled, fault)
+        drawn = _CROP_V1 if self.version == 1 else _CROP_V2
+        self._add(op, drawn if name == "RandomCrop" else -1)
+        self.is_view |= self.form == FLOATS and name != "Pad"
+        may_pad |= name == "CenterCrop"
         self.has_strides_by_size |= may_pad and self.form != _PIL and self.was_pil
 
     def _resize(self, op: Any) -> None:
@@ -242,9 +233,7 @@ _READERS: dict[str, tuple[Any, ...]] = {
     "RandomApply": (Chain._apply,),
     "RandomHorizontalFlip": (functools.partial(Chain._add, kind=_FLIP),),
     "RandomVerticalFlip": (functools.partial(Chain._add, kind=_FLIP),),
-    "RandomCrop": (Chain._crop,),
-    "Pad": (Chain._pad,),
-    "CenterCrop": (Chain._center,),
+    **dict.fromkeys(("RandomCrop", "Pad", "CenterCrop"), (Chain._crop,)),
     "RandomErasing": (functools.partial(Chain._add, kind=_ERASE), FLOATS),
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
     **dict.fromkeys(("ToTensor", "PILToTensor"), (Chain._convert, _PIL)),
