@@ -9,6 +9,7 @@ samples by C of torchvision or Hugging Face asks here. Any thread may.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from fastloop.base.requirements import read_check_interval
 _PACKAGE = __file__.rpartition("base")[0]
 DECODERS = "fastloop-images"  # how names of threads begin that decode images
 _QUIET = DECODERS, "tqdm_monitor"  # threads that draw no random numbers
+_DRAWS = torch.rand, torch.randint, torch.empty, torch.exp  # as they were when this was imported
 # C does not take these samples: the original's turn. Nothing has been drawn.
 _REFUSALS = BufferError, RuntimeError, TypeError, ValueError
 
@@ -65,13 +67,19 @@ def is_code_known(group: str) -> bool:
     return _digest(functions) in _read_table()[group]["known"].split()
 
 
-def why_not_torchs() -> str:
-    """Return why torch's functions may make now what C does not, or ""."""
-    if torch.get_default_dtype() is not torch.float32:
-        return "the default dtype is not float32"
-    if torch_parts.count_function_modes() or torch_parts.count_dispatch_modes():
-        return "a mode watches torch's functions"
-    return ""
+def why_not_now() -> str:
+    """Return why an original may make something else in this process now than C does, or ""."""
+    helpers = sys.modules.get("torchvision.tv_tensors._torch_function_helpers")
+    modes = torch_parts.count_function_modes() or torch_parts.count_dispatch_modes()
+    draws = torch.rand, torch.randint, torch.empty, torch.exp
+    reasons = {
+        "the default dtype is not float32": torch.get_default_dtype() is not torch.float32,
+        "a mode watches torch's functions": modes,
+        "a function of torch was replaced": draws != _DRAWS,
+        "a hook watches all modules": torch_parts.has_global_hooks(),
+        "set_return_type() is in force": getattr(helpers, "_TORCHFUNCTION_SUBCLASS", False),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 # ---- samples that are made both ways

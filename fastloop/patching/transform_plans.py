@@ -40,13 +40,12 @@ class _Plan:
     """
 
     def __init__(self, compose: Any, chain: chains.Chain, kind: Any, *edges: int) -> None:
-        shapes = {"HWC": (*edges, _BANDS.get(kind, kind)), "CHW": (kind, *edges)}
-        layout = "HWC" if chain.was_pil else "CHW"
-        self._compile = functools.partial(chain.compile, shapes[layout], layout)
+        images: Any = ((*edges, _BANDS[kind]), "HWC") if chain.was_pil else ((kind, *edges), "CHW")
+        self._compile = functools.partial(chain.compile, *images)
         self._plan, self._draws = self._compile("CHW")
         self._shape: Any = self._plan.core.out_shape  # None: results have other strides
-        images: Any = sys.modules.get("torchvision.tv_tensors")
-        self._cls = images.Image if chain.is_tv_tensor else None
+        tensors: Any = sys.modules.get("torchvision.tv_tensors")
+        self._cls = tensors.Image if chain.is_tv_tensor else None
         self.trial = Trial(f"images with {compose}", "torchvision's", _CHECKED)
         self.snapshot = Snapshot(chain.things)
         chain.things.clear()  # the Compose among them may be forgotten
@@ -82,13 +81,10 @@ class _Transform:
 
     def _plan_for(self, compose: Any, image: Any) -> _Plan | None:
         is_tensor = type(image) is Tensor
-        kind = image.shape[0] if is_tensor else image.mode
-        if kind in self.plans:
-            return self.plans[kind]
-        size = image.shape[1:] if is_tensor else image.size[::-1]
+        kind, *size = image.shape if is_tensor else (image.mode, *image.size[::-1])
         key = kind, *size
-        if key in self.plans or chains.why_not_now():
-            return self.plans.get(key)
+        if kind in self.plans or key in self.plans or chains.why_not_now():
+            return self.plans.get(kind, self.plans.get(key))
         self.count += 1
         many = f"images or attributes have changed more than {_MOST_PLANS} times"
         try:
@@ -104,7 +100,7 @@ class _Transform:
             self.plans[kind] = None
             return None
         # For all sizes; or where results differ as sizes do, for this one.
-        sizes = {} if chain.has_strides_by_size else {kind: (0, 0)}
+        sizes = {} if chain.has_strides_by_size else {kind: [0, 0]}
         for place, edges in (sizes | {key: size}).items():
             with suppress(TypeError, ValueError):
                 self.plans[place] = plan = _Plan(compose, chain, kind, *edges)
@@ -138,9 +134,8 @@ def make_call(seam: Seam, before: Function) -> Function:
     known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
 
     def call(self: Any, *inputs: Any) -> Any:
-        if len(inputs) != 1 or not seam.is_on or torch.compiler.is_compiling():
-            return before(self, *inputs)
-        if not _is_image(inputs[0]) or is_left_alone() or is_tracing():
+        is_ours = len(inputs) == 1 and seam.is_on and not torch.compiler.is_compiling()
+        if not is_ours or not _is_image(inputs[0]) or is_left_alone() or is_tracing():
             return before(self, *inputs)
         found = known.get(id(self))
         if found is None:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from fastloop._core import ImageDraws, Snapshot, TorchRandom
-from fastloop.base import torch_parts
 from fastloop.base.checks import refuse_if
-from fastloop.base.originals import is_code_known, why_not_torchs
+from fastloop.base.originals import is_code_known
+from fastloop.base.originals import why_not_now as why_not_now
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
@@ -29,7 +29,6 @@ Step = tuple[int, int, float, bool, tuple[float, ...], tuple[float, ...]]
 _CROP_V1, _CROP_V2, _FLIP, _ERASE, _APPLY, _RESIZED = range(6)  # enum fl_draw_kind
 _NO_RANGE = (0.0, 0.0)
 _MODULES = "torchvision.transforms", "torchvision.transforms.v2"
-_DRAWS = torch.rand, torch.randint, torch.empty, torch.exp  # as they were when this was imported
 _PIL, _BYTES, FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
 
 
@@ -68,22 +67,7 @@ def find_pillow() -> int:
 
 def torch_exp(x: float) -> float:
     """Return torch's exponential of a float32."""
-    return torch.exp(torch.tensor([x], dtype=torch.float32)).item()
-
-
-def why_not_now() -> str:
-    """Return why C cannot stand in for torchvision in this process now, or ""."""
-    if reason := why_not_torchs():
-        return reason
-    if (torch.rand, torch.randint, torch.empty, torch.exp) != _DRAWS:
-        return "a function of torch was replaced"
-    if torch_parts.has_global_hooks():
-        return "a hook watches all modules"
-    if not has_interpreter_lock():
-        return "threads run without the interpreter lock"
-    helpers = sys.modules.get("torchvision.tv_tensors._torch_function_helpers")
-    is_odd = getattr(helpers, "_TORCHFUNCTION_SUBCLASS", False)
-    return "tv_tensors.set_return_type() is in force" if is_odd else ""
+    return torch.exp(torch.tensor([x])).item()
 
 
 def _check_unaltered(op: Any) -> None:
@@ -114,14 +98,12 @@ class Chain:
     ops: list[Geometry | Values] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     things: list[Any] = field(default_factory=list)
+    was_pil: bool = False  # at first
     version: int = 0  # of the operations read so far; 0: none
     is_tv_tensor: bool = False  # an Image of tv_tensors
     has_other_strides: bool = False  # resized as a tensor that was PIL: they depend on the crop
     has_strides_by_size: bool = False  # padded, if smaller, as a tensor that was PIL
     is_view: bool = False  # the result may be part of a larger tensor
-
-    def __post_init__(self) -> None:
-        self.was_pil = self.form == _PIL
 
     def read(self, op: Any) -> None:
         """Add an operation."""
@@ -268,10 +250,10 @@ def read_chain(transform: Any, is_tensor: bool = False) -> Chain:
     groups = ("transforms", "transforms.v2")[: 1 + (_MODULES[1] in sys.modules)]
     is_known = all(map(is_code_known, groups))
     refuse_if(not is_known, "this version of fastloop does not know this torchvision")
-    why = why_not_now()
-    refuse_if(why, why)
+    refuse_if(why := why_not_now(), why)
+    refuse_if(not has_interpreter_lock(), "threads run without the interpreter lock")
     refuse_if(is_fused() is None, "torch computes uniform numbers in a way that C does not know")
-    chain = Chain(_BYTES if is_tensor else _PIL)
+    chain = Chain(_BYTES if is_tensor else _PIL, was_pil=not is_tensor)
     chain.read(transform)
     refuse_if(chain.form == _PIL, "the transform makes no tensor")
     return chain

@@ -270,33 +270,19 @@ def take_ndarray(dataset: Any) -> Columns:
 # ---- the taker of lists of small samples: worker processes have them as they were at ``iter()``
 
 # More take longer to stack than worker processes do, or than the first batch may take.
-_MOST_STACKED = {"samples": 1 << 16, "bytes": 1 << 26}
+_MOST_SAMPLES, _MOST_BYTES = 1 << 16, 1 << 26
 
 
 def _is_own(part: Any) -> bool:
-    """Tell whether torch or NumPy allocated the memory of a part, for this process alone."""
-    if isinstance(part, np.ndarray):
+    """Tell whether a part of a sample is a number, or has no gaps, in memory that torch or NumPy
+    allocated for this process alone."""
+    if type(part) is np.ndarray:
         owner = part if part.base is None else part.base
-        return type(owner) is np.ndarray and owner.flags.owndata
-    storage = part.untyped_storage()
-    return storage.resizable() and not storage.is_shared()
-
-
-def _stack(parts: Sequence[Any]) -> torch.Tensor:
-    """Return one part of all samples, stacked by torch. Raises NotCoveredError where torch would
-    make something else of a batch, or workers see changes."""
-    kinds = set(map(type, parts))
-    (kind,) = kinds if len(kinds) == 1 else (object,)
-    is_known = kind in (torch.Tensor, np.ndarray, int, float, bool) or issubclass(kind, np.number)
-    leave_if(not is_known, "the samples' parts are not all tensors, arrays or numbers")
-    if kind in (torch.Tensor, np.ndarray):
-        leave_if(len({part.dtype for part in parts}) > 1, "the samples have several dtypes")
-        tight = (x.is_contiguous() if kind is torch.Tensor else x.flags.carray for x in parts)
-        leave_if(not all(tight), "the samples have gaps in memory")
-        leave_if(not all(map(_is_own, parts)), "the samples lie in memory that others have, too")
-    stacked: torch.Tensor = torch_data.default_collate(list(parts))
-    leave_if(stacked.device.type != "cpu", f"the samples are on {stacked.device}")
-    return stacked
+        return type(owner) is np.ndarray and owner.flags.owndata and part.flags.carray
+    if type(part) is torch.Tensor:
+        storage, is_tight = part.untyped_storage(), part.is_contiguous()
+        return is_tight and part.is_cpu and storage.resizable() and not storage.is_shared()
+    return type(part) in (int, float) or isinstance(part, np.number)
 
 
 def only_seeds(init: Any) -> bool:
@@ -322,7 +308,10 @@ def relabel(function: Any, labels: Vector, name: str) -> tuple[Segment, ...]:
             rows.append(function(label))
             is_same = _core.read_function(function, False) == state
             leave_if(not is_same, "it changes a value that it reads")
-        table = _stack(rows)
+        kinds = {(type(row), getattr(row, "dtype", None)) for row in rows}
+        is_known = isinstance(rows[0], torch.Tensor | np.ndarray | np.number | int | float)
+        leave_if(len(kinds) > 1 or not is_known, "its results are not all of one type")
+        table = torch_data.default_collate(rows)
         check_tensor("its result", table)
     except Exception as error:
         raise NotCoveredError(f"{name}: {error!r}") from error
@@ -341,17 +330,18 @@ def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
     leave_if(is_few, "an epoch has less than half of the list")
     leave_if(len(samples) == 0, "the list is empty")
     is_tuple = type(samples[0]) is tuple
-    first = samples[0] if is_tuple else samples[:1]
-    each = sum(part.nbytes for part in first if type(part) in (torch.Tensor, np.ndarray))
-    for what, count in {"samples": len(samples), "bytes": each * len(samples)}.items():
-        leave_if(count > _MOST_STACKED[what], f"the list has {count:,} {what}")
-    lengths = {len(sample) if type(sample) is tuple else 0 for sample in samples}
-    leave_if(len(lengths) > 1, "the samples have several lengths")
-    parts = list(zip(*samples, strict=True)) if is_tuple else [samples]
-    structure = (None,) * len(parts) if is_tuple else None
-    columns = Columns(structure, kind="samples, stacked at iter()")
+    rows = samples if is_tuple else [(sample,) for sample in samples]
+    total = len(rows) * sum(getattr(part, "nbytes", 0) for part in rows[0])
+    is_large = len(rows) > _MOST_SAMPLES or total > _MOST_BYTES
+    leave_if(is_large, f"the list has {len(rows):,} samples of {total:,} bytes")
+    kinds = {(type(row), *((type(x), getattr(x, "dtype", None)) for x in row)) for row in rows}
+    leave_if(len(kinds) > 1, "the samples have several types or dtypes")
+    parts = list(zip(*rows, strict=True))
+    columns = Columns((None,) * len(parts) if is_tuple else None, kind="samples, stacked at iter()")
     for i, part in enumerate(parts):
-        columns.add(f"part {i} of the samples", _stack(part))
+        are_own = all(map(_is_own, part))
+        leave_if(not are_own, "the samples have gaps, or lie in memory that others have, too")
+        columns.add(f"part {i} of the samples", torch_data.default_collate(list(part)))
     return columns
 
 

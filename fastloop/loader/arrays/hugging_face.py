@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
-from fastloop.base.originals import is_code_known, trial_of, why_not_torchs
+from fastloop.base.originals import is_code_known, trial_of, why_not_now
 from fastloop.data.field import Array, MappedFile
 from fastloop.loader.arrays.columns import Column, Columns, NotCoveredError, Segment, leave_if
 from fastloop.loader.arrays.compared import Original
@@ -237,7 +237,7 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     for each in (collate_fn, collator):
         is_own = any(callable(getattr(type(each), attribute, None)) for attribute in vars(each))
         leave_if(is_own, f"{name} has a method of its own")
-    leave_if(reason := why_not_torchs(), reason)
+    leave_if(reason := why_not_now(), reason)
     leave_if(not is_code_known("collators"), "fastloop does not know this transformers")
     _MAKERS[name](samples, collator)
     columns = samples.columns()
