@@ -103,11 +103,10 @@ def same_bits(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        if (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride()):
-            return False
-        return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (a, b)))
+        is_like = (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        return is_like and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
     if isinstance(a, Mapping):
-        return list(a) == list(b) and all(map(same_bits, a.values(), b.values()))
+        a, b = list(a.items()), list(b.items())
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same_bits, a, b))
     return bool(a == b)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fastloop._core import Region, Table
-from fastloop.base.checks import make_message
+from fastloop.base.checks import make_message, refuse_if
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,8 +41,7 @@ MappedFile = tuple[str, int, Callable[[], int] | None]
 
 def _check_is_regular(path: str, name: str, remedy: str, mode: int) -> None:
     kind = _SPECIAL_FILES.get(stat.filemode(mode)[0])
-    if kind is not None:
-        raise ValueError(f"{name}: {path!r} must be a regular file, got a {kind} ({remedy})")
+    refuse_if(kind, f"{name}: {path!r} must be a regular file, got a {kind} ({remedy})")
 
 
 def open_regular(path: str, name: str, remedy: str) -> BinaryIO:
@@ -79,8 +78,7 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any
     # Versions 2 and 3 differ in how names of columns are encoded, and columns are refused.
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError("Python objects cannot be mapped")
+    refuse_if(dtype.hasobject, "Python objects cannot be mapped")
     return shape, is_fortran, dtype
 
 

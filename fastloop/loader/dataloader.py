@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from fastloop.base.checks import check_callable, read_choice, read_int
+from fastloop.base.checks import check_callable, read_choice, read_int, refuse_if
 from fastloop.base.late_import import after_import
 from fastloop.base.shown import repr_html, repr_of
 from fastloop.base.torch_parts import BaseIter, call_as_torch, new_arguments
@@ -565,6 +565,5 @@ def _give(loader: Any, arguments: dict[str, Any]) -> None:
         f"accelerate makes a {type(loader).__qualname__} of this fastloop.DataLoader, which loses "
         f"{', '.join(arguments)}; leave out use_stateful_dataloader"
     )
-    if "device_transform" in arguments:  # batches would be wrong
-        raise ValueError(text)
+    refuse_if("device_transform" in arguments, text)  # batches would be wrong
     warnings.warn(text, RuntimeWarning, stacklevel=3)

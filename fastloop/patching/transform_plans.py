@@ -40,8 +40,9 @@ class _Plan:
     """
 
     def __init__(self, compose: Any, chain: chains.Chain, kind: Any, *edges: int) -> None:
-        images: Any = ((*edges, _BANDS[kind]), "HWC") if chain.was_pil else ((kind, *edges), "CHW")
-        self._compile = functools.partial(chain.compile, *images)
+        shapes = {"HWC": (*edges, _BANDS.get(kind, kind)), "CHW": (kind, *edges)}
+        layout = "HWC" if chain.was_pil else "CHW"
+        self._compile = functools.partial(chain.compile, shapes[layout], layout)
         self._plan, self._draws = self._compile("CHW")
         self._shape: Any = self._plan.core.out_shape  # None: results have other strides
         tensors: Any = sys.modules.get("torchvision.tv_tensors")

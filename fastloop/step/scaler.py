@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fastloop.base.checks import make_message, read_int
+from fastloop.base.checks import check_value, make_message, read_int
 from fastloop.base.ranges import named
 from fastloop.base.torch_parts import OptState, TorchScaler, difference, is_known
 from fastloop.step import grad_list
@@ -467,8 +467,7 @@ def _join_flags(flags: Iterable[Tensor], device: torch.device) -> Flags:
 
 
 def _check_finite(name: str, scale: float) -> None:
-    if not math.isfinite(scale):
-        raise ValueError(make_message(name, "finite", scale))
+    check_value(name, scale, math.isfinite(scale), "finite")
 
 
 if difference("scaler") and not TYPE_CHECKING:

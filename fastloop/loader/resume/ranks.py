@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.base.checks import make_message
+from fastloop.base.checks import make_message, refuse_if
 from fastloop.data.samplers import (
     Dealt,
     LengthBucketBatchSampler,
@@ -173,8 +173,7 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
             faults.append(f"states[{i}] is of rank {state['rank']}")
         for key in first.keys() - (_OF_A_RANK if are_places else ()) - {"joined"}:
             faults += _disagreements(key, first[key], state.get(key), i)
-    if faults:
-        raise ValueError(f"the states of ranks disagree: {'; '.join(sorted(faults))}")
+    refuse_if(faults, f"the states of ranks disagree: {'; '.join(sorted(faults))}")
     parts = [{key: state[key] for key in _OF_A_RANK if key in state} for state in states]
     return deepcopy({**first, "joined": parts if are_places else []})
 

@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
 
-from fastloop.base.checks import make_message, read_int, read_optional_int
+from fastloop.base.checks import make_message, read_int, read_optional_int, refuse_if
 from fastloop.data.epochs import EPOCHS
 from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler, read_ranks
 from fastloop.data.stateful import ReaderState, ReaderStates, has_place, is_stream, new_reader_state
@@ -185,8 +185,7 @@ def _check(name: str, value: Any, like: Any) -> None:
     elif like is not None and not isinstance(value, type(like)):
         raise TypeError(make_message(name, f"a {type(like).__name__}", value, _REMEDY))
     for key, part in like.items() if isinstance(like, dict) else ():
-        if key not in value:
-            raise ValueError(f"{name} has no {key!r}; {_REMEDY}")
+        refuse_if(key not in value, f"{name} has no {key!r}; {_REMEDY}")
         _check(f"{name}[{key!r}]", value[key], part)
 
 
