@@ -187,12 +187,10 @@ class Chain:
             resize.interpolation = find_pillow() + (resize.interpolation == "bicubic")
 
     def _convert(self, op: Any) -> None:
-        self.form, self.is_tv_tensor = _BYTES, type(op).__name__ == "ToImage"
+        self.form = _BYTES if self.form == _PIL else self.form
+        self.is_tv_tensor = type(op).__name__ == "ToImage"
         if type(op).__name__ == "ToTensor":
             self._divide(_Unit())
-
-    def _to_pure(self, op: Any) -> None:
-        self.is_tv_tensor = False
 
     def _divide(self, value: Values) -> None:
         self.ops.append(value)
@@ -220,7 +218,7 @@ _READERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
     **dict.fromkeys(("ToTensor", "PILToTensor"), (Chain._convert, _PIL)),
     "ToImage": (Chain._convert, _PIL, _BYTES),
-    "ToPureTensor": (Chain._to_pure,),
+    "ToPureTensor": (Chain._convert, _BYTES, FLOATS),
     **dict.fromkeys(("ToDtype", "ConvertImageDtype"), (Chain._to_dtype, _BYTES)),
     "Normalize": (Chain._normalize, FLOATS),
     "Identity": (lambda chain, op: None,),

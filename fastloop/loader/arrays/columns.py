@@ -77,11 +77,9 @@ def as_vector(indices: Any) -> Vector | None:
         return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
     if type(indices) in (list, tuple):
         return int64_array(indices, torch.Tensor)
-    if type(indices) is torch.Tensor:
-        is_plain = indices.layout is torch.strided and indices.device.type == "cpu"
-        if not is_plain or indices.dtype not in _INDEX_DTYPES or indices.is_neg():
-            return None
-        indices = np.array(indices.numpy())
+    if type(indices) is torch.Tensor and indices.dtype in _INDEX_DTYPES:
+        is_plain = indices.layout is torch.strided and indices.is_cpu and not indices.is_neg()
+        indices = np.array(indices.numpy()) if is_plain else None
     if type(indices) is not np.ndarray or indices.ndim != 1:
         return None
     is_integer = indices.dtype.kind in "iu" and indices.dtype != np.uint64
