@@ -90,7 +90,8 @@ static void draws_dealloc(fl_py_image_draws *self)
 PyDoc_STRVAR(
     seed_doc,
     "seed(base_seed, workers)\n--\n\n"
-    "Give each of the workers the stream that torch gives it: manual_seed(base_seed + k).");
+    "Give each of the workers the stream that torch gives it: manual_seed(base_seed + k). Those\n"
+    "that have one go on with it.");
 
 static PyObject *draws_seed(fl_py_image_draws *self, PyObject *args)
 {
@@ -98,13 +99,13 @@ static PyObject *draws_seed(fl_py_image_draws *self, PyObject *args)
     long long workers;
     int64_t bytes;
     if (!PyArg_ParseTuple(args, "KL:seed", &base_seed, &workers)) return NULL;
+    if (self->streams != NULL) Py_RETURN_NONE;
     if (workers < 0 || !fl_mul(workers, sizeof *self->streams, &bytes))
         return PyErr_Format(PyExc_ValueError, "workers=%lld is not possible", workers);
     fl_torch_random *streams = fl_alloc(bytes);
     if (streams == NULL) return PyErr_NoMemory();
     for (long long k = 0; k < workers; k++)
         fl_torch_random_seed(&streams[k], base_seed + (unsigned long long)k);
-    fl_free(self->streams);
     self->streams = streams;
     self->workers = workers;
     Py_RETURN_NONE;

@@ -116,13 +116,13 @@ class FolderSamples:
         """Say why C does not make what torchvision would make now; "": it does."""
         inner, torchvision = self._inner, sys.modules["torchvision"]
         default = torchvision.datasets.folder.default_loader
-        if getattr(inner, "loader", default) is not default:  # FakeData has none
-            return "the ImageFolder has a loader of its own"
-        if torchvision.get_image_backend() != "PIL":
-            return "torchvision's image backend is another than PIL"
-        if inner.transform is None:
-            return f"the {type(inner).__name__} has no transform"
-        return chains.why_not_now()
+        is_own = getattr(inner, "loader", default) is not default  # FakeData has none
+        reasons = {
+            "the ImageFolder has a loader of its own": is_own,
+            "the image backend is another than PIL": torchvision.get_image_backend() != "PIL",
+            f"the {type(inner).__name__} has no transform": inner.transform is None,
+        }
+        return next((why for why, applies in reasons.items() if applies), chains.why_not_now())
 
     # ---- images
 

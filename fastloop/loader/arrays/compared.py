@@ -77,12 +77,11 @@ class ComparedIter(ArrayIter):
     rest of the epoch.
     """
 
-    _is_seeded = _is_left = False
+    _is_left = False
 
     def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
         draws = self._source.original.draws
-        if draws is not None and not self._is_seeded:
-            self._is_seeded = True  # persistent workers go on with their streams
+        if draws is not None:
             draws.seed(int(self._base_seed), self._num_workers)
         return self._drawing(self._source.original), _LISTS, None
 
