@@ -140,3 +140,11 @@ def test_other_objects_are_refused(call: Any) -> None:
         call(np.arange(3))
     with pytest.raises((TypeError, ValueError)):
         call(type("Odd", (), {"__arrow_c_array__": lambda self: (1, 2)})())
+
+
+def test_values_that_are_a_slice_themselves() -> None:
+    inner = pa.array(np.arange(9))[3:]
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 4], pa.int32()), inner)
+    assert arrow_rows(lists).tolist() == [[3, 4], [5, 6]]
+    values, ends = arrow_lists([lists[1:]])
+    assert values[slice(*ends)].tolist() == [5, 6]
