@@ -196,9 +196,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a method": (lambda: _Own().__call__, "not a plain function"),
     "a subclass": (lambda: _OwnLambda(row_of), "not a plain function"),
     "a partial": (lambda: functools.partial(row_of), "not a plain function"),
-    "mixed types": (lambda: lambda y: y if y > 4 else y / 2, "parts are not all"),
+    "mixed types": (lambda: lambda y: y if y > 4 else y / 2, "not all of one type"),
     "shapes that differ": (lambda: lambda y: torch.zeros(y), "RuntimeError"),
-    "texts": (lambda: lambda y: str(y), "parts are not all"),
+    "texts": (lambda: lambda y: str(y), "not all of one type"),
 }
 
 

@@ -312,7 +312,8 @@ def relabel(function: Any, labels: Vector, name: str) -> tuple[Segment, ...]:
         table = torch_data.default_collate(rows)
         check_tensor("its result", table)
     except Exception as error:
-        raise NotCoveredError(f"{name}: {error!r}") from error
+        what = str(error) if type(error) is NotCoveredError else repr(error)
+        raise NotCoveredError(f"{name}: {what}") from error
     return (Segment(table, places, None),)
 
 
