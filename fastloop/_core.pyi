@@ -383,36 +383,30 @@ class GradListBase:
         /,
     ) -> Any: ...
 
+class Gatherer:
+    def __init__(
+        self,
+        tensor_type: type,
+        empty_like: Callable[[Any], Any],
+        new_batch: Callable[[int], list[Any]] | None,
+        structure: Any,
+        sources: tuple[Any, ...],
+        plans: tuple[tuple[ImagePlan, Any] | None, ...],
+        regions: tuple[Region, ...] | None,
+        device: int,
+        shift: int,
+    ) -> None: ...
+    def set_rows(self, indices: Any, length: int, /) -> None: ...
+    def take(self, first: int, count: int, maps: tuple[Any, ...], is_single: bool, /) -> Any: ...
+    def arrange(self, tensors: Sequence[Any], is_single: bool, /) -> Any: ...
+    def stream(self) -> int | None: ...
+
 def is_small_part(bytes: int, batch_bytes: int) -> bool: ...
 def int64_array(
     sequence: Sequence[Any], tensor_type: type, /
 ) -> np.ndarray[Any, np.dtype[np.int64]] | None: ...
 def read_function(function: Any, is_seeder: bool, /) -> tuple[Any, ...] | str: ...
 def check_cuda(device: int, /) -> None: ...
-def gather(
-    tensor_type: type,
-    sources: tuple[Any, ...],
-    indices: Any,
-    outs: tuple[Any, ...],
-    length: int,
-    regions: tuple[Region, ...] = ...,
-    /,
-) -> None: ...
-def gather_images(
-    tensor_type: type,
-    plan: ImagePlan,
-    source: Any,
-    indices: Any,
-    length: int,
-    maps: Any,
-    values: Any,
-    out: Any,
-    regions: tuple[Region, ...] = ...,
-    /,
-) -> None: ...
-def gather_windows(
-    tensor_type: type, tokens: Any, starts: Any, outs: tuple[Any, ...], shift: int, /
-) -> None: ...
 def expect_fork() -> int: ...
 def fork_expected() -> None: ...
 def fork_ended(worker: int, /) -> None: ...

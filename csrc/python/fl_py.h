@@ -31,6 +31,7 @@ typedef struct fl_py_state {
     PyTypeObject *windows_type;         /* owned */
     PyTypeObject *permutation_type;     /* owned */
     PyTypeObject *region_type;          /* owned */
+    PyTypeObject *gatherer_type;        /* owned */
 } fl_py_state;
 
 /* The PyType_Spec of a heap type of this module: its name, the struct of its objects, flags besides

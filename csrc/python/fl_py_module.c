@@ -9,7 +9,7 @@
 #include "fl_py_buckets.h"
 #include "fl_py_collate.h"
 #include "fl_py_finalizer.h"
-#include "fl_py_gather.h"
+#include "fl_py_gatherer.h"
 #include "fl_py_region.h"
 #include "fl_py_grad_list.h"
 #include "fl_py_image_draws.h"
@@ -185,9 +185,6 @@ static PyMethodDef module_methods[] = {
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
     {"keep_heap", module_keep_heap, METH_NOARGS, keep_heap_doc},
-    {"gather", fl_py_gather, METH_VARARGS, fl_py_gather_doc},
-    {"gather_images", fl_py_gather_images, METH_VARARGS, fl_py_gather_images_doc},
-    {"gather_windows", fl_py_gather_windows, METH_VARARGS, fl_py_gather_windows_doc},
     {"move", fl_py_move, METH_VARARGS, fl_py_move_doc},
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
@@ -223,6 +220,7 @@ static const struct {
     {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},
+    {&fl_py_gatherer_spec, offsetof(fl_py_state, gatherer_type)},
     {&fl_py_region_spec, offsetof(fl_py_state, region_type)},
     {&fl_py_finalizer_spec, offsetof(fl_py_state, finalizer_type)},
 };

@@ -118,25 +118,32 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(resident, "open_accelerator", lambda device: streams)
     monkeypatch.setattr(resident, "runs_kernels", lambda device: True)
     monkeypatch.setattr(ArrayDataset, "_register", lambda data, device: ("region", "another"))
-    given: list[Any] = []
+    regions: list[Any] = []
 
-    def gather(*args: Any) -> None:
-        streams.done.append(("gather", streams.stream))
-        given.append(args)
+    class Gatherer:
+        def __init__(self, *args: Any) -> None:
+            regions.extend(args[6])
 
-    monkeypatch.setattr(resident, "gather", gather)
-    monkeypatch.setattr(resident, "gather_images", gather)
+        def stream(self) -> None: ...
+
+        def set_rows(self, indices: Any, length: int) -> None: ...
+
+        def take(self, first: int, count: int, maps: Any, is_single: bool) -> list[torch.Tensor]:
+            streams.done.append(("gather", streams.stream))
+            return [*maps, torch.zeros(count)]
+
+    monkeypatch.setattr(resident, "Gatherer", Gatherer)
     loader = DataLoader(fetched(), 10, device="cpu")
     iterator = loading_iterator(iter(loader))
     assert streams.done == [("send", "copy"), ("send", "copy"), ("record", "copy")]
     streams.done.clear()
     batch = next(iterator)
-    order = ["send", "record", "gather", "send", "gather", "record"]  # rows, labels, maps, images
-    assert streams.done[:6] == [(what, "copy") for what in order]
-    assert streams.done[6] == ("wait", "loop") and len(batch) == 2 and len(streams.done) == 9
-    for (what, stream, noted), made in zip(streams.done[7:], batch, strict=True):
+    order = ["send", "record", "send", "gather", "record"]  # rows, maps, all fields
+    assert streams.done[:5] == [(what, "copy") for what in order]
+    assert streams.done[5] == ("wait", "loop") and len(batch) == 2 and len(streams.done) == 8
+    for (what, stream, noted), made in zip(streams.done[6:], batch, strict=True):
         assert (what, stream) == ("note", "loop") and noted is made
-    assert [args[-1] for args in given] == [("another",), ("region",)]
+    assert regions == ["region", "another"]
 
 
 READ_ONLY = np.zeros((N, 2))

@@ -220,6 +220,16 @@ def test_data_that_shrink_between_two_blocks_are_refused() -> None:
         list(iterator)
 
 
+def test_data_that_shrink_between_two_lists_are_read_as_they_are() -> None:
+    rows = torch.arange(100.0)
+    iterator = iter(DataLoader(TensorDataset(rows), batch_sampler=[[99], [98], [99]]))
+    next(iterator)
+    rows.resize_(99)
+    assert next(iterator)[0].tolist() == [98]
+    with pytest.raises(IndexError, match="index 99 is out of bounds for dimension 0 with size 99"):
+        next(iterator)
+
+
 def test_small_blocks_of_a_large_batch_take_no_time() -> None:
     rows = torch.arange(1 << 17)
     loader = resident(TensorDataset(rows), 1 << 17, sampler=RandomSampler(rows, True))
@@ -278,13 +288,20 @@ def test_tables_of_images_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     streams, tables = Streams(), []
     monkeypatch.setattr(resident_module, "open_accelerator", lambda device: streams)
     monkeypatch.setattr(resident_module, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(resident_module, "gather_images", lambda *args: tables.append(args[6]))
+
+    class Gatherer:
+        def __init__(self, *args: Any) -> None:
+            tables.extend(table for _, table in filter(None, args[5]))
+            self.stream = lambda: None
+            self.set_rows = self.take = lambda *args: None
+
+    monkeypatch.setattr(resident_module, "Gatherer", Gatherer)
     data = ArrayDataset(IMAGES, transform=T.RandomHorizontalFlip()).to("cpu")
     iterator = iter(resident(data, 20))
     assert streams.done[-1] == "record", streams.done
     streams.stream = 1
     next(iterator)
-    assert any(noted is tables[0] for noted in streams.noted)
+    assert any(noted is tables[-1] for noted in streams.noted)
     reference = weakref.ref(iterator)
     del iterator
     assert reference() is None  # what it holds on the device is free without the collector

@@ -200,6 +200,17 @@ for n in range(1, 40):
     del data
     gc.collect()
     assert registered() == 0, n
+
+
+def take(source: Any, regions: Any) -> Any:
+    gatherer = _core.Gatherer(
+        torch.Tensor, torch.empty_like, lambda count: [source[:count].clone()], None, (source,),
+        (None,), regions, 0, -1,
+    )  # fmt: skip
+    gatherer.set_rows(index, 4)
+    return gatherer.take(0, 1, (), False)
+
+
 data = make("device")
 needed = IMAGES.nbytes + PLAIN.nbytes + GAPS.base.nbytes // 2 + 8 * N
 machine_memory = moves.read_memory
@@ -211,39 +222,36 @@ moves.read_memory = machine_memory
 list(fetching(data, 40))
 region = data._fields[0].region
 x, index = torch.zeros(4, 3), torch.tensor([1])
-for function, arguments in (
-    (_core.gather, ((IMAGES,), index, (IMAGES[:1],), N, ())),
-    (_core.gather, ((IMAGES,), index, (IMAGES[:1],), N, (None,))),
-    (_core.gather_images, (PLAN, IMAGES, index, N, x, x, x, (region, region))),
-):
-    refuse(
-        ValueError,
-        "regions must be a Region for each source",
-        lambda f=function, a=arguments: f(torch.Tensor, *a),
-    )
-refuse(
-    ValueError,
-    "the data have moved",
-    lambda: _core.gather(torch.Tensor, (x,), index, (x[:1].clone(),), 4, (region,)),
-)
+for wrong in ((), (None,), [region], (region, region)):
+    text = "regions must be a Region for each source"
+    refuse(ValueError, text, lambda regions=wrong: take(IMAGES, regions))  # type: ignore[misc]
+refuse(ValueError, "the data have moved", lambda: take(x, (region,)))
 
 region.sources[0].owner = region  # a cycle
 # ---- a dataset that goes while kernels read, where nothing is registered
 
-data = region = arguments = None  # type: ignore[assignment]
+data = region = wrong = arguments = None  # type: ignore[assignment]
 gc.collect()
 held: list[Any] = []
 
 
-def holding(function: Any) -> Any:
-    """The same kernel, which runs late: indices and maps have to live as long."""
-    return lambda *args: [
-        held.append([x for x in args[2:7] if type(x) is torch.Tensor and x is not IMAGES]),
-        function(*args),
-    ]
+class Holding:
+    """The same kernels, which run late: indices and maps have to live as long."""
+
+    def __init__(self, *args: Any) -> None:
+        self._gatherer = _core.Gatherer(*args)
+        self.stream, self.arrange = self._gatherer.stream, self._gatherer.arrange
+
+    def set_rows(self, indices: Any, length: int) -> None:
+        held.append(indices)
+        self._gatherer.set_rows(indices, length)
+
+    def take(self, first: int, count: int, maps: Any, is_single: bool) -> Any:
+        held.append(maps)
+        return self._gatherer.take(first, count, maps, is_single)
 
 
-resident.gather, resident.gather_images = map(holding, (_core.gather, _core.gather_images))
+resident.Gatherer = Holding  # type: ignore[misc]
 fake.fake_read_pageable(True)
 fake.fake_set_order(1, ctypes.c_uint64(0))  # late
 fake.fake_synchronize.argtypes = [ctypes.c_void_p]

@@ -3,6 +3,7 @@ each, and what does not fit together is refused. Needs a core of tests/cuda/buil
 
 import ctypes
 import itertools
+import os
 import warnings
 from typing import Any
 
@@ -168,58 +169,82 @@ compare(Subset(TABLES, list(range(90, 10, -1))), 1, batch_size=9, shuffle=True)
 compare(TABLES, 1, batch_size=64, sampler=RandomSampler(TABLES, True, 500))
 compare(TABLES, 1, batch_sampler=[[3, 1], [-1], [0, 0, 7]])
 
+
+def take(
+    sources: Any,
+    rows: Any,
+    outs: Any,
+    length: int,
+    plans: Any = None,
+    maps: Any = (),
+    shift: int = -1,
+    first: int = 0,
+) -> Any:
+    """A batch of all rows from `first` on, in these tensors."""
+    gatherer = _core.Gatherer(
+        torch.Tensor, torch.empty_like, lambda count: list(outs), (None,) * len(outs), sources,
+        plans or (None,) * len(sources), None, 0, shift,
+    )  # fmt: skip
+    gatherer.set_rows(rows, length)
+    return gatherer.take(first, len(rows), maps, False)
+
+
 x, rows = torch.arange(12.0).view(6, 2), torch.tensor([4, 0, 5])
 REFUSED: list[tuple[Any, str]] = [
     (((x,), rows.int(), (x[:3],), 6), "indices must be a contiguous vector of int64"),
     (((x,), rows[::2], (x[:2],), 6), "indices must be a contiguous vector of int64"),
     (((x,), rows, (x[:2],), 6), "a batch has another shape or dtype"),
     (((x,), rows, (x[:3].int(),), 6), "a batch has another shape or dtype"),
-    (((x,), rows, (torch.empty(2, 3).T,), 6), "a batch has another shape or dtype"),
+    (((x,), rows[:2], (torch.empty(2, 2).T,), 6), "a batch has another shape or dtype"),
     (((x.T,), rows[:2], (torch.empty(2, 6),), 2), "rows must be contiguous"),
     (((x,), rows, (x[:3],), 7), "the data had 7 rows and now have 6"),
-    (((x, x), rows, (x[:3],), 6), "sources and outs differ in length"),
+    (((x, x), rows, (x[:3],), 6), "structure must be of each field"),
+    (((x,), rows, (x[:3],), 6, (COMPUTED,)), "plans must be None or (ImagePlan, values) each"),
+    (((x,), rows, (x[:3],), 6, (None, None)), "plans must be None or (ImagePlan, values) each"),
     (((x.numpy(),), rows, (x[:3],), 6), "expected a torch.Tensor, got numpy.ndarray"),
 ]
 
 
-def refuse(function: Any, arguments: Any, text: str) -> None:
+def refuse(arguments: Any, text: str, **others: Any) -> None:
     before = fake.fake_launches()
     try:
-        function(torch.Tensor, *arguments)
+        take(*arguments, **others)
         raise AssertionError(text)
-    except (TypeError, ValueError) as error:
+    except (IndexError, TypeError, ValueError) as error:
         assert text in str(error), error
     assert fake.fake_launches() == before
 
 
 for arguments, text in REFUSED:
-    refuse(_core.gather, arguments, text)
+    refuse(arguments, text)
+for first in (-1, 1):
+    refuse(((x,), rows, (x[:3],), 6), "there are 3 rows, and none of", first=first)
 tokens, pair = torch.arange(40).short(), (torch.empty(3, 8).long(), torch.empty(3, 8).long())
-REFUSED = [
-    ((tokens[::2], rows, pair, 1), "tokens must be a contiguous vector of ints"),
-    ((tokens.view(4, 10), rows, pair, 1), "tokens must be a contiguous vector of ints"),
-    ((tokens.half(), rows, pair, 1), "tokens must be a contiguous vector of ints"),
-    ((tokens, rows.int(), pair, 1), "indices must be a contiguous vector of int64"),
-    ((tokens, rows[:2], pair, 1), "outs are not batches of windows"),
-    ((tokens, rows, (pair[0], pair[1].int()), 1), "outs are not batches of windows"),
-    ((tokens, rows, (pair[0], torch.empty(3, 7).long()), 1), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(8, 3).long().T,), 1), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(3, 8),), 1), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(3, 8).byte(),), 1), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(3, 0).long(),), 1), "outs are not batches of windows"),
-    ((tokens, rows, (torch.empty(3).long(),), 1), "outs are not batches of windows"),
-    ((tokens.int(), rows, (torch.empty(3, 8).short(),), 1), "tokens are wider than outs"),
-    ((tokens, rows, (), 1), "outs must be x, or x and y"),
-    ((tokens, rows, pair, 2), "shift must be 0 or 1"),
+WINDOWS_REFUSED: list[tuple[Any, Any, Any, str]] = [
+    (tokens[::2], rows, pair, "tokens must be a contiguous vector of ints"),
+    (tokens.view(4, 10), rows, pair, "tokens must be a contiguous vector of ints"),
+    (tokens.half(), rows, pair, "tokens must be a contiguous vector of ints"),
+    (tokens, rows.int(), pair, "indices must be a contiguous vector of int64"),
+    (tokens, rows[:2], pair, "outs are not batches of windows"),
+    (tokens, rows, (pair[0], pair[1].int()), "outs are not batches of windows"),
+    (tokens, rows, (pair[0], torch.empty(3, 7).long()), "outs are not batches of windows"),
+    (tokens, rows, (torch.empty(8, 3).long().T,), "outs are not batches of windows"),
+    (tokens, rows, (torch.empty(3, 8),), "outs are not batches of windows"),
+    (tokens, rows, (torch.empty(3, 8).byte(),), "outs are not batches of windows"),
+    (tokens, rows, (torch.empty(3, 0).long(),), "outs are not batches of windows"),
+    (tokens, rows, (torch.empty(3).long(),), "outs are not batches of windows"),
+    (tokens.int(), rows, (torch.empty(3, 8).short(),), "tokens are wider than outs"),
+    (tokens, rows, (), "structure must be of"),
 ]
-for arguments, text in REFUSED:
-    refuse(_core.gather_windows, arguments, text)
+for tokens_given, starts, outs, text in WINDOWS_REFUSED:
+    refuse(((tokens_given,), starts, outs, 40), text, shift=1)
+refuse(((tokens,), rows, pair, 40), "structure must be of", shift=2)
 plan, shape = AUGMENTED[0]._plans[0], (3, 3, 28, 28)
 assert plan is not None
 maps, table = torch.zeros(3, plan.map_length).int(), torch.zeros(len(plan.values())).byte()
 given: list[Any] = [plan, IMAGES["CHW"], rows, N, maps, table, torch.empty(shape)]
 WRONG: list[tuple[int, Any, str]] = [
-    (0, T.Resize((9, 9)), "must be fastloop._core.ImagePlan"),
+    (0, T.Resize((9, 9)), "plans must be None or (ImagePlan, values) each"),
     (0, COMPUTED, "the plan computes pixels"),
     (1, IMAGES["CHW"].int(), "the images are not those of the plan"),
     (1, IMAGES["HWC"], "the images are not those of the plan"),
@@ -231,25 +256,66 @@ WRONG: list[tuple[int, Any, str]] = [
     (6, torch.empty(shape).half(), "out is not a batch of the plan's results"),
     (6, torch.empty(2, *shape[1:]), "out is not a batch of the plan's results"),
 ]
+
+
+def refuse_images(given: Any, text: str) -> None:
+    plan, source, rows, length, maps, table, out = given
+    refuse(((source,), rows, (out,), length), text, plans=((plan, table),), maps=(maps,))
+
+
 empty = [plan, IMAGES["CHW"], rows[:0], N, maps[:0].long(), table, torch.empty(0, *shape[1:])]
-REFUSED = [(given[:place] + [wrong] + given[place + 1 :], text) for place, wrong, text in WRONG]
-for arguments, text in [*REFUSED, (empty, "maps must be contiguous, 0 elements")]:
-    refuse(_core.gather_images, arguments, text)
+IMAGES_REFUSED = [
+    (given[:place] + [wrong] + given[place + 1 :], text) for place, wrong, text in WRONG
+]
+for each, text in [*IMAGES_REFUSED, (empty, "maps must be contiguous, 0 elements")]:
+    refuse_images(each, text)
+refuse(
+    ((IMAGES["CHW"],), rows, (given[6],), N), "maps must be of each plan", plans=((plan, table),)
+)
 # Results that change colours are worked on in their own memory, so there may be none between them.
 colored = AUGMENTED[WAYS.index((MOVING, "CHW", "CHW"))]._plans[0]
 assert colored is not None
 maps, table = torch.zeros(3, colored.map_length).int(), torch.zeros(len(colored.values())).byte()
 for out in (torch.empty(6, *shape[1:])[::2], torch.empty(*shape[:3], 56)[..., ::2]):
-    arguments = [colored, IMAGES["CHW"], rows, N, maps, table, out]
-    refuse(_core.gather_images, arguments, "out is not a batch of the plan's results")
+    each = [colored, IMAGES["CHW"], rows, N, maps, table, out]
+    refuse_images(each, "out is not a batch of the plan's results")
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
-for function, arguments in (
-    (_core.gather, ((x,), rows, (torch.empty(3, 2),), 6)),
-    (_core.gather_windows, (tokens, rows, pair, 1)),
+for shift, arguments in (
+    (-1, ((x,), rows, (torch.empty(3, 2),), 6)),
+    (1, ((tokens,), rows, pair, 9)),
 ):
     fake.fake_fail_at(2, 719, False)
     try:
-        function(torch.Tensor, *arguments)
+        take(*arguments, shift=shift)
         raise AssertionError("a launch that failed was not told")
     except torch.AcceleratorError as error:
         assert "cudaErrorLaunchFailure" in str(error)
+
+# ---- memory: batches of one size are made like a tensor without memory; those of others anew
+
+made: list[int] = []
+like: list[int] = []
+
+
+def new_batch(count: int) -> list[torch.Tensor]:
+    made.append(count)
+    return [torch.empty(count, 2)]
+
+
+def empty_like(form: torch.Tensor) -> torch.Tensor:
+    assert form.untyped_storage().nbytes() == 0
+    like.append(len(form))
+    return torch.empty_like(form)
+
+
+gatherer = _core.Gatherer(torch.Tensor, empty_like, new_batch, None, (x,), (None,), None, 0, -1)
+gatherer.set_rows(torch.arange(6), 6)
+for count in (2, 2, 2, 3, 2, 2):
+    batch = gatherer.take(1, count, (), False)
+    assert torch.equal(batch, x[1 : 1 + count]) and batch.untyped_storage().nbytes() == 8 * count
+assert made == [2, 2, 3, 2, 2] and like == [2, 2, 2], (made, like)
+assert torch.equal(gatherer.take(4, 2, (), True), x[4])
+assert gatherer.arrange((x,), True).tolist() == [0, 1] and gatherer.stream() == 0
+if (child := os.fork()) == 0:
+    os._exit(gatherer.stream() is not None)  # nothing can be made here
+assert os.waitpid(child, 0)[1] == 0

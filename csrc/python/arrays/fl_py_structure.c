@@ -29,10 +29,16 @@ static int count_outputs(PyObject *structure, int64_t *count)
     return status;
 }
 
-int fl_py_structure_check(PyObject *structure, int32_t outputs)
+int64_t fl_py_structure_count(PyObject *structure)
 {
     int64_t count = 0;
-    if (count_outputs(structure, &count) != 0) return -1;
+    return count_outputs(structure, &count) == 0 ? count : -1;
+}
+
+int fl_py_structure_check(PyObject *structure, int32_t outputs)
+{
+    int64_t count = fl_py_structure_count(structure);
+    if (count < 0) return -1;
     if (count == outputs) return 0;
     PyErr_Format(PyExc_ValueError, "the structure is one of %lld outputs, and the table makes %d",
                  (long long)count, (int)outputs);

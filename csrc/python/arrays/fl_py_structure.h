@@ -14,6 +14,9 @@
 /* 0 if it is a structure of so many outputs; else -1 and ValueError. */
 int fl_py_structure_check(PyObject *structure, int32_t outputs);
 
+/* The number of its outputs; -1 and ValueError for other objects. */
+int64_t fl_py_structure_count(PyObject *structure);
+
 /* The outputs, a list, in their structure. Takes the list. New reference; NULL and an exception. */
 PyObject *fl_py_structure_around(PyObject *structure, PyObject *outputs);
 

@@ -330,7 +330,7 @@ static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t
 PyDoc_STRVAR(
     map_doc,
     "map(rows, out, epoch)\n--\n\n"
-    "Write where the pixels of each result come from, as _core.gather_images takes it, to\n"
+    "Write where the pixels of each result come from, as _core.Gatherer takes it, to\n"
     "int32 `out` [rows, map_length]. rows: int64, >= 0. Lets go of the interpreter lock.");
 
 static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
@@ -366,7 +366,7 @@ static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
 
 PyDoc_STRVAR(values_doc, "values()\n--\n\n"
                          "The elements that results are made of, and the weights of a resize, as\n"
-                         "_core.gather_images takes them: a bytearray, the same for all calls.");
+                         "_core.Gatherer takes them: a bytearray, the same for all calls.");
 
 static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored))
 {

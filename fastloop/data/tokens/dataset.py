@@ -12,14 +12,14 @@ import errno
 import glob
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from fastloop._core import Windows, gather_windows, token_header, token_index
+from fastloop._core import Windows, token_header, token_index
 from fastloop.base import checks
 from fastloop.base.moves import are_noticed, watch
 from fastloop.data.epochs import Epoch, EpochDataset
@@ -419,25 +419,28 @@ class TokenDataset(EpochDataset):
                 part.copy_(windows.read_tokens(file, i * _PART, len(part)))
         self._tokens = tokens.view(getattr(torch, f"int{8 * dtype.itemsize}"))
 
-    def _gather(self, starts: Array, there: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-        """Return x, and y if there are targets, of windows of tokens on the device.
-
-        Args:
-            starts: at which tokens they begin.
-            there: the same on the device, whose kernel makes the batch; None: torch's operations
-                do, and nothing waits for the device.
-        """
+    def _resident(self) -> tuple[tuple[Any], Callable[[int], list[Any]], int]:
+        """Return the tokens on the device, a function that makes the tensors of a batch of so many
+        windows there, and how many tokens y begins behind x."""
         arguments, tokens = self._arguments, cast(torch.Tensor, self._tokens)
         length, dtype = arguments.seq_len, getattr(torch, arguments.out_dtype)
-        shift, parts = int(arguments.targets == "shift"), 1 if arguments.targets is None else 2
-        if there is not None:
-            outs = tuple(tokens.new_empty((len(there), length), dtype=dtype) for _ in range(parts))
-            gather_windows(torch.Tensor, tokens.view(self._dtype), there, outs, shift)
-            return outs
+        parts = 1 if arguments.targets is None else 2
+
+        def make(count: int) -> list[torch.Tensor]:
+            return [tokens.new_empty((count, length), dtype=dtype) for _ in range(parts)]
+
+        return (tokens.view(self._dtype),), make, int(arguments.targets == "shift")
+
+    def _gather(self, starts: Array) -> list[torch.Tensor]:
+        """Return x, and y if there are targets, of windows on the device that begin at these
+        tokens. Nothing waits for the device."""
+        tokens, length = cast(torch.Tensor, self._tokens), self._arguments.seq_len
+        _, make, shift = self._resident()
         rows = torch.stack([tokens[i : i + length + shift] for i in starts.tolist()])
-        places, form = (0, shift)[:parts], torch.contiguous_format
-        wide = rows.view(self._dtype).to(dtype)
-        return tuple(wide[:, i : i + length].clone(memory_format=form) for i in places)
+        outs = make(len(rows))
+        for first, out in zip((0, shift), outs, strict=False):
+            out.copy_(rows.view(self._dtype)[:, first : first + length])
+        return outs
 
     def _begin(self, arguments: WindowArguments, tokens: Iterable[TokenFile]) -> None:
         self._arguments = arguments
@@ -485,10 +488,10 @@ class TokenDataset(EpochDataset):
         windows = len(self)
         rows = [i if type(i) is int and 0 <= i < windows else read_row(i, windows) for i in indices]
         if self._tokens is None:
-            batch = self._windows.read_batch(rows, self._epoch_now())
+            batch: Sequence[Any] = self._windows.read_batch(rows, self._epoch_now())
         else:
             starts = self._windows.starts(rows, self._epoch_now()).numpy()
-            batch = self._gather(starts) if rows else ()
+            batch = self._gather(starts) if rows else []
         return [self._as_sample(each) for each in zip(*(t.unbind(0) for t in batch), strict=True)]
 
     @property

@@ -4,7 +4,7 @@ sent there, and one kernel gathers the rows of all fields of a batch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, cast
@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import ImagePlan, Region, Windows, gather, gather_images
-from fastloop.base.checks import check_value
+from fastloop._core import Gatherer, ImagePlan, Windows
 from fastloop.base.nested import list_leaves
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import SingleIter
@@ -22,7 +21,7 @@ from fastloop.data.field import Array
 from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.availability import find_fault
-from fastloop.loader.arrays.columns import Columns, as_vector, count_from_0
+from fastloop.loader.arrays.columns import Column, Columns, as_vector, count_from_0
 from fastloop.loader.arrays.iterator import (
     Block,
     find_blocks,
@@ -33,57 +32,24 @@ from fastloop.loader.arrays.iterator import (
 from fastloop.loader.shared import LockedIter, Shared
 
 
-def _fill(structure: Any, outs: Iterator[torch.Tensor]) -> Any:
-    """Return a batch of this structure (``Columns.structure``)."""
-    if structure is None:
-        return next(outs)
-    if isinstance(structure, tuple):
-        return [next(outs) if part is None else _fill(part, outs) for part in structure]
-    return {key: _fill(part, outs) for key, part in structure.items()}
-
-
 def runs_kernels(device: torch.device | None) -> bool:
     """Tell whether kernels gather batches on a device; else torch's operations do. Warns once."""
     return not kernels_are_disabled() and not find_fault(device, "gathers batches")
 
 
-def _send(numbers: Array, accelerator: Accelerator) -> torch.Tensor:
+def _send(numbers: Array, accelerator: Accelerator) -> Any:
     """Copy numbers to the device; work that the current stream does later sees them."""
-    there = torch.from_numpy(np.require(numbers, requirements=["C", "W"]))
-    if accelerator.device.type != "cpu":
-        there = there.pin_memory()
-    sent: torch.Tensor = accelerator.move(there)
-    return sent
+    here = torch.from_numpy(numbers)
+    return accelerator.move(here if accelerator.device.type == "cpu" else here.pin_memory())
 
 
-# Behind the other arguments of a gather: a tuple of the regions that its sources lie in; nothing
-# where these are on the device.
-Regions = tuple[tuple[Region, ...], ...]
-
-
-class _Images:
-    """Images of one column, which a kernel moves and casts as their plan says. Parameters are drawn
-    on the CPU: where pixels come from is sent as a table for each batch."""
-
-    def __init__(
-        self, plan: ImagePlan, source: torch.Tensor, regions: Regions, accelerator: Accelerator
-    ) -> None:
-        self._plan, self._source, self._regions = plan, source, regions
-        self._accelerator = accelerator
-        self._dtype = getattr(torch, plan.out_dtype)
-        self._steps = math.prod(plan.out_shape), *plan.out_strides
-        self.values = _send(np.frombuffer(plan.values(), np.uint8), accelerator)
-
-    def gather(self, rows: Vector, there: torch.Tensor, length: int, epoch: int) -> torch.Tensor:
-        """Return a batch; `there` is `rows` on the device."""
-        plan, count = self._plan, len(rows)
-        maps = np.empty((count, plan.map_length), np.int32)
-        plan.map(torch.from_numpy(rows), torch.from_numpy(maps), epoch)
-        shape, kind = (count, *plan.out_shape), {"dtype": self._dtype, "device": there.device}
-        out = torch.empty_strided(shape, self._steps, **kind)
-        sent, given = _send(maps, self._accelerator), (plan, self._source, there, length)
-        gather_images(torch.Tensor, *given, sent, self.values, out, *self._regions)
-        return out
+def _new_tensor(column: Column, device: torch.device, count: int) -> torch.Tensor:
+    """Return the tensor of one column in a batch of so many rows."""
+    source, plan = cast(torch.Tensor, column.source), column.plan
+    if not isinstance(plan, ImagePlan):
+        return torch.empty((count, *source.shape[1:]), dtype=source.dtype, device=device)
+    shape, steps = (count, *plan.out_shape), (math.prod(plan.out_shape), *plan.out_strides)
+    return torch.empty_strided(shape, steps, dtype=getattr(torch, plan.out_dtype), device=device)
 
 
 class ResidentIter(SingleIter, LockedIter):
@@ -111,49 +77,53 @@ class ResidentIter(SingleIter, LockedIter):
         self._tensors: tuple[Any, ...] = tuple(column.source for column in source.all)
         windows = self._tensors[0]  # of tokens: rows are then where these begin
         self._windows = windows if isinstance(windows, Windows) else None
-        self._length = 0  # of the data when indices were read
         self._accelerator = open_accelerator(cast(torch.device, source.device))
         device = self._accelerator.device
         self._is_there = accelerator is not None and accelerator.device == device
-        fetched = source.dataset._register(device.index or 0) if source.is_fetched else ()
-        self._fetched: tuple[Region, ...] = fetched
         self._in_c = runs_kernels(device)
         # Rows that were read from the sampler, here and on the device. Batches have the first.
         self._rows_here, self._taken = np.empty(0, np.int64), 0
+        self._length = 0  # of the data when they were read
         with self._making():
-            self._stream = self._accelerator.current_stream()
+            self._stream: Any = self._accelerator.current_stream()
+            self._gatherer = self._open_gatherer(device)
             self._rows = _send(self._rows_here, self._accelerator)
-            self._images = [
-                _Images(
-                    cast(ImagePlan, c.plan), self._tensors[i], self._regions(i), self._accelerator
-                )
-                if c.plan
-                else None
-                for i, c in enumerate(source.all)
-            ]
             self._sent = self._accelerator.record_event()  # behind the rows and tables of images
-        plain = [i for i, images in enumerate(self._images) if images is None]
-        self._plain = tuple(self._tensors[i] for i in plain)
-        self._plain_regions = self._regions(*plain)
         self._blocks: Iterator[Block] | None = None
         blocks = find_blocks(self._index_sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = refuse_batches()
             self._blocks = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
 
+    def _open_gatherer(self, device: torch.device) -> Gatherer:
+        source, index, shift = self._source, device.index or 0, -1
+
+        def make(count: int) -> list[torch.Tensor]:
+            return [_new_tensor(column, device, count) for column in source.all]
+
+        tensors = self._tensors
+        if self._windows is not None:
+            tensors, make, shift = source.dataset._resident()
+        regions = source.dataset._register(index) if source.is_fetched else None
+        plans: list[Any] = [column.plan for column in source.all]
+        self._plans: list[ImagePlan] = list(filter(None, plans))
+        tables = [np.frombuffer(plan.values(), np.uint8) for plan in self._plans]
+        self._tables = [_send(table, self._accelerator) for table in tables]
+        pairs = zip(self._plans, self._tables, strict=True)
+        return Gatherer(
+            torch.Tensor, torch.empty_like, make if self._in_c else None, source.structure,
+            tensors, tuple(plan and next(pairs) for plan in plans), regions, index, shift,
+        )  # fmt: skip
+
     @property
     def is_on_device(self) -> bool:
         # Batches that torch's fetcher makes lie where the data do.
-        return self._is_there and (self._blocks is not None or not self._fetched)
+        return self._is_there and (self._blocks is not None or not self._source.is_fetched)
 
     def _making(self) -> AbstractContextManager[Any]:
         """Return a context with the stream that makes batches. Reads over the link overlap with
         what the loop has queued."""
-        return self._accelerator.copy_stream() if self._fetched else nullcontext()
-
-    def _regions(self, *places: int) -> Regions:
-        """Return the regions of these columns."""
-        return (tuple(self._fetched[i] for i in places),) if self._fetched else ()
+        return self._accelerator.copy_stream() if self._source.is_fetched else nullcontext()
 
     def _resolve(self, rows: Vector) -> Vector:
         """Return the rows of the data for indices of the dataset."""
@@ -169,20 +139,27 @@ class ResidentIter(SingleIter, LockedIter):
         return np.require(rows, requirements="W")  # torch warns of others
 
     def _follow_stream(self) -> None:
-        """Let the current stream wait for what was sent on another."""
-        stream = self._accelerator.current_stream()
+        """Let the current stream wait for what was sent on another. Raises where no batch can be
+        taken."""
+        stream: Any = self._gatherer.stream()  # a handle, so the first batch waits, too
+        if stream is None:
+            self._accelerator.check()
+            stream = self._accelerator.current_stream()
         if stream != self._stream:
             self._accelerator.wait_event(self._sent)
-            for sent in (self._rows, *(images.values for images in self._images if images)):
+            for sent in (self._rows, *self._tables):
                 self._accelerator.record_stream(sent)
             self._stream = stream
 
-    def _take_rows(self, blocks: Iterator[Block], count: int) -> tuple[Vector, torch.Tensor]:
-        """Return the next rows, `count` or all that are left, here and on the device. Blocks are
-        read when torch would."""
+    def _set_rows(self, here: Vector, there: torch.Tensor, taken: int = 0) -> None:
+        self._rows_here, self._rows, self._taken = here, there, taken
+        self._gatherer.set_rows(there, self._length)
+
+    def _read_blocks(self, blocks: Iterator[Block], count: int) -> None:
+        """Read blocks, when torch would, until `count` rows are left or all are read."""
+        left, left_there = self._rows_here[self._taken :], self._rows[self._taken :]
         read: list[Vector] = []
-        end = self._taken + count
-        missing = end - len(self._rows_here)
+        missing = count - len(left)
         while missing > 0 and (block := next(blocks, None)) is not None:
             if isinstance(block, tuple):
                 block = torch.arange(block[0], sum(block), device="cpu")
@@ -191,19 +168,15 @@ class ResidentIter(SingleIter, LockedIter):
         if read:
             found = self._resolve(np.concatenate(read))
             sent = _send(found, self._accelerator)
-            left, left_there = self._rows_here[self._taken :], self._rows[self._taken :]
-            self._rows = torch.cat((left_there, sent)) if len(left) else sent
-            self._rows_here = np.concatenate((left, found)) if len(left) else found
+            if len(left):
+                found, sent = np.concatenate((left, found)), torch.cat((left_there, sent))
+            self._set_rows(found, sent)
             self._sent = self._accelerator.record_event()  # behind the cat
-            self._taken, end = 0, count
-        batch = slice(self._taken, end)
-        self._taken = end
-        return self._rows_here[batch], self._rows[batch]
 
     def _next_data(self) -> Any:
-        self._accelerator.check()
-        if not self._fetched:
+        if not self._source.is_fetched:
             return self._make()
+        self._accelerator.check()
         with self._making():
             batch = self._make()
             made = self._accelerator.record_event()
@@ -222,13 +195,18 @@ class ResidentIter(SingleIter, LockedIter):
             if vector is None or len(vector) == 0:
                 return self._datasets.call(self._dataset_fetcher.fetch, indices)
             rows = self._resolve(vector)
-            outs = self._gather(rows, _send(rows, self._accelerator))
-            return _fill(self._source.structure, (out[0] if is_single else out for out in outs))
+            self._set_rows(rows, _send(rows, self._accelerator), len(rows))
+            return self._gather(0, len(rows), is_single)
         sampler: Any = self._index_sampler
-        rows, there = self._take_rows(self._blocks, sampler.batch_size)
-        if len(rows) == 0 or (sampler.drop_last and len(rows) < sampler.batch_size):
+        size, first = sampler.batch_size, self._taken
+        if len(self._rows_here) - first < size:
+            self._read_blocks(self._blocks, size)
+            first = self._taken
+        count = min(size, len(self._rows_here) - first)
+        self._taken = first + count
+        if count == 0 or (sampler.drop_last and count < size):
             raise StopIteration
-        return _fill(self._source.structure, iter(self._gather(rows, there)))
+        return self._gather(first, count, False)
 
     def _read_indices(self, indices: Any) -> tuple[Vector | None, bool]:
         """Return what the sampler yielded as a vector, and whether it is of a single sample; None
@@ -236,31 +214,21 @@ class ResidentIter(SingleIter, LockedIter):
         if self._auto_collation or type(indices) is list:
             return as_vector(indices), False
         # A single row of plain tensors there is a view of them.
-        is_made = self._windows is not None or any((*self._images, self._fetched))
+        is_made = self._windows is not None or self._plans or self._source.is_fetched
         return (as_vector([indices]), True) if is_made and type(indices) is int else (None, False)
 
-    def _gather(self, rows: Vector, there: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the tensors of the batch of some rows; `there` is `rows` on the device."""
-        if self._windows is not None:
-            given = rows, there if self._in_c else None
-            made: Sequence[torch.Tensor] = self._source.dataset._gather(*given)
-            return made
-        if not self._in_c:
-            length = min(map(len, self._plain))
-            what = "the number of rows of the data"
-            check_value(what, length, length >= self._length, f"at least {self._length} still")
-            return [each[there] for each in self._plain]  # index_select lacks some dtypes
-        count, on = len(rows), self._accelerator.device
-        outs = tuple(
-            torch.empty((count, *each.shape[1:]), dtype=each.dtype, device=on)
-            for each in self._plain
-        )
-        if outs:
-            gather(torch.Tensor, self._plain, there, outs, self._length, *self._plain_regions)
-        if len(outs) == len(self._images):
-            return outs
-        epoch, copied = random_epoch(self._source, self._datasets), iter(outs)
-        return [
-            images.gather(rows, there, self._length, epoch) if images else next(copied)
-            for images in self._images
-        ]
+    def _gather(self, first: int, count: int, is_single: bool) -> Any:
+        """Return the batch of these rows of those that were read."""
+        if self._windows is not None and not self._in_c:
+            made = self._source.dataset._gather(self._rows_here[first : first + count])
+            return self._gatherer.arrange(made, is_single)
+        maps = self._send_maps(first, count) if self._plans else ()
+        return self._gatherer.take(first, count, maps, is_single)
+
+    def _send_maps(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
+        """Draw random parameters on the CPU. Return where pixels come from, on the device."""
+        rows, epoch = self._rows_here[first:][:count], random_epoch(self._source, self._datasets)
+        maps = [np.empty((count, plan.map_length), np.int32) for plan in self._plans]
+        for plan, numbers in zip(self._plans, maps, strict=True):
+            plan.map(rows, numbers, epoch)
+        return tuple(_send(numbers, self._accelerator) for numbers in maps)

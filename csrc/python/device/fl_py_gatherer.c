@@ -1,0 +1,370 @@
+/* fl_py_gatherer: see fl_py_gatherer.h. */
+#include "fl_py_gatherer.h"
+
+#include "fl_cuda.h"
+#include "fl_py.h"
+#include "fl_py_gather.h"
+#include "fl_py_structure.h"
+
+#include <unistd.h>
+
+enum { FIELDS = -1 }; /* in place of a shift: sources are fields */
+
+typedef struct fl_py_gatherer {
+    PyObject_HEAD
+    fl_py_dlpack dlpack;
+    PyObject *empty_like; /* owned: torch's */
+    PyObject *new_batch;  /* owned: new_batch(count): a list of new tensors for a batch; None:
+                             torch's index makes batches, and no kernel */
+    PyObject *structure;  /* owned: see fl_py_structure.h */
+    PyObject *sources, *plans, *regions; /* owned, as in fl_py_gather.h */
+    int device, shift;                   /* likewise; shift may be FIELDS */
+    Py_ssize_t outputs;                  /* tensors of a batch */
+    PyObject *rows;                      /* owned: indices on the device, or NULL */
+    long long length;                    /* as in fl_py_gather.h */
+    PyObject *forms;   /* owned: tensors like those of a batch of form_rows rows, whose memory is
+                          empty; NULL: none yet */
+    int64_t form_rows; /* of the last batch */
+    pid_t pid;
+} fl_py_gatherer;
+
+/* ---- memory of a batch */
+
+/* A list of the tensors of a batch, in memory of their own. New reference. */
+static PyObject *new_batch(const fl_py_gatherer *self, int64_t count)
+{
+    PyObject *made = PyObject_CallFunction(self->new_batch, "L", (long long)count);
+    if (made == NULL || (PyList_CheckExact(made) && PyList_GET_SIZE(made) == self->outputs))
+        return made;
+    Py_DECREF(made);
+    return PyErr_Format(PyExc_ValueError, "gather: new_batch must return a list of %zd tensors",
+                        self->outputs);
+}
+
+static int give_memory_back(PyObject *tensor)
+{
+    PyObject *storage = PyObject_CallMethod(tensor, "untyped_storage", NULL);
+    PyObject *done = storage != NULL ? PyObject_CallMethod(storage, "resize_", "i", 0) : NULL;
+    Py_XDECREF(storage);
+    Py_XDECREF(done);
+    return done != NULL ? 0 : -1;
+}
+
+/* The forms of so many rows. New reference. */
+static PyObject *get_forms(fl_py_gatherer *self, int64_t count)
+{
+    if (self->forms != NULL) return Py_NewRef(self->forms);
+    PyObject *forms = new_batch(self, count);
+    int status = forms != NULL ? 0 : -1;
+    for (Py_ssize_t i = 0; status == 0 && i < self->outputs; i++)
+        status = give_memory_back(PyList_GET_ITEM(forms, i));
+    if (status == 0 && self->form_rows == count) Py_XSETREF(self->forms, Py_NewRef(forms));
+    if (status != 0) Py_CLEAR(forms);
+    return forms;
+}
+
+/* Memory for a batch: torch needs half the time to make a tensor like another. New reference. */
+static PyObject *allocate(fl_py_gatherer *self, int64_t count)
+{
+    if (self->form_rows != count) { /* a batch of another size seldom comes twice */
+        Py_CLEAR(self->forms);
+        self->form_rows = count;
+        return new_batch(self, count);
+    }
+    PyObject *forms = get_forms(self, count), *outs = NULL;
+    if (forms != NULL) outs = PyList_New(self->outputs);
+    for (Py_ssize_t i = 0; outs != NULL && i < self->outputs; i++) {
+        PyObject *out = PyObject_CallOneArg(self->empty_like, PyList_GET_ITEM(forms, i));
+        if (out != NULL)
+            PyList_SET_ITEM(outs, i, out);
+        else
+            Py_CLEAR(outs);
+    }
+    Py_XDECREF(forms);
+    return outs;
+}
+
+/* ---- batches */
+
+static int run_kernels(fl_py_gather *gather, PyObject *maps, PyObject *outs)
+{
+    if (gather->shift != FIELDS) return fl_py_gather_windows(gather, outs);
+    if (fl_py_gather_rows(gather, outs) != 0) return -1;
+    return fl_py_gather_images(gather, maps, outs);
+}
+
+/* One of the same by torch. New reference. */
+static PyObject *index_source(const fl_py_gatherer *self, PyObject *source, PyObject *rows)
+{
+    Py_ssize_t length = PyObject_Size(source);
+    if (length < 0) return NULL;
+    if (length < self->length) return fl_py_gather_refuse(self->length, length);
+    return PyObject_GetItem(source, rows);
+}
+
+/* All of them: a new list. */
+static PyObject *index_sources(const fl_py_gatherer *self, PyObject *rows)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(self->sources);
+    PyObject *outs = PyList_New(count);
+    for (Py_ssize_t i = 0; outs != NULL && i < count; i++) {
+        PyObject *out = index_source(self, PyTuple_GET_ITEM(self->sources, i), rows);
+        if (out != NULL)
+            PyList_SET_ITEM(outs, i, out);
+        else
+            Py_CLEAR(outs);
+    }
+    return outs;
+}
+
+static PyObject *
+make_by_torch(const fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count)
+{
+    PyObject *rows = PySequence_GetSlice(indices, (Py_ssize_t)first, (Py_ssize_t)(first + count));
+    PyObject *outs = rows != NULL ? index_sources(self, rows) : NULL;
+    Py_XDECREF(rows);
+    return outs;
+}
+
+/* A list of the tensors of a batch. New reference. */
+static PyObject *
+make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count, PyObject *maps)
+{
+    if (self->new_batch == Py_None) return make_by_torch(self, indices, first, count);
+    fl_py_gather gather = {.dlpack = &self->dlpack,
+                           .device = self->device,
+                           .shift = self->shift,
+                           .sources = self->sources,
+                           .plans = self->plans,
+                           .regions = self->regions,
+                           .length = self->length};
+    PyObject *outs = allocate(self, count);
+    if (outs != NULL && (fl_py_gather_open(&gather, indices, first, count) != 0 ||
+                         run_kernels(&gather, maps, outs) != 0))
+        Py_CLEAR(outs);
+    return outs;
+}
+
+/* Puts the first row of each in its place. */
+static int take_first_rows(PyObject *outs)
+{
+    PyObject *zero = PyLong_FromLong(0);
+    int status = zero != NULL ? 0 : -1;
+    for (Py_ssize_t i = 0; status == 0 && i < PyList_GET_SIZE(outs); i++) {
+        PyObject *row = PyObject_GetItem(PyList_GET_ITEM(outs, i), zero);
+        status = row != NULL ? PyList_SetItem(outs, i, row) : -1;
+    }
+    Py_XDECREF(zero);
+    return status;
+}
+
+/* Takes outs, which may be NULL. New reference. */
+static PyObject *arrange(const fl_py_gatherer *self, PyObject *outs, bool is_single)
+{
+    if (outs != NULL && is_single && take_first_rows(outs) != 0) Py_CLEAR(outs);
+    return outs != NULL ? fl_py_structure_around(self->structure, outs) : NULL;
+}
+
+PyDoc_STRVAR(set_rows_doc,
+             "set_rows(indices, length)\n--\n\n"
+             "The batches that follow are made of these rows of data that have `length`. The\n"
+             "indices, an int64 vector on the device, are in [0, length): they are not read here.");
+
+static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
+{
+    PyObject *rows;
+    long long length;
+    if (!PyArg_ParseTuple(args, "OL:set_rows", &rows, &length)) return NULL;
+    self->length = length;
+    Py_XSETREF(self->rows, Py_NewRef(rows));
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(
+    take_doc,
+    "take(first, count, maps, is_single, /)\n--\n\n"
+    "The batch of indices [first, first + count), made on the current stream: one kernel\n"
+    "for 32 fields, and one for each field with a plan, two with colours. maps: int32\n"
+    "tensors on the device, from plan.map(), of the fields with a plan. is_single: of each\n"
+    "tensor its first row. ValueError for data that have fewer rows than set_rows said.");
+
+static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
+{
+    long long first, count;
+    PyObject *maps;
+    int is_single;
+    if (!PyArg_ParseTuple(args, "LLO!p:take", &first, &count, &PyTuple_Type, &maps, &is_single))
+        return NULL;
+    if (self->rows == NULL)
+        return PyErr_Format(PyExc_ValueError, "gather: set_rows() has not been called");
+    PyObject *indices = Py_NewRef(self->rows);
+    PyObject *outs = make_outputs(self, indices, first, count, maps);
+    Py_DECREF(indices);
+    return arrange(self, outs, is_single);
+}
+
+PyDoc_STRVAR(arrange_doc, "arrange(tensors, is_single, /)\n--\n\n"
+                          "The batch of tensors that others have made, as of take().");
+
+static PyObject *gatherer_arrange(fl_py_gatherer *self, PyObject *args)
+{
+    PyObject *tensors;
+    int is_single;
+    if (!PyArg_ParseTuple(args, "Op:arrange", &tensors, &is_single)) return NULL;
+    PyObject *outs = PySequence_List(tensors);
+    if (outs == NULL || PyList_GET_SIZE(outs) == self->outputs)
+        return arrange(self, outs, is_single);
+    Py_DECREF(outs);
+    return PyErr_Format(PyExc_ValueError, "arrange() needs %zd tensors", self->outputs);
+}
+
+PyDoc_STRVAR(
+    stream_doc,
+    "stream()\n--\n\n"
+    "The handle of the current stream. None where no kernel makes batches, while a graph is\n"
+    "captured from the stream, and in a forked child.");
+
+static PyObject *gatherer_stream(fl_py_gatherer *self, PyObject *Py_UNUSED(ignored))
+{
+    fl_cuda_queue queue = {.device = self->device};
+    bool is_capturing = true;
+    if (self->new_batch == Py_None || getpid() != self->pid) Py_RETURN_NONE;
+    if (fl_py_stream(&self->dlpack, self->device, &queue.stream) != 0) return NULL;
+    if (fl_cuda_is_capturing(&queue, &is_capturing, NULL) != FL_OK || is_capturing) Py_RETURN_NONE;
+    return PyLong_FromVoidPtr(queue.stream);
+}
+
+/* ---- the type */
+
+/* Whether plans and regions are what they should be, one for each source. */
+static int check_parts(const fl_py_gatherer *self, const fl_py_state *state)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(self->sources);
+    bool is_right = PyTuple_GET_SIZE(self->plans) == count;
+    for (Py_ssize_t i = 0; is_right && i < count; i++) {
+        PyObject *pair = PyTuple_GET_ITEM(self->plans, i);
+        is_right =
+            pair == Py_None || (PyTuple_CheckExact(pair) && PyTuple_GET_SIZE(pair) == 2 &&
+                                Py_IS_TYPE(PyTuple_GET_ITEM(pair, 0), state->image_plan_type));
+    }
+    if (!is_right) {
+        PyErr_SetString(PyExc_ValueError, "plans must be None or (ImagePlan, values) each");
+        return -1;
+    }
+    if (self->regions != NULL) is_right = PyTuple_GET_SIZE(self->regions) == count;
+    for (Py_ssize_t i = 0; self->regions != NULL && is_right && i < count; i++)
+        is_right = Py_IS_TYPE(PyTuple_GET_ITEM(self->regions, i), state->region_type);
+    if (is_right) return 0;
+    PyErr_SetString(PyExc_ValueError, "regions must be a Region for each source");
+    return -1;
+}
+
+/* How many tensors a batch has. */
+static int count_outputs(fl_py_gatherer *self)
+{
+    Py_ssize_t sources = PyTuple_GET_SIZE(self->sources);
+    int64_t count = fl_py_structure_count(self->structure);
+    if (count < 0) return -1;
+    bool is_right = self->shift == FIELDS ? count == sources
+                                          : (self->shift == 0 || self->shift == 1) &&
+                                                sources == 1 && (count == 1 || count == 2);
+    self->outputs = (Py_ssize_t)count;
+    if (is_right) return 0;
+    PyErr_SetString(PyExc_ValueError, "structure must be of each field, or of x, or of x and y, of "
+                                      "windows, whose shift is 0 or 1");
+    return -1;
+}
+
+static PyObject *gatherer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"tensor_type", "empty_like", "new_batch", "structure", "sources",
+                               "plans",       "regions",    "device",    "shift",     NULL};
+    PyObject *tensor_type, *empty_like, *new_batch, *structure, *sources, *plans, *regions;
+    int device, shift;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOO!O!Oii:Gatherer", keywords, &tensor_type,
+                                     &empty_like, &new_batch, &structure, &PyTuple_Type, &sources,
+                                     &PyTuple_Type, &plans, &regions, &device, &shift))
+        return NULL;
+    if (regions != Py_None && !PyTuple_CheckExact(regions))
+        return PyErr_Format(PyExc_ValueError, "regions must be a Region for each source");
+    fl_py_gatherer *self = (fl_py_gatherer *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->empty_like = Py_NewRef(empty_like);
+    self->new_batch = Py_NewRef(new_batch);
+    self->structure = Py_NewRef(structure);
+    self->sources = Py_NewRef(sources);
+    self->plans = Py_NewRef(plans);
+    self->regions = regions != Py_None ? Py_NewRef(regions) : NULL;
+    self->device = device;
+    self->shift = shift;
+    self->form_rows = -1;
+    self->pid = getpid();
+    if (check_parts(self, PyType_GetModuleState(type)) == 0 && count_outputs(self) == 0 &&
+        fl_py_dlpack_open(tensor_type, &self->dlpack) == 0)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int gatherer_traverse(fl_py_gatherer *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->dlpack.tensor_type);
+    Py_VISIT(self->empty_like);
+    Py_VISIT(self->new_batch);
+    Py_VISIT(self->structure);
+    Py_VISIT(self->sources);
+    Py_VISIT(self->plans);
+    Py_VISIT(self->regions);
+    Py_VISIT(self->forms);
+    Py_VISIT(self->rows);
+    return 0;
+}
+
+/* No tp_clear: what is set here alone has no way back to this object that Python code could make,
+ * but through new_batch and the structure. */
+
+static void gatherer_dealloc(fl_py_gatherer *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(self->empty_like);
+    Py_XDECREF(self->new_batch);
+    Py_XDECREF(self->structure);
+    Py_XDECREF(self->sources);
+    Py_XDECREF(self->plans);
+    Py_XDECREF(self->regions);
+    Py_XDECREF(self->forms);
+    Py_XDECREF(self->rows);
+    fl_py_dlpack_close(&self->dlpack);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyDoc_STRVAR(
+    doc,
+    "Gatherer(tensor_type, empty_like, new_batch, structure, sources, plans, regions,\n"
+    "         device, shift)\n--\n\n"
+    "Batches of rows of data that kernels of a CUDA device read.\n\n"
+    "empty_like: torch's. new_batch: new_batch(count) returns a list of new tensors for a\n"
+    "batch of so many rows; None: no kernel runs, and torch's index makes fields. structure:\n"
+    "around the tensors of a batch, as of Table. sources: fields, or one vector of\n"
+    "tokens. plans: for each None, or (ImagePlan, its values() on the device). regions: None,\n"
+    "or the Region that each source lies in. device: its index. shift: -1 for fields; of\n"
+    "windows, which begin at the indices, the tokens from one of x to that of y: 0 or 1.");
+
+static PyMethodDef methods[] = {
+    {"set_rows", (PyCFunction)gatherer_set_rows, METH_VARARGS, set_rows_doc},
+    {"take", (PyCFunction)gatherer_take, METH_VARARGS, take_doc},
+    {"arrange", (PyCFunction)gatherer_arrange, METH_VARARGS, arrange_doc},
+    {"stream", (PyCFunction)gatherer_stream, METH_NOARGS, stream_doc},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot slots[] = {{Py_tp_doc, (void *)doc},
+                              {Py_tp_new, gatherer_new},
+                              {Py_tp_traverse, gatherer_traverse},
+                              {Py_tp_dealloc, gatherer_dealloc},
+                              {Py_tp_methods, methods},
+                              {0, NULL}};
+
+PyType_Spec fl_py_gatherer_spec = FL_PY_SPEC("Gatherer", fl_py_gatherer, Py_TPFLAGS_HAVE_GC, slots);
