@@ -12,6 +12,8 @@ e  256 rows of 3x224x224 bytes as they are: fetched GB/s, as a share of what one
    in the same run.
 f  the same, uploaded, by 4, 8 and 15 threads: GB/s of whole epochs of 32 and of 128 batches, from
    iter() to the last byte on the device.
+g  256 sequences of 1 to 1 023 tokens of int32, padded: int64 input_ids, labels and mask. By hand:
+   one index of the tokens through a table of places, and two where.
 
 *resident*: `.to("cuda")`. *fetched*: `gather="device"`, out of host memory over the link.
 *uploaded*: 8 threads of the CPU gather, transform and upload. All shuffled, in turns, without a
@@ -33,7 +35,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import RandomSampler, TensorDataset
 
-from fastloop import ArrayDataset, DataLoader, TokenDataset
+from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray, TokenDataset
 from fastloop import transforms as T
 
 Maker = Callable[[], Iterable[Any]]
@@ -329,8 +331,51 @@ def whole_epochs(report: Report, rounds: int, count: int) -> None:
         )
 
 
+# ---- g: sequences
+
+
+def sequences(report: Report, rounds: int, count: int) -> None:
+    batch, longest = 256, 1023
+    lengths = torch.randint(1, longest + 1, (count,))
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+    total = int(offsets[-1])
+    tokens, labels = (torch.randint(50_257, (total,)).int() for _ in range(2))
+    arrays = {
+        "input_ids": RaggedArray(tokens, offsets.numpy()),
+        "labels": RaggedArray(labels, offsets.numpy()),
+    }
+    collate = PadCollate(return_mask=True)
+    data = ArrayDataset(**arrays)
+    common: dict[str, Any] = {"shuffle": True, "drop_last": True, "collate_fn": collate}
+    there = [each.to(CUDA) for each in (tokens, labels, offsets, lengths)]
+    steps = torch.arange(longest, device=CUDA)
+
+    def by_hand() -> Iterator[Any]:
+        ids, targets, begins, sizes = there
+        for rows in shuffled(count, batch):
+            is_inside = steps < sizes[rows][:, None]  # as wide as the longest of all: no wait
+            places = (begins[rows][:, None] + steps).clamp(max=total - 1)
+            yield (
+                torch.where(is_inside, ids[places], 0).long(),
+                torch.where(is_inside, targets[places], -100).long(),
+                is_inside.long(),
+            )
+
+    loaders: dict[str, Iterable[Any]] = {
+        "resident": DataLoader(data.to(CUDA), batch, device=CUDA, **common),
+        "uploaded": DataLoader(
+            data, batch, num_workers=WORKERS, prefetch_factor=4, device=CUDA, **common
+        ),
+        "torch": TorchLoader(data.to(CUDA), batch, **common),
+        "by hand": Epochs(by_hand),
+    }
+    work = f"{batch} of {count} sequences of 1 to {longest} tokens, int32 to padded int64 and mask"
+    read = batch * (longest + 1) // 2 * 2 * 4
+    compare(report, rounds, "g", work, loaders, read, batch * longest * 3 * 8)
+
+
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdef")
+    args = parse_arguments(__doc__, "abcdefg")
     if CUDA.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("bench_resident.py needs a CUDA device, and torch finds none")
     rounds, part = (2, 8) if args.is_quick else (20, 1)
@@ -341,6 +386,7 @@ def main() -> None:
         "d": lambda: crops(report, rounds, 8192 // part),
         "e": lambda: rows_over_the_link(report, rounds, 8192 // part),
         "f": lambda: whole_epochs(report, rounds, 8192 // part),
+        "g": lambda: sequences(report, rounds, 65_536 // part),
     }
     with Report(args.json, (*WHO, "limit")) as report:
         name = torch.cuda.get_device_name(CUDA) if CUDA.type == "cuda" else "the CPU"

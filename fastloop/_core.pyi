@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, final
 
 import numpy as np
@@ -47,6 +47,18 @@ class SequenceColumn:
         name: str = "",
         main_name: str = "",
     ) -> SequenceColumn: ...
+    def __len__(self) -> int: ...
+
+@final
+class SequenceBatches:
+    def __new__(cls, tensor_type: type, columns: tuple[SequenceColumn, ...]) -> SequenceBatches: ...
+    def make(
+        self,
+        rows: Any,
+        send: Callable[[Any], Any],
+        empties: Mapping[int, Callable[[Any], Any]],
+        /,
+    ) -> list[Any]: ...
 
 @final
 class ImagePlan:
@@ -397,7 +409,15 @@ class Gatherer:
         shift: int,
     ) -> None: ...
     def set_rows(self, indices: Any, length: int, /) -> None: ...
-    def take(self, first: int, count: int, maps: tuple[Any, ...], is_single: bool, /) -> Any: ...
+    def take(
+        self,
+        first: int,
+        count: int,
+        maps: tuple[Any, ...],
+        is_single: bool,
+        others: Sequence[Any] = ...,
+        /,
+    ) -> Any: ...
     def arrange(self, tensors: Sequence[Any], is_single: bool, /) -> Any: ...
     def stream(self) -> int | None: ...
 

@@ -5,6 +5,7 @@
 #include "fl_cuda_colors.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
+#include "fl_cuda_ragged.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
 #include "fl_cuda_windows.h"
@@ -20,6 +21,7 @@ static cudaError_t load_all(void)
     if (error == cudaSuccess) error = fl_cuda_load_images();
     if (error == cudaSuccess) error = fl_cuda_load_colors();
     if (error == cudaSuccess) error = fl_cuda_load_windows();
+    if (error == cudaSuccess) error = fl_cuda_load_pieces();
     return error == cudaSuccess ? fl_cuda_load_widens() : error;
 }
 
@@ -98,6 +100,17 @@ int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error = fl_cuda_queue_windows(stream, windows, starts, count);
+    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
+    fl_cuda_leave(before);
+    return status;
+}
+
+int fl_cuda_gather_pieces(int32_t device, void *stream, const fl_piece_batch *outputs,
+                          int32_t count, fl_err *err)
+{
+    int32_t before;
+    FL_TRY(fl_cuda_enter(device, &before, err));
+    cudaError_t error = fl_cuda_queue_pieces(stream, outputs, count);
     int status = fl_cuda_status(error, "cudaLaunchKernel", err);
     fl_cuda_leave(before);
     return status;

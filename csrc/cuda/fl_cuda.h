@@ -11,6 +11,7 @@
 
 #include "fl_grad_ops.h"
 #include "fl_image_ops.h"
+#include "fl_piece.h"
 #include "fl_row_ops.h"
 
 /* How it was built: architectures such as "75 80 90", the runtime's version (13000 for 13.0). */
@@ -68,6 +69,11 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
  * Otherwise as fl_cuda_gather. */
 int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *windows,
                            const int64_t *starts, int64_t count, fl_err *err);
+
+/* Queues the kernel that makes the outputs of a batch of sequences, one for 32 of them. Otherwise
+ * as fl_cuda_gather. */
+int fl_cuda_gather_pieces(int32_t device, void *stream, const fl_piece_batch *outputs,
+                          int32_t count, fl_err *err);
 
 /* ---- host memory that kernels read over the link */
 

@@ -48,6 +48,13 @@ int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *
     return fl_cuda_check(device, err);
 }
 
+int fl_cuda_gather_pieces(int32_t device, void *stream, const fl_piece_batch *outputs,
+                          int32_t count, fl_err *err)
+{
+    (void)stream, (void)outputs, (void)count;
+    return fl_cuda_check(device, err);
+}
+
 int fl_cuda_region_open(int32_t device, char *data, int64_t bytes, fl_cuda_region **out,
                         fl_err *err)
 {

@@ -181,32 +181,28 @@ class ArrayDataset(EpochDataset):
 
     def to(self, device: torch.device | str | int) -> ArrayDataset:
         """Return a dataset whose fields lie on a device, where C gathers the batches of loaders
-        without workers, and crops, pads, flips, resizes, colours, erases and casts images. It
-        counts epochs of its own.
+        without workers, pads and packs sequences, and crops, pads, flips, resizes, colours, erases
+        and casts images. It counts epochs of its own.
 
         Raises:
-            TypeError: there are sequences, functions as transforms, or operations that do more.
+            TypeError: there are functions as transforms, or operations that do more.
             MemoryError: a CUDA device has less free memory than the fields take.
         """
-        columns = [field for field in self._fields if isinstance(field, Field)]
-        if self._cut or len(columns) < len(self._fields):
-            raise TypeError("to() takes no RaggedArrays, and no transforms that Python runs")
+        if self._cut:
+            raise TypeError("to() takes no transforms that Python runs")
         device = torch.empty(0, device=device).device
-        places = [0 if i < self._views else i for i in range(len(columns))]  # views share a field
-        sources = {i: columns[i] for i in places}
-        others = [c.source for c in sources.values() if getattr(c.source, "device", "") != device]
-        check_room(device, sum(int(source.nbytes) for source in others), "the fields")
-        moved = {
-            i: column.read_range(0, len(self)).to(device).contiguous()
-            for i, column in sources.items()
-        }
+        fields = enumerate(self._fields)
+        places = [0 if i < self._views else i for i, _ in fields]  # views share a field
+        sources = {i: self._fields[i] for i in places}
+        check_room(device, sum(each.bytes_for(device) for each in sources.values()), "the fields")
+        moved = {i: source.to(device) for i, source in sources.items()}
         made = copy.copy(self)
         made._gather = "auto"
-        pairs = zip(columns, places, strict=True)
-        fields = [Field(column.name, moved[i], True) for column, i in pairs]
-        made._fields = tuple(fields)
+        pairs = zip(self._fields, places, strict=True)
+        made._fields = tuple(_make_field(field.name, moved[i]) for field, i in pairs)
+        there: Any = made._fields
         made._transforms = {
-            i: replace(transform, field=fields[i]) for i, transform in self._transforms.items()
+            i: replace(transform, field=there[i]) for i, transform in self._transforms.items()
         }
         made._epoch = self._epoch and Epoch()
         return made

@@ -225,6 +225,15 @@ class Field:
             return torch.from_numpy(np.array(array[index], order="C", copy=True))
         return self._read_mapped(array, index)
 
+    def bytes_for(self, device: torch.device) -> int:
+        """Return how many bytes ``to()`` copies."""
+        is_there = isinstance(self.source, torch.Tensor) and self.source.device == device
+        return 0 if is_there else int(self.source.nbytes)
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        """Return the source as a contiguous tensor on a device."""
+        return self.read_range(0, len(self)).to(device).contiguous()
+
     def image(self, index: int) -> torch.Tensor | Array:
         """Return a row where it lies; of a mapped file, a copy."""
         if self.rows is not None:

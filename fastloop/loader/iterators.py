@@ -15,6 +15,7 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
+from fastloop._core import SequenceColumn
 from fastloop.base import torch_parts
 from fastloop.base.checks import check_value, refuse_if
 from fastloop.base.requirements import kernels_are_disabled
@@ -346,10 +347,12 @@ def _check_resident(loader: DataLoader[Any], source: columns.Columns, where: str
     """Raise NotCoveredError for a loader whose batches the device does not gather."""
     leave_if(loader.num_workers > 0, f"{where}, which gathers them with num_workers=0")
     leave_if(loader.pin_memory, f"{where}, and pin_memory is for data in host memory")
-    if any(column.plan for column in source.all):
+    sequences = any(isinstance(column.source, SequenceColumn) for column in source.all)
+    if sequences or any(column.plan for column in source.all):
         from fastloop.loader.arrays.resident import runs_kernels
 
-        leave_if(not runs_kernels(source.device), f"{where}, which runs no kernel of a transform")
+        what = "sequences" if sequences else "a transform"
+        leave_if(not runs_kernels(source.device), f"{where}, which runs no kernel of {what}")
 
 
 def _name_seeder(init: Any) -> str:

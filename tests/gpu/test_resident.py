@@ -10,7 +10,15 @@ import torch
 from helpers import TorchLoader, assert_same
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Subset, TensorDataset
 
-from fastloop import ArrayDataset, DataLoader, TokenDataset
+from fastloop import (
+    ArrayDataset,
+    DataLoader,
+    LengthBucketBatchSampler,
+    PackCollate,
+    PadCollate,
+    RaggedArray,
+    TokenDataset,
+)
 from fastloop import transforms as T
 from fastloop.loader.arrays.resident import ResidentIter
 
@@ -172,6 +180,69 @@ def test_a_pickle_of_tokens_there() -> None:
     assert_same(batches(DataLoader(again, 33)), batches(TorchLoader(data, 33)))
 
 
+# ---- sequences
+
+LENGTHS = np.random.default_rng(3).integers(0, 300, 999)
+COLLATES: dict[str, Any] = {
+    "pad": PadCollate(),
+    "left": PadCollate(1, "left", 64, 200, return_mask=True, return_lengths=True),
+    "pack": PackCollate(),
+    "rows": PackCollate(1024),
+}
+SEQUENCES = (*DTYPES, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32)
+
+
+def sequences(dtype: torch.dtype) -> ArrayDataset:
+    """Of random bits, which begin anywhere among their values."""
+    first, second = (
+        RaggedArray(values, np.append(0, np.cumsum(LENGTHS)) + begin)
+        for begin, values in (
+            (3, torch.randint(0, 2, (int(LENGTHS.sum()) + 9,)).to(dtype)),
+            (0, torch.randint(-(2**15), 2**15, (int(LENGTHS.sum()),)).short()),
+        )
+    )
+    return ArrayDataset(x=first, input_ids=second, y=torch.arange(len(LENGTHS)))
+
+
+@pytest.mark.parametrize("dtype", SEQUENCES, ids=str)
+@pytest.mark.parametrize("collate", COLLATES)
+def test_sequences_are_those_of_the_cpu(collate: str, dtype: torch.dtype) -> None:
+    here = sequences(dtype)
+    there = here.to("cuda")
+    for size in (1, 40, 2000):
+        ours, theirs = (
+            DataLoader(data, size, shuffle=True, collate_fn=COLLATES[collate])
+            for data in (there, here)
+        )
+        assert type(iter(ours)) is ResidentIter
+        assert_same(batches_here(ours), batches_here(theirs))
+
+
+def batches_here(loader: Any) -> list[dict[str, Any]]:
+    """The batches of an epoch on the CPU; numbers stay numbers."""
+    torch.manual_seed(6)
+    return [
+        {key: part.cpu() if isinstance(part, torch.Tensor) else part for key, part in batch.items()}
+        for batch in loader
+    ]
+
+
+def test_sequences_in_buckets_and_where_no_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = sequences(torch.uint8)
+    there = here.to("cuda")
+    sampler = LengthBucketBatchSampler(LENGTHS, 33, seed=1)
+    for disabled in ("0", "1"):
+        monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", disabled)
+        for collate in COLLATES.values():
+            ours, theirs = (
+                DataLoader(data, batch_sampler=sampler, collate_fn=collate)
+                for data in (there, here)
+            )
+            assert_same(batches_here(ours), batches_here(theirs))
+    row = there._fields[0][5]
+    assert row.is_cuda and torch.equal(row.cpu(), here._fields[0][5])
+
+
 def test_batches_of_several_streams() -> None:
     data = TensorDataset(torch.arange(N, device="cuda"))
     for replacement in (False, True):
@@ -195,15 +266,20 @@ def test_nothing_waits() -> None:
     data = TensorDataset(torch.randn(N, 100, device="cuda"), torch.arange(N, device="cuda"))
     loader = DataLoader(data, 512, shuffle=True)
     tokens = DataLoader(windows("uint16")[1], 50, shuffle=True)
-    list(loader), list(tokens)
+    padded, packed = (
+        DataLoader(sequences(torch.half).to("cuda"), 100, shuffle=True, collate_fn=COLLATES[name])
+        for name in ("left", "rows")
+    )
+    list(loader), list(tokens), list(padded), list(packed)
     torch.cuda.set_sync_debug_mode("error")
     try:
         kept = [batch for _ in range(2) for batch in loader]
         kept += [batch for _ in range(2) for batch in tokens]
         kept += [tokens.dataset[i] for i in range(5)]
+        kept += [*padded, *packed]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert len(kept) == 31
+    assert len(kept) == 51
 
 
 def test_static_buffers_and_transforms_of_the_loader() -> None:

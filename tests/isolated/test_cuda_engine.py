@@ -135,6 +135,10 @@ def test_rows_of_resident_data_are_gathered(core: Path) -> None:
     run(ROOT / "tests/programs/resident_batches.py", PYTHONPATH=path_to(core))
 
 
+def test_sequences_of_resident_data_are_padded_and_packed(core: Path) -> None:
+    run(ROOT / "tests/programs/resident_sequences.py", PYTHONPATH=path_to(core))
+
+
 def test_rows_in_host_memory_are_gathered(core: Path) -> None:
     run(ROOT / "tests/programs/fetched_batches.py", PYTHONPATH=path_to(core))
 

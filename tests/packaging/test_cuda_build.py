@@ -39,7 +39,9 @@ WIDENED = {
     "k_widenIjm": "32",
 }
 WIDEN_AHEAD = 16
-NUMBERS = ("k_clip_factor", "k_gather", "k_invert", "k_update_scale", "k_write_rows")
+NUMBERS = (
+    *("k_clip_factor", "k_gather", "k_invert", "k_pieces", "k_update_scale", "k_write_rows"),
+)
 
 pytestmark = [
     pytest.mark.slowest,

@@ -1,8 +1,6 @@
 /* fl_column_pack: see fl_column_pack.h. */
 #include "fl_column_pack.h"
 
-#include "fl_packing.h"
-
 #include <assert.h>
 
 enum { PIECES = 64 }; /* sequences that are copied in one go */
@@ -148,6 +146,22 @@ static int gather_packed(const fl_column *column, const fl_column_batch *batch, 
         if (from == 0) bounds[packing->segments] = (int32_t)(packing->rows * packing->width);
         for (int64_t i = from; i < to; i++) gather_bounds(&packing->sequences[i], bounds);
     }
+    return FL_OK;
+}
+
+int fl_column_pack_pieces(const fl_column_pack_config *config, const fl_packing *packing,
+                          const fl_rows *rows, fl_piece *out, fl_err *err)
+{
+    for (int64_t i = 0; i < rows->count; i++) {
+        const fl_packed *sequence = &packing->sequences[i];
+        fl_piece *piece = &out[sequence->segment];
+        FL_TRY(fl_ragged_find(&config->ragged, fl_row_at(rows, i), &piece->begin, &piece->length,
+                              err));
+        piece->start = sequence->start;
+        if (sequence->padding > 0)
+            piece[1] = (fl_piece){.start = sequence->start + sequence->length};
+    }
+    out[packing->segments] = (fl_piece){.start = packing->rows * packing->width};
     return FL_OK;
 }
 

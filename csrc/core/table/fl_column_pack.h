@@ -8,6 +8,8 @@
 #define FL_COLUMN_PACK_H
 
 #include "fl_column.h"
+#include "fl_packing.h"
+#include "fl_piece.h"
 #include "fl_ragged.h"
 
 typedef enum fl_pack_output {
@@ -33,5 +35,10 @@ typedef struct fl_column_pack_config {
 
 /* Copies the description. FL_ENOMEM. */
 int fl_column_pack_open(const fl_column_pack_config *config, fl_column **out, fl_err *err);
+
+/* Writes the table of a batch that was packed so: a piece for each segment, and the end.
+ * FL_EINVAL: offsets have been changed. */
+int fl_column_pack_pieces(const fl_column_pack_config *config, const fl_packing *packing,
+                          const fl_rows *rows, fl_piece *out, fl_err *err);
 
 #endif

@@ -143,6 +143,17 @@ static int gather_padded(const fl_column *column, const fl_column_batch *batch, 
     return FL_OK;
 }
 
+int fl_column_pad_pieces(const fl_column_pad_config *config, const fl_rows *rows, int64_t width,
+                         fl_piece *out, fl_err *err)
+{
+    for (int64_t i = 0; i < rows->count; i++) {
+        out[i].start = i * width;
+        FL_TRY(find_row(config, fl_row_at(rows, i), &out[i].begin, &out[i].length, err));
+    }
+    out[rows->count] = (fl_piece){.start = rows->count * width};
+    return FL_OK;
+}
+
 static int64_t
 find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {

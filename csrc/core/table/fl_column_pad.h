@@ -7,6 +7,7 @@
 #define FL_COLUMN_PAD_H
 
 #include "fl_column.h"
+#include "fl_piece.h"
 #include "fl_ragged.h"
 
 typedef enum fl_pad_output {
@@ -31,5 +32,10 @@ typedef struct fl_column_pad_config {
 
 /* Copies the description. FL_ENOMEM. */
 int fl_column_pad_open(const fl_column_pad_config *config, fl_column **out, fl_err *err);
+
+/* Writes the table of a batch of this width (any, for lengths): a piece for each row, and the end.
+ * FL_EINVAL: offsets have been changed. */
+int fl_column_pad_pieces(const fl_column_pad_config *config, const fl_rows *rows, int64_t width,
+                         fl_piece *out, fl_err *err);
 
 #endif

@@ -35,16 +35,6 @@ static int find_output(const char *name)
     return -1;
 }
 
-/* A contiguous vector. */
-static int
-view_vector(const fl_py_dlpack *dlpack, const char *what, PyObject *object, fl_tensor *out)
-{
-    if (fl_py_view(dlpack, object, out) != 0) return -1;
-    if (out->ndim == 1 && fl_tensor_is_contiguous(out)) return 0;
-    PyErr_Format(PyExc_ValueError, "%s of a SequenceColumn are no contiguous vector", what);
-    return -1;
-}
-
 static int set_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out)
 {
     fl_tensor view;
@@ -69,10 +59,14 @@ static int set_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *
     return 0;
 }
 
-static int set_values(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out)
+static int set_values(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out, int32_t *device)
 {
     fl_tensor view;
-    if (view_vector(dlpack, "values", object, &view) != 0) return -1;
+    if (fl_py_view_anywhere(dlpack, object, &view, device) != 0) return -1;
+    if (view.ndim != 1 || !fl_tensor_is_contiguous(&view)) {
+        PyErr_SetString(PyExc_ValueError, "values of a SequenceColumn are no contiguous vector");
+        return -1;
+    }
     int64_t bytes = fl_dtype_bytes(view.dtype);
     if (bytes < 1 || bytes > MOST_BYTES || (bytes & (bytes - 1)) != 0) {
         PyErr_SetString(PyExc_ValueError, "values of a SequenceColumn have elements of odd size");
@@ -161,7 +155,8 @@ static int set_config(fl_py_sequence_column *self, const column_arguments *args)
     if (i < 0 || fl_py_dlpack_open(args->tensor_type, &dlpack) != 0) return -1;
     self->is_packed = outputs[i].is_packed;
     int status = set_offsets(&dlpack, args->offsets, &ragged);
-    if (status == 0 && outputs[i].has_values) status = set_values(&dlpack, args->values, &ragged);
+    if (status == 0 && outputs[i].has_values)
+        status = set_values(&dlpack, args->values, &ragged, &self->device);
     if (status == 0)
         status = self->is_packed ? set_pack(self, &dlpack, &ragged, args, outputs[i].output)
                                  : set_pad(self, &ragged, args, outputs[i].output);
@@ -190,6 +185,7 @@ static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
         return NULL;
     fl_py_sequence_column *self = (fl_py_sequence_column *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
+    self->device = FL_PY_CPU;
     self->values = Py_NewRef(given.values);
     self->offsets = Py_NewRef(given.offsets);
     self->main = Py_NewRef(given.main);
@@ -207,6 +203,7 @@ static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 int fl_py_sequence_column_open(const fl_py_sequence_column *self, bool is_volatile, fl_column **out,
                                fl_err *err)
 {
+    if (self->device != FL_PY_CPU) return fl_fail(err, FL_EINVAL, "has values on a device");
     if (self->is_packed) {
         fl_column_pack_config config = self->pack;
         config.ragged.is_volatile = is_volatile;
@@ -227,6 +224,11 @@ const char *fl_py_sequence_column_look(fl_py_sequence_column *self, const fl_py_
     else
         PyErr_Clear();
     return ragged->values;
+}
+
+static Py_ssize_t column_length(fl_py_sequence_column *self)
+{
+    return (Py_ssize_t)fl_py_sequence_column_ragged(self)->length;
 }
 
 static PyObject *column_sources(fl_py_sequence_column *self, void *Py_UNUSED(closure))
@@ -271,16 +273,21 @@ PyDoc_STRVAR(
     "One output of a batch of sequences, as a source of a Table.\n\n"
     "output: 'padded', 'mask' or 'lengths' of PadCollate; 'packed', 'positions', 'bounds' or\n"
     "'longest' of PackCollate. offsets: int32 or int64 vector, or [n, 2] of beginnings and ends.\n"
-    "values: contiguous vector, for 'padded' and 'packed'. padding: bytes of an element of the\n"
+    "values: contiguous vector, for 'padded' and 'packed', on the CPU or, for SequenceBatches, on "
+    "a\n"
+    "CUDA device. padding: bytes of an element of the\n"
     "output. ignored: of an int64 output of 'padded', the value that comes out as padding.\n"
     "main: offsets of the main field, for PackCollate's; leader: how many columns before this one\n"
     "in the table is the first of them, 0 for that itself. max_tokens: 0 for one row. name,\n"
     "main_name: how errors call the fields.");
 
-static PyType_Slot column_slots[] = {
-    {Py_tp_doc, (void *)column_doc},   {Py_tp_new, column_new},
-    {Py_tp_traverse, column_traverse}, {Py_tp_dealloc, column_dealloc},
-    {Py_tp_getset, column_getset},     {0, NULL}};
+static PyType_Slot column_slots[] = {{Py_tp_doc, (void *)column_doc},
+                                     {Py_tp_new, column_new},
+                                     {Py_tp_traverse, column_traverse},
+                                     {Py_tp_dealloc, column_dealloc},
+                                     {Py_tp_getset, column_getset},
+                                     {Py_sq_length, column_length},
+                                     {0, NULL}};
 
 PyType_Spec fl_py_sequence_column_spec =
     FL_PY_SPEC("SequenceColumn", fl_py_sequence_column, Py_TPFLAGS_HAVE_GC, column_slots);

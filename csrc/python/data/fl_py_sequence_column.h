@@ -14,6 +14,7 @@ typedef struct fl_py_sequence_column {
     PyObject_HEAD
     PyObject *values, *offsets, *main; /* owned: tensors and ndarrays, alive while views are */
     PyObject *name, *main_name;        /* owned: str */
+    int32_t device;                    /* of the values: FL_PY_CPU, or the index of a CUDA device */
     bool is_packed;                    /* which of the two below is used */
     fl_column_pad_config pad;
     fl_column_pack_config pack;
@@ -21,11 +22,18 @@ typedef struct fl_py_sequence_column {
 
 extern PyType_Spec fl_py_sequence_column_spec;
 
-/* is_volatile: the values lie in a mapped file. FL_ENOMEM. The column borrows from self. */
+/* is_volatile: the values lie in a mapped file. FL_ENOMEM; FL_EINVAL: they lie on a device. The
+ * column borrows from self. */
 int fl_py_sequence_column_open(const fl_py_sequence_column *self, bool is_volatile, fl_column **out,
                                fl_err *err);
 
 /* Where the values lie now, which the columns that it opens from now on know; NULL: it has none. */
 const char *fl_py_sequence_column_look(fl_py_sequence_column *self, const fl_py_dlpack *dlpack);
+
+/* What the sequences are; its dtype says nothing where no values are read. */
+static inline const fl_ragged *fl_py_sequence_column_ragged(const fl_py_sequence_column *self)
+{
+    return self->is_packed ? &self->pack.ragged : &self->pad.ragged;
+}
 
 #endif

@@ -19,9 +19,9 @@ typedef struct fl_py_gatherer {
     PyObject *structure;  /* owned: see fl_py_structure.h */
     PyObject *sources, *plans, *regions; /* owned, as in fl_py_gather.h */
     int device, shift;                   /* likewise; shift may be FIELDS */
-    Py_ssize_t outputs;                  /* tensors of a batch */
-    PyObject *rows;                      /* owned: indices on the device, or NULL */
-    long long length;                    /* as in fl_py_gather.h */
+    Py_ssize_t outputs, all; /* tensors of a batch that are made here; and with those of others */
+    PyObject *rows;          /* owned: indices on the device, or NULL */
+    long long length;        /* as in fl_py_gather.h */
     PyObject *forms;   /* owned: tensors like those of a batch of form_rows rows, whose memory is
                           empty; NULL: none yet */
     int64_t form_rows; /* of the last batch */
@@ -130,6 +130,7 @@ make_by_torch(const fl_py_gatherer *self, PyObject *indices, int64_t first, int6
 static PyObject *
 make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count, PyObject *maps)
 {
+    if (self->outputs == 0) return PyList_New(0);
     if (self->new_batch == Py_None) return make_by_torch(self, indices, first, count);
     fl_py_gather gather = {.dlpack = &self->dlpack,
                            .device = self->device,
@@ -143,6 +144,25 @@ make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t cou
                          run_kernels(&gather, maps, outs) != 0))
         Py_CLEAR(outs);
     return outs;
+}
+
+/* What others have made with these tensors in place of its Nones, as a new list. Takes outs, which
+ * may be NULL. */
+static PyObject *join(const fl_py_gatherer *self, PyObject *outs, PyObject *others)
+{
+    PyObject *all = outs != NULL ? PySequence_List(others) : NULL;
+    Py_ssize_t count = all != NULL ? PyList_GET_SIZE(all) : 0, used = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PyList_GET_ITEM(all, i) != Py_None || used == self->outputs) continue;
+        PyList_SetItem(all, i, Py_NewRef(PyList_GET_ITEM(outs, used++)));
+    }
+    if (all != NULL && (count != self->all || used != self->outputs)) {
+        PyErr_Format(PyExc_ValueError, "others must be %zd tensors, or None for %zd of them",
+                     self->all, self->outputs);
+        Py_CLEAR(all);
+    }
+    Py_XDECREF(outs);
+    return all;
 }
 
 /* Puts the first row of each in its place. */
@@ -182,24 +202,27 @@ static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
 
 PyDoc_STRVAR(
     take_doc,
-    "take(first, count, maps, is_single, /)\n--\n\n"
+    "take(first, count, maps, is_single, others=(), /)\n--\n\n"
     "The batch of indices [first, first + count), made on the current stream: one kernel\n"
     "for 32 fields, and one for each field with a plan, two with colours. maps: int32\n"
     "tensors on the device, from plan.map(), of the fields with a plan. is_single: of each\n"
-    "tensor its first row. ValueError for data that have fewer rows than set_rows said.");
+    "tensor its first row. others: the outputs of the structure that others have made, None\n"
+    "for each source. ValueError for data that have fewer rows than set_rows said.");
 
 static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
 {
     long long first, count;
-    PyObject *maps;
+    PyObject *maps, *others = NULL;
     int is_single;
-    if (!PyArg_ParseTuple(args, "LLO!p:take", &first, &count, &PyTuple_Type, &maps, &is_single))
+    if (!PyArg_ParseTuple(args, "LLO!p|O:take", &first, &count, &PyTuple_Type, &maps, &is_single,
+                          &others))
         return NULL;
     if (self->rows == NULL)
         return PyErr_Format(PyExc_ValueError, "gather: set_rows() has not been called");
     PyObject *indices = Py_NewRef(self->rows);
     PyObject *outs = make_outputs(self, indices, first, count, maps);
     Py_DECREF(indices);
+    if (others != NULL) outs = join(self, outs, others);
     return arrange(self, outs, is_single);
 }
 
@@ -212,10 +235,9 @@ static PyObject *gatherer_arrange(fl_py_gatherer *self, PyObject *args)
     int is_single;
     if (!PyArg_ParseTuple(args, "Op:arrange", &tensors, &is_single)) return NULL;
     PyObject *outs = PySequence_List(tensors);
-    if (outs == NULL || PyList_GET_SIZE(outs) == self->outputs)
-        return arrange(self, outs, is_single);
+    if (outs == NULL || PyList_GET_SIZE(outs) == self->all) return arrange(self, outs, is_single);
     Py_DECREF(outs);
-    return PyErr_Format(PyExc_ValueError, "arrange() needs %zd tensors", self->outputs);
+    return PyErr_Format(PyExc_ValueError, "arrange() needs %zd tensors", self->all);
 }
 
 PyDoc_STRVAR(
@@ -265,13 +287,14 @@ static int count_outputs(fl_py_gatherer *self)
     Py_ssize_t sources = PyTuple_GET_SIZE(self->sources);
     int64_t count = fl_py_structure_count(self->structure);
     if (count < 0) return -1;
-    bool is_right = self->shift == FIELDS ? count == sources
+    bool is_right = self->shift == FIELDS ? count >= sources
                                           : (self->shift == 0 || self->shift == 1) &&
                                                 sources == 1 && (count == 1 || count == 2);
-    self->outputs = (Py_ssize_t)count;
+    self->all = (Py_ssize_t)count;
+    self->outputs = self->shift == FIELDS ? sources : self->all;
     if (is_right) return 0;
-    PyErr_SetString(PyExc_ValueError, "structure must be of each field, or of x, or of x and y, of "
-                                      "windows, whose shift is 0 or 1");
+    PyErr_SetString(PyExc_ValueError, "structure must be of each field and others, or of x, or of "
+                                      "x and y, of windows, whose shift is 0 or 1");
     return -1;
 }
 

@@ -228,6 +228,18 @@ int fl_py_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out)
     return -1;
 }
 
+int fl_py_view_anywhere(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out,
+                        int32_t *device)
+{
+    DLDevice found;
+    *device = FL_PY_CPU;
+    if (!fl_py_is_tensor(dlpack, object)) return fl_py_view(dlpack, object, out);
+    if (view_anywhere(dlpack, object, out, &found) != 0) return -1;
+    if (find_device(found, device)) return 0;
+    PyErr_SetString(PyExc_ValueError, "the tensor is neither on the CPU nor on a CUDA device");
+    return -1;
+}
+
 /* Deleters run on whatever thread drops the last reference to a tensor, without the interpreter
  * lock, possibly after the interpreter is gone: C only. */
 static void give_share(DLManagedTensorVersioned *managed)

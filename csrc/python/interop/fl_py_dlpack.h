@@ -38,6 +38,10 @@ int fl_py_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out);
 /* The same for a tensor in the memory of a CUDA device, and the index of that. */
 int fl_py_cuda_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out, int32_t *device);
 
+/* The same for an ndarray too, and for tensors on the CPU, whose device is FL_PY_CPU. */
+int fl_py_view_anywhere(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out,
+                        int32_t *device);
+
 /* The same for a tensor wherever it lies. */
 int fl_py_tensor_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out);
 

@@ -523,6 +523,9 @@ class PackCollate(SequenceCollate):
         bounds, position_ids = make(rows.bounds, *rows.shape, len(ends), has_positions)
         made: dict[str, Any] = {"position_ids": position_ids} if has_positions else {}
         made |= {f"cu_seq_lens_{end}": each for end, each in zip(ends, bounds, strict=True)}
+        first = fields.main().values[0]
+        if isinstance(first, torch.Tensor):  # on a device, perhaps
+            made = {name: each.to(first.device) for name, each in made.items()}
         return made | {f"max_length_{end}": rows.longest for end in ends}
 
 

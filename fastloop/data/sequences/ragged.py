@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fastloop.base.checks import make_message, refuse_if
-from fastloop.data.field import Array, Field, read_row, torch_dtype
+from fastloop.data.field import Array, Field, check_room, read_row, torch_dtype
 from fastloop.data.sequences.pad import tensor_of, unify_lists
 
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
@@ -91,7 +91,8 @@ class RaggedArray(Sequence[torch.Tensor]):
 
     Args:
         values: 1-D: an ndarray, a memmap, the path of a ``.npy`` file (opened as a read-only
-            memmap) or a CPU tensor, of any dtype that torch has. It is not copied.
+            memmap) or a tensor on the CPU or a CUDA device, of any dtype that torch has. It is not
+            copied.
         offsets: 1-D, int32 or int64, or a list of integers, ``[n + 1]``: sequence ``i`` is
             ``values[offsets[i]:offsets[i + 1]]``. They may begin anywhere and must not fall. They
             are copied.
@@ -117,7 +118,7 @@ class RaggedArray(Sequence[torch.Tensor]):
     name = "a RaggedArray"  # in errors; as the field of a dataset it has another
 
     def __init__(self, values: object, offsets: object) -> None:
-        field = self._field = Field("values", values)
+        field = self._field = Field("values", values, may_be_resident=True)
         self.values, self.file = field.source, field.file
         shape = tuple(self.values.shape)
         remedy = "pass values.reshape(-1), and offsets that count its elements"
@@ -170,6 +171,26 @@ class RaggedArray(Sequence[torch.Tensor]):
         lengths = np.concatenate([np.diff(offsets) for _, offsets in parts])
         offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
         return cls(np.concatenate([values for values, _ in parts]), offsets)
+
+    def bytes_for(self, device: torch.device) -> int:
+        """Return how many bytes ``to()`` copies."""
+        values = self.values
+        if isinstance(values, torch.Tensor) and values.device == device:
+            return 0
+        return int(self.offsets[-1] - self.offsets[0]) * values.itemsize
+
+    def to(self, device: torch.device | str | int) -> RaggedArray:
+        """Return the array with its values on a device; a view takes along no more than it shows.
+        Offsets stay on the CPU.
+
+        Raises:
+            MemoryError: a CUDA device has less free memory than the values take.
+        """
+        device = torch.empty(0, device=device).device
+        check_room(device, self.bytes_for(device), "the values")
+        begin, end = map(int, self.offsets[[0, -1]])
+        values = self._field.read_range(begin, end).to(device).contiguous()
+        return RaggedArray(values, self.offsets - begin)
 
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -25,6 +25,7 @@ from fastloop.base.moves import are_noticed, watch
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import (
     Array,
+    Field,
     MappedFile,
     check_room,
     open_regular,
@@ -190,7 +191,7 @@ def _identity(state: os.stat_result) -> Identity:
 
 def take_buffers(values: Any, offsets: Any) -> TokenFile:
     """Return tokens in memory, of documents ``values[offsets[i]:offsets[i + 1]]``."""
-    ragged = RaggedArray(_from_arrow(values), _from_arrow(offsets))
+    ragged = RaggedArray(Field("values", _from_arrow(values)).source, _from_arrow(offsets))
     source, bounds = ragged.values, ragged.offsets.astype(np.int64)
     array = source.detach().numpy() if isinstance(source, torch.Tensor) else source
     dtype = array.dtype.name

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from types import CodeType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -431,11 +431,17 @@ _TAKERS: dict[Any, Taker] = {
 }
 
 
+def _tensor_of(column: Column) -> Any:
+    """Return the source of a column, of sequences their values."""
+    source = column.source
+    return source.sources[0] if isinstance(source, SequenceColumn) else source
+
+
 def _find_device(columns: Columns) -> torch.device | None:
     """Return the device that the data lie on; None: host memory. Raises NotCoveredError."""
     places: dict[torch.device, str] = {}  # and the name of the first column there
     for column in columns.all:
-        source, place = column.source, torch.device("cpu")
+        source, place = _tensor_of(column), torch.device("cpu")
         if isinstance(source, torch.Tensor):
             place = source.device
         segments = source if isinstance(source, tuple) else ()
@@ -449,12 +455,14 @@ def _find_device(columns: Columns) -> torch.device | None:
     names = ", ".join(f"{name} is on {device}" for device, name in places.items())
     leave_if(len(places) > 1, f"the data lie on several devices: {names}")
     for column in columns.all:
-        where, row = f"{column.name} is on {on}, and", cast(torch.Tensor, column.source)[:1]
+        where, row = f"{column.name} is on {on}, and", _tensor_of(column)[:1]
         plan = column.plan
         is_moved = plan is None or (isinstance(plan, ImagePlan) and plan.map_length > 0)
         leave_if(not is_moved, f"{where} its transform computes pixels")
         leave_if(not row.is_contiguous(), f"{where} its rows are not contiguous")
         leave_if(row.nbytes > _LONGEST, f"{where} a row takes {row.nbytes:,} bytes")
+        is_wide = isinstance(column.source, SequenceColumn) and row.itemsize > 8
+        leave_if(is_wide, f"{where} its sequences are of {row.dtype}")
     return on
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import Gatherer, ImagePlan, Windows
+from fastloop._core import Gatherer, ImagePlan, SequenceColumn, Windows
 from fastloop.base.nested import list_leaves
 from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.torch_parts import SingleIter
@@ -29,6 +29,7 @@ from fastloop.loader.arrays.iterator import (
     refuse_batches,
     skip_blocks,
 )
+from fastloop.loader.arrays.resident_sequences import Sequences
 from fastloop.loader.shared import LockedIter, Shared
 
 
@@ -97,15 +98,18 @@ class ResidentIter(SingleIter, LockedIter):
 
     def _open_gatherer(self, device: torch.device) -> Gatherer:
         source, index, shift = self._source, device.index or 0, -1
+        fields = [each for each in source.all if not isinstance(each.source, SequenceColumn)]
+        has_sequences = len(fields) < len(self._tensors)
+        self._sequences = Sequences(self._tensors, self._accelerator) if has_sequences else None
 
         def make(count: int) -> list[torch.Tensor]:
-            return [_new_tensor(column, device, count) for column in source.all]
+            return [_new_tensor(column, device, count) for column in fields]
 
-        tensors = self._tensors
+        tensors: Any = tuple(column.source for column in fields)
         if self._windows is not None:
             tensors, make, shift = source.dataset._resident()
         regions = source.dataset._register(index) if source.is_fetched else None
-        plans: list[Any] = [column.plan for column in source.all]
+        plans: list[Any] = [column.plan for column in fields]
         self._plans: list[ImagePlan] = list(filter(None, plans))
         tables = [np.frombuffer(plan.values(), np.uint8) for plan in self._plans]
         self._tables = [_send(table, self._accelerator) for table in tables]
@@ -223,7 +227,10 @@ class ResidentIter(SingleIter, LockedIter):
             made = self._source.dataset._gather(self._rows_here[first : first + count])
             return self._gatherer.arrange(made, is_single)
         maps = self._send_maps(first, count) if self._plans else ()
-        return self._gatherer.take(first, count, maps, is_single)
+        if self._sequences is None:
+            return self._gatherer.take(first, count, maps, is_single)
+        others = self._sequences.gather(self._rows_here[first : first + count])
+        return self._gatherer.take(first, count, maps, is_single, others)
 
     def _send_maps(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
         """Draw random parameters on the CPU. Return where pixels come from, on the device."""

@@ -42,7 +42,8 @@ def _make_column(field: _Source, output: str, **options: Any) -> tuple[Any, ...]
     if isinstance(values, torch.Tensor):
         columns.check_tensor(name, values)
         is_plain = values.is_contiguous()
-        values = pin_storage(values)
+        if values.device.type == "cpu":
+            values = pin_storage(values)
     else:
         is_plain = values.flags.c_contiguous and values.flags.aligned
     leave_if(not is_plain, f"the values of {name} are not contiguous")

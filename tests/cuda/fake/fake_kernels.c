@@ -7,6 +7,7 @@
 #include "fl_cuda_gather.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
+#include "fl_cuda_ragged.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
 #include "fl_cuda_windows.h"
@@ -259,6 +260,14 @@ cudaError_t fl_cuda_load_colors(void) { return cudaSuccess; } /* run_images does
 
 /* Never queued where no kernel is: its tests run the kernel itself. */
 cudaError_t fl_cuda_load_gathers(void) { return cudaSuccess; }
+
+cudaError_t fl_cuda_load_pieces(void) { return cudaSuccess; }
+
+cudaError_t fl_cuda_queue_pieces(void *stream, const fl_piece_batch *outputs, int32_t count)
+{
+    (void)stream, (void)outputs, (void)count;
+    return cudaErrorInvalidDeviceFunction;
+}
 
 cudaError_t fl_cuda_load_windows(void) { return cudaSuccess; }
 

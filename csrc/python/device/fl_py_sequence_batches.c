@@ -1,0 +1,391 @@
+/* fl_py_sequence_batches: see fl_py_sequence_batches.h. The table of the columns is never gathered
+ * from: its layout says what a batch is, as on the CPU. */
+#include "fl_py_sequence_batches.h"
+
+#include "fl_cuda.h"
+#include "fl_py_sequence_column.h"
+#include "fl_table.h"
+
+#include <string.h>
+
+enum { WORDS = sizeof(fl_piece) / sizeof(int64_t) };
+
+static const fl_dtype INT64 = {kDLInt, 64, 1};
+
+typedef struct sequence_batches {
+    PyObject_HEAD
+    fl_py_dlpack dlpack;
+    PyObject *columns; /* owned: tuple of SequenceColumn */
+    int32_t count;     /* of them */
+    int32_t *leader;   /* owned: of each column the first that has its offsets, and so its pieces */
+    fl_table *table;   /* owned */
+} sequence_batches;
+
+/* A batch while it is made. */
+typedef struct batch {
+    const sequence_batches *self;
+    fl_rows rows;
+    fl_layout layout;        /* owned */
+    fl_piece_batch *outputs; /* owned: of each column; those that are numbers have no elements */
+    int64_t *tables;         /* owned: of each column, how many pieces lie before its own */
+    int64_t pieces;          /* of all tables */
+    int32_t device;
+} batch;
+
+static fl_py_sequence_column *column_at(const sequence_batches *self, int32_t i)
+{
+    return (fl_py_sequence_column *)PyTuple_GET_ITEM(self->columns, i);
+}
+
+/* ---- the columns */
+
+/* All that pack share the packing that the first makes. */
+static int open_column(const fl_py_sequence_column *column, int32_t i, fl_column **out, fl_err *err)
+{
+    if (!column->is_packed) return fl_column_pad_open(&column->pad, out, err);
+    fl_column_pack_config config = column->pack;
+    config.leader = i;
+    return fl_column_pack_open(&config, out, err);
+}
+
+static int open_table(sequence_batches *self, fl_err *err)
+{
+    fl_column **columns = fl_alloc(self->count * (int64_t)sizeof *columns);
+    if (columns == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table");
+    int status = FL_OK;
+    for (int32_t i = 0; status == FL_OK && i < self->count; i++)
+        status = open_column(column_at(self, i), i, &columns[i], err);
+    if (status == FL_OK) status = fl_table_open(columns, self->count, &self->table, err);
+    for (int32_t i = 0; status != FL_OK && i < self->count; i++) fl_column_close(columns[i]);
+    fl_free(columns);
+    return status;
+}
+
+static bool has_values(const fl_py_sequence_column *column)
+{
+    return column->is_packed ? column->pack.output == FL_PACK_VALUES
+                             : column->pad.output == FL_PAD_VALUES;
+}
+
+/* Whether both have the same pieces in every batch. */
+static bool has_same_pieces(const fl_py_sequence_column *a, const fl_py_sequence_column *b)
+{
+    return fl_py_sequence_column_ragged(a)->offsets == fl_py_sequence_column_ragged(b)->offsets;
+}
+
+static int check_columns(const fl_py_state *state, const sequence_batches *self)
+{
+    bool is_right = self->count > 0;
+    for (int32_t i = 0; is_right && i < self->count; i++) {
+        const fl_py_sequence_column *column = column_at(self, i);
+        is_right = Py_IS_TYPE(column, state->sequence_column_type) &&
+                   column->is_packed == column_at(self, 0)->is_packed;
+        if (!is_right || !has_values(column)) continue;
+        is_right = column->device != FL_PY_CPU &&
+                   fl_dtype_bytes(fl_py_sequence_column_ragged(column)->dtype) <= 8;
+    }
+    if (is_right) return 0;
+    PyErr_SetString(PyExc_ValueError,
+                    "SequenceBatches: columns must be SequenceColumns that all pad or all pack, "
+                    "of values on a CUDA device, of at most 8 bytes");
+    return -1;
+}
+
+static void find_leaders(sequence_batches *self)
+{
+    for (int32_t i = 0; i < self->count; i++)
+        while (!has_same_pieces(column_at(self, self->leader[i]), column_at(self, i)))
+            self->leader[i]++;
+}
+
+static PyObject *batches_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"tensor_type", "columns", NULL};
+    PyObject *tensor_type, *columns;
+    fl_err err;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!:SequenceBatches", keywords, &tensor_type,
+                                     &PyTuple_Type, &columns))
+        return NULL;
+    sequence_batches *self = (sequence_batches *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->columns = Py_NewRef(columns);
+    self->count = (int32_t)PyTuple_GET_SIZE(columns);
+    self->leader = fl_alloc(self->count * (int64_t)sizeof *self->leader);
+    if (self->leader == NULL) PyErr_NoMemory();
+    if (self->leader != NULL && check_columns(PyType_GetModuleState(type), self) == 0 &&
+        fl_py_dlpack_open(tensor_type, &self->dlpack) == 0) {
+        find_leaders(self);
+        if (open_table(self, &err) == FL_OK) return (PyObject *)self;
+        fl_py_raise(&err, NULL);
+    }
+    Py_DECREF(self);
+    return NULL;
+}
+
+static int batches_traverse(sequence_batches *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->dlpack.tensor_type);
+    Py_VISIT(self->columns);
+    return 0;
+}
+
+/* No tp_clear: columns are in no cycle that does not end elsewhere. */
+
+static void batches_dealloc(sequence_batches *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    fl_table_close(self->table);
+    fl_free(self->leader);
+    fl_py_dlpack_close(&self->dlpack);
+    Py_XDECREF(self->columns);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- a batch */
+
+static int read_rows(batch *self, PyObject *object)
+{
+    fl_tensor view;
+    int64_t length = fl_table_length(self->self->table);
+    if (fl_py_view(&self->self->dlpack, object, &view) != 0) return -1;
+    bool is_right = view.ndim == 1 && view.dtype.code == kDLInt && view.dtype.bits == 64 &&
+                    fl_tensor_is_contiguous(&view);
+    self->rows.index = (int64_t *)(uintptr_t)view.data;
+    self->rows.count = is_right ? view.shape[0] : 0;
+    for (int64_t i = 0; i < self->rows.count; i++)
+        is_right &= self->rows.index[i] >= 0 && self->rows.index[i] < length;
+    if (is_right) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "SequenceBatches: rows must be a contiguous vector of int64 in [0, %lld)",
+                 (long long)length);
+    return -1;
+}
+
+static int64_t count_pieces(const batch *self)
+{
+    bool is_packed = column_at(self->self, 0)->is_packed;
+    return is_packed ? fl_packing_of(self->layout.notes)->segments : self->rows.count;
+}
+
+/* What the batch is, and where the tables of its pieces lie, each with its end. */
+static int lay_out(batch *self)
+{
+    fl_err err;
+    const sequence_batches *of = self->self;
+    if (fl_table_layout(of->table, &self->rows, 0, &self->layout, &err) != FL_OK) {
+        fl_py_raise(&err, NULL);
+        return -1;
+    }
+    for (int32_t i = 0; i < of->count; i++) {
+        bool is_first = of->leader[i] == i;
+        self->tables[i] = is_first ? self->pieces : self->tables[of->leader[i]];
+        if (is_first) self->pieces += count_pieces(self) + 1;
+    }
+    return 0;
+}
+
+static int write_pieces(const batch *self, fl_piece *pieces)
+{
+    fl_err err;
+    int status = FL_OK;
+    for (int32_t i = 0; status == FL_OK && i < self->self->count; i++) {
+        const fl_py_sequence_column *column = column_at(self->self, i);
+        fl_piece *out = pieces + self->tables[i];
+        const fl_output *output = &self->layout.outputs[i];
+        int64_t width = output->ndim == 2 ? output->shape[1] : 0;
+        if (self->self->leader[i] != i) continue;
+        status = column->is_packed
+                     ? fl_column_pack_pieces(&column->pack, fl_packing_of(self->layout.notes),
+                                             &self->rows, out, &err)
+                     : fl_column_pad_pieces(&column->pad, &self->rows, width, out, &err);
+    }
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+/* The tables on the device, where `send` copies them. New reference. */
+static PyObject *send_pieces(batch *self, PyObject *send, const fl_piece **out)
+{
+    fl_tensor view;
+    char *data;
+    int64_t words = self->pieces * WORDS;
+    const fl_py_dlpack *dlpack = &self->self->dlpack;
+    PyObject *made = fl_py_tensor_new(dlpack, INT64, 1, &words, &data), *sent = NULL;
+    if (made != NULL && write_pieces(self, (fl_piece *)(void *)data) == 0)
+        sent = PyObject_CallOneArg(send, made);
+    Py_XDECREF(made);
+    if (sent == NULL) return NULL;
+    if (fl_py_cuda_view(dlpack, sent, &view, &self->device) == 0) {
+        *out = (const fl_piece *)(const void *)view.data;
+        if (view.ndim == 1 && view.shape[0] == words && fl_dtype_bytes(view.dtype) == 8 &&
+            fl_tensor_is_contiguous(&view))
+            return sent;
+        PyErr_SetString(PyExc_ValueError, "SequenceBatches: send has returned another tensor");
+    }
+    Py_DECREF(sent);
+    return NULL;
+}
+
+/* The values as they lie now. */
+static int look_at_values(const batch *self, int32_t i, fl_piece_batch *out)
+{
+    fl_tensor view;
+    int32_t device;
+    const fl_py_sequence_column *column = column_at(self->self, i);
+    const fl_ragged *ragged = fl_py_sequence_column_ragged(column);
+    if (!has_values(column)) return 0;
+    if (fl_py_cuda_view(&self->self->dlpack, column->values, &view, &device) != 0) return -1;
+    out->from = view.data;
+    out->from_bytes = (int32_t)fl_dtype_bytes(ragged->dtype);
+    out->is_signed = ragged->dtype.code == kDLInt;
+    bool is_same = view.ndim == 1 && memcmp(&view.dtype, &ragged->dtype, sizeof view.dtype) == 0 &&
+                   view.shape[0] >= ragged->count && fl_tensor_is_contiguous(&view);
+    if (is_same && device == self->device) return 0;
+    PyErr_Format(PyExc_ValueError,
+                 "SequenceBatches: the values had %lld elements, and now have another shape, dtype "
+                 "or device",
+                 (long long)ragged->count);
+    return -1;
+}
+
+static void describe(const batch *self, int32_t i, const fl_piece *pieces, fl_piece_batch *out)
+{
+    static const fl_piece_output pad[] = {[FL_PAD_VALUES] = FL_PIECE_VALUES,
+                                          [FL_PAD_MASK] = FL_PIECE_MASK,
+                                          [FL_PAD_LENGTHS] = FL_PIECE_LENGTHS};
+    static const fl_piece_output pack[] = {[FL_PACK_VALUES] = FL_PIECE_VALUES,
+                                           [FL_PACK_POSITIONS] = FL_PIECE_POSITIONS,
+                                           [FL_PACK_BOUNDS] = FL_PIECE_STARTS};
+    const fl_py_sequence_column *column = column_at(self->self, i);
+    const fl_output *output = &self->layout.outputs[i];
+    out->pieces = pieces + self->tables[i];
+    out->piece_count = count_pieces(self);
+    out->bytes = (int32_t)fl_dtype_bytes(output->dtype);
+    out->count = output->bytes / out->bytes;
+    if (column->is_packed) {
+        out->output = pack[column->pack.output];
+        out->is_label = column->pack.is_label;
+        memcpy(&out->padding, column->pack.padding, (size_t)out->bytes);
+    } else {
+        out->output = pad[column->pad.output];
+        out->is_left = column->pad.is_left;
+        out->width = output->ndim == 2 ? output->shape[1] : 0;
+        memcpy(&out->padding, column->pad.padding, (size_t)out->bytes);
+    }
+}
+
+/* Memory for an output, of the function that makes tensors of its dtype. New reference. */
+static PyObject *make_output(const batch *self, int32_t i, PyObject *empties, fl_piece_batch *out)
+{
+    fl_tensor view;
+    int32_t device;
+    const fl_output *output = &self->layout.outputs[i];
+    PyObject *key = PyLong_FromLong(output->dtype.code * 256 + output->dtype.bits);
+    PyObject *empty = key != NULL ? PyObject_GetItem(empties, key) : NULL;
+    PyObject *shape = output->ndim == 1 ? Py_BuildValue("(L)", (long long)output->shape[0])
+                                        : Py_BuildValue("(LL)", (long long)output->shape[0],
+                                                        (long long)output->shape[1]);
+    PyObject *made = empty != NULL && shape != NULL ? PyObject_CallOneArg(empty, shape) : NULL;
+    Py_XDECREF(key);
+    Py_XDECREF(empty);
+    Py_XDECREF(shape);
+    if (made == NULL) return NULL;
+    if (fl_py_cuda_view(&self->self->dlpack, made, &view, &device) == 0) {
+        size_t dims = (size_t)output->ndim * sizeof *view.shape;
+        out->to = (void *)(uintptr_t)view.data;
+        if (device == self->device && view.ndim == output->ndim &&
+            memcmp(view.shape, output->shape, dims) == 0 && fl_tensor_is_contiguous(&view) &&
+            memcmp(&view.dtype, &output->dtype, sizeof view.dtype) == 0)
+            return made;
+        PyErr_SetString(PyExc_ValueError, "SequenceBatches: empties make other tensors");
+    }
+    Py_DECREF(made);
+    return NULL;
+}
+
+/* The outputs, which nobody has filled. New reference. */
+static PyObject *make_outputs(batch *self, const fl_piece *pieces, PyObject *empties)
+{
+    PyObject *made = PyList_New(self->self->count);
+    for (int32_t i = 0; made != NULL && i < self->self->count; i++) {
+        const fl_output *output = &self->layout.outputs[i];
+        fl_piece_batch *out = &self->outputs[i];
+        PyObject *each;
+        if (output->is_number) {
+            each = PyLong_FromLongLong(output->number);
+        } else {
+            describe(self, i, pieces, out);
+            each = look_at_values(self, i, out) == 0 ? make_output(self, i, empties, out) : NULL;
+        }
+        if (each != NULL)
+            PyList_SET_ITEM(made, i, each);
+        else
+            Py_CLEAR(made);
+    }
+    return made;
+}
+
+static int launch(const batch *self)
+{
+    fl_err err;
+    void *stream;
+    if (fl_py_stream(&self->self->dlpack, self->device, &stream) != 0) return -1;
+    int status;
+    Py_BEGIN_ALLOW_THREADS /* a full queue of launches blocks; the caller keeps the tensors */
+    status = fl_cuda_gather_pieces(self->device, stream, self->outputs, self->self->count, &err);
+    Py_END_ALLOW_THREADS
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+PyDoc_STRVAR(make_doc,
+             "make(rows, send, empties)\n--\n\n"
+             "Return the outputs of a batch of rows, a list of tensors on the device and numbers,\n"
+             "one of each column, by one kernel for 32 of them on the current stream.\n\n"
+             "rows: int64 vector on the CPU. send: a function that copies a CPU tensor to the\n"
+             "device. empties: by dtype (DLPack's code * 256 + bits) functions that make a tensor\n"
+             "of a shape there.");
+
+static PyObject *batches_make(sequence_batches *self, PyObject *args)
+{
+    PyObject *rows, *send, *empties, *made = NULL, *sent = NULL;
+    const fl_piece *pieces;
+    if (!PyArg_ParseTuple(args, "OOO:make", &rows, &send, &empties)) return NULL;
+    batch of = {.self = self};
+    of.outputs = fl_alloc(self->count * (int64_t)sizeof *of.outputs);
+    of.tables = fl_alloc(self->count * (int64_t)sizeof *of.tables);
+    if (of.outputs == NULL || of.tables == NULL)
+        PyErr_NoMemory();
+    else if (read_rows(&of, rows) == 0 && lay_out(&of) == 0)
+        sent = send_pieces(&of, send, &pieces);
+    if (sent != NULL) made = make_outputs(&of, pieces, empties);
+    if (made != NULL && launch(&of) != 0) Py_CLEAR(made);
+    Py_XDECREF(sent);
+    fl_layout_close(&of.layout);
+    fl_free(of.outputs);
+    fl_free(of.tables);
+    return made;
+}
+
+static PyMethodDef batches_methods[] = {{"make", (PyCFunction)batches_make, METH_VARARGS, make_doc},
+                                        {NULL, NULL, 0, NULL}};
+
+PyDoc_STRVAR(
+    batches_doc,
+    "SequenceBatches(tensor_type, columns)\n--\n\n"
+    "Batches of SequenceColumns, all of PadCollate or all of PackCollate, whose values lie\n"
+    "on a CUDA device. The leader that columns were given does not count: it is the\n"
+    "first.");
+
+static PyType_Slot batches_slots[] = {
+    {Py_tp_doc, (void *)batches_doc},   {Py_tp_new, batches_new},
+    {Py_tp_traverse, batches_traverse}, {Py_tp_dealloc, batches_dealloc},
+    {Py_tp_methods, batches_methods},   {0, NULL}};
+
+PyType_Spec fl_py_sequence_batches_spec =
+    FL_PY_SPEC("SequenceBatches", sequence_batches, Py_TPFLAGS_HAVE_GC, batches_slots);
