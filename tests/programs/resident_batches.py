@@ -316,6 +316,20 @@ for count in (2, 2, 2, 3, 2, 2):
 assert made == [2, 2, 3, 2, 2] and like == [2, 2, 2], (made, like)
 assert torch.equal(gatherer.take(4, 2, (), True), x[4])
 assert gatherer.arrange((x,), True).tolist() == [0, 1] and gatherer.stream() == 0
+mixed = _core.Gatherer(
+    torch.Tensor, torch.empty_like, lambda count: [x.new_empty(count, 2)], (None, {"n": None}),
+    (x,), (None,), None, 0, -1,
+)  # fmt: skip
+mixed.set_rows(torch.arange(6), 6)
+ones = torch.ones(2)
+batch = mixed.take(3, 2, (), False, [ones, None])
+assert batch[0] is ones and torch.equal(batch[1]["n"], x[3:5])
+for others in ((), (ones,), (ones, ones), (None, None), (ones, None, None)):
+    try:
+        mixed.take(3, 2, (), False, *([others] if others else []))
+        raise AssertionError(others)
+    except ValueError as error:
+        assert "others must be 2 tensors, or None for 1 of them" in str(error), error
 if (child := os.fork()) == 0:
     os._exit(gatherer.stream() is not None)  # nothing can be made here
 assert os.waitpid(child, 0)[1] == 0

@@ -150,11 +150,13 @@ make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t cou
  * may be NULL. */
 static PyObject *join(const fl_py_gatherer *self, PyObject *outs, PyObject *others)
 {
-    PyObject *all = outs != NULL ? PySequence_List(others) : NULL;
+    PyObject *all = NULL;
+    if (outs != NULL) all = others != NULL ? PySequence_List(others) : PyList_New(0);
     Py_ssize_t count = all != NULL ? PyList_GET_SIZE(all) : 0, used = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        if (PyList_GET_ITEM(all, i) != Py_None || used == self->outputs) continue;
-        PyList_SetItem(all, i, Py_NewRef(PyList_GET_ITEM(outs, used++)));
+        if (PyList_GET_ITEM(all, i) != Py_None) continue;
+        if (used < self->outputs) PyList_SetItem(all, i, Py_NewRef(PyList_GET_ITEM(outs, used)));
+        used++;
     }
     if (all != NULL && (count != self->all || used != self->outputs)) {
         PyErr_Format(PyExc_ValueError, "others must be %zd tensors, or None for %zd of them",
@@ -222,7 +224,7 @@ static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
     PyObject *indices = Py_NewRef(self->rows);
     PyObject *outs = make_outputs(self, indices, first, count, maps);
     Py_DECREF(indices);
-    if (others != NULL) outs = join(self, outs, others);
+    if (self->all != self->outputs) outs = join(self, outs, others);
     return arrange(self, outs, is_single);
 }
 
