@@ -14,6 +14,9 @@ f  the same, uploaded, by 4, 8 and 15 threads: GB/s of whole epochs of 32 and of
    iter() to the last byte on the device.
 g  256 sequences of 1 to 1 023 tokens of int32, padded: int64 input_ids, labels and mask. By hand:
    one index of the tokens through a table of places, and two where.
+h  training a small convolutional network on the images of d with 2, 4 and 16 cores for all threads
+   and workers: time of a batch, and how busy NVML says that the device is. *uploaded* has its
+   transforms on the device, torch's loader has the same dataset. The limit is one cached batch.
 
 *resident*: `.to("cuda")`. *fetched*: `gather="device"`, out of host memory over the link.
 *uploaded*: 8 threads of the CPU gather, transform and upload. All shuffled, in turns, without a
@@ -24,13 +27,16 @@ many as its rows have. 20 rounds; median (lowest - highest).
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import torch
 from _harness import Goal, Report, Times, parse_arguments
-from bench_cuda import commit, device_us, driver, in_turns, launches
+from bench_cuda import Trainer, commit, device_us, driver, in_turns, launches
 from torch import Tensor
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import RandomSampler, TensorDataset
@@ -374,8 +380,90 @@ def sequences(report: Report, rounds: int, count: int) -> None:
     compare(report, rounds, "g", work, loaders, read, batch * longest * 3 * 8)
 
 
+# ---- h: training with few cores
+
+
+@contextmanager
+def busy_shares() -> Iterator[list[float]]:
+    """Collect, by the end of the block, how busy NVML said each tenth of a second that the device
+    was."""
+    query = "nvidia-smi -i 0 --query-gpu=utilization.gpu --format=csv,noheader,nounits -lms 100"
+    shares: list[float] = []
+    with subprocess.Popen(query.split(), stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield shares
+        finally:
+            running.terminate()
+            said, _ = running.communicate()
+            shares.extend(int(word) / 100 for word in said.split() if word.isdigit())
+
+
+@contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """Keep the threads that there are, and those that they start, on so many cores."""
+    cores = sorted(os.sched_getaffinity(0))
+
+    def keep_on(some: list[int]) -> None:
+        for task in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(task), some)
+
+    keep_on(cores[:count])
+    try:
+        yield
+    finally:
+        keep_on(cores)
+
+
+def few_cores(report: Report, rounds: int, count: int) -> None:
+    batch, trainer = 256, Trainer()
+    images, labels = (
+        torch.randint(256, (count, 3, 256, 256), dtype=torch.uint8),
+        torch.arange(count),
+    )
+    chain = T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), *TO_HALF])
+
+    def make(**more: Any) -> ArrayDataset:
+        return ArrayDataset(images, labels % 1000, transform=chain, **more)
+
+    cached = [part.to(CUDA) for part in next(iter(DataLoader(make(), batch)))]
+    for cores in (2, 4, 16):
+        workers = {"num_workers": max(1, cores - 1), "persistent_workers": True}
+        common: dict[str, Any] = {"shuffle": True, "drop_last": True}
+        loaders: dict[str, Iterable[Any]] = {
+            "resident": DataLoader(make().to(CUDA), batch, device=CUDA, **common),
+            "fetched": DataLoader(make(gather="device"), batch, device=CUDA, **common),
+            "uploaded": DataLoader(
+                make(), batch, device=CUDA, transforms_on="device", **workers, **common
+            ),
+            "torch": TorchLoader(make(), batch, pin_memory=True, **workers, **common),
+            "cached": [(cached[0], cached[1])] * (count // batch),
+        }
+
+        def measure(who: str, loaders: dict[str, Any] = loaders) -> tuple[float, float]:
+            with busy_shares() as shares:
+                us = trainer.train(loaders[who]) * 1e6
+            return us, sum(shares) / max(1, len(shares))
+
+        with on_cores(cores):
+            taken = in_turns({who: lambda who=who: measure(who) for who in loaders}, rounds)
+        times, busy = (
+            {who: Times(tuple(pair[i] for pair in pairs), unit) for who, pairs in taken.items()}
+            for i, unit in enumerate(("µs", "%"))
+        )
+        best = max(busy[who].median for who in ("resident", "fetched", "uploaded"))
+        shown = {who: f"{times[who]}, busy {busy[who]}" for who in loaders}
+        report.row(
+            "h",
+            f"training on {batch} of {count} images of 3x256x256, cropped to 224, {cores} cores",
+            [Goal("busy", best, 0.90, True, "%")],
+            {**{who: shown[who] for who in WHO if who in shown}, "limit": shown["cached"]},
+            times={who: t.as_dict() for who, t in times.items()},
+            busy={who: t.as_dict() for who, t in busy.items()},
+        )
+
+
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefg")
+    args = parse_arguments(__doc__, "abcdefgh")
     if CUDA.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("bench_resident.py needs a CUDA device, and torch finds none")
     rounds, part = (2, 8) if args.is_quick else (20, 1)
@@ -386,6 +474,7 @@ def main() -> None:
         "d": lambda: crops(report, rounds, 8192 // part),
         "e": lambda: rows_over_the_link(report, rounds, 8192 // part),
         "f": lambda: whole_epochs(report, rounds, 8192 // part),
+        "h": lambda: few_cores(report, min(rounds, 5), 8192 // part),
         "g": lambda: sequences(report, rounds, 65_536 // part),
     }
     with Report(args.json, (*WHO, "limit")) as report:
