@@ -328,7 +328,7 @@ def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
     is_few = len(loader.sampler) * 2 < len(samples)  # type: ignore[arg-type]
     leave_if(is_few, "an epoch has less than half of the list")
     leave_if(len(samples) == 0, "the list is empty")
-    is_tuple = type(samples[0]) is tuple
+    is_tuple = set(map(type, samples)) == {tuple}
     rows = samples if is_tuple else [(sample,) for sample in samples]
     total = len(rows) * sum(getattr(part, "nbytes", 0) for part in rows[0])
     is_large = len(rows) > _MOST_SAMPLES or total > _MOST_BYTES
