@@ -18,6 +18,9 @@ Each without workers and with two. A script is a fresh process that makes the da
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
 are the medians of the second epoch's time, with the digest's own time taken off. One table row
 each on stdout, with the ratio of each pair of turns at its least; JSON lines in FILE.
+
+With two workers, rows a, b, c and g also feed a simulated device, whose step takes half of the time
+in which `python` makes a batch: how much of an epoch it works, with either.
 """
 
 from __future__ import annotations
@@ -31,12 +34,13 @@ from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 from _harness import Times, parse_arguments
 
 ROUNDS, WORKERS = 5, (0, 2)
+WITH_DEVICE = "abcg"
 FOLDER = "FASTLOOP_BENCH_FOLDER"  # where the images of row f are
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)
 
@@ -192,8 +196,9 @@ def make_loader(row: Row, workers: int) -> Any:
     return DataLoader(make_dataset(row), 128, shuffle=True, num_workers=workers)
 
 
-def play(row: Row, workers: int) -> None:
-    """Print microseconds a batch of the second epoch, and the digest."""
+def play(row: Row, workers: int, step_us: float) -> None:
+    """Print microseconds a batch of the second epoch, and the digest; with a step, the share of a
+    third epoch for which a device with such steps works."""
     import torch
 
     loader = make_loader(row, workers)
@@ -208,7 +213,13 @@ def play(row: Row, workers: int) -> None:
             batches += 1
             start = perf_counter()
     digest.update(torch.get_rng_state().numpy())
-    print(json.dumps({"us": taken / batches * 1e6, "digest": digest.hexdigest()}))
+    us, begin, batches = taken / batches * 1e6, perf_counter(), 0
+    for _ in loader if step_us > 0 else ():
+        until, batches = perf_counter() + step_us / 1e6, batches + 1
+        while (left := until - perf_counter()) > 0:
+            sleep(left)
+    busy = batches * step_us / 1e6 / (perf_counter() - begin)
+    print(json.dumps({"us": us, "digest": digest.hexdigest(), "busy": busy}))
 
 
 # ---- the benchmark
@@ -232,8 +243,8 @@ def make_folder(root: str, count: int) -> None:
         Image.fromarray(image).save(path, quality=88)
 
 
-def run_script(letter: str, workers: int, *command: str) -> dict[str, Any]:
-    argv = [sys.executable, *command, __file__, "--play", letter, str(workers)]
+def run_script(letter: str, workers: int, *command: str, step_us: float = 0) -> dict[str, Any]:
+    argv = [sys.executable, *command, __file__, "--play", letter, str(workers), str(step_us)]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "FASTLOOP": ""})
     if done.returncode != 0:
         raise SystemExit(done.stderr)
@@ -257,9 +268,20 @@ def measure_row(letter: str, workers: int, rounds: int) -> tuple[Times, Times, f
     return Times(tuple(taken["run"])), Times(tuple(taken["python"])), min(ratios)
 
 
+def measure_device(letter: str, rounds: int, step_us: float) -> tuple[Times, Times]:
+    """Return how busy a device with such steps is, by `run` and by `python`, with two workers."""
+    commands = ("-m", "fastloop", "run"), ()
+    taken = [
+        [run_script(letter, 2, *c, step_us=step_us)["busy"] for c in commands]
+        for _ in range(rounds)
+    ]
+    ours, plain = zip(*taken, strict=True)
+    return Times(ours, "%"), Times(plain, "%")
+
+
 def main() -> int:
     if sys.argv[1:2] == ["--play"]:
-        play(ROWS[sys.argv[2]], int(sys.argv[3]))
+        play(ROWS[sys.argv[2]], int(sys.argv[3]), float(sys.argv[4]))
         return 0
     arguments = parse_arguments(__doc__, "".join(ROWS))
     is_met, lines = True, []
@@ -280,6 +302,11 @@ def main() -> int:
             print(f"| {row.name} | {workers} | {ours} | {plain} | {shown} | ≥ {goal:g} × {mark} |")
             sys.stdout.flush()
             figures = {"run": ours.as_dict(), "python": plain.as_dict(), "least": least}
+            if workers == 2 and letter in WITH_DEVICE:
+                rounds = 2 if arguments.is_quick else ROUNDS
+                busy, theirs = measure_device(letter, rounds, plain.median / 2)
+                print(f"| {row.name}, a device is busy | 2 | {busy} | {theirs} | | ≥ 90 % |")
+                figures |= {"busy": busy.as_dict(), "busy by python": theirs.as_dict()}
             lines.append(json.dumps({"row": letter, "workers": workers, **figures}))
     if arguments.json:
         arguments.json.write_text("\n".join(lines) + "\n")
