@@ -64,6 +64,12 @@ def closed_over(held: Any) -> Callable[[int], Any]:
     return lambda label: held[label]
 
 
+def with_modules() -> Callable[[int], Any]:
+    import torch as held
+
+    return lambda label: held.zeros(10).scatter_(0, held.tensor(label), 1)
+
+
 def counted(label: int, names: Any = ("a", "b")) -> float:
     return sum(float(each) for each in range(label)) / len(names)
 
@@ -86,6 +92,7 @@ SERVED: dict[str, Callable[[], Any]] = {
     "a dict": lambda: lambda y: COARSE[y],
     "a dict by default": lambda: lambda y, m=COARSE: m.get(y, -1),
     "a list": lambda: closed_over(ORDER),
+    "a module": with_modules,
 }
 
 

@@ -132,14 +132,28 @@ static int read_code(reading *self, PyCodeObject *code)
     return 0;
 }
 
-/* Returns the values of closure variables as a new list. */
-static PyObject *read_cells(PyObject *closure)
+/* Returns the value of a closure variable, of a known module its name, as a new reference. */
+static PyObject *read_cell(const reading *self, PyObject *cell)
+{
+    PyObject *value = PyCell_Get(cell);
+    if (value == NULL) return Py_NewRef(Py_Ellipsis); /* not plain */
+    if (!is_known_module(self, value)) return value;
+    PyObject *name = PyModule_GetNameObject(value);
+    Py_DECREF(value);
+    return name;
+}
+
+/* Those of all closure variables, as a new list. */
+static PyObject *read_cells(const reading *self, PyObject *closure)
 {
     Py_ssize_t count = closure != NULL ? PyTuple_GET_SIZE(closure) : 0;
     PyObject *cells = PyList_New(count);
     for (Py_ssize_t i = 0; cells != NULL && i < count; i++) {
-        PyObject *value = PyCell_Get(PyTuple_GET_ITEM(closure, i));
-        PyList_SET_ITEM(cells, i, value != NULL ? value : Py_NewRef(Py_Ellipsis)); /* not plain */
+        PyObject *value = read_cell(self, PyTuple_GET_ITEM(closure, i));
+        if (value != NULL)
+            PyList_SET_ITEM(cells, i, value);
+        else
+            Py_CLEAR(cells);
     }
     return cells;
 }
@@ -168,7 +182,7 @@ static PyObject *read_function(reading *self, PyObject *function)
     PyObject *by_name = PyFunction_GET_KW_DEFAULTS(function);
     self->globals = PyFunction_GET_GLOBALS(function);
     if (read_code(self, (PyCodeObject *)code) != 0) return NULL;
-    cells = read_cells(PyFunction_GET_CLOSURE(function));
+    cells = read_cells(self, PyFunction_GET_CLOSURE(function));
     PyObject *held = cells != NULL
                          ? PyTuple_Pack(4, defaults != NULL ? defaults : Py_None,
                                         by_name != NULL ? by_name : Py_None, cells, self->plain)
