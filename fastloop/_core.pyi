@@ -100,9 +100,10 @@ class ImageDraws:
     def __new__(
         cls,
         plan: ImagePlan,
-        steps: tuple[tuple[Any, ...], ...],
+        is_v1: bool,
         is_fused: bool,
         exp: Callable[[float], float],
+        log: Callable[[float], float],
     ) -> ImageDraws: ...
     def seed(self, base_seed: int, workers: int, /) -> None: ...
     def draw(self, rows: int, worker: int, /) -> None: ...

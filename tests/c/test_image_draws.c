@@ -34,11 +34,12 @@ static int call_exp(void *context, float x, float *out)
 static const fl_torch_exp plain_exp = {.call = call_exp};
 static const fl_torch_exp failing_exp = {.call = call_exp, .context = &exp_calls};
 
-static fl_image_draws *
-open_draws(const fl_image_plan *plan, const fl_draw_step *steps, int32_t count)
+/* Draws of v1, or of v2 and with these logarithms of the first operation's ratio. */
+static fl_image_draws *open_draws(const fl_image_plan *plan, bool is_v1, float least, float most)
 {
     fl_image_draws *draws;
-    CHECK_INT(fl_image_draws_open(plan, steps, count, true, &draws, NULL), FL_OK);
+    fl_draw_ways ways = {.is_v1 = is_v1, .is_fused = true, .log_ratio = {{least, most}}};
+    CHECK_INT(fl_image_draws_open(plan, &ways, &draws, NULL), FL_OK);
     return draws;
 }
 
@@ -55,12 +56,11 @@ static bool is_same_state(const fl_torch_random *a, const fl_torch_random *b)
 }
 
 /* A crop of this size of padded images; v1 draws both numbers or none, v2 those of longer axes. */
-static void check_crop(fl_draw_kind kind, fl_image_size size, bool draws_top, bool draws_left)
+static void check_crop(bool is_v1, fl_image_size size, bool draws_top, bool draws_left)
 {
     fl_image_op op = {.kind = FL_OP_RANDOM_CROP, .size = size, .padding = {1, 0, 2, 1}};
     fl_image_plan *plan = open_plan(&op, 1);
-    fl_draw_step step = {.kind = kind};
-    fl_image_draws *draws = open_draws(plan, &step, 1);
+    fl_image_draws *draws = open_draws(plan, is_v1, 0, 0);
     fl_image_params found[ROWS];
     fl_torch_random random, words;
     fl_torch_random_seed(&random, 8);
@@ -82,38 +82,36 @@ static void check_crop(fl_draw_kind kind, fl_image_size size, bool draws_top, bo
 static void test_crops(void)
 {
     fl_image_size small = {CROP, CROP}, high = {HEIGHT + 1, CROP}, whole = {HEIGHT + 1, WIDTH + 3};
-    check_crop(FL_DRAW_CROP_V1, small, true, true);
-    check_crop(FL_DRAW_CROP_V2, small, true, true);
-    check_crop(FL_DRAW_CROP_V1, high, true, true);
-    check_crop(FL_DRAW_CROP_V2, high, false, true);
-    check_crop(FL_DRAW_CROP_V1, whole, false, false);
-    check_crop(FL_DRAW_CROP_V2, whole, false, false);
+    check_crop(true, small, true, true);
+    check_crop(false, small, true, true);
+    check_crop(true, high, true, true);
+    check_crop(false, high, false, true);
+    check_crop(true, whole, false, false);
+    check_crop(false, whole, false, false);
 }
 
-static const fl_image_op flips[] = {{.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5},
-                                    {.kind = FL_OP_VERTICAL_FLIP, .p = 0.5}};
-
-/* includes_p: whether a number that is p itself applies the flips. */
-static void check_apply(bool includes_p)
+/* is_v1: a number that is p itself applies the flips. */
+static void check_apply(bool is_v1)
 {
     fl_torch_random random, words;
     fl_torch_random_seed(&random, 21);
     words = random;
     float p = fl_torch_random_unit(&words);
-    fl_draw_step steps[] = {{.kind = FL_DRAW_APPLY, .op = 1, .p = p, .includes_p = includes_p},
-                            {.kind = FL_DRAW_FLIP, .op = 0, .p = 0.4f},
-                            {.kind = FL_DRAW_FLIP, .op = 1, .p = 0.7f}};
-    fl_image_plan *plan = open_plan(flips, 2);
-    fl_image_draws *draws = open_draws(plan, steps, 3);
-    fl_image_params found[2 * ROWS];
+    const fl_image_op ops[] = {{.kind = FL_OP_APPLY, .p = (double)p, .span = 1},
+                               {.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.4},
+                               {.kind = FL_OP_VERTICAL_FLIP, .p = 0.7}};
+    fl_image_plan *plan = open_plan(ops, 3);
+    fl_image_draws *draws = open_draws(plan, is_v1, 0, 0);
+    fl_image_params found[3 * ROWS];
     words = random;
     draw_rows(draws, &random, found);
     for (int i = 0; i < ROWS; i++) {
         float unit = fl_torch_random_unit(&words);
-        bool is_on = unit < p || (includes_p && unit == p);
-        CHECK(i > 0 || is_on == includes_p);
-        CHECK_INT(found[2 * i].is_applied, is_on && fl_torch_random_unit(&words) < 0.4f);
-        CHECK_INT(found[2 * i + 1].is_applied, fl_torch_random_unit(&words) < 0.7f);
+        bool is_on = unit < p || (is_v1 && unit == p);
+        CHECK(i > 0 || is_on == is_v1);
+        CHECK_INT(found[3 * i].is_applied, is_on);
+        CHECK(!is_on || found[3 * i + 1].is_applied == (fl_torch_random_unit(&words) < 0.4f));
+        CHECK_INT(found[3 * i + 2].is_applied, fl_torch_random_unit(&words) < 0.7f);
     }
     CHECK(is_same_state(&random, &words));
     fl_image_draws_close(draws);
@@ -127,14 +125,12 @@ static void test_flips_within_apply(void)
 }
 
 static const fl_image_op erase = {
-    .kind = FL_OP_ERASE, .p = 0.5, .scale = {0.02, 0.33}, .ratio = {0.3, 3.3}};
-static const fl_draw_step erase_step = {
-    .kind = FL_DRAW_ERASE, .p = 0.8f, .scale = {0.02f, 0.33f}, .log_ratio = {-1.2f, 1.2f}};
+    .kind = FL_OP_ERASE, .p = 0.8, .scale = {0.02, 0.33}, .ratio = {0.3, 3.3}};
 
 static void test_rectangles(void)
 {
     fl_image_plan *plan = open_plan(&erase, 1);
-    fl_image_draws *draws = open_draws(plan, &erase_step, 1);
+    fl_image_draws *draws = open_draws(plan, false, -1.2f, 1.2f);
     fl_image_params found[ROWS];
     fl_torch_random random, words;
     int applied = 0;
@@ -181,10 +177,8 @@ static void check_resized_crop(double least, double most, fl_image_size in)
         .ops = &op, .count = 1, .channels = 1, .image_ops = fl_cpu_image_ops_find()};
     fl_image_plan *plan;
     CHECK_INT(fl_image_plan_open(&config, &plan, NULL), FL_OK);
-    fl_draw_step step = {.kind = FL_DRAW_RESIZED_CROP,
-                         .scale = {0.9f, 1.0f},
-                         .log_ratio = {logf((float)least), logf((float)most)}};
-    fl_image_draws *draws = open_draws(plan, &step, 1);
+    const float from = logf((float)least), to = logf((float)most);
+    fl_image_draws *draws = open_draws(plan, false, from, to);
     fl_torch_random random, words;
     fl_torch_random_seed(&random, 6);
     words = random;
@@ -195,8 +189,7 @@ static void check_resized_crop(double least, double most, fl_image_size in)
         for (int t = 0; t < 10 && top < 0; t++) {
             double area =
                 (double)(in.height * in.width) * fl_torch_random_uniform(&words, 0.9f, 1.0f, true);
-            float ratio =
-                expf(fl_torch_random_uniform(&words, step.log_ratio[0], step.log_ratio[1], true));
+            float ratio = expf(fl_torch_random_uniform(&words, from, to, true));
             width = (int64_t)rint(sqrt(area * ratio));
             height = (int64_t)rint(sqrt(area / ratio));
             if (width < 1 || width > in.width || height < 1 || height > in.height) continue;
@@ -232,12 +225,12 @@ static void test_resized_crops(void)
 static void test_a_crop_of_no_pixels(void)
 {
     fl_image_op op = resized_crop(9, 9);
+    op.scale[0] = 1;
     fl_image_config config = {
         .ops = &op, .count = 1, .channels = 1, .image_ops = fl_cpu_image_ops_find()};
-    fl_draw_step step = {.kind = FL_DRAW_RESIZED_CROP, .scale = {1, 1}, .log_ratio = {2.2f, 2.2f}};
     fl_image_plan *plan;
     CHECK_INT(fl_image_plan_open(&config, &plan, NULL), FL_OK);
-    fl_image_draws *draws = open_draws(plan, &step, 1);
+    fl_image_draws *draws = open_draws(plan, false, 2.2f, 2.2f);
     fl_torch_random random;
     fl_image_params found;
     fl_err err;
@@ -252,12 +245,11 @@ static void test_a_crop_of_no_pixels(void)
  * are a whole number and a half. */
 static void test_exp_is_asked_where_its_last_bit_decides(void)
 {
-    fl_draw_step step = erase_step;
-    fl_image_plan *plan = open_plan(&erase, 1);
-    step.p = 1;
-    step.scale[0] = step.scale[1] = 2.25f / IMAGE; /* an edge of 1.5 */
-    step.log_ratio[0] = step.log_ratio[1] = 0;
-    fl_image_draws *draws = open_draws(plan, &step, 1);
+    fl_image_op op = erase;
+    op.p = 1;
+    op.scale[0] = op.scale[1] = (double)(2.25f / IMAGE); /* an edge of 1.5 */
+    fl_image_plan *plan = open_plan(&op, 1);
+    fl_image_draws *draws = open_draws(plan, false, 0, 0);
     fl_torch_random random, before;
     fl_err err;
     fl_torch_random_seed(&random, 2);
@@ -272,29 +264,22 @@ static void test_exp_is_asked_where_its_last_bit_decides(void)
     fl_image_plan_close(plan);
 }
 
-static void check_refused(const fl_image_plan *plan, fl_draw_step first, fl_draw_step second)
+static void check_refused(const fl_image_op *ops, int32_t count)
 {
-    fl_draw_step steps[] = {first, second};
+    fl_image_plan *plan = open_plan(ops, count);
     fl_image_draws *draws;
-    CHECK_INT(fl_image_draws_open(plan, steps, 2, true, &draws, NULL), FL_EINVAL);
+    CHECK_INT(fl_image_draws_open(plan, &(fl_draw_ways){0}, &draws, NULL), FL_EINVAL);
     CHECK(draws == NULL);
+    fl_image_plan_close(plan);
 }
 
-static void test_steps_that_do_not_go_with_the_plan(void)
+static void test_operations_that_are_drawn_otherwise(void)
 {
-    fl_image_plan *plan = open_plan(flips, 2);
-    fl_draw_step flip = {.kind = FL_DRAW_FLIP};
-    check_refused(plan, flip, (fl_draw_step){.kind = FL_DRAW_FLIP, .op = 2});
-    check_refused(plan, flip, (fl_draw_step){.kind = FL_DRAW_FLIP, .op = -1});
-    check_refused(plan, flip, (fl_draw_step){.kind = FL_DRAW_CROP_V1});
-    check_refused(plan, flip, (fl_draw_step){.kind = FL_DRAW_KINDS});
-    check_refused(plan, (fl_draw_step){.kind = FL_DRAW_APPLY, .op = 2}, flip);
-    check_refused(plan, (fl_draw_step){.kind = FL_DRAW_APPLY, .op = 1},
-                  (fl_draw_step){.kind = FL_DRAW_APPLY});
-    fl_image_draws *draws;
-    CHECK_INT(fl_image_draws_open(plan, &flip, FL_MAX_DRAW_STEPS + 1, true, &draws, NULL),
-              FL_EINVAL);
-    fl_image_plan_close(plan);
+    const fl_image_op invert = {.kind = FL_OP_INVERT, .p = 0.5};
+    const fl_image_op flip = {.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5};
+    const fl_image_op apply[] = {{.kind = FL_OP_APPLY, .p = 0.5, .span = 2}, flip, erase};
+    check_refused((fl_image_op[]){flip, invert}, 2);
+    check_refused(apply, 3);
 }
 
 /* ---- columns */
@@ -310,8 +295,6 @@ static int open_fixture(fixture *fix)
 {
     static const fl_image_op ops[] = {{.kind = FL_OP_RANDOM_CROP, .size = {CROP, CROP}},
                                       {.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5}};
-    static const fl_draw_step steps[] = {{.kind = FL_DRAW_CROP_V2},
-                                         {.kind = FL_DRAW_FLIP, .op = 1, .p = 0.5f}};
     fl_image_config config = {.ops = ops,
                               .count = 2,
                               .channels = 1,
@@ -321,7 +304,7 @@ static int open_fixture(fixture *fix)
     *fix = (fixture){.plan = NULL};
     fill_random(&(uint64_t){3}, (char *)fix->images, sizeof fix->images);
     FL_TRY(fl_image_plan_open(&config, &fix->plan, &err));
-    FL_TRY(fl_image_draws_open(fix->plan, steps, 2, false, &fix->draws, &err));
+    FL_TRY(fl_image_draws_open(fix->plan, &(fl_draw_ways){0}, &fix->draws, &err));
     column_spec spec = {.view = {.data = (const char *)fix->images,
                                  .dtype = {1, 8, 1},
                                  .ndim = 4,
@@ -438,7 +421,7 @@ int main(void)
     RUN(test_resized_crops);
     RUN(test_a_crop_of_no_pixels);
     RUN(test_exp_is_asked_where_its_last_bit_decides);
-    RUN(test_steps_that_do_not_go_with_the_plan);
+    RUN(test_operations_that_are_drawn_otherwise);
     RUN(test_rows_have_the_parameters_of_their_batch);
     RUN(test_a_batch_without_draws_is_refused);
     RUN(test_every_refused_resource);

@@ -34,6 +34,7 @@ import fastloop
 from fastloop.base import originals
 from fastloop.data.image_folder import torchvision_folder
 from fastloop.data.image_folder.torchvision_folder import FolderSamples
+from fastloop.data.transforms import ops
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
@@ -435,7 +436,7 @@ def test_a_wrong_state_is_seen(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     def read_wrongly(transform: Any) -> Any:
         chain = true_chain(transform)
-        chain.steps.pop()
+        chain.ops.insert(1, ops.RandomHorizontalFlip(0))
         return chain
 
     monkeypatch.setattr(torchvision_folder.chains, "read_chain", read_wrongly)

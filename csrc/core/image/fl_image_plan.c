@@ -287,8 +287,11 @@ uint64_t fl_image_plan_seed(const fl_image_plan *plan) { return plan->seed; }
 
 bool fl_image_plan_resizes(const fl_image_plan *plan)
 {
-    for (int32_t i = 0; i < plan->count; i++)
-        if (fl_op_is_resize(plan->ops[i].kind) || plan->ops[i].kind > FL_OP_ERASE) return true;
+    for (int32_t i = 0; i < plan->count; i++) {
+        const fl_image_op *op = &plan->ops[i];
+        if (fl_op_is_resize(op->kind)) return true;
+        if (op->kind > FL_OP_ERASE && !fl_op_holds_flips(op)) return true;
+    }
     return false;
 }
 

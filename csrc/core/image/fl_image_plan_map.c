@@ -119,7 +119,7 @@ static bool is_for_device(const fl_image_plan *plan)
     for (; i < count; i++) {
         const fl_image_op *op = fl_image_plan_op(plan, i);
         const bool is_typed = fl_image_plan_output(plan)->typed_fills >> i & 1;
-        if (op->kind > FL_OP_ERASE) break;
+        if (op->kind > FL_OP_ERASE && !fl_op_holds_flips(op)) break;
         if (i > resize && fl_op_is_resize(op->kind)) return false;
         if (i < resize && resize < count && fl_op_may_pad(op)) return false;
         if (has_steps && (op->kind == FL_OP_ERASE || (is_typed && fl_op_may_pad(op)))) return false;

@@ -54,6 +54,14 @@ static inline bool fl_op_is_resize(fl_image_op_kind kind)
     return kind == FL_OP_RESIZE || kind == FL_OP_RANDOM_RESIZED_CROP;
 }
 
+/* Whether it is a RandomApply of flips alone: it moves pixels, as these do. */
+static inline bool fl_op_holds_flips(const fl_image_op *op)
+{
+    for (int32_t i = 1; i <= op->span; i++)
+        if (op[i].kind != FL_OP_HORIZONTAL_FLIP && op[i].kind != FL_OP_VERTICAL_FLIP) return false;
+    return op->kind == FL_OP_APPLY;
+}
+
 static inline bool fl_op_pads(fl_image_op_kind kind)
 {
     return kind == FL_OP_PAD || kind == FL_OP_RANDOM_CROP || kind == FL_OP_CENTER_CROP;

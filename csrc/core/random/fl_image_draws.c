@@ -1,6 +1,8 @@
 /* fl_image_draws: see fl_image_draws.h. */
 #include "fl_image_draws.h"
 
+#include "fl_op.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -9,9 +11,8 @@ enum { TRIES = 10 };
 struct fl_image_draws {
     /* set at open, then read-only */
     const fl_image_plan *plan; /* borrowed */
-    int32_t ops, steps;
-    bool is_fused;
-    fl_draw_step step[FL_MAX_DRAW_STEPS];
+    int32_t ops;
+    fl_draw_ways ways;
 
     fl_image_params *params; /* owned: [rows][ops] */
     int64_t capacity, rows;
@@ -19,61 +20,39 @@ struct fl_image_draws {
 
 /* ---- open */
 
-static bool fits_kind(fl_draw_kind kind, fl_image_op_kind op)
+static int check_op(const fl_image_op *op, fl_err *err)
 {
-    switch (kind) {
-    case FL_DRAW_CROP_V1:
-    case FL_DRAW_CROP_V2:
-        return op == FL_OP_RANDOM_CROP;
-    case FL_DRAW_FLIP:
-        return op == FL_OP_HORIZONTAL_FLIP || op == FL_OP_VERTICAL_FLIP;
-    case FL_DRAW_ERASE:
-        return op == FL_OP_ERASE;
-    case FL_DRAW_RESIZED_CROP:
-        return op == FL_OP_RANDOM_RESIZED_CROP;
+    switch (op->kind) {
+    case FL_OP_PAD:
+    case FL_OP_CENTER_CROP:
+    case FL_OP_RANDOM_CROP:
+    case FL_OP_RESIZE:
+    case FL_OP_RANDOM_RESIZED_CROP:
+    case FL_OP_HORIZONTAL_FLIP:
+    case FL_OP_VERTICAL_FLIP:
+    case FL_OP_ERASE:
+        return FL_OK;
+    case FL_OP_APPLY:
+        if (fl_op_holds_flips(op)) return FL_OK;
+        return fl_fail(err, FL_EINVAL, "RandomApply has more than flips in it");
     default:
-        return false;
+        return fl_fail(err, FL_EINVAL, "operation %d is not drawn as torchvision draws it",
+                       (int)op->kind);
     }
 }
 
-/* Whether each of the next steps is a flip, as RandomApply needs them. */
-static bool are_flips(const fl_draw_step *step, int32_t count)
-{
-    for (int32_t i = 0; i < count; i++)
-        if (step[i].kind != FL_DRAW_FLIP) return false;
-    return true;
-}
-
-static bool goes_with_plan(const fl_image_plan *plan, const fl_draw_step *steps, int32_t count)
-{
-    int32_t ops = fl_image_plan_count(plan);
-    for (int32_t i = 0; i < count; i++) {
-        const fl_draw_step *step = &steps[i];
-        if (step->kind == FL_DRAW_APPLY) {
-            if (step->op < 0 || step->op >= count - i || !are_flips(step + 1, step->op))
-                return false;
-        } else if (step->op < 0 || step->op >= ops ||
-                   !fits_kind(step->kind, fl_image_plan_op(plan, step->op)->kind)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-int fl_image_draws_open(const fl_image_plan *plan, const fl_draw_step *steps, int32_t count,
-                        bool is_fused, fl_image_draws **out, fl_err *err)
+int fl_image_draws_open(const fl_image_plan *plan, const fl_draw_ways *ways, fl_image_draws **out,
+                        fl_err *err)
 {
     *out = NULL;
-    if (count < 0 || count > FL_MAX_DRAW_STEPS || !goes_with_plan(plan, steps, count))
-        return fl_fail(err, FL_EINVAL, "the steps of drawing do not go with the plan");
+    for (int32_t i = 0; i < fl_image_plan_count(plan); i++)
+        FL_TRY(check_op(fl_image_plan_op(plan, i), err));
     fl_image_draws *self = fl_alloc(sizeof *self);
     if (self == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for draws");
     self->plan = plan;
     self->ops = fl_image_plan_count(plan);
-    self->steps = count;
-    self->is_fused = is_fused;
+    self->ways = *ways;
     self->rows = -1;
-    memcpy(self->step, steps, (size_t)count * sizeof *steps);
     *out = self;
     return FL_OK;
 }
@@ -87,11 +66,11 @@ void fl_image_draws_close(fl_image_draws *self)
 
 /* ---- draws */
 
-/* What one batch is drawn with. */
+/* What one image is drawn with. */
 typedef struct drawing {
+    const fl_draw_ways *ways;
     fl_torch_random *random;
     const fl_torch_exp *exp;
-    bool is_fused;
 } drawing;
 
 static int32_t draw_below(drawing *with, int32_t range)
@@ -99,16 +78,28 @@ static int32_t draw_below(drawing *with, int32_t range)
     return (int32_t)fl_torch_random_int(with->random, 0, range);
 }
 
-static void draw_crop(drawing *with, fl_draw_kind kind, fl_image_size in, fl_image_params *params)
+static void draw_crop(drawing *with, fl_image_size in, fl_image_params *params)
 {
     const int32_t *padding = params->padding;
     int32_t rows = in.height + padding[1] + padding[3] - params->size.height;
     int32_t columns = in.width + padding[0] + padding[2] - params->size.width;
-    bool is_v1 = kind == FL_DRAW_CROP_V1;
-    bool draws_rows = rows > 0 || (is_v1 && columns > 0);
-    bool draws_columns = columns > 0 || (is_v1 && rows > 0);
+    bool draws_rows = rows > 0 || (with->ways->is_v1 && columns > 0);
+    bool draws_columns = columns > 0 || (with->ways->is_v1 && rows > 0);
     params->top = draws_rows ? draw_below(with, rows + 1) : 0;
     params->left = draws_columns ? draw_below(with, columns + 1) : 0;
+}
+
+/* Whether a number is below p. */
+static bool draw_applied(drawing *with, double p)
+{
+    return fl_torch_random_unit(with->random) < (float)p;
+}
+
+/* Whether RandomApply applies what it holds. */
+static bool draw_gate(drawing *with, double p)
+{
+    float unit = fl_torch_random_unit(with->random);
+    return unit < (float)p || (with->ways->is_v1 && unit == (float)p);
 }
 
 typedef struct edges {
@@ -141,14 +132,16 @@ static int draw_edges(drawing *with, double area, float log_ratio, edges *out, f
     return FL_OK;
 }
 
-/* One try of a rectangle in an image of this size. */
-static int
-draw_rectangle(drawing *with, const fl_draw_step *step, fl_image_size in, edges *out, fl_err *err)
+/* One try of a rectangle in an image of this size, by operation i. */
+static int draw_rectangle(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
+                          edges *out, fl_err *err)
 {
-    const float *scale = step->scale, *log_ratio = step->log_ratio;
+    float least = (float)op->scale[0], most = (float)op->scale[1];
+    const float *log_ratio = with->ways->log_ratio[i];
+    bool is_fused = with->ways->is_fused;
     double area = (double)((int64_t)in.height * in.width);
-    float share = fl_torch_random_uniform(with->random, scale[0], scale[1], with->is_fused);
-    float ratio = fl_torch_random_uniform(with->random, log_ratio[0], log_ratio[1], with->is_fused);
+    float share = fl_torch_random_uniform(with->random, least, most, is_fused);
+    float ratio = fl_torch_random_uniform(with->random, log_ratio[0], log_ratio[1], is_fused);
     return draw_edges(with, area * share, ratio, out, err);
 }
 
@@ -177,12 +170,12 @@ crop_middle(const double ratio[2], fl_image_size in, fl_image_params *params, fl
     return FL_OK;
 }
 
-static int draw_resized_crop(drawing *with, const fl_draw_step *step, const fl_image_op *op,
-                             fl_image_size in, fl_image_params *params, fl_err *err)
+static int draw_resized_crop(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
+                             fl_image_params *params, fl_err *err)
 {
     for (int t = 0; t < TRIES; t++) {
         edges found;
-        FL_TRY(draw_rectangle(with, step, in, &found, err));
+        FL_TRY(draw_rectangle(with, op, i, in, &found, err));
         int64_t width = found.larger_with_ratio, height = found.smaller_with_ratio;
         if (width < 1 || width > in.width || height < 1 || height > in.height) continue;
         place_rectangle(with, height, width, in, params);
@@ -191,14 +184,14 @@ static int draw_resized_crop(drawing *with, const fl_draw_step *step, const fl_i
     return crop_middle(op->ratio, in, params, err);
 }
 
-static int draw_erase(drawing *with, const fl_draw_step *step, fl_image_size in,
+static int draw_erase(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
                       fl_image_params *params, fl_err *err)
 {
     params->is_applied = false;
-    if (!(fl_torch_random_unit(with->random) < step->p)) return FL_OK;
+    if (!draw_applied(with, op->p)) return FL_OK;
     for (int t = 0; t < TRIES; t++) {
         edges found;
-        FL_TRY(draw_rectangle(with, step, in, &found, err));
+        FL_TRY(draw_rectangle(with, op, i, in, &found, err));
         int64_t height = found.larger_with_ratio, width = found.smaller_with_ratio;
         if (height >= in.height || width >= in.width) continue;
         params->is_applied = true;
@@ -208,29 +201,29 @@ static int draw_erase(drawing *with, const fl_draw_step *step, fl_image_size in,
     return FL_OK;
 }
 
-/* One step for an image that has size `in` before the step's operation. */
-static int draw_step(drawing *with, const fl_draw_step *step, const fl_image_op *op,
-                     fl_image_size in, fl_image_params *params, fl_err *err)
+/* Operation i, for an image that has size `in` before it. */
+static int draw_op(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
+                   fl_image_params *params, fl_err *err)
 {
-    switch (step->kind) {
-    case FL_DRAW_FLIP:
-        params->is_applied = fl_torch_random_unit(with->random) < step->p;
+    switch (op->kind) {
+    case FL_OP_APPLY:
+        params->is_applied = draw_gate(with, op->p);
         break;
-    case FL_DRAW_ERASE:
-        return draw_erase(with, step, in, params, err);
-    case FL_DRAW_RESIZED_CROP:
-        return draw_resized_crop(with, step, op, in, params, err);
+    case FL_OP_HORIZONTAL_FLIP:
+    case FL_OP_VERTICAL_FLIP:
+        params->is_applied = draw_applied(with, op->p);
+        break;
+    case FL_OP_RANDOM_CROP:
+        draw_crop(with, in, params);
+        break;
+    case FL_OP_RANDOM_RESIZED_CROP:
+        return draw_resized_crop(with, op, i, in, params, err);
+    case FL_OP_ERASE:
+        return draw_erase(with, op, i, in, params, err);
     default:
-        draw_crop(with, step->kind, in, params);
+        break;
     }
     return FL_OK;
-}
-
-/* Whether the steps that belong to this one are drawn. */
-static bool is_on(drawing *with, const fl_draw_step *apply)
-{
-    float unit = fl_torch_random_unit(with->random);
-    return unit < apply->p || (apply->includes_p && unit == apply->p);
 }
 
 int32_t fl_image_draws_count(const fl_image_draws *self) { return self->ops; }
@@ -238,20 +231,13 @@ int32_t fl_image_draws_count(const fl_image_draws *self) { return self->ops; }
 int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_image_size in,
                        const fl_torch_exp *exp, fl_image_params *out, fl_err *err)
 {
-    drawing with = {.random = random, .exp = exp, .is_fused = self->is_fused};
+    drawing with = {.ways = &self->ways, .random = random, .exp = exp};
     fl_sample_key key = {0};
     FL_TRY(fl_image_plan_draw(self->plan, &key, in, out, err)); /* all that is not random */
-    for (int32_t i = 0; i < self->steps; i++) {
-        const fl_draw_step *step = &self->step[i];
-        if (step->kind == FL_DRAW_APPLY) {
-            if (is_on(&with, step)) continue;
-            for (int32_t k = 1; k <= step->op; k++) out[step[k].op].is_applied = false;
-            i += step->op;
-            continue;
-        }
-        const fl_image_op *op = fl_image_plan_op(self->plan, step->op);
-        fl_image_size before = step->op > 0 ? out[step->op - 1].out : in;
-        FL_TRY(draw_step(&with, step, op, before, &out[step->op], err));
+    for (int32_t i = 0; i < self->ops; i++) {
+        const fl_image_op *op = fl_image_plan_op(self->plan, i);
+        FL_TRY(draw_op(&with, op, i, i > 0 ? out[i - 1].out : in, &out[i], err));
+        if (op->kind == FL_OP_APPLY && !out[i].is_applied) i += op->span;
     }
     return FL_OK;
 }

@@ -1,36 +1,14 @@
 /* fl_image_draws: the parameters of an image plan as torchvision's operations draw them.
  *
  * Floor 1. A plan draws its parameters from a key of the sample (fl_philox). Here they come from
- * torch's generator instead, by the steps that torchvision's operations take, in their order. The
- * draws of one batch are made at once, by the thread that knows its rows; the threads that fill the
- * batch get a copy. One thread at a time calls make and copy; nothing blocks. */
+ * torch's generator instead, as torchvision's operations draw them, in their order. The draws of
+ * one batch are made at once, by the thread that knows its rows; the threads that fill the batch
+ * get a copy. One thread at a time calls make and copy; nothing blocks. */
 #ifndef FL_IMAGE_DRAWS_H
 #define FL_IMAGE_DRAWS_H
 
 #include "fl_image_plan.h"
 #include "fl_torch_random.h"
-
-/* The numbers are those that fastloop/data/transforms/torchvision_chain.py names. */
-typedef enum fl_draw_kind {
-    FL_DRAW_CROP_V1, /* RandomCrop of torchvision.transforms: two numbers, unless the size fits */
-    FL_DRAW_CROP_V2, /* of torchvision.transforms.v2: one for each axis that is longer */
-    FL_DRAW_FLIP,
-    FL_DRAW_ERASE,
-    FL_DRAW_APPLY, /* RandomApply of flips */
-    FL_DRAW_RESIZED_CROP,
-    FL_DRAW_KINDS
-} fl_draw_kind;
-
-typedef struct fl_draw_step {
-    fl_draw_kind kind;
-    int32_t op;         /* of the plan; APPLY: how many of the steps behind it are its own */
-    float p;            /* FLIP, ERASE, APPLY */
-    bool includes_p;    /* APPLY: also where the number is p itself */
-    float scale[2];     /* ERASE, RESIZED_CROP: bounds of the area, as a share of the image's; */
-    float log_ratio[2]; /* and of the logarithm of the ratio of its edges, as torch.log gives it */
-} fl_draw_step;
-
-enum { FL_MAX_DRAW_STEPS = 2 * FL_MAX_IMAGE_OPS };
 
 /* torch.exp() of a float32: *out. Asked where the last bit of it decides, because torch's differs
  * from that of C libraries. 0, or -1: it is not known, and the draw fails. */
@@ -41,10 +19,20 @@ typedef struct fl_torch_exp {
 
 typedef struct fl_image_draws fl_image_draws;
 
-/* plan: borrowed until close. is_fused: as fl_torch_random_uniform has it. FL_EINVAL: steps that do
- * not go with the plan; FL_ENOMEM. The caller owns *out. */
-int fl_image_draws_open(const fl_image_plan *plan, const fl_draw_step *steps, int32_t count,
-                        bool is_fused, fl_image_draws **out, fl_err *err);
+/* What torchvision's version and torch decide beside the plan. */
+typedef struct fl_draw_ways {
+    bool is_v1;                           /* operations are those of torchvision.transforms, not v2:
+                                             RandomCrop draws two numbers, unless the size fits, where
+                                             v2 draws one for each axis that is longer; RandomApply
+                                             applies also where the number is p itself */
+    bool is_fused;                        /* as fl_torch_random_uniform has it */
+    float log_ratio[FL_MAX_IMAGE_OPS][2]; /* of each operation: torch.log() of its ratio */
+} fl_draw_ways;
+
+/* plan: borrowed until close. FL_EINVAL: it has an operation that is not torchvision's as it stands
+ * here, or a RandomApply of more than flips; FL_ENOMEM. The caller owns *out. */
+int fl_image_draws_open(const fl_image_plan *plan, const fl_draw_ways *ways, fl_image_draws **out,
+                        fl_err *err);
 void fl_image_draws_close(fl_image_draws *self); /* NULL is fine */
 
 /* How many parameters a row has: as many as the plan has operations. */

@@ -6,55 +6,47 @@
 
 enum { LARGE_BYTES = 64 * 1024 }; /* of a result; the interpreter lock is let go for more */
 
-static int read_step(PyObject *item, fl_draw_step *out)
+/* torch.log() of a bound of a ratio, which `log` gives: 0, or -1 and an exception. */
+static int ask_log(PyObject *log, double bound, float *out)
 {
-    int kind, includes_p;
-    if (!PyTuple_Check(item))
-        PyErr_SetString(PyExc_TypeError, "ImageDraws: a step is a tuple");
-    else if (PyArg_ParseTuple(item, "iifp(ff)(ff):ImageDraws", &kind, &out->op, &out->p,
-                              &includes_p, &out->scale[0], &out->scale[1], &out->log_ratio[0],
-                              &out->log_ratio[1])) {
-        out->kind = (fl_draw_kind)kind;
-        out->includes_p = includes_p;
-        return 0;
-    }
-    return -1;
+    PyObject *argument = PyFloat_FromDouble(bound);
+    PyObject *value = argument != NULL ? PyObject_CallOneArg(log, argument) : NULL;
+    Py_XDECREF(argument);
+    *out = value != NULL ? (float)PyFloat_AsDouble(value) : 0;
+    Py_XDECREF(value);
+    return PyErr_Occurred() ? -1 : 0;
 }
 
-static int read_steps(PyObject *tuple, fl_draw_step *steps)
+static int read_ratios(const fl_image_plan *plan, PyObject *log, fl_draw_ways *out)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
-    if (count > FL_MAX_DRAW_STEPS) {
-        PyErr_Format(PyExc_ValueError, "ImageDraws: %zd steps, and at most %d are possible", count,
-                     FL_MAX_DRAW_STEPS);
-        return -1;
+    for (int32_t i = 0; i < fl_image_plan_count(plan); i++) {
+        const fl_image_op *op = fl_image_plan_op(plan, i);
+        if (op->kind != FL_OP_RANDOM_RESIZED_CROP && op->kind != FL_OP_ERASE) continue;
+        for (int k = 0; k < 2; k++)
+            if (ask_log(log, op->ratio[k], &out->log_ratio[i][k]) != 0) return -1;
     }
-    for (Py_ssize_t i = 0; i < count; i++)
-        if (read_step(PyTuple_GET_ITEM(tuple, i), &steps[i]) != 0) return -1;
     return 0;
 }
 
 static PyObject *draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"plan", "steps", "is_fused", "exp", NULL};
+    static char *keywords[] = {"plan", "is_v1", "is_fused", "exp", "log", NULL};
     const fl_py_state *state = PyType_GetModuleState(type);
-    PyObject *plan, *steps, *exp;
-    fl_draw_step list[FL_MAX_DRAW_STEPS];
-    int is_fused;
+    PyObject *plan, *exp, *log;
+    int is_v1, is_fused;
     fl_err err;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!pO:ImageDraws", keywords,
-                                     state->image_plan_type, &plan, &PyTuple_Type, &steps,
-                                     &is_fused, &exp) ||
-        read_steps(steps, list) != 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!ppOO:ImageDraws", keywords,
+                                     state->image_plan_type, &plan, &is_v1, &is_fused, &exp, &log))
         return NULL;
+    fl_draw_ways ways = {.is_v1 = is_v1, .is_fused = is_fused};
+    if (read_ratios(((fl_py_image_plan *)plan)->plan, log, &ways) != 0) return NULL;
     fl_py_image_draws *self = (fl_py_image_draws *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->plan = (fl_py_image_plan *)Py_NewRef(plan);
     self->exp = Py_NewRef(exp);
     self->exps = PyDict_New();
     int status = self->exps != NULL ? fl_py_dlpack_open_torch(&self->dlpack) : -1;
-    if (status == 0 && fl_image_draws_open(self->plan->plan, list, (int32_t)PyTuple_GET_SIZE(steps),
-                                           is_fused, &self->draws, &err) != FL_OK) {
+    if (status == 0 && fl_image_draws_open(self->plan->plan, &ways, &self->draws, &err) != FL_OK) {
         fl_py_raise(&err, NULL);
         status = -1;
     }
@@ -273,12 +265,11 @@ static PyMethodDef draws_methods[] = {
     {"apply", (PyCFunction)draws_apply, METH_VARARGS, apply_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    draws_doc,
-    "ImageDraws(plan, steps, is_fused, exp)\n--\n\n"
-    "An ImagePlan whose parameters are drawn as torchvision's operations draw them.\n\n"
-    "steps: tuples (kind, op, p, includes_p, scale, log_ratio), the fields of fl_draw_step.\n"
-    "is_fused: as of TorchRandom.uniform. exp: a function that gives torch.exp() of a float32.");
+PyDoc_STRVAR(draws_doc,
+             "ImageDraws(plan, is_v1, is_fused, exp, log)\n--\n\n"
+             "An ImagePlan whose parameters are drawn as torchvision's operations draw them.\n\n"
+             "is_v1: as those of torchvision.transforms, else of its v2. is_fused: as of\n"
+             "TorchRandom.uniform. exp, log: functions that give torch's results of a float32.");
 
 static PyType_Slot draws_slots[] = {{Py_tp_doc, (void *)draws_doc},
                                     {Py_tp_new, draws_new},

@@ -8,9 +8,9 @@ known exactly is refused: other classes, replaced methods, hooks, code of anothe
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -24,10 +24,6 @@ from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
 from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan
 
-# (kind, op, p, includes_p, scale, log_ratio): the fields of fl_draw_step.
-Step = tuple[int, int, float, bool, tuple[float, ...], tuple[float, ...]]
-_CROP_V1, _CROP_V2, _FLIP, _ERASE, _APPLY, _RESIZED = range(6)  # enum fl_draw_kind
-_NO_RANGE = (0.0, 0.0)
 _MODULES = "torchvision.transforms", "torchvision.transforms.v2"
 _PIL, _BYTES, FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
 
@@ -39,7 +35,7 @@ class _Unit(Values):
         return Numbers(numbers.values.to(torch.float32).div(255), torch.float32)
 
 
-@functools.cache
+@cache
 def is_fused() -> bool | None:
     """Tell whether this torch computes uniform numbers in one rounding; None: in another way."""
     bounds = 0.08, 0.93
@@ -48,7 +44,7 @@ def is_fused() -> bool | None:
     return next((how for how, found in ways.items() if found == numbers.tolist()), None)
 
 
-@functools.cache
+@cache
 def find_pillow() -> int:
     """Return the number of the bilinear fl_interpolation with this Pillow's order of the axes; the
     bicubic one is that number + 1. 0: none resizes as this Pillow does."""
@@ -65,9 +61,10 @@ def find_pillow() -> int:
     return next((how for how in (6, 4) if all(is_same(how, *size) for size in sizes)), 0)
 
 
-def torch_exp(x: float) -> float:
-    """Return torch's exponential of a float32."""
-    return torch.exp(torch.tensor([x])).item()
+def _of_float(function: Any, x: float) -> float:
+    """Return what a function of torch makes of a float32."""
+    found: float = function(torch.tensor([x])).item()
+    return found
 
 
 def _check_unaltered(op: Any) -> None:
@@ -76,7 +73,8 @@ def _check_unaltered(op: Any) -> None:
         is_held = name == "_fill" and list(value.values()) == [op.fill]
         is_other = isinstance(value, dict) and value and not is_held
         is_other = is_other or callable(value) or callable(getattr(type(op), name, None))
-        is_other = is_other or (isinstance(value, torch.Tensor) and name != "_log_ratio")
+        if isinstance(value, torch.Tensor):
+            is_other = not (name == "_log_ratio" and value.equal(torch.log(torch.tensor(op.ratio))))
         refuse_if(is_other, f"{type(op).__name__}.{name} was replaced or added")
 
 
@@ -87,7 +85,6 @@ class Chain:
     Attributes:
         form: what images are behind the operations read so far; at first _PIL or _BYTES.
         ops: as compile_plan() takes them.
-        steps: what is drawn, in order.
         things: the objects that were read.
 
     Raises:
@@ -96,7 +93,6 @@ class Chain:
 
     form: str
     ops: list[Geometry | Values] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
     things: list[Any] = field(default_factory=list)
     was_pil: bool = False  # at first
     version: int = 0  # of the operations read so far; 0: none
@@ -128,22 +124,11 @@ class Chain:
     ) -> tuple[Plan, ImageDraws]:
         """Return a plan for images of this shape, 0 for edges that differ, and what it draws."""
         plan = compile_plan(tuple(self.ops), shape, layout, out_layout, may_differ=True)
-        return plan, ImageDraws(plan.core, tuple(self.steps), bool(is_fused()), torch_exp)
+        functions = (partial(_of_float, function) for function in (torch.exp, torch.log))
+        return plan, ImageDraws(plan.core, self.version == 1, bool(is_fused()), *functions)
 
-    def _add(self, op: Any, kind: int = -1, **others: Any) -> None:
-        """Add fastloop's operation of this name, and a step for what it draws.
-
-        Args:
-            others: arguments in place of attributes.
-        """
-        place = sum(isinstance(each, Geometry) for each in self.ops)
-        area: Any = _NO_RANGE, _NO_RANGE
-        if kind in (_ERASE, _RESIZED):
-            # v1 computes the logarithm with every image.
-            ratio = torch.log(torch.tensor(op.ratio)) if self.version == 1 else op._log_ratio
-            area = tuple(map(float, op.scale)), tuple(ratio.tolist())
-        if kind >= 0:
-            self.steps.append((kind, place, float(getattr(op, "p", 0)), False, *area))
+    def _add(self, op: Any, **others: Any) -> None:
+        """Add fastloop's operation of this name; `others`: arguments in place of attributes."""
         self.ops.append(make_own(image_ops.get_operation(type(op).__name__), op, **others))
 
     # ---- one function for each sort of operation
@@ -155,11 +140,9 @@ class Chain:
             self.read(part)
 
     def _apply(self, op: Any) -> None:
-        place, parts = len(self.steps), len(op.transforms)
-        self.steps.append((_APPLY, parts, float(op.p), self.version == 1, _NO_RANGE, _NO_RANGE))
+        before, self.ops = self.ops, []
         self._read_parts(op)
-        is_flips = [step[0] for step in self.steps[place + 1 :]] == [_FLIP] * parts
-        refuse_if(not is_flips, "RandomApply has more than flips in it")
+        self.ops = [*before, image_ops.RandomApply(self.ops, op.p)]
 
     def _crop(self, op: Any) -> None:
         name, may_pad = type(op).__name__, getattr(op, "pad_if_needed", False)
@@ -167,18 +150,17 @@ class Chain:
             is_filled = op.padding_mode == "constant" or (self.form == _PIL and not may_pad)
             fault = f"{name} has a fill or a padding_mode that C does not do"
             refuse_if(type(op.fill) is not int or not is_filled, fault)
-        drawn = _CROP_V1 if self.version == 1 else _CROP_V2
-        self._add(op, drawn if name == "RandomCrop" else -1)
+        self._add(op)
         self.is_view |= self.form == FLOATS and name != "Pad"
         may_pad |= name == "CenterCrop"
         self.has_strides_by_size |= may_pad and self.form != _PIL and self.was_pil
 
     def _resize(self, op: Any) -> None:
         """Take resizes with the weights of Pillow, or of torch; v1 resizes tensors as floats."""
-        is_pil, kind = self.form == _PIL, -1 if type(op).__name__ == "Resize" else _RESIZED
+        is_pil = self.form == _PIL
         refuse_if(not is_pil and self.version == 1, "C does not resize tensors as v1 does")
         # With images of PIL None is True; False warns.
-        self._add(op, kind, antialias=True if is_pil and op.antialias is None else op.antialias)
+        self._add(op, antialias=True if is_pil and op.antialias is None else op.antialias)
         self.has_other_strides |= not is_pil and self.was_pil
         if is_pil:
             resize: Any = self.ops[-1]
@@ -211,10 +193,9 @@ class Chain:
 _READERS: dict[str, tuple[Any, ...]] = {
     "Compose": (Chain._read_parts,),
     "RandomApply": (Chain._apply,),
-    "RandomHorizontalFlip": (functools.partial(Chain._add, kind=_FLIP),),
-    "RandomVerticalFlip": (functools.partial(Chain._add, kind=_FLIP),),
+    **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip"), (Chain._add,)),
     **dict.fromkeys(("RandomCrop", "Pad", "CenterCrop"), (Chain._crop,)),
-    "RandomErasing": (functools.partial(Chain._add, kind=_ERASE), FLOATS),
+    "RandomErasing": (Chain._add, FLOATS),
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
     **dict.fromkeys(("ToTensor", "PILToTensor"), (Chain._convert, _PIL)),
     "ToImage": (Chain._convert, _PIL, _BYTES),
@@ -237,9 +218,10 @@ def open_plan(
     try:
         chain = read_chain(transform)
         plan, draws = chain.compile(shape, layout)
+        shown = [(op, getattr(op, "p", None)) for op in chain.ops]
     except (TypeError, ValueError) as error:
         raise ValueError(f"the transform: {error}") from None
-    return plan, draws, Snapshot(chain.things), f"{shape} {chain.steps} {chain.ops}"
+    return plan, draws, Snapshot(chain.things), f"{shape} {chain.version} {shown}"
 
 
 def read_chain(transform: Any, is_tensor: bool = False) -> Chain:
