@@ -42,7 +42,7 @@ class SequenceColumn:
         max_tokens: int = 0,
         is_int64: bool = False,
         is_label: bool = False,
-        padding: bytes = b"",
+        padding: bytes | int | None = None,
         ignored: int | None = None,
         name: str = "",
         main_name: str = "",

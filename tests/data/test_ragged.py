@@ -286,12 +286,12 @@ def test_arrow_columns_that_are_refused() -> None:
         (
             pa.array([[1], None]),
             ValueError,
-            "got 1 null lists and 0 null values in a chunk .fill or",
+            "got 1 null lists and 0 null values .fill or",
         ),
         (
             pa.array([[1], [None]]),
             ValueError,
-            "no nulls, got 0 null lists and 1 null values in a chunk",
+            "no nulls, got 0 null lists and 1 null values",
         ),
         (pa.array([1, 2]), TypeError, "column must be a pyarrow .*of int64"),
         (pa.array([["a"]]), TypeError, "column must be a pyarrow .*of list<item: string>"),

@@ -404,10 +404,10 @@ def test_other_batches_are_left_with_a_warning(monkeypatch: pytest.MonkeyPatch) 
     """C pads with another number than the tokenizer."""
     add = hugging_face._Samples.add
 
-    def add_other(
-        self: Any, output: str, lists: Any, kind: str, *padding: Any, **other: Any
-    ) -> None:
-        add(self, output, lists, kind, *(number + 1 for number in padding), **other)
+    def add_other(self: Any, output: str, lists: Any, kind: str, **options: Any) -> None:
+        if "padding" in options:
+            options["padding"] += 1
+        add(self, output, lists, kind, **options)
 
     monkeypatch.setattr(hugging_face._Samples, "add", add_other)
     options: dict[str, Any] = {

@@ -20,9 +20,8 @@ enum { OUTPUTS = sizeof outputs / sizeof *outputs, INT = 0, UINT = 1, MOST_BYTES
 
 /* The arguments as Python gives them; objects are borrowed. */
 typedef struct column_arguments {
-    PyObject *tensor_type, *offsets, *values, *main, *ignored, *name, *main_name;
-    const char *output, *padding;
-    Py_ssize_t padding_bytes;
+    PyObject *tensor_type, *offsets, *values, *main, *padding, *ignored, *name, *main_name;
+    const char *output;
     int leader, is_left, is_int64, is_label;
     long long multiple, max_length, max_tokens;
 } column_arguments;
@@ -78,16 +77,22 @@ static int set_values(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *o
     return 0;
 }
 
-/* The element that pads, of the output's dtype; is_int64 is then whether values are widened. */
-static int set_padding(const column_arguments *args, const fl_ragged *ragged, char *padding)
+/* The element that pads, of the output's dtype: its bytes, or an int, and the output is int64. */
+static int set_padding(column_arguments *args, const fl_ragged *ragged, char *padding)
 {
-    int64_t bytes = args->is_int64 ? (int64_t)sizeof(int64_t) : fl_dtype_bytes(ragged->dtype);
     bool is_integer = ragged->dtype.code == INT || ragged->dtype.code == UINT;
-    if (args->padding_bytes != bytes || (args->is_int64 && !is_integer)) {
+    bool is_number = PyLong_CheckExact(args->padding);
+    int64_t number = is_number ? PyLong_AsLongLong(args->padding) : 0;
+    if (number == -1 && PyErr_Occurred()) return -1;
+    if (is_number) args->is_int64 = ragged->dtype.code != INT || ragged->dtype.bits != 64;
+    int64_t bytes = args->is_int64 ? (int64_t)sizeof number : fl_dtype_bytes(ragged->dtype);
+    bool fits = PyBytes_Check(args->padding) && PyBytes_GET_SIZE(args->padding) == bytes;
+    if (!(is_number || fits) || (args->is_int64 && !is_integer)) {
         PyErr_SetString(PyExc_ValueError, "SequenceColumn: padding is no element of the output");
         return -1;
     }
-    memcpy(padding, args->padding, (size_t)bytes);
+    memcpy(padding, is_number ? (const char *)&number : PyBytes_AS_STRING(args->padding),
+           (size_t)bytes);
     return 0;
 }
 
@@ -104,14 +109,13 @@ static int set_ignored(const column_arguments *args, fl_column_pad_config *confi
     return -1;
 }
 
-static int set_pad(fl_py_sequence_column *self, const fl_ragged *ragged,
-                   const column_arguments *args, int output)
+static int
+set_pad(fl_py_sequence_column *self, const fl_ragged *ragged, column_arguments *args, int output)
 {
     fl_column_pad_config *config = &self->pad;
     *config = (fl_column_pad_config){.ragged = *ragged,
                                      .output = (fl_pad_output)output,
                                      .is_left = args->is_left != 0,
-                                     .is_widened = args->is_int64 != 0,
                                      .multiple = args->multiple,
                                      .max_length = args->max_length,
                                      .ops = &fl_cpu_sequence_ops};
@@ -120,17 +124,18 @@ static int set_pad(fl_py_sequence_column *self, const fl_ragged *ragged,
         return -1;
     }
     if (output != FL_PAD_VALUES) return 0;
-    return set_padding(args, ragged, config->padding) == 0 ? set_ignored(args, config) : -1;
+    if (set_padding(args, ragged, config->padding) != 0) return -1;
+    config->is_widened = args->is_int64 != 0;
+    return set_ignored(args, config);
 }
 
 static int set_pack(fl_py_sequence_column *self, const fl_py_dlpack *dlpack,
-                    const fl_ragged *ragged, const column_arguments *args, int output)
+                    const fl_ragged *ragged, column_arguments *args, int output)
 {
     fl_column_pack_config *config = &self->pack;
     *config = (fl_column_pack_config){.ragged = *ragged,
                                       .leader = args->leader,
                                       .output = (fl_pack_output)output,
-                                      .is_widened = args->is_int64 != 0,
                                       .is_label = args->is_label != 0,
                                       .max_tokens = args->max_tokens,
                                       .name = PyUnicode_AsUTF8(args->name),
@@ -144,10 +149,13 @@ static int set_pack(fl_py_sequence_column *self, const fl_py_dlpack *dlpack,
                         "negative");
         return -1;
     }
-    return output == FL_PACK_VALUES ? set_padding(args, ragged, config->padding) : 0;
+    if (output != FL_PACK_VALUES) return 0;
+    if (set_padding(args, ragged, config->padding) != 0) return -1;
+    config->is_widened = args->is_int64 != 0;
+    return 0;
 }
 
-static int set_config(fl_py_sequence_column *self, const column_arguments *args)
+static int set_config(fl_py_sequence_column *self, column_arguments *args)
 {
     fl_py_dlpack dlpack;
     fl_ragged ragged = {0};
@@ -173,15 +181,14 @@ static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     column_arguments given = {.values = Py_None,
                               .main = Py_None,
                               .ignored = Py_None,
-                              .padding = "",
+                              .padding = Py_None,
                               .multiple = 1,
                               .max_length = INT64_MAX};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OsO|O$OipLLLppy#OUU:SequenceColumn", keywords, &given.tensor_type,
+            args, kwargs, "OsO|O$OipLLLppOOUU:SequenceColumn", keywords, &given.tensor_type,
             &given.output, &given.offsets, &given.values, &given.main, &given.leader,
             &given.is_left, &given.multiple, &given.max_length, &given.max_tokens, &given.is_int64,
-            &given.is_label, &given.padding, &given.padding_bytes, &given.ignored, &given.name,
-            &given.main_name))
+            &given.is_label, &given.padding, &given.ignored, &given.name, &given.main_name))
         return NULL;
     fl_py_sequence_column *self = (fl_py_sequence_column *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
@@ -268,15 +275,15 @@ PyDoc_STRVAR(
     column_doc,
     "SequenceColumn(tensor_type, output, offsets, values=None, *, main=None, leader=0,\n"
     "               is_left=False, multiple=1, max_length=2**63 - 1, max_tokens=0,\n"
-    "               is_int64=False, is_label=False, padding=b'', ignored=None, name='',\n"
+    "               is_int64=False, is_label=False, padding=None, ignored=None, name='',\n"
     "               main_name='')\n--\n\n"
     "One output of a batch of sequences, as a source of a Table.\n\n"
     "output: 'padded', 'mask' or 'lengths' of PadCollate; 'packed', 'positions', 'bounds' or\n"
     "'longest' of PackCollate. offsets: int32 or int64 vector, or [n, 2] of beginnings and ends.\n"
-    "values: contiguous vector, for 'padded' and 'packed', on the CPU or, for SequenceBatches, on "
-    "a\n"
-    "CUDA device. padding: bytes of an element of the\n"
-    "output. ignored: of an int64 output of 'padded', the value that comes out as padding.\n"
+    "values: contiguous vector, for 'padded' and 'packed', on the CPU or, for SequenceBatches,\n"
+    "on a CUDA device. padding: bytes of an element of the output; or an int, and integers\n"
+    "come out as int64. ignored: of an int64 output of 'padded', the value that comes out as\n"
+    "padding.\n"
     "main: offsets of the main field, for PackCollate's; leader: how many columns before this one\n"
     "in the table is the first of them, 0 for that itself. max_tokens: 0 for one row. name,\n"
     "main_name: how errors call the fields.");

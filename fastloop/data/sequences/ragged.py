@@ -62,28 +62,7 @@ def _as_dtype(values: torch.Tensor, dtype: Any) -> torch.Tensor:
     return converted
 
 
-# ---- from Arrow
-
 _ARROW_LISTS = r"(large_)?list<.*: (bool|u?int\d+|halffloat|float|double)( not null)?>"
-
-
-def check_lists(column: Any) -> None:
-    """Raises TypeError: not lists of numbers."""
-    kind = str(getattr(column, "type", "no Arrow type"))
-    if not re.fullmatch(_ARROW_LISTS, kind):
-        rule = "a pyarrow Array or ChunkedArray of lists of numbers"
-        got = f"{type(column).__name__} of {kind}"
-        raise TypeError(f"column must be {rule} (table.column('input_ids')), got {got}")
-
-
-def read_chunk(chunk: Any) -> tuple[Array, Array]:
-    """Return values and offsets as they lie in the buffers of Arrow."""
-    offsets = chunk.offsets.to_numpy(zero_copy_only=True)
-    used = chunk.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    got = f"{chunk.null_count} null lists and {used.null_count} null values in a chunk"
-    fault = f"column must have no nulls, got {got} (fill or drop them first)"
-    refuse_if(chunk.null_count or used.null_count, fault)
-    return used.to_numpy(zero_copy_only=str(used.type) != "bool"), offsets - offsets[0]
 
 
 class RaggedArray(Sequence[torch.Tensor]):
@@ -163,14 +142,20 @@ class RaggedArray(Sequence[torch.Tensor]):
             TypeError: a column of another type.
             ValueError: a column with nulls.
         """
-        check_lists(column)
+        kind = str(getattr(column, "type", "no Arrow type"))
+        if not re.fullmatch(_ARROW_LISTS, kind):
+            rule = "a pyarrow Array or ChunkedArray of lists of numbers"
+            got = f"{type(column).__name__} of {kind}"
+            raise TypeError(f"column must be {rule} (table.column('input_ids')), got {got}")
         chunks = getattr(column, "chunks", [column]) or [column.combine_chunks()]
-        parts = list(map(read_chunk, chunks))
-        if len(parts) == 1:
-            return cls(*parts[0])
-        lengths = np.concatenate([np.diff(offsets) for _, offsets in parts])
+        flat = [chunk.flatten() for chunk in chunks]
+        lists, numbers = (sum(each.null_count for each in parts) for parts in (chunks, flat))
+        got = f"{lists} null lists and {numbers} null values (fill or drop them first)"
+        refuse_if(lists or numbers, f"column must have no nulls, got {got}")
+        values = [part.to_numpy(zero_copy_only=False) for part in flat]
+        lengths = np.concatenate([chunk.value_lengths().to_numpy() for chunk in chunks])
         offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
-        return cls(np.concatenate([values for values, _ in parts]), offsets)
+        return cls(values[0] if len(values) == 1 else np.concatenate(values), offsets)
 
     def bytes_for(self, device: torch.device) -> int:
         """Return how many bytes ``to()`` copies."""

@@ -29,7 +29,6 @@ _PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
 # With other values of these attributes, collators draw numbers or make what C does not.
 _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
 _NEEDED["position_ids_start"] = 0
-_LARGE = 10**20  # a longer model_max_length is none
 
 
 class _Samples:
@@ -77,14 +76,9 @@ class _Samples:
         leave_if(differ, f"lists of column {name!r} are not as long as those beside them")
         return values, ends
 
-    def add(
-        self, output: str, lists: tuple[Array, Array], kind: str, *padding: Any, **options: Any
-    ) -> None:
+    def add(self, output: str, lists: tuple[Array, Array], kind: str, **options: Any) -> None:
         """Add an output that C makes of lists."""
         values, ends = lists
-        if padding:
-            options["is_int64"] = values.dtype != np.int64
-            options["padding"] = np.int64(padding[0]).tobytes()
         column = SequenceColumn(torch.Tensor, kind, ends, values, **options)
         self.outputs[output] = Column(output, column, self.file)
 
@@ -144,7 +138,7 @@ def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any 
     if padding == "max_length":
         width = tokenizer.model_max_length if max_length is None else max_length
         shortest, longest = samples.lengths.min(), samples.lengths.max()
-        fits = shortest > 0 and longest <= width < _LARGE
+        fits = shortest > 0 and longest <= width < 2**31
         text = f"padding='max_length' takes lists of 1 to {width} ids, got {shortest} to {longest}"
         leave_if(not fits, text)
         multiple *= -(-width // multiple)
@@ -156,7 +150,7 @@ def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any 
     for name in samples.names:
         if name in values:
             lists = first if name == main else samples.lists(name)
-            samples.add(name, lists, "padded", values[name], **options)
+            samples.add(name, lists, "padded", padding=values[name], **options)
         else:
             samples.add_rows(name, name)
     if "attention_mask" in values and "attention_mask" not in samples.names:
@@ -187,7 +181,7 @@ def _for_language(samples: _Samples, collator: Any) -> None:
     for name in ("special_tokens_mask", "offset_mapping"):
         samples.outputs.pop(name, None)
     ignored = collator.tokenizer.pad_token_id
-    samples.add("labels", lists, "padded", -100, ignored=ignored, **options)
+    samples.add("labels", lists, "padded", padding=-100, ignored=ignored, **options)
 
 
 def _flatten(samples: _Samples, collator: Any) -> None:
@@ -196,12 +190,12 @@ def _flatten(samples: _Samples, collator: Any) -> None:
     labels = samples.lists("labels") if "labels" in samples.names else ids
     samples.how = separator, collator.return_position_ids, collator.return_flash_attn_kwargs
 
-    def add(name: str, lists: Any, kind: str, *padding: Any, **options: Any) -> None:
-        options |= {"main": ids[1], "leader": len(samples.outputs), "name": name}
-        samples.add(name, lists, kind, *padding, **options)
+    def add(name: str, lists: Any, kind: str, **options: Any) -> None:
+        leader = len(samples.outputs)
+        samples.add(name, lists, kind, main=ids[1], leader=leader, name=name, **options)
 
-    add("input_ids", ids, "packed", 0)
-    add("labels", labels, "packed", separator, is_label=True)
+    add("input_ids", ids, "packed", padding=0)
+    add("labels", labels, "packed", padding=separator, is_label=True)
     if collator.return_position_ids:
         add("position_ids", ids, "positions")
     if collator.return_flash_attn_kwargs:
