@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,9 +51,6 @@ class _Plan:
         chain.things.clear()  # the Compose among them may be forgotten
 
     def make(self, image: Any, seam: Seam, generator: torch.Generator) -> Tensor:
-        if type(image) is not Tensor:
-            width, height = image.size
-            image = np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, -1)
         out = torch.empty(self._shape) if self._shape is not None else self._plan.empty()
         self._draws.apply(image, out, generator)
         seam.native += generator is torch.default_generator  # else it is compared
@@ -90,12 +86,7 @@ class _Transform:
         many = f"images or attributes have changed more than {_MOST_PLANS} times"
         try:
             refuse_if(self.count > _MOST_PLANS, many)
-            chain = chains.read_chain(compose, is_tensor)
-            is_float = chain.form == chains.FLOATS
-            refuse_if(not is_float, "results are bytes, which may share memory with images")
-            refuse_if(chain.is_view, "results may share memory with larger tensors; crop earlier")
-            late = "a tensor that was a PIL image is resized; resize before ToImage"
-            refuse_if(chain.has_other_strides, late)
+            chain = chains.read_chain(compose, is_tensor, is_single=True)
         except (TypeError, ValueError) as error:
             self.seam.leave("a transform", str(error))
             self.plans[kind] = None

@@ -2,6 +2,7 @@
 #include "fl_py_image_draws.h"
 
 #include "fl_py.h"
+#include "fl_py_numpy.h"
 #include "fl_py_torch_random.h"
 
 enum { LARGE_BYTES = 64 * 1024 }; /* of a result; the interpreter lock is let go for more */
@@ -221,31 +222,73 @@ static PyObject *draws_draw_from(fl_py_image_draws *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(apply_doc,
-             "apply(image, out, generator)\n--\n\n"
-             "Draw for one image from a torch.Generator, whose state moves on, and write what the\n"
-             "plan makes of the image to `out`. After ValueError or TypeError neither is changed.");
+/* The pixels of an image of PIL, as bytes that the caller owns. */
+static PyObject *read_pil(const fl_py_image_plan *plan, PyObject *image, fl_image_source *out)
+{
+    int32_t channels = fl_image_plan_channels(plan->plan);
+    PyObject *size = PyObject_GetAttrString(image, "size"), *bytes = NULL;
+    fl_image_size in = {0, 0};
+    if (size != NULL && PyArg_Parse(size, "(ii)", &in.width, &in.height))
+        bytes = PyObject_CallMethod(image, "tobytes", NULL);
+    Py_XDECREF(size);
+    if (bytes == NULL) return NULL;
+    int64_t row = (int64_t)in.width * channels;
+    if (plan->layout != FL_HWC || !PyBytes_Check(bytes) ||
+        PyBytes_GET_SIZE(bytes) != row * in.height) {
+        PyErr_Format(PyExc_ValueError, "apply: the image is not uint8, HWC, with %d channels",
+                     channels);
+        Py_CLEAR(bytes);
+        return NULL;
+    }
+    *out = (fl_image_source){.data = (const uint8_t *)PyBytes_AS_STRING(bytes),
+                             .stride_y = row,
+                             .stride_x = channels,
+                             .stride_c = 1,
+                             .size = in};
+    return bytes;
+}
+
+static int
+apply(fl_py_image_draws *self, const fl_image_source *source, PyObject *out, PyObject *generator)
+{
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_err err = {0};
+    int status;
+    char *data = fl_py_image_plan_memory(self->plan, out);
+    request what = {.in = source->size, .params = params};
+    if (data == NULL || draw_from(self, generator, &what) != 0) return -1;
+    if (fl_image_plan_out_bytes(self->plan->plan) < LARGE_BYTES) {
+        status = fl_image_plan_apply(self->plan->plan, params, source, data, &err);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        status = fl_image_plan_apply(self->plan->plan, params, source, data, &err);
+        Py_END_ALLOW_THREADS
+    }
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+PyDoc_STRVAR(
+    apply_doc,
+    "apply(image, out, generator)\n--\n\n"
+    "Draw for one image, a tensor, an ndarray or an image of PIL, from a torch.Generator,\n"
+    "whose state moves on, and write what the plan makes of the image to `out`. After\n"
+    "ValueError or TypeError neither is changed.");
 
 static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
 {
-    PyObject *image, *out, *generator;
-    fl_image_params params[FL_MAX_IMAGE_OPS];
+    PyObject *image, *out, *generator, *bytes = NULL;
     fl_image_source source;
-    fl_err err = {0};
-    int status;
     if (!PyArg_ParseTuple(args, "OOO:apply", &image, &out, &generator)) return NULL;
-    if (fl_py_image_plan_source(self->plan, image, &source) != 0) return NULL;
-    char *data = fl_py_image_plan_memory(self->plan, out);
-    request what = {.in = source.size, .params = params};
-    if (data == NULL || draw_from(self, generator, &what) != 0) return NULL;
-    if (fl_image_plan_out_bytes(self->plan->plan) < LARGE_BYTES) {
-        status = fl_image_plan_apply(self->plan->plan, params, &source, data, &err);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        status = fl_image_plan_apply(self->plan->plan, params, &source, data, &err);
-        Py_END_ALLOW_THREADS
+    if (fl_py_is_tensor(&self->dlpack, image) || fl_py_is_array(image)) {
+        if (fl_py_image_plan_source(self->plan, image, &source) != 0) return NULL;
+    } else if ((bytes = read_pil(self->plan, image, &source)) == NULL) {
+        return NULL;
     }
-    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    int status = apply(self, &source, out, generator);
+    Py_XDECREF(bytes);
+    if (status != 0) return NULL;
     Py_RETURN_NONE;
 }
 

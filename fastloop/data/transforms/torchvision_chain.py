@@ -25,7 +25,7 @@ from fastloop.data.transforms.dataset_transform import make_own
 from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan
 
 _MODULES = "torchvision.transforms", "torchvision.transforms.v2"
-_PIL, _BYTES, FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
+_PIL, _BYTES, _FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
 
 
 class _Unit(Values):
@@ -95,9 +95,9 @@ class Chain:
     ops: list[Geometry | Values] = field(default_factory=list)
     things: list[Any] = field(default_factory=list)
     was_pil: bool = False  # at first
+    is_single: bool = False  # results keep their class and strides, and memory of their own
     version: int = 0  # of the operations read so far; 0: none
     is_tv_tensor: bool = False  # an Image of tv_tensors
-    has_other_strides: bool = False  # resized as a tensor that was PIL: they depend on the crop
     has_strides_by_size: bool = False  # padded, if smaller, as a tensor that was PIL
     is_view: bool = False  # the result may be part of a larger tensor
 
@@ -129,7 +129,7 @@ class Chain:
 
     def _add(self, op: Any, **others: Any) -> None:
         """Add fastloop's operation of this name; `others`: arguments in place of attributes."""
-        self.ops.append(make_own(image_ops.get_operation(type(op).__name__), op, **others))
+        self.ops += make_own(image_ops.get_operation(type(op).__name__), op, **others)._chain()
 
     # ---- one function for each sort of operation
 
@@ -151,7 +151,7 @@ class Chain:
             fault = f"{name} has a fill or a padding_mode that C does not do"
             refuse_if(type(op.fill) is not int or not is_filled, fault)
         self._add(op)
-        self.is_view |= self.form == FLOATS and name != "Pad"
+        self.is_view |= self.form == _FLOATS and name != "Pad"
         may_pad |= name == "CenterCrop"
         self.has_strides_by_size |= may_pad and self.form != _PIL and self.was_pil
 
@@ -161,7 +161,8 @@ class Chain:
         refuse_if(not is_pil and self.version == 1, "C does not resize tensors as v1 does")
         # With images of PIL None is True; False warns.
         self._add(op, antialias=True if is_pil and op.antialias is None else op.antialias)
-        self.has_other_strides |= not is_pil and self.was_pil
+        late = "a tensor that was a PIL image is resized; resize before ToImage"
+        refuse_if(self.is_single and self.was_pil and not is_pil, late)
         if is_pil:
             resize: Any = self.ops[-1]
             refuse_if("nearest" in resize.interpolation, "C does not pick nearest pixels of PIL")
@@ -176,7 +177,7 @@ class Chain:
 
     def _divide(self, value: Values) -> None:
         self.ops.append(value)
-        self.form = FLOATS
+        self.form = _FLOATS
 
     def _to_dtype(self, op: Any) -> None:
         is_float = op.dtype is torch.float32
@@ -193,16 +194,15 @@ class Chain:
 _READERS: dict[str, tuple[Any, ...]] = {
     "Compose": (Chain._read_parts,),
     "RandomApply": (Chain._apply,),
-    **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip"), (Chain._add,)),
+    **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip", "Identity"), (Chain._add,)),
     **dict.fromkeys(("RandomCrop", "Pad", "CenterCrop"), (Chain._crop,)),
-    "RandomErasing": (Chain._add, FLOATS),
+    "RandomErasing": (Chain._add, _FLOATS),
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
     **dict.fromkeys(("ToTensor", "PILToTensor"), (Chain._convert, _PIL)),
     "ToImage": (Chain._convert, _PIL, _BYTES),
-    "ToPureTensor": (Chain._convert, _BYTES, FLOATS),
+    "ToPureTensor": (Chain._convert, _BYTES, _FLOATS),
     **dict.fromkeys(("ToDtype", "ConvertImageDtype"), (Chain._to_dtype, _BYTES)),
-    "Normalize": (Chain._normalize, FLOATS),
-    "Identity": (lambda chain, op: None,),
+    "Normalize": (Chain._normalize, _FLOATS),
 }
 
 
@@ -224,16 +224,22 @@ def open_plan(
     return plan, draws, Snapshot(chain.things), f"{shape} {chain.version} {shown}"
 
 
-def read_chain(transform: Any, is_tensor: bool = False) -> Chain:
+def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False) -> Chain:
     """Return what a transform does with a tensor of bytes [C, H, W], or with a PIL image. Raises
-    ValueError."""
+    ValueError.
+
+    Args:
+        is_single: refuse also what is good for batches alone, which have copies of results.
+    """
     groups = ("transforms", "transforms.v2")[: 1 + (_MODULES[1] in sys.modules)]
     is_known = all(map(is_code_known, groups))
     refuse_if(not is_known, "this version of fastloop does not know this torchvision")
     refuse_if(why := why_not_now(), why)
     refuse_if(not has_interpreter_lock(), "threads run without the interpreter lock")
     refuse_if(is_fused() is None, "torch computes uniform numbers in a way that C does not know")
-    chain = Chain(_BYTES if is_tensor else _PIL, was_pil=not is_tensor)
+    chain = Chain(_BYTES if is_tensor else _PIL, was_pil=not is_tensor, is_single=is_single)
     chain.read(transform)
     refuse_if(chain.form == _PIL, "the transform makes no tensor")
+    is_shared = is_single and (chain.is_view or chain.form == _BYTES)
+    refuse_if(is_shared, "results are bytes or cropped, and may share memory with other tensors")
     return chain
