@@ -14,14 +14,7 @@ from torch.utils.data import DataLoader
 from fastloop._core import read_function
 from fastloop.base.originals import is_code_known, trial_of
 from fastloop.data.transforms import torchvision_chain as chains
-from fastloop.loader.arrays.columns import (
-    Columns,
-    NotCoveredError,
-    as_vector,
-    leave_if,
-    only_seeds,
-    relabel,
-)
+from fastloop.loader.arrays.columns import Columns, as_vector, leave_if, only_seeds, relabel
 from fastloop.loader.arrays.compared import Original
 from fastloop.loader.arrays.iterator import find_blocks
 
@@ -60,24 +53,22 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     leave_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
     images, layout = _images_of(dataset, data, layout)
-    found = getattr(dataset, targets)
-    labels = as_vector(found)
-    if labels is None or len(labels) != len(images):
-        raise NotCoveredError(f"{targets} of the {name} are not plain integers")
-    target_transform = dataset.target_transform
-    source: Any
-    state, source = read_function(target_transform, False), torch.from_numpy(labels)
-    if target_transform is not None:
+    found, then = getattr(dataset, targets), dataset.target_transform
+    labels: Any = as_vector(found)
+    is_other = labels is None or len(labels) != len(images)
+    leave_if(is_other, f"{targets} of the {name} are not plain integers")
+    state = read_function(then, False)
+    source: Any = torch.from_numpy(labels)
+    if then is not None:
         is_other = name.startswith("CIFAR") and set(map(type, found)) != {int}
         leave_if(is_other, f"{targets} of the {name} are not a list of ints")
-        source = relabel(target_transform, labels, f"target_transform of the {name}")
+        source = relabel(then, labels, f"target_transform of the {name}")
     _, draws, snapshot, key = chains.open_plan(dataset.transform, images.shape[1:], layout)
-    attributes = data, targets, "transform", "target_transform"
-    held = {each: getattr(dataset, each) for each in attributes}
+    held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
     def is_same() -> bool:
-        is_held = all(getattr(dataset, each) is value for each, value in held.items())
-        is_held = is_held and read_function(dataset.target_transform, False) == state
+        is_held = all(getattr(dataset, name) is value for name, value in held)
+        is_held = is_held and read_function(then, False) == state
         return is_held and not chains.why_not_now() and snapshot.is_same()
 
     columns = Columns((None, None), kind="torchvision's images, its transform in C")
