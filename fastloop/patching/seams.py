@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastloop.base.torch_parts import count_dispatch_modes, difference, is_known
+from fastloop.base.torch_parts import difference, is_known
 
 Function = Callable[..., Any]
 Maker = Callable[[Function], Function]
@@ -26,12 +26,6 @@ Maker = Callable[[Function], Function]
 # The thread that runs a seam's check, which reports must not see; 0: none. Guarded by patch()'s
 # lock.
 checking_thread = 0
-
-
-def has_dispatch_mode() -> bool:
-    """Tell whether a mode watches torch's operations one by one: FakeTensorMode, make_fx,
-    counters."""
-    return bool(count_dispatch_modes() > 0)
 
 
 def _on_cpu() -> AbstractContextManager[Any]:

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from fastloop.base.ranges import named
 from fastloop.base.threads import thread_pool
-from fastloop.base.torch_parts import TorchScaler, clip_module
-from fastloop.patching.seams import Function, Seam, has_dispatch_mode
+from fastloop.base.torch_parts import TorchScaler, clip_module, count_dispatch_modes
+from fastloop.patching.seams import Function, Seam
 from fastloop.step import grad_list, shards
 from fastloop.step.scaler import BoundedScaler
 
@@ -34,7 +34,7 @@ _WHAT = "a GradScaler's step"
 
 def _why_not_plain(grads: grad_list.GradList) -> str:
     """Return why torch must run a pass over these gradients; "" if the engine takes them."""
-    if has_dispatch_mode():
+    if count_dispatch_modes():
         return "a torch dispatch mode is on"
     return "" if grads.can_run else grads.why_not_plain()
 
@@ -122,7 +122,7 @@ def make_scaler_seam(is_strict: bool) -> Seam:
     def make_unscale(before: Function) -> Function:
         def unscale_(self: Any, optimizer: Any) -> None:
             is_ours = not torch.compiler.is_compiling() and seam.is_on and self._enabled
-            is_ours = is_ours and not has_dispatch_mode() and is_served(self)
+            is_ours = is_ours and not count_dispatch_modes() and is_served(self)
             if is_ours and grad_list.unscale_at_once(self, optimizer, lists):
                 seam.native += 1
             else:
@@ -141,7 +141,7 @@ def make_scaler_seam(is_strict: bool) -> Seam:
             try:
                 grads.collect_grads(optimizer)
                 numbers = inv_scale, flag, allow_fp16
-                if not has_dispatch_mode() and grad_list.unscale_collected(grads, *numbers):
+                if not count_dispatch_modes() and grad_list.unscale_collected(grads, *numbers):
                     seam.native += 1
                     return {grads.device: flag}
                 is_error = torch.float16 in grads.dtypes and not allow_fp16  # torch raises

@@ -44,8 +44,7 @@ class _Plan:
         self._compile = functools.partial(chain.compile, shapes[layout], layout)
         self._plan, self._draws = self._compile("CHW")
         self._shape: Any = self._plan.core.out_shape  # None: results have other strides
-        tensors: Any = sys.modules.get("torchvision.tv_tensors")
-        self._cls = tensors.Image if chain.is_tv_tensor else None
+        self._cls = sys.modules["torchvision.tv_tensors"].Image if chain.is_tv_tensor else None
         self.trial = Trial(f"images with {compose}", "torchvision's", _CHECKED)
         self.snapshot = Snapshot(chain.things)
         chain.things.clear()  # the Compose among them may be forgotten

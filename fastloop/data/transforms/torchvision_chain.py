@@ -134,15 +134,13 @@ class Chain:
     # ---- one function for each sort of operation
 
     def _read_parts(self, op: Any) -> None:
-        is_list = type(op.transforms) in (list, tuple)
-        refuse_if(not is_list, f"{type(op).__name__}.transforms must be a list")
+        name, before = type(op).__name__, self.ops
+        refuse_if(type(op.transforms) not in (list, tuple), f"{name}.transforms must be a list")
+        self.ops = []
         for part in op.transforms:
             self.read(part)
-
-    def _apply(self, op: Any) -> None:
-        before, self.ops = self.ops, []
-        self._read_parts(op)
-        self.ops = [*before, image_ops.RandomApply(self.ops, op.p)]
+        is_apply = name == "RandomApply"
+        self.ops = before + ([image_ops.RandomApply(self.ops, op.p)] if is_apply else self.ops)
 
     def _crop(self, op: Any) -> None:
         name, may_pad = type(op).__name__, getattr(op, "pad_if_needed", False)
@@ -172,18 +170,15 @@ class Chain:
     def _convert(self, op: Any) -> None:
         self.form = _BYTES if self.form == _PIL else self.form
         self.is_tv_tensor = type(op).__name__ == "ToImage"
-        if type(op).__name__ == "ToTensor":
-            self._divide(_Unit())
 
-    def _divide(self, value: Values) -> None:
-        self.ops.append(value)
+    def _to_float(self, op: Any) -> None:
+        """Take what makes bytes floats. ToTensor has no dtype, ToDtype alone a scale."""
+        name, dtype = type(op).__name__, getattr(op, "dtype", torch.float32)
+        refuse_if(dtype is not torch.float32, f"{name} makes {dtype}, not torch.float32")
+        divides = self.version == 1 or name == "ToTensor"
+        by_v2 = image_ops.ToDtype(dtype, getattr(op, "scale", True))
+        self.ops.append(_Unit() if divides else by_v2)
         self.form = _FLOATS
-
-    def _to_dtype(self, op: Any) -> None:
-        is_float = op.dtype is torch.float32
-        refuse_if(not is_float, f"{type(op).__name__} makes {op.dtype}, not torch.float32")
-        scale = getattr(op, "scale", True)  # ConvertImageDtype always does
-        self._divide(_Unit() if self.version == 1 else image_ops.ToDtype(op.dtype, scale))
 
     def _normalize(self, op: Any) -> None:
         self._add(op)
@@ -192,16 +187,16 @@ class Chain:
 
 # By name: the function that reads it, and what images must be before it, if not anything.
 _READERS: dict[str, tuple[Any, ...]] = {
-    "Compose": (Chain._read_parts,),
-    "RandomApply": (Chain._apply,),
+    **dict.fromkeys(("Compose", "RandomApply"), (Chain._read_parts,)),
     **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip", "Identity"), (Chain._add,)),
     **dict.fromkeys(("RandomCrop", "Pad", "CenterCrop"), (Chain._crop,)),
     "RandomErasing": (Chain._add, _FLOATS),
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
-    **dict.fromkeys(("ToTensor", "PILToTensor"), (Chain._convert, _PIL)),
+    "ToTensor": (Chain._to_float, _PIL),
+    "PILToTensor": (Chain._convert, _PIL),
     "ToImage": (Chain._convert, _PIL, _BYTES),
     "ToPureTensor": (Chain._convert, _BYTES, _FLOATS),
-    **dict.fromkeys(("ToDtype", "ConvertImageDtype"), (Chain._to_dtype, _BYTES)),
+    **dict.fromkeys(("ToDtype", "ConvertImageDtype"), (Chain._to_float, _BYTES)),
     "Normalize": (Chain._normalize, _FLOATS),
 }
 
