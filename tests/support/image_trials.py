@@ -57,6 +57,7 @@ def images_are_made_there() -> None:
     images = torch.randint(0, 256, (40, 3, 20, 21), dtype=torch.uint8)
     floats = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))]
     halves = [T.ToDtype(torch.float16, scale=True), T.RandomErasing(0.7, value=0.3)]
+    flips = [T.RandomHorizontalFlip(), T.RandomVerticalFlip(0.7)]
     colors = [T.ColorJitter(0.4, 0.4, 0.4, 0.2), T.RandomGrayscale(0.3), T.RandomEqualize()]
     for ops, layout in (
         ([T.RandomCrop(16, padding=2), T.RandomHorizontalFlip(), *floats], "CHW"),
@@ -65,6 +66,7 @@ def images_are_made_there() -> None:
         ([T.Resize((30, 11)), T.Pad(3, 7)], "CHW"),
         ([T.RandomCrop(20, 2), *colors, *floats, T.RandomErasing(1.0, value=0.5)], "CHW"),
         ([T.RandomResizedCrop(17), T.RandomApply(colors, 0.7), *halves], "channels_last"),
+        ([T.RandomApply(flips, 0.6), T.RandomCrop(16, 2), *floats], "CHW"),
     ):
         data = ArrayDataset(
             images, torch.arange(40), transform=T.Compose(ops), out_layout=layout, seed=3
