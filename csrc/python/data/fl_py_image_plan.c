@@ -327,11 +327,10 @@ static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t
     return -1;
 }
 
-PyDoc_STRVAR(
-    map_doc,
-    "map(rows, out, epoch)\n--\n\n"
-    "Write where the pixels of each result come from, as _core.Gatherer takes it, to\n"
-    "int32 `out` [rows, map_length]. rows: int64, >= 0. Lets go of the interpreter lock.");
+PyDoc_STRVAR(map_doc,
+             "map(rows, out, epoch)\n--\n\n"
+             "Write where the pixels of each result come from, as _core.Gatherer takes it, to\n"
+             "int32 `out` [rows, map_length]. rows: int64, >= 0. Lets go of the interpreter lock.");
 
 static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
 {
