@@ -148,3 +148,10 @@ def test_values_that_are_a_slice_themselves() -> None:
     assert arrow_rows(lists).tolist() == [[3, 4], [5, 6]]
     values, ends = arrow_lists([lists[1:]])
     assert values[slice(*ends)].tolist() == [5, 6]
+
+
+def test_chunks_of_several_types_are_refused() -> None:
+    chunks = [pa.array([[1, 2]], pa.list_(getattr(pa, kind)())) for kind in ("int32", "int64")]
+    with pytest.raises(ValueError, match="lists of several types"):
+        arrow_lists(chunks)
+    assert type(arrow_lists(chunks[:1])[0].base) is tuple

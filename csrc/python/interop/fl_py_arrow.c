@@ -224,6 +224,7 @@ static int note_values(lists *self, const level *chunk)
     if (kind == NULL) return -1;
     if (!kind->is_integer) return fail("no lists of integers");
     if (values.length == 0) return 0;
+    if (self->kind != NULL && self->kind != kind) return fail("lists of several types");
     const char *begin = values_of(&values, kind), *end = begin + values.length * kind->bytes;
     if ((uintptr_t)begin % (uintptr_t)kind->bytes != 0) return fail("lists at unaligned addresses");
     if (self->kind == NULL || begin < self->begin) self->begin = begin;
@@ -286,10 +287,13 @@ PyObject *fl_py_arrow_lists(PyObject *Py_UNUSED(module), PyObject *chunks)
     if (status == 0 && self.kind == NULL) status = fail("empty lists alone");
     if (status == 0) {
         int64_t count = (self.end - self.begin) / self.kind->bytes;
-        values = fl_py_array_over(self.owners, self.begin, self.kind->numpy, 1, &count);
-        ends = list_ends(&self);
+        PyObject *owner = PyList_AsTuple(self.owners); /* nobody can empty it */
+        if (owner != NULL)
+            values = fl_py_array_over(owner, self.begin, self.kind->numpy, 1, &count);
+        Py_XDECREF(owner);
+        if (values != NULL) ends = list_ends(&self);
     }
-    if (values != NULL && ends != NULL) pair = PyTuple_Pack(2, values, ends);
+    if (ends != NULL) pair = PyTuple_Pack(2, values, ends);
     Py_XDECREF(values);
     Py_XDECREF(ends);
     Py_XDECREF(self.owners);
