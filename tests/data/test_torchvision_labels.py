@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import importlib
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -395,3 +396,39 @@ def test_the_state_is_all_that_a_function_depends_on() -> None:
     assert read_function(row_of, False) == read_function(row_of, False)
     assert read_function(lambda y: 1, False) != read_function(lambda y: 1.0, False)
     assert isinstance(read_function(None, False), str)
+
+
+class _Unprintable:
+    def __call__(self, label: int) -> int:
+        return label
+
+    def __repr__(self) -> str:
+        raise ValueError("not to be called")
+
+
+class _Noisy:
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args) + random.random()
+
+
+def import_another(label: int) -> Any:
+    import functional  # type: ignore[import-not-found]
+
+    return functional.get(label)
+
+
+def test_what_stands_in_the_place_of_a_known_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "_Unprintable" in read_function(_Unprintable(), False)
+    assert read_function(import_another, False).endswith("it imports functional")
+    make_tensor: Any = lambda label: torch.tensor(label)  # noqa: E731
+    state = read_function(make_tensor, False)
+    for noisy in (_Noisy(torch.tensor), functools.partial(torch.tensor), _Noisy.__call__):
+        monkeypatch.setattr(torch, "tensor", noisy)
+        assert "was replaced: tensor" in read_function(make_tensor, False)
+        monkeypatch.undo()
+        assert read_function(make_tensor, False) == state
+    monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
+    assert type(read_function(len, False)) is tuple

@@ -59,7 +59,7 @@ def test_a_function_of_the_users_is_not_taken_for_one_of_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module, name = SEEDERS[-1]
-    for init in (seed_worker, partial(seed_worker, rank=1), lambda worker_id: print()):
+    for init in (seed_worker, partial(seed_worker, rank=1), lambda worker_id: print(), int):
         assert path_of(init) == "process"
     patched = types.ModuleType(module)
     setattr(patched, name, seed_worker)

@@ -2,6 +2,7 @@
 #include "fl_py_pure.h"
 
 #include <marshal.h>
+#include <opcode.h>
 #include <string.h>
 
 enum { DEEPEST = 16, MARSHAL_VERSION = 2 }; /* 2: no references, whose number may change */
@@ -76,16 +77,37 @@ static bool is_plain(PyObject *value, int depth)
     return true;
 }
 
-/* Whether a Python function of another package is in the place of a function of this module. */
+/* Whether this text is the name of a package or of a module inside it. */
+static bool is_within(PyObject *text, const char *package)
+{
+    const char *name = text != NULL && PyUnicode_Check(text) ? PyUnicode_AsUTF8(text) : NULL;
+    size_t length = strcspn(package, ".");
+    return name != NULL && strncmp(name, package, length) == 0 &&
+           (name[length] == '.' || name[length] == '\0');
+}
+
+/* Whether objects are of a package, of Python or of Cython, whose functions are of a class of its
+ * own. */
+static bool is_own_class(PyTypeObject *type, const char *package)
+{
+    PyObject *home = PyObject_GetAttrString((PyObject *)type, "__module__");
+    bool is_own = is_within(home, package) || is_within(home, "builtins") ||
+                  strstr(type->tp_name, "cython_function_or_method") != NULL;
+    Py_XDECREF(home);
+    return is_own;
+}
+
+/* Whether a thing of another package is in the place of one of this module: a Python function, or
+ * an object of a class of that package. */
 static bool is_replaced(PyObject *module, const char *name_of_module, PyObject *name)
 {
     PyObject *found = PyDict_GetItemWithError(PyModule_GetDict(module), name);
-    if (found == NULL || !PyFunction_Check(found)) return false;
-    PyObject *home = PyDict_GetItemString(PyFunction_GET_GLOBALS(found), "__name__");
-    const char *text = home != NULL && PyUnicode_Check(home) ? PyUnicode_AsUTF8(home) : NULL;
-    size_t length = strcspn(name_of_module, ".");
-    bool is_own = text != NULL && strncmp(text, name_of_module, length) == 0 &&
-                  (text[length] == '.' || text[length] == '\0');
+    if (found == NULL) return false;
+    if (PyMethod_Check(found)) found = PyMethod_GET_FUNCTION(found);
+    PyObject *globals = PyFunction_Check(found) ? PyFunction_GET_GLOBALS(found) : NULL;
+    bool is_own = globals != NULL
+                      ? is_within(PyDict_GetItemString(globals, "__name__"), name_of_module)
+                      : is_own_class(Py_TYPE(found), name_of_module);
     PyErr_Clear();
     return !is_own;
 }
@@ -120,9 +142,33 @@ static int read_name(reading *self, PyObject *name)
     return 0;
 }
 
+static bool is_module_known(const reading *self, PyObject *name)
+{
+    for (int i = 0; i < self->modules_known; i++)
+        if (PyUnicode_CompareWithASCIIString(name, MODULES[i]) == 0) return true;
+    return false;
+}
+
+/* Reads what code imports: the names of modules and of their parts are among its other names. 0, or
+ * -1 and an exception. */
+static int read_imports(reading *self, PyCodeObject *code)
+{
+    PyObject *bytes = PyCode_GetCode(code);
+    int status = bytes != NULL ? 0 : -1;
+    for (Py_ssize_t i = 0; status == 0 && i + 1 < PyBytes_GET_SIZE(bytes); i += 2) {
+        const uint8_t *step = (const uint8_t *)PyBytes_AS_STRING(bytes) + i;
+        if (step[0] != IMPORT_NAME || step[1] >= PyTuple_GET_SIZE(code->co_names)) continue;
+        PyObject *name = PyTuple_GET_ITEM(code->co_names, step[1]);
+        if (!is_module_known(self, name)) status = refuse(self, "imports", name);
+    }
+    Py_XDECREF(bytes);
+    return status;
+}
+
 /* Reads the names in a code object and those inside it: 0, or -1 and an exception. */
 static int read_code(reading *self, PyCodeObject *code)
 {
+    if (read_imports(self, code) != 0) return -1;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code->co_names); i++)
         if (read_name(self, PyTuple_GET_ITEM(code->co_names, i)) != 0) return -1;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code->co_consts); i++) {
@@ -170,7 +216,7 @@ static PyObject *read_other(reading *self, PyObject *function)
     }
     Py_XDECREF(name);
     if (found == function) return PyTuple_Pack(1, function);
-    refuse(self, "is not a plain function, but", function);
+    refuse(self, "is not a plain function, but of", (PyObject *)Py_TYPE(function));
     return NULL;
 }
 
@@ -198,11 +244,18 @@ static PyObject *read_function(reading *self, PyObject *function)
     return found;
 }
 
+/* A module that is imported, borrowed; NULL: it is not, or another object stands in its place. */
+static PyObject *find_module(PyObject *modules, const char *name)
+{
+    PyObject *found = PyDict_GetItemString(modules, name);
+    return found != NULL && PyModule_Check(found) ? found : NULL;
+}
+
 /* Returns the function in an object of the class Lambda of torchvision.transforms, or the object
  * itself, as a new reference. */
 static PyObject *open_lambda(PyObject *modules, PyObject *function)
 {
-    PyObject *v1 = PyDict_GetItemString(modules, "torchvision.transforms");
+    PyObject *v1 = find_module(modules, "torchvision.transforms");
     PyObject *cls = v1 != NULL ? PyDict_GetItemString(PyModule_GetDict(v1), "Lambda") : NULL;
     bool is_lambda = (PyObject *)Py_TYPE(function) == cls;
     return is_lambda ? PyObject_GetAttrString(function, "lambd") : Py_NewRef(function);
@@ -220,7 +273,7 @@ PyObject *fl_py_read_function(PyObject *function, bool is_seeder)
     PyObject *modules = PySys_GetObject("modules"), *found = NULL; /* borrowed */
     function = open_lambda(modules, function);
     for (int i = 0; i < MODULE_COUNT; i++)
-        self.module[i] = Py_XNewRef(PyDict_GetItemString(modules, MODULES[i]));
+        self.module[i] = Py_XNewRef(find_module(modules, MODULES[i]));
     self.module[MODULE_COUNT] = find_class(self.module[0], "Tensor");
     self.module[MODULE_COUNT + 1] = find_class(self.module[COMPUTING_MODULES - 1], "ndarray");
     self.modules = PyDict_New();

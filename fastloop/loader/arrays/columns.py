@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -286,7 +286,7 @@ def _is_own(part: Any) -> bool:
 def only_seeds(init: Any) -> bool:
     """Tell whether a worker_init_fn seeds random generators, not that of torch, and no more."""
     function = init.func if type(init) is partial else init
-    if type(_core.read_function(function, True)) is not tuple:
+    if type(function) is not FunctionType or type(_core.read_function(function, True)) is str:
         return False
     loaded = [step.argval for step in dis.get_instructions(function)]
     is_torch = {"torch"} | {k for k, v in function.__globals__.items() if v is torch}
