@@ -31,6 +31,7 @@ from torch.utils.data import (
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
+from fastloop._core import Gatherer
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.loader.arrays import columns
 from fastloop.loader.arrays import resident as resident_module
@@ -398,3 +399,33 @@ def test_a_device_without_room_is_named_before_anything_is_copied(
     leave_100_bytes(monkeypatch)
     with pytest.raises(MemoryError, match="take 3,400 bytes, and cuda:0 has 100 that are free"):
         ArrayDataset(ROWS, LABELS).to("cuda")
+
+
+def test_lists_that_are_shorter_than_the_core_was_told() -> None:
+    two: Any = {"x": None, "y": None}
+    gatherer = Gatherer(
+        torch.Tensor, torch.empty_like, None, two, (LABELS,), (None,), None, 0, shift=1
+    )
+    gatherer.set_rows(LABELS, N)
+    with pytest.raises(ValueError, match="windows need new_batch"):
+        gatherer.take(0, 2, (), False)
+
+    class Emptying:
+        def untyped_storage(self) -> Any:
+            given.clear()
+            return self
+
+        def resize_(self, count: int) -> None: ...
+
+    def new_batch(count: int) -> Any:
+        given.extend((Emptying(), Emptying()))
+        return given
+
+    given: list[Any] = []
+    sources, plans = (LABELS, LABELS), (None, None)
+    gatherer = Gatherer(torch.Tensor, repr, new_batch, two, sources, plans, None, 0, -1)
+    gatherer.set_rows(LABELS, N)
+    for _ in range(3):
+        given.clear()
+        with pytest.raises(ValueError, match="not on a CUDA device"):
+            gatherer.take(0, 2, (), False)

@@ -30,12 +30,15 @@ typedef struct fl_py_gatherer {
 
 /* ---- memory of a batch */
 
-/* A list of the tensors of a batch, in memory of their own. New reference. */
+/* A list of the tensors of a batch, in memory of their own; nobody else has the list. New
+ * reference. */
 static PyObject *new_batch(const fl_py_gatherer *self, int64_t count)
 {
-    PyObject *made = PyObject_CallFunction(self->new_batch, "L", (long long)count);
-    if (made == NULL || (PyList_CheckExact(made) && PyList_GET_SIZE(made) == self->outputs))
-        return made;
+    PyObject *given = PyObject_CallFunction(self->new_batch, "L", (long long)count), *made;
+    if (given == NULL) return NULL;
+    made = PyList_CheckExact(given) ? PySequence_List(given) : Py_NewRef(Py_None);
+    Py_DECREF(given);
+    if (made == NULL || (made != Py_None && PyList_GET_SIZE(made) == self->outputs)) return made;
     Py_DECREF(made);
     return PyErr_Format(PyExc_ValueError, "gather: new_batch must return a list of %zd tensors",
                         self->outputs);
@@ -131,7 +134,10 @@ static PyObject *
 make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count, PyObject *maps)
 {
     if (self->outputs == 0) return PyList_New(0);
-    if (self->new_batch == Py_None) return make_by_torch(self, indices, first, count);
+    if (self->new_batch == Py_None && self->shift == FIELDS)
+        return make_by_torch(self, indices, first, count);
+    if (self->new_batch == Py_None)
+        return PyErr_Format(PyExc_ValueError, "gather: windows need new_batch");
     fl_py_gather gather = {.dlpack = &self->dlpack,
                            .device = self->device,
                            .shift = self->shift,
