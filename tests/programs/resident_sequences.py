@@ -273,6 +273,10 @@ batches = _core.SequenceBatches(torch.Tensor, (column(),))
 rows = np.array([2, 0])
 (made,) = batches.make(rows, send, empties())
 assert made.tolist() == [[5, 6, 7, 8], [0, 1, 0, 0]]
+lengths, padded = _core.SequenceBatches(
+    torch.Tensor, (column("lengths", padding=b""), column())
+).make(rows, send, {**empties(), 64: lambda s: torch.empty(s, dtype=torch.int64)})
+assert lengths.tolist() == [4, 2] and torch.equal(padded, made)
 packed = column("packed", main=offsets)
 COLUMNS: list[Any] = [(), (column(), packed), (column(given=numbers.numpy()),), (numbers,)]
 COLUMNS.append((column(given=torch.zeros(9, dtype=torch.complex128)),))
@@ -289,6 +293,10 @@ refuse("expected a torch.Tensor", batches.make, rows, lambda pieces: None, empti
 for kinds in ({"dtype": torch.int32}, {"shape": (2, 3)}, {"shape": (8,)}):
     refuse("empties make other tensors", batches.make, rows, send, empties(**kinds))
 refuse("has values on a device", _core.Table, (column(),), torch.Tensor, ("x",), (None,))
+for output in ("padded", "packed"):
+    columns_of = tuple(column(output, each, main=offsets) for each in (numbers, numbers[:8]))
+    changed = _core.SequenceBatches(torch.Tensor, columns_of)
+    refuse("of 8 values: the offsets have been changed", changed.make, rows, send, empties())
 numbers.resize_(8)
 refuse("the values had 9 elements", batches.make, rows, send, empties())
 numbers.resize_(9)

@@ -17,7 +17,7 @@ typedef struct sequence_batches {
     fl_py_dlpack dlpack;
     PyObject *columns; /* owned: tuple of SequenceColumn */
     int32_t count;     /* of them */
-    int32_t *leader;   /* owned: of each column the first that has its offsets, and so its pieces */
+    int32_t *leader;   /* owned: of each column the first that has its pieces */
     fl_table *table;   /* owned */
 } sequence_batches;
 
@@ -67,10 +67,16 @@ static bool has_values(const fl_py_sequence_column *column)
                              : column->pad.output == FL_PAD_VALUES;
 }
 
-/* Whether both have the same pieces in every batch. */
-static bool has_same_pieces(const fl_py_sequence_column *a, const fl_py_sequence_column *b)
+/* Whether the pieces of `a` are those of `b` in every batch, and lie among the values of `b`. Those
+ * of lengths have no width. */
+static bool has_pieces_of(const fl_py_sequence_column *a, const fl_py_sequence_column *b)
 {
-    return fl_py_sequence_column_ragged(a)->offsets == fl_py_sequence_column_ragged(b)->offsets;
+    const fl_ragged *of_a = fl_py_sequence_column_ragged(a),
+                    *of_b = fl_py_sequence_column_ragged(b);
+    return of_a->offsets == of_b->offsets && of_a->is_wide == of_b->is_wide &&
+           of_a->is_paired == of_b->is_paired && of_a->count <= of_b->count &&
+           a->pad.multiple == b->pad.multiple && a->pad.max_length == b->pad.max_length &&
+           (a->pad.output == b->pad.output || a->pad.output != FL_PAD_LENGTHS);
 }
 
 static int check_columns(const fl_py_state *state, const sequence_batches *self)
@@ -94,7 +100,7 @@ static int check_columns(const fl_py_state *state, const sequence_batches *self)
 static void find_leaders(sequence_batches *self)
 {
     for (int32_t i = 0; i < self->count; i++)
-        while (!has_same_pieces(column_at(self, self->leader[i]), column_at(self, i)))
+        while (!has_pieces_of(column_at(self, self->leader[i]), column_at(self, i)))
             self->leader[i]++;
 }
 
