@@ -11,12 +11,13 @@ int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object
     self->depth = depth;
     self->outputs = fl_table_outputs(table->table);
     self->budget = budget;
+    if (fl_py_destination_open(&self->base, object, &table->dlpack, device, device >= 0) != 0)
+        return -1;
     if (fl_mul(depth, self->outputs, &casts) && fl_mul(casts, sizeof *self->casts, &bytes))
         self->casts = fl_alloc(bytes);
     if (self->casts != NULL && fl_mul(depth, sizeof *self->slots, &bytes))
         self->slots = fl_alloc(bytes);
-    if (self->slots != NULL)
-        return fl_py_destination_open(&self->base, object, &table->dlpack, device, device >= 0);
+    if (self->slots != NULL) return 0;
     PyErr_SetString(PyExc_MemoryError, "out of memory for uploads");
     return -1;
 }
