@@ -364,6 +364,10 @@ def seed_inside(worker: int) -> None:
     (lambda: torch.seed())()
 
 
+def seed_by_argument(worker: int, lib: Any) -> None:
+    lib.seed()
+
+
 def seed_by_another_name(worker: int) -> None:
     import torch as others
 
@@ -379,6 +383,7 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "torch's seed inside": lambda: seed_inside,
     "torch by another name": lambda: seed_by_another_name,
     "an object": _Own,
+    "a partial of torch": lambda: functools.partial(seed_by_argument, lib=torch),
     "transformers": framework("transformers.trainer_utils", "seed_worker", num_workers=2, rank=1),
     "lightning": framework("lightning_fabric.utilities.seed", "pl_worker_init_function", rank=1),
 }

@@ -285,8 +285,12 @@ def _is_own(part: Any) -> bool:
 
 def only_seeds(init: Any) -> bool:
     """Tell whether a worker_init_fn seeds random generators, not that of torch, and no more."""
-    function = init.func if type(init) is partial else init
-    if type(function) is not FunctionType or type(_core.read_function(function, True)) is str:
+    is_partial = type(init) is partial
+    function, given = (
+        (init.func, (*init.args, *init.keywords.values())) if is_partial else (init, ())
+    )
+    is_plain = type(function) is FunctionType and set(map(type, given)) <= {int}
+    if not is_plain or type(_core.read_function(function, True)) is str:
         return False
     loaded = [step.argval for step in dis.get_instructions(function)]
     is_torch = {"torch"} | {k for k, v in function.__globals__.items() if v is torch}
