@@ -20,7 +20,7 @@ are the medians of the second epoch's time, with the digest's own time taken off
 each on stdout, with the ratio of each pair of turns at its least; JSON lines in FILE.
 
 With two workers, rows a, b, c and g also feed a simulated device, whose step takes half of the time
-in which `python` makes a batch: how much of an epoch it works, with either.
+in which `python` makes a batch: how much of an epoch it works, from the first batch on.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def make_loader(row: Row, workers: int) -> Any:
 
 def play(row: Row, workers: int, step_us: float) -> None:
     """Print microseconds a batch of the second epoch, and the digest; with a step, the share of a
-    third epoch for which a device with such steps works."""
+    third epoch, from its first batch on, for which a device with such steps works."""
     import torch
 
     loader = make_loader(row, workers)
@@ -213,8 +213,9 @@ def play(row: Row, workers: int, step_us: float) -> None:
             batches += 1
             start = perf_counter()
     digest.update(torch.get_rng_state().numpy())
-    us, begin, batches = taken / batches * 1e6, perf_counter(), 0
+    us, begin, batches = taken / batches * 1e6, 0.0, 0
     for _ in loader if step_us > 0 else ():
+        begin = begin or perf_counter()  # no device works before there is a batch
         until, batches = perf_counter() + step_us / 1e6, batches + 1
         while (left := until - perf_counter()) > 0:
             sleep(left)
