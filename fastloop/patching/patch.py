@@ -16,7 +16,7 @@ import torch
 
 from fastloop._core import version
 from fastloop.base.checks import refuse_if
-from fastloop.base.late_import import after_import
+from fastloop.base.late_import import after_import, cancel
 from fastloop.base.requirements import read_check_interval
 from fastloop.base.shown import repr_html
 from fastloop.patching import SEAMS
@@ -84,6 +84,11 @@ class TransformSeam(Seam):
 
             place = self.add(owner, _COMPOSES[module], functools.partial(make_call, self))
         place.put_in(anew=True)
+
+    def take_out(self, why: str = "it was taken out") -> None:
+        for module in _COMPOSES:
+            cancel(module)
+        super().take_out(why)
 
 
 def _check_names(what: str | Iterable[str]) -> list[str]:
