@@ -71,6 +71,14 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)
     return status;
 }
 
+/* Behind the launches of one call: the status of what they returned. */
+static int leave_launched(int32_t before, cudaError_t error, fl_err *err)
+{
+    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
+    fl_cuda_leave(before);
+    return status;
+}
+
 int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
                    const int64_t *rows, int64_t row_count, fl_err *err)
 {
@@ -78,9 +86,7 @@ int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, i
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error =
         fl_cuda_queue_gather(stream, columns, column_count, rows, row_count, INT32_MAX);
-    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
-    fl_cuda_leave(before);
-    return status;
+    return leave_launched(before, error, err);
 }
 
 int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
@@ -89,9 +95,7 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error = fl_cuda_queue_images(stream, images, rows, count);
-    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
-    fl_cuda_leave(before);
-    return status;
+    return leave_launched(before, error, err);
 }
 
 int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *windows,
@@ -100,9 +104,7 @@ int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error = fl_cuda_queue_windows(stream, windows, starts, count);
-    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
-    fl_cuda_leave(before);
-    return status;
+    return leave_launched(before, error, err);
 }
 
 int fl_cuda_gather_pieces(int32_t device, void *stream, const fl_piece_batch *outputs,
@@ -111,7 +113,5 @@ int fl_cuda_gather_pieces(int32_t device, void *stream, const fl_piece_batch *ou
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error = fl_cuda_queue_pieces(stream, outputs, count);
-    int status = fl_cuda_status(error, "cudaLaunchKernel", err);
-    fl_cuda_leave(before);
-    return status;
+    return leave_launched(before, error, err);
 }

@@ -403,35 +403,29 @@ queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, f
     return FL_OK;
 }
 
-static int queue_copy(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
+enum { REST = -1 }; /* in place of a slice: all that is not queued, and what follows the copy */
+
+static int
+queue(cuda_transfer *transfer, int32_t slice, const fl_slot *slot, int64_t bytes, fl_err *err)
 {
     cuda_copy_stream *copies = transfer->copies;
     fl_cuda_scope scope;
     FL_TRY(fl_cuda_scope_enter(copies->device, &scope, err));
     pthread_mutex_lock(&copies->mutex);
-    int status = queue_copy_locked(transfer, slot, bytes, err);
+    int status = slice == REST ? queue_copy_locked(transfer, slot, bytes, err)
+                               : queue_slice_locked(transfer, slice, slot, err);
     pthread_mutex_unlock(&copies->mutex);
     fl_cuda_scope_leave(&scope);
-    transfer->is_started = status == FL_OK;
     return status;
 }
 
 static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
 {
+    cuda_transfer *transfer = self;
     if (bytes > 0) FL_TRY(fl_slot_pin(slot, bytes, err));
-    return queue_copy(self, slot, bytes, err);
-}
-
-/* What fails is left to the copy of the rest. */
-static void queue_slice(cuda_transfer *transfer, int32_t slice, const fl_slot *slot)
-{
-    cuda_copy_stream *copies = transfer->copies;
-    fl_cuda_scope scope;
-    if (fl_cuda_scope_enter(copies->device, &scope, NULL) != FL_OK) return;
-    pthread_mutex_lock(&copies->mutex);
-    (void)queue_slice_locked(transfer, slice, slot, NULL);
-    pthread_mutex_unlock(&copies->mutex);
-    fl_cuda_scope_leave(&scope);
+    int status = queue(transfer, REST, slot, bytes, err);
+    transfer->is_started = status == FL_OK;
+    return status;
 }
 
 /* Whether the part was the last of its slice, which can be copied now. acq_rel: who queues a slice
@@ -447,9 +441,12 @@ static bool ends_slice(cuda_transfer *transfer, int32_t slice, const fl_slot *sl
 static void part_filled(void *self, int32_t part, fl_slot *slot, int64_t bytes)
 {
     cuda_transfer *transfer = self;
-    int32_t slice = transfer->slices.count > 0 ? slice_of(transfer, part) : 0;
-    if (transfer->slices.count > 0 && ends_slice(transfer, slice, slot, bytes))
-        queue_slice(transfer, slice, slot);
+    if (transfer->slices.count > 0) {
+        int32_t slice = slice_of(transfer, part);
+        /* What fails is left to the copy of the rest. */
+        if (ends_slice(transfer, slice, slot, bytes))
+            (void)queue(transfer, slice, slot, bytes, NULL);
+    }
     if (is_last(transfer)) (void)start(transfer, slot, bytes, NULL);
 }
 

@@ -99,12 +99,12 @@ static int open_ring(fl_py_array_ring *ring, PyObject *maps, PyObject *destinati
 {
     const fl_py_table *table = ring->table;
     int32_t helpers = (int32_t)fl_min(fl_cpu_count(), 1 + MAX_HELPERS) - 1;
-    if (destination != Py_None && ring->pool->device >= 0)
+    if (destination != Py_None) {
         ring->destination.base.copy_stream = atomic_exchange(&ring->pool->copies, NULL);
-    if (destination != Py_None &&
-        fl_py_array_destination_open(&ring->destination, destination, table, ring->pool->device,
-                                     ring->depth, budget) != 0)
-        return -1;
+        if (fl_py_array_destination_open(&ring->destination, destination, table, ring->pool->device,
+                                         ring->depth, budget) != 0)
+            return -1;
+    }
     int64_t length = fl_table_length(table->table);
     if (fl_py_index_source_open(&ring->indices, &table->dlpack, maps, length, table->has_plans) !=
         0)
