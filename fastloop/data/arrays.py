@@ -191,8 +191,8 @@ class ArrayDataset(EpochDataset):
         if self._cut:
             raise TypeError("to() takes no transforms that Python runs")
         device = torch.empty(0, device=device).device
-        fields = enumerate(self._fields)
-        places = [0 if i < self._views else i for i, _ in fields]  # views share a field
+        every = range(len(self._fields))
+        places = [0 if i < self._views else i for i in every]  # views share a field
         sources = {i: self._fields[i] for i in places}
         check_room(device, sum(each.bytes_for(device) for each in sources.values()), "the fields")
         moved = {i: source.to(device) for i, source in sources.items()}

@@ -29,7 +29,7 @@ from fastloop.loader.arrays.iterator import (
     refuse_batches,
     skip_blocks,
 )
-from fastloop.loader.arrays.resident_sequences import Sequences
+from fastloop.loader.arrays.resident_sequences import Sequences, send
 from fastloop.loader.shared import LockedIter, Shared
 
 
@@ -39,9 +39,7 @@ def runs_kernels(device: torch.device | None) -> bool:
 
 
 def _send(numbers: Array, accelerator: Accelerator) -> Any:
-    """Copy numbers to the device; work that the current stream does later sees them."""
-    here = torch.from_numpy(numbers)
-    return accelerator.move(here if accelerator.device.type == "cpu" else here.pin_memory())
+    return send(accelerator, torch.from_numpy(numbers))
 
 
 def _new_tensor(column: Column, device: torch.device, count: int) -> torch.Tensor:

@@ -15,6 +15,11 @@ from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator
 
 
+def send(accelerator: Accelerator, here: torch.Tensor) -> Any:
+    """Copy a tensor to the device; work that the current stream does later sees it."""
+    return accelerator.move(here if accelerator.device.type == "cpu" else here.pin_memory())
+
+
 class Sequences:
     """The columns of sequences of one loader, whose values lie on the accelerator's device.
 
@@ -25,16 +30,11 @@ class Sequences:
     def __init__(self, sources: tuple[Any, ...], accelerator: Accelerator) -> None:
         self._places = [isinstance(each, SequenceColumn) for each in sources]
         self._batches = SequenceBatches(torch.Tensor, tuple(compress(sources, self._places)))
-        self._accelerator, device = accelerator, accelerator.device
+        self._send = partial(send, accelerator)
         self._empties = {
-            number: partial(torch.empty, dtype=dtype, device=device)
+            number: partial(torch.empty, dtype=dtype, device=accelerator.device)
             for number, dtype in DTYPES.items()
         }
-
-    def _send(self, pieces: torch.Tensor) -> Any:
-        if self._accelerator.device.type != "cpu":
-            pieces = pieces.pin_memory()
-        return self._accelerator.move(pieces)
 
     def gather(self, rows: Vector) -> list[Any]:
         """Return an output for each column of sequences, made on the current stream; None for
