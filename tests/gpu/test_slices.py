@@ -1,5 +1,5 @@
-"""Large batches, which go to a real device in slices: the batches of torch's loader, more copies
-than batches, nobody waits on the host, and threads live on between epochs."""
+"""Large batches reach a real device in slices: they equal torch's, an epoch has more copies than
+batches, the host does not wait, and threads live on between epochs."""
 
 import os
 from collections.abc import Callable

@@ -6,8 +6,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* How many bytes lie between the first element and the end of the last. Strides of torch's tensors
- * are never negative. */
+/* Bytes from the first element to the end of the last. torch has no negative strides. */
 static int64_t find_span(const fl_tensor *view)
 {
     int64_t bytes = fl_dtype_bytes(view->dtype);

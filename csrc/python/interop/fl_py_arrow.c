@@ -267,11 +267,12 @@ static PyObject *list_ends(const lists *self)
     return ends;
 }
 
-const char fl_py_arrow_lists_doc[] =
-    PyDoc_STR("arrow_lists(chunks, /)\n--\n\n"
-              "A list of pyarrow.Arrays, of lists of integers, as (values, ends): one vector over\n"
-              "the memory of all chunks, which it keeps, and of int64 where each list begins and\n"
-              "ends in it. ValueError for others, and if there is no value.");
+const char fl_py_arrow_lists_doc[] = PyDoc_STR(
+    "arrow_lists(chunks, /)\n--\n\n"
+    "Read chunks, pyarrow.Arrays of lists of integers. Return (values, ends): a vector over\n"
+    "the memory of all chunks, which it keeps alive, and an int64 vector of the places in\n"
+    "it where each list begins and ends. Raises ValueError for chunks of other types, and\n"
+    "if all lists are empty.");
 
 PyObject *fl_py_arrow_lists(PyObject *Py_UNUSED(module), PyObject *chunks)
 {

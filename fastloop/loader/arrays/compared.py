@@ -46,8 +46,8 @@ class Original:
             self.draws.draw_from(rows, generator)
 
     def compare(self, columns: Columns, rows: list[int], fetcher: Any) -> None:
-        """Make a batch both ways, the original by torch's fetcher. torch's generator is put
-        back."""
+        """Make a batch by the original, through the fetcher, and by C; then restore torch's
+        generator."""
 
         def by_c(generator: torch.Generator) -> Any:
             self.draw(len(rows), generator)
