@@ -168,9 +168,9 @@ static inline void receive_and_give(ring_fixture *r, int64_t tag)
 /* The status of a receive; the batch's slot goes back to the pool. */
 static inline int receive_status(ring_fixture *r, int64_t wait_ms)
 {
-    fl_batch batch;
+    fl_batch batch = {0};
     int status = fl_ring_receive(r->ring, wait_ms, &batch, NULL);
-    if (status == FL_OK) fl_slot_return(batch.slot);
+    fl_slot_return(batch.slot);
     return status;
 }
 

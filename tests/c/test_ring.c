@@ -267,6 +267,7 @@ static void check_taken_error(ring_fixture *r, int64_t tag, int32_t part)
     CHECK_INT(err.value, tag);
     if (part != ALL) CHECK_INT(err.field, part);
     CHECK_INT(fl_ring_pending(r->ring), pending - 1); /* it is used up */
+    fl_slot_return(batch.slot);
 }
 
 static void test_receive_after_error_goes_on(void)

@@ -286,10 +286,9 @@ static int submit_and_receive(ring_fixture *r)
         fl_batch batch;
         fl_err err;
         int status = fl_ring_receive(r->ring, LONG_MS, &batch, &err);
-        if (status == FL_OK) {
-            check_words(batch.slot, 41 + n);
-            fl_slot_return(batch.slot);
-        } else if (first == FL_OK) {
+        if (status == FL_OK) check_words(batch.slot, 41 + n);
+        fl_slot_return(batch.slot);
+        if (status != FL_OK && first == FL_OK) {
             CHECK_INT(err.code, status);
             first = status;
         }

@@ -90,6 +90,7 @@ static void take_some(model *m)
         CHECK_INT(status, FL_ESOURCE);
         int64_t tag = strtoll(err.text, NULL, 10);
         CHECK(is_failing(tag));
+        fl_slot_return(batch.slot);
         (void)strike(m, tag);
     } else {
         CHECK_INT(batch.number, numbers[strike(m, batch.tag)]);

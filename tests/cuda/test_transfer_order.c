@@ -373,6 +373,32 @@ static void fail_a_part(fl_ring_config shape)
 /* Slices of it may have been queued; then somebody else uses its buffer. */
 static void test_a_batch_that_cannot_be_filled(void) { each_way(fail_a_part); }
 
+/* Slices of it are queued and not copied yet, and another thread trims the pool. */
+static void test_a_slot_is_kept_until_its_slices_are_copied(void)
+{
+    loop l;
+    fl_batch batch;
+    fl_ring_config shape = {.depth = 3, .is_in_order = true, .runs_ahead = true, .threads = 1};
+    fake_set_order(FAKE_EAGER, 0);
+    open_loop(&l, shape, 0);
+    l.has_slices = true;
+    submit_upload(&l, 7, 4); /* pins the slot */
+    take_tag(&l, 7);
+    fake_synchronize(NULL);
+    fake_set_order(FAKE_LAZY, 0);
+    fake_forget_copies();
+    l.r.failing_tag = 7;
+    l.r.failing_part = 0; /* the last to be filled */
+    submit_upload(&l, 7, 4);
+    while (fake_copies() < 2) sleep_ms(1);
+    CHECK_INT(fl_ring_receive(l.r.ring, LONG_MS, &batch, &l.err), FL_ESOURCE);
+    fl_pool_trim(l.r.pool);
+    cancel_slot(slot_of(&l, 7));
+    fl_slot_return(batch.slot);
+    close_loop(&l);
+    CHECK(fake_is_clean());
+}
+
 static void *train_on_device_1(void *arg)
 {
     loop l;
@@ -531,6 +557,7 @@ int main(void)
     RUN(test_the_current_stream_may_change);
     RUN(test_a_batch_waits_for_memory);
     RUN(test_a_batch_that_cannot_be_filled);
+    RUN(test_a_slot_is_kept_until_its_slices_are_copied);
     RUN(test_two_devices);
     RUN(test_a_green_context_is_named);
     RUN(test_the_null_stream_is_the_devices);

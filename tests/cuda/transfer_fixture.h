@@ -252,6 +252,7 @@ static inline int deliver_next(loop *l, int64_t *tag)
     upload_slot *t = slot_of(l, batch.tag);
     if (status != FL_OK) {
         cancel_slot(t);
+        fl_slot_return(batch.slot);
         return status;
     }
     if (t->buffer == NULL) status = set_buffer(l, t);

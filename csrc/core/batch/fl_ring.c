@@ -399,12 +399,7 @@ int fl_ring_receive(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err)
     FL_TRY(receive_entry(ring, wait_ms, &entry));
     *out = entry->batch;
     int status = entry->status;
-    if (status != FL_OK) {
-        if (err != NULL) *err = entry->error;
-        if (out->slot != NULL) out->data = NULL; /* it was the slot's */
-        fl_slot_return(out->slot);
-        out->slot = NULL;
-    }
+    if (status != FL_OK && err != NULL) *err = entry->error;
     put_free(ring, entry);
     return status;
 }

@@ -58,8 +58,9 @@ void fl_ring_submit_sentinel(fl_ring *ring, int status, const fl_err *error, int
  * valid until the next fl_ring_prepare. If the batch is not ready, the caller fills parts of this
  * or of other batches and waits, for wait_ms or one part longer; with wait_ms 0 it fills what
  * nobody else has begun and does not wait. FL_OK; FL_EEND: nothing is submitted; FL_ETIMEOUT: not
- * yet; FL_ECLOSED: stopped; FL_EFORK; otherwise the batch's own error: *out names the batch,
- * without a slot, and it is used up. */
+ * yet; FL_ECLOSED: stopped; FL_EFORK; otherwise the batch's own error: *out names the batch, which
+ * is used up. Its slot, if it has one, is the caller's, who cancels the transfer before returning
+ * the slot: slices may be copied from it. */
 int fl_ring_receive(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err);
 
 /* Whether fl_ring_receive would return a batch, or FL_EEND, at once. */

@@ -191,6 +191,7 @@ PyObject *fl_py_deliver_next(fl_py_array_ring *self)
         if (self->is_undelivered) return NULL;
     } else {
         fl_py_array_destination_cancel(&self->destination, &batch);
+        fl_slot_return(batch.slot);
         fl_py_raise(&err, &self->table->fields);
     }
     return refill(self, result) == 0 ? result : NULL;
