@@ -77,7 +77,8 @@ class ArrayDataset(EpochDataset):
         gather: ``"device"``: in a loader with ``device="cuda"`` and without workers the device
             reads the rows of each batch in host memory, which is registered with the driver (about
             0.1 s a GB, at the first ``iter()``) as long as the dataset lives. Elsewhere it has no
-            effect. ``"auto"``: the CPU copies the rows.
+            effect. Experimental: it has run on a simulated device only, not on a GPU yet.
+            ``"auto"``: the CPU copies the rows.
 
     Sample ``i`` is the tuple (for named fields, the dict) of row ``i`` of every field as torch
     tensors, 0-d for 1-d fields, 1-d for a RaggedArray. Rows share memory with their source, as in
@@ -183,6 +184,8 @@ class ArrayDataset(EpochDataset):
         """Return a dataset whose fields lie on a device, where C gathers the batches of loaders
         without workers, pads and packs sequences, and crops, pads, flips, resizes, colours, erases
         and casts images. It counts epochs of its own.
+
+        Experimental: loaders over data on a GPU have run on a simulated device only, not on a GPU.
 
         Raises:
             TypeError: there are functions as transforms, or operations that do more.

@@ -129,7 +129,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Args:
         device: the device of the batches. They are uploaded while the loop computes, with workers
             as soon as they arrive. None leaves them in CPU memory. ``iter()`` raises torch's own
-            error if there is no such device.
+            error if there is no such device. Batches of 4 MiB and more are copied in slices, which
+            has run on a simulated device only, not on a GPU yet.
         path: ``"auto"`` takes the fastest path that covers the dataset; ``"array"`` demands C
             gathering of array data, ``"process"`` worker processes over shared memory,
             ``"thread"`` worker threads in this process, ``"sync"`` loading in this process
@@ -152,7 +153,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             alone, and kernels crop, pad, flip, resize, colour, erase and cast them behind their
             upload: ValueError at ``iter()`` for operations that do more, other paths, and
             ``num_workers=0``; where no kernel can run, the CPU does it, and ``stats().why`` says
-            so. ``"cpu"``: all of it on the CPU, and finished batches are uploaded.
+            so. Experimental: it has run on a simulated device only, not on a GPU yet. ``"cpu"``:
+            all of it on the CPU, and finished batches are uploaded.
         snapshot_every_n_steps: workers send the state of an ``IterableDataset`` that has
             ``state_dict()`` after every n-th of their batches, 0: after none. Resuming reads the
             samples of the batches since then again. Without workers, states are always exact.

@@ -160,6 +160,8 @@ def graph_step(step: Callable[[Any], Any], loader: Iterable[Any], *, warmup: int
     if it has that argument, and a learning rate that changes must be a tensor; if another number of
     its groups changes, the graph is given up. Other numbers, ``train()`` and ``eval()`` stay what
     they were in the capture.
+
+    Experimental: it has run on a simulated device only, not on a GPU yet.
     """
     check_callable("step", step, "a function of a batch")
     read_int("warmup", warmup, 1, remedy="torch asks for it before a capture")

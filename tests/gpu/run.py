@@ -24,7 +24,8 @@ bench        benchmarks/bench_cuda.py, into build/gpu/bench_cuda.json, and bench
 Without arguments all run, one after the other, also after one that fails, but for `build`; a stage
 that is run alone finds what `build` has left. What they print is in build/gpu/STAGE.log. The file
 GPU_RESULTS (build/gpu/results.jsonl; docs/gpu is for those to keep) gets a line of JSON for the
-machine and one for each stage. GPU_PYTHON is the Python that has torch (this one)."""
+machine, with the commit (FASTLOOP_COMMIT in a copy without .git), and one for each stage.
+GPU_PYTHON is the Python that has torch (this one)."""
 
 import json
 import os
@@ -137,6 +138,17 @@ def end_group(child: "subprocess.Popen[bytes]") -> None:
     child.wait()
 
 
+def commit() -> str:
+    """The commit of the tree; "" if neither git nor FASTLOOP_COMMIT says it."""
+    named = os.environ.get("FASTLOOP_COMMIT")
+    if named:
+        return named
+    with suppress(OSError):
+        command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return ""
+
+
 def ask_machine(stage: Stage) -> dict[str, Any]:
     machine: dict[str, Any] = json.loads(stage.run(PYTHON, "-c", MACHINE).splitlines()[-1])
     if not machine["devices"]:
@@ -165,7 +177,8 @@ def build(stage: Stage) -> str:
     )
     stage.run(PYTHON, "-c", READY)
     with RESULTS.open("a") as results:
-        line = {"time": strftime("%Y-%m-%dT%H:%M:%S"), "archs": archs, **machine}
+        line = {"time": strftime("%Y-%m-%dT%H:%M:%S"), "commit": commit(), "archs": archs}
+        line |= machine
         print(json.dumps(line), file=results)
     return f"{machine['device']}, torch {machine['torch']}, for {archs}"
 

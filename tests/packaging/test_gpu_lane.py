@@ -89,11 +89,11 @@ def test_all_stages_run_in_turn_and_leave_a_line_each(lane: Lane) -> None:
     program(lane.folder / "bin/compute-sanitizer", tool)
     for name in ("psutil-7-abi3.whl", "pytest-9-any.whl"):
         program(lane.folder / "wheels" / name, "")
-    done = lane.run(GPU_WHEELS=str(lane.folder / "wheels"))
+    done = lane.run(GPU_WHEELS=str(lane.folder / "wheels"), FASTLOOP_COMMIT="abc1234")
     assert done.returncode == 0, done.stdout + done.stderr
     skipped = {"devices": "skipped"}
     assert lane.statuses() == dict.fromkeys(STAGES, "passed") | skipped
-    assert lane.lines()[0]["device"] == "Fake"
+    assert lane.lines()[0]["device"] == "Fake" and lane.lines()[0]["commit"] == "abc1234"
     table = [row.split()[:2] for row in done.stdout.splitlines()]
     for line in lane.lines()[1:]:
         assert line["seconds"] >= 0 and line["why"]

@@ -168,6 +168,8 @@ class RaggedArray(Sequence[torch.Tensor]):
         """Return the array with its values on a device; a view takes along no more than it shows.
         Offsets stay on the CPU.
 
+        Experimental: loaders over data on a GPU have run on a simulated device only, not on a GPU.
+
         Raises:
             MemoryError: a CUDA device has less free memory than the values take.
         """

@@ -391,6 +391,8 @@ class TokenDataset(EpochDataset):
         them. Loaders without workers send the device the places where windows begin, and one
         kernel makes the batch.
 
+        Experimental: loaders over data on a GPU have run on a simulated device only, not on a GPU.
+
         Raises:
             TypeError: return_docs is True, or another kind of device.
             MemoryError: the device has less free memory than the tokens take.

@@ -1,0 +1,117 @@
+"""Pages and docstrings say what has run on a GPU as docs/gpu/*.jsonl, the results of `make gpu`,
+say it: what has run where, and what has run on the simulated device alone."""
+
+import inspect
+import json
+import re
+import runpy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sources import ROOT
+
+import fastloop
+
+DOCS = ROOT / "docs"
+STAGES = runpy.run_path(str(ROOT / "tests/gpu/run.py"))["STAGES"]
+# (device, line) for each line of the results; "H100" is the device of h100.jsonl.
+LINES: list[tuple[str, dict[str, Any]]] = [
+    (path.stem.upper(), json.loads(line))
+    for path in sorted((DOCS / "gpu").glob("*.jsonl"))
+    for line in path.read_text().splitlines()
+]
+MARK = "simulated device only"
+# Stages whose part a user asks for by this name: pages list it while the stage has not passed.
+PARTS = {
+    "graph": "`graph_step()`",
+    "device_transforms": '`transforms_on="device"`',
+    "resident": '`.to("cuda")`',
+    "fetch": '`gather="device"`',
+    "slices": "uploads in slices",
+    "devices": "several devices",
+}
+# Docstrings of these parts. A second name is the argument whose paragraph speaks of the part.
+DOCSTRINGS: list[tuple[str, Callable[..., Any], str]] = [
+    ("graph", fastloop.graph_step, ""),
+    ("device_transforms", fastloop.DataLoader, "transforms_on"),
+    ("resident", fastloop.ArrayDataset.to, ""),
+    ("resident", fastloop.TokenDataset.to, ""),
+    ("resident", fastloop.RaggedArray.to, ""),
+    ("fetch", fastloop.ArrayDataset, "gather"),
+    ("slices", fastloop.DataLoader, "device"),
+]
+
+
+def passed() -> dict[str, dict[str, str]]:
+    """For each stage: the devices on which its last run has passed, with the date of that run."""
+    found: dict[str, dict[str, str]] = {stage: {} for stage in STAGES}
+    date = ""
+    for device, line in LINES:
+        date = line.get("time", date)[:10]  # of the machine's line, which begins a run
+        if "stage" in line:
+            found[line["stage"]].pop(device, None)
+            if line["status"] == "passed":
+                found[line["stage"]][device] = date
+    return found
+
+
+PASSED = passed()
+
+
+def text_of(thing: Callable[..., Any], argument: str) -> str:
+    """A docstring, or its paragraph about one argument."""
+    text = inspect.getdoc(thing) or ""
+    if argument:
+        found = re.search(rf"^    {argument}: .*\n(?:     .*\n)*", text, re.MULTILINE)
+        assert found, argument
+        text = found[0]
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(("stage", "thing", "argument"), DOCSTRINGS)
+def test_a_docstring_marks_a_part_that_has_not_run(
+    stage: str, thing: Callable[..., Any], argument: str
+) -> None:
+    assert (MARK in text_of(thing, argument)) == (not PASSED[stage])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/limits.md", "docs/devices.md"])
+def test_a_page_lists_the_parts_that_have_not_run(page: str) -> None:
+    """One paragraph, or one item of a list, does."""
+    texts = [t for t in re.split(r"\n(?=\n|- )", (ROOT / page).read_text()) if MARK in t]
+    found = {stage for stage, part in PARTS.items() for text in texts if part in text}
+    assert found == {stage for stage in PARTS if not PASSED[stage]}
+    assert len(texts) == bool(found), texts
+
+
+def test_the_table_of_devices_is_that_of_the_results() -> None:
+    section = (DOCS / "devices.md").read_text().split("## What has run where")[1]
+    rows = re.findall(r"^\| .* \| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    expected = {
+        stage: ", ".join(f"{name} {date}" for name, date in sorted(devices.items()))
+        for stage, devices in PASSED.items()
+    }
+    assert dict(rows) == {stage: runs or "not yet on hardware" for stage, runs in expected.items()}
+    assert len(rows) == len(STAGES)
+
+
+def test_the_table_of_stages_marks_those_that_have_not_run() -> None:
+    text = (DOCS / "gpu/README.md").read_text()
+    rows = dict(re.findall(r"^\| \d? ?\| `(\w+)` \| .* \| (.*) \|$", text, re.MULTILINE))
+    marked = {stage for stage, took in rows.items() if took == "not run"}
+    assert rows.keys() == STAGES.keys() and marked == {s for s in STAGES if not PASSED[s]}
+
+
+def test_no_other_text_claims_a_run() -> None:
+    """What has run stands in the tables above, where the results are compared with it."""
+    claim = re.compile(r"(?:has|have) run on (?:one |an? )?(?:[HAB]\d+|GPU|device|hardware)")
+    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "fastloop").rglob("*.py")]
+    texts = {path: " ".join(path.read_text().split()) for path in pages}
+    faults = [(path.name, found) for path, text in texts.items() for found in claim.findall(text)]
+    assert not faults, faults
+
+
+def test_runs_name_their_commit() -> None:
+    runs = [line for _, line in LINES if line.get("time", "") > "2026-11-27"]  # no run before did
+    assert all(re.fullmatch(r"[0-9a-f]{7,40}", line.get("commit", "")) for line in runs), runs
