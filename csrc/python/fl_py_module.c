@@ -24,7 +24,6 @@
 #include "fl_py_parent_end.h"
 #include "fl_py_permutation.h"
 #include "fl_py_place.h"
-#include "fl_py_pure.h"
 #include "fl_py_reply.h"
 #include "fl_py_snapshot.h"
 #include "fl_py_table.h"
@@ -55,19 +54,6 @@ static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *array = fl_py_int64_array(&dlpack, sequence);
     fl_py_dlpack_close(&dlpack);
     return array;
-}
-
-PyDoc_STRVAR(read_function_doc,
-             "read_function(function, is_seeder)\n--\n\n"
-             "All that the results of a function depend on beside its arguments, to be compared.\n"
-             "A str: why not, because it may draw or keep something.");
-
-static PyObject *module_read_function(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    PyObject *function;
-    int is_seeder;
-    if (!PyArg_ParseTuple(args, "Op:read_function", &function, &is_seeder)) return NULL;
-    return fl_py_read_function(function, is_seeder);
 }
 
 PyDoc_STRVAR(build_info_doc,
@@ -190,7 +176,6 @@ static PyMethodDef module_methods[] = {
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
-    {"read_function", module_read_function, METH_VARARGS, read_function_doc},
     {"arrow_rows", fl_py_arrow_rows, METH_O, fl_py_arrow_rows_doc},
     {"arrow_lists", fl_py_arrow_lists, METH_O, fl_py_arrow_lists_doc},
     {"bucket_steps", fl_py_bucket_steps, METH_VARARGS, fl_py_bucket_steps_doc},

@@ -6,8 +6,10 @@ path of fastloop takes run torch's own code.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,10 +47,13 @@ _ITER_METHODS = Methods(
     *((cls, "_next_data") for cls in (SingleIter, MultiIter)),
     (BaseIter, "_next_index"),
 )
-# Functions that frameworks set as worker_init_fn, by name, with their modules. They seed the random
-# generators of a worker process, torch's too; no Python runs in the array path's threads.
-_LIGHTNING = ("lightning.fabric.utilities.seed", "lightning_fabric.utilities.seed")
-_SEEDERS = {"pl_worker_init_function": _LIGHTNING, "seed_worker": ("transformers.trainer_utils",)}
+# Functions that frameworks set as worker_init_fn. They seed the random generators of a worker
+# process, torch's too; no Python runs in the array path's threads.
+_SEEDERS = (
+    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
+    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
+    ("transformers.trainer_utils", "seed_worker"),
+)
 
 
 _BY_SAMPLES = ("ImageFolder", "FakeData")  # of torchvision
@@ -356,12 +361,27 @@ def _check_resident(loader: DataLoader[Any], source: columns.Columns, where: str
 
 
 def _name_seeder(init: Any) -> str:
-    """Return the name of a worker_init_fn, or of the function of a partial, that only seeds; or
-    ""."""
-    function = init.func if isinstance(init, functools.partial) else init
-    name: str = getattr(function, "__name__", "")
-    is_known = getattr(function, "__module__", "") in _SEEDERS.get(name, ())
-    return name if is_known or columns.only_seeds(init) else ""
+    """Return the name of a worker_init_fn, or of the function of a partial, if a framework's module
+    defines it to seed a worker; or ""."""
+    is_partial = type(init) is functools.partial
+    function = init.func if is_partial else init
+    given = (*init.args, *init.keywords.values()) if is_partial else ()
+    for module, name in _SEEDERS:
+        theirs: dict[str, Any] = getattr(sys.modules.get(module), "__dict__", {})
+        if theirs.get(name) is not function or type(function) is not FunctionType:
+            continue
+        is_sound = set(map(type, given)) <= {int} and _takes_a_number(init)
+        return name if is_sound and function.__globals__ is theirs else ""
+    return ""
+
+
+def _takes_a_number(function: Callable[..., Any]) -> bool:
+    """Tell whether a call with one argument fits the parameters of a function or partial."""
+    try:
+        inspect.signature(function).bind(0)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:

@@ -1,37 +1,33 @@
-"""Datasets of torchvision with a target_transform, and loaders with a worker_init_fn: batches and
-the states of all generators as with torch alone, by C where the functions' code shows that they
-draw and keep nothing."""
+"""Datasets of torchvision with a target_transform, and loaders with a worker_init_fn: the program's
+functions are called as often, and in the same places of all random streams, as by torch alone."""
 
 from __future__ import annotations
 
-import functools
-import importlib
 import random
-import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from compare import raised
 from torch.utils.data import DataLoader, Subset
 from vision_cases import KINDS, assert_same, assert_same_bits, cifar, dataset_of, play, v2
 
 import fastloop
-from fastloop._core import read_function
 from fastloop.base import originals
 
 pytestmark = pytest.mark.skipif(v2 is None, reason="torchvision is not installed")
 if v2 is not None:
+    from PIL import Image
+    from torchvision import datasets
     from torchvision import transforms as v1
 
 NUMBERS = pytest.mark.parametrize("workers", [0, 2])
 COARSE = {label: label // 3 for label in range(10)}
-ORDER = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-SHIFT = 2
-rand = 3
+LEFT = {0: "sync", 2: "process"}  # the path, by the number of workers
 
 
 @pytest.fixture(autouse=True)
@@ -61,186 +57,164 @@ def row_of(label: int) -> torch.Tensor:
     return row
 
 
-def closed_over(held: Any) -> Callable[[int], Any]:
-    return lambda label: held[label]
+class Counted:
+    """A target_transform that draws from every generator, and counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, label: Any) -> Any:
+        self.count += 1
+        drawn = int(torch.randint(0, 100, ())) + random.randrange(100) + np.random.randint(100)
+        return label + drawn + 1000 * self.count
 
 
-def with_modules() -> Callable[[int], Any]:
-    import torch as held
-
-    return lambda label: held.zeros(10).scatter_(0, held.tensor(label), 1)
-
-
-def counted(label: int, names: Any = ("a", "b")) -> float:
-    return sum(float(each) for each in range(label)) / len(names)
+def seeding(label: int) -> float:
+    torch.manual_seed(label)
+    return random.random()
 
 
-SERVED: dict[str, Callable[[], Any]] = {
+FUNCTIONS: dict[str, Callable[[], Any]] = {
     "the recipe of PyTorch's tutorial": lambda: v1.Lambda(
         lambda y: torch.zeros(10, dtype=torch.float).scatter_(0, torch.tensor(y), value=1)
     ),
     "one_hot": lambda: lambda y: F.one_hot(torch.tensor(y), num_classes=10).float(),
-    "one_hot of nn": lambda: lambda y: nn.functional.one_hot(torch.tensor(y), 10),
     "a row": lambda: row_of,
-    "a view": lambda: lambda y: torch.eye(10)[y],
     "torch's function": lambda: torch.tensor,
     "a builtin": lambda: float,
-    "a number": lambda: lambda y: y + SHIFT,
     "a bool": lambda: lambda y: y > 4,
-    "a float": lambda: counted,
     "a number of NumPy": lambda: lambda y: np.float32(y) / 3,
     "a row of NumPy": lambda: lambda y: np.eye(10)[y],
-    "a dict": lambda: lambda y: COARSE[y],
-    "a dict by default": lambda: lambda y, m=COARSE: m.get(y, -1),
-    "a list": lambda: closed_over(ORDER),
-    "a module": with_modules,
+    "a dict": lambda: COARSE.__getitem__,
+    "a pair": lambda: lambda y: (y, {"coarse": y // 3}),
+    "mixed types": lambda: lambda y: y if y > 4 else y / 2,
+    "random numbers of torch": lambda: lambda y: torch.tensor(y).float().normal_(),
+    "random numbers of all": Counted,
+    "a seed": lambda: seeding,
+    "a Compose": lambda: v1.Compose([v1.Lambda(float), Counted()]),
 }
 
 
 @NUMBERS
-@pytest.mark.parametrize("make", SERVED.values(), ids=SERVED)
+@pytest.mark.parametrize("make", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_functions_of_labels(workers: int, make: Callable[[], Any]) -> None:
-    dataset = labelled(make())
     options = {"batch_size": 7, "shuffle": True, "num_workers": workers}
-    assert stats_of(dataset, **options).path == "array"
-    assert_same(dataset, options, workers == 0, stops=[None, 2, None])
+    found, path = [], stats_of(labelled(make()), **options)
+    for make_loader in (DataLoader, fastloop.DataLoader):
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+        loader = make_loader(labelled(then := make()), **options)
+        batches = [list(loader), next(iter(loader)), *loader]
+        states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+        found.append((batches, getattr(then, "count", 0), *states))
+    assert originals.same_bits(found[1], found[0])
+    assert path.path == LEFT[workers], path.why
+
+
+@NUMBERS
+def test_a_text_is_a_text(workers: int) -> None:
+    dataset, found = labelled(str), []
+    for make in (DataLoader, fastloop.DataLoader):
+        torch.manual_seed(3)
+        found.append(list(make(dataset, 7, num_workers=workers)))
+    assert originals.same_bits(found[1], found[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_class(kind: str) -> None:
     """The function gets an int, which it may tell from other numbers."""
     dataset = labelled(lambda y: str(y).count("0") + len(str(y)), kind)
-    assert stats_of(dataset).path == "array"
+    assert stats_of(dataset).path == LEFT[0]
     assert_same(dataset, {"batch_size": 9, "shuffle": True})
+
+
+@pytest.mark.parametrize("targets", [np.arange(40, dtype=np.int16), [True, 2] * 20])
+def test_labels_that_are_no_ints(targets: Any) -> None:
+    dataset = labelled(lambda y: len(type(y).__name__))
+    dataset.targets = targets
+    assert_same(dataset, {"batch_size": 7})
 
 
 @NUMBERS
 def test_parts_persistent_workers_and_the_check(
     monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
+    """A comparison does not call the function."""
     monkeypatch.setenv("FASTLOOP_CHECK", "1")
-    part = Subset(labelled(row_of), [5, 3, -2, 7, 7, 0, 11])
     options: dict[str, Any] = {"batch_size": 3, "num_workers": workers, "shuffle": True}
     options |= {"persistent_workers": True} if workers else {}
-    assert stats_of(part, **options).path == "array"
-    assert_same(part, options, stops=[None, 1, None])
+    found = []
+    for make_loader in (DataLoader, fastloop.DataLoader):
+        outer = Subset(Subset(labelled(Counted()), range(20)), [5, 3, -2, 7, 7, 0, 11])
+        random.seed(1)
+        np.random.seed(2)
+        found.append(list(play(make_loader, outer, options, [None, 1, None])))
+    assert_same_bits(found[1], found[0])
 
 
-class _Own:
-    def __call__(self, label: int) -> int:
-        return label
+@NUMBERS
+def test_nothing_is_called_before_the_first_batch_is_wanted(workers: int) -> None:
+    dataset = labelled(counted := Counted())
+    loader = fastloop.DataLoader(dataset, 8, num_workers=workers)
+    stats_of(dataset, num_workers=workers)
+    loader.stats()
+    iter(loader)
+    assert counted.count == 0
 
 
-class _OwnLambda(v1.Lambda if v2 is not None else object):  # type: ignore[misc]
-    pass
+class _FailsAtThird:
+    def __init__(self, error: type[Exception]) -> None:
+        self.count, self.error = 0, error
+
+    def __call__(self, label: int) -> float:
+        self.count += 1
+        torch.rand(1)
+        if self.count == 3:
+            raise self.error("the third")
+        return label / 2
 
 
-def kept(label: int, seen: list[int] = []) -> int:  # noqa: B006
-    seen.append(label)
-    return len(seen)
+@pytest.mark.parametrize("error", [KeyError, RuntimeError, StopIteration, IndexError])
+def test_an_error_of_the_function_comes_out_as_with_torch(error: type[Exception]) -> None:
+    """The loader goes on with the next batch, and the generator stands where torch leaves it."""
+
+    def run(make_loader: Any) -> Any:
+        torch.manual_seed(3)
+        batches, found = iter(make_loader(labelled(_FailsAtThird(error)), 7, shuffle=True)), []
+        for _ in range(8):
+            try:
+                found.append(next(batches))
+            except Exception as raised:
+                found.append((type(raised).__name__, str(raised)))
+            found.append(torch.get_rng_state())
+        return found
+
+    assert originals.same_bits(run(fastloop.DataLoader), run(DataLoader))
 
 
-def kept_in_place(label: int, seen: list[int] = []) -> int:  # noqa: B006
-    seen += [label]
-    return len(seen)
+@pytest.mark.parametrize("results", ["shapes", "kinds"])
+def test_results_that_torch_does_not_collate(results: str) -> None:
+    functions = {"shapes": lambda y: torch.zeros(y), "kinds": lambda y: object()}
+    found = []
+    for make_loader in (DataLoader, fastloop.DataLoader):
+        torch.manual_seed(3)
+        with pytest.raises((RuntimeError, TypeError)) as error:
+            next(iter(make_loader(labelled(functions[results]), 7)))
+        found.append((str(error.value).partition(" at 0x")[0], torch.get_rng_state()))
+    assert originals.same_bits(found[1], found[0])
 
 
-def kept_by_key(label: int, seen: dict[int, int] = {}) -> int:  # noqa: B006
-    seen[label] = len(seen)
-    return 1
-
-
-def kept_by_closure() -> Callable[[int], int]:
-    count = 0
-
-    def function(label: int) -> int:
-        nonlocal count
-        count += 1
-        return count
-
-    return function
-
-
-LAST = 0
-
-
-def kept_globally(label: int) -> int:
-    global LAST
-    LAST = label
-    return label
-
-
-def drawing() -> Callable[[int], Any]:
-    def function(label: int) -> Any:
-        return sum([random.random() for _ in range(2)]) * label
-
-    return function
-
-
-def imported(label: int) -> float:
-    import random as drawn
-
-    return drawn.random()
-
-
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "random numbers": (lambda: lambda y: random.random(), "it uses random"),
-    "random numbers of torch": (lambda: lambda y: torch.tensor(y).float().normal_(), "normal_"),
-    "random numbers inside": (drawing, "random"),
-    "an import": (lambda: imported, "random"),
-    "a name that is a value, too": (lambda: lambda y: torch.rand(1) * rand, "rand"),
-    "a file": (lambda: lambda y: np.zeros(3).tofile("x"), "tofile"),
-    "memory as it was": (lambda: lambda y: torch.empty(3), "empty"),
-    "another function": (lambda: lambda y: row_of(y), "row_of"),
-    "a builtin": (lambda: lambda y: id(y), "id"),
-    "a tensor": (lambda: closed_over(torch.arange(10)), "not plain"),
-    "a list of it": (lambda: lambda y, held=[int]: y, "not plain"),
-    "a list that grows": (lambda: kept, "append"),
-    "a list that grows in place": (lambda: kept_in_place, "changes a value"),
-    "a dict that grows": (lambda: kept_by_key, "changes a value"),
-    "a count": (kept_by_closure, "changes a value"),
-    "a global": (lambda: kept_globally, "changes a value"),
-    "an object": (_Own, "not a plain function"),
-    "a method": (lambda: _Own().__call__, "not a plain function"),
-    "a subclass": (lambda: _OwnLambda(row_of), "not a plain function"),
-    "a partial": (lambda: functools.partial(row_of), "not a plain function"),
-    "mixed types": (lambda: lambda y: y if y > 4 else y / 2, "not all of one type"),
-    "shapes that differ": (lambda: lambda y: torch.zeros(y), "RuntimeError"),
-    "texts": (lambda: lambda y: str(y), "not all of one type"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_functions_that_are_left(case: tuple[Callable[[], Any], str]) -> None:
-    make, why = case
-    found = stats_of(labelled(make()))
-    assert found.path == "sync"
-    assert "target_transform of the CIFAR10" in found.why
-    assert why in found.why
-
-
-def test_an_error_is_torchvisions() -> None:
-    dataset = labelled({0: 1}.__getitem__)
-    assert stats_of(dataset).path == "sync"
-    dataset = labelled(lambda y: {0: 1}[y])
-    assert "KeyError" in stats_of(dataset).why
-    with pytest.raises(KeyError):
-        list(fastloop.DataLoader(dataset))
-
-
-def test_labels_that_are_no_ints_are_left() -> None:
-    dataset = labelled(lambda y: y + 1)
-    dataset.targets = np.array(dataset.targets, dtype=np.int16)
-    assert "not a list of ints" in stats_of(dataset).why
-    assert_same(dataset, {"batch_size": 7})
-
-
-def test_a_function_of_torch_that_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = labelled(row_of)
-    assert stats_of(dataset).path == "array"
-    monkeypatch.setattr(torch, "zeros", functools.wraps(torch.zeros)(lambda n: torch.ones(n)))
-    assert "was replaced: zeros" in stats_of(dataset).why
-    assert_same(dataset, {"batch_size": 7})
+def test_an_index_that_is_not_there() -> None:
+    found: list[Any] = []
+    for make_loader in (DataLoader, fastloop.DataLoader):
+        counted = Counted()
+        loader = make_loader(labelled(counted), 4, sampler=[1, 2, 40, 3, 4])
+        torch.manual_seed(3)
+        with pytest.raises(IndexError) as error:
+            next(iter(loader))
+        found.append((str(error.value), counted.count, torch.get_rng_state()))
+    assert originals.same_bits(found[1], found[0])
 
 
 # ---- what changes between batches and epochs
@@ -311,6 +285,55 @@ def test_a_lambda_that_gets_another_function() -> None:
     assert_same_bits(run(fastloop.DataLoader), run(DataLoader))
 
 
+class _AtEachCall:
+    """A target_transform that changes the dataset for the samples behind it."""
+
+    dataset: Any = None
+
+    def __call__(self, label: int) -> int:
+        self.dataset.target_transform = lambda y: y + 100
+        return label
+
+
+def test_a_function_that_puts_another_in_its_place() -> None:
+    def run(make_loader: Any) -> list[torch.Tensor]:
+        dataset = labelled(first := _AtEachCall())
+        first.dataset = dataset
+        return list(play(make_loader, dataset, {"batch_size": 7}, [None]))
+
+    assert_same_bits(run(fastloop.DataLoader), run(DataLoader))
+
+
+def images(root: Path) -> Any:
+    for number in range(12):
+        path = root / str(number % 2) / f"{number}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (30, 25 + number, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+    crop = v1.RandomCrop(20, padding=4)
+    return datasets.ImageFolder(str(root), v1.Compose([crop, v1.ToTensor()]))
+
+
+@NUMBERS
+@pytest.mark.parametrize("every", ["0", "2"])
+def test_a_target_transform_of_an_image_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, every: str
+) -> None:
+    monkeypatch.setenv("FASTLOOP_CHECK", every)
+    dataset, found = images(tmp_path), []
+    for make in (DataLoader, fastloop.DataLoader):
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+        dataset.target_transform = counted = Counted()
+        loader = make(dataset, batch_size=5, shuffle=True, num_workers=workers)
+        batches = [*loader, *loader]
+        states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+        found.append((batches, counted.count, *states))
+    assert originals.same_bits(found[1], found[0])
+    assert stats_of(dataset).why == "samples of ImageFolder by C"
+
+
 # ---- worker_init_fn
 
 
@@ -321,119 +344,33 @@ def seed_worker(worker: int) -> None:
     random.seed(worker_seed)
 
 
-def seed_with(worker: int, seed: int = 5) -> None:
-    import random as pythons
-
-    pythons.seed(seed + worker)
-    np.random.seed(seed + worker)
-
-
-def framework(module: str, name: str, *args: Any, **named: Any) -> Callable[[], Any]:
-    def load() -> Any:
-        pytest.importorskip(module.partition(".")[0])
-        return functools.partial(getattr(importlib.import_module(module), name), *args, **named)
-
-    return load
-
-
-SEEDERS: dict[str, Callable[[], Any]] = {
-    "PyTorch's": lambda: seed_worker,
-    "nothing": lambda: lambda worker: None,
-    "a partial": lambda: functools.partial(seed_with, seed=11),
-}
-
-
-@pytest.mark.parametrize("make", SEEDERS.values(), ids=SEEDERS)
+@pytest.mark.parametrize("init", [seed_worker, lambda worker: torch.manual_seed(worker)])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_seeders(make: Callable[[], Any], persistent: bool) -> None:
-    dataset = dataset_of("CIFAR10", cifar(v1))
-    options = {"batch_size": 7, "shuffle": True, "num_workers": 2, "worker_init_fn": make()}
+def test_a_worker_init_fn_runs_in_the_workers(init: Any, persistent: bool) -> None:
+    dataset = labelled(Counted())
+    options = {"batch_size": 7, "shuffle": True, "num_workers": 2, "worker_init_fn": init}
     options["persistent_workers"] = persistent
-    states = random.getstate(), np.random.get_state()
-    assert stats_of(dataset, **options).path == "array"
-    assert_same(dataset, options, persistent, stops=[None, 2, None])
-    assert random.getstate() == states[0]
-    assert str(np.random.get_state()) == str(states[1])
-
-
-def odd_seeder(worker: int) -> None:
-    random.seed(random.getrandbits(9))
-
-
-def seed_inside(worker: int) -> None:
-    (lambda: torch.seed())()
-
-
-def seed_by_argument(worker: int, lib: Any) -> None:
-    lib.seed()
-
-
-def seed_by_another_name(worker: int) -> None:
-    import torch as others
-
-    others.seed()
-
-
-OTHERS: dict[str, Callable[[], Any]] = {
-    "another draw": lambda: odd_seeder,
-    "a draw of torch": lambda: lambda worker: torch.rand(1),
-    "torch's seed": lambda: lambda worker: torch.seed(),
-    "a part of torch": lambda: lambda worker: torch.random.seed(),
-    "a number as torch's seed": lambda: lambda worker: torch.manual_seed(worker),
-    "torch's seed inside": lambda: seed_inside,
-    "torch by another name": lambda: seed_by_another_name,
-    "an object": _Own,
-    "a partial of torch": lambda: functools.partial(seed_by_argument, lib=torch),
-    "transformers": framework("transformers.trainer_utils", "seed_worker", num_workers=2, rank=1),
-    "lightning": framework("lightning_fabric.utilities.seed", "pl_worker_init_function", rank=1),
-}
-
-
-@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
-def test_functions_for_workers_that_are_left(make: Callable[[], Any]) -> None:
-    dataset = dataset_of("CIFAR10", cifar(v1))
-    found = stats_of(dataset, num_workers=1, worker_init_fn=make())
+    found = stats_of(dataset, **options)
     assert found.path == "process"
     assert "worker_init_fn" in found.why
+    assert_same(dataset, options, persistent, stops=[None, 2, None])
 
 
-def test_the_state_is_all_that_a_function_depends_on() -> None:
-    assert read_function(row_of, False) == read_function(row_of, False)
-    assert read_function(lambda y: 1, False) != read_function(lambda y: 1.0, False)
-    assert isinstance(read_function(None, False), str)
+def too_large(worker: int) -> None:
+    np.random.seed(torch.initial_seed())
 
 
-class _Unprintable:
-    def __call__(self, label: int) -> int:
-        return label
-
-    def __repr__(self) -> str:
-        raise ValueError("not to be called")
+def without_argument() -> None:
+    np.random.seed(3)
 
 
-class _Noisy:
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    def __call__(self, *args: Any) -> Any:
-        return self.function(*args) + random.random()
-
-
-def import_another(label: int) -> Any:
-    import functional  # type: ignore[import-not-found]
-
-    return functional.get(label)
-
-
-def test_what_stands_in_the_place_of_a_known_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "_Unprintable" in read_function(_Unprintable(), False)
-    assert read_function(import_another, False).endswith("it imports functional")
-    make_tensor: Any = lambda label: torch.tensor(label)  # noqa: E731
-    state = read_function(make_tensor, False)
-    for noisy in (_Noisy(torch.tensor), functools.partial(torch.tensor), _Noisy.__call__):
-        monkeypatch.setattr(torch, "tensor", noisy)
-        assert "was replaced: tensor" in read_function(make_tensor, False)
-        monkeypatch.undo()
-        assert read_function(make_tensor, False) == state
-    monkeypatch.setitem(sys.modules, "torchvision.transforms", None)
-    assert type(read_function(len, False)) is tuple
+@pytest.mark.parametrize("init", [too_large, without_argument])
+def test_a_worker_init_fn_that_raises(init: Any) -> None:
+    """A function that only seeds may fail, too."""
+    found = []
+    for make in (DataLoader, fastloop.DataLoader):
+        dataset = dataset_of("CIFAR10", cifar(v1))
+        with pytest.raises((TypeError, ValueError)) as error:
+            list(make(dataset, num_workers=1, worker_init_fn=init))
+        found.append(raised(error.value))
+    assert found[0] == found[1]

@@ -5,7 +5,7 @@ import os
 import random
 import sys
 import types
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -15,9 +15,9 @@ from fastloop import DataLoader
 
 # They are known by their place, so a test must fail when a framework has moved one.
 SEEDERS = [
-    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
-    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
-    ("transformers.trainer_utils", "seed_worker"),
+    ("lightning.fabric.utilities.seed", "pl_worker_init_function", {"rank": 1}),
+    ("lightning_fabric.utilities.seed", "pl_worker_init_function", {"rank": 1}),
+    ("transformers.trainer_utils", "seed_worker", {"num_workers": 1, "rank": 1}),
 ]
 
 
@@ -45,20 +45,45 @@ def test_lightning_seeds_workers_and_the_array_path_stays(monkeypatch: pytest.Mo
     assert_same(epoch(wrapped), epoch(theirs))
 
 
-@pytest.mark.parametrize(("module", "name"), SEEDERS)
-def test_what_only_seeds_workers_keeps_the_array_path(module: str, name: str) -> None:
+@pytest.mark.parametrize(("module", "name", "named"), SEEDERS)
+def test_what_only_seeds_workers_keeps_the_array_path(
+    module: str, name: str, named: dict[str, Any]
+) -> None:
+    pytest.importorskip(module.partition(".")[0])
+    init = partial(getattr(importlib.import_module(module), name), **named)
+    loader = DataLoader(small_dataset(), num_workers=1, worker_init_fn=init, path="array")
+    assert name in loader.stats().why
+    assert name not in DataLoader(small_dataset(), worker_init_fn=init).stats().why
+
+
+@pytest.mark.parametrize(("module", "name", "named"), SEEDERS)
+def test_a_frameworks_seeder_that_raises_is_left_to_the_worker(
+    module: str, name: str, named: dict[str, Any]
+) -> None:
     pytest.importorskip(module.partition(".")[0])
     function = getattr(importlib.import_module(module), name)
-    for init in (function, partial(function, num_workers=1, rank=1)):
-        loader = DataLoader(small_dataset(), num_workers=1, worker_init_fn=init, path="array")
-        assert name in loader.stats().why
-        assert name not in DataLoader(small_dataset(), worker_init_fn=init).stats().why
+    assert path_of(partial(function, **named, others=2)) == "process"
+    assert path_of(partial(function, **dict.fromkeys(named, "1"))) == "process"
+    assert path_of(function) == ("process" if "num_workers" in named else "array")
+
+
+@pytest.mark.parametrize(("module", "name", "named"), SEEDERS)
+def test_a_wrapper_of_a_frameworks_seeder_is_called(
+    module: str, name: str, named: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(module.partition(".")[0])
+    theirs = importlib.import_module(module)
+    function = getattr(theirs, name)
+    wrapped = wraps(function)(lambda *args, **kwargs: function(*args, **kwargs))
+    assert path_of(partial(wrapped, **named)) == "process"
+    monkeypatch.setattr(theirs, name, wrapped)
+    assert path_of(partial(wrapped, **named)) == "process"
 
 
 def test_a_function_of_the_users_is_not_taken_for_one_of_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module, name = SEEDERS[-1]
+    module, name, _ = SEEDERS[-1]
     for init in (seed_worker, partial(seed_worker, rank=1), lambda worker_id: print(), int):
         assert path_of(init) == "process"
     patched = types.ModuleType(module)
@@ -70,9 +95,9 @@ def test_a_function_of_the_users_is_not_taken_for_one_of_theirs(
     assert module not in sys.modules  # looked for, not imported
 
 
-def test_a_function_of_the_users_that_only_seeds_keeps_the_array_path() -> None:
+def test_a_function_of_the_users_that_only_seeds_runs_in_the_workers() -> None:
     for init in (lambda worker_id: random.seed(worker_id), lambda worker_id: None):
-        assert path_of(init) == "array"
+        assert path_of(init) == "process"
 
 
 def path_of(init: Any) -> str:

@@ -7,12 +7,9 @@ that is assigned to a dataset during an epoch is seen by the next ``iter()``.
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import pairwise
-from types import CodeType, FunctionType
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +17,6 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
-from fastloop import _core
 from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
 from fastloop.base.moves import pin_storage, watch
 from fastloop.base.tensors import DTYPES
@@ -281,44 +277,6 @@ def _is_own(part: Any) -> bool:
         storage, is_tight = part.untyped_storage(), part.is_contiguous()
         return is_tight and part.is_cpu and storage.resizable() and not storage.is_shared()
     return type(part) in (int, float) or isinstance(part, np.number)
-
-
-def only_seeds(init: Any) -> bool:
-    """Tell whether a worker_init_fn seeds random generators, not that of torch, and no more."""
-    is_partial = type(init) is partial
-    function, given = (
-        (init.func, (*init.args, *init.keywords.values())) if is_partial else (init, ())
-    )
-    is_plain = type(function) is FunctionType and set(map(type, given)) <= {int}
-    if not is_plain or type(_core.read_function(function, True)) is str:
-        return False
-    loaded = [step.argval for step in dis.get_instructions(function)]
-    is_torch = {"torch"} | {k for k, v in function.__globals__.items() if v is torch}
-    # torch.seed() would seed torch's generator.
-    uses = (then == "initial_seed" for name, then in pairwise(loaded) if name in is_torch)
-    return all(uses) and not any(isinstance(each, CodeType) for each in loaded)
-
-
-def relabel(function: Any, labels: Vector, name: str) -> tuple[Segment, ...]:
-    """Return the results of a function of labels as the source of a column: one for each distinct
-    label. Raises NotCoveredError, too, if it may depend on anything else."""
-    state, rows = _core.read_function(function, False), []
-    leave_if(type(state) is str, f"{name}: {state}")
-    distinct, places = np.unique(labels, return_inverse=True)
-    try:
-        for label in distinct.tolist():
-            rows.append(function(label))
-            is_same = _core.read_function(function, False) == state
-            leave_if(not is_same, "it changes a value that it reads")
-        kinds = {(type(row), getattr(row, "dtype", None)) for row in rows}
-        is_known = isinstance(rows[0], torch.Tensor | np.ndarray | np.number | int | float)
-        leave_if(len(kinds) > 1 or not is_known, "its results are not all of one type")
-        table = torch_data.default_collate(rows)
-        check_tensor("its result", table)
-    except Exception as error:
-        what = str(error) if type(error) is NotCoveredError else repr(error)
-        raise NotCoveredError(f"{name}: {what}") from error
-    return (Segment(table, places, None),)
 
 
 def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:

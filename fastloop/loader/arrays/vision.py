@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import read_function
 from fastloop.base.originals import is_code_known, trial_of
 from fastloop.data.transforms import torchvision_chain as chains
-from fastloop.loader.arrays.columns import Columns, as_vector, leave_if, only_seeds, relabel
+from fastloop.loader.arrays.columns import Columns, as_vector, leave_if
 from fastloop.loader.arrays.compared import Original
 from fastloop.loader.arrays.iterator import find_blocks
 
@@ -47,33 +46,27 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     leave_if(dataset.transform is None, f"the {name} has no transform")
     has_workers = loader.num_workers > 0
     leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one that C knows")
-    is_seeder = loader.worker_init_fn is None or only_seeds(loader.worker_init_fn)
-    leave_if(has_workers and not is_seeder, "worker_init_fn may seed torch's generator")
+    has_init = has_workers and loader.worker_init_fn is not None
+    leave_if(has_init, "worker_init_fn runs in worker processes, and may draw there")
     leave_if(has_workers and not loader.in_order, "in_order=False")
     leave_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
     data, targets, layout = _KINDS[name]
     images, layout = _images_of(dataset, data, layout)
-    found, then = getattr(dataset, targets), dataset.target_transform
-    labels: Any = as_vector(found)
+    labels: Any = as_vector(getattr(dataset, targets))
     is_other = labels is None or len(labels) != len(images)
     leave_if(is_other, f"{targets} of the {name} are not plain integers")
-    state = read_function(then, False)
-    source: Any = torch.from_numpy(labels)
-    if then is not None:
-        is_other = name.startswith("CIFAR") and set(map(type, found)) != {int}
-        leave_if(is_other, f"{targets} of the {name} are not a list of ints")
-        source = relabel(then, labels, f"target_transform of the {name}")
+    has_function = dataset.target_transform is not None
+    leave_if(has_function, f"target_transform of the {name} is called sample by sample")
     _, draws, snapshot, key = chains.open_plan(dataset.transform, images.shape[1:], layout)
     held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
     def is_same() -> bool:
         is_held = all(getattr(dataset, name) is value for name, value in held)
-        is_held = is_held and read_function(then, False) == state
         return is_held and not chains.why_not_now() and snapshot.is_same()
 
     columns = Columns((None, None), kind="torchvision's images, its transform in C")
-    columns.add(data, images, None, draws).add(targets, source)
+    columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))
     what = f"samples of {name} with {dataset.transform}"
-    trial = trial_of(f"{name} {key} {state}", what, "torchvision's", 1)
+    trial = trial_of(f"{name} {key}", what, "torchvision's", 1)
     columns.original = Original(trial, loader.collate_fn, draws, is_same)
     return columns
