@@ -244,6 +244,14 @@ def test_columns_that_cannot_be(case: str) -> None:
         _core.SequenceColumn(torch.Tensor, output, **options)
 
 
+def test_a_device_knows_no_ignored_values() -> None:
+    column = _core.SequenceColumn(
+        torch.Tensor, "padded", OFFSETS, VALUES, padding=bytes(8), ignored=3
+    )
+    with pytest.raises(ValueError, match="a column with ignored values is for a Table"):
+        _core.SequenceBatches(torch.Tensor, (column,))
+
+
 # ---- mapped files
 
 

@@ -282,8 +282,8 @@ PyDoc_STRVAR(
     "'longest' of PackCollate. offsets: int32 or int64 vector, or [n, 2] of beginnings and ends.\n"
     "values: contiguous vector, for 'padded' and 'packed', on the CPU or, for SequenceBatches,\n"
     "on a CUDA device. padding: bytes of an element of the output; or an int, and integers\n"
-    "come out as int64. ignored: of an int64 output of 'padded', the value that comes out as\n"
-    "padding.\n"
+    "come out as int64. ignored: of an int64 output of 'padded' in a Table, the value that\n"
+    "comes out as padding.\n"
     "main: offsets of the main field, for PackCollate's; leader: how many columns before this one\n"
     "in the table is the first of them, 0 for that itself. max_tokens: 0 for one row. name,\n"
     "main_name: how errors call the fields.");

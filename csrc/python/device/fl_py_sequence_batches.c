@@ -86,6 +86,11 @@ static int check_columns(const fl_py_state *state, const sequence_batches *self)
         const fl_py_sequence_column *column = column_at(self, i);
         is_right = Py_IS_TYPE(column, state->sequence_column_type) &&
                    column->is_packed == column_at(self, 0)->is_packed;
+        if (is_right && column->pad.has_ignored) {
+            PyErr_SetString(PyExc_ValueError,
+                            "SequenceBatches: a column with ignored values is for a Table");
+            return -1;
+        }
         if (!is_right || !has_values(column)) continue;
         is_right = column->device != FL_PY_CPU &&
                    fl_dtype_bytes(fl_py_sequence_column_ragged(column)->dtype) <= 8;
@@ -386,7 +391,7 @@ PyDoc_STRVAR(
     "SequenceBatches(tensor_type, columns)\n--\n\n"
     "Batches of SequenceColumns, all of PadCollate or all of PackCollate, whose values lie\n"
     "on a CUDA device. The leader that columns were given does not count: it is the\n"
-    "first.");
+    "first. No column has ignored values: the kernel does not know them.");
 
 static PyType_Slot batches_slots[] = {
     {Py_tp_doc, (void *)batches_doc},   {Py_tp_new, batches_new},
