@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -91,11 +90,4 @@ int fl_pidfd_open(int pid) { return fl_fault_hit() ? -1 : (int)syscall(SYS_pidfd
 bool fl_is_pidfd(int fd)
 {
     return syscall(SYS_pidfd_send_signal, fd, 0, NULL, 0) == 0 || errno == ESRCH || errno == EPERM;
-}
-
-int32_t fl_cpu_count(void)
-{
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    return (int32_t)fl_max(1, CPU_COUNT(&set));
 }

@@ -49,7 +49,4 @@ static inline void fl_relax(void)
 #endif
 }
 
-/* How many CPUs this process may run on (at least 1). */
-int32_t fl_cpu_count(void);
-
 #endif

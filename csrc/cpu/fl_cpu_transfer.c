@@ -6,6 +6,7 @@
 #include "fl_cpu_transfer.h"
 
 #include "fl_cpu_rows.h"
+#include "fl_cpus.h"
 #include "fl_thread.h"
 #include "fl_thread_pool.h"
 

@@ -1,6 +1,7 @@
 /* fl_py_module: the module _core, with its types and functions. */
 #include "fl_py.h"
 #include "fl_cpu_level.h"
+#include "fl_cpus.h"
 #include "fl_cuda.h"
 #include "fl_pages.h"
 #include "fl_py_array_loader.h"

@@ -301,12 +301,6 @@ static void test_refused_locks_and_threads_say_so(void)
     CHECK(sigismember(&after, SIGINT) == sigismember(&before, SIGINT));
 }
 
-static void test_cpu_count_is_positive(void)
-{
-    CHECK(fl_cpu_count() >= 1);
-    CHECK(fl_cpu_count() <= sysconf(_SC_NPROCESSORS_CONF));
-}
-
 static int is_generation_known(void *arg)
 {
     const uint32_t *known = arg;
@@ -362,7 +356,6 @@ int main(void)
     RUN(test_wait_ends_when_signalled);
     RUN(test_threads_block_every_signal);
     RUN(test_refused_locks_and_threads_say_so);
-    RUN(test_cpu_count_is_positive);
     RUN(test_another_file_is_no_process);
     RUN(test_generation_changes_in_every_child);
     return 0;

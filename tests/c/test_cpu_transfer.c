@@ -5,7 +5,7 @@
 #include "pool_fixture.h"
 
 #include "fl_cpu_transfer.h"
-#include "fl_thread.h"
+#include "fl_cpus.h"
 
 #include <dirent.h>
 #include <semaphore.h>

@@ -27,6 +27,7 @@ STATICS = {
     ("fl_fork.c", "expected"),
     ("fl_fork.c", "own_word"),
     ("fl_fork.c", "once"),  # the fork handlers are installed once
+    ("fl_cpus.c", "quota"),  # of the process's control groups, read once
     ("fl_safe_read.c", "method"),  # how this kernel copies: the same answer for every thread
     ("", "__cpu_model"),  # libgcc's, behind __builtin_cpu_supports
     ("", "__cpu_features2"),

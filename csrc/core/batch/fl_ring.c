@@ -5,6 +5,7 @@
  * number. Threads claim parts from the oldest batch on. */
 #include "fl_ring.h"
 
+#include "fl_cpus.h"
 #include "fl_pages.h"
 #include "fl_thread.h"
 

@@ -3,10 +3,10 @@
 #include "fl_py_array_loader.h"
 
 #include "fl_py.h"
+#include "fl_cpus.h"
 #include "fl_py_deliver.h"
 #include "fl_py_structure.h"
 #include "fl_py_submit.h"
-#include "fl_thread.h"
 
 enum { MAX_HELPERS = 7 }; /* threads that help a loader without workers with large batches */
 

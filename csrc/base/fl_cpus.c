@@ -1,0 +1,105 @@
+/* fl_cpus: see fl_cpus.h. base/machine.py reads the same files, for people. */
+#define _GNU_SOURCE
+#include "fl_cpus.h"
+
+#include <limits.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The numbers at the beginning of a file: how many of two could be read. */
+static int read_numbers(const char *folder, const char *name, long long *first, long long *second)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "r");
+    if (file == NULL) return 0;
+    int found = fscanf(file, "%lld %lld", first, second);
+    fclose(file);
+    return found;
+}
+
+/* The quota of one group. "max", -1 or a missing file: none. */
+static int32_t read_group(const char *folder)
+{
+    long long quota = 0, period = 0, ignored;
+    if (read_numbers(folder, "cpu.max", &quota, &period) != 2 &&
+        (read_numbers(folder, "cpu.cfs_quota_us", &quota, &ignored) < 1 ||
+         read_numbers(folder, "cpu.cfs_period_us", &period, &ignored) < 1))
+        return INT32_MAX;
+    if (quota <= 0 || period <= 0) return INT32_MAX;
+    return (int32_t)fl_min(fl_max(quota / period, 1), INT32_MAX);
+}
+
+/* The least of a group and all above it, up to the folder `top`. A group that is not mounted, as
+ * those outside of a container, has no files. */
+static int32_t read_groups(const char *top, const char *group)
+{
+    char folder[PATH_MAX];
+    int length = snprintf(folder, sizeof folder, "%s%s", top, group);
+    if (length < 0 || length >= (int)sizeof folder) return INT32_MAX;
+    int32_t least = read_group(folder);
+    for (char *end; (end = strrchr(folder, '/')) >= folder + strlen(top);) {
+        *end = '\0';
+        least = (int32_t)fl_min(least, read_group(folder));
+    }
+    return least;
+}
+
+static bool has_cpu(const char *names)
+{
+    char copy[PATH_MAX], *rest = copy;
+    snprintf(copy, sizeof copy, "%s", names);
+    for (const char *name; (name = strsep(&rest, ",")) != NULL;)
+        if (strcmp(name, "cpu") == 0) return true;
+    return false;
+}
+
+/* The least below the two places where the groups of this line of /proc/self/cgroup are mounted:
+ * "id:controllers:group", and no controllers in version 2. */
+static int32_t read_line(const char *root, char *line)
+{
+    line[strcspn(line, "\n")] = '\0';
+    (void)strsep(&line, ":");
+    const char *names = line != NULL ? strsep(&line, ":") : NULL;
+    if (line == NULL || (*names != '\0' && !has_cpu(names))) return INT32_MAX;
+    const char *places[] = {names, *names != '\0' ? "cpu" : "unified"};
+    int32_t least = INT32_MAX;
+    for (int i = 0; i < 2; i++) {
+        char top[PATH_MAX];
+        int length = snprintf(top, sizeof top, "%s/sys/fs/cgroup%s%s", root,
+                              *places[i] != '\0' ? "/" : "", places[i]);
+        if (length >= 0 && length < (int)sizeof top)
+            least = (int32_t)fl_min(least, read_groups(top, line));
+    }
+    return least;
+}
+
+int32_t fl_cpu_quota(const char *root)
+{
+    char line[PATH_MAX];
+    snprintf(line, sizeof line, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(line, "r");
+    int32_t least = INT32_MAX;
+    if (file == NULL) return least;
+    while (fgets(line, sizeof line, file) != NULL)
+        least = (int32_t)fl_min(least, read_line(root, line));
+    fclose(file);
+    return least;
+}
+
+int32_t fl_cpu_count(void)
+{
+    /* 0: not read yet. Relaxed, because every thread would read the same. */
+    static _Atomic int32_t quota;
+    int32_t most = atomic_load_explicit(&quota, memory_order_relaxed);
+    if (most == 0) {
+        most = fl_cpu_quota("");
+        atomic_store_explicit(&quota, most, memory_order_relaxed);
+    }
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+    return (int32_t)fl_min(fl_max(1, CPU_COUNT(&set)), most);
+}
