@@ -94,8 +94,9 @@ def test_the_first_step_of_an_epoch_is_not_in_the_table() -> None:
          "of 40.0 ms on average). With data always ready: at most 4.00x as fast. Cause: the loop "
          "loads list of 1,000 itself (num_workers=0). Next: num_workers 0→"),
         (1, 8.5, "partly input-bound", "PARTLY INPUT-BOUND: the loop waits 10% of each step"),
-        (0.1, 9.4, "not input-bound", "NOT INPUT-BOUND: 1.0% of each step is waiting for data; a "
-         "faster loader cannot help this run. Most of it is forward+backward (94%)."),
+        (0.1, 9.4, "not input-bound", "NOT INPUT-BOUND: the loop waits 1.0% of each step for "
+         "data (100 µs of 10.0 ms on average); a faster loader cannot help this run. "
+         "Most of it is forward+backward (94%)."),
     ],
 )  # fmt: skip
 def test_verdicts(wait: float, compute: float, kind: str, text: str) -> None:
@@ -104,8 +105,73 @@ def test_verdicts(wait: float, compute: float, kind: str, text: str) -> None:
     assert verdict["basis"] == "host"
 
 
-def test_few_steps_have_no_verdict() -> None:
-    assert "NO VERDICT: there are 9 steps" in found_of(loop_of(1, 1, 9))["verdict"]["text"]
+def test_two_steps_have_no_verdict() -> None:
+    assert "NO VERDICT: there are 2 steps" in found_of(loop_of(1, 1, 2))["verdict"]["text"]
+
+
+def add_epoch(observer: LoopObserver, waits: list[float], compute: float = 5) -> None:
+    """Append an epoch whose steps wait for so many ms, behind its first one."""
+    for number, wait in enumerate([0.0, *waits]):
+        row = (0, round(wait * MS), -1, round(compute * MS), 0, 0, -1, number == 0)
+        observer.recorder.steps.append(row)
+
+
+def verdict_on(*epochs: list[float]) -> dict[str, Any]:
+    observer = loop_of(1, 1, 0)
+    observer.sources[0].trains = True
+    for waits in epochs:
+        add_epoch(observer, waits)
+    verdict: dict[str, Any] = found_of(observer)["verdict"]
+    return verdict
+
+
+def test_few_steps_have_a_verdict_that_says_how_sure_it_is() -> None:
+    even, uneven = verdict_on([5.0] * 8), verdict_on([0.0] * 7 + [20.0])
+    assert even["kind"] == "input-bound" and even["interval"] == pytest.approx([0.5, 0.5])
+    assert "8 steps say so: the share of waiting is 50% to 50% (95% sure)" in even["text"]
+    low, high = uneven["interval"]
+    assert low == 0 and 20 / 60 < high < 0.7 and "(95% sure)" in uneven["text"]
+    assert "sure" not in verdict_on([5.0] * 50)["text"]
+    assert verdict_on([5.0] * 3)["kind"] == "input-bound"
+
+
+def test_many_steps_of_which_few_decide_say_how_sure_that_is() -> None:
+    verdict = verdict_on(([0.0] * 99 + [200.0]) * 3)
+    low, high = verdict["interval"]
+    assert low < 0.20 < verdict["share"] < high and "(95% sure)" in verdict["text"]
+
+
+def test_a_first_epoch_that_fills_a_cache_is_told_apart() -> None:
+    verdict = verdict_on([10.0] * 50, [0.15] * 50, [0.15] * 50)
+    assert verdict["kind"] == "not input-bound" and verdict["share"] == pytest.approx(0.15 / 5.15)
+    assert "cannot help later epochs" in verdict["text"]
+    assert "later epochs: the first one waits 67% of each step." in verdict["text"]
+    alone = verdict_on([10.0] * 50)
+    assert alone["kind"] == "input-bound" and "epoch" not in alone["text"]
+    alike = verdict_on([10.0] * 50, [9.9] * 50)
+    assert alike["share"] > 0.66 and "epoch" not in alike["text"]
+
+
+def test_a_first_epoch_that_has_left_the_memory_of_steps_is_not_named() -> None:
+    observer = loop_of(1, 1, 0)
+    observer.recorder.steps.count, observer.sources[0].trains = 10**6, True
+    add_epoch(observer, [10.0] * 9_000)
+    add_epoch(observer, [0.1] * 9_000)
+    assert "first one" not in found_of(observer)["verdict"]["text"]
+
+
+def test_long_waits_of_few_steps_are_counted_and_not_said_of_each_step() -> None:
+    verdict = verdict_on([0.155] * 180 + [120.0] * 10)
+    assert verdict["kind"] == "input-bound" and "each step" not in verdict["text"]
+    words = "in rare long waits: 10 of 171 steps wait 120 ms or so, most steps 155 µs"
+    assert words in verdict["text"]
+    assert "in long waits: 36 of 141 steps" in verdict_on([0.1, 0.1, 0.1, 40.0] * 40)["text"]
+    assert "long waits" not in verdict_on([1.0, 2.0] * 40)["text"]
+
+
+def test_the_epoch_that_has_all_long_waits_is_named() -> None:
+    verdict = verdict_on([0.1] * 50, [0.1] * 50, [0.1] * 30 + [90.0] * 20, [0.1] * 50)
+    assert "20 of 150 steps in epoch 3 wait 90.0 ms or so" in verdict["text"]
 
 
 def test_no_steps_and_no_loader_have_no_verdict() -> None:

@@ -22,7 +22,10 @@ SCHEMA = "fastloop.report/1"
 _WARM_UP = 20
 _MAX_BARS = 400
 INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
-_MIN_STEPS = 10  # for a verdict at all
+_QUIET = 0.01  # a share below which nobody asks which steps wait
+_MIN_STEPS = 3  # for a verdict at all
+_FEW_STEPS = 30  # below it the verdict says how sure it is
+_RARE = 3  # mean wait over the median: above it most steps do not wait
 _BUSY = 0.8  # a share of the workers' time: above it they can give no more
 _UNEVEN = 5  # p95 over the median: above it the program may not be to blame
 _COMPUTES = 0.5  # a share of the time of loading: below it samples wait, and need no CPU
@@ -63,12 +66,58 @@ def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
     return {"seconds": float(values.sum() / 1e9), **times, **share}
 
 
-def _choose_steady(steps: Any, first: int) -> Any:
-    """Leave out the first steps of the run, if ten are left, and the first of each epoch, whose
-    batch is counted apart."""
+def _choose_steady(steps: Any, first: int) -> tuple[Any, dict[str, Any] | None]:
+    """Return the indices of the steps that tables and verdict use, and the first epoch if it waits
+    otherwise than the later ones, which are judged without it.
+
+    The first steps of the run are left out, if ten are left, and the first of each epoch, whose
+    batch is counted apart.
+    """
     later = np.flatnonzero(steps["is_first"] == 0)
     warm = later[later + first >= max(_WARM_UP, (first + len(steps)) // 20)]
-    return steps[warm if len(warm) >= 10 else later]
+    warm = warm if len(warm) >= 10 else later
+    is_later = _number_epochs(steps)[warm] > 0
+    if first > 0 or is_later.sum() < _MIN_STEPS:
+        return warm, None
+    opening = later[_number_epochs(steps)[later] == 0]
+    waits = np.maximum(steps["data_wait"], 0)
+    shares = [_share(waits[i].sum(), _total(steps[i]).sum()) for i in (opening, warm[is_later])]
+    if abs((shares[0] or 0.0) - (shares[1] or 0.0)) < PARTLY:
+        return warm, None
+    return warm[is_later], {"steps": len(opening), "share": shares[0]}
+
+
+def _number_epochs(steps: Any) -> Any:
+    """Return the number of each step's epoch, from 0 on."""
+    begins = np.cumsum(steps["is_first"])
+    return begins - begins[:1]
+
+
+def _find_long_waits(waits: Any, epochs: Any) -> dict[str, Any] | None:
+    """Return how many waits are long, how long, and the epoch if one has nearly all of them; None
+    if most steps wait."""
+    if not len(waits) or waits.mean() <= _RARE * np.median(waits):
+        return None
+    long = waits > waits.mean()
+    sums = np.bincount(epochs[long], waits[long])
+    is_alone = epochs[0] < epochs[-1] and sums.max() > 0.9 * sums.sum()
+    return {
+        "count": int(long.sum()),
+        "median_ms": float(np.median(waits[long])) / 1e6,
+        "epoch": int(sums.argmax()) + 1 if is_alone else None,
+    }
+
+
+def _bound_share(waits: Any, totals: Any) -> list[float] | None:
+    """Return between which values 95 % of resamples have the share, where blocks of steps that
+    follow each other are drawn; None if there are too few steps."""
+    count = min(len(waits), 100)
+    if count < _MIN_STEPS:
+        return None
+    edges = np.linspace(0, len(waits), count, endpoint=False).astype(int)
+    drawn = np.random.default_rng(0).integers(count, size=(1000, count))
+    sums = [np.add.reduceat(ns, edges)[drawn].sum(axis=1) for ns in (waits, totals)]
+    return [float(share) for share in np.quantile(sums[0] / np.maximum(sums[1], 1), (0.025, 0.975))]
 
 
 def _make_series(steps: Any, first: int) -> dict[str, Any]:
@@ -106,9 +155,15 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
     """Return the numbers of all that was recorded until now."""
     recorder = observer.recorder
     first, count, steps = recorder.steps.first, recorder.steps.count, recorder.steps.to_array()
-    steady = _choose_steady(steps, first)
+    chosen, first_epoch = _choose_steady(steps, first)
+    steady = steps[chosen]
     whole = int(_total(steady).sum())
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
+    # The GPU's view of the wait counts, if it is known for most steps.
+    basis = "gpu_wait" if len(gpu) and 2 * len(gpu) >= len(steady) else "data_wait"
+    is_known = steady[basis] != NOT_MEASURED
+    waits, totals = steady[basis][is_known], _total(steady[is_known])
+    epochs = _number_epochs(steps)[chosen][is_known] * (first == 0)  # else their number is unknown
     measuring = recorder.totals.measuring
     each_us = measuring / 1e3 / count if count else None
     found: dict[str, Any] = {
@@ -127,6 +182,8 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "phases": {name: _describe(steady[name], whole) for name in PHASES},
         "gpu_wait": _describe(gpu["gpu_wait"], int(_total(gpu).sum())),
         "gpu_wait_steps": len(gpu),
+        "first_epoch": first_epoch,
+        "long_waits": _find_long_waits(waits, epochs),
         "apart": recorder.apart_batches,
         "loaders": [_describe_loader(source) for source in observer.sources],
         "calls_of_other_threads": observer.elsewhere,
@@ -134,7 +191,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "measuring": {"us_per_step": each_us, "share": _share(measuring, recorder.elapsed())},
         "series": _make_series(steps, first),
     }
-    return {**found, "verdict": judge(found)}
+    return {**found, "verdict": judge(found, basis, _bound_share(waits, totals))}
 
 
 # ---- the verdict
@@ -145,36 +202,71 @@ def count_cpus() -> int:
     return max(1, int(read_cpus().usable))
 
 
-def judge(found: dict[str, Any]) -> dict[str, Any]:
+def judge(found: dict[str, Any], basis: str, interval: list[float] | None) -> dict[str, Any]:
     """Judge the numbers of ``summarize()``.
+
+    Args:
+        found: the numbers.
+        basis: the row that says how long a step waits: "gpu_wait" or "data_wait".
+        interval: the values that the share lies between.
 
     Returns:
         ``kind`` ("input-bound", "partly input-bound", "not input-bound", "unknown"), ``share`` of
-        a step that is waiting, ``basis`` ("gpu" or "host": whose clock says so), ``ceiling``
-        (times as fast with data always ready), ``cause``, ``next`` and all of it as ``text``.
+        a step that is waiting, its ``interval``, ``basis`` ("gpu" or "host"), ``ceiling`` (times as
+        fast with data always ready), ``cause``, ``next`` and all of it as ``text``.
     """
-    steps, count = found["steps"]["steady"], found["gpu_wait_steps"]
-    # The GPU's view of the wait counts, if it is known for most steps.
-    basis = "gpu" if count and 2 * count >= steps else "host"
-    verdict = dict.fromkeys(("share", "ceiling", "cause", "next")) | {"basis": basis}
+    verdict = dict.fromkeys(("share", "interval", "ceiling", "cause", "next"))
+    is_gpu = basis == "gpu_wait"
+    verdict |= {"basis": "gpu" if is_gpu else "host"}
     if why_not := _explain_obstacle(found):
         return {**verdict, "kind": "unknown", "text": f"NO VERDICT: {why_not}."}
-    wait = found["gpu_wait"] if basis == "gpu" else found["phases"]["data_wait"]
+    wait = {**found, **found["phases"]}[basis]
     share = wait["share"] or 0.0
-    verdict |= {"share": share, "ceiling": 1 / (1 - share) if share < 1 else None}
+    kind = _name_kind(share)
+    verdict |= {"kind": kind, "share": share, "interval": interval}
+    verdict |= {"ceiling": 1 / (1 - share) if share < 1 else None}
+    text = f"{kind.upper()}: the {'GPU' if is_gpu else 'loop'} waits "
+    steps = found["gpu_wait_steps"] if is_gpu else found["steps"]["steady"]
+    text += _describe_wait(wait, found["long_waits"], steps)
     if share < PARTLY:
-        text = f"NOT INPUT-BOUND: {percent(share)} of each step is waiting for data; a faster "
-        text += f"loader cannot help this run. Most of it is {_describe_largest(found)}."
-        return {**verdict, "kind": "not input-bound", "text": text}
-    kind = "input-bound" if share >= INPUT_BOUND else "partly input-bound"
-    cause, advice = _explain_wait(found)
-    mean = wait["mean_ms"] / 1e3
-    text = (
-        f"{kind.upper()}: the {'GPU' if basis == 'gpu' else 'loop'} waits {percent(share)} of each "
-        f"step for data ({seconds(mean)} of {seconds(mean / share)} on average). With data always "
-        f"ready: at most {ratio(verdict['ceiling'])} as fast. Cause: {cause}. Next: {advice}."
-    )
-    return {**verdict, "kind": kind, "cause": cause, "next": advice, "text": text}
+        run = "later epochs" if found["first_epoch"] else "this run"
+        text += f"; a faster loader cannot help {run}. Most of it is {_describe_largest(found)}."
+    else:
+        verdict["cause"], verdict["next"] = _explain_wait(found)
+        text += f". With data always ready: at most {ratio(verdict['ceiling'])} as fast."
+        text += f" Cause: {verdict['cause']}. Next: {verdict['next']}."
+    return {**verdict, "text": text + _qualify(found, interval)}
+
+
+def _name_kind(share: float) -> str:
+    if share < PARTLY:
+        return "not input-bound"
+    return "input-bound" if share >= INPUT_BOUND else "partly input-bound"
+
+
+def _describe_wait(wait: dict[str, Any], long: dict[str, Any] | None, steps: int) -> str:
+    """Say how much of a step is waiting, or which steps wait if most do not."""
+    share, mean = wait["share"] or 0.0, wait["mean_ms"] / 1e3
+    if not long or share < _QUIET:
+        times = f" ({seconds(mean)} of {seconds(mean / share)} on average)" if share else ""
+        return f"{percent(share)} of each step for data{times}"
+    rare = "rare " * (10 * long["count"] <= steps)
+    where = f" in epoch {long['epoch']}" if long["epoch"] else ""
+    text = f"{percent(share)} of the time for data, in {rare}long waits: {long['count']:,} of "
+    text += f"{steps:,} steps{where} wait {seconds(long['median_ms'] / 1e3)} or so, most steps "
+    return f"{text}{seconds(wait['median_ms'] / 1e3)}"
+
+
+def _qualify(found: dict[str, Any], interval: list[float] | None) -> str:
+    """Say which epoch the verdict is not about, and how sure it is if that is not plain."""
+    text, steps, first = "", found["steps"]["steady"], found["first_epoch"]
+    if first:
+        text = f" This is about later epochs: the first one waits {percent(first['share'])} of "
+        text += "each step."
+    if interval and (steps < _FEW_STEPS or _name_kind(interval[0]) != _name_kind(interval[1])):
+        low, high = map(percent, interval)
+        text += f" {steps:,} steps say so: the share of waiting is {low} to {high} (95% sure)."
+    return text
 
 
 def _explain_obstacle(found: dict[str, Any]) -> str:
