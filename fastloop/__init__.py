@@ -70,7 +70,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'fastloop' has no attribute {name!r}{hint}")
     from importlib import import_module
 
-    from fastloop.base.requirements import require_torch
+    from fastloop.compat.requirements import require_torch
 
     require_torch(f"fastloop.{name}")
     module = import_module(_HOMES[name])

@@ -19,7 +19,7 @@ import os
 import sys
 import time
 
-from fastloop.base.late_import import after_import, cancel
+from fastloop.compat.late_import import after_import, cancel
 from fastloop.patching import SEAMS
 
 TYPE_CHECKING = False  # importing typing would take as long as all of this
@@ -74,7 +74,7 @@ def _act(what: str, verbose: bool, then: Callable[[], None]) -> None:
     """Patch torch and call `then`. An error is printed: the program goes on with torch alone."""
     try:
         if what:
-            from fastloop.base.requirements import require_torch
+            from fastloop.compat.requirements import require_torch
 
             require_torch("fastloop.patch()")
             from fastloop.patching.patch import patch

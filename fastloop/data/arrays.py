@@ -13,7 +13,7 @@ import torch
 
 from fastloop._core import ImagePlan, Region
 from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
-from fastloop.base.moves import register
+from fastloop.compat.moves import register
 from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, check_room, read_row

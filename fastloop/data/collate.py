@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Subset
 
 from fastloop._core import Collate, ThreadPool, WorkerEnd
-from fastloop.base.torch_parts import collate_functions, default_collate, is_known
+from fastloop.compat.torch_parts import collate_functions, default_collate, is_known
 
 _T = TypeVar("_T")
 

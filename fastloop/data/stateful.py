@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 
 from fastloop.base.checks import make_message
-from fastloop.base.torch_parts import ExceptionWrapper, StreamEnd
+from fastloop.compat.torch_parts import ExceptionWrapper, StreamEnd
 
 ReaderState = dict[str, Any]
 

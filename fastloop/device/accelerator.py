@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fastloop.base.checks import make_message
-from fastloop.base.tensors import sparse_parts
+from fastloop.compat.tensors import sparse_parts
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from fastloop._core import build_info, check_cuda
-from fastloop.base.requirements import kernels_are_disabled
+from fastloop.compat.requirements import kernels_are_disabled
 
 
 def needed_driver(cuda: str) -> int:

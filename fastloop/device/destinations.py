@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fastloop._core import is_small_part
-from fastloop.base.tensors import Place, extent, outside_inference_mode, split_buffer
-from fastloop.base.torch_parts import ExceptionWrapper, pin_memory
+from fastloop.compat.tensors import Place, extent, outside_inference_mode, split_buffer
+from fastloop.compat.torch_parts import ExceptionWrapper, pin_memory
 from fastloop.device.accelerator import Accelerator, allocate_pinned
 from fastloop.device.prefetch import Uploader
 

@@ -18,8 +18,9 @@ import torch
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
-from fastloop.base.ranges import named
-from fastloop.base.tensors import (
+from fastloop.base.threads import NextLock
+from fastloop.compat.ranges import named
+from fastloop.compat.tensors import (
     DTYPES,
     Place,
     extent,
@@ -30,7 +31,6 @@ from fastloop.base.tensors import (
     place_of,
     split_buffer,
 )
-from fastloop.base.threads import NextLock
 from fastloop.device.accelerator import Accelerator, HostAccelerator
 
 _FEW_BYTES = 4096  # to copy them costs less than another copy

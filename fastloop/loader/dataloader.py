@@ -14,9 +14,9 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from fastloop.base.checks import check_callable, read_choice, read_int, refuse_if
-from fastloop.base.late_import import after_import
 from fastloop.base.shown import repr_html, repr_of
-from fastloop.base.torch_parts import BaseIter, call_as_torch, new_arguments
+from fastloop.compat.late_import import after_import
+from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
 from fastloop.loader.iterators import PATHS, choose_route, iterate_anew, open_iterator, unwrap
 from fastloop.loader.resume.ranks import join_states

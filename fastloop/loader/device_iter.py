@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fastloop.base.checks import read_int
-from fastloop.base.torch_parts import BaseIter
+from fastloop.compat.torch_parts import BaseIter
 from fastloop.device.accelerator import Accelerator, HostAccelerator, open_accelerator
 from fastloop.device.prefetch import NoUpload, Prefetcher, Transform, Uploader
 

@@ -18,10 +18,17 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from fastloop._core import SequenceColumn
-from fastloop.base import torch_parts
 from fastloop.base.checks import check_value, refuse_if
-from fastloop.base.requirements import kernels_are_disabled
-from fastloop.base.torch_parts import BaseIter, Methods, MultiIter, SingleIter, difference, is_known
+from fastloop.compat import torch_parts
+from fastloop.compat.requirements import kernels_are_disabled
+from fastloop.compat.torch_parts import (
+    BaseIter,
+    Methods,
+    MultiIter,
+    SingleIter,
+    difference,
+    is_known,
+)
 from fastloop.data.collate import SEQUENCE_COLLATES, below_subsets, is_default_collate, kind_of
 from fastloop.data.epochs import datasets_within
 from fastloop.data.field import Field

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, FinalizerBase, ThreadPool, keep_heap
-from fastloop.base.ranges import named, tools
 from fastloop.base.threads import NextLock, thread_pool
-from fastloop.base.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
+from fastloop.compat.ranges import named, tools
+from fastloop.compat.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
 from fastloop.data.collate import Collation, call_lent, make_collate
 from fastloop.data.epochs import datasets_within
 from fastloop.device.accelerator import Accelerator

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fastloop.base.late_import import after_import
-from fastloop.base.torch_parts import call_as_torch
+from fastloop.compat.late_import import after_import
+from fastloop.compat.torch_parts import call_as_torch
 from fastloop.data.collate import kind_of
 from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader

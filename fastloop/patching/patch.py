@@ -16,9 +16,9 @@ import torch
 
 from fastloop._core import version
 from fastloop.base.checks import refuse_if
-from fastloop.base.late_import import after_import, cancel
-from fastloop.base.requirements import read_check_interval
 from fastloop.base.shown import repr_html
+from fastloop.compat.late_import import after_import, cancel
+from fastloop.compat.requirements import read_check_interval
 from fastloop.patching import SEAMS
 from fastloop.patching.seams import Seam, SeamStatus
 

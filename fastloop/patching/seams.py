@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastloop.base.torch_parts import difference, is_known
+from fastloop.compat.torch_parts import difference, is_known
 
 Function = Callable[..., Any]
 Maker = Callable[[Function], Function]
@@ -120,7 +120,7 @@ class Seam:
         probe: uses the functions on the CPU and returns tensors that must be equal with torch alone
             and with fastloop. Its argument says whether this thread is the only one, so that no
             other draws from torch's own generator. Run whenever the seam is put in.
-        groups: the groups of base/torch_parts.py on which it relies.
+        groups: the groups of compat/torch_parts.py on which it relies.
         is_on: whether calls go to fastloop.
         native, left, served: the counts of SeamStatus.
     """

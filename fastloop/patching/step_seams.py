@@ -22,9 +22,9 @@ import torch
 import torch.nn.utils as utils
 from torch import Tensor
 
-from fastloop.base.ranges import named
 from fastloop.base.threads import thread_pool
-from fastloop.base.torch_parts import TorchScaler, clip_module, count_dispatch_modes
+from fastloop.compat.ranges import named
+from fastloop.compat.torch_parts import TorchScaler, clip_module, count_dispatch_modes
 from fastloop.patching.seams import Function, Seam
 from fastloop.step import grad_list, shards
 from fastloop.step.scaler import BoundedScaler

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastloop._core import Snapshot
 from fastloop.base.checks import refuse_if
-from fastloop.base.originals import Trial, is_left_alone
+from fastloop.compat.originals import Trial, is_left_alone
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.patching.seams import Function, Seam
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fastloop.base.torch_parts import OptState, is_known
+from fastloop.compat.torch_parts import OptState, is_known
 from fastloop.step.grad_list import FlagCounter, GradList, new_flag, parameters_of
 from fastloop.step.ranks import Ranks
 from fastloop.step.scaler import GradScaler, fused_attributes, takes_grad_scale, watch_step

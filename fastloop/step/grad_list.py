@@ -23,11 +23,11 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from fastloop._core import GradListBase
-from fastloop.base.ranges import named
-from fastloop.base.requirements import kernels_are_disabled
-from fastloop.base.tensors import sparse_parts
 from fastloop.base.threads import NextLock, thread_pool
-from fastloop.base.torch_parts import (
+from fastloop.compat.ranges import named
+from fastloop.compat.requirements import kernels_are_disabled
+from fastloop.compat.tensors import sparse_parts
+from fastloop.compat.torch_parts import (
     OptState,
     difference,
     is_known,

@@ -12,8 +12,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fastloop.base.checks import check_callable, read_int
 from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
-from fastloop.base.tensors import is_plain, place_of
-from fastloop.base.torch_parts import TorchScaler, difference
+from fastloop.compat.tensors import is_plain, place_of
+from fastloop.compat.torch_parts import TorchScaler, difference
 from fastloop.device.accelerator import open_accelerator
 from fastloop.device.prefetch import StaticBatch
 

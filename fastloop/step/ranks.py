@@ -20,7 +20,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from fastloop.base.checks import make_message
-from fastloop.base.torch_parts import difference
+from fastloop.compat.torch_parts import difference
 
 
 class SyncPoint(Enum):

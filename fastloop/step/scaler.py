@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fastloop.base.checks import check_value, make_message, read_int
-from fastloop.base.ranges import named
-from fastloop.base.torch_parts import OptState, TorchScaler, difference, is_known
+from fastloop.compat.ranges import named
+from fastloop.compat.torch_parts import OptState, TorchScaler, difference, is_known
 from fastloop.step import grad_list
 
 Flags = dict[Any, Tensor]  # found_inf by device

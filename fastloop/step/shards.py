@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastloop.base.torch_parts import is_known, new_replica, strided_shard
+from fastloop.compat.torch_parts import is_known, new_replica, strided_shard
 
 GradList = Any  # that of grad_list.py, which imports this module
 Groups = tuple[Any, ...]  # process groups

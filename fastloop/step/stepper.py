@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fastloop.base.checks import make_message, read_choice, read_int, read_number
-from fastloop.base.ranges import named
 from fastloop.base.shown import repr_of
-from fastloop.base.torch_parts import TorchScaler
+from fastloop.compat.ranges import named
+from fastloop.compat.torch_parts import TorchScaler
 from fastloop.step.boundary import Boundary, GradBuffers, Outcomes
 from fastloop.step.grad_list import parameters_of
 from fastloop.step.ranks import Ranks, SyncPoint, Totals

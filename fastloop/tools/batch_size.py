@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from fastloop.base import checks
 from fastloop.base.machine import available_bytes, own_bytes, reset_own_peak
 from fastloop.base.shown import repr_html
-from fastloop.base.torch_parts import TorchScaler, difference
+from fastloop.compat.torch_parts import TorchScaler, difference
 from fastloop.step.ranks import Ranks, count_ranks, reduce_max
 from fastloop.tools import text
 from fastloop.tools.memory import memory

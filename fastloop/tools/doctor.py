@@ -24,10 +24,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from fastloop._core import build_info, check_cuda
-from fastloop.base import requirements
 from fastloop.base.checks import make_message
 from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
 from fastloop.base.shown import repr_html
+from fastloop.compat import requirements
 from fastloop.device.availability import explain_error, needed_driver
 from fastloop.tools.text import percent, size
 
@@ -369,7 +369,7 @@ def _torch_facts() -> dict[str, str]:
     import torch
 
     from fastloop.base.threads import openmp
-    from fastloop.base.torch_parts import GROUPS, difference
+    from fastloop.compat.torch_parts import GROUPS, difference
 
     different = [f"{group} ({why})" for group in GROUPS if (why := difference(group))]
     parts = f"torch runs its own code for {', '.join(different)}" if different else "all are known"

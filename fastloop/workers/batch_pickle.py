@@ -20,8 +20,8 @@ import torch
 
 from fastloop._core import Reply, WorkerEnd
 from fastloop.base.nested import list_leaves
-from fastloop.base.tensors import BYTE, extent, is_plain
-from fastloop.base.torch_parts import ExceptionWrapper, Resume
+from fastloop.compat.tensors import BYTE, extent, is_plain
+from fastloop.compat.torch_parts import ExceptionWrapper, Resume
 from fastloop.device.destinations import Destination
 
 # The kinds of a reply: an object that is not a batch; a pickled batch; a batch of plain containers

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
-from fastloop.base.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
+from fastloop.compat.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
 from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Order, pack

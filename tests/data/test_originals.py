@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastloop.base.originals import Trial, is_left_alone, same_bits
+from fastloop.compat.originals import Trial, is_left_alone, same_bits
 
 NAN = torch.tensor([float("nan"), 1.0])
 SAME: list[Any] = [

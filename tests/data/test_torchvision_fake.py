@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 from vision_cases import MEAN, STD, assert_same, v2
 
 import fastloop
-from fastloop.base import originals
+from fastloop.compat import originals
 from fastloop.data.image_folder import torchvision_folder
 
 if v2 is None:

@@ -31,7 +31,7 @@ from vision_cases import (
 )
 
 import fastloop
-from fastloop.base import originals
+from fastloop.compat import originals
 from fastloop.data.image_folder import torchvision_folder
 from fastloop.data.image_folder.torchvision_folder import FolderSamples
 from fastloop.data.transforms import ops

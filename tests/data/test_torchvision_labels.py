@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Subset
 from vision_cases import KINDS, assert_same, assert_same_bits, cifar, dataset_of, play, v2
 
 import fastloop
-from fastloop.base import originals
+from fastloop.compat import originals
 
 pytestmark = pytest.mark.skipif(v2 is None, reason="torchvision is not installed")
 if v2 is not None:

@@ -29,7 +29,7 @@ from vision_cases import (
 )
 
 import fastloop
-from fastloop.base import originals
+from fastloop.compat import originals
 from fastloop.data.transforms import ops, torchvision_chain
 from fastloop.loader.arrays import compared
 

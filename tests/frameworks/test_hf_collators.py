@@ -36,7 +36,7 @@ from transformers import (
 )
 from transformers.trainer_utils import RemoveColumnsCollator
 
-from fastloop.base import originals
+from fastloop.compat import originals
 from fastloop.loader.arrays import hugging_face
 
 LOADERS = int(os.environ.get("FASTLOOP_FUZZ", "40"))

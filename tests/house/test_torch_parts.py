@@ -1,4 +1,4 @@
-"""torch's private parts are used through fastloop/base/torch_parts.py alone, and docs/torch.md
+"""torch's private parts are used through fastloop/compat/torch_parts.py alone, and docs/torch.md
 lists them all."""
 
 import ast
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from sources import PACKAGE, ROOT, assert_none, python_modules, say
 
-from fastloop.base import torch_parts
+from fastloop.compat import torch_parts
 
-TABLE = PACKAGE / "base/torch_parts.py"
+TABLE = PACKAGE / "compat/torch_parts.py"
 # Without an underscore, and private all the same.
 PRIVATE = re.compile(
     r"^torch\.utils\.data\.dataloader\b|^torch\.amp\.grad_scaler\b|^torch\.nn\.utils\.clip_grad\b"
@@ -56,7 +56,7 @@ def private_names(text: str) -> Iterator[tuple[int, str]]:
 def test_private_names_of_torch_come_from_the_table() -> None:
     paths: list[Path] = [path for path in python_modules().values() if path != TABLE]
     assert_none(
-        say(path, line, f"{name}: take it from fastloop.base.torch_parts")
+        say(path, line, f"{name}: take it from fastloop.compat.torch_parts")
         for path in paths
         for line, name in private_names(path.read_text())
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sources import ROOT
 
-from fastloop.base.requirements import NEWEST_TESTED, OLDEST
+from fastloop.compat.requirements import NEWEST_TESTED, OLDEST
 
 RESULTS: list[dict[str, Any]] = json.loads((ROOT / "docs/versions.json").read_text())
 GREEN = [result for result in RESULTS if result["passed"] and not result["why"]]

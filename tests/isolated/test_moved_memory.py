@@ -240,7 +240,7 @@ def test_without_the_methods_that_move_no_address_is_kept(tmp_path: Path) -> Non
         tmp_path,
         """
 import warnings
-from fastloop.base import torch_parts
+from fastloop.compat import torch_parts
 parts = torch_parts._PARTS
 parts["moves"] += (torch_parts.Part("torch:UntypedStorage._share_otherwise_"),)
 warnings.filterwarnings("error")

@@ -18,7 +18,8 @@ from torch.utils.data import RandomSampler, Subset
 
 from fastloop import ArrayDataset, DataLoader, _core
 from fastloop import transforms as T
-from fastloop.base import machine, moves
+from fastloop.base import machine
+from fastloop.compat import moves
 
 torch.set_num_threads(1)  # a forked child has no others
 N = 150

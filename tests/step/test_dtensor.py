@@ -20,7 +20,7 @@ def test_ranks(ranks: int, tmp_path: Path) -> None:
 WITHOUT_A_PART = """
 import warnings
 import torch.distributed.tensor
-from fastloop.base import torch_parts
+from fastloop.compat import torch_parts
 from fastloop.step import shards
 part = torch_parts._PARTS["shards"][0]
 torch_parts._PARTS["shards"] = (part._replace(path="torch.distributed.tensor:DTensor._gone"),)

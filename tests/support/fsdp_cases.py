@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastloop
 from fastloop import Stepper
-from fastloop.base import torch_parts
+from fastloop.compat import torch_parts
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 ACCUMULATE, LENGTH = 3, 8  # two whole windows and a short one

@@ -115,7 +115,7 @@ def _is_function(part: Any) -> bool:
 
 
 def resolved(path: str) -> Any:
-    from fastloop.base.torch_parts import resolve
+    from fastloop.compat.torch_parts import resolve
 
     return resolve(path)
 
@@ -171,7 +171,7 @@ def cases_of_part(part: Any, group: str) -> Iterator[tuple[str, Case]]:
 
 def known_syntax() -> dict[str, str]:
     """Of torch before it is edited."""
-    from fastloop.base.torch_parts import _PARTS, syntax_digest
+    from fastloop.compat.torch_parts import _PARTS, syntax_digest
 
     every = [part.path for parts in _PARTS.values() for part in parts if part.syntax]
     return {path: syntax_digest(resolved(path)) for path in every}
@@ -179,7 +179,7 @@ def known_syntax() -> dict[str, str]:
 
 def cases_of_table() -> dict[str, Case]:
     """A part that stands in several groups has its cases once, with the loops of all."""
-    from fastloop.base.torch_parts import _PARTS
+    from fastloop.compat.torch_parts import _PARTS
 
     found: dict[str, Case] = {}
     for group, parts in _PARTS.items():
@@ -369,7 +369,7 @@ def _changes_without_names() -> Iterator[tuple[str, tuple[Edit, ...], tuple[str,
 
 def _statements() -> tuple[Edit, ...]:
     """One in each function of the table, without a name."""
-    from fastloop.base.torch_parts import _PARTS
+    from fastloop.compat.torch_parts import _PARTS
 
     paths = {part.path for parts in _PARTS.values() for part in parts if part.forms}
     return tuple(insert(path, "pass", at_end=True) for path in sorted(paths))

@@ -133,7 +133,7 @@ class Loops:
     def hooks(self) -> Any:
         """Transforms of torchvision ask, which is not installed here."""
         if self.path:
-            from fastloop.base.torch_parts import has_global_hooks
+            from fastloop.compat.torch_parts import has_global_hooks
 
             has_global_hooks()
         return []
@@ -281,7 +281,7 @@ def is_near(ours: Any, theirs: Any) -> bool:
 
 def put_syntax(syntax: dict[str, str]) -> None:
     """Has fastloop's table know the torch that was edited as the newest release."""
-    parts = sys.modules["fastloop.base.torch_parts"]._PARTS
+    parts = sys.modules["fastloop.compat.torch_parts"]._PARTS
     for group, of_group in parts.items():
         known = (p._replace(syntax=syntax[p.path]) if p.syntax else p for p in of_group)
         parts[group] = tuple(known)
@@ -305,7 +305,7 @@ def run_loops(loops: tuple[str, ...], syntax: dict[str, str]) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         import fastloop
-        import fastloop.base.torch_parts
+        import fastloop.compat.torch_parts
 
         if syntax:
             put_syntax(syntax)
@@ -317,7 +317,7 @@ def run_loops(loops: tuple[str, ...], syntax: dict[str, str]) -> dict[str, Any]:
     texts = [str(w.message) for w in caught if issubclass(w.category, RuntimeWarning)]
     report["warnings"] = [text for text in texts if SIGN in text]
     report["others"] = [text for text in texts if SIGN not in text]
-    parts = sys.modules["fastloop.base.torch_parts"]
+    parts = sys.modules["fastloop.compat.torch_parts"]
     report["unnoticed"] = unnoticed(parts)
     report["differences"] = {g: parts.difference(g) for g in parts.GROUPS if parts.difference(g)}
     return report
@@ -325,7 +325,7 @@ def run_loops(loops: tuple[str, ...], syntax: dict[str, str]) -> dict[str, Any]:
 
 def is_anew() -> bool:
     """Whether epochs cannot be resumed, but begin anew."""
-    return bool(sys.modules["fastloop.base.torch_parts"].difference("torch"))
+    return bool(sys.modules["fastloop.compat.torch_parts"].difference("torch"))
 
 
 def compare(report: dict[str, Any], loops: Loops, mode: str, alone: dict[str, Any]) -> None:

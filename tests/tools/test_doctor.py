@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastloop
-from fastloop.base import torch_parts
 from fastloop.base.machine import list_groups, read_memory
-from fastloop.base.requirements import NEWEST_TESTED
+from fastloop.compat import torch_parts
+from fastloop.compat.requirements import NEWEST_TESTED
 from fastloop.data.image_folder import decode
 from fastloop.device import availability
 from fastloop.tools import doctor

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import fastloop
 from fastloop import DataLoader, GradScaler, Stepper, clip_grad_norm_
-from fastloop.base import ranges
+from fastloop.compat import ranges
 
 Names = list[tuple[str, str]]  # a range and the one that it lies in, "" for none
 

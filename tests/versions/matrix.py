@@ -95,7 +95,7 @@ def call(*command: str | Path, **variables: str) -> str:
 
 def tested_releases() -> list[str]:
     """All minor releases from the oldest to the newest tested one."""
-    text = (ROOT / "fastloop/base/requirements.py").read_text()
+    text = (ROOT / "fastloop/compat/requirements.py").read_text()
     (major, oldest), (_, newest) = TESTED.findall(text)
     return [f"{major}.{minor}" for minor in range(int(oldest), int(newest) + 1)]
 

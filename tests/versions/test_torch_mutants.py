@@ -25,8 +25,8 @@ from torch_mutant_fresh import FRESH
 from torch_mutant_program import SIGN
 from torch_mutants import ADDED, NEWER, Edit, order_parameters, rename, rename_parameter
 
-from fastloop.base import torch_parts
-from fastloop.base.requirements import NEWEST_TESTED, read_release
+from fastloop.compat import torch_parts
+from fastloop.compat.requirements import NEWEST_TESTED, read_release
 
 SUPPORT = Path(torch_mutant_cases.__file__).parent
 PROGRAM = SUPPORT.parent / "programs/torch_mutant_loops.py"

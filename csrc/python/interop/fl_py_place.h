@@ -1,6 +1,6 @@
 /* fl_py_place: where a tensor lies in a buffer, as C and Python tell each other: a tuple (offset in
  * bytes, dtype, shape), where dtype is DLPack's code * 256 + bits; for a tensor that is not
- * contiguous, (..., strides in elements), too. See fastloop/base/tensors.py.
+ * contiguous, (..., strides in elements), too. See fastloop/compat/tensors.py.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_PLACE_H

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from fastloop.base.checks import refuse_if
-from fastloop.base.originals import DECODERS, trial_of
+from fastloop.compat.originals import DECODERS, trial_of
 from fastloop.data.collate import below_subsets, borrow_places
 from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import AutoDecoder

@@ -18,8 +18,8 @@ import torch
 
 from fastloop._core import Collate, pack_rows
 from fastloop.base.checks import check_type, make_message, read_choice, read_optional_int, refuse_if
-from fastloop.base.tensors import DTYPES
-from fastloop.base.torch_parts import default_collate
+from fastloop.compat.tensors import DTYPES
+from fastloop.compat.torch_parts import default_collate
 from fastloop.data.collate import make_collate
 
 LABEL_PADDING = -100

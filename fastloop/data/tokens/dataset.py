@@ -21,7 +21,7 @@ import torch
 
 from fastloop._core import Windows, token_header, token_index
 from fastloop.base import checks
-from fastloop.base.moves import are_noticed, watch
+from fastloop.compat.moves import are_noticed, watch
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import (
     Array,

@@ -17,9 +17,9 @@ import torch
 
 from fastloop._core import ImageDraws, Snapshot, TorchRandom
 from fastloop.base.checks import refuse_if
-from fastloop.base.originals import is_code_known
-from fastloop.base.originals import why_not_now as why_not_now
 from fastloop.base.threads import has_interpreter_lock
+from fastloop.compat.originals import is_code_known
+from fastloop.compat.originals import why_not_now as why_not_now
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
 from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan

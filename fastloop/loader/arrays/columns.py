@@ -18,8 +18,8 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
 from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
-from fastloop.base.moves import pin_storage, watch
-from fastloop.base.tensors import DTYPES
+from fastloop.compat.moves import pin_storage, watch
+from fastloop.compat.tensors import DTYPES
 from fastloop.data.collate import below_subsets, kind_of
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.samplers import Vector

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from fastloop._core import ImageDraws
-from fastloop.base.originals import Trial, is_alone
-from fastloop.base.torch_parts import MapFetcher
+from fastloop.compat.originals import Trial, is_alone
+from fastloop.compat.torch_parts import MapFetcher
 from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
 from fastloop.loader.arrays.iterator import _LISTS, ArrayIter, make_batch
 

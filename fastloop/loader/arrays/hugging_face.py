@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
-from fastloop.base.originals import is_code_known, trial_of, why_not_now
+from fastloop.compat.originals import is_code_known, trial_of, why_not_now
 from fastloop.data.field import Array, MappedFile
 from fastloop.loader.arrays.columns import Column, Columns, NotCoveredError, Segment, leave_if
 from fastloop.loader.arrays.compared import Original

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import ArrayLoader, BatchPool
 from fastloop.base.machine import budget_of
-from fastloop.base.moves import tensors_in, watch
-from fastloop.base.ranges import named, tools
-from fastloop.base.requirements import kernels_are_disabled
 from fastloop.base.threads import count_alone
-from fastloop.base.torch_parts import MapFetcher, Methods, pin_memory
+from fastloop.compat.moves import tensors_in, watch
+from fastloop.compat.ranges import named, tools
+from fastloop.compat.requirements import kernels_are_disabled
+from fastloop.compat.torch_parts import MapFetcher, Methods, pin_memory
 from fastloop.data.epochs import EpochDataset
 from fastloop.data.samplers import ShuffleSampler, distributed_order, permutation
 from fastloop.device.accelerator import Accelerator

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Gatherer, ImagePlan, SequenceColumn, Windows
 from fastloop.base.nested import list_leaves
-from fastloop.base.requirements import kernels_are_disabled
-from fastloop.base.torch_parts import SingleIter
+from fastloop.compat.requirements import kernels_are_disabled
+from fastloop.compat.torch_parts import SingleIter
 from fastloop.data.field import Array
 from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator, open_accelerator

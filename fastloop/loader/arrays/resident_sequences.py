@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fastloop._core import SequenceBatches, SequenceColumn
-from fastloop.base.tensors import DTYPES
+from fastloop.compat.tensors import DTYPES
 from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator
 

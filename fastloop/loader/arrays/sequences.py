@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn
-from fastloop.base.moves import pin_storage
+from fastloop.compat.moves import pin_storage
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.sequences import pad

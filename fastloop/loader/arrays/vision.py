@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop.base.originals import is_code_known, trial_of
+from fastloop.compat.originals import is_code_known, trial_of
 from fastloop.data.transforms import torchvision_chain as chains
 from fastloop.loader.arrays.columns import Columns, as_vector, leave_if
 from fastloop.loader.arrays.compared import Original

@@ -27,7 +27,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.threads import NextLock
-from fastloop.base.torch_parts import BaseIter, call_as_torch, difference
+from fastloop.compat.torch_parts import BaseIter, call_as_torch, difference
 from fastloop.data import stateful
 from fastloop.data.epochs import IteratorEpochs, epochs_within
 from fastloop.data.samplers import EpochSampler, read_ranks

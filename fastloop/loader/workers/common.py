@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later, interrupts_held
-from fastloop.base.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
+from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.shared import CLOSED, LockedIter, Shared
 from fastloop.workers.batch_pickle import Order

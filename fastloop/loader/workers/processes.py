@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 from fastloop._core import ParentEnd, Reply
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.machine import budget_of
-from fastloop.base.tensors import outside_inference_mode
-from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
+from fastloop.compat.tensors import outside_inference_mode
+from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import Destination, is_pinned_by_torch

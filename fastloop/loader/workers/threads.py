@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Collate, lock_wait
 from fastloop.base.threads import has_interpreter_lock, on_this_thread
-from fastloop.base.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
+from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
 from fastloop.data.collate import Collation, kind_of, lend, make_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator

@@ -13,7 +13,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from fastloop.base.machine import runnable_ns
-from fastloop.base.torch_parts import MultiIter, difference
+from fastloop.compat.torch_parts import MultiIter, difference
 from fastloop.data.collate import kind_of
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import SyncIter

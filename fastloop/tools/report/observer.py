@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop.base.threads import NextLock
-from fastloop.base.torch_parts import BaseIter, clip_module
+from fastloop.compat.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher, loading_iterator
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
 from fastloop.patching import seams

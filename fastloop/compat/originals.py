@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from fastloop.base import torch_parts
-from fastloop.base.requirements import read_check_interval
+from fastloop.compat import torch_parts
+from fastloop.compat.requirements import read_check_interval
 
-_PACKAGE = __file__.rpartition("base")[0]
+_PACKAGE = __file__.rpartition("compat")[0]
 DECODERS = "fastloop-images"  # how names of threads begin that decode images
 _QUIET = DECODERS, "tqdm_monitor"  # threads that draw no random numbers
 _DRAWS = torch.rand, torch.randint, torch.empty, torch.exp  # as they were when this was imported

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.autograd import profiler
 
-from fastloop.base.torch_parts import is_known
+from fastloop.compat.torch_parts import is_known
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

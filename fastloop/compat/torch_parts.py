@@ -33,7 +33,7 @@ import torch
 import torch.utils.data
 
 from fastloop._core import GradListBase
-from fastloop.base.requirements import NEWEST_TESTED, read_release
+from fastloop.compat.requirements import NEWEST_TESTED, read_release
 
 _DATALOADER = "torch.utils.data.dataloader"
 _COLLATE = "torch.utils.data._utils.collate"
@@ -253,7 +253,7 @@ class Methods:
         """Return the name of one that is no longer torch's, or "".
 
         Methods of this package do not count: reports wrap torch's in theirs."""
-        package = __file__.rpartition("base")[0]
+        package = __file__.rpartition("compat")[0]
         for cls, name, method in self._methods:
             found = vars(cls).get(name)
             file = getattr(getattr(found, "__code__", None), "co_filename", "")

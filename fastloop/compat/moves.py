@@ -23,7 +23,7 @@ from fastloop._core import Region, SequenceColumn, Table, Windows
 from fastloop._core import move as rebase
 from fastloop.base.machine import read_memory
 from fastloop.base.threads import NextLock
-from fastloop.base.torch_parts import difference, is_known, parts_of
+from fastloop.compat.torch_parts import difference, is_known, parts_of
 
 Keeper = Table | Windows
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from fastloop.base.torch_parts import difference, is_functorch_wrapped
+from fastloop.compat.torch_parts import difference, is_functorch_wrapped
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""Knowledge of other code: private parts of torch, moved memory, late imports, known releases."""
