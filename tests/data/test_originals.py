@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections import UserDict
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torchvision_shim import torchvision_v2
 
-from fastloop.compat.originals import Trial, is_left_alone, same_bits
+from fastloop.compat import originals
+from fastloop.compat.originals import Trial, is_code_known, is_left_alone, same_bits
+
+_TABLE = Path(originals.__file__).with_suffix(".txt")
 
 NAN = torch.tensor([float("nan"), 1.0])
 SAME: list[Any] = [
@@ -86,3 +93,24 @@ def test_an_error_of_the_original_ends_the_comparison() -> None:
     with pytest.raises(ZeroDivisionError):
         trial.compare(fail, draw_none)
     assert not is_left_alone() and trial.unchecked == 1
+
+
+@pytest.mark.parametrize(
+    ("packages", "groups"),
+    [
+        (["torchvision"], ["transforms", "transforms.v2", "arrays"]),
+        (["transformers", "datasets"], ["collators"]),
+    ],
+)
+def test_code_is_known_of_the_releases_that_the_table_names(
+    packages: list[str], groups: list[str]
+) -> None:
+    heading = _TABLE.read_text().split("\n\n")[0].replace("\n#", "")
+    is_named = True
+    torchvision_v2()  # imports it where torch's build lacks operators that it needs
+    for name in packages:
+        pytest.importorskip(name)
+        release = ".".join(version(name).split(".")[:2])
+        named = re.search(rf"{name} (\d+\.\d+(?: and \d+\.\d+)*)", heading)
+        is_named &= named is not None and release in named[1].split(" and ")
+    assert [is_code_known(group) for group in groups] == [is_named] * len(groups)

@@ -59,3 +59,26 @@ def test_the_frameworks_of_the_group_are_those_that_tests_install() -> None:
     lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
     group = project()["dependency-groups"]["frameworks"]
     assert group and [line for line in group if line not in lines] == []
+
+
+# ---- releases whose code C stands in for
+
+
+def known_releases() -> dict[str, str]:
+    """The heading of originals.txt: {"torchvision": "0.28 and 0.29", ...}."""
+    text = (ROOT / "fastloop/compat/originals.txt").read_text()
+    heading = " ".join(
+        line.removeprefix("#").strip() for line in text.split("\n\n")[0].splitlines()
+    )
+    named = r"\d+\.\d+(?: and \d+\.\d+)?"
+    return dict(re.findall(rf"(torchvision|transformers|datasets) ({named})", heading))
+
+
+def test_the_page_names_the_releases_that_are_known() -> None:
+    text = " ".join((ROOT / "docs/zero-change.md").read_text().split())
+    known = known_releases()
+    assert known.keys() == {"torchvision", "transformers", "datasets"}
+    for name, releases in known.items():
+        assert f"{name} {releases}" in text, name
+    found = re.findall(r"releases that fastloop knows: ([a-z]+ \d+\.\d+(?: and \d+\.\d+)?)", text)
+    assert found == [f"{name} {known[name]}" for name in ("torchvision", "transformers")]
