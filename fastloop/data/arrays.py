@@ -102,6 +102,8 @@ class ArrayDataset(EpochDataset):
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
+    _kind = "ArrayDataset"
+
     def __init__(
         self,
         *fields: object,
@@ -250,6 +252,8 @@ class ArrayDataset(EpochDataset):
         return self._get(index, None)
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        if self._has_own_samples(ArrayDataset):
+            return [self[index] for index in indices]
         like = next((each.like() for each in self._transforms.values()), None)
         items = list(indices)
         with borrow_places(like, len(items)) as places:

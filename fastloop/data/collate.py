@@ -9,6 +9,7 @@ because a later batch overwrites them.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,15 +36,16 @@ def kind_of(value: object) -> Any:
     name, because importing them here would load their modules for every loader. A subclass is of
     another kind: its methods may differ."""
     cls = type(value)
-    is_named = cls.__module__.startswith(("fastloop.data.", "datasets.arrow_dataset"))
-    return cls.__name__ if is_named else cls
+    if cls is getattr(sys.modules.get("datasets.arrow_dataset"), "Dataset", None):
+        return "Dataset"
+    return vars(cls).get("_kind", cls)
 
 
 def below_subsets(dataset: Any) -> tuple[Any, list[Any]]:
     """Return the dataset that Subsets within each other take their samples from, and the Subsets,
-    the innermost first."""
+    the innermost first. A Subset that was given a ``__getitems__`` is a dataset of its own."""
     subsets: list[Any] = []
-    while type(dataset) is Subset:
+    while type(dataset) is Subset and "__getitems__" not in vars(dataset):
         subsets.insert(0, dataset)
         dataset = dataset.dataset
     return dataset, subsets

@@ -180,6 +180,13 @@ class EpochDataset(Dataset[Any]):
         """Name the argument that stacks samples of several shapes; empty if all have one shape."""
         return ""
 
+    def _has_own_samples(self, base: Any) -> bool:
+        """Tell whether a subclass of ``base`` overrides ``__getitem__`` alone: the batches of
+        ``base`` would lack what it does."""
+        cls: Any = type(self)
+        is_own = cls.__getitem__ is not base.__getitem__
+        return is_own and cls.__getitems__ is base.__getitems__
+
     def _epoch_now(self) -> int:
         return 0 if self._epoch is None else self._epoch.value
 

@@ -251,6 +251,8 @@ class ImageFolder(EpochDataset):
         OSError: from samples: a file that cannot be read or decoded. It names path and decoders.
     """
 
+    _kind = "ImageFolder"
+
     def __init__(
         self,
         root: Any,
@@ -327,6 +329,8 @@ class ImageFolder(EpochDataset):
         return self._sample(*read_item(index, len(self)))
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        if self._has_own_samples(ImageFolder):
+            return [self[index] for index in indices]
         plans = self._one_plans() if self._cached is None else None
         plan = None if plans is None else plans.whole
         # torch's collate stacks channels_last in another layout.

@@ -73,6 +73,8 @@ class FolderSamples:
         ValueError: C does not make these samples; the text says why.
     """
 
+    _kind = "FolderSamples"
+
     def __init__(self, dataset: Any) -> None:
         inner, subsets = below_subsets(dataset)
         own = vars(self)

@@ -364,6 +364,8 @@ class PadCollate(SequenceCollate):
             that are not sequences, a padding value that a dtype cannot hold.
     """
 
+    _kind = "PadCollate"
+
     def __init__(
         self,
         padding_value: float | Mapping[Any, float] = 0,
@@ -464,6 +466,8 @@ class PackCollate(SequenceCollate):
             that are not sequences, fields of different length, a sample longer than
             ``max_tokens``.
     """
+
+    _kind = "PackCollate"
 
     def __init__(
         self,

@@ -177,7 +177,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         check_room(device, self.bytes_for(device), "the values")
         begin, end = map(int, self.offsets[[0, -1]])
         values = self._field.read_range(begin, end).to(device).contiguous()
-        return RaggedArray(values, self.offsets - begin)
+        return _make(type(self), values, self.offsets - begin, self._others())
 
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -208,18 +208,31 @@ class RaggedArray(Sequence[torch.Tensor]):
             raise ValueError(f"{what}, but values was resized to {len(self._field)}")
         return sequence
 
+    def _others(self) -> dict[str, Any]:
+        """Return the attributes that ``__init__`` does not set, a subclass's too."""
+        made = ("_field", "values", "file", "offsets")
+        return {name: value for name, value in vars(self).items() if name not in made}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A view pickles no more than it shows."""
         values, offsets, path = self.values, self.offsets, self._field.opened
         if path is not None:
-            return RaggedArray, (path, np.array(offsets)), {"name": self.name}
+            return _make, (type(self), path, np.array(offsets), self._others())
         begin, end = int(offsets[0]), int(offsets[-1])
         if isinstance(values, np.ndarray):
             values = np.array(values[begin:end])
         elif (begin, end) != (0, len(values)):
             values = values[begin:end].clone()
-        return RaggedArray, (values, offsets - begin), {"name": self.name}
+        return _make, (type(self), values, offsets - begin, self._others())
 
     def __repr__(self) -> str:
         dtype = str(self.values.dtype).removeprefix("torch.")
         return f"RaggedArray({len(self)} sequences of {dtype}, {int(self.lengths.sum())} values)"
+
+
+def _make(cls: type[RaggedArray], values: Any, offsets: Any, others: dict[str, Any]) -> RaggedArray:
+    """Make an array of a class that may have an ``__init__`` of its own."""
+    array = cls.__new__(cls)
+    RaggedArray.__init__(array, values, offsets)
+    vars(array).update(others)
+    return array

@@ -331,6 +331,7 @@ class TokenDataset(EpochDataset):
             shorter, with file and place; one that has changed before a worker opens it again.
     """
 
+    _kind = "TokenDataset"
     # Of all files, on a device, as signed integers: torch cannot unpickle uint16.
     _tokens: torch.Tensor | None = None
     _dtype = torch.int64  # the type that they are views of
@@ -484,12 +485,17 @@ class TokenDataset(EpochDataset):
     def __getitem__(self, index: Any) -> Any:
         row = read_row(index, len(self))
         if self._tokens is not None:
-            return self.__getitems__([row])[0]
+            return self._read([row])[0]
         return self._as_sample(self._windows.read_one(row, self._epoch_now()))
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        if self._has_own_samples(TokenDataset):
+            return [self[index] for index in indices]
         windows = len(self)
         rows = [i if type(i) is int and 0 <= i < windows else read_row(i, windows) for i in indices]
+        return self._read(rows)
+
+    def _read(self, rows: list[int]) -> list[Any]:
         if self._tokens is None:
             batch: Sequence[Any] = self._windows.read_batch(rows, self._epoch_now())
         else:

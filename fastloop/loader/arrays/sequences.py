@@ -39,6 +39,8 @@ def _offsets_of(field: _Source) -> Array:
 def _make_column(field: _Source, output: str, **options: Any) -> tuple[Any, ...]:
     """Return the arguments of ``Columns.add`` for an output that C makes of sequences."""
     name, values = field.name, _values_of(field)
+    # A subclass may override anything.
+    leave_if(type(field) not in (Field, RaggedArray), f"{name} is a {type(field).__name__}")
     if isinstance(values, torch.Tensor):
         columns.check_tensor(name, values)
         is_plain = values.is_contiguous()

@@ -14,7 +14,6 @@ from typing import Any
 
 from fastloop.base.machine import runnable_ns
 from fastloop.compat.torch_parts import MultiIter, difference
-from fastloop.data.collate import kind_of
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
@@ -34,7 +33,7 @@ def find_remedy(dataset: Any) -> str:
     """Return the advice for a dataset that fastloop loads in C; "" for all others, which only
     workers, threads or a cache can help."""
     for _ in range(8):  # Subsets and the like, inside each other
-        if kind_of(dataset) == "ImageFolder":
+        if getattr(type(dataset), "_kind", "") == "ImageFolder":  # or a subclass
             return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
         parts = list(getattr(dataset, "__dict__", {}).values())
         if any(map(_names_images, parts)):
