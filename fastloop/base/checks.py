@@ -2,7 +2,8 @@
 RULE, got VALUE; with a remedy in parentheses where it is not obvious.
 
 A value of the wrong type is a TypeError, one out of range a ValueError. Every room reads its
-arguments with these; a rule that only one class has stands in that class.
+arguments with these; a rule that only one class has stands in that class. ``look_up`` asks an
+object that may be the user's for an attribute.
 """
 
 from __future__ import annotations
@@ -13,6 +14,15 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 _Choice = TypeVar("_Choice")
+
+
+def look_up(thing: object, name: str, default: Any = None) -> Any:
+    """Return an attribute of an object that may be the user's, or `default` if the object has none:
+    its properties and its ``__getattr__`` may raise any exception to say so."""
+    try:
+        return getattr(thing, name)
+    except Exception:
+        return default
 
 
 def make_message(name: str, rule: str, value: object, remedy: str = "") -> str:

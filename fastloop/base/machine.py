@@ -15,6 +15,8 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import NamedTuple
 
+from fastloop.base.checks import look_up
+
 _ROOT = Path("/")
 _SCARCE = 10  # memory is scarce if less than this part of it is available
 
@@ -177,7 +179,7 @@ def explain_kill() -> str:
 def budget_of(loader: object, before: int = 0) -> int:
     """Return the loader's memory_budget in bytes; its default is `before`, or a quarter of the
     available memory, at least 64 MiB."""
-    wanted: int | None = getattr(loader, "memory_budget", None)  # torch's loaders have none
+    wanted: int | None = look_up(loader, "memory_budget")  # torch's loaders have none
     return wanted or before or max(64 << 20, available_bytes() // 4)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fastloop.base.checks import look_up
+
 Path = tuple[Any, ...]
 
 
@@ -43,14 +45,14 @@ def map_leaves(value: Any, leaf: Callable[[Path, Any], Any], path: Path = ()) ->
     if kind is list or kind is tuple:
         return kind([map_leaves(item, leaf, (*path, i)) for i, item in enumerate(value)])
     # An object with a pin_memory() is moved by its own methods, as in torch's loader.
-    if isinstance(value, (torch.Tensor, str, bytes)) or hasattr(value, "pin_memory"):
+    if isinstance(value, (torch.Tensor, str, bytes)) or look_up(value, "pin_memory") is not None:
         return leaf(path, value)
     if isinstance(value, Mapping):
         fields = {key: map_leaves(item, leaf, (*path, key)) for key, item in value.items()}
         return _refill(value, fields)
     if isinstance(value, Sequence):
         items = [map_leaves(item, leaf, (*path, i)) for i, item in enumerate(value)]
-        return kind(*items) if hasattr(value, "_fields") else _refill(value, items)
+        return kind(*items) if look_up(value, "_fields") is not None else _refill(value, items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         clone = copy.copy(value)
         for field in dataclasses.fields(value):

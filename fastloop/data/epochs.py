@@ -17,9 +17,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset
 
-from fastloop.base.checks import read_int
+from fastloop.base.checks import look_up, read_int
 
 EPOCHS = 2**32
+# Of the containers that may hold datasets: the methods that return an iterable over the items.
+_ITEMS: dict[type, Any] = {list: list.__iter__, tuple: tuple.__iter__, dict: dict.values}
 _BLOCK = 1024  # epochs whose words share memory, and so one file descriptor
 
 _T = TypeVar("_T")
@@ -207,21 +209,25 @@ def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
     waiting = [dataset]
     while waiting:
         found = waiting.pop()
-        if id(found) in seen or not (isinstance(found, Dataset) or found is dataset):
+        if id(found) in seen or not (issubclass(type(found), Dataset) or found is dataset):
             continue
         seen.add(id(found))
         if isinstance(found, EpochDataset):
             yield found
             continue
         lists_datasets = isinstance(found, ConcatDataset | StackDataset)
-        for value in getattr(found, "__dict__", {}).values():  # a loader takes any object
-            if not isinstance(value, list | tuple | dict):
+        for value in look_up(found, "__dict__", {}).values():  # a loader takes any object
+            # By type, and past the methods of a subclass: a list may load what it lists, and an
+            # object that stands for another may raise when it is asked what it is.
+            items = next(
+                (own for kind, own in _ITEMS.items() if issubclass(type(value), kind)), None
+            )
+            if items is None:
                 waiting.append(value)
                 continue
-            items = value.values() if isinstance(value, dict) else value
             # The first item tells whether it lists datasets: it may list millions of files.
-            if lists_datasets or isinstance(next(iter(items), None), Dataset):
-                waiting.extend(items)
+            if lists_datasets or issubclass(type(next(iter(items(value)), None)), Dataset):
+                waiting.extend(items(value))
 
 
 def epochs_within(dataset: Any) -> list[Epoch]:

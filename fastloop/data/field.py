@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fastloop._core import Region, Table
-from fastloop.base.checks import make_message, refuse_if
+from fastloop.base.checks import look_up, make_message, refuse_if
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -109,7 +109,7 @@ def find_file(array: Array) -> MappedFile | None:
     while base is not None and not isinstance(base, mmap.mmap):
         if isinstance(base, np.memmap) and base.filename is not None:
             path, root = os.fspath(base.filename), base
-        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+        base = base.obj if isinstance(base, memoryview) else look_up(base, "base")
     if base is None:
         return None
     if root is None:  # a bare mmap does not say where it lies in the file

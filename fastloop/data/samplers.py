@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from fastloop._core import Permutation, bucket_steps
-from fastloop.base.checks import read_int, read_optional_int, refuse_if
+from fastloop.base.checks import look_up, read_int, read_optional_int, refuse_if
 from fastloop.base.shown import repr_of
 from fastloop.base.threads import on_this_thread
 from fastloop.data.epochs import check_epoch
@@ -141,7 +141,7 @@ class ShuffleSampler(EpochSampler[int]):
     ) -> None:
         super().__init__(seed, num_replicas, rank)
         given: Any = length_or_dataset
-        length = len(given) if hasattr(given, "__len__") else given
+        length = len(given) if hasattr(type(given), "__len__") else given
         self.length = read_int("length_or_dataset", length, 0, _MOST)
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ class ShuffleSampler(EpochSampler[int]):
 
 def _read_lengths(given: Any, max_tokens: int | None) -> Vector:
     """Return a copy as a contiguous vector."""
-    given = getattr(given, "lengths", given)  # of a RaggedArray
+    given = look_up(given, "lengths", given)  # of a RaggedArray
     lengths = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
     if lengths.ndim != 1:
         remedy = "pass [len(text) for text in texts]"

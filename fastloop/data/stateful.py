@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 
-from fastloop.base.checks import make_message
+from fastloop.base.checks import look_up, make_message
 from fastloop.compat.torch_parts import ExceptionWrapper, StreamEnd
 
 ReaderState = dict[str, Any]
@@ -30,7 +30,7 @@ ReaderState = dict[str, Any]
 
 def is_stateful(thing: object) -> bool:
     """Tell whether `thing` follows torchdata's protocol."""
-    return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+    return all(callable(look_up(thing, name)) for name in ("state_dict", "load_state_dict"))
 
 
 def is_stream(dataset: object) -> bool:
@@ -270,8 +270,8 @@ class DatasetStates:
         self.reader: DatasetReader | None = None  # in this process
         self.is_read_ahead = False
         self._dataset = loader.dataset
-        self._every: int = getattr(loader, "snapshot_every_n_steps", 1)
-        self._size: int = getattr(loader._index_sampler, "batch_size", None) or 1
+        self._every: int = look_up(loader, "snapshot_every_n_steps", 1)
+        self._size: int = look_up(loader._index_sampler, "batch_size") or 1
         self._count = loader.num_workers
         self.is_here = self._count == 0  # the dataset is in this process
         self._start = start
@@ -418,7 +418,7 @@ def fit_readers(
     steps = any(state["steps"] > 0 for state in fetchers)
     if not (saved.has_states or steps or any(state["fetcher_ended"] for state in fetchers)):
         return ReaderStates()
-    reshard = getattr(dataset, "reshard_state_dict", None)
+    reshard = look_up(dataset, "reshard_state_dict")
     states = [state["dataset_state"] for state in saved.readers]
     if not callable(reshard) or steps or any(state is None for state in states):
         what, had, here = "num_workers", saved.workers, count

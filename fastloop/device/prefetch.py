@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastloop._core import FinalizerBase
+from fastloop.base.checks import look_up
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
 from fastloop.base.threads import NextLock
@@ -76,11 +77,11 @@ def _group_runs(tensors: Iterable[torch.Tensor]) -> list[_Run]:
 
 
 def can_move(value: Any) -> bool:
-    return callable(getattr(value, "to", None))
+    return callable(look_up(value, "to"))
 
 
 def _has_record_stream(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) or callable(getattr(value, "record_stream", None))
+    return isinstance(value, torch.Tensor) or callable(look_up(value, "record_stream"))
 
 
 def _choose_way(accelerator: Accelerator, leaf: Any) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from fastloop.base.checks import check_callable, read_choice, read_int, refuse_if
+from fastloop.base.checks import check_callable, look_up, read_choice, read_int, refuse_if
 from fastloop.base.shown import repr_html, repr_of
 from fastloop.compat.late_import import after_import
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
@@ -536,7 +536,7 @@ def _wrap_makers() -> None:
         keeping.is_fastloops = True
         # Modules that have imported the function by name: accelerate's, transformers', the user's.
         for module in list(sys.modules.values()):
-            if getattr(module, "__dict__", {}).get(name) is before:
+            if look_up(module, "__dict__", {}).get(name) is before:
                 setattr(module, name, keeping)
 
 

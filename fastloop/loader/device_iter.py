@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fastloop.base.checks import read_int
+from fastloop.base.checks import look_up, read_int
 from fastloop.compat.torch_parts import BaseIter
 from fastloop.device.accelerator import Accelerator, HostAccelerator, open_accelerator
 from fastloop.device.prefetch import NoUpload, Prefetcher, Transform, Uploader
@@ -112,7 +112,7 @@ def join_transforms(
         source: the iterator. It tells `first` the epoch and the number of each batch.
         is_ours: whether `first` may overwrite images of batches.
     """
-    keyed = getattr(first, "apply_keyed", None)
+    keyed = look_up(first, "apply_keyed")
 
     def apply(batch: Any) -> Any:
         if keyed is None:
@@ -161,6 +161,6 @@ def prefetch(
     accelerator = open_accelerator(device)
     uploader = Uploader(accelerator, device_transform)
     source = iter(iterable)
-    is_fastloops = hasattr(source, "_epoch") and not isinstance(source, LoaderPrefetcher)
-    kind = LoaderPrefetcher if is_fastloops else Prefetcher
+    is_loaders = issubclass(type(source), BaseIter) and not isinstance(source, LoaderPrefetcher)
+    kind = LoaderPrefetcher if is_loaders else Prefetcher
     return kind(source, accelerator, depth, uploader, static_buffers)

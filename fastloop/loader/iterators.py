@@ -18,7 +18,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
 from fastloop._core import SequenceColumn
-from fastloop.base.checks import check_value, refuse_if
+from fastloop.base.checks import check_value, look_up, refuse_if
 from fastloop.compat import torch_parts
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.compat.torch_parts import (
@@ -157,7 +157,7 @@ def fast_iterator(
 
 def _check_place(loader: Any, route: Route) -> None:
     """Raise ValueError for a loader whose transforms cannot run where `transforms_on` says."""
-    wanted = getattr(loader, "transforms_on", "auto")  # torch's loaders have none
+    wanted = look_up(loader, "transforms_on", "auto")  # torch's loaders have none
     source = route.source
     images: list[Any] = [c for c in source.all if c.plan] if source is not None else []
     resident = source.device if source is not None else None
@@ -184,7 +184,7 @@ def unwrap(loader: Any) -> Any:
     innermost object where there is none."""
     # By type(), not isinstance(): accelerate's wrappers fake `__class__`.
     while not issubclass(type(loader), DataLoader):
-        inside = (getattr(loader, "__dict__", {}).get(name) for name in _WRAPPED)
+        inside = (look_up(loader, "__dict__", {}).get(name) for name in _WRAPPED)
         found = next((value for value in inside if value is not None), None)
         if found is None:
             break
@@ -206,8 +206,8 @@ def iterate_anew(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
 
 def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
     """Tell whether there were broken workers."""
-    iterator: Any = getattr(loader, "_iterator", None)
-    if not getattr(iterator, "is_broken", bool)():
+    iterator: Any = look_up(loader, "_iterator")
+    if not look_up(iterator, "is_broken", bool)():
         return False
     iterator.close()
     iterator._shared.position.kept_seed = iterator._base_seed
@@ -230,7 +230,7 @@ def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = F
         if not is_known(group, "Loaders are left"):
             return Route("torch", difference(group))
     for name, default in torch_parts.new_arguments().items():
-        if getattr(loader, name, default) is not default:
+        if look_up(loader, name, default) is not default:
             return Route("torch", f"this version of fastloop does not know the argument {name}")
     if replaced := _ITER_METHODS.find_replaced():
         return Route("torch", f"torch's {replaced} was replaced by another")
@@ -256,7 +256,7 @@ def _choose(loader: DataLoader[Any], path: str, pin: bool, changed: str) -> Rout
     for found in datasets_within(loader.dataset):
         # Python would run the transform slower, and with other random numbers, so the user must ask
         # for that path.
-        if reason := getattr(found, "_untranslated", ""):  # of an ArrayDataset or a subclass
+        if reason := look_up(found, "_untranslated", ""):  # of an ArrayDataset or a subclass
             remedy = f"use path={other!r}, which calls it for every sample"
             raise ValueError(f"path={path!r} cannot load this: {reason}; {remedy}")
     try:
@@ -328,10 +328,10 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker, fetcher)
     if source.device is not None and fetcher is None:
         _check_resident(loader, source, f"the data are on {source.device}")
-    name = getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)
+    name = look_up(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)
     how = name if has_own else "default collate"
     why = f"{type(loader.dataset).__name__} of {source.kind}, {how}"
-    if getattr(dataset, "_transforms", None):
+    if look_up(dataset, "_transforms"):
         why += ", transforms in C"
     if seeder:
         why += f"; {seeder} has nothing to seed in threads of C"
@@ -343,10 +343,11 @@ def _find_fetcher(loader: Any, dataset: Any) -> tuple[torch.device | None, str]:
     ``gather="device"`` has no effect, or ""."""
     if kind_of(dataset) != "ArrayDataset" or dataset._gather != "device":
         return None, ""
-    wanted = torch.device("cpu" if getattr(loader, "device", None) is None else loader.device)
+    given = look_up(loader, "device")
+    wanted = torch.device("cpu" if given is None else given)
     on = "FASTLOOP_DISABLE_CUDA" if kernels_are_disabled() else fault_of(wanted)
     reasons = {
-        f"with device={getattr(loader, 'device', None)!r}": wanted.type not in columns._RESIDENT,
+        f"with device={given!r}": wanted.type not in columns._RESIDENT,
         f"with num_workers={loader.num_workers}": loader.num_workers > 0,
         f"with {kind_of(loader.collate_fn)}": kind_of(loader.collate_fn) in SEQUENCE_COLLATES,
         f"without kernels ({on})": on,
@@ -411,7 +412,7 @@ def _check_singles(loader: DataLoader[Any], path: str, dataset: object) -> None:
 
 def _is_hugging_face(dataset: object, collate_fn: object) -> bool:
     """Tell whether these are a datasets.Dataset and a collate function of transformers."""
-    module = str(getattr(collate_fn, "__module__", ""))
+    module = str(look_up(collate_fn, "__module__", ""))
     return kind_of(dataset) == "Dataset" and module.startswith("transformers.")
 
 

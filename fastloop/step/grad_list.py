@@ -23,6 +23,7 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from fastloop._core import GradListBase
+from fastloop.base.checks import look_up
 from fastloop.base.threads import NextLock, thread_pool
 from fastloop.compat.ranges import named
 from fastloop.compat.requirements import kernels_are_disabled
@@ -132,7 +133,7 @@ class GradList(GradListBase):
         """Hold the `.grad` of every parameter of an optimizer or iterable that has one.
 
         As in torch, whatever has param_groups is an optimizer."""
-        groups = getattr(source, "param_groups", None)
+        groups = look_up(source, "param_groups")
         collect = self.collect_parameters if groups is None else self.collect_groups
         given: Any = list(source) if groups is None else groups  # type: ignore[arg-type]
         with self.reading():

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from fastloop.base.checks import check_callable, read_int
+from fastloop.base.checks import check_callable, look_up, read_int
 from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
 from fastloop.compat.tensors import is_plain, place_of
 from fastloop.compat.torch_parts import TorchScaler, difference
@@ -31,7 +31,7 @@ def _describe(batch: Any) -> tuple[dict[Path, Any], str]:
         elif isinstance(leaf, _FIXED):
             facts[path] = leaf
         else:
-            found = getattr(leaf, "device", type(leaf).__name__)
+            found = look_up(leaf, "device", type(leaf).__name__)
             rule = "a dense tensor on a CUDA device or a number"
             return facts, f"{describe_path(path)} must be {rule}, got one of {found}"
     has_tensor = any(isinstance(fact, tuple) for fact in facts.values())

@@ -19,7 +19,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fastloop.base.checks import make_message, read_choice, read_int, read_number
+from fastloop.base.checks import look_up, make_message, read_choice, read_int, read_number
 from fastloop.base.shown import repr_of
 from fastloop.compat.ranges import named
 from fastloop.compat.torch_parts import TorchScaler
@@ -576,7 +576,7 @@ def _read_state(state: Any) -> dict[str, Any]:
 
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.is_complex():
-        kind = getattr(loss, "dtype", type(loss).__name__)
+        kind = look_up(loss, "dtype", type(loss).__name__)
         raise TypeError(f"loss must be a real tensor, got {kind}")
     if loss.numel() != 1:
         raise ValueError(f"loss must be one number, got shape {tuple(loss.shape)} (pass its mean)")
@@ -591,6 +591,6 @@ def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
             raise TypeError(
                 "scheduler must not be ReduceLROnPlateau: call its step(metric) yourself"
             )
-        if not callable(getattr(one, "step", None)):
+        if not callable(look_up(one, "step")):
             raise TypeError(make_message("scheduler", "one or several LRScheduler", one))
     return several

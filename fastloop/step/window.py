@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastloop.base.checks import look_up
+
 _ROUNDING = 1e-15  # a divisor this close to 1 counts as 1: sums of weights are rounded
 _NOTHING: Any = object()
 
@@ -80,7 +82,7 @@ class Lookahead:
             total = None
         self._iterator: Iterator[Any] = iter(loader)
         # A resumed loader begins in the middle of its epoch: torch's iterators count from there.
-        begun = getattr(self._iterator, "_num_yielded", 0)
+        begun: int = look_up(self._iterator, "_num_yielded", 0)
         self.left = None if total is None else total - begun  # batches to come; None: not known
         self._held: Any = _NOTHING  # read ahead
         self._error: BaseException | None = None  # met while reading ahead

@@ -230,7 +230,7 @@ class _Trials:
             raise TypeError(f"state must have a module and an optimizer, got {got} (pass both)")
         # A trial may fail on one rank alone, so a forward must not wait for other ranks.
         parts = [part for module in modules for part in module.modules() if count_ranks() > 1]
-        waits = (isinstance(p, SyncBatchNorm) or getattr(p, "static_graph", False) for p in parts)
+        waits = (isinstance(p, SyncBatchNorm) or checks.look_up(p, "static_graph") for p in parts)
         if self._ranks.has_shards or any(waits):
             rule = "no module that waits for other ranks: FSDP, SyncBatchNorm, static_graph=True"
             raise ValueError(f"state must have {rule} (call find_batch_size() before wrapping)")
@@ -317,7 +317,7 @@ def _keep_state(one: Any) -> Callable[[], object]:
     """Return a function that gives an object the state that it has now. SYNC."""
     if isinstance(one, torch.Generator):
         return keep_state(one)
-    if not hasattr(one, "load_state_dict"):
+    if checks.look_up(one, "load_state_dict") is None:
         raise TypeError(checks.make_message("state", "objects with a state_dict()", one))
     module = one if isinstance(one, Module) else Module()
     buffers, parameters = dict(module.named_buffers()), list(module.parameters())

@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from fastloop._core import build_info, check_cuda
-from fastloop.base.checks import make_message
+from fastloop.base.checks import look_up, make_message
 from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
 from fastloop.base.shown import repr_html
 from fastloop.compat import requirements
@@ -212,17 +212,17 @@ def check_decoders() -> Finding:
 
 def check_start_method(loader: Any = None) -> Finding:
     """Tell how worker processes start, and which part of a loader cannot be sent to them."""
-    context = getattr(loader, "multiprocessing_context", None)
+    context = look_up(loader, "multiprocessing_context")
     method, name = (context or multiprocessing).get_start_method(), ""
     fact, fix = f"worker processes start by {method}", "define them at the top of a module"
     if method == "fork":
         return ok(fact)
-    if not getattr(loader, "num_workers", 0):
+    if not look_up(loader, "num_workers", 0):
         return note(fact, "datasets, collate functions and worker_init_fn must be picklable", fix)
     try:
         with open(os.devnull, "wb") as sink:
             for name in ("dataset", "collate_fn", "worker_init_fn"):
-                pickle.dump(getattr(loader, name, None), sink, pickle.HIGHEST_PROTOCOL)
+                pickle.dump(look_up(loader, name, None), sink, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # a __reduce__ may raise anything
         fact += f"; {name} does not pickle: {type(error).__name__}: {error}"
         return fail(fact, "workers cannot start", f"{fix}, without lambda")
@@ -401,7 +401,7 @@ def diagnose(root: Path = Path("/"), loader: Any = None, probe: bool = False) ->
         loader, probe: as in `doctor()`.
     """
     facts, torch = _facts(root), sys.modules.get("torch")
-    workers, has_torch = getattr(loader, "num_workers", None), torch is not None
+    workers, has_torch = look_up(loader, "num_workers"), torch is not None
     has_gpu = any((root / "proc/driver/nvidia/gpus").glob("*/information"))
     every: list[tuple[str, bool, Callable[[], Finding]]] = [
         ("torch", has_torch, lambda: check_torch(torch)),
@@ -439,7 +439,7 @@ def doctor(loader: Any = None, *, probe: bool = False) -> Diagnosis:
     Raises:
         TypeError: ``loader`` is not a DataLoader.
     """
-    if loader is not None and not hasattr(loader, "num_workers"):
+    if loader is not None and look_up(loader, "num_workers") is None:
         raise TypeError(make_message("loader", "a DataLoader or None", loader))
     return diagnose(loader=loader, probe=probe)
 

@@ -199,7 +199,7 @@ def tune(
         cpu_budget = read_cpus().usable / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cpus = checks.read_number("cpu_budget", cpu_budget, 0.01)
     ram = checks.read_optional_int("ram_budget", ram_budget, 1) or max(1, available_bytes() // 2)
-    now = Setting(loader.num_workers, loader.prefetch_factor or 0, getattr(loader, "path", None))
+    now = Setting(loader.num_workers, loader.prefetch_factor or 0, checks.look_up(loader, "path"))
     with _unchanged(loader), text.progress("tune") as show:
         trials = _Trials(loader, step, seconds, show)
         batch = trials.measure_batch()
@@ -213,7 +213,7 @@ def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[s
     for name in ("sampler", "batch_sampler"):
         value, remedy = getattr(loader, name), "tune() iterates it more than once; pass a list"
         checks.check_value(name, value, not isinstance(value, Iterator), "iterable again", remedy)
-    own = getattr(loader, "path", None)
+    own = checks.look_up(loader, "path")
     wanted: tuple[Any, ...] = (own,) if paths is None else tuple(paths)
     if paths is not None:
         checks.check_value("paths", paths, own is not None, "None for torch's DataLoader")
@@ -357,7 +357,7 @@ class _Trials:
 
     def measure_batch(self) -> Batch:
         """Measure the cost of a batch that is made in this process, and of a step."""
-        path = "auto" if hasattr(self._loader, "path") else None
+        path = "auto" if checks.look_up(self._loader, "path") else None
         batches = _repeat(_copy_of(self._loader, Setting(0, 0, path)))
         batch = next(batches)
         load_s, load_cpu_s = _time(lambda: next(batches), self._each_s / 2)
@@ -443,8 +443,8 @@ def _list_generators(loader: DataLoader[Any]) -> list[Any]:
     """Return the generators of a loader and of its samplers and datasets, nested ones included."""
     todo: list[Any] = [loader, loader.batch_sampler]
     for one in todo:
-        for value in getattr(one, "__dict__", {}).values():
-            is_kept = isinstance(value, (*_GENERATORS, Dataset, Sampler))
+        for value in checks.look_up(one, "__dict__", {}).values():
+            is_kept = issubclass(type(value), (*_GENERATORS, Dataset, Sampler))
             if is_kept and not any(value is other for other in todo):
                 todo.append(value)
     return [one for one in todo if isinstance(one, _GENERATORS)]

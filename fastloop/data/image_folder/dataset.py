@@ -463,7 +463,8 @@ class ImageFolder(EpochDataset):
             lines.append(f"decoded: {self._cached!r}")
             lines += [f"  {op!r}: done in the cache" for op in self._baked]
             return "\n".join([*lines, self._cached.explain()])
-        who = getattr(self._decode, "name", None) or decoders.name_of(self._decode)
+        is_ours = isinstance(self._decode, decoders.AutoDecoder)
+        who = self._decode.name if is_ours else decoders.name_of(self._decode)
         where = "in the worker that loads the sample, or where dataset[i] is asked for"
         lines.append(f"decode: {who}, {where}")
         if not self._plans:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastloop.base.checks import make_message, refuse_if
+from fastloop.base.checks import look_up, make_message, refuse_if
 from fastloop.data.field import Array, open_regular
 
 _MAX_PIXELS = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS, for programs without Pillow
@@ -101,8 +101,8 @@ def name_of(function: Any) -> str:
     word that stands for one."""
     if isinstance(function, (AutoDecoder, str)):
         return function if isinstance(function, str) else "auto"
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', type(function).__module__)}.{name}"
+    name = look_up(function, "__qualname__", type(function).__qualname__)
+    return f"{look_up(function, '__module__', type(function).__module__)}.{name}"
 
 
 def check_image(image: Any, who: str, path: str) -> Array:

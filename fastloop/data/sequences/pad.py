@@ -113,8 +113,8 @@ def is_sequence(value: object) -> bool:
     return isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1
 
 
-def _describe(value: object) -> str:
-    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+def _describe(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}" if hasattr(type(value), "shape") else ""
     return f"a {type(value).__name__}{shape}"
 
 

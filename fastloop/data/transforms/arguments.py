@@ -137,7 +137,7 @@ def _read_erased(name: str, value: Any) -> list[float]:
 
 def _read_interpolation(name: str, value: Any) -> str:
     """Return the name of an InterpolationMode, torchvision's too, or of a constant of Pillow."""
-    mode = getattr(value, "value", value)
+    mode = checks.look_up(value, "value", value)
     mode = _PILLOW.get(mode, value) if isinstance(mode, int) else mode
     return str(checks.read_choice(name, mode, tuple(_INTERPOLATIONS)))
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from fastloop.base.checks import check_type
+from fastloop.base.checks import check_type, look_up
 from fastloop.data.transforms.plan import Geometry, Plan, Values, compile_plan, explain_ops
 
 _MAX_PLANS = 64  # that are kept for sizes of images
@@ -52,7 +52,7 @@ def join_pieces(parts: Sequence[Piece]) -> tuple[Piece, ...]:
 
 
 def name_of(call: Call) -> str:
-    return str(getattr(call, "__qualname__", type(call).__name__))
+    return str(look_up(call, "__qualname__", type(call).__name__))
 
 
 def lay_out(image: Any, layout: str, name: str) -> Any:
@@ -118,7 +118,7 @@ class CutPlan:
 
     def _plan_for(self, place: int, image: Any) -> Plan | None:
         """Return the plan of a piece, or None for Python."""
-        if place in self._spent or (place and getattr(image, "dtype", None) is not torch.uint8):
+        if place in self._spent or (place and look_up(image, "dtype") is not torch.uint8):
             return None
         shape, plan = self._latest[place]
         if self.whole is not None:

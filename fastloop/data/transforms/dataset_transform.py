@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fastloop.base.checks import check_type
+from fastloop.base.checks import check_type, look_up
 from fastloop.data.field import Field, torch_dtype
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.arguments import DTYPES
@@ -62,7 +62,7 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
         if is_torchvision(transform):
             own = name if image_ops.get_operation(name) else _INSTEAD.get(name)
             reason += f", got one of torchvision.transforms{f' (write {own} of v2)' if own else ''}"
-        raise ValueError(f"{getattr(transform, '__name__', name)} {reason}")
+        raise ValueError(f"{look_up(transform, '__name__', name)} {reason}")
     elif name == "Compose":
         for part in transform.transforms:
             yield from _translate(part)

@@ -70,7 +70,7 @@ class Compose(ImageOp):
 
     def _chain(self) -> Iterator[Geometry | Values]:
         for op in self.transforms:
-            name = getattr(op, "__name__", op)
+            name = checks.look_up(op, "__name__", op)
             refuse_if(not is_own(op), f"{name} is a function, which C cannot run")
             yield from op._chain()
 
@@ -534,7 +534,7 @@ class Normalize(Values):
         """Normalize a float tensor [..., C, H, W] by torch."""
         name, rule = "Normalize: the image", "a float tensor [..., C, H, W]"
         is_right = isinstance(image, torch.Tensor) and image.is_floating_point()
-        got, remedy = getattr(image, "dtype", image), "put ToDtype(torch.float32) before"
+        got, remedy = checks.look_up(image, "dtype", image), "put ToDtype(torch.float32) before"
         check_type(name, got, is_right, rule, remedy)
         check_value(name, image.shape, image.ndim >= 3, rule)
         both = torch.tensor(self._statistics(image.shape[-3]), dtype=image.dtype, device="cpu")

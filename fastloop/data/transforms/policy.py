@@ -108,7 +108,7 @@ class AutoAugment(Policy):
     def _check(self) -> None:
         super()._check()
         names = tuple(policy.value for policy in AutoAugmentPolicy)
-        name = getattr(self.policy, "value", self.policy)
+        name = checks.look_up(self.policy, "value", self.policy)
         self.policy = AutoAugmentPolicy(checks.read_choice("AutoAugment: policy", name, names))
 
     def numbers(self) -> Sequence[float]:

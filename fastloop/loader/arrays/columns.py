@@ -18,6 +18,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
 from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
+from fastloop.base.checks import look_up
 from fastloop.compat.moves import pin_storage, watch
 from fastloop.compat.tensors import DTYPES
 from fastloop.data.collate import below_subsets, kind_of
@@ -195,7 +196,7 @@ Taker = Callable[[Any], Columns]
 def take(dataset: Any, taker: Taker | None = None) -> Columns:
     """Return the columns of a dataset, by the taker of its kind where none is given. Raises
     NotCoveredError."""
-    if "__getitems__" in getattr(dataset, "__dict__", ()):
+    if "__getitems__" in look_up(dataset, "__dict__", ()):
         raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
     taker = taker or _TAKERS.get(kind_of(dataset))
     if taker is None:
@@ -292,10 +293,10 @@ def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
     leave_if(len(samples) == 0, "the list is empty")
     is_tuple = set(map(type, samples)) == {tuple}
     rows = samples if is_tuple else [(sample,) for sample in samples]
-    total = len(rows) * sum(getattr(part, "nbytes", 0) for part in rows[0])
+    total = len(rows) * sum(look_up(part, "nbytes", 0) for part in rows[0])
     is_large = len(rows) > _MOST_SAMPLES or total > _MOST_BYTES
     leave_if(is_large, f"the list has {len(rows):,} samples of {total:,} bytes")
-    kinds = {(type(row), *((type(x), getattr(x, "dtype", None)) for x in row)) for row in rows}
+    kinds = {(type(row), *((type(x), look_up(x, "dtype")) for x in row)) for row in rows}
     leave_if(len(kinds) > 1, "the samples have several types or dtypes")
     parts = list(zip(*rows, strict=True))
     columns = Columns((None,) * len(parts) if is_tuple else None, kind="samples, stacked at iter()")

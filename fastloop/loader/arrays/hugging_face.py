@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
+from fastloop.base.checks import look_up
 from fastloop.compat.originals import is_code_known, trial_of, why_not_now
 from fastloop.data.field import Array, MappedFile
 from fastloop.loader.arrays.columns import Column, Columns, NotCoveredError, Segment, leave_if
@@ -125,7 +126,7 @@ def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any 
     tokenizer, multiple = collator.tokenizer, collator.pad_to_multiple_of
     module = sys.modules[_TOKENIZERS]
     base, samples.kind = module.PreTrainedTokenizerBase, module.BatchEncoding
-    others = [n for n in _PAD if getattr(tokenizer, n, None) != getattr(base, n).__get__(tokenizer)]
+    others = [n for n in _PAD if look_up(tokenizer, n) != getattr(base, n).__get__(tokenizer)]
     leave_if(others, f"a {type(tokenizer).__name__} pads in its own way")
     main, *given = tokenizer.model_input_names
     values = {"token_type_ids": tokenizer.pad_token_type_id, "special_tokens_mask": 1}
@@ -222,11 +223,11 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     if type(collator) is getattr(trainer, "RemoveColumnsCollator", None):
         samples.names = [name for name in samples.names if name in collator.signature_columns]
         collator = collator.data_collator
-    name = getattr(collator, "__name__", type(collator).__name__)
+    name = look_up(collator, "__name__", type(collator).__name__)
     is_known = getattr(known, name, None) in (collator, type(collator)) and name in _MAKERS
     leave_if(not is_known, f"C does not make the batches of {name}")
     for attribute, value in _NEEDED.items():
-        got = getattr(collator, attribute, value)
+        got = look_up(collator, attribute, value)
         leave_if(got != value, f"{name} has {attribute}={got!r}")
     for each in (collate_fn, collator):
         is_own = any(callable(getattr(type(each), attribute, None)) for attribute in vars(each))

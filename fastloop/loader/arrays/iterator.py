@@ -15,6 +15,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
 from fastloop._core import ArrayLoader, BatchPool
+from fastloop.base.checks import look_up
 from fastloop.base.machine import budget_of
 from fastloop.base.threads import count_alone
 from fastloop.compat.moves import tensors_in, watch
@@ -200,7 +201,7 @@ class ArrayIter(ResumableIter):
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._source = source
-        self._transforms_on = getattr(loader, "transforms_on", "auto")
+        self._transforms_on = look_up(loader, "transforms_on", "auto")
         self._prefetch_factor = loader.prefetch_factor
         # A single worker keeps the order in torch, too; here the consumer helps it.
         self._in_order = loader.in_order or self._num_workers == 1

@@ -25,6 +25,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from fastloop._core import FinalizerBase
+from fastloop.base.checks import look_up
 from fastloop.base.interrupts import interrupt_later
 from fastloop.base.threads import NextLock
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, difference
@@ -102,16 +103,15 @@ class LoaderEpoch:
         datasets: IteratorEpochs,
         has_states: bool,
     ) -> None:
-        start = position.start
+        start, self.kept_seed = position.start, position.kept_seed
         is_new = position.is_loaded and not start.begun
         self.sampler: Any = loader._index_sampler
-        self.batch_size = getattr(self.sampler, "batch_size", None)
+        self.batch_size = look_up(self.sampler, "batch_size")
         self.with_epoch = sampler_with_epoch(loader)
         self.generators = generators_of(loader)
         self.is_stream = is_stream(loader.dataset)
         self.is_resumed, self.is_over = start.begun, False
         self.iterator: Callable[[], Any] = lambda: None
-        self.kept_seed = position.kept_seed
         self.draws_seed: bool | None = None  # it was drawn before the state was saved
         set_epochs = [epoch.users for epoch in datasets.epochs]
         if start.begun:
@@ -119,7 +119,7 @@ class LoaderEpoch:
             if len(start.set_epochs) != len(set_epochs):  # it is of other datasets
                 self.state.set_epochs = set_epochs
         else:
-            number = max(start.random_epoch, getattr(self.with_epoch, "epoch", 0))
+            number = max(start.random_epoch, look_up(self.with_epoch, "epoch", 0))
             self.state = State(start.epoch, begun=True, random_epoch=number, set_epochs=set_epochs)
             draws = position.draws_otherwise(loader) if self.kept_seed is None else False
             self.draws_seed = start.draws_base_seed if is_new else draws
@@ -138,8 +138,8 @@ class LoaderEpoch:
         if self.with_epoch is None:
             return
         if not self.is_resumed:
-            self.state.sampler_epoch = self.with_epoch.epoch
-        elif self.with_epoch.epoch != self.state.sampler_epoch >= 0:
+            self.state.sampler_epoch = look_up(self.with_epoch, "epoch", -1)
+        elif look_up(self.with_epoch, "epoch") != self.state.sampler_epoch >= 0:
             self.with_epoch.set_epoch(self.state.sampler_epoch)
 
     def _set_generators(self, states: Mapping[str, torch.Tensor]) -> None:
@@ -313,7 +313,7 @@ class Position:
 
     def begin(self, iterator: BaseIter) -> None:
         """Note the iterator that iter() is about to return."""
-        epoch: LoaderEpoch | None = getattr(iterator, "_epoch", None)
+        epoch: LoaderEpoch | None = look_up(iterator, "_epoch")
         if epoch is None:
             return
         epoch.iterator = weakref.ref(iterator)
@@ -354,7 +354,7 @@ class Position:
         else:
             state = replace(self.start)
             state.set_epochs = [found.users for found in epochs_within(loader.dataset)]
-            state.sampler_epoch = -1 if with_epoch is None else with_epoch.epoch
+            state.sampler_epoch = look_up(with_epoch, "epoch", -1)
             # The seeds of workers, whose dataset's states are kept, come from torch's generator.
             has_seeds = loader.num_workers > 0 and loader.generator is None
             if torchs is not None or (has_seeds and has_place(loader.dataset)):
@@ -395,7 +395,7 @@ class Position:
         length = ranks.count_batches(loader, state)
         if length is not None and state.yielded > length and not state.not_resumable:
             raise ValueError(f"state['yielded'] is {state.yielded} of {length} batches")
-        path, workers = getattr(loader, "path", "auto"), loader.num_workers
+        path, workers = look_up(loader, "path", "auto"), loader.num_workers
         are_torchs = path == "torch" and workers > 0
         if is_stream(loader.dataset):
             if state.yielded > 0:
@@ -482,7 +482,7 @@ def _save_readers(loader: DataLoader[Any], epoch: LoaderEpoch | None) -> ReaderS
 def _why_not_resumable(loader: DataLoader[Any], epoch: LoaderEpoch, state: State) -> str:
     if loader._dataset_kind != 0:
         return _why_stream_not_resumable(loader, state.readers)
-    if getattr(epoch.sampler, "batch_size", None) != epoch.batch_size:
+    if look_up(epoch.sampler, "batch_size") != epoch.batch_size:
         return "batch_size was changed in the epoch, so a count does not tell which samples came"
     is_ordered = loader.in_order or loader.num_workers <= 1
     if not is_ordered and state.yielded != ranks.count_batches(loader, state):
@@ -494,7 +494,7 @@ def _why_stream_not_resumable(loader: DataLoader[Any], readers: ReaderStates) ->
     what = f"only the dataset ({type(loader.dataset).__name__}) knows where it stands"
     if not readers.readers:
         return f"{what}, and this path's workers do not send that: path='process' does"
-    if readers.has_lost and getattr(loader, "resume", None) != "skip":
+    if readers.has_lost and look_up(loader, "resume") != "skip":
         what += ", and it has no state_dict()"
         return f"{what}; resume='skip' loads and drops the samples of the batches yielded"
     return ""

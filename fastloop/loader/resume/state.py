@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
 
-from fastloop.base.checks import make_message, read_int, read_optional_int, refuse_if
+from fastloop.base.checks import look_up, make_message, read_int, read_optional_int, refuse_if
 from fastloop.data.epochs import EPOCHS
 from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler, read_ranks
 from fastloop.data.stateful import ReaderState, ReaderStates, has_place, is_stream, new_reader_state
@@ -48,14 +48,14 @@ def samplers_of(loader: DataLoader[Any]) -> tuple[Any, Any]:
     """Return the sampler that yields batches (samples, with batch_size=None), and the one that it
     takes indices from."""
     outer = loader._index_sampler
-    return outer, getattr(outer, "sampler", None)
+    return outer, look_up(outer, "sampler")
 
 
 def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
     """Return the sampler that has set_epoch(), as DistributedSampler does, or None."""
     for sampler in samplers_of(loader):
-        has_setter = callable(getattr(sampler, "set_epoch", None))
-        if has_setter and type(getattr(sampler, "epoch", None)) is int:
+        has_setter = callable(look_up(sampler, "set_epoch"))
+        if has_setter and type(look_up(sampler, "epoch")) is int:
             return sampler
     return None
 
@@ -71,9 +71,9 @@ def generators_of(loader: DataLoader[Any]) -> Generators:
         found[TORCH] = torch.default_generator
     owners = (loader, outer, inner) if is_map else (loader,)
     for name, owner in zip(GENERATORS[1:], owners, strict=False):
-        generator = getattr(owner, "generator", None)
-        is_known = generator is torch.default_generator or generator in found.values()
-        if isinstance(generator, torch.Generator) and not is_known:
+        generator = look_up(owner, "generator")
+        known = torch.default_generator, *found.values()
+        if issubclass(type(generator), torch.Generator) and generator not in known:
             found[name] = generator
     return found
 
@@ -251,12 +251,12 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
     is_batched = loader._auto_collation or isinstance(outer, _BATCHING)  # of batch_size=None, too
     batches, items = (outer, inner) if is_batched else (None, outer)
     facts: dict[str, Any] = {"dataset_length": length_of(loader.dataset)}
-    facts.update({name: getattr(batches, name, None) for name in ("batch_size", "drop_last")})
+    facts.update({name: look_up(batches, name) for name in ("batch_size", "drop_last")})
     for name, sampler in (("batch_sampler", batches), ("sampler", items)):
         facts[name] = None if sampler is None else type(sampler).__name__
         # The length of a LengthBucketBatchSampler differs from epoch to epoch.
-        facts[f"{name}_length"] = getattr(sampler, "fingerprint", None) or length_of(sampler)
-    facts.update({f"sampler.{name}": getattr(items, name, None) for name in _SETTINGS})
+        facts[f"{name}_length"] = look_up(sampler, "fingerprint") or length_of(sampler)
+    facts.update({f"sampler.{name}": look_up(items, name) for name in _SETTINGS})
     has_own = is_stream(loader.dataset) or has_place(loader.dataset)
     facts["ranks"] = read_ranks()[0] if has_own else None
     return {n: str(fact) if type(fact) in (bool, int, str) else "" for n, fact in facts.items()}

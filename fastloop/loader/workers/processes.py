@@ -21,6 +21,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader
 
 from fastloop._core import ParentEnd, Reply
+from fastloop.base.checks import look_up
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.machine import budget_of
 from fastloop.compat.tensors import outside_inference_mode
@@ -71,7 +72,7 @@ class ProcessIter(WorkerIter):
         self._pending: Any = None  # the next reply or batch, until it is delivered
         self._delivered: list[Any] = []  # at most one, kept through interrupts
         self._is_taking = False
-        self._replaces_dead = getattr(loader, "on_worker_death", "raise") == "restart"
+        self._replaces_dead = look_up(loader, "on_worker_death", "raise") == "restart"
         self._deadly: set[int] = set()  # batches of this epoch that a worker has died at
         self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
         self._last_words: dict[int, str] = {}  # of dead workers that get no successor

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastloop._core import Collate, lock_wait
+from fastloop.base.checks import look_up
 from fastloop.base.threads import has_interpreter_lock, on_this_thread
 from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
 from fastloop.data.collate import Collation, kind_of, lend, make_collate
@@ -117,7 +118,7 @@ class WorkerThread(threading.Thread):
         self._kind = arguments["dataset_kind"]
         how = is_batched, self.collation.function, arguments["drop_last"]
         self._fetcher_args = self._kind, dataset, *how
-        has_getitems = self._kind == DatasetKind.Map and getattr(dataset, "__getitems__", None)
+        has_getitems = self._kind == DatasetKind.Map and look_up(dataset, "__getitems__")
         # Whether the fetcher takes indices one by one, with a sample between two of them.
         self._is_by_sample = is_batched and (not has_getitems or kind_of(dataset) == "ImageFolder")
         # This thread counts; others read.

@@ -12,6 +12,7 @@ from contextlib import suppress
 from os import PathLike, fspath
 from typing import Any
 
+from fastloop.base.checks import look_up
 from fastloop.base.machine import runnable_ns
 from fastloop.compat.torch_parts import MultiIter, difference
 from fastloop.loader.arrays.iterator import ArrayIter
@@ -35,28 +36,28 @@ def find_remedy(dataset: Any) -> str:
     for _ in range(8):  # Subsets and the like, inside each other
         if getattr(type(dataset), "_kind", "") == "ImageFolder":  # or a subclass
             return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
-        parts = list(getattr(dataset, "__dict__", {}).values())
+        parts = list(look_up(dataset, "__dict__", {}).values())
         if any(map(_names_images, parts)):
             return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"
         if any(type(part).__module__.startswith("torchvision.transforms") for part in parts):
             return "fastloop.transforms, which run in C, in place of torchvision's"
-        inner = getattr(dataset, "datasets", None)
-        dataset = inner[0] if isinstance(inner, list) and inner else getattr(dataset, "dataset", 0)
+        inner = look_up(dataset, "datasets")
+        dataset = inner[0] if type(inner) is list and inner else look_up(dataset, "dataset")
     return ""
 
 
 def _names_images(part: Any) -> bool:
     """Tell whether `part` is a list of paths of images, or of tuples that begin with one."""
-    first = part[0] if isinstance(part, list | tuple) and part else None
-    first = first[0] if isinstance(first, list | tuple) and first else first
-    return isinstance(first, str | PathLike) and str(fspath(first)).lower().endswith(_IMAGES)
+    first: Any = part[0] if type(part) in (list, tuple) and part else None
+    first = first[0] if type(first) in (list, tuple) and first else first
+    return issubclass(type(first), str | PathLike) and str(fspath(first)).lower().endswith(_IMAGES)
 
 
 def _describe(loader: Any) -> str:
-    dataset = getattr(loader, "dataset", None)
+    dataset = look_up(loader, "dataset")
     name = type(dataset).__name__ if dataset is not None else type(loader).__name__
     with suppress(Exception):  # a stream has no length, and a user's __len__ may raise anything
-        name += f" of {len(dataset):,}"  # type: ignore[arg-type]
+        name += f" of {len(dataset):,}"
     return name
 
 
@@ -78,10 +79,10 @@ class LoaderSource:
 
     def __init__(self, loader: Any) -> None:
         self.name, self.path, self.trains = _describe(loader), "", False
-        self.num_workers = int(getattr(loader, "num_workers", getattr(loader, "_num_workers", 0)))
+        self.num_workers = int(look_up(loader, "num_workers", look_up(loader, "_num_workers", 0)))
         self.batches = self.wait = 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
-        self.remedy = find_remedy(getattr(loader, "dataset", None)) or None
+        self.remedy = find_remedy(look_up(loader, "dataset")) or None
         self.made = [0, 0]
         self._last: tuple[int, int] | None = None  # the same of workers, at the last look
         self._began, self._ran = 0, 0  # at begin_batch(): the time; runnable ns, 0 if unknown

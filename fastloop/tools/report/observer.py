@@ -22,6 +22,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fastloop.base.checks import look_up
 from fastloop.base.threads import NextLock
 from fastloop.compat.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher, loading_iterator
@@ -178,7 +179,7 @@ class LoopObserver:
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
         Boundary's."""
-        own = getattr(args[0], "_optimizer", None)
+        own = look_up(args[0], "_optimizer")
         optimizer = (*args[1:], kwargs.get("optimizer"))[0] if own is None else own
         self._deciding.append((optimizer, self.steps_decided))
         self.enter_update(token, args, kwargs)
@@ -193,7 +194,7 @@ class LoopObserver:
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
-        self.has_silent_skips |= getattr(optimizer, "_step_supports_amp_scaling", False)
+        self.has_silent_skips |= look_up(optimizer, "_step_supports_amp_scaling", False)
         self._note(self._recorder.enter_update, self._clock(), id(optimizer))
         self._log.append((self._recorder.note_step, (id(optimizer),)))
 
