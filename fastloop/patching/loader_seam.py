@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fastloop.base.checks import look_up
 from fastloop.compat.late_import import after_import
 from fastloop.compat.torch_parts import call_as_torch
 from fastloop.data.collate import kind_of
@@ -19,6 +20,7 @@ from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.iterators import iterate_anew, open_iterator
+from fastloop.loader.resume.position import Position
 from fastloop.loader.shared import Shared, SyncIter, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
@@ -78,7 +80,8 @@ class LoaderSeam(Seam):
             if loader.num_workers > 0:
                 call_as_torch(loader.check_worker_number_rationality)
             torchs_own = functools.partial(before, loader)
-            iterator = open_iterator(loader, shared_of.setdefault(loader, Shared()), torchs_own)
+            shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
+            iterator = open_iterator(loader, shared, torchs_own)
             how = _describe(loader, iterator)
             loaders, epochs = self.served.get(how, (0, 0))
             self.served[how] = loaders + (how not in noted), epochs + 1
@@ -125,7 +128,7 @@ class LoaderSeam(Seam):
                     place.put_in()
 
     def _make_own_iter(self, before: Function) -> Function:
-        names = getattr(getattr(before, "__code__", None), "co_names", ())
+        names = look_up(look_up(before, "__code__"), "co_names", ())
         calls_torchs = {"super", "__iter__", "_get_iterator"} & set(names)
 
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807

@@ -19,6 +19,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    Sampler,
     Subset,
     TensorDataset,
     get_worker_info,
@@ -479,3 +480,62 @@ def test_verbose_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
         "on for dataloader, grad_scaler, clip_grad_norm, transforms (torch"
         in capsys.readouterr().err
     )
+
+
+class Stateful(Squares):
+    """Counts in shared memory how often its state is asked for."""
+
+    def __init__(self) -> None:
+        self.asked = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    def state_dict(self) -> dict[str, int]:
+        self.asked += 1
+        return {"place": int(self.asked)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+class StatefulStream(Stateful, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(7))
+
+
+@pytest.mark.parametrize("kind", [Stateful, StatefulStream])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_no_dataset_is_asked_for_a_state_that_nobody_can_ask_a_loader_for(
+    kind: type[Stateful], workers: int, persistent: bool
+) -> None:
+    with fastloop.patched():
+        dataset = kind()
+        is_kept = persistent and workers > 0
+        loader: Any = DataLoader(dataset, 2, num_workers=workers, persistent_workers=is_kept)
+        assert [*loader, *loader]
+        assert int(dataset.asked) == 0
+
+
+class Watched(Sampler[int]):
+    """Notes the names that it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__") and name != "asked":
+            self.asked.append(name)
+        return object.__getattribute__(self, name)
+
+    def __len__(self) -> int:
+        return 11
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(11))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_sampler_is_asked_what_resuming_alone_needs(workers: int) -> None:
+    with fastloop.patched():
+        sampler = Watched()
+        loader: Any = DataLoader(Squares(), 4, sampler=sampler, num_workers=workers)
+        assert len(list(loader)) == 3
+        assert sampler.asked == []

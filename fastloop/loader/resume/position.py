@@ -84,7 +84,7 @@ class LoaderEpoch:
         loader: whose iterator begins.
         position: where the loader stands.
         datasets: the epochs of the iterator's datasets, which begin here.
-        has_states: the iterator asks the dataset where it stands.
+        has_states: the iterator asks the dataset where it stands, if the loader has a state.
 
     Attributes:
         state: where the epoch begins.
@@ -106,9 +106,11 @@ class LoaderEpoch:
         start, self.kept_seed = position.start, position.kept_seed
         is_new = position.is_loaded and not start.begun
         self.sampler: Any = loader._index_sampler
-        self.batch_size = look_up(self.sampler, "batch_size")
-        self.with_epoch = sampler_with_epoch(loader)
-        self.generators = generators_of(loader)
+        # If nobody can ask for a state, the user's objects are not asked what resuming alone needs.
+        is_asked, is_kept = position.can_be_asked, self.kept_seed is not None
+        self.batch_size = look_up(self.sampler, "batch_size") if is_asked else None
+        self.with_epoch = sampler_with_epoch(loader) if is_asked or datasets.epochs else None
+        self.generators = generators_of(loader) if is_asked or is_kept else {}
         self.is_stream = is_stream(loader.dataset)
         self.is_resumed, self.is_over = start.begun, False
         self.iterator: Callable[[], Any] = lambda: None
@@ -125,7 +127,7 @@ class LoaderEpoch:
             self.draws_seed = start.draws_base_seed if is_new else draws
         self.lent = position.torch_state_to_lend() if is_new else None
         self.states: DatasetStates | None = None
-        if has_states and has_place(loader.dataset):
+        if is_asked and has_states and has_place(loader.dataset):
             readers = fit_readers(loader, start.readers) if position.is_loaded else ReaderStates()
             self.states = DatasetStates(loader, readers, is_new)
         datasets.begin(self.state.set_epochs, self.state.random_epoch)
@@ -295,9 +297,13 @@ class ResumableIter(FinalizerBase, BaseIter):
 
 
 class Position:
-    """The latest epoch of a loader, and the state that the next iter() begins from."""
+    """The latest epoch of a loader, and the state that the next iter() begins from.
 
-    def __init__(self) -> None:
+    Args: can_be_asked: the loader has a ``state_dict()``; torch's has none.
+    """
+
+    def __init__(self, can_be_asked: bool = True) -> None:
+        self.can_be_asked = can_be_asked
         self.start = State()
         self.is_loaded = False  # `start` was loaded, and iter() has not been called since
         self.current: LoaderEpoch | None = None

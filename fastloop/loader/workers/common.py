@@ -56,11 +56,13 @@ class WorkerIter(MultiIter, LockedIter):
         self._depth: QueueDepth | None = None
         if isinstance(wanted, AutoDepth):  # begin where the iterator before has ended
             self._depth = QueueDepth(loader.num_workers, shared.depth or wanted)
-        # iter() raises if a worker could not begin, and the loader has all states even if this
-        # iterator is dropped; but workers that may be replaced meanwhile are left to next().
-        self._awaits_begin = is_stateful(loader.dataset) and not self._replaces_dead
         try:
             self._begin_epoch(loader)
+            states = self._epoch.states
+            # iter() raises if a worker could not begin, and the loader has all states even if this
+            # iterator is dropped; but workers that may be replaced meanwhile are left to next().
+            is_awaited = states is not None and not self._replaces_dead
+            self._awaits_begin = is_awaited and is_stateful(loader.dataset)
             LockedIter.__init__(self, loader)  # in ResumableIter
             self._prefetch_factor: int = loader.prefetch_factor or 0
             self._in_order = loader.in_order
@@ -68,7 +70,6 @@ class WorkerIter(MultiIter, LockedIter):
                 rule = "greater than 0 for MultiProcessingDataLoaderIter"
                 raise AssertionError(f"prefetch_factor must be {rule}")
             self._shutdown = False
-            states = self._epoch.states
             arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
             arguments["init_fn"] = self._worker_init_fn = loader.worker_init_fn
             arguments["shared_seed"] = None  # for data pipes, which torch loads
