@@ -249,10 +249,10 @@ def test_wrong_arguments_are_refused(root: Path, arguments: dict[str, Any], text
 
 
 def test_arguments_of_torchvision_that_are_none_here(root: Path) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'target_transform'"):
-        ImageFolder(root, target_transform=as_class)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="takes from 2 to 3 positional arguments"):
-        ImageFolder(root, None, as_class)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'loader'"):
+        ImageFolder(root, loader=as_class)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="takes from 2 to 4 positional arguments"):
+        ImageFolder(root, None, None, as_class)  # type: ignore[misc]
 
 
 def test_another_transform_is_for_another_dataset(root: Path) -> None:
@@ -268,6 +268,123 @@ def test_one_extension_and_any_case(root: Path) -> None:
     assert {Path(path).suffix for path, _ in upper.samples} == {".JPEG"}
     assert ImageFolder(root, extensions=".jpeg").samples == upper.samples
     assert upper.extensions == (".jpeg",)
+
+
+# ---- classes, files and labels as a program chooses them
+
+
+def with_empty_class(root: Path) -> Path:
+    (root / "dog").mkdir()
+    return root
+
+
+def is_png(path: str) -> bool:
+    return path.endswith(".png")
+
+
+CHOSEN: list[dict[str, Any]] = [
+    {"allow_empty": True},
+    {"allow_empty": True, "is_valid_file": is_png},
+    {"is_valid_file": is_png},
+    {"is_valid_file": lambda path: False},
+    {},
+]
+
+
+def two_of_three(base: Any) -> Any:
+    """A class that numbers two classes in another order, and names one without a folder."""
+
+    class Chosen(base):  # type: ignore[misc]
+        def find_classes(self, directory: Any) -> Any:
+            assert Path(directory) == Path(self.root)
+            return ["cat", "bird", "cow"], {"cat": 5, "bird": 2, "cow": 5}
+
+    return Chosen
+
+
+def one_of_each(base: Any) -> Any:
+    class First(base):  # type: ignore[misc]
+        @staticmethod
+        def make_dataset(directory: Any, class_to_idx: Any, **options: Any) -> Any:
+            found = base.make_dataset(directory, class_to_idx, **options)
+            return list({target: (path, target) for path, target in found}.values())
+
+    return First
+
+
+def listing(cls: Any, root: Path, options: dict[str, Any]) -> Any:
+    """What a dataset says of its files, or its error."""
+    try:
+        data = cls(root, **options)
+    except (FileNotFoundError, ValueError) as error:
+        return type(error), str(error)
+    return data.classes, data.class_to_idx, data.samples, data.imgs, data.targets, data.extensions
+
+
+@needs_torchvision
+@pytest.mark.parametrize("make", [lambda base: base, two_of_three, one_of_each])
+@pytest.mark.parametrize("options", CHOSEN, ids=range(len(CHOSEN)))
+def test_classes_and_files_are_chosen_as_torchvisions_are(
+    root: Path, make: Callable[[Any], Any], options: dict[str, Any]
+) -> None:
+    from torchvision.datasets import ImageFolder as Theirs
+
+    with_empty_class(root)
+    found = listing(make(ImageFolder), root, options)
+    assert found == listing(make(Theirs), root, options)
+
+
+def test_find_classes_and_make_dataset_of_a_subclass_are_called(root: Path) -> None:
+    data = two_of_three(ImageFolder)(root, allow_empty=True)
+    assert (data.classes, set(data.targets)) == (["cat", "bird", "cow"], {5, 2})
+    assert {Path(path).parts[len(root.parts)]: target for path, target in data.samples} == {
+        "bird": 2,
+        "cat": 5,
+    }
+    assert data[0][1] == 2
+    assert len(one_of_each(ImageFolder)(root)) == 2
+    with pytest.raises(FileNotFoundError, match=r"^Found no valid file for the classes cow\. Supp"):
+        two_of_three(ImageFolder)(root)
+    empty = type("Empty", (ImageFolder,), {"find_classes": lambda self, directory: ([], {})})
+    with pytest.raises(ValueError, match=r"^'class_to_index' must have at least one entry"):
+        empty(root)
+    with pytest.raises(ValueError, match=r"^Both extensions and is_valid_file cannot be None or"):
+        ImageFolder(root, extensions=".png", is_valid_file=is_png)
+
+
+def ten_more(label: int) -> int:
+    return label + 10
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_target_transform_is_called_for_each_sample(
+    root: Path, tmp_path: Path, cache: bool, is_later: bool
+) -> None:
+    options: Any = {"cache": f"u8:{tmp_path / 'cache'}" if cache else None}
+    plain = ImageFolder(root, T.Resize((8, 8)), **options)
+    if is_later:
+        data = ImageFolder(root, T.Resize((8, 8)), **options)
+        list(DataLoader(data))
+        data.target_transform = ten_more
+    else:
+        data = ImageFolder(root, T.Resize((8, 8)), ten_more, **options)
+    assert [data[i][1] for i in range(14)] == [plain[i][1] + 10 for i in range(14)]
+    assert "labels: target_transform, in Python" in data.explain()
+    want = [[images, labels + 10] for images, labels in DataLoader(plain, 5)]
+    assert_same(list(TorchLoader(data, 5)), want)
+    for arguments in ({}, {"num_workers": 2}, {"num_workers": 2, "path": "thread"}):
+        assert_same(list(DataLoader(data, 5, **arguments)), want)  # type: ignore[arg-type]
+    if cache:
+        with pytest.raises(ValueError, match="target_transform of the ImageFolder runs in Python"):
+            DataLoader(data, path="array").stats()
+
+
+def test_a_target_transform_is_called_once_behind_the_transform_of_its_image(root: Path) -> None:
+    calls: list[Any] = []
+    data = ImageFolder(root, lambda image: calls.append("image"), calls.append)
+    assert data[3] == (None, None)
+    assert calls == ["image", data.samples[3][1]]
 
 
 # ---- files that cannot be decoded

@@ -50,29 +50,6 @@ def _read_extensions(extensions: Any) -> tuple[str, ...]:
     return tuple(name.lower() for name in given)
 
 
-def _list_samples(root: str, extensions: tuple[str, ...]) -> tuple[list[str], list[Any]]:
-    """List the classes, which are the folders in the root, and (path, number of the class) of each
-    file with one of the extensions, at any depth and behind links, in torchvision's order."""
-    with os.scandir(root) as entries:
-        classes = sorted(entry.name for entry in entries if entry.is_dir())
-    if not classes:
-        raise FileNotFoundError(f"Couldn't find any class folder in {root}.")
-    # torchvision sorts the triples of os.walk, so a folder comes before its contents.
-    samples = [
-        (os.path.join(folder, file), target)
-        for target, name in enumerate(classes)
-        for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True))
-        for file in sorted(files)
-        if file.lower().endswith(extensions)
-    ]
-    there = {target for _, target in samples}
-    if len(there) < len(classes):
-        empty = ", ".join(name for target, name in enumerate(classes) if target not in there)
-        remedy = f"Supported extensions are: {', '.join(extensions)}"
-        raise FileNotFoundError(f"Found no valid file for the classes {empty}. {remedy}")
-    return classes, samples
-
-
 # ---- the cache: decoded images in one .npy file, with a note behind the images that says of which
 # files and options they are. One process makes the file under another name, behind a lock, and
 # renames it. So the file is whole or not there, and a reader needs no lock.
@@ -217,11 +194,16 @@ class ImageFolder(EpochDataset):
             torchvision's ImageFolder, in Python. None: images unchanged. A dict of two or more, by
             name, gives as many views of an image that is decoded once, with random numbers of their
             own (``seed`` + 0, 1, ...): samples are (view, ..., class).
+        target_transform: a function of the number of a class, called for each sample behind its
+            transform, in Python; samples have its result. May be assigned later.
         decode: ``"auto"``: simplejpeg for JPEG if it is installed, and Pillow;
             or a function from the bytes of a file to a ``numpy.ndarray`` of uint8 and shape
             [height, width, 3], RGB. It should release the interpreter lock. Its result is read
             before its next call in the same thread, so it may use memory again.
         extensions: of files that are images, ``[".jpg", ...]``; None: torchvision's.
+        is_valid_file: in place of extensions, a function that tells of a path whether the file is
+            an image.
+        allow_empty: whether classes without an image are allowed.
         on_error: for a file that cannot be read or decoded. ``"raise"``; ``"skip"``: image and
             class of the next file in ``samples`` that can be read take its place, so batches keep
             their size; or a function from (path, error) to an image to take its place.
@@ -241,7 +223,8 @@ class ImageFolder(EpochDataset):
     Sample ``i`` is (image, number of its class): a tensor, uint8 of shape [3, height, width]
     unless a transform changes that, and an int. Sample ``(i, view)``, view 0 to 255, is another
     random result for image ``i``. Works in ``torch.utils.data.DataLoader``, too, with the same
-    bits; call ``set_epoch()`` before each epoch there.
+    bits; call ``set_epoch()`` before each epoch there. A subclass may override ``find_classes`` and
+    ``make_dataset``, as those of torchvision's.
 
     Raises:
         FileNotFoundError: no root, no class in it, or no image in a class.
@@ -257,16 +240,21 @@ class ImageFolder(EpochDataset):
         self,
         root: Any,
         transform: Any = None,
+        target_transform: Callable[[Any], Any] | None = None,
         *,
         decode: Any = "auto",
         extensions: Any = None,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
         on_error: Any = "raise",
         cache: str | None = None,
         out_layout: str = "CHW",
         seed: int = 0,
     ) -> None:
         self.root = os.path.expanduser(os.fsdecode(root))
-        self.extensions = _read_extensions(extensions)
+        self.target_transform = target_transform
+        has_others = extensions is None and is_valid_file is not None
+        self.extensions = None if has_others else _read_extensions(extensions)
         self._seed = read_int("seed", seed, 0, 2**64 - 1)
         self._out_layout = read_choice("out_layout", out_layout, OUT_LAYOUTS)
         rule = "'auto', or a function from bytes to an array [height, width, 3] of uint8"
@@ -287,14 +275,59 @@ class ImageFolder(EpochDataset):
                 raise TypeError(make_message(f"transform[{name!r}]", rule, each, self._why_python))
             if plans is not None:
                 self._plans[name] = plans
-        self.classes, self.samples = _list_samples(self.root, self.extensions)
-        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.classes, self.class_to_idx = self.find_classes(self.root)
+        chosen: Any = {"extensions": self.extensions, "is_valid_file": is_valid_file}
+        self.samples = self.make_dataset(
+            self.root, self.class_to_idx, allow_empty=allow_empty, **chosen
+        )
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
         self.skipped_files: list[str] = []
         self._epoch = Epoch() if any(each.is_random for each in self._plans.values()) else None
         self._baked: tuple[Geometry | Values, ...] = ()
         self._cached = None if cache is None else self._read_images(cache)
+
+    def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
+        """Return the names of the classes, which are the folders in the root, and the number of
+        each."""
+        with os.scandir(directory) as entries:
+            classes = sorted(entry.name for entry in entries if entry.is_dir())
+        if not classes:
+            raise FileNotFoundError(f"Couldn't find any class folder in {directory}.")
+        return classes, {name: number for number, name in enumerate(classes)}
+
+    @staticmethod
+    def make_dataset(
+        directory: Any,
+        class_to_idx: dict[str, int],
+        extensions: Any = None,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,
+    ) -> list[tuple[str, int]]:
+        """Return (path, number of the class) of each file in the folders of the classes that has
+        one of the extensions, or that ``is_valid_file`` takes, at any depth and behind links."""
+        if not class_to_idx:
+            raise ValueError(
+                "'class_to_index' must have at least one entry to collect any samples."
+            )
+        if (extensions is None) == (is_valid_file is None):
+            rule = "cannot be None or not None at the same time"
+            raise ValueError(f"Both extensions and is_valid_file {rule}")
+        is_valid = is_valid_file or (lambda path: path.lower().endswith(extensions))
+        samples: list[tuple[str, int]] = []
+        empty: list[str] = []
+        for name in sorted(class_to_idx):
+            # torchvision sorts the triples of os.walk, so a folder comes before its contents.
+            walked = sorted(os.walk(os.path.join(directory, name), followlinks=True))
+            paths = (os.path.join(top, file) for top, _, files in walked for file in sorted(files))
+            found = [(path, class_to_idx[name]) for path in paths if is_valid(path)]
+            samples += found
+            empty += [] if found else [name]
+        if empty and not allow_empty:
+            remedy = f"Supported extensions are: {', '.join(extensions)}" if extensions else ""
+            text = f"Found no valid file for the classes {', '.join(empty)}. {remedy}"
+            raise FileNotFoundError(text)
+        return samples
 
     def _compile(self, transform: Any, seed: int) -> tuple[CutPlan | None, str]:
         """Return the plans, or None and why C cannot do the transform."""
@@ -346,15 +379,19 @@ class ImageFolder(EpochDataset):
 
     def _sample(self, row: int, view: int, place: torch.Tensor | None = None) -> Any:
         arrays = self._arrays
+        images: list[Any]
+        target: Any
         if arrays is not None:
             *images, target = arrays[row, view]
-            return (*images, int(target))
-        pixels, source = self._read(row)
-        target = self.samples[source][1]
-        if not self._plans:
-            return self._transform(import_module("PIL.Image").fromarray(pixels)), target
-        epoch = self._epoch_now()
-        images = [each.apply(pixels, row, epoch, view, place) for each in self._plans.values()]
+            target = int(target)
+        else:
+            pixels, source = self._read(row)
+            target, plans, epoch = self.samples[source][1], self._plans.values(), self._epoch_now()
+            images = [each.apply(pixels, row, epoch, view, place) for each in plans]
+            if not plans:
+                images = [self._transform(import_module("PIL.Image").fromarray(pixels))]
+        if self.target_transform is not None:
+            target = self.target_transform(target)
         return (*images, target)
 
     def _read(self, row: int) -> tuple[Array, int]:
@@ -459,6 +496,8 @@ class ImageFolder(EpochDataset):
     def explain(self) -> str:
         """Return a text: the decoders, where each operation runs and why, the random parameters."""
         lines = [f"{len(self)} files of {len(self.classes)} classes in {self.root!r}"]
+        if self.target_transform is not None:
+            lines.append("labels: target_transform, in Python, for each sample")
         if self._cached is not None:
             lines.append(f"decoded: {self._cached!r}")
             lines += [f"  {op!r}: done in the cache" for op in self._baked]

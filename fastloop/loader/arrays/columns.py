@@ -222,6 +222,8 @@ def take_arrays(dataset: Any, make_ragged: Callable[..., Any] | None = None) -> 
 def take_images(dataset: Any) -> Columns:
     if dataset._arrays is None:
         raise NotCoveredError("the files of an ImageFolder without cache= are decoded in Python")
+    has_function = dataset.target_transform is not None
+    leave_if(has_function, "target_transform of the ImageFolder runs in Python")
     return replace(take_arrays(dataset._arrays), kind="cached images")
 
 
