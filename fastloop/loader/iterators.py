@@ -63,8 +63,6 @@ _SEEDERS = (
 )
 
 
-_BY_SAMPLES = ("ImageFolder", "FakeData")  # of torchvision
-
 # The attributes in which frameworks keep a loader that they have wrapped: accelerate, its wrapper
 # for XLA, Fabric.
 _WRAPPED = ("base_dataloader", "dataloader", "_dataloader")
@@ -272,16 +270,13 @@ def _route_of_samples(loader: DataLoader[Any], route: Route) -> Route:
     but not whole batches."""
     kind = type(below_subsets(loader.dataset)[0])
     is_default = loader._auto_collation and is_default_collate(loader.collate_fn)
-    datasets = sys.modules.get("torchvision.datasets")
-    name = next((n for n in _BY_SAMPLES if getattr(datasets, n, None) is kind), "")
-    if not is_default or not name:
+    folder = getattr(sys.modules.get("torchvision.datasets"), "ImageFolder", None)
+    if not is_default or kind is not folder:
         return route
-    if name == "FakeData" and loader.num_workers == 0 and torch.accelerator.is_available():
-        return Route(route.path, "FakeData seeds the generators of devices, too")
     from fastloop.data.image_folder.torchvision_folder import FolderSamples
 
     try:
-        return Route(route.path, f"samples of {name} by C", None, FolderSamples(loader.dataset))
+        return Route(route.path, "samples of ImageFolder by C", None, FolderSamples(loader.dataset))
     except ValueError as error:
         return Route(route.path, str(error))
 

@@ -1,5 +1,6 @@
-"""Makes the samples of torchvision's ``ImageFolder`` by a decoder and a plan of C, and those of its
-``FakeData``, with the bits and random numbers of torchvision. docs/zero-change.md tells the rules.
+"""Makes the samples of torchvision's ``ImageFolder`` by a decoder and a plan of C.
+
+Bits and random numbers are torchvision's. docs/zero-change.md tells the rules.
 
 A loader's worker process, or its loop without workers, reads samples from ``FolderSamples`` in
 place of the dataset, and draws from the generator that torchvision would draw from. Without workers
@@ -44,28 +45,8 @@ def _new_decoder() -> AutoDecoder:
     return AutoDecoder(SimpleNamespace())
 
 
-def _layout_of(dataset: Any) -> tuple[tuple[int, ...], str]:
-    """Return the shape of images, 0 for edges that differ, and how they lie in memory."""
-    if not hasattr(dataset, "image_size"):
-        return (0, 0, 3), "HWC"
-    size = dataset.image_size
-    is_size = isinstance(size, (list, tuple)) and all(type(n) is int and n < 2**31 for n in size)
-    fault = "image_size of FakeData must be ints, the first of them 1 or 3 channels"
-    refuse_if(not is_size or size[:1] not in ([1], [3], (1,), (3,)), fault)
-    return tuple(size), "CHW"
-
-
-def _make_fake(dataset: Any, row: int) -> tuple[Array, Tensor]:
-    """Return an image [C, H, W] of FakeData, and its class: they are functions of the row."""
-    refuse_if(row >= dataset.size, f"index {row} is out of range")
-    generator = torch.Generator().manual_seed(row + dataset.random_offset)
-    image = torch.randn(*dataset.image_size, generator=generator).mul_(255).byte()
-    return image.numpy(), torch.randint(0, dataset.num_classes, (1,), generator=generator)[0]
-
-
 class FolderSamples:
-    """Samples of an ImageFolder or FakeData of torchvision, or of Subsets of one, for torch's
-    default collate.
+    """Samples of an ImageFolder of torchvision, or of Subsets of one, for torch's default collate.
 
     Attributes are those of the dataset: a ``worker_init_fn`` may read and set them.
 
@@ -80,10 +61,9 @@ class FolderSamples:
         own = vars(self)
         own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
         refuse_if(fault := self._find_fault(), fault)
-        shape, layout = _layout_of(inner)
-        plan, draws, snapshot, key = chains.open_plan(inner.transform, shape, layout)
-        own.update(_plan=plan, _draws=draws, _snapshot=snapshot, _is_fake=layout == "CHW")
-        what = f"samples of {type(inner).__name__} with {inner.transform}"
+        plan, draws, snapshot, key = chains.open_plan(inner.transform, (0, 0, 3), "HWC")
+        own.update(_plan=plan, _draws=draws, _snapshot=snapshot)
+        what = f"samples of ImageFolder with {inner.transform}"
         own.update(_spare=[], _trial=trial_of(key, what, "torchvision's", _CHECKED))
 
     def __getattr__(self, name: str) -> Any:
@@ -118,13 +98,13 @@ class FolderSamples:
         """Say why C does not make what torchvision would make now; "": it does."""
         inner, torchvision = self._inner, sys.modules["torchvision"]
         default = torchvision.datasets.folder.default_loader
-        is_own = getattr(inner, "loader", default) is not default  # FakeData has none
-        reasons = {
-            "the ImageFolder has a loader of its own": is_own,
-            "the image backend is another than PIL": torchvision.get_image_backend() != "PIL",
-            f"the {type(inner).__name__} has no transform": inner.transform is None,
-        }
-        return next((why for why, applies in reasons.items() if applies), chains.why_not_now())
+        if getattr(inner, "loader", None) is not default:
+            return "the ImageFolder has a loader of its own"
+        if torchvision.get_image_backend() != "PIL":
+            return "the image backend is another than PIL"
+        if inner.transform is None:
+            return "the ImageFolder has no transform"
+        return chains.why_not_now()
 
     # ---- images
 
@@ -132,8 +112,6 @@ class FolderSamples:
         """Return an image, in memory that the decoder uses again, and its class. None: it cannot be
         decoded, or is larger than Pillow likes; torchvision then raises the error or warns."""
         try:
-            if self._is_fake:
-                return _make_fake(self._inner, row)
             path, target = self._inner.samples[row]
             with open(path, "rb") as file:
                 image = decode(file.read())
@@ -177,12 +155,10 @@ class FolderSamples:
         def by_c(generator: torch.Generator) -> Any:
             out = self._plan.empty() if place is None else place
             self._draws.apply(image, out, generator)
-            return out, target.item() if self._is_fake else target
+            return out, target
 
         (made, found), then = self._trial.run(by_torchvision, by_c), self._inner.target_transform
-        if then is None:
-            return made, found
-        return made, then(target).item() if self._is_fake else then(target)
+        return made, found if then is None else then(target)
 
 
 def samples_or_dataset(dataset: Any) -> Any:
