@@ -57,10 +57,19 @@ AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadsco
 demo: $(STAMPS)/install
 	@$(VENV)/bin/python examples/digits.py
 
-test: pytest ctest
-
-test-all: PYTEST_CHOICE :=
-test-all: pytest ctest
+# Each part shows how far it is. How long all takes is known from the last time.
+TIMES := build/times
+test-all: CHOICE := PYTEST_CHOICE=
+test test-all:
+	@mkdir -p $(TIMES) && date +%s > $(TIMES)/$@.begin
+	@echo "make $@: the Python tests, then the C tests; $$(cat $(TIMES)/$@ 2>/dev/null || \
+		echo 'how long they take is known after the first time')"
+	@$(MAKE) --no-print-directory pytest $(CHOICE)
+	@echo 'make $@: the C tests'
+	@$(MAKE) --no-print-directory ctest
+	@minutes=$$((($$(date +%s) - $$(cat $(TIMES)/$@.begin) + 30) / 60)); \
+		echo "make $@: passed in about $$minutes minutes"; \
+		$(if $(PYTEST_ARGS),,echo "about $$minutes minutes the last time" > $(TIMES)/$@)
 
 PYTEST_CHOICE := -m 'not slowest' --ignore=$(CURDIR)/tests/frameworks
 pytest: install
@@ -161,13 +170,15 @@ SOURCES := setup.py setup_cuda.py pyproject.toml MANIFEST.in \
 	$(shell find csrc fastloop -name __pycache__ -prune -o -print)
 
 # build/lib is removed because setuptools would pack modules that no longer exist.
-$(STAMPS)/install: $(SOURCES) $(INSTALL_NEEDS)
+# What only the tests need must be there, and changes nothing that is compiled.
+$(STAMPS)/install: $(SOURCES) $(STAMPS)/demo-requirements | $(INSTALL_NEEDS)
 	@echo 'compiling fastloop: about a minute'
 	rm -rf build/lib.* build/bdist.*
 	$(PIP) install --no-deps --no-build-isolation --force-reinstall .
 	touch $@
 
-install: $(STAMPS)/install
+# Both are named: make does not make what is missing for a newer stamp (.SECONDARY).
+install: $(INSTALL_NEEDS) $(STAMPS)/install
 
 # ---- C tests: every tests/c/test_*.c is a program over floors 0 to 2, without Python
 
