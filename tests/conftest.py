@@ -13,6 +13,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent / "support"))
 
+from time_limits import limit
+
 HANGS_S = float(os.environ.get("TEST_HANGS_S") or 600)  # far more than any test takes
 TERMINAL = os.dup(2)  # what pytest captures does not show when the process ends
 
@@ -61,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def ended_if_it_hangs() -> Iterator[None]:
-    faulthandler.dump_traceback_later(HANGS_S, exit=True, file=TERMINAL)
+    faulthandler.dump_traceback_later(limit(HANGS_S), exit=True, file=TERMINAL)
     yield
     faulthandler.cancel_dump_traceback_later()
 

@@ -3,8 +3,10 @@ the order of the programs; then how many passed.
 
     python tests/c/run_programs.py LANE JOBS TIMEOUT_S LAUNCHER PROGRAM...
 
+TIMEOUT_S is of an idle machine, as are the limits in the programs: they grow with the load.
 LAUNCHER: words before each program, such as "setarch -R"; may be empty."""
 
+import math
 import os
 import signal
 import subprocess
@@ -13,13 +15,25 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from time_limits import limit
+
 
 def run(command: list[str], timeout_s: float) -> tuple[str, str]:
     """(output, how it failed or ""). The output goes to a file: a child that outlives the program
     would keep a pipe open."""
+    slowness = limit(1.0)
+    timeout_s *= slowness
+    environment = {**os.environ, "TEST_SLOWNESS": str(math.ceil(slowness))}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            start_new_session=True,
         )
         try:
             status = process.wait(timeout_s)

@@ -9,7 +9,7 @@
 #define SECONDS INT64_C(1000000000) /* of nanoseconds */
 
 /* Longer than any wait that works lasts on the slowest machine; shorter than a test's alarm. */
-#define LONG_NS (60 * SECONDS)
+#define LONG_NS (60 * SECONDS * slowness())
 
 typedef struct shm_fixture {
     char *mapping; /* owned */

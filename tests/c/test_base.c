@@ -253,7 +253,7 @@ static void test_wait_ends_when_signalled(void)
     meeting m;
     open_meeting(&m);
     pthread_t thread;
-    int64_t deadline = fl_now_ns() + (int64_t)60 * 1000000000;
+    int64_t deadline = fl_now_ns() + INT64_C(60000000000) * slowness();
     pthread_mutex_lock(&m.mutex); /* until the wait has begun */
     CHECK_INT(fl_thread_start(&thread, end_meeting, &m, NULL), FL_OK);
     while (!m.is_over) CHECK(!fl_cond_wait_until(&m.cond, &m.mutex, deadline));

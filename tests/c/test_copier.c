@@ -406,7 +406,7 @@ static int use_the_parents_copier(void *arg)
 {
     copier_fixture *f = arg;
     fl_dest_buffer buffer;
-    alarm(30); /* a wait for a thread that is not there */
+    alarm(HANG_SECONDS / 4); /* a wait for a thread that is not there */
     CHECK(!fl_copier_reclaim_buffer(f->copier, INT64_MAX, &buffer));
     for (job *j = f->jobs; j < f->jobs + MOST_JOBS; j++)
         if (j->request != NULL) CHECK(!fl_inflight_finish(f->table, j->request, &buffer));

@@ -426,7 +426,7 @@ static int use_the_parents_table(void *arg)
     inflight_fixture *f = arg;
     fl_dest_buffer buffer;
     int64_t sum = 0;
-    alarm(30);
+    alarm(HANG_SECONDS / 4);
     for (task *t = f->tasks; t < f->tasks + MOST_TASKS; t++)
         if (t->request != NULL) CHECK(!fl_inflight_finish(f->table, t->request, &buffer));
     CHECK_INT(fl_inflight_each_key(f->table, count_key, &sum), 0);

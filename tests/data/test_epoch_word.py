@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch.multiprocessing
 from epoch_child import answer
+from time_limits import limit
 
 from fastloop import ArrayDataset, transforms
 from fastloop.data.epochs import Epoch
@@ -27,10 +28,10 @@ def test_a_process_that_is_there_already_sees_the_next_epoch(start: str) -> None
     for number in (0, 3, 2**32 - 1):
         epoch.set(number)
         asked.put(True)
-        assert told.get(timeout=300) == number
+        assert told.get(timeout=limit(300)) == number
     asked.put(False)
-    assert told.get(timeout=300) == epoch.value == 77
-    child.join(60)
+    assert told.get(timeout=limit(300)) == epoch.value == 77
+    child.join(limit(60))
     assert child.exitcode == 0
 
 

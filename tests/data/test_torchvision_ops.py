@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import TorchLoader, assert_same
+from time_limits import limit
 from torchvision_shim import torchvision_v2
 
 from fastloop import ArrayDataset
@@ -210,7 +211,11 @@ def test_a_translated_dataset_is_unpickled_without_torchvision() -> None:
         print(float(dataset[3][0].double().sum()))
     """
     told = subprocess.run(
-        [sys.executable, "-c", script], input=data, capture_output=True, check=True, timeout=120
+        [sys.executable, "-c", script],
+        input=data,
+        capture_output=True,
+        check=True,
+        timeout=limit(120),
     )
     expected = ArrayDataset(IMAGES, transform=T.Compose(CHAINS["CIFAR"](T)), seed=4)[3][0]
     assert float(told.stdout) == float(expected.double().sum())

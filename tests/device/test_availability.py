@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from time_limits import limit
 
 import fastloop
 from fastloop.device import availability
@@ -164,6 +165,8 @@ class NoTorch:
 sys.meta_path.insert(0, NoTorch())
 import fastloop.__main__ as m
 m.main(["doctor"])"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(300)
+    )
     assert done.returncode == 0, done.stderr
     assert "needs PyTorch, which is not installed" in done.stdout

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from time_limits import limit
 
 from fastloop import DataLoader, _core
 from fastloop.device.accelerator import HostAccelerator
@@ -89,7 +90,7 @@ def test_close_meanwhile_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> No
     def close() -> None:
         thread = threading.Thread(target=iterator.close)
         thread.start()
-        thread.join(60)
+        thread.join(limit(60))
 
     iterator = loop_with(monkeypatch, Interrupted("allocate", 3, close))
     with pytest.raises(RuntimeError, match="closed"):

@@ -18,6 +18,7 @@ import torch
 from collate_results import MAKES, RESULTS, UNMOVED
 from compare import LOADERS, FunctionDataset, Raised, assert_identical, collating_loader, results
 from helpers import SAMPLERS, N, TorchLoader, assert_same, small_dataset
+from time_limits import limit
 from torch.utils.data import Dataset
 from torch.utils.data._utils import pin_memory
 
@@ -234,7 +235,7 @@ def test_batches_are_there_before_they_are_asked_for(host: HostAllocator, datase
     for _ in range(2):
         next(iterator)
     is_there = False
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + limit(120)
     while not is_there and time.monotonic() < deadline:  # nobody asks for more
         storages = [block() for block in host.blocks]
         is_there = any(s is not None and bytes(s[99_990:100_000]) == b"\3" * 10 for s in storages)
@@ -470,7 +471,7 @@ def test_a_reply_that_changes_after_it_was_copied_is_an_error() -> None:
     parent_end.run_ahead(1)
     assert len(buffers) > 1
     build(1)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + limit(120)
     while all(b[size - 1] == 0 for b in buffers[1:]) and time.monotonic() < deadline:
         time.sleep(0.01)
     words = np.ctypeslib.as_array((ctypes.c_int32 * 8192).from_address(base + offset))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers import run_file
+from time_limits import limit
 
 TESTS = Path(__file__).resolve().parents[1]
 TRIAL_S = 580
@@ -19,7 +20,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The module, over the fake."""
     folder = tmp_path_factory.mktemp("core")
     build = [sys.executable, str(TESTS / "cuda/build_core.py"), str(folder), "uploads"]
-    subprocess.run(build, check=True, timeout=TRIAL_S)
+    subprocess.run(build, check=True, timeout=limit(TRIAL_S))
     (path,) = (folder / "fastloop").glob("_core*.so")
     return path
 
@@ -141,4 +142,4 @@ assert "torch" not in sys.modules
 def test_an_error_of_the_device_needs_no_torch(core: Path) -> None:
     """Nor loads it: who has not imported torch does not wait for that to read a sentence."""
     command = [sys.executable, "-c", WITHOUT_TORCH]
-    subprocess.run(command, check=True, timeout=TRIAL_S, cwd=core.parent.parent)
+    subprocess.run(command, check=True, timeout=limit(TRIAL_S), cwd=core.parent.parent)

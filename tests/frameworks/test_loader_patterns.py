@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from framework_trials import assert_same_everywhere
+from time_limits import limit
 from torch.utils.data import Dataset
 
 from fastloop.loader.shared import SyncIter
@@ -174,5 +175,5 @@ def test_workers_end_with_their_loader() -> None:
         assert len(list(loader)) == 4 and all(worker.is_alive() for worker in workers)
         del loader
         for worker in workers:
-            worker.join(60)
+            worker.join(limit(60))
             assert worker.exitcode is not None

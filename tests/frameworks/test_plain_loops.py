@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from framework_trials import assert_same_everywhere, train, two_epochs
+from time_limits import limit
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import (
     BatchSampler,
@@ -265,7 +266,7 @@ IN_WORKERS = {
     "many at once": {"num_workers": 3, "multiprocessing_context": "fork"},
     "an error": {"num_workers": 2},
     "ragged": {"num_workers": 2},
-    "some are none": {"num_workers": 2, "timeout": 200},
+    "some are none": {"num_workers": 2, "timeout": limit(200)},
     "stream": {"num_workers": 2, "persistent_workers": True},
     "stream of samples": {"num_workers": 2},
     "stream with a length": {"num_workers": 2},

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from time_limits import limit
 
 pytestmark = pytest.mark.slowest
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ def run(*command: object, **env: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=560,
+        timeout=limit(560),
     )
     assert done.returncode == 0, done.stdout[-8000:]
     return done.stdout

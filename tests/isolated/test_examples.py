@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from sources import ROOT
+from time_limits import limit
 
 pytestmark = pytest.mark.slowest
 
@@ -18,7 +19,7 @@ def printed(folder: Path, name: str, *args: str, launcher: tuple[str, ...] = ())
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -84,7 +85,7 @@ def test_the_program_of_readme_learns(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text().split("## A whole program\n\n```python\n")[1]
     (tmp_path / "program.py").write_text(text.split("```")[0])
     command = [sys.executable, "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(300))
     assert done.returncode == 0 and done.stderr == "", done.stderr
     found = [float(line.split()[1]) for line in done.stdout.splitlines()]
     assert len(found) == 3 and found[2] < found[0]

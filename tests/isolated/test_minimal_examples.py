@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sources import ROOT
+from time_limits import limit
 
 pytestmark = pytest.mark.slowest
 
@@ -41,7 +42,7 @@ def test_the_loss_of_a_short_example_falls(name: str, tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(loss) for loss in re.findall(r"loss(?:': '| )([\d.]+)", done.stdout)]

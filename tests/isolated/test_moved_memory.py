@@ -110,7 +110,7 @@ for workers in (0, 2):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(100)
+            thread.join(limit(100))
         assert counts == [ROWS] * 4, (workers, size, counts)
 """,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sources import ROOT
+from time_limits import limit
 
 pytestmark = pytest.mark.slowest
 
@@ -27,7 +28,7 @@ def test_the_cells_run_one_after_the_other(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "cells.py"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=limit(300)
     )
     assert done.returncode == 0, done.stderr
 
@@ -40,7 +41,7 @@ def test_a_kernel_shows_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     notebook = nbformat.read(NOTEBOOK, 4)
     notebook.metadata.kernelspec.name = "python3"
     nbclient.NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": tmp_path}}
+        notebook, timeout=limit(300), resources={"metadata": {"path": tmp_path}}
     ).execute()
     shown: list[Any] = [
         output["data"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sources import ROOT
+from time_limits import limit
 
 BLOCKS = ROOT / "tests/programs/page_blocks.py"
 # One rank, for programs that torchrun starts.
@@ -40,7 +41,7 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.splitlines()[-1].split()[0]) > 0

@@ -99,7 +99,6 @@ def test_death_when_the_program_reaps_all_children(tmp_path: Path) -> None:
     run_program(
         tmp_path,
         "process_death/death_when_the_program_reaps_all_children",
-        timeout=300,
     )
 
 

@@ -61,7 +61,7 @@ batches = [next(iterator) for iterator in iterators], next(iter(persistent))
 busy = iter(DataLoader(Items(64, CallAt(10, Sleep(600))), 4, num_workers=1))
 stuck = threading.Thread(target=keep, args=[iterators.pop()], daemon=True)
 stuck.start()
-assert has_begun.wait(60)
+assert has_begun.wait(limit(60))
 print(*children(), flush=True)
 print(*mapped_arenas(), flush=True)
 input()
@@ -83,7 +83,6 @@ def test_a_daemon_thread_that_waits_at_exit_is_told_of_no_death(tmp_path: Path) 
     run_program(
         tmp_path,
         "process_ends/a_daemon_thread_that_waits_at_exit_is_told_of_no_death",
-        timeout=300,
     )
 
 

@@ -27,7 +27,6 @@ def test_what_cannot_be_pickled(tmp_path: Path) -> None:
     run_program(
         tmp_path,
         "process_errors/what_cannot_be_pickled",
-        timeout=300,
     )
 
 

@@ -13,7 +13,6 @@ def test_a_reply_wins_over_the_death_of_its_writer(tmp_path: Path) -> None:
     run_program(
         tmp_path,
         "process_replies/a_reply_wins_over_the_death_of_its_writer",
-        timeout=300,
     )
 
 
@@ -23,5 +22,4 @@ def test_death_at_every_step_after_publishing(tmp_path: Path) -> None:
     run_program(
         tmp_path,
         "process_replies/death_at_every_step_after_publishing",
-        timeout=300,
     )

@@ -9,4 +9,4 @@ from helpers import run_program
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_fallbacks_are_torchs(order: str, tmp_path: Path) -> None:
-    run_program(tmp_path, "swapped/fallbacks_are_torchs", order, timeout=300)
+    run_program(tmp_path, "swapped/fallbacks_are_torchs", order)

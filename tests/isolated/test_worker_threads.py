@@ -10,6 +10,7 @@ import atexit, gc, os, signal, sys, threading, time
 import torch
 torch.set_num_threads(1)
 from fastloop import DataLoader
+from time_limits import limit
 from workers import *
 from workers import Items, Stream, check_batches
 
@@ -96,7 +97,7 @@ sleeps = SleepAt(0, 600)
 iterator = iter(loader_of(sleeps))
 wait_until(lambda: bool(sleeps.is_there))
 begin = time.monotonic()
-atexit.register(lambda: print("late" if time.monotonic() - begin > 60 else "in time"))
+atexit.register(lambda: print("late" if time.monotonic() - begin > limit(60) else "in time"))
 """
     assert run_script(tmp_path, HEAD + text).split() == ["in", "time"]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from epoch_cases import FORK, PATHS, ROWS, epoch_of, epochs_of, make_dataset, make_loader
+from time_limits import limit
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,
@@ -72,7 +73,7 @@ def test_in_two_threads(path: str) -> None:
     def read(number: int) -> None:
         for _ in range(2):
             for batch in loaders[number]:
-                meet.wait(300)
+                meet.wait(limit(300))
                 seen[number].append(epoch_of(batch))
 
     threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
@@ -99,18 +100,18 @@ def test_in_two_processes(path: str) -> None:
             inner = iter(childs)
             batches = [next(inner)]
             told.put("begun")
-            asked.get(timeout=300)
+            asked.get(timeout=limit(300))
             told.put(epochs_of([*batches, *inner]))
 
     child = context.Process(target=train)
     child.start()
     for epoch in (1, 2):
-        assert told.get(timeout=300) == "begun"
+        assert told.get(timeout=limit(300)) == "begun"
         assert epoch_of(next(iterator)) == 0
         assert epochs_of(make_loader(dataset, "sync")) == {0}
         asked.put(True)
-        assert told.get(timeout=300) == {epoch}
-    child.join(60)
+        assert told.get(timeout=limit(300)) == {epoch}
+    child.join(limit(60))
     assert list(iterator) == []
 
 

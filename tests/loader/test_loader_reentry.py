@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from time_limits import limit
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Subset, TensorDataset, WeightedRandomSampler
 from workers import threads
@@ -141,5 +142,5 @@ def test_a_thread_may_close_while_another_iterates() -> None:
     while loader.stats().batches < 10:
         pass
     loader.close()
-    thread.join(60)
+    thread.join(limit(60))
     assert "closed" in str(outcome[0])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import ListSampler, N, in_fives, labels, loader_of, outcome, run_program, slow_array
+from time_limits import limit
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
 from workers import is_thread_in, wait_until
@@ -37,7 +38,7 @@ def run_threads(work: Callable[[], None], count: int = 4) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(limit(60))
     assert not any(thread.is_alive() for thread in threads)
     assert errors == []
 
@@ -146,23 +147,23 @@ def test_a_dataset_may_take_from_the_iterator_it_is_read_by(path: str) -> None:
 
 
 def test_a_child_that_was_forked_while_another_thread_is_in_next(tmp_path: Path) -> None:
-    run_program(tmp_path, "fork_in_next", timeout=300)
+    run_program(tmp_path, "fork_in_next")
 
 
 def test_a_signal_handler_takes_the_batch_that_is_waited_for(tmp_path: Path) -> None:
     """As in torch, the call that it has interrupted gets the next one. Where there is none, it ends
     with an error that says why."""
-    run_program(tmp_path, "signal_in_next", timeout=300)
+    run_program(tmp_path, "signal_in_next")
 
 
 def test_ctrl_c_while_another_thread_is_in_next(tmp_path: Path) -> None:
-    run_program(tmp_path, "interrupt_in_next", timeout=300)
+    run_program(tmp_path, "interrupt_in_next")
 
 
 @pytest.mark.slowest
 def test_close_ends_the_wait_for_a_worker(tmp_path: Path) -> None:
     """One thread waits for a batch, another for the lock of next()."""
-    run_program(tmp_path, "close_in_next", timeout=300)
+    run_program(tmp_path, "close_in_next")
 
 
 @both
@@ -229,7 +230,7 @@ def test_close_from_another_thread_ends_a_wait(workers: int, tmp_path: Path) -> 
     thread.start()
     wait_until(lambda: is_thread_in("__next__", thread.ident))
     loader.close()
-    thread.join(60)
+    thread.join(limit(60))
     assert not thread.is_alive()
     assert results[0][:2] == ("raised", RuntimeError)
     assert "closed" in results[0][2]

@@ -134,7 +134,7 @@ def test_threads_with_an_iterator_each() -> None:
 
 def test_a_forked_child_goes_on_in_memory_of_its_own(tmp_path: Path) -> None:
     """With NumPy alone: threads of torch's that the parent has started are not there."""
-    run_program(tmp_path, "fork_with_batches", timeout=300)
+    run_program(tmp_path, "fork_with_batches")
 
 
 def test_large_samples_are_not_stacked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

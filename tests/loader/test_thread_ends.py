@@ -15,8 +15,10 @@ import pytest
 import torch
 from compare import FunctionDataset
 from helpers import collector_off
+from time_limits import limit
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
+from workers import wait_until
 
 from fastloop import DataLoader
 from fastloop.base.threads import has_interpreter_lock
@@ -38,14 +40,6 @@ def none_is_left() -> Iterator[None]:
     gc.collect()
     wait_until(lambda: running() == [])
     assert threads._running == set()
-
-
-def wait_until(check: Callable[[], object]) -> None:
-    for _ in range(30_000):
-        if check():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came to that")
 
 
 @contextmanager
@@ -70,7 +64,7 @@ class Gate:
     def __call__(self, i: int) -> int:
         if i == self.at:
             self.is_reached.set()
-            assert self.is_open.wait(300)
+            assert self.is_open.wait(limit(300))
         self.loaded.append(i)
         return i
 
@@ -116,21 +110,21 @@ def test_an_epoch_that_is_left_is_not_loaded_to_its_end() -> None:
     )
     iterator = iter(loader)
     assert next(iterator).item() == 0
-    assert gate.is_reached.wait(300)
+    assert gate.is_reached.wait(limit(300))
     queue = loader._iterator._workers[1]._requests
     taken: list[int] = []
     again = threading.Thread(target=lambda loader: taken.append(next(iter(loader))), args=[loader])
     again.start()
     wait_until(lambda: queue.qsize() == 1)  # to resume, and nothing else
     gate.is_open.set()
-    again.join(300)
+    again.join(limit(300))
     assert taken == [0]
     assert [batch.item() for batch in loader] == list(range(100))
     del iterator, loader
 
 
 def test_several_threads_are_in_the_dataset_at_once() -> None:
-    both = threading.Barrier(2, timeout=300)
+    both = threading.Barrier(2, timeout=limit(300))
     dataset = FunctionDataset(lambda i: both.wait() * 0 + i)
     assert [batch.item() for batch in Threaded(dataset, 1)] == list(range(10))
 
@@ -192,12 +186,12 @@ def test_close_ends_a_waiting_next_and_the_threads() -> None:
 
     taker = threading.Thread(target=take)
     taker.start()
-    assert gate.is_reached.wait(300)
+    assert gate.is_reached.wait(limit(300))
     closer = threading.Thread(target=loader.close)
     closer.start()
-    taker.join(300)
+    taker.join(limit(300))
     gate.is_open.set()
-    closer.join(300)
+    closer.join(limit(300))
     assert errors == ["the loader of this iterator was closed; call iter() on it again"]
     assert running() == []
     with pytest.raises(RuntimeError, match="was closed"):
@@ -229,12 +223,12 @@ def test_the_last_reference_ends_it_all(persistent: bool) -> None:
 def test_the_sample_under_way_is_the_last() -> None:
     gate = Gate(at=1)
     iterator = iter(Threaded(FunctionDataset(gate), 5, num_workers=1))
-    assert gate.is_reached.wait(300)
+    assert gate.is_reached.wait(limit(300))
     ender = threading.Thread(target=iterator.close)
     ender.start()
     wait_until(lambda: iterator._team.is_done)
     gate.is_open.set()
-    ender.join(300)
+    ender.join(limit(300))
     assert gate.loaded == [0, 1]
 
 
@@ -258,8 +252,8 @@ def test_a_finalizer_on_a_worker_thread_does_not_wait_for_it() -> None:
     if holder:  # the thread had nothing to load any more
         holder.clear()
         ended.set()
-    assert ended.wait(300)
-    assert time.monotonic() - begin < 60
+    assert ended.wait(limit(300))
+    assert time.monotonic() - begin < limit(60)
 
 
 def test_close_by_the_dataset_itself() -> None:
@@ -299,7 +293,7 @@ def test_a_thread_that_is_stuck_is_left_behind(monkeypatch: pytest.MonkeyPatch) 
     gate = Gate()
     loader = Threaded(FunctionDataset(gate), 1)
     iterator = iter(loader)
-    assert gate.is_reached.wait(300)
+    assert gate.is_reached.wait(limit(300))
     with (
         impatient(monkeypatch),
         pytest.warns(RuntimeWarning, match=r"worker thread 0 is still in code .*, line \d+\)"),
@@ -326,8 +320,8 @@ def test_timeout() -> None:
 
 def test_a_thread_that_was_ended_from_outside() -> None:
     gate = Gate(at=1)
-    iterator = iter(Threaded(FunctionDataset(gate), 1, timeout=300))
-    assert gate.is_reached.wait(300)
+    iterator = iter(Threaded(FunctionDataset(gate), 1, timeout=limit(300)))
+    assert gate.is_reached.wait(limit(300))
     with contextlib.suppress(queue.Empty):
         while True:
             iterator._workers[1]._requests.get_nowait()
@@ -439,7 +433,7 @@ def test_a_thread_ends_that_is_closed_while_an_epoch_begins(
     loader = Threaded(FunctionDataset(gate), 1, num_workers=1, persistent_workers=True)
     iterator: Any = iter(loader)
     next(iterator)
-    assert gate.is_reached.wait(300)
+    assert gate.is_reached.wait(limit(300))
     with impatient(monkeypatch), pytest.warns(RuntimeWarning, match="still in code"):
         loader.close()
     # The rest of an iter() in another thread, which came before close() to the lock.

@@ -30,6 +30,7 @@ from helpers import (
     small_dataset,
     trace,
 )
+from time_limits import limit
 from torch.utils.data import BatchSampler, ChainDataset, IterableDataset, get_worker_info
 
 from fastloop import DataLoader, PackCollate, PadCollate
@@ -148,7 +149,7 @@ def test_out_of_order_every_batch_comes_once() -> None:
 def test_out_of_order_a_slow_batch_is_overtaken() -> None:
     """By one at least: which thread gets the later ones is torch's to say."""
     is_there = threading.Event()
-    dataset = FunctionDataset(lambda i: is_there.wait(60) and i if i == 0 else i)
+    dataset = FunctionDataset(lambda i: is_there.wait(limit(60)) and i if i == 0 else i)
     iterator = iter(Threaded(dataset, 1, num_workers=2, in_order=False))
     first = next(iterator).item()
     assert first != 0

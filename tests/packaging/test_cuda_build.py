@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from time_limits import limit
 
 import fastloop
 from fastloop import _core
@@ -61,7 +62,7 @@ def cuobjdump(*arguments: str) -> str:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

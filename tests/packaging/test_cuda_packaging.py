@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 from setuptools import Extension
 from setuptools.errors import SetupError
+from time_limits import limit
 
 import fastloop
 from fastloop import _core
@@ -316,7 +317,9 @@ def test_a_build_with_a_broken_nvcc_works_and_tells_why(tmp_path: Path) -> None:
     line = f'{root}/bin/nvcc failed: x.cu(3): error: "broken"'
     command = (sys.executable, "setup.py", "-q", "build", f"--build-lib={site}")
     env = {**os.environ, "FASTLOOP_CUDA": "auto", "CUDA_HOME": str(root)}
-    done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tree, env=env, capture_output=True, text=True, timeout=limit(300)
+    )
     assert done.returncode == 0, done.stderr
     assert f"fastloop is built without CUDA: {line}\n" in done.stdout
     path = str(site)
@@ -336,7 +339,7 @@ def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**kept, **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
 
 
@@ -403,7 +406,7 @@ int cuGetProcAddress_v2(const char *name, void **out, int version, unsigned long
 }
 """)
     command = ("gcc", "-shared", "-fPIC", source, "-o", tmp_path / "libcuda.so.1")
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=limit(300))
     return str(tmp_path)
 
 

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from time_limits import limit
 from workers import is_running, read, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +69,7 @@ class Lane:
 
     def run(self, *stages: str, **variables: str) -> subprocess.CompletedProcess[str]:
         with self.start(*stages, **variables) as run:
-            out, err = run.communicate(timeout=300)
+            out, err = run.communicate(timeout=limit(300))
         return subprocess.CompletedProcess(run.args, run.returncode, out, err)
 
     def lines(self) -> list[dict[str, Any]]:
@@ -147,7 +148,7 @@ def test_whoever_ends_the_run_ends_all_that_it_started(lane: Lane) -> None:
     run = lane.start("soak", FAKE_HANG="1")
     wait_until(lambda: read(lane.log).strip().isdigit())
     run.terminate()
-    assert run.wait(300) == 128 + signal.SIGTERM
+    assert run.wait(limit(300)) == 128 + signal.SIGTERM
     assert_ended(lane.log.read_text())
 
 
@@ -158,7 +159,7 @@ def assert_ended(pid: str) -> None:
 @pytest.mark.parametrize("stage", ["", "passes"])
 def test_make_asks_for_a_stage_and_installs_nothing(stage: str) -> None:
     command = ["make", "-n", "--no-print-directory", "gpu", "GPU_PYTHON=python3", f"STAGE={stage}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit(300))
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         "GPU_PYTHON='python3'",
@@ -182,7 +183,9 @@ def test_files_are_of_python_3_10_and_later(path: Path) -> None:
 def test_tests_can_be_collected() -> None:
     options = ["-q", "--collect-only", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", ROOT, GPU]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=limit(300)
+    )
     assert done.returncode == 0, done.stdout
     assert all(f"{name}::" in done.stdout for name in ("test_passes.py", "test_steps.py"))
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import collector_off
+from time_limits import limit
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -333,7 +334,7 @@ def test_persistent_workers_that_died_are_made_anew() -> None:
         list(loader)
         iterator: Any = loader._iterator
         iterator._workers[0].terminate()
-        iterator._workers[0].join(300)
+        iterator._workers[0].join(limit(300))
         assert len(list(loader)) == 3
         assert loader._iterator is not iterator
 
@@ -352,7 +353,7 @@ def test_persistent_workers_that_are_dying_are_made_anew(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(ProcessIter, "is_broken", look)
         iterator._workers[0].terminate()
-        iterator._workers[0].join(300)
+        iterator._workers[0].join(limit(300))
         assert len(list(loader)) == 3
         assert loader._iterator is not iterator
 
@@ -370,7 +371,7 @@ def test_persistent_workers_of_the_parent_are_left_to_it() -> None:
         results = context.SimpleQueue()
         child = context.Process(target=iterate_in_child, args=(loader, results))
         child.start()
-        child.join(300)
+        child.join(limit(300))
         assert child.exitcode == 0 and results.get() == [3, 3]
         assert len(list(loader)) == 3 and loader._iterator is iterator
 
@@ -411,7 +412,7 @@ def test_strict_mode_raises_for_what_is_left_to_torch() -> None:
         env={**os.environ, "FASTLOOP_STRICT": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
     assert done.returncode == 0, done.stderr
     assert "FASTLOOP_STRICT=1" in done.stdout and "data pipe" in done.stdout

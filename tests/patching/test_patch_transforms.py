@@ -31,6 +31,7 @@ from fastloop.patching.seams import SeamStatus
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 from PIL import Image
+from time_limits import limit
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 
@@ -439,7 +440,7 @@ def test_a_transform_can_be_copied() -> None:
 def run_program(program: str) -> str:
     support = str(Path(__file__).parents[1] / "support")
     argv = [sys.executable, "-c", f"import sys\nsys.path.append({support!r})\n{program}"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=limit(120))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

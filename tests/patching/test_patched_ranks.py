@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import rank_program
+from time_limits import limit
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +70,7 @@ def ranks_of(folder: Path, *command: str, patch: str = "") -> Trained:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"^rank (\d): (\w+) (\[.*\])$", done.stdout, re.MULTILINE)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from time_limits import limit
 
 SCRIPT = """
 import sys, helper, atexit, __main__
@@ -107,7 +108,7 @@ def run(root: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
 
 

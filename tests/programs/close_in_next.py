@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from helpers import outcome
+from time_limits import limit
 from workers import Items, SleepAt, children, wait_until
 
 from fastloop import DataLoader
@@ -26,7 +27,7 @@ def close_in_next(path: str, is_persistent: bool) -> None:
     wait_until(lambda: bool(hook.is_there))
     loader.close()
     for thread in threads:
-        thread.join(300)
+        thread.join(limit(300))
     assert [kind for _, kind, _ in results] == [RuntimeError] * 2, results
     assert all("closed; call iter()" in text for _, _, text in results), results
     assert not children()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from holding import Holds
+from time_limits import limit
 
 from fastloop import DataLoader
 
@@ -15,7 +16,7 @@ def fork_in_next(path: str) -> None:
     iterator = iter(DataLoader(dataset, 2, path=path))
     thread = threading.Thread(target=lambda: got.append(next(iterator)))
     thread.start()
-    assert dataset.inside.wait(300)
+    assert dataset.inside.wait(limit(300))
     child = os.fork()
     if child == 0:
         os._exit(next(iterator)[:, 0].tolist() != [2, 3])

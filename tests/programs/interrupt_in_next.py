@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from holding import Holds
+from time_limits import limit
 from workers import Interrupt, error_text, is_thread_in
 
 from fastloop import DataLoader
@@ -14,7 +15,7 @@ dataset, got = Holds(8), list[Any]()
 iterator = iter(DataLoader(dataset, 2, path="sync"))
 thread = threading.Thread(target=lambda: got.append(next(iterator)))
 thread.start()
-assert dataset.inside.wait(300)
+assert dataset.inside.wait(limit(300))
 interrupt = Interrupt(when=lambda: is_thread_in("__next__"))
 error_text(lambda: next(iterator), KeyboardInterrupt)
 dataset.end.set()

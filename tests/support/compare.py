@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from helpers import TorchLoader, bits
 from samples import BATCHES
+from time_limits import limit
 from torch.utils.data import Dataset
 
 from fastloop import DataLoader
@@ -179,7 +180,7 @@ class FunctionDataset(Dataset[Any]):
 
 def record_run(cls: Any, dataset: Any, epochs: int = 1, **kwargs: Any) -> list[Any]:
     """What a loader gives, says and warns, with torch's random state after every next()."""
-    kwargs = {"batch_size": 2, "timeout": 300 if kwargs.get("num_workers") else 0, **kwargs}
+    kwargs = {"batch_size": 2, "timeout": limit(300) if kwargs.get("num_workers") else 0, **kwargs}
     if "batch_sampler" in kwargs:
         del kwargs["batch_size"]
     if isinstance(kwargs.get("generator"), int):
@@ -229,6 +230,6 @@ def collating_loader(
         1,
         num_workers=workers,
         collate_fn=lambda batch: make(batch[0]),
-        timeout=300,  # that of a test that hangs: spawned workers may take a minute to start
+        timeout=limit(300),  # that of a test that hangs: spawned workers may take a minute to start
         **kwargs,
     )

@@ -16,6 +16,7 @@ import fork_server
 import numpy as np
 import torch
 import torch.utils.data
+from time_limits import limit
 from torch.distributed import TCPStore
 from torch.utils.data import (
     RandomSampler,
@@ -342,7 +343,8 @@ def run_program(folder: Path, name: str, *args: object, **options: Any) -> str:
 def run_file(
     program: Path, *args: object, cwd: Path, timeout: float, is_fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; as `run_script`, but no end of it is an error."""
+    """Run a program to its end, in `timeout` seconds of an idle machine at most; as `run_script`,
+    but no end of it is an error."""
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
@@ -356,7 +358,7 @@ def run_file(
         env=env,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=limit(timeout),
     )
 
 
@@ -385,7 +387,7 @@ def run_ranks(folder: Path, script: str, *args: str, ranks: int = 2) -> list[str
         for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
+        outputs = [process.communicate(timeout=limit(300))[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

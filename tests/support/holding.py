@@ -3,6 +3,7 @@
 import threading
 
 import torch
+from time_limits import limit
 from workers import Items
 
 
@@ -16,5 +17,5 @@ class Holds(Items):
     def __getitem__(self, i: int) -> torch.Tensor:
         if i == 0:
             self.inside.set()
-            assert self.end.wait(300)
+            assert self.end.wait(limit(300))
         return super().__getitem__(i)

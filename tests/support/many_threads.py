@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from time_limits import limit
+
 THREADS = 8
 
 
@@ -24,7 +26,7 @@ def run_threads(work: Callable[[int], object], threads: int = THREADS) -> list[A
     for thread in running:
         thread.start()
     for thread in running:
-        thread.join(120)
+        thread.join(limit(120))
     assert not any(thread.is_alive() for thread in running)
     if errors:
         raise errors[0]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from process_loop import CheckedLoop, ImageDataset
+from time_limits import limit
 from upload_device import EAGER, FIELDS, LAZY, NAMES, RANDOM, SOURCES, Device, core, fake
 
 from fastloop import ArrayDataset, DataLoader
@@ -55,7 +56,7 @@ def each_way() -> Iterator[int]:
 
 
 def await_registered(count: int) -> None:
-    deadline = time.monotonic() + LONG_S
+    deadline = time.monotonic() + limit(LONG_S)
     while fake.fake_count_pins().registered < count:
         assert time.monotonic() < deadline, fake.fake_count_pins().registered
         time.sleep(0.001)
@@ -115,7 +116,7 @@ def batches_without_a_block_wait_filled() -> None:
         for k, rows in enumerate(todo):
             device.compare(next(feed), rows)
             ahead = min(len(todo) - 1 - k, AHEAD)
-            deadline = time.monotonic() + LONG_S
+            deadline = time.monotonic() + limit(LONG_S)
             while fake.fake_copies() < k + 1 + ahead:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)

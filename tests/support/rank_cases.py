@@ -22,6 +22,7 @@ from rank_runs import (
     same,
     sizes_of,
 )
+from time_limits import limit
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -256,7 +257,7 @@ def case_unequal() -> None:
                     "have another window and the others have none",
                     lambda run=run, n=counts[RANK], loader=loader: run.epoch(n, loader),
                 )
-                assert took < 60 and run.stepper.stepped == min(-(-n // 3) for n in counts)
+                assert took < limit(60) and run.stepper.stepped == min(-(-n // 3) for n in counts)
     run, reference = Run(3), Reference()  # and go on
     run.epoch(6)
     reference.epoch([6, 6], 3)
@@ -332,7 +333,7 @@ def case_dies() -> None:
             pass
         else:
             raise AssertionError("did not raise")
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < limit(60)
     leave_ranks()
 
 

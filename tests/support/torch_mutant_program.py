@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.utils.data
 import torch_mutants
+from time_limits import limit
 
 HANGS_S = 90  # of two seconds, on a machine that does nothing else
 SIGN = "fastloop does not know"
@@ -376,7 +377,7 @@ def run_forked(name: str) -> str:
             file.write(text)
         os._exit(0)
     os.close(writer)
-    text = read_until(reader, time.monotonic() + HANGS_S)
+    text = read_until(reader, time.monotonic() + limit(HANGS_S))
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

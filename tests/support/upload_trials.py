@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from time_limits import limit
 from upload_device import (
     EAGER,
     FAULTS,
@@ -139,7 +140,7 @@ def threads() -> set[str]:
 
 
 def await_threads(count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + limit(60)
     while len(threads()) != count:  # one that was joined may be listed for a moment
         assert time.monotonic() < deadline, threads()
         time.sleep(0.001)

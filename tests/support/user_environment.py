@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from time_limits import limit
+
 NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache")
 
 
@@ -14,7 +16,12 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.Complet
     ours = ("PYTHON", "FASTLOOP")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(
-        command, cwd=cwd, env={**kept, **variables}, capture_output=True, text=True, timeout=600
+        command,
+        cwd=cwd,
+        env={**kept, **variables},
+        capture_output=True,
+        text=True,
+        timeout=limit(600),
     )
 
 

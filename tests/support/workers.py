@@ -10,10 +10,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import torch
+from time_limits import limit
 from torch.utils.data import Dataset, IterableDataset
 
 # Starts another script from a script.
@@ -170,12 +172,18 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until(check: Callable[[], object], seconds: float = 60) -> float:
-    """Seconds until `check()` holds."""
+    """Return the seconds until `check()` holds: `seconds` of an idle machine at most."""
     begin = time.monotonic()
     while not check():
-        assert time.monotonic() - begin < seconds, "it never came to that"
+        assert time.monotonic() - begin < limit(seconds), "it never came to that"
         time.sleep(0.005)
     return time.monotonic() - begin
+
+
+def wait_for_torchs_workers() -> None:
+    """Return once this process has no children. torch's loader waits 5 s for the end of a worker,
+    then sends it a signal, and leaves a zombie until multiprocessing looks."""
+    wait_until(lambda: not active_children() and not children())
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import run_script
+from time_limits import limit
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastloop.cli import compare as compare_command
@@ -216,7 +217,7 @@ def compare(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=limit(600),
     )
 
 
@@ -291,7 +292,7 @@ def test_a_program_is_ended_as_by_sys_exit(tmp_path: Path) -> None:
     trial = {"record": str(tmp_path / "record.json"), "steps": 4, "seed": None}
     env = compare_command._make_environment(trial, "")
     command = [sys.executable, "-c", TRIAL]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(300))
     assert done.stdout == "so do finally blocks\nexit handlers run\n", done.stderr
     assert done.returncode == 0 and done.stderr == ""
     assert json.loads((tmp_path / "record.json").read_text())["steps"] == 4

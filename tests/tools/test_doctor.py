@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from time_limits import limit
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastloop
@@ -424,7 +425,7 @@ def test_the_report_has_every_check_and_one_that_breaks_stops_no_other(
 
 def run_doctor(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fastloop", "doctor", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit(300))
 
 
 @pytest.mark.slowest

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import collector_off, run_script
+from time_limits import limit
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fastloop
@@ -126,8 +127,8 @@ class Late(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         if index == 2:
-            self.is_waited_for.wait(300)
-            self.are_others_there.wait(300)
+            self.is_waited_for.wait(limit(300))
+            self.are_others_there.wait(limit(300))
             time.sleep(0.2)  # it is sent after this
         if index == 3:
             self.are_others_there.set()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from time_limits import limit
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "report_loop.py"
 
@@ -22,7 +23,7 @@ def run(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=limit(300),
     )
 
 

@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from time_limits import limit
 from torch.utils.data import IterableDataset, TensorDataset
 
 import fastloop
@@ -168,7 +169,7 @@ def run_on_terminal(folder: Path, *args: str) -> str:
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "fastloop", "run", *args]
     done = subprocess.run(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=follower, timeout=120, check=True
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=follower, timeout=limit(120), check=True
     )
     os.close(follower)
     printed = done.stdout

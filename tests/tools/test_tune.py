@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from time_limits import limit
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -178,9 +179,10 @@ def test_a_stream() -> None:
 
 
 def test_a_loader_with_a_timeout() -> None:
-    loader = DataLoader(Waits(0), 8, num_workers=1, timeout=100)
+    timeout = limit(100)
+    loader = DataLoader(Waits(0), 8, num_workers=1, timeout=timeout)
     found = tune(loader, seconds=0.1)
-    assert found.now.workers == 1 and loader.timeout == 100
+    assert found.now.workers == 1 and loader.timeout == timeout
     assert any(setting.workers == 0 for setting in found.measured)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch_mutant_cases
+from time_limits import limit
 from torch_mutant_cases import CASES, KEYWORD, STATEMENTS
 from torch_mutant_fresh import FRESH
 from torch_mutant_program import SIGN
@@ -57,7 +58,7 @@ class Mutants:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.communicate(timeout=30)
+            self._process.communicate(timeout=limit(30))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def run_fresh(place: Path, name: str, command: list[str]) -> tuple[Any, str]:
         start_new_session=True,
     ) as process:
         try:
-            out, errors = process.communicate(timeout=120)
+            out, errors = process.communicate(timeout=limit(120))
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -25,6 +25,7 @@ from compare import (
 )
 from helpers import FailingSampler, ListSampler, TorchLoader
 from samples import X
+from time_limits import limit
 from torch.utils.data import (
     ChainDataset,
     ConcatDataset,
@@ -52,7 +53,7 @@ TORCH_FAILS = {"tensors: zero", "tensors: no leaf"}
 
 def outcomes(cls: Any, batch_size: int | None, workers: int, **kwargs: Any) -> list[Any]:
     if workers:
-        kwargs["timeout"] = 300  # of a test that hangs
+        kwargs["timeout"] = limit(300)  # of a test that hangs
     wanted = [k for k, name in enumerate(NAMES) if batch_size or name not in TORCH_FAILS]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

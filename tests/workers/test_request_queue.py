@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import assert_same
+from time_limits import limit
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from workers import on_collection
@@ -134,7 +135,7 @@ def test_any_budget_delivers_ragged_batches(workers: int, budget: int | None) ->
 
 def keep_looking(batch: torch.Tensor, is_freed: Any, answers: Any) -> None:
     before = batch.clone()
-    is_freed.wait(300)
+    is_freed.wait(limit(300))
     answers.put(bool(torch.equal(batch, before)))
 
 

@@ -344,5 +344,4 @@ kill(pids(iterator)[1])
 text = error_text(lambda: got.extend(int(batch[0]) for batch in iterator))
 assert got == [0, 2, 4] and "batch 3 (indices [6, 7])" in text, (got, text)
 """,
-        timeout=300,
     )

@@ -50,7 +50,7 @@ def kill_first(loader):
     if loader.stats().restarts == 0:
         worker = loader._iterator._workers[1]
         kill(worker.pid)
-        worker.join(60)
+        worker.join(limit(60))
 
 def epochs(loader, in_order=True, between=callable):
     found = []

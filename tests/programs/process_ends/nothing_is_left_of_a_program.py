@@ -2,6 +2,7 @@ import subprocess
 import sys
 import time
 
+from time_limits import limit
 from workers import PROGRAM, are_mapped, is_running, wait_until
 
 exits = eval(sys.argv[1])
@@ -17,12 +18,12 @@ for inner, (name, (_, expected, words)) in zip(inners, exits.items(), strict=Tru
     assert are_mapped(arenas)
     begin = time.monotonic()
     print(file=inner.stdin, flush=True)
-    code = inner.wait(60)
+    code = inner.wait(limit(60))
     wait_until(lambda: not any(is_running(pid) for pid in pids), 60)
     seconds = time.monotonic() - begin
     text = inner.stderr.read()
     assert code == expected, (name, code, text)
     assert words in text if words else not text, (name, text)
     assert "gnored" not in text, (name, text)
-    assert seconds < 60 and not are_mapped(arenas), (name, seconds)
+    assert seconds < limit(60) and not are_mapped(arenas), (name, seconds)
     print(f"{name}: {seconds:.2f} s")

@@ -5,7 +5,7 @@ import torch
 torch.set_num_threads(1)
 from helpers import outcome
 from torch.utils.data import DataLoader as TorchLoader
-from workers import Items, Stream, children, wait_until
+from workers import Items, Stream, wait_for_torchs_workers
 
 from fastloop import DataLoader
 
@@ -27,5 +27,5 @@ for persistent in (False, True):
             traces.append(trace)
             del loader, first, second, third, fourth
             gc.collect()
-            wait_until(lambda: not children(), 60)
+            wait_for_torchs_workers()
         assert traces[0] == traces[1], traces

@@ -5,7 +5,7 @@ import torch
 torch.set_num_threads(1)
 from helpers import outcome
 from torch.utils.data import DataLoader as TorchLoader
-from workers import CallAt, Items, Stream, children, wait_until
+from workers import CallAt, Items, Stream, wait_for_torchs_workers
 
 from fastloop import DataLoader
 
@@ -45,7 +45,7 @@ def plain(text):
 
 from torch.utils.data import _utils
 
-_utils.MP_STATUS_CHECK_INTERVAL = _utils.worker.MP_STATUS_CHECK_INTERVAL = 0.1
+_utils.MP_STATUS_CHECK_INTERVAL = _utils.worker.MP_STATUS_CHECK_INTERVAL = 0.0
 
 
 def fail_at_start(number):
@@ -89,4 +89,4 @@ for name, (data, kwargs, where) in cases.items():
         expected = theirs[2] if "\n" in theirs[2] else eval(theirs[2])
         assert plain(head) == plain(expected.rstrip()), (name, head, expected)
     gc.collect()  # or torch's own iterator ends in a worker
-    wait_until(lambda: not children())
+    wait_for_torchs_workers()

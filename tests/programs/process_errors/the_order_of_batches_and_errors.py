@@ -3,7 +3,7 @@ import torch
 torch.set_num_threads(1)
 from helpers import outcome
 from torch.utils.data import DataLoader as TorchLoader
-from workers import CallAt, Items, children
+from workers import CallAt, Items, children, wait_for_torchs_workers
 
 from fastloop import DataLoader
 
@@ -28,4 +28,6 @@ for kind in (DataLoader, TorchLoader):
         assert outcome(lambda: next(iterator))[1] is StopIteration
         bad = {i // 4 for i in range(0, 64, 9)}
         assert got == ["ValueError" if i in bad else 4 * i for i in range(16)], got
+        if kind is TorchLoader:
+            wait_for_torchs_workers()
         assert not children()

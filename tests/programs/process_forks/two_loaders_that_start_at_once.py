@@ -20,6 +20,8 @@ class Replay(torch.utils.data.Dataset):
 
 import threading
 
+from time_limits import limit
+
 source = iter(DataLoader(Items(2000, shape=(5000,)), 4, num_workers=1))
 for round in range(10):
     data = Replay(next(source))
@@ -29,13 +31,13 @@ for round in range(10):
 
     def run(loader):
         iterator = iter(loader)
-        started.wait(300)
+        started.wait(limit(300))
         results.extend(batch[:, 0].tolist() for batch in iterator)
 
     threads = [threading.Thread(target=run, args=(loader,)) for loader in loaders]
     for thread in threads:
         thread.start()
-    started.wait(300)
+    started.wait(limit(300))
     data.batch = None
     for _ in range(20):
         next(source)

@@ -4,6 +4,7 @@ import threading
 import torch
 
 torch.set_num_threads(1)
+from time_limits import limit
 from workers import Items, check_batches, children, wait_until
 
 from fastloop import DataLoader
@@ -34,7 +35,7 @@ def work(loader):
 own = [DataLoader(Items(), 4, num_workers=1, persistent_workers=True) for _ in range(2)]
 threads = [threading.Thread(target=work, args=[each]) for each in (loader, loader, *own)]
 [thread.start() for thread in threads]
-[thread.join(300) for thread in threads]
+[thread.join(limit(300)) for thread in threads]
 assert not errors and count == [16] * 12, (errors, count)
 del own, kept
 gc.collect()
@@ -43,7 +44,7 @@ iterator = iter(loader)  # made here, used there, and dropped in a third place
 got = []
 thread = threading.Thread(target=lambda: got.extend(iterator))
 thread.start()
-thread.join(300)
+thread.join(limit(300))
 assert check_batches(got) == 16
 
 

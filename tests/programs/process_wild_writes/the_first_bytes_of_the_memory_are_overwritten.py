@@ -5,6 +5,7 @@ import torch
 
 torch.set_num_threads(1)
 from head import find_ring
+from time_limits import limit
 from torch.utils.data import Dataset
 
 from fastloop import DataLoader
@@ -28,7 +29,7 @@ for value in (0, 1, 0xFF):
     loader = DataLoader(data, 2, num_workers=1)
     iterator = iter(loader)
     if value != 0:  # which is good for a worker that has nothing to do
-        iterator._workers[0].join(60)
+        iterator._workers[0].join(limit(60))
         assert iterator._workers[0].exitcode == 1
     try:
         next(iterator)
