@@ -63,11 +63,10 @@ def __getattr__(name: str) -> object:
 
         return version
     if name not in _HOMES:
-        from difflib import get_close_matches
+        from fastloop.base.names import suggest
 
-        nearest = [] if name.startswith("_") else get_close_matches(name, __all__, 1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise AttributeError(f"module 'fastloop' has no attribute {name!r}{hint}")
+        text = f"module 'fastloop' has no attribute {name!r}{suggest(name, __all__)}"
+        raise AttributeError(text, name=name)  # or Python adds its own suggestion
     from importlib import import_module
 
     from fastloop.compat.requirements import require_torch

@@ -44,11 +44,9 @@ def main(args: list[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(usage)
         return 0
-    from difflib import get_close_matches
+    from fastloop.base.names import suggest
 
-    nearest = get_close_matches(name, _COMMANDS, 1)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    print(f"{usage}\nfastloop: unknown command {name!r}{hint}", file=sys.stderr)
+    print(f"{usage}\nfastloop: unknown command {name!r}{suggest(name, _COMMANDS)}", file=sys.stderr)
     return 2
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from fastloop.base.names import suggest
 from fastloop.data.transforms import batches, color, ops, policy, warp
 from fastloop.data.transforms.arguments import InterpolationMode
 from fastloop.data.transforms.batches import *  # noqa: F403
@@ -25,6 +26,8 @@ if not TYPE_CHECKING:  # type checkers must not take every name for defined
 
     def __getattr__(name: str) -> NoReturn:
         text = f"module {__name__!r} has no attribute {name!r}"
-        if not name.startswith("_"):
-            text += f", because C has no such operation; {remedy_for(name)}"
-        raise AttributeError(text)
+        if hint := suggest(name, __all__, 0.88):
+            text += hint
+        elif not name.startswith("_"):
+            text += f", because fastloop has no such operation; {remedy_for(name)}"
+        raise AttributeError(text, name=name)  # or Python adds its own suggestion

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fastloop.base.names import read_options
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
 from fastloop.tools import text
@@ -58,7 +59,7 @@ def _parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.add_argument("-m", action="store_true", dest="is_module", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    given = parser.parse_args(args)
+    given = read_options(parser, args)
     # A recorder keeps more than 10 000 steps.
     for name, least, most in (("steps", 2, 10_000), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
         value = getattr(given, name)

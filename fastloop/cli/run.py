@@ -60,8 +60,11 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
         elif name == "--only" and (has_value or rest):
             what = value if has_value else rest.pop(0)
         else:
-            hint = "the program's own options go after its name, --only needs names"
-            raise ValueError(f"unknown option {name} ({hint})")
+            from fastloop.base.names import suggest
+
+            hint = suggest(name, ("--only", "--no-children", "--report"), 0.7)
+            rule = "the program's own options go after its name, --only needs names"
+            raise ValueError(f"unknown option {name}{hint} ({rule})")
     if not rest or rest in (["-m"], ["-c"]):
         raise ValueError("there is nothing to run; name a script, a module after -m or code")
     return {**environment, **make_environment(what)}, rest

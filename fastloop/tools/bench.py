@@ -19,6 +19,7 @@ from torch.nn import Linear, Sequential, functional
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
+from fastloop.base.names import read_options
 from fastloop.loader.dataloader import DataLoader
 from fastloop.step.scaler import GradScaler
 from fastloop.step.stepper import Stepper
@@ -167,7 +168,7 @@ def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m fastloop bench", description=about)
     parser.add_argument("--case", action="append", choices=CASES, help="one case; may be repeated")
     parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them")
-    options = parser.parse_args(args)
+    options = read_options(parser, args)
     rounds, seconds = (3, 0.05) if options.quick else (9, 0.5)
     status = 0
     for name in dict.fromkeys(options.case or CASES):

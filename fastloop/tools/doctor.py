@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from fastloop._core import build_info, check_cuda
 from fastloop.base.checks import look_up, make_message
 from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
+from fastloop.base.names import read_options
 from fastloop.base.shown import repr_html
 from fastloop.compat import requirements
 from fastloop.device.availability import explain_error, needed_driver
@@ -450,7 +451,7 @@ def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser("python -m fastloop doctor", description=about)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--probe", action="store_true", help="use the GPU, and check its results")
-    options = parser.parse_args(args)
+    options = read_options(parser, args)
     found = diagnose(probe=options.probe)
     print(json.dumps(found.to_dict(), indent=1) if options.json else found)
     return found.status

@@ -50,6 +50,18 @@ def test_an_array_becomes_an_image(shape: tuple[int, ...]) -> None:
         assert_same(v2.ToPureTensor()(v2.ToImage()(array)), truth)
 
 
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("ColorJiter", "ColorJitter"), ("Normalise", "Normalize")]
+)
+def test_a_typo_gets_the_nearest_name(typo: str, meant: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(T, typo)
+    assert str(caught.value) == (
+        f"module 'fastloop.transforms' has no attribute {typo!r}; did you mean {meant}?"
+    )
+    assert caught.value.obj is None  # or a traceback would have Python's suggestion as well
+
+
 def test_a_list_is_no_image() -> None:
     with pytest.raises(
         TypeError, match=r"^ToImage: the image must be a torch.Tensor or a .*, got \[1\]"
@@ -84,6 +96,7 @@ def test_interpolations_are_torchvisions() -> None:
     ("name", "remedy"),
     [
         ("ElasticTransform", "to the batch, on the device, or .* v2.Compose .* path='process'"),
+        ("RandomIoUCrop", "path='process'"),
         ("ToTensor", r"use ToImage\(\), ToDtype\(torch.float32, scale=True\)$"),
         ("ConvertImageDtype", r"use ToDtype\(dtype, scale=True\)$"),
         ("functional", "use torchvision.transforms.v2.functional, or an operation called with a"),
@@ -91,7 +104,9 @@ def test_interpolations_are_torchvisions() -> None:
     ],
 )
 def test_names_that_are_not_there_have_a_remedy(name: str, remedy: str) -> None:
-    with pytest.raises(AttributeError, match=f"no attribute '{name}', because C .*; .*{remedy}"):
+    with pytest.raises(
+        AttributeError, match=f"no attribute '{name}', because fastloop .*; .*{remedy}"
+    ):
         getattr(T, name)
 
 
