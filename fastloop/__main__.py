@@ -26,6 +26,9 @@ def _run_command(name: str, args: list[str]) -> int:
     elif name == "doctor":
         from fastloop.tools.doctor import main
     else:
+        from fastloop.compat.requirements import require_torch
+
+        require_torch("fastloop bench")
         from fastloop.tools.bench import main
     return main(args)
 
@@ -33,13 +36,19 @@ def _run_command(name: str, args: list[str]) -> int:
 def main(args: list[str] | None = None) -> int:
     """Run the command that `args` name and return its exit status; None: this process's."""
     name, *others = (sys.argv[1:] if args is None else args) or ["--help"]
-    if name in _COMMANDS:
-        return _run_command(name, others)
-    if name == "--version":
-        from fastloop._core import version
+    try:
+        if name in _COMMANDS:
+            return _run_command(name, others)
+        if name == "--version":
+            from fastloop._core import version
 
-        print(f"fastloop {version}")
-        return 0
+            print(f"fastloop {version}")
+            return 0
+    except ImportError as error:
+        if error.name not in ("torch", "fastloop._core"):
+            raise
+        print(f"fastloop: {error}", file=sys.stderr)
+        return 1
     usage = _USAGE.format(commands="\n".join(f"  {key:<9}{_COMMANDS[key]}" for key in _COMMANDS))
     if name in ("-h", "--help"):
         print(usage)

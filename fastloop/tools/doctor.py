@@ -166,7 +166,9 @@ def check_open_files(root: Path, workers: int | None = None) -> Finding:
 
 
 def check_torch(torch: Any) -> Finding:
-    """Tell whether fastloop is tested with this release of torch."""
+    """Tell whether fastloop is tested with this release of torch; None: it is not installed."""
+    if torch is None:
+        return warn("not installed", "fastloop.DataLoader raises ImportError", requirements.INSTALL)
     oldest, newest = (f"{a}.{b}" for a, b in (requirements.OLDEST, requirements.NEWEST_TESTED))
     release = requirements.read_release(version := str(torch.__version__))
     if release < requirements.OLDEST:
@@ -405,7 +407,7 @@ def diagnose(root: Path = Path("/"), loader: Any = None, probe: bool = False) ->
     workers, has_torch = look_up(loader, "num_workers"), torch is not None
     has_gpu = any((root / "proc/driver/nvidia/gpus").glob("*/information"))
     every: list[tuple[str, bool, Callable[[], Finding]]] = [
-        ("torch", has_torch, lambda: check_torch(torch)),
+        ("torch", True, lambda: check_torch(torch)),
         ("cpus", True, lambda: check_cpus(root, workers)),
         ("load", True, lambda: check_load(root)),
         ("memory", True, lambda: check_memory(root)),
