@@ -75,6 +75,11 @@ _ARGUMENTS = frozenset(
     "drop_last timeout worker_init_fn multiprocessing_context generator prefetch_factor "
     "persistent_workers pin_memory_device in_order".split()
 )
+# Of torch's loop of a worker process, in their order; from 2.14 on the second is a list.
+_LOOP_ARGUMENTS = (
+    "dataset_kind dataset index_queue data_queue done_event auto_collation collate_fn drop_last "
+    "base_seed init_fn worker_id num_workers persistent_workers shared_seed".split()
+)
 # The groups that the paths of loaders need.
 _NEEDS: dict[str, tuple[str, ...]] = {
     "array": ("loader", "tensors", "fetch", "collate"),
@@ -211,13 +216,13 @@ def pin_memory(batch: Any, device: str | None = None) -> Any:
     return resolve("torch.utils.data._utils.pin_memory:pin_memory")(batch, device)
 
 
-def run_worker_loop(*, dataset: Any, **arguments: Any) -> None:
-    """Run torch's loop of a worker process. From 2.14 on it takes the dataset out of a list."""
-    loop = resolve(f"{_WORKER}:_worker_loop")
-    if "dataset_holder" in _parameters_of(loop.__code__):
-        loop(dataset_holder=[dataset], **arguments)
-    else:
-        loop(dataset=dataset, **arguments)
+def run_worker_loop(arguments: dict[str, Any]) -> None:
+    """Run torch's loop of a worker process, or what a tool has put in its place: its arguments are
+    given by position, as by torch. From 2.14 on the loop takes the dataset out of a list."""
+    starter = _code_of(MultiIter.__init__)
+    if starter is not None and "dataset_holder" in _names_in(starter):
+        arguments["dataset"] = [arguments["dataset"]]
+    resolve(f"{_WORKER}:_worker_loop")(*map(arguments.__getitem__, _LOOP_ARGUMENTS))
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Order, pack
 
+_CHANNELS = ("index_queue", "data_queue", "done_event")
 _OBJECTS = (ExceptionWrapper, StreamEnd)
 
 
@@ -136,7 +137,7 @@ def run_worker(transfer: Any, parent: int, is_interruptible: bool, has_destinati
         lend(collation.lender)
         if is_interruptible:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        run_worker_loop(index_queue=channel, data_queue=channel, done_event=channel, **arguments)
+        run_worker_loop(arguments | dict.fromkeys(_CHANNELS, channel))
     except KeyboardInterrupt:
         pass
     end_quietly()

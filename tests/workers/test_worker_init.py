@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from helpers import TorchLoader, assert_same, epoch, small_dataset
+from torch.utils.data._utils import worker as worker_module
 
 from fastloop import DataLoader
 
@@ -104,3 +105,21 @@ def path_of(init: Any) -> str:
     stats = DataLoader(small_dataset(), num_workers=1, worker_init_fn=init).stats()
     assert stats.path == "array" or "worker_init_fn" in stats.why
     return stats.path
+
+
+@pytest.mark.parametrize("has_original", [True, False])
+def test_a_wrapper_of_torchs_worker_loop_gets_its_arguments_by_position(
+    has_original: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: Any = worker_module._worker_loop
+
+    def loop(kind: Any, data: Any, *others: Any) -> None:
+        before(kind, data, *others)
+
+    if has_original:
+        loop = wraps(before)(loop)
+    monkeypatch.setattr(worker_module, "_worker_loop", loop)
+    given: dict[str, Any] = {"num_workers": 2, "collate_fn": list}
+    assert epoch(DataLoader(list("abcde"), 2, **given)) == epoch(
+        TorchLoader(list("abcde"), 2, **given)
+    )
