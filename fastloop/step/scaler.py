@@ -273,19 +273,21 @@ class BoundedScaler(TorchScaler):
             RuntimeError: it is empty, being that of a disabled scaler.
             ValueError: its scale is not finite.
         """
+        if not self.is_enabled():
+            super().load_state_dict(state_dict)  # does nothing, whatever it is given
+            return
         torchs = {k: v for k, v in state_dict.items() if k not in _OWN}
-        if self.is_enabled() and state_dict:
+        if state_dict:
             _check_finite("state_dict['scale']", state_dict["scale"])
             self._set_extras(*(state_dict.get(name, getattr(self, name)) for name in _EXTRAS))
             torchs["scale"] = self._bounded(state_dict["scale"])
         super().load_state_dict(torchs)
-        if self.is_enabled():
-            self._skips.count = state_dict.get("skipped_steps", self.skipped_steps)
-            bad_steps = state_dict.get("_bad_steps", self._bad_steps)
-            if isinstance(self._bad_steps, Tensor):  # stays, for graphs
-                self._bad_steps.fill_(bad_steps)
-            else:
-                self._bad_steps = bad_steps
+        self._skips.count = state_dict.get("skipped_steps", self.skipped_steps)
+        bad_steps = state_dict.get("_bad_steps", self._bad_steps)
+        if isinstance(self._bad_steps, Tensor):  # stays, for graphs
+            self._bad_steps.fill_(bad_steps)
+        else:
+            self._bad_steps = bad_steps
 
     def __getstate__(self) -> dict[str, Any]:
         state = {

@@ -100,6 +100,13 @@ def test_cuda_without_cuda_is_disabled_with_a_warning_at_the_users_line(
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("state", [None, {}, 7])
+def test_a_disabled_scaler_looks_at_no_state(state: Any) -> None:
+    for scaler in (torch.amp.GradScaler("cpu", enabled=False), GradScaler("cpu", enabled=False)):
+        scaler.load_state_dict(state)
+        assert scaler.state_dict() == {}
+
+
 def test_disabled_scaler_only_steps_and_clips() -> None:
     scaler, loss, p = GradScaler("cpu", enabled=False), torch.ones(()), param(3.0, 4.0)
     optimizer = Recorder(p, fused=True)
