@@ -136,7 +136,7 @@ class WorkerProcess:
             remedy = f"{explain_kill()}. "
         elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
             remedy = "Run with num_workers=0 under python -X faulthandler to see where. " + remedy
-        return f"DataLoader worker (pid {self.pid}) {end}{task}. {remedy}"
+        return f"DataLoader worker (pid {self.pid}) {end}{task}. {remedy}".rstrip()
 
 
 # ---- the dataset of a worker

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import warnings
 
 import pytest
 from torch.utils.data import Dataset
@@ -38,3 +39,18 @@ def test_memory_is_blamed_where_it_is_scarce(
         list(loader)
     assert text in str(raised.value) and absent not in str(raised.value)
     assert re.search(rf"{available}\.0 of 23\.0 GiB of memory", str(raised.value))
+
+
+class Ends(KillsItself):
+    def __getitem__(self, index: int) -> int:
+        os._exit(3)
+
+
+@pytest.mark.parametrize("answer", ["raise", "restart"])
+def test_the_last_words_of_a_worker_end_without_a_blank(answer: str) -> None:
+    loader = DataLoader(Ends(), 2, num_workers=1, path="process", on_worker_death=answer)
+    found = pytest.raises(RuntimeError, match=r"exit code 3; it was ")
+    with warnings.catch_warnings(record=True) as caught, found as raised:
+        list(loader)
+    texts = [str(raised.value), *(str(each.message) for each in caught)]
+    assert not any(re.search(r"  |\s$", text) for text in texts)

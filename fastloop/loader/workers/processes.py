@@ -342,12 +342,12 @@ class ProcessIter(WorkerIter):
                 self._start_successor(number)
             except NoSuccessorError as why:
                 if self._replaces_dead:
-                    text += f"It is not replaced: {why}."
+                    text += f" It is not replaced: {why}."
                 self._last_words[number] = text
                 self._parent_end.cancel(number, is_gone=True)
                 continue
             self._shared.add(restarts=1)
-            text += "A new process takes its place and loads its unfinished batches again."
+            text += " A new process takes its place and loads its unfinished batches again."
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         return [number for number in dead if number in self._last_words]
 
