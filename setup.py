@@ -1,6 +1,8 @@
 """Builds fastloop._core; everything else about the package is in pyproject.toml."""
 
 import os
+import shlex
+import subprocess
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,29 @@ if os.environ.get("FASTLOOP_WERROR") == "1":
 FOREIGN = [sysconfig.get_path("include"), numpy.get_include(), "csrc/vendor"]
 
 
+# Commands that compile; pip calls one of the last two.
+COMPILE = {"build", "build_ext", "install", "develop", "bdist_wheel", "editable_wheel"}
+
+
+def check_compiler() -> None:
+    """End with one line unless a program that includes Python.h compiles."""
+    compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    command = [*shlex.split(compiler), "-fsyntax-only", f"-I{FOREIGN[0]}", "-x", "c", "-"]
+    try:
+        done = subprocess.run(command, input="#include <Python.h>", capture_output=True, text=True)
+    except OSError as error:
+        why = f"{error}"
+    else:
+        if done.returncode == 0:
+            return
+        lines = done.stderr.splitlines()
+        why = next((line for line in lines if "error" in line), "".join(lines[:1]))
+    sys.exit(
+        f"fastloop is written in C, and `{compiler}` does not compile Python.h ({why}): install a "
+        "C compiler and Python's headers; on Debian and Ubuntu: apt install gcc python3-dev"
+    )
+
+
 class BuildCore(build_ext):
     """Compiles the files side by side and passes the package's version on to C."""
 
@@ -53,6 +78,9 @@ class BuildCore(build_ext):
         finally:
             self.compiler.compile = compile_files
 
+
+if COMPILE.intersection(sys.argv):
+    check_compiler()
 
 core = Extension(
     "fastloop._core",
