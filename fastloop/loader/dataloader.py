@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from fastloop.base.checks import check_callable, look_up, read_choice, read_int, refuse_if
+from fastloop.base.checks import (
+    check_callable,
+    look_up,
+    make_message,
+    read_choice,
+    read_int,
+    refuse_if,
+)
+from fastloop.base.machine import read_cpus
 from fastloop.base.shown import repr_html, repr_of
 from fastloop.compat.late_import import after_import
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
@@ -254,6 +262,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self._own_arguments():
             after_import(_ACCELERATE, _wrap_makers)
         wanted: Any = prefetch_factor
+        workers: Any = num_workers
+        if isinstance(workers, str) and workers == "auto":
+            most = max(1, int(read_cpus().usable))
+            remedy = (
+                f"begin with {most}, the CPUs here; fastloop.tune(loader) measures what is best"
+            )
+            raise TypeError(make_message("num_workers", "an int >= 0", workers, remedy))
         if wanted == "auto":
             from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
 

@@ -31,6 +31,7 @@ from torch.utils.data import (
 
 import fastloop
 from fastloop import ArrayDataset, DataLoader
+from fastloop.base.machine import Cpus
 
 TORCH_PARAMETERS = inspect.signature(TorchLoader.__init__).parameters
 
@@ -189,6 +190,20 @@ def test_bad_arguments_raise_as_in_torch(kwargs: dict[str, Any]) -> None:
     theirs = outcome(lambda: len(list(TorchLoader(**kwargs))))
     assert theirs[0] == "raised"
     assert outcome(lambda: len(list(DataLoader(**kwargs)))) == theirs
+
+
+@pytest.mark.parametrize("others", [{}, {"prefetch_factor": "auto"}])
+def test_workers_that_are_to_be_chosen_are_refused_with_what_to_write(
+    others: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastloop.loader.dataloader.read_cpus", lambda: Cpus(64, 8, 3.5))
+    wanted: Any = "auto"
+    with pytest.raises(TypeError) as caught:
+        DataLoader(small_dataset(), num_workers=wanted, **others)
+    assert str(caught.value) == (
+        "num_workers must be an int >= 0, got 'auto' (begin with 3, the CPUs here; "
+        "fastloop.tune(loader) measures what is best)"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
