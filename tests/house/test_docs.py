@@ -212,3 +212,10 @@ def test_every_public_name_is_in_the_reference() -> None:
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert Counter(listed) == Counter(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize(
+    "option", ["merge_init_into_class", "inherited_members", "show_signature_annotations"]
+)
+def test_the_reference_shows_the_arguments_of_classes_and_what_they_inherit(option: str) -> None:
+    assert f"            {option}: true\n" in (ROOT / "mkdocs.yml").read_text()
