@@ -296,7 +296,7 @@ lint-house: install
 
 docs: $(STAMPS)/docs-requirements
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
-	@echo 'docs: build/site/index.html'
+	@echo 'docs: build/site/index.html; to search, $(VENV)/bin/python -m http.server -d build/site'
 
 $(STAMPS)/docs-requirements: requirements-docs.txt | $(STAMPS)/venv
 	$(PIP) install -r requirements-docs.txt

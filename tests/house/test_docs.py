@@ -214,6 +214,21 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     assert Counter(listed) == Counter(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
 
 
+def test_home_says_how_to_install_and_shows_the_chart() -> None:
+    def commands(page: Path) -> list[str]:
+        lines = page.read_text().split("## Install\n\n```\n")[1].split("```")[0].splitlines()
+        return [line.partition("#")[0].strip() for line in lines]
+
+    home = (DOCS / "README.md").read_text()
+    assert "](pictures/bars.svg)" in home and "](start.md)" in home
+    assert commands(DOCS / "README.md") == commands(ROOT / "README.md")
+
+
+def test_the_page_of_changes_is_that_of_the_root() -> None:
+    assert '--8<-- "CHANGELOG.md"' in (DOCS / "changelog.md").read_text().splitlines()
+    assert "pymdownx.snippets" in (ROOT / "mkdocs.yml").read_text()
+
+
 @pytest.mark.parametrize(
     "option", ["merge_init_into_class", "inherited_members", "show_signature_annotations"]
 )
