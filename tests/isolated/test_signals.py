@@ -45,3 +45,10 @@ def test_our_threads_take_no_signals(tmp_path: Path) -> None:
         tmp_path,
         "signals/our_threads_take_no_signals",
     )
+
+
+def test_what_follows_a_handler_that_raises_is_in_order(tmp_path: Path) -> None:
+    run_program(
+        tmp_path,
+        "signals/raising_handlers_leave_the_order",
+    )

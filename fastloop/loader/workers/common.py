@@ -138,6 +138,9 @@ class WorkerIter(MultiIter, LockedIter):
             self._check_process()
             self._is_whole = False  # until all workers know of this epoch
             self._arrived: deque[tuple[Any, Any]] = deque()  # before anybody asked for it
+            # The reply that was received last, until what it brought has its place: the handler of
+            # a signal may raise after any call, and next() then finds the reply here.
+            self._unread: list[Any] = []
             self._awaited: set[int] = set()  # workers whose first state has not come
             self._fault: ExceptionWrapper | None = None  # of a worker that could not begin
             self._begin_replies(first_iter)
@@ -159,6 +162,7 @@ class WorkerIter(MultiIter, LockedIter):
                 answers = self._num_workers
                 while answers > 0:
                     answers -= isinstance(self._get_data()[0], Order)
+                    del self._unread[:]
             if states is not None and (states.wants_initial or self._awaits_begin):
                 self._awaited.update(workers)
                 for worker in workers:
@@ -173,7 +177,8 @@ class WorkerIter(MultiIter, LockedIter):
         wait_s = min(CHECK_S, self._timeout or CHECK_S)
         while True:
             self._check_process()
-            received = self._arrived.popleft() if self._arrived else self._receive(wait_s)
+            is_here = self._arrived and not self._unread
+            received = self._arrived.popleft() if is_here else self._receive(wait_s)
             if received is None:
                 received = self._look_for_dead()
             if received is not None:
@@ -217,16 +222,19 @@ class WorkerIter(MultiIter, LockedIter):
                 text = "shutdown or no outstanding tasks when fetching next data"
                 raise AssertionError(f"Invalid iterator state: {text}")
             number, arrived = self._get_data()
+            is_end = isinstance(arrived, StreamEnd)
+            # No call stands between these lines, so no handler of a signal runs there.
+            if self._in_order and not is_end:
+                self._task_info[number] += (arrived,)
             self._tasks_outstanding -= 1
-            if isinstance(arrived, StreamEnd):
+            del self._unread[:]
+            if is_end:
                 # The share of a stream has ended: others get the worker's tasks.
                 if not self._persistent_workers:
                     self._send(arrived.worker_id, None)
                 self._workers_status[arrived.worker_id] = False
                 self._try_put_index()
-            elif number != self._rcvd_idx and self._in_order:
-                self._task_info[number] += (arrived,)
-            else:
+            elif not self._in_order:
                 if number == self._rcvd_idx:
                     self._rcvd_idx += 1
                 return self._process_data(arrived, self._task_info.pop(number)[0])
@@ -234,6 +242,8 @@ class WorkerIter(MultiIter, LockedIter):
     def _pass_ended(self) -> None:
         """Skip tasks of workers whose share of a stream has ended. Raise StopIteration if no task
         is left."""
+        if self._rcvd_idx == self._send_idx and not (self._shutdown or self._is_closed):
+            self._try_put_index()  # handlers of signals may have kept next() from it each time
         while self._rcvd_idx < self._send_idx:
             info = self._task_info.get(self._rcvd_idx)
             if info is not None:
@@ -298,7 +308,8 @@ class WorkerIter(MultiIter, LockedIter):
             while self._awaited and not self._shutdown and self._is_own():
                 received = self._receive(CHECK_S)
                 if received is not None:
-                    self._arrived.append(received)
+                    self._arrived += (received,)
+                    del self._unread[:]
                 elif self._find_dead():
                     return  # next() says why
 

@@ -233,16 +233,18 @@ class ProcessIter(WorkerIter):
 
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         while True:
-            for end in self._ends:
+            for end in () if self._unread else self._ends:
                 if not self._parent_end.owes(end[1].worker_id):
                     self._ends.remove(end)
                     return self._finish(*end)
-            reply = self._parent_end.receive(timeout)
-            if reply is None:
+            if not self._unread:  # one call: the reply is in the list before it returns
+                self._unread.extend(filter(None, map(self._parent_end.receive, (timeout,))))
+            if not self._unread:
                 return None
-            received = self._read(*reply)
+            received = self._read(*self._unread[0])
             if received is not None:
                 return received
+            del self._unread[:]
             timeout = 0
 
     def _read(self, task: Any, reply: Reply) -> tuple[Any, Any] | None:

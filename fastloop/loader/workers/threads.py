@@ -304,7 +304,8 @@ class ThreadIter(WorkerIter):
             begin_ns = perf_counter_ns()
             is_there = not self._data_queue.empty()
             try:
-                reply = self._data_queue.get(timeout=timeout)
+                if not self._unread:  # one call: the reply is in the list before it returns
+                    self._unread.extend(map(self._data_queue.get, (True,), (timeout,)))
             except Empty:
                 return None
             finally:
@@ -313,9 +314,10 @@ class ThreadIter(WorkerIter):
             if self._waited_ns > 0:
                 self._shared.add(waits=1, wait_ns=self._waited_ns)
                 self._waited_ns = 0
-            received = self._read(*reply)
+            received = self._read(*self._unread[0])
             if received is not None:
                 return received
+            del self._unread[:]
             timeout = 0
 
     def _read(self, task: Any, data: Any) -> tuple[Any, Any] | None:
@@ -324,7 +326,11 @@ class ThreadIter(WorkerIter):
         if isinstance(task, Order) and task.states is not None:
             self._note_initial(task, data)
             return None
-        if states is None or task not in self._task_info:  # from the epoch before
+        if isinstance(task, Order):
+            return task, data
+        if task not in self._task_info:
+            return None  # from the epoch before
+        if states is None:
             return task, data
         data, state = data
         if isinstance(data, StreamEnd):
