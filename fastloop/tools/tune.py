@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from fastloop.base import checks
-from fastloop.base.machine import available_bytes, read_cpus, runnable_ns
+from fastloop.base.machine import available_bytes, read_cpus, scheduled_ns
 from fastloop.base.nested import list_leaves
 from fastloop.base.shown import repr_html
 from fastloop.data.epochs import epochs_within
@@ -397,12 +397,12 @@ def _time(call: Callable[[], object], seconds: float) -> tuple[float, float]:
     Waiting for a CPU that others take counts as being on it: more workers would wait as well."""
     _synchronize()
     begin, begin_cpu, count = perf_counter(), process_time(), 0
-    ran = runnable_ns("thread-self") or 0
+    ran = sum(scheduled_ns() or ())
     while count < 3 or perf_counter() - begin < seconds:
         call()
         count += 1
     _synchronize()
-    took, ran = perf_counter() - begin, (runnable_ns("thread-self") or ran) - ran
+    took, ran = perf_counter() - begin, sum(scheduled_ns() or (ran,)) - ran
     return took / count, max(process_time() - begin_cpu, ran / 1e9) / count
 
 

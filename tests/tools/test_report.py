@@ -3,6 +3,7 @@ kind, what the block leaves behind, whatever ends it."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -159,12 +160,30 @@ def test_a_batch_that_others_overtake_is_waited_for_in_order_only(
 def test_a_loop_that_makes_batches_itself_says_how_long_it_waits_for_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loader_source, "runnable_ns", lambda task: 7)
+    monkeypatch.setattr(loader_source, "_SHORT_NS", 0)
+    monkeypatch.setattr(loader_source, "scheduled_ns", lambda task="": (7, 7))
     (one,) = watch(lambda: train(DataLoader(Numbers(), 2)))["loaders"]
-    assert one["cpu_share"] == 0
-    monkeypatch.setattr(loader_source, "runnable_ns", lambda task: None)
+    assert one["cpu_share"] == one["cpu_wait_share"] == 0
+    monkeypatch.setattr(loader_source, "scheduled_ns", lambda task="": None)
     (one,) = watch(lambda: train(DataLoader(Numbers(), 2)))["loaders"]
-    assert one["cpu_share"] is None
+    assert one["cpu_share"] is one["cpu_wait_share"] is None
+
+
+def test_the_wait_of_a_loop_without_a_cpu_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's file is a fake: the thread wants a CPU from each reading to the next."""
+    now = itertools.count(0, 10**15)
+    monkeypatch.setattr(loader_source, "_SHORT_NS", 0)
+    monkeypatch.setattr(loader_source, "scheduled_ns", lambda task="": (0, next(now)))
+    monkeypatch.setattr(loop_observer, "scheduled_ns", lambda task="": (0, next(now)))
+    found = watch(lambda: train(DataLoader(Numbers(), 2)))
+    assert found["loaders"][0]["cpu_wait_share"] == 1 and found["cpu_wait_s"] >= 10**6
+
+
+def test_reports_keep_one_descriptor_of_a_thread() -> None:
+    watch(lambda: train(DataLoader(Numbers(), 6)))
+    before = os.listdir("/proc/self/fd")
+    watch(lambda: train(DataLoader(Numbers(), 6)))
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_loop_computes_what_it_computes_without_a_report() -> None:

@@ -13,7 +13,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from fastloop.base.checks import look_up
-from fastloop.base.machine import runnable_ns
+from fastloop.base.machine import scheduled_ns
 from fastloop.compat.torch_parts import MultiIter, difference
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import SyncIter
@@ -27,7 +27,8 @@ READY, OTHERS, NONE = "ready", "others", "none"
 _Counts = tuple[tuple[int, ...], ...]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_MAX_LOOKS = 100  # at batches that the loop makes itself
+_SHORT_NS = 100_000  # a mean wait below which nobody asks whether the loop had a CPU
+TRANSFORMS = "fastloop.transforms, which run in C, in place of torchvision's"
 
 
 def find_remedy(dataset: Any) -> str:
@@ -40,7 +41,7 @@ def find_remedy(dataset: Any) -> str:
         if any(map(_names_images, parts)):
             return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"
         if any(type(part).__module__.startswith("torchvision.transforms") for part in parts):
-            return "fastloop.transforms, which run in C, in place of torchvision's"
+            return TRANSFORMS
         inner = look_up(dataset, "datasets")
         dataset = inner[0] if type(inner) is list and inner else look_up(dataset, "dataset")
     return ""
@@ -74,7 +75,9 @@ class LoaderSource:
         wait: ns in next().
         waits: the same without the first batch of each epoch, by READY, OTHERS and NONE.
         made: ns of making batches, as far as that was watched; and the ns of these in which the
-            thread or process ran or wanted a CPU.
+            thread or process ran or wanted a CPU, and in which it only wanted one.
+        watched: ns in next(), as far as that was watched; and the ns of these in which the loop's
+            thread wanted a CPU and had none.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -83,9 +86,11 @@ class LoaderSource:
         self.batches = self.wait = 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
         self.remedy = find_remedy(look_up(loader, "dataset")) or None
-        self.made = [0, 0]
-        self._last: tuple[int, int] | None = None  # the same of workers, at the last look
-        self._began, self._ran = 0, 0  # at begin_batch(): the time; runnable ns, 0 if unknown
+        self.made, self.watched = [0, 0, 0], [0, 0]
+        self._last: list[int] | None = None  # `made` of workers, at the last look
+        self._is_new = False  # its iterator, whose first batch is counted apart
+        self._began = 0  # the time of begin_batch(), and the schedule of the loop's thread
+        self._scheduled: tuple[int, int] | None = None
         self._iterator: Callable[[], Any] = lambda: None
         self._done: _Counts = ()  # counts of workers of iterators before this one
         self._now: _Counts = ()
@@ -99,7 +104,7 @@ class LoaderSource:
         if self.uses(iterator):
             return
         self._done, self._now, self._last = self.count_workers(), (), None
-        self._iterator = weakref.ref(iterator)
+        self._iterator, self._is_new = weakref.ref(iterator), True
         kinds = [name for kind, name in _PATHS.items() if isinstance(iterator, kind)]
         self.path = (*kinds, "torch")[0]
 
@@ -116,18 +121,22 @@ class LoaderSource:
                 self._queued = int(iterator._data_queue.qsize())
             if self._queued >= 0 and not difference("queue"):
                 self._early = len(iterator._task_info) - iterator._tasks_outstanding
-        # If the loop makes batches itself, end_batch() asks whether it was on a CPU meanwhile.
-        is_looking = self.num_workers == 0 and self.batches < _MAX_LOOKS
-        self._began, self._ran = now, (runnable_ns("thread-self") or 0) if is_looking else 0
+        # Loops whose batches come at once are spared the reading, which takes a microsecond.
+        is_looking = not self._is_new and self.wait >= _SHORT_NS * self.batches
+        self._began, self._is_new = now, False
+        self._scheduled = scheduled_ns() if is_looking else None
 
     def end_batch(self, now: int, has_failed: bool) -> str:
         """Return, after next(), READY, OTHERS or NONE."""
         iterator: Any = self._iterator()
+        before, after = self._scheduled, scheduled_ns() if self._scheduled else None
         if has_failed:
             self.look()
-        elif self._ran:
-            ran = runnable_ns("thread-self") or self._ran
-            self.note_made(now - self._began, ran - self._ran)
+        elif before is not None and after is not None:
+            took, delayed = now - self._began, after[1] - before[1]
+            self.watched = [self.watched[0] + took, self.watched[1] + delayed]
+            if self.num_workers == 0:
+                self.note_made(took, sum(after) - sum(before), delayed)
         if self._early < 0 or iterator is None or has_failed:
             return NONE
         # The batches that left the queue meanwhile: this one, and others before their turn.
@@ -145,18 +154,18 @@ class LoaderSource:
         self._now = shared.count_workers()[0]
         is_thread, workers = self.path == "thread", iterator._workers
         tasks = [f"self/task/{w.native_id}" if is_thread else str(w.pid) for w in workers]
-        ran = [runnable_ns(task) for task in tasks]
-        if None in ran or not all(count[0] for count in self._now):
+        times = [scheduled_ns(task) for task in tasks]
+        if None in times or not all(count[0] for count in self._now):
             return  # some have ended, or have made no batch yet
-        now = sum(count[1] for count in self._now), sum(ns or 0 for ns in ran)
+        ran, delayed = map(sum, zip(*filter(None, times), strict=True))
+        now = [sum(count[1] for count in self._now), ran + delayed, delayed]
         if self._last is not None:
-            self.note_made(now[0] - self._last[0], now[1] - self._last[1])
+            self.note_made(*(b - a for a, b in zip(self._last, now, strict=True)))
         self._last = now
 
-    def note_made(self, ns: int, ran: int) -> None:
-        """Count `ns` in which batches were made, and `ran` in which the thread had or wanted a
-        CPU."""
-        self.made = [self.made[0] + ns, self.made[1] + ran]
+    def note_made(self, *ns: int) -> None:
+        """Add to each number of `made`."""
+        self.made = [a + b for a, b in zip(self.made, ns, strict=True)]
 
     def count_workers(self) -> _Counts:
         """Return (batches, ns at work, ns waiting) of each worker, for threads also the ns for the

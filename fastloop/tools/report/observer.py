@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop.base.checks import look_up
+from fastloop.base.machine import scheduled_ns
 from fastloop.base.threads import NextLock
 from fastloop.compat.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher, loading_iterator
@@ -56,6 +57,7 @@ class LoopObserver:
         elsewhere: calls on other threads.
         steps_decided: steps that were taken or skipped.
         has_silent_skips: whether an optimizer may skip steps by itself, on the device.
+        cpu_wait: ns in which the thread was ready to run and had no CPU; None if unknown.
     """
 
     def __init__(self, clock: Callable[[], int] = perf_counter_ns, cuda: Any = torch.cuda) -> None:
@@ -65,6 +67,8 @@ class LoopObserver:
         self._bound: Any = WeakIdKeyDictionary()  # the LoaderSource of each loader and iterator
         self.waits, self.usage = GpuWaits(cuda), GpuUsage(cuda)
         self._clock = clock
+        self.cpu_wait: int | None = None
+        self._scheduled = scheduled_ns()
         self._recorder = StepRecorder(clock())
         # Methods and their arguments: first two times, between which lies the cost of measuring.
         self._log: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
@@ -147,6 +151,7 @@ class LoopObserver:
         if now >= self._next_look:
             self._next_look = now + _LOOK_AT_GPU_NS
             self.usage.look()
+            self._look_at_cpus()
         self.waits.begin()
         self._note(self._recorder.enter_fetch, now)
 
@@ -160,7 +165,12 @@ class LoopObserver:
         if self._depth > 0:
             return
         source: Any = self._source
-        found = source, self._loading, error, source.end_batch(now, error is not None)
+        found = (
+            source,
+            self._loading,
+            error,
+            source.end_batch(now, error is not None),
+        )
         self._note(self._leave_fetch, now, self.waits.end(), *found)
 
     def _leave_fetch(self, now: int, after: int, pair: EventPair | None, *found: Any) -> None:
@@ -204,8 +214,13 @@ class LoopObserver:
     def leave_closure(self, token: object, result: object, error: object) -> None:
         self._note(self._recorder.leave_closure, self._clock())
 
+    def _look_at_cpus(self) -> None:
+        if (now := scheduled_ns()) and self._scheduled:
+            self.cpu_wait = now[1] - self._scheduled[1]
+
     def end(self) -> None:
         """Stop recording."""
+        self._look_at_cpus()
         self.recorder.end(self._clock())
         for source in self.sources:
             source.look()

@@ -8,12 +8,13 @@ Unknown numbers are None, never 0.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
 
 from fastloop.base.machine import read_cpus
-from fastloop.tools.report.loader_source import LoaderSource
+from fastloop.tools.report.loader_source import TRANSFORMS, LoaderSource
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.recorder import NOT_MEASURED, PHASES
 from fastloop.tools.text import percent, ratio, seconds
@@ -109,15 +110,15 @@ def _find_long_waits(waits: Any, epochs: Any) -> dict[str, Any] | None:
 
 
 def _bound_share(waits: Any, totals: Any) -> list[float] | None:
-    """Return between which values 95 % of resamples have the share, where blocks of steps that
-    follow each other are drawn; None if there are too few steps."""
-    count = min(len(waits), 100)
-    if count < _MIN_STEPS:
+    """Return the values that the share lies between with 95 %: two standard errors of a ratio of
+    sums, and more for few steps; None below _MIN_STEPS."""
+    count, whole = len(waits), totals.sum()
+    if count < _MIN_STEPS or whole == 0:
         return None
-    edges = np.linspace(0, len(waits), count, endpoint=False).astype(int)
-    drawn = np.random.default_rng(0).integers(count, size=(1000, count))
-    sums = [np.add.reduceat(ns, edges)[drawn].sum(axis=1) for ns in (waits, totals)]
-    return [float(share) for share in np.quantile(sums[0] / np.maximum(sums[1], 1), (0.025, 0.975))]
+    share = waits.sum() / whole
+    error = math.sqrt(((waits - share * totals) ** 2).sum() * count / (count - 1)) / whole
+    reach = (2 + 5 / (count - 1)) * error
+    return [max(0.0, float(share - reach)), min(1.0, float(share + reach))]
 
 
 def _make_series(steps: Any, first: int) -> dict[str, Any]:
@@ -142,11 +143,16 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
         worker: Any = {"batches": batches, "busy_s": busy / 1e9, "waiting_s": waiting / 1e9}
         worker["lock_s"] = lock[0] / 1e9 if lock else None
         workers.append({**worker, "busy_share": _share(busy, busy + waiting)})
+    seam = _patched("transforms") if source.remedy == TRANSFORMS else None
+    is_done = seam is not None and (seam.native > 0 or not seam.left)
     return {
-        **_pick(source, "name", "trains", "path", "num_workers", "batches", "remedy"),
+        **_pick(source, "name", "trains", "path", "num_workers", "batches"),
+        "remedy": None if is_done else source.remedy,
         "wait_s": source.wait / 1e9,
         "waits": {found: ns / 1e9 for found, ns in source.waits.items()},
-        "cpu_share": _share(min(source.made), source.made[0]),
+        "cpu_share": _share(min(source.made[:2]), source.made[0]),
+        "cpu_wait_share": _share(min(source.watched), source.watched[0]),
+        "workers_cpu_wait_s": source.made[2] / 1e9 if workers else None,
         "workers": workers or None,
     }
 
@@ -169,6 +175,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
     found: dict[str, Any] = {
         "schema": SCHEMA,
         "seconds": recorder.elapsed() / 1e9,
+        "cpu_wait_s": None if observer.cpu_wait is None else observer.cpu_wait / 1e9,
         "seconds_of": {name: ns / 1e9 for name, ns in vars(recorder.totals).items()},
         "steps": {
             "count": count,
@@ -295,11 +302,20 @@ def _describe_largest(found: dict[str, Any]) -> str:
     if times < _UNEVEN:
         return text
     text += f", but unevenly: one step in 20 takes {times:,.0f} times the median or longer"
+    if (late := found["cpu_wait_s"] or 0) >= PARTLY * found["seconds"] > 0:
+        text += f", and the loop's thread was ready without a CPU for {seconds(late)}"
     return f"{text}. Measure again on an idle machine"
 
 
 def _describe_cpus() -> str:
     return f"{count_cpus()} CPU{'s' * (count_cpus() > 1)} allowed"
+
+
+def _patched(name: str) -> Any:
+    """Return the status of a seam of patch(), None if that is off."""
+    patching = sys.modules.get("fastloop.patching.patch")
+    seam = None if patching is None else patching.patch_status().seams[name]
+    return seam if seam is not None and seam.is_on else None
 
 
 def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
@@ -309,14 +325,24 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
     names = "batches", "busy_s", "waiting_s", "lock_s"
     made, busy, waiting, lock = (sum(one[name] or 0 for one in workers) for name in names)
     share, whole = busy / (busy + waiting) if busy else 0.0, sum(waits.values())
+    late, more = loader["cpu_wait_share"] or 0.0, "workers" if number > 1 else "threads"
+    idle = f"an idle machine, or fewer {more} ({_describe_cpus()})"
+    if late > 0.5:
+        cause = f"in {percent(late)} of the wait the loop was ready to run"
+        return f"{cause}, and other threads or programs had the CPUs", idle
     if number == 0:
         advice = _advise(found, loader, loader["wait_s"], loader["batches"])
         return f"the loop loads {loader['name']} itself (num_workers=0)", advice
+    if (loader["workers_cpu_wait_s"] or 0.0) > max(busy, number * whole) / 2:
+        return "workers are ready to run, and other threads or programs have the CPUs", idle
     if waits["ready"] > whole / 2:
-        run = "" if loader["path"] != "torch" else ", or run it by python -m fastloop run"
-        cause = f"in {percent(waits['ready'] / whole)} of the wait the batch was there, so loading"
-        cause += " is fast, and taking over is slow (unpickling, copying between processes)"
-        return cause, f"fewer and larger tensors in a batch{run}"
+        cause = f"in {percent(waits['ready'] / whole)} of the wait the batch was there"
+        if found["long_waits"]:
+            cause += ", and most batches are taken over at once"
+            return f"{cause}: most likely the loop waited for a CPU, or for a lock", idle
+        cause += ", so loading is fast, and taking over is slow (unpickling, copying between "
+        run = f", or {_name_fastloop()}" if loader["path"] == "torch" else ""
+        return f"{cause}processes)", f"larger batches, or fewer tensors in a batch{run}"
     if lock > busy / 2:
         cause = f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time"
         return cause, 'path="process", or code that gives the lock up'
@@ -333,7 +359,14 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
         cause = f"{number} threads gather and transform as fast as they can"
         return cause, f"{advice} ({_describe_cpus()})"
     cause = "unknown, because torch's own iterators do not tell what their workers do"
-    return cause, loader["remedy"] or "run it by python -m fastloop run, or a fastloop.DataLoader"
+    return cause, loader["remedy"] or _name_fastloop()
+
+
+def _name_fastloop() -> str:
+    """Name what makes fastloop load the data, except for a patch() that is on."""
+    if (seam := _patched("dataloader")) is None:
+        return "run it by python -m fastloop run, or a fastloop.DataLoader"
+    return f"a fastloop.DataLoader (patch() leaves to torch: {'; '.join(seam.left) or 'n/a'})"
 
 
 def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tuple[str, str]:
@@ -358,12 +391,13 @@ def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches:
     rest = found["seconds_of"]["steps"] * (1 - (found["phases"]["data_wait"]["share"] or 0))
     if batches > 0 and rest > 0:
         needed = max(needed, math.ceil(1.2 * (busy / batches) * float(taken / rest)))
-    if share is not None and share < _COMPUTES:
-        return (
-            f'path="thread" with num_workers={min(needed, _MAX_THREADS)}, if the dataset is safe '
-            f"in threads: samples wait {percent(1 - share)} of their time, which needs no CPU"
-        )
+    is_thread = loader["path"] == "thread"
+    if share is not None and share < _COMPUTES and not (is_thread and number >= _MAX_THREADS):
+        more = f"num_workers={min(needed, _MAX_THREADS)}"
+        more += "" if is_thread else ' and path="thread", if the dataset is safe in threads'
+        return f"{more}: samples wait {percent(1 - share)} of their time, which needs no CPU"
     if number < cpus:
         return f"num_workers {number}→{min(needed, cpus)} ({_describe_cpus()})"
-    kept = "samples computed once and kept (fastloop.ArrayDataset)"
-    return f"a cheaper transform, or {kept}: all {_describe_cpus()} are taken"
+    is_kept = loader["path"] == "array"
+    kept = "" if is_kept else ", or samples computed once and kept (fastloop.ArrayDataset)"
+    return f"a cheaper transform{kept}: all {_describe_cpus()} are taken"
