@@ -6,9 +6,10 @@ process. ``%load_ext fastloop`` arms a notebook.
 
 Environment variables:
     FASTLOOP_PATCH     what every interpreter patches: names with commas between
-    FASTLOOP_RUN       "1": this interpreter runs the program itself; it takes out the next three
+    FASTLOOP_RUN       "1": this interpreter runs the program itself; takes out CHILDREN and TRIAL
     FASTLOOP_CHILDREN  "0": the interpreters that the program starts are left alone
-    FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between
+    FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between; each program
+                       that it launches, as torchrun does, reports too if it takes a step
     FASTLOOP_TRIAL     compare's settings of a trial (tools/compare/watcher.py), as JSON
 """
 
@@ -92,15 +93,25 @@ def start() -> None:
         what = ""
     if os.environ.pop("FASTLOOP_RUN", "") == "1":
         _start_program(what)
-    elif what:
+        return
+    # multiprocessing starts workers, which end without atexit.
+    is_worker = any(arg.startswith("from multiprocessing.") for arg in sys.orig_argv)
+    report = "" if is_worker else os.environ.get("FASTLOOP_REPORT", "")
+    if what or report:
         atexit.register(_say_end, os.getpid(), "rank 0")
-        arm(what, verbose=False)
+
+        def then() -> None:
+            if report:
+                _open_report(report.split(os.pathsep), is_child=True)
+
+        arm(what, False, then)
 
 
 def _start_program(what: str) -> None:
-    report, trial = (os.environ.pop(f"FASTLOOP_{name}", "") for name in ("REPORT", "TRIAL"))
+    report, trial = os.environ.get("FASTLOOP_REPORT", ""), os.environ.pop("FASTLOOP_TRIAL", "")
     if os.environ.pop("FASTLOOP_CHILDREN", "") == "0":
         os.environ.pop("FASTLOOP_PATCH", None)
+        os.environ.pop("FASTLOOP_REPORT", None)
         paths = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
         if others := [path for path in paths if path != _FOLDER]:
             os.environ["PYTHONPATH"] = os.pathsep.join(others)
@@ -124,9 +135,9 @@ def _start_program(what: str) -> None:
         arm(what, is_loud(), then)
 
 
-def _open_report(paths: list[str]) -> Any:
+def _open_report(paths: list[str], is_child: bool = False) -> Any:
     """Open a report on this program, whose torch has just been imported; a silent one without
-    `paths`.
+    `paths`, and one that is silent without a step in a child.
 
     It closes before the traceback of an error is printed, so that the traceback is the last thing
     that users see, or else when the interpreter ends.
@@ -134,6 +145,7 @@ def _open_report(paths: list[str]) -> Any:
     from fastloop.tools.report.report import report
 
     opened = report(*paths, verbose=None if paths else False).__enter__()
+    opened.says_if_empty = not is_child
     print_error = sys.excepthook
 
     def close_first(*error: Any) -> None:
@@ -152,7 +164,7 @@ def _say_end(
     if os.getpid() != process or not is_loud():
         return
     if wants_report and "fastloop.tools.report.report" not in sys.modules:
-        say("no report, the program has not imported torch")
+        say("no report, this process has not imported torch")
     patching = sys.modules.get("fastloop.patching.patch")
     if patching is None:
         return

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count, zip_longest
+from typing import Any
 
 
 def seconds(value: float | None) -> str:
@@ -55,6 +56,12 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
+def notebook_shell() -> Any:
+    """Return IPython's shell if this is a notebook, else None."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", bool)()
+    return shell if hasattr(shell, "kernel") else None
+
+
 @contextmanager
 def progress(
     title: str, total: int | None = None, elsewhere: Callable[[str], None] = lambda remark: None
@@ -68,8 +75,7 @@ def progress(
         total: the number of parts, where it is known.
         elsewhere: is called with the remarks where neither a terminal nor a notebook shows them.
     """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", bool)()
-    is_notebook = hasattr(shell, "kernel")
+    is_notebook = notebook_shell() is not None
     is_seen = is_notebook or getattr(sys.stderr, "isatty", bool)()
     if not is_seen or os.environ.get("RANK", "0") != "0":
         yield elsewhere

@@ -33,6 +33,34 @@ def test_the_cells_run_one_after_the_other(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+BLOCK = """
+import sys
+import torch, fastloop
+parameter = torch.zeros(1, requires_grad=True)
+optimizer = torch.optim.SGD([parameter], 0.1)
+with fastloop.report() as r:
+    for x in torch.utils.data.DataLoader(torch.ones(64, 1), 2):
+        parameter.grad = x[0]
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("last", ["", "r", "1 / 0"])
+def test_a_report_is_shown_once(tmp_path: Path, last: str) -> None:
+    """The last expression of a cell shows it, or else the end of the cell."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(BLOCK + last)])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "python3"}
+    nbclient.NotebookClient(
+        notebook, timeout=limit(300), allow_errors=True, resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    outputs = notebook.cells[0].outputs
+    texts = [output.get("data", {}).get("text/html", output.get("text", "")) for output in outputs]
+    (shown,) = (text for text in texts if "INPUT-BOUND" in text)
+    assert shown.startswith("<iframe"), texts
+
+
 def test_a_kernel_shows_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")

@@ -44,6 +44,7 @@ def loop_of(
 
 def found_of(observer: LoopObserver) -> dict[str, Any]:
     texts = {"fastloop": "1", "torch": "2", "python": "3", "rank": 0, "began": "now"}
+    texts |= {"command": "train.py --lr 1", "host": "node7"}
     return {**summarize(observer), **texts, "ended_by": None}
 
 

@@ -187,6 +187,29 @@ def test_a_page_of_many_uneven_steps_and_many_workers_is_small() -> None:
     assert len(make_page(found_of(observer)).encode()) <= 200_000
 
 
+def test_the_page_names_the_program_its_arguments_the_host_and_the_time() -> None:
+    text = make_page({**found_of(loop_of(10, 10)), "command": "a.py '<b>'", "began": "2026-11-26"})
+    assert "a.py '&lt;b&gt;'" in text.replace("&#x27;", "'")
+    assert "node7 · 2026-11-26 · rank 0" in text
+
+
+def test_code_behind_the_step_is_told_as_the_users_own() -> None:
+    observer = loop_of(1, 1, 0)
+    for _ in range(30):
+        observer.recorder.steps.append((0, 0, -1, 0, MS, 19 * MS, -1, False))
+    found = found_of(observer)
+    words = "Most of it is your other code, between the step and the next batch (95%)."
+    assert words in found["verdict"]["text"] and re.search(
+        "your other code +95%", make_table(found)
+    )
+
+
+def test_measuring_is_a_share_of_the_steps() -> None:
+    observer = loop_of(1, 8.5, 100)  # a second of steps
+    observer.recorder.totals.measuring, observer.recorder._mark = 2 * MS, 10**12
+    assert "cost of measuring: 20.0 µs a step, 0.20% of the steps" in make_table(found_of(observer))
+
+
 def test_what_a_dataset_is_called_cannot_break_the_page() -> None:
     source = LoaderSource(FakeLoader())
     source.name = "<script>alert(1)</script> & co"

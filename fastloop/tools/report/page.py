@@ -63,7 +63,7 @@ def make_page(found: dict[str, Any]) -> str:
     return Template(Path(__file__).with_name("page.html").read_text("utf-8")).substitute(
         versions,
         title=describe_rate(found),
-        began=escape(found["began"]),
+        **{name: escape(found[name]) for name in ("began", "command", "host")},
         kind=found["verdict"]["kind"].partition(" ")[0].partition("-")[0],
         verdict=escape(found["verdict"]["text"]),
         chart=_draw_steps(found),

@@ -53,7 +53,8 @@ def part_rows(found: dict[str, Any]) -> list[list[str]]:
 def describe_rate(found: dict[str, Any]) -> str:
     steps = found["steps"]
     rate = f", {steps['per_second']:,.1f} a second once warm" if steps["per_second"] else ""
-    return f"{steps['count']:,} steps{rate}; {seconds(found['seconds'])} in all"
+    plural = "s" * (steps["count"] != 1)
+    return f"{steps['count']:,} step{plural}{rate}; {seconds(found['seconds'])} in all"
 
 
 def list_facts(found: dict[str, Any]) -> list[str]:
@@ -70,8 +71,8 @@ def list_facts(found: dict[str, Any]) -> list[str]:
     if found["cpu_wait_s"] is not None:
         late = found["cpu_wait_s"] / found["seconds"] if found["seconds"] else None
         facts.append(f"the loop's thread was ready, and had no CPU: {percent(late)} of the time")
-    each, share = cost["us_per_step"] or 0, cost["share"] or 0
-    return [*facts, f"cost of measuring: {each:.1f} µs a step, {share:.2%} of the time"]
+    each, share = cost["us_per_step"] or 0, cost["share_of_steps"] or 0
+    return [*facts, f"cost of measuring: {each:.1f} µs a step, {share:.2%} of the steps"]
 
 
 def _describe_loader(loader: dict[str, Any]) -> str:

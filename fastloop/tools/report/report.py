@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from html import escape
@@ -18,6 +19,7 @@ from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
 from fastloop.tools.report.page import make_page
 from fastloop.tools.report.render import describe_rate, make_table, make_trace
 from fastloop.tools.report.summary import summarize
+from fastloop.tools.text import notebook_shell
 
 
 class Report:
@@ -25,12 +27,15 @@ class Report:
 
     Attributes:
         paths: the files that its end writes, and after the end those that are written.
+        says_if_empty: whether to say that there was no step.
     """
+
+    says_if_empty = True
 
     def __init__(self, paths: list[Path], verbose: bool) -> None:
         self.paths, self._verbose, self._process = paths, verbose, os.getpid()
         self._observer: LoopObserver | None = None
-        self._is_open = False
+        self._is_open = self._is_shown = False
         self._ended_by: str | None = None
 
     def __enter__(self) -> Report:
@@ -51,11 +56,31 @@ class Report:
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
         self._ended_by = None if error is None or is_exit else type(error).__qualname__
         observer.end()
-        paths = self.paths if observer.recorder.steps.count > 0 else ()
+        is_empty, shell = observer.recorder.steps.count == 0, notebook_shell()
+        if is_empty and any(map(self._is_newer, self.paths)):
+            self.says_if_empty = False  # a program that this one has launched has written it
+        paths = [] if is_empty else self.paths
         written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
-        if self._verbose:
-            files.say("\n".join([self.summary(), *(f"  written: {path}" for path in self.paths)]))
+        if not self._verbose or (is_empty and not self.says_if_empty):
+            return
+        if is_empty or shell is None:
+            files.say(self.summary())
+        else:
+            shell.events.register("post_run_cell", self._show_once)
+        for path in self.paths:
+            files.say(f"  written: {path}")
+
+    def _is_newer(self, path: Path) -> bool:
+        return path.exists() and path.stat().st_mtime > self._began_at
+
+    def _show_once(self, result: object) -> None:
+        """Show the page below the cell that has ended, unless the cell has shown it."""
+        from IPython.display import display
+
+        notebook_shell().events.unregister("post_run_cell", self._show_once)
+        if not self._is_shown:
+            display(self)  # type: ignore[no-untyped-call]
 
     def _opened(self) -> LoopObserver:
         if self._observer is None:
@@ -83,6 +108,8 @@ class Report:
             "torch": str(sys.modules["torch"].__version__),
             "python": sys.version.split()[0],
             "rank": files.read_rank(),
+            "command": shlex.join(sys.orig_argv[1:]),
+            "host": os.uname().nodename,
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_at)),
             "ended_by": self._ended_by,
         }
@@ -99,6 +126,7 @@ class Report:
         """Return the page for a notebook, in a frame of its own; None before the block."""
         if self._observer is None:
             return None
+        self._is_shown = not self._is_open
         style = "width: 100%; height: 44rem; border: 0"
         return f'<iframe srcdoc="{escape(make_page(self.to_dict()))}" style="{style}"></iframe>'
 
@@ -121,10 +149,10 @@ def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Repor
 
     Measures batches of any torch or fastloop ``DataLoader`` and steps of any ``torch.optim``
     optimizer, in frameworks, too. At the end of the block it says on stderr what the loop waits
-    for, and writes the files. It never waits for the GPU, and costs some microseconds a step, which
-    it measures and prints. Exceptions pass through, and the report is written all the same. Reports
-    may be open inside each other. Other threads and other processes are not seen. If no step was
-    taken, one line says so and no file is written.
+    for, or shows its page in a notebook, and writes the files. It never waits for the GPU, and
+    costs some microseconds a step, which it measures and prints. Exceptions pass through, and the
+    report is written all the same. Reports may be open inside each other. Other threads and other
+    processes are not seen. If no step was taken, one line says so and no file is written.
 
     Args:
         paths: files to write: ``.html`` (a page, with a ``.json`` beside it), ``.json`` (the

@@ -38,7 +38,7 @@ LABELS = {
     "host_to_device": "host to device",
     "forward_backward": "forward+backward",
     "clip_optimizer": "clip+optimizer",
-    "other": "other",
+    "other": "your other code",
     "step": "step",
 }
 
@@ -195,7 +195,11 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
         "loaders": [_describe_loader(source) for source in observer.sources],
         "calls_of_other_threads": observer.elsewhere,
         "gpu": _pick(observer.usage, "uuid", "busy", "samples", "why_unknown"),
-        "measuring": {"us_per_step": each_us, "share": _share(measuring, recorder.elapsed())},
+        "measuring": {
+            "us_per_step": each_us,
+            "share": _share(measuring, recorder.elapsed()),
+            "share_of_steps": _share(measuring, recorder.totals.steps),
+        },
         "series": _make_series(steps, first),
     }
     return {**found, "verdict": judge(found, basis, _bound_share(waits, totals))}
@@ -297,7 +301,8 @@ def _describe_largest(found: dict[str, Any]) -> str:
     phases = found["phases"]
     parts = {name: phases[name]["share"] or 0 for name in PHASES[1:] if phases[name]}
     largest = max(parts, key=lambda name: parts[name])
-    text = f"{LABELS[largest]} ({percent(parts[largest])})"
+    between = ", between the step and the next batch" * (largest == "other")
+    text = f"{LABELS[largest]}{between} ({percent(parts[largest])})"
     times = phases[largest]["p95_ms"] / max(phases[largest]["median_ms"], 1e-6)
     if times < _UNEVEN:
         return text
