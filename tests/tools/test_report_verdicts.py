@@ -16,6 +16,7 @@ from fastloop.tools.report import loader_source
 from fastloop.tools.report.loader_source import LoaderSource, find_remedy
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.render import make_table
+from fastloop.tools.report.summary import PARTLY
 
 
 @pytest.mark.parametrize(("data", "compute"), [(30, 10), (10, 30), (1, 50), (0, 5), (50, 0.1)])
@@ -81,6 +82,11 @@ def test_few_steps_have_a_verdict_that_says_how_sure_it_is() -> None:
     assert low == 0 and 20 / 60 < high < 1 and "(95% sure)" in uneven["text"]
     assert "sure" not in verdict_on([5.0] * 50)["text"]
     assert verdict_on([5.0] * 3)["kind"] == "input-bound"
+
+
+def test_one_long_wait_may_have_been_chance() -> None:
+    low, high = verdict_on([0.03] * 13 + [292.0])["interval"]
+    assert low < PARTLY and high > 0.8
 
 
 def test_many_steps_of_which_few_decide_say_how_sure_that_is() -> None:

@@ -110,15 +110,15 @@ def _find_long_waits(waits: Any, epochs: Any) -> dict[str, Any] | None:
 
 
 def _bound_share(waits: Any, totals: Any) -> list[float] | None:
-    """Return the values that the share lies between with 95 %: two standard errors of a ratio of
-    sums, and more for few steps; None below _MIN_STEPS."""
-    count, whole = len(waits), totals.sum()
-    if count < _MIN_STEPS or whole == 0:
+    """Return the values that the share lies between in 95 % of resamples, which draw blocks of
+    steps that follow each other; None below _MIN_STEPS. One long wait may be in none of them."""
+    count = min(len(waits), 100)
+    if count < _MIN_STEPS or not totals.any():
         return None
-    share = waits.sum() / whole
-    error = math.sqrt(((waits - share * totals) ** 2).sum() * count / (count - 1)) / whole
-    reach = (2 + 5 / (count - 1)) * error
-    return [max(0.0, float(share - reach)), min(1.0, float(share + reach))]
+    edges = np.linspace(0, len(waits), count, endpoint=False).astype(int)
+    drawn = np.random.default_rng(0).integers(count, size=(1000, count))
+    parts, wholes = (np.add.reduceat(ns, edges)[drawn].sum(axis=1) for ns in (waits, totals))
+    return [float(share) for share in np.quantile(parts / np.maximum(wholes, 1), (0.025, 0.975))]
 
 
 def _make_series(steps: Any, first: int) -> dict[str, Any]:
