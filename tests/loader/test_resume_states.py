@@ -170,6 +170,11 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]]
     ),
     "set too large": (damaged(set_epochs=[4294967296]), ValueError, "got 4294967296"),
     "set text": (damaged(set_epochs="7"), TypeError, "must be a list, got '7'"),
+    "another moment": (
+        lambda state: {**state, "generators": {**state["generators"], "then": 5}},
+        ValueError,
+        r"state\['generators'\] must be about .*'then'",
+    ),
     "moments": (damaged(generators={}), ValueError, r"state\['generators'\] has no 'now'"),
     "moment": (generators([]), TypeError, r"'next'\] must be a dict, got \[\]"),
     "no torch": (generators({}), ValueError, r"\['next'\] has no 'torch'"),

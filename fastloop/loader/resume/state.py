@@ -150,6 +150,8 @@ class State:
                 _refuse("state['dealt']: each", "[ranks, batch_size, batches]", before)
         own = {name: deepcopy(saved[name]) for name in like.keys() - {"_snapshot"}}
         state = cls(**own, readers=deepcopy(_read_readers(saved)))
+        if saved["generators"].keys() != set(MOMENTS):
+            _refuse("state['generators']", f"about {MOMENTS}", [*saved["generators"]])
         generators = {TORCH: torch.default_generator, **generators_of(loader)}
         state.generators = {
             moment: {name: _decode(name, text, generators) for name, text in texts.items() if text}
