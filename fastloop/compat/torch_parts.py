@@ -16,6 +16,7 @@ CPython.
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import importlib
 import inspect
@@ -174,11 +175,26 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
-# Calls a function of torch from a frame with the globals of torch's own caller: warnings that it
-# gives with stacklevel=2 keep torch's module, by which users filter.
-call_as_torch = types.FunctionType(
-    _call.__code__, vars(sys.modules.get(_DATALOADER, sys.modules[__name__]))
-)
+@functools.cache
+def _make_call(caller: str, name: str) -> Callable[..., Any]:
+    """Return `_call` with the globals, the file and the line of the place where a function of torch
+    calls one of this name."""
+    code, ours = _code_of(resolve(f"{_DATALOADER}:{caller}")), _call.__code__
+    if code is not None:
+        line = code.co_firstlineno
+        for step in dis.get_instructions(code):
+            line = getattr(step, "line_number", step.starts_line) or line
+            if step.argval == name:
+                break
+        place: Any = {"co_filename": code.co_filename, "co_name": code.co_name}
+        ours = ours.replace(co_firstlineno=line - 1, **place)
+    return types.FunctionType(ours, vars(sys.modules[_DATALOADER]))
+
+
+def call_as_torch(caller: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function as `caller` in torch's module of loaders does: warnings that it gives with
+    stacklevel=2 name torch's module, by which users filter, and the place that torch names."""
+    return _make_call(caller, function.__name__)(function, *args)
 
 
 @functools.cache

@@ -330,7 +330,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def check_worker_number_rationality(self) -> None:
         """Give torch's warning, which is about processes: threads that wait for I/O may be many."""
         if self.path != "thread":
-            call_as_torch(super().check_worker_number_rationality)
+            caller = (
+                "__init__" if sys._getframe(1).f_code.co_name == "__init__" else "_get_iterator"
+            )
+            call_as_torch(f"DataLoader.{caller}", super().check_worker_number_rationality)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this loader stands, for ``load_state_dict()``. O(1); saves no sample.

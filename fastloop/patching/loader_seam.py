@@ -78,7 +78,7 @@ class LoaderSeam(Seam):
                 return before(loader)
             self.native += 1
             if loader.num_workers > 0:
-                call_as_torch(loader.check_worker_number_rationality)
+                call_as_torch("DataLoader._get_iterator", loader.check_worker_number_rationality)
             torchs_own = functools.partial(before, loader)
             shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
             iterator = open_iterator(loader, shared, torchs_own)

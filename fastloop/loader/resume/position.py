@@ -242,22 +242,22 @@ class ResumableIter(FinalizerBase, BaseIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._next_lock = NextLock()
-        epoch = self._epoch
+        epoch, kind = self._epoch, "MultiProcessing" if loader.num_workers > 0 else "SingleProcess"
+        caller = f"_{kind}DataLoaderIter.__init__"
         if epoch.draws_seed is False:
             # torch's __init__ draws a seed in any case; the draw is undone.
             with _restoring(torch.default_generator, *epoch.generators.values()):
-                call_as_torch(super().__init__, loader)
+                call_as_torch(caller, super().__init__, loader)
             if self._num_workers == 0:  # with workers _reset() does this
                 with epoch.drawing_iter():
                     self._sampler_iter = iter(self._index_sampler)
         else:
             with epoch.drawing_iter():
-                call_as_torch(super().__init__, loader)
+                call_as_torch(caller, super().__init__, loader)
         if epoch.states is not None and epoch.states.base_seed >= 0:
             self._base_seed = epoch.states.base_seed
         elif epoch.kept_seed is not None:
             self._base_seed = epoch.kept_seed
-        kind = "MultiProcessing" if self._num_workers > 0 else "SingleProcess"
         self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
         self._skip_yielded()
 
