@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from fastloop.base.checks import (
-    check_callable,
-    look_up,
-    make_message,
-    read_choice,
-    read_int,
-    refuse_if,
-)
+from fastloop.base.checks import check_callable, look_up, read_choice, read_int, refuse_if
 from fastloop.base.machine import read_cpus
 from fastloop.base.shown import repr_html, repr_of
 from fastloop.compat.late_import import after_import
@@ -265,10 +258,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         workers: Any = num_workers
         if isinstance(workers, str) and workers == "auto":
             most = max(1, int(read_cpus().usable))
-            remedy = (
-                f"begin with {most}, the CPUs here; fastloop.tune(loader) measures what is best"
+            raise TypeError(
+                f"num_workers must be an int >= 0, got 'auto' (begin with {most}, one per CPU; "
+                "fastloop.tune(loader) measures which number is best)"
             )
-            raise TypeError(make_message("num_workers", "an int >= 0", workers, remedy))
         if wanted == "auto":
             from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
 

@@ -36,6 +36,7 @@ _ALIKE = 0.03  # settings that are closer to the best than this are as good: the
 _SPARE = 1.2  # workers for each one that is needed on average
 _MOST_WORKERS = 64
 _MOST_PER_CPU = 4  # processes, each of which takes memory and its share of a CPU; threads wait free
+_BUSY = 0.9  # of a batch's time on a CPU: another worker needs another CPU
 _LEAST_CPU = 0.02  # of a batch's time, so that waiting alone does not want endless workers
 _DEEPEST = 16
 
@@ -63,6 +64,7 @@ class Batch(NamedTuple):
         step_s: seconds that the loop works on a batch that is there.
         step_cpu_s: of those, seconds on a CPU.
         bytes: of its tensors.
+        is_native: whether C makes it, of data in memory: its threads may wait for CPUs unseen.
     """
 
     load_s: float
@@ -70,6 +72,7 @@ class Batch(NamedTuple):
     step_s: float
     step_cpu_s: float
     bytes: int
+    is_native: bool = False
 
 
 class Budget(NamedTuple):
@@ -140,6 +143,18 @@ class Suggestion(NamedTuple):
             arguments.append(f"path={self.path!r}")
         return ", ".join(arguments)
 
+    @property
+    def _advice(self) -> str:
+        """The line to paste, or that none is needed."""
+        if self.found == self.now:
+            return f"keep what you have ({self.line}): nothing that was tried is faster"
+        line = f"DataLoader(..., {self.line})"
+        if self.speedup >= 1 + _ALIKE:
+            return f"{line}    # {text.ratio(self.speedup)} of now"
+        if self.speedup > 1 - _ALIKE:
+            return f"keep what you have, or as fast with fewer workers: {line}"
+        return f"{line}    # no more workers than CPUs: more are faster only while others want them"
+
     def __str__(self) -> str:
         batch, rows = self.batch, [["workers", "prefetch", "path", "a step", "waits", ""]]
         for setting, (batch_s, wait_s) in self.measured.items():
@@ -148,7 +163,7 @@ class Suggestion(NamedTuple):
             rows.append([*row, text.seconds(batch_s), text.percent(wait_s / batch_s), mark])
         step = text.seconds(batch.step_s) if batch.step_s > 0 else "not measured"
         lines = [
-            f"DataLoader(..., {self.line})    # {text.ratio(self.speedup)} of now",
+            self._advice,
             f"a batch: {text.seconds(batch.load_s)} to make in this process "
             f"({text.seconds(batch.load_cpu_s)} of CPU), {text.size(batch.bytes)}; a step: {step}",
         ]
@@ -248,6 +263,14 @@ class OutOfTimeError(Exception):
     """There is no time for another measurement."""
 
 
+def limit_workers(batch: Batch, budget: Budget, path: str | None = None) -> int:
+    """Return how many workers can be of use: no more than CPUs if making a batch takes one all the
+    time, as with data in memory."""
+    if batch.is_native or batch.load_cpu_s > _BUSY * batch.load_s:
+        return max(1, int(budget.cpus))
+    return _MOST_WORKERS if path == "thread" else math.ceil(_MOST_PER_CPU * budget.cpus)
+
+
 def count_workers(
     batch: Batch, budget: Budget, prefetch: int, path: str | None = None
 ) -> tuple[int, int]:
@@ -257,8 +280,8 @@ def count_workers(
     cpus = max(1.0, budget.cpus - loop)
     share = min(1.0, max(_LEAST_CPU, batch.load_cpu_s / batch.load_s)) if batch.load_s > 0 else 1.0
     by_memory = budget.ram_bytes // max(1, batch.bytes * (prefetch + 1))
-    by_kind = _MOST_WORKERS if path == "thread" else math.ceil(_MOST_PER_CPU * budget.cpus)
-    most = max(1, min(_MOST_WORKERS, by_kind, math.ceil(cpus / share), by_memory))
+    most = limit_workers(batch, budget, path)
+    most = max(1, min(_MOST_WORKERS, most, math.ceil(cpus / share), by_memory))
     if batch.step_s <= 0:
         return most, most
     return max(1, min(most, math.ceil(_SPARE * batch.load_s / batch.step_s))), most
@@ -298,12 +321,20 @@ class Search:
                 self._climb(path)
             self._deepen()
             self.is_complete = True
-        return self._best()
+        best = self._best()
+        is_near = self.measured[now].batch_s <= self.measured[best].batch_s * (1 + _ALIKE)
+        return now if now.workers == best.workers and is_near else best
 
     def _best(self) -> Setting:
-        """Return the smallest setting that is as good as the fastest one measured."""
-        most_s = min(found.batch_s for found in self.measured.values()) * (1 + _ALIKE)
-        return min(setting for setting, found in self.measured.items() if found.batch_s <= most_s)
+        """Return the smallest setting that is as good as the fastest one measured. A loader's own
+        workers may be more than are of use: then only its other settings count."""
+        useful = {
+            setting: found
+            for setting, found in self.measured.items()
+            if setting.workers <= limit_workers(self.batch, self.budget, setting.path)
+        } or self.measured
+        most_s = min(found.batch_s for found in useful.values()) * (1 + _ALIKE)
+        return min(setting for setting, found in useful.items() if found.batch_s <= most_s)
 
     def _measure(self, setting: Setting) -> Measured:
         if setting not in self.measured:
@@ -358,8 +389,10 @@ class _Trials:
     def measure_batch(self) -> Batch:
         """Measure the cost of a batch that is made in this process, and of a step."""
         path = "auto" if checks.look_up(self._loader, "path") else None
-        batches = _repeat(_copy_of(self._loader, Setting(0, 0, path)))
+        copy: Any = _copy_of(self._loader, Setting(0, 0, path))
+        batches = _repeat(copy)
         batch = next(batches)
+        is_native = path is not None and copy.stats().path == "array"
         load_s, load_cpu_s = _time(lambda: next(batches), self._each_s / 2)
         step_s = step_cpu_s = 0.0
         if self._has_step:
@@ -367,7 +400,8 @@ class _Trials:
                 self._step(batch)
             step_s, step_cpu_s = _time(lambda: self._step(batch), self._each_s / 2)
         leaves = (leaf for _, leaf in list_leaves(batch) if isinstance(leaf, torch.Tensor))
-        return Batch(load_s, load_cpu_s, step_s, step_cpu_s, sum(leaf.nbytes for leaf in leaves))
+        size = sum(leaf.nbytes for leaf in leaves)
+        return Batch(load_s, load_cpu_s, step_s, step_cpu_s, size, is_native)
 
     def measure(self, setting: Setting) -> Measured:
         """Measure the loop with one setting. Raises OutOfTimeError if time is up."""

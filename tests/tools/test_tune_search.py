@@ -15,6 +15,7 @@ from fastloop.tools.tune import (
     OutOfTimeError,
     Search,
     Setting,
+    Suggestion,
     count_workers,
 )
 
@@ -121,6 +122,54 @@ def test_the_smallest_of_those_that_are_alike() -> None:
     search = Search(loop.batch, Budget(8, 1 << 30), loop.measure)
     assert search.run(Setting(32, 4)) == Setting(1, 2)
     assert Setting(32, 4) in search.measured
+
+
+def test_what_the_loader_has_is_kept_where_only_the_depth_would_change() -> None:
+    loop = LOOPS["the loop is slower than one worker"]
+    search = Search(loop.batch, Budget(8, 1 << 30), loop.measure)
+    assert search.run(Setting(1, 8)) == Setting(1, 8)
+
+
+@pytest.mark.parametrize("cpus, most", [(2, 2), (1.5, 1), (0.5, 1)])
+@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize("path", ["thread", None])
+def test_data_in_memory_get_no_more_workers_than_cpus(
+    cpus: float, most: int, is_native: bool, path: str | None
+) -> None:
+    """Though more would be faster, as where other programs want the CPUs. The threads of C then
+    wait for one while the loop's own thread seems to wait for data."""
+    batch = Batch(4 * MS, (1 if is_native else 4) * MS, 0, 0, 1 << 10, is_native)
+
+    def greedy(setting: Setting) -> Measured:
+        return Measured(20 * MS / (1 + setting.workers), 1 * MS)
+
+    search = Search(batch, Budget(cpus, 1 << 30), greedy, paths=(path,))
+    assert search.run(Setting(16, 2, path)).workers == most
+    others = [setting for setting in search.measured if setting.workers != 16]
+    assert max(setting.workers for setting in others) == most
+
+
+def suggestion(now_s: float, found_s: float, now: Setting, found: Setting) -> Suggestion:
+    measured = {now: Measured(now_s, 0), found: Measured(found_s, 0)}
+    return Suggestion(now, found, measured, Batch(1, 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "now, found, now_s, found_s, text",
+    [
+        ((2, 2), (2, 2), 1, 1, "keep what you have (num_workers=2, prefetch_factor=2, "),
+        ((0, 0), (0, 0), 1, 1, "keep what you have (num_workers=0): nothing that was tried is fas"),
+        ((2, 2), (1, 2), 1, 1 / 0.984, "keep what you have, or as fast with fewer workers: DataL"),
+        ((2, 2), (3, 2), 1.5, 1, "DataLoader(..., num_workers=3, prefetch_factor=2, persistent_wo"),
+        ((9, 2), (2, 2), 1, 1.4, "DataLoader(..., num_workers=2, prefetch_factor=2, persistent_wo"),
+    ],
+)
+def test_no_change_is_advised_that_would_not_help(
+    now: tuple[int, int], found: tuple[int, int], now_s: float, found_s: float, text: str
+) -> None:
+    first = str(suggestion(now_s, found_s, Setting(*now), Setting(*found))).splitlines()[0]
+    assert first.startswith(text)
+    assert ("x of now" in first) == (now_s == 1.5)
 
 
 def test_memory_bounds_workers_and_depth() -> None:
