@@ -50,10 +50,24 @@ def _functions_of(group: str) -> Iterator[Any]:
             yield function.__wrapped__ if file.startswith(_PACKAGE) else function
 
 
+# Digests of functions, by the place of their source and their bytecode. A spawned worker begins
+# with those of its parent, because to compute them takes longer than a short epoch.
+digests_of: dict[Any, str] = {}
+before_workers: list[Callable[[], object]] = []  # called before a worker process starts
+
+
+def _syntax_digest(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    key = code and (code.co_filename, code.co_firstlineno, code.co_code)
+    if key not in digests_of:
+        digests_of[key] = torch_parts.syntax_digest(function)
+    return digests_of[key]
+
+
 @functools.cache
 def _digest(functions: tuple[Any, ...]) -> str:
     """Return one digest of the syntax of functions. Takes some 50 ms for those of a group."""
-    digests = [torch_parts.syntax_digest(f) for f in functions if not hasattr(f, "__wrapped__")]
+    digests = [_syntax_digest(f) for f in functions if not hasattr(f, "__wrapped__")]
     return sha1(" ".join(digests).encode(), usedforsecurity=False).hexdigest()[:8]
 
 

@@ -18,6 +18,7 @@ from fastloop._core import version
 from fastloop.base.checks import refuse_if
 from fastloop.base.shown import repr_html
 from fastloop.compat.late_import import after_import, cancel
+from fastloop.compat.originals import before_workers
 from fastloop.compat.requirements import read_check_interval
 from fastloop.patching import SEAMS
 from fastloop.patching.seams import Seam, SeamStatus
@@ -62,6 +63,16 @@ class TransformSeam(Seam):
 
     def __init__(self, is_strict: bool) -> None:
         super().__init__("transforms", is_strict, lambda is_alone: [], ("hooks", "collate"))
+        # Workers live for an epoch, and each would find out anew.
+        os.register_at_fork(before=self._find_out)
+        before_workers.append(self._find_out)
+
+    def _find_out(self) -> None:
+        if self.is_on and self._places:
+            from fastloop.data.transforms.torchvision_chain import find_out
+
+            with suppress(Exception):  # the transform that needs to know meets the same error
+                find_out()
 
     def leave(self, what: str, reason: str) -> None:
         """Count a transform that C does not do. FASTLOOP_STRICT is about torch."""

@@ -25,6 +25,7 @@ import torch
 from fastloop._core import expect_fork, fork_ended, fork_expected
 from fastloop.base.interrupts import interrupts_held
 from fastloop.base.machine import describe_memory, explain_kill
+from fastloop.compat.originals import before_workers
 
 # A parent that waits notices a dead worker after at most so many seconds.
 CHECK_S = 0.05
@@ -72,6 +73,8 @@ class WorkerProcess:
         return getattr(self._process, name)
 
     def start(self) -> None:
+        for find_out in before_workers:
+            find_out()
         if self._has_server:
             forkserver.ensure_running()  # it must not inherit the mask set below
         with interrupts_held():

@@ -13,6 +13,7 @@ from torch.utils.data import get_worker_info
 
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
+from fastloop.compat.originals import digests_of
 from fastloop.compat.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
 from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.stateful import DatasetReader
@@ -107,7 +108,9 @@ class _Channel:
     cancel_join_thread = close
 
 
-def run_worker(transfer: Any, parent: int, is_interruptible: bool, has_destination: bool) -> None:
+def run_worker(
+    transfer: Any, parent: int, is_interruptible: bool, has_destination: bool, digests: Any
+) -> None:
     """Run a worker process: its target.
 
     Args:
@@ -116,9 +119,11 @@ def run_worker(transfer: Any, parent: int, is_interruptible: bool, has_destinati
         is_interruptible: whether Ctrl-C reaches the parent's main thread; it is held back here
             until this function can end quietly.
         has_destination: the parent copies batches elsewhere, to a device say.
+        digests: those of ``originals`` in the parent.
     """
     try:
         release_in_child()
+        digests_of.update(digests)
         keep_heap()
         arguments, address = transfer.contents
         worker_end = WorkerEnd(torch.Tensor, *[*address, arguments["worker_id"]])

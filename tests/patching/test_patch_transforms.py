@@ -475,6 +475,46 @@ print(fastloop.patch_status().seams["transforms"].native)
     assert int(run_program(program)) == 4006
 
 
+@pytest.mark.parametrize(
+    ("path", "method"), [("process", "fork"), ("process", "spawn"), ("torch", "fork")]
+)
+def test_workers_do_not_digest_torchvision_anew(tmp_path: Path, path: str, method: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import sys
+sys.path.append({str(Path(__file__).parents[1] / "support")!r})
+from torchvision_shim import torchvision_v2
+v2 = torchvision_v2()
+import fastloop, torch
+from fastloop.compat import torch_parts
+fastloop.patch("transforms", verbose=False)
+digested, digest = [], torch_parts.syntax_digest
+
+def noting(function):
+    digested.append(function)
+    return digest(function)
+
+torch_parts.syntax_digest = noting
+run = v2.Compose([v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
+
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        before = len(digested)
+        run(torch.zeros(3, 8, 8, dtype=torch.uint8))
+        return len(digested) - before
+
+if __name__ == "__main__":
+    loader = fastloop.DataLoader(Images(), 2, num_workers=1, path={path!r},
+        multiprocessing_context={method!r})
+    print(torch.cat(list(loader)).tolist(), len(digested) > 50)
+""")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "[0, 0, 0, 0] True\n", done.stdout + done.stderr
+
+
 def test_it_waits_for_torchvision() -> None:
     run_program(
         """

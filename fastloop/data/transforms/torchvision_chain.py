@@ -219,6 +219,18 @@ def open_plan(
     return plan, draws, Snapshot(chain.things), f"{shape} {chain.version} {shown}"
 
 
+def _is_known() -> bool:
+    groups = ("transforms", "transforms.v2")[: 1 + (_MODULES[1] in sys.modules)]
+    return all(map(is_code_known, groups))
+
+
+def find_out() -> None:
+    """Find out what this process needs to know before its first transform. A process that it forks
+    then knows, too."""
+    if _is_known() and is_fused() is not None and "PIL.Image" in sys.modules:
+        find_pillow()
+
+
 def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False) -> Chain:
     """Return what a transform does with a tensor of bytes [C, H, W], or with a PIL image. Raises
     ValueError.
@@ -226,9 +238,7 @@ def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False)
     Args:
         is_single: refuse also what is good for batches alone, which have copies of results.
     """
-    groups = ("transforms", "transforms.v2")[: 1 + (_MODULES[1] in sys.modules)]
-    is_known = all(map(is_code_known, groups))
-    refuse_if(not is_known, "this version of fastloop does not know this torchvision")
+    refuse_if(not _is_known(), "this version of fastloop does not know this torchvision")
     refuse_if(why := why_not_now(), why)
     refuse_if(not has_interpreter_lock(), "threads run without the interpreter lock")
     refuse_if(is_fused() is None, "torch computes uniform numbers in a way that C does not know")

@@ -24,6 +24,7 @@ from fastloop._core import ParentEnd, Reply
 from fastloop.base.checks import look_up
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.machine import budget_of
+from fastloop.compat.originals import digests_of
 from fastloop.compat.tensors import outside_inference_mode
 from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.stateful import DatasetReader
@@ -117,7 +118,7 @@ class ProcessIter(WorkerIter):
         # A thread that blocks Ctrl-C starts workers that block it, too.
         is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         has_destination = self._parent_end.has_destination
-        args = self._transfers[worker], os.getpid(), not is_blocked, has_destination
+        args = self._transfers[worker], os.getpid(), not is_blocked, has_destination, digests_of
         return WorkerProcess(self._context.Process(target=run_worker, args=args))
 
     def _begin_replies(self, first_iter: bool) -> None:
