@@ -10,6 +10,7 @@ Environment variables:
     FASTLOOP_CHILDREN  "0": the interpreters that the program starts are left alone
     FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between; each program
                        that it launches, as torchrun does, reports too if it takes a step
+    FASTLOOP_COUNTS    set here: where interpreters hand over what they have done (counts.py)
     FASTLOOP_TRIAL     compare's settings of a trial (tools/compare/watcher.py), as JSON
 """
 
@@ -19,9 +20,11 @@ import atexit
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 from fastloop.compat.late_import import after_import, cancel
 from fastloop.patching import SEAMS
+from fastloop.patching.counts import describe, hand_over, open_counts, take_counts
 
 TYPE_CHECKING = False  # importing typing would take as long as all of this
 if TYPE_CHECKING:
@@ -130,6 +133,8 @@ def _start_program(what: str) -> None:
             watched.append(_open_report([]))
 
     if not trial:
+        if what and "FASTLOOP_PATCH" in os.environ:
+            open_counts()
         atexit.register(_say_end, os.getpid(), "run", bool(report), watched)
     if what or trial or report:
         arm(what, is_loud(), then)
@@ -161,22 +166,22 @@ def _say_end(
     process: int, of: str, wants_report: bool = False, watched: Sequence[Any] = ()
 ) -> None:
     """Say at the interpreter's end what its seams did; processes that it forked stay silent."""
-    if os.getpid() != process or not is_loud():
+    if os.getpid() != process:
+        return
+    patching = sys.modules.get("fastloop.patching.patch")
+    seams = patching.patch_status().seams if patching is not None else {}
+    if (of != "run" and hand_over(seams)) or not is_loud():
         return
     if wants_report and "fastloop.tools.report.report" not in sys.modules:
         say("no report, this process has not imported torch")
-    patching = sys.modules.get("fastloop.patching.patch")
-    if patching is None:
-        return
-    status = patching.patch_status()
-    seams = status.seams.values()
-    if of == "run":
-        is_idle = not any(seam.native for seam in seams)  # ranks may have done it
-        say(f"end of run: {status}" + " (this process alone is counted)" * is_idle)
-        for report in watched:
-            _say_verdict(report.to_dict()["verdict"])
-    elif "RANK" in os.environ and any(seam.native or seam.left for seam in seams):
-        say(f"end of {of}: {status}")
+    is_active = any(seam.native or seam.left for seam in seams.values())
+    if patching is None:  # a launcher: what its children have done
+        seams = {n: SimpleNamespace(is_on=True, native=0, left={}, served={}) for n in SEAMS}
+        is_active = take_counts(seams)
+    if (of == "run" and (patching or is_active)) or ("RANK" in os.environ and is_active):
+        say(f"end of {of}: {'; '.join(describe(name, seams[name]) for name in SEAMS)}")
+    for report in watched:
+        _say_verdict(report.to_dict()["verdict"])
 
 
 def _say_verdict(verdict: dict[str, Any]) -> None:

@@ -126,6 +126,7 @@ def fast_iterator(
     """
     route = choose_route(loader, path, shared.changed, pin=True)
     _check_place(loader, route)
+    shared.why = route.why
     # Iterators over workers are imported when the first is made: most programs have one kind or
     # none.
     if route.path == "thread":

@@ -52,6 +52,7 @@ class Shared:
         self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
         self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
         self.fault = ""  # why C does not upload, where it was meant to
+        self.why = ""  # why the latest iterator is of its path
         self.place = ""  # where transforms run, where batches go to a device
         self.changed = ""  # says that data were changed in place, once threads have noticed it
         # Of paths that run torch's iterators, and of pools that were replaced.

@@ -33,8 +33,12 @@ def _overrides(loader: DataLoader[Any]) -> bool:
     return type(loader)._get_iterator is not DataLoader._get_iterator
 
 
-def _describe(loader: DataLoader[Any], iterator: Any) -> str:
-    """Name the loader's dataset and how its batches are made."""
+# Reasons that follow from how batches are made.
+_PLAIN = "the dataset is a ", "collate_fn is not torch's default", "samples of "
+
+
+def _describe(loader: DataLoader[Any], iterator: Any, why: str) -> str:
+    """Name the loader's dataset, how its batches are made, and why not by threads of C."""
     iterator = loading_iterator(iterator)
     if isinstance(iterator, ArrayIter):
         how = "gathered by C"
@@ -46,6 +50,8 @@ def _describe(loader: DataLoader[Any], iterator: Any) -> str:
         how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
         how += ", torch's own" * (type(iterator).__name__ != "ProcessIter")
     how += ", samples by C" * (kind_of(iterator._dataset) == "FolderSamples")
+    is_told = not isinstance(iterator, ArrayIter) and not why.startswith(_PLAIN)
+    how += f" ({why})" * is_told
     return f"{type(loader.dataset).__name__}: {how}"
 
 
@@ -82,7 +88,7 @@ class LoaderSeam(Seam):
             torchs_own = functools.partial(before, loader)
             shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
             iterator = open_iterator(loader, shared, torchs_own)
-            how = _describe(loader, iterator)
+            how = _describe(loader, iterator, shared.why)
             loaders, epochs = self.served.get(how, (0, 0))
             self.served[how] = loaders + (how not in noted), epochs + 1
             noted.add(how)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import util
 
 import torch
 
@@ -21,6 +22,7 @@ from fastloop.compat.late_import import after_import, cancel
 from fastloop.compat.originals import before_workers
 from fastloop.compat.requirements import read_check_interval
 from fastloop.patching import SEAMS
+from fastloop.patching.counts import describe, enter_child, hand_over, open_counts, take_counts
 from fastloop.patching.seams import Seam, SeamStatus
 
 _lock = threading.RLock()
@@ -36,19 +38,7 @@ class PatchState:
     _repr_html_ = repr_html
 
     def __str__(self) -> str:
-        return "; ".join(_describe(name, seam) for name, seam in self.seams.items())
-
-
-def _describe(name: str, seam: SeamStatus) -> str:
-    if not seam.is_on:
-        return f"{name} off ({seam.why})"
-    left = (f"{count} left to torch ({why})" for why, count in seam.left.items())
-    served = (
-        f"{how}, {loaders} loader{'s' * (loaders != 1)}, {epochs} epoch{'s' * (epochs != 1)}"
-        for how, (loaders, epochs) in seam.served.items()
-    )
-    shown = f" [{'; '.join(served)}]" if seam.served else ""
-    return ", ".join([f"{name} {seam.native} native{shown}", *left])
+        return "; ".join(describe(name, seam) for name, seam in self.seams.items())
 
 
 # Modules of torchvision with a class Compose, and its function that runs the operations.
@@ -157,6 +147,7 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
         # takes longer than the import.
         was_collecting = gc.isenabled()
         gc.disable()
+        take_counts(_seams)  # they are of the time before
         try:
             are_on = [_open_seam(name).put_in() for name in names]
         finally:
@@ -173,7 +164,7 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
 
 def _announce(state: PatchState) -> str:
     on = [name for name, seam in state.seams.items() if seam.is_on]
-    off = [_describe(name, seam) for name, seam in state.seams.items() if not seam.is_on]
+    off = [describe(name, seam) for name, seam in state.seams.items() if not seam.is_on]
     told = f"on for {', '.join(on)} (torch {torch.__version__}); FASTLOOP=0 turns it off"
     return f"fastloop {version}: " + "; ".join([told] * bool(on) + off)
 
@@ -210,10 +201,39 @@ def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
 
 def patch_status() -> PatchState:
     """Return the state of all seams: whether each is on, how many calls it has served, and how
-    many it has left to torch."""
+    many it has left to torch. Those of worker processes are counted when these have ended."""
     is_off = os.environ.get("FASTLOOP") == "0"
     why = "FASTLOOP=0 is set" if is_off else "patch() was not called for it"
     off = SeamStatus(False, why, 0, {})
     with _lock:
+        take_counts(_seams)
         opened = {name: seam.status() for name, seam in _seams.items()}
     return PatchState({name: opened.get(name, off) for name in SEAMS})
+
+
+# ---- processes that this one starts
+
+
+def _begin_worker() -> None:
+    if any(seam.is_on for seam in _seams.values()):
+        open_counts()
+
+
+def _enter_child() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that is not here may hold the other one
+    enter_child()
+    for seam in _seams.values():
+        seam.native, seam.left, seam.served = 0, Counter(), {}
+
+
+def _hand_over() -> None:
+    with suppress(Exception):  # counts are not worth a traceback
+        take_counts(_seams)
+        hand_over(_seams)
+
+
+os.register_at_fork(before=_begin_worker, after_in_child=_enter_child)
+before_workers.append(_begin_worker)
+# Processes of multiprocessing end without atexit, and begin with a list of finalizers of their own.
+util.register_after_fork(PatchState, lambda _: util.Finalize(None, _hand_over, exitpriority=0))

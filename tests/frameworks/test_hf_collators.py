@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -397,7 +398,13 @@ def test_code_that_is_not_known_is_left(
     assert loader.stats().path == "array"
     before = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *a, **k: before(*a, **k))
-    assert "does not know this transformers" in loader.stats().why
+    versions = [sys.modules[name].__version__ for name in ("transformers", "datasets")]
+    of = f"transformers {versions[0]} with datasets {versions[1]}"
+    assert loader.stats().why == f"DataCollatorWithPadding: {of} is not known"
+    with fastloop.patched("dataloader"):
+        list(DataLoader(base().with_format("torch"), **options))
+        (how,) = fastloop.patch_status().seams["dataloader"].served
+    assert how.endswith(f" ({loader.stats().why})")
 
 
 def test_other_batches_are_left_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,7 +233,9 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
         is_own = any(callable(getattr(type(each), attribute, None)) for attribute in vars(each))
         leave_if(is_own, f"{name} has a method of its own")
     leave_if(reason := why_not_now(), reason)
-    leave_if(not is_code_known("collators"), "fastloop does not know this transformers")
+    if not is_code_known("collators"):
+        versions = (f"{n} {sys.modules[n].__version__}" for n in ("transformers", "datasets"))
+        raise NotCoveredError(f"{name}: {' with '.join(versions)} is not known")
     _MAKERS[name](samples, collator)
     columns = samples.columns()
     key = repr((name, form, dataset.features, samples.how, list(samples.outputs)))

@@ -1,0 +1,102 @@
+"""What seams have done, as text, and the counts that other processes hand over to this one.
+
+Workers and interpreters that a program starts write their counts at their end, one line of JSON
+each, to a file in the memory of the process that started them. That process reads the file when its
+own status is asked for, and hands all of it over in its turn. A process that is killed loses its
+counts, and nothing waits for it. Imports no torch: a launcher that is run need not have it.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # importing typing would take as long as all of this
+if TYPE_CHECKING:
+    from typing import Any
+
+_VARIABLE, _FILE = "FASTLOOP_COUNTS", "fastloop-counts"
+_SHOWN = 3  # reasons
+
+_own = -1  # the descriptor of this process's file
+_read = 0  # bytes of it that were taken
+_parents = os.environ.get(_VARIABLE, "")  # path of the file of the process that started this one
+
+
+def open_counts() -> None:
+    """Let processes that start from now on hand their counts over to this one."""
+    global _own
+    if _own < 0:
+        _own = os.memfd_create(_FILE)
+        os.environ[_VARIABLE] = f"/proc/{os.getpid()}/fd/{_own}"
+
+
+def enter_child() -> None:
+    """Note that this process is a fork."""
+    global _own, _read, _parents
+    if _own >= 0:
+        _parents, _own, _read = f"/proc/self/fd/{_own}", -1, 0
+
+
+def _is_open(path: str) -> bool:
+    """Tell whether there is such a file: the number may be another file's by now."""
+    try:
+        return os.readlink(path).startswith(f"/memfd:{_FILE}")
+    except OSError:
+        return False
+
+
+def hand_over(seams: dict[str, Any]) -> bool:
+    """Write the counts of seams to the file of the process that started this one, once. Return
+    False where there is no such process."""
+    global _parents
+    path, _parents = _parents, ""
+    if not _is_open(path):
+        return False
+    found = {n: (s.native, s.left, s.served) for n, s in seams.items() if s.native or s.left}
+    if found:
+        import json
+
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb", 0) as file:
+            file.write(json.dumps(found).encode() + b"\n")
+    return True
+
+
+def take_counts(seams: dict[str, Any]) -> bool:
+    """Add the counts that were handed over since the last call to those of seams. Return whether
+    there were any."""
+    global _read
+    if not _is_open(f"/proc/self/fd/{_own}"):
+        return False
+    data = os.pread(_own, os.fstat(_own).st_size - _read, _read)
+    lines = data[: data.rfind(b"\n") + 1].splitlines()  # one may be half written
+    _read += sum(len(line) + 1 for line in lines)
+    for line in lines:
+        import json
+
+        for name, (native, left, served) in json.loads(line).items():
+            if name in seams:
+                _add(seams[name], native, left, served)
+    return bool(lines)
+
+
+def _add(seam: Any, native: int, left: dict[str, int], served: dict[str, list[int]]) -> None:
+    seam.native += native
+    for reason, count in left.items():
+        seam.left[reason] = seam.left.get(reason, 0) + count
+    for how, (loaders, epochs) in served.items():
+        before = seam.served.get(how, (0, 0))
+        seam.served[how] = before[0] + loaders, before[1] + epochs
+
+
+def describe(name: str, seam: Any) -> str:
+    """Return what a seam has done, with the first reasons of what it has left to torch."""
+    if not seam.is_on:
+        return f"{name} off ({seam.why})"
+    left = [f"{count} left to torch ({why})" for why, count in seam.left.items()]
+    left[_SHOWN:] = [f"{len(left) - _SHOWN} other reasons"] * (len(left) > _SHOWN)
+    served = (
+        f"{how}, {loaders} loader{'s' * (loaders != 1)}, {epochs} epoch{'s' * (epochs != 1)}"
+        for how, (loaders, epochs) in seam.served.items()
+    )
+    shown = f" [{'; '.join(served)}]" if seam.served else ""
+    return ", ".join([f"{name} {seam.native} native{shown}", *left])
