@@ -46,6 +46,7 @@ warp_picture(picture *p, int32_t channels, const fl_image_op *op, const fl_image
                 } else {
                     v = mix_at(p, y, x, c, false);
                     if (!isnan(fill)) v = (v - fill) * mix_at(p, y, x, c, true) + fill;
+                    if (isnan(v)) v = 0; /* beyond the horizon of a perspective */
                 }
                 pixel_at(&new, row, column)->byte[c] = (uint8_t)rintf(v);
             }

@@ -268,6 +268,43 @@ def test_coefficients_of_perspectives_are_torchvisions() -> None:
         assert told == pytest.approx(expected, rel=1e-5, abs=1e-9)
 
 
+HORIZONS: list[tuple[tuple[int, int], int, float]] = [
+    ((2, 2), 8, 1.0),
+    ((3, 3), 8, 1.0),
+    ((5, 4), 8, 0.9),
+    ((8, 8), 29, 0.9),
+]
+
+
+@pytest.mark.parametrize("how", ["nearest", "bilinear"])
+@pytest.mark.parametrize(("size", "seed", "distortion"), HORIZONS)
+@pytest.mark.parametrize("fill", [None, 0, 7])
+def test_at_the_horizon_of_a_perspective_bytes_are_torchs(
+    how: str, size: tuple[int, int], seed: int, distortion: float, fill: int | None
+) -> None:
+    """Some pixels are divided by 0. torch's grid_sample makes NaN of them, and 0 of NaN."""
+    images = torch.arange(1, 31 * math.prod(size)).byte().clamp(1)[: 30 * math.prod(size)]
+    images = images.view(30, 1, *size)
+    op = T.RandomPerspective(distortion, 1, how, fill)  # type: ignore[arg-type]
+    dataset = ArrayDataset(images, transform=op, seed=3)
+    a, b, c, d, e, f, g, h = dataset.params(seed)[0]["coefficients"]
+    edges = torch.tensor(size) / 2
+    y, x = torch.meshgrid(*(torch.arange(n) + 0.5 for n in size), indexing="ij")
+    z = x * g + y * h + 1
+    assert (z == 0).any()
+    to_x = (x * (a / edges[1]) + y * (b / edges[1])) + c / edges[1]
+    to_y = (x * (d / edges[0]) + y * (e / edges[0])) + f / edges[0]
+    grid = torch.stack((to_x / z - 1, to_y / z - 1), -1)[None]
+    both = torch.stack((images[seed, 0].float(), torch.ones(size)))[None]
+    made = torch.nn.functional.grid_sample(both, grid, how, "zeros", align_corners=False)
+    image, mask = made[0]
+    if fill is not None and how == "nearest":
+        image = torch.where(mask < 0.5, torch.tensor(float(fill)), image)
+    elif fill is not None:
+        image = image.sub(fill).mul(mask).add(fill)
+    assert_same(dataset[seed][0][0], image.nan_to_num(0).round().byte())
+
+
 @needs_torchvision
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [(256, 320), (401, 333)])

@@ -53,6 +53,14 @@ static inline float floor_of(float x)
 
 static inline float is_within(float x, float most) { return (float)((x >= 0) & (x <= most)); }
 
+/* A perspective divides by 0 at its horizon. torch's weights are NaN there, and the byte is 0 even
+ * with a fill. So a place there counts as inside of the image, in its border, which is 0. */
+static inline float is_nowhere(float x, float y)
+{
+    float zero = (x - x) + (y - y);
+    return (float)!(zero <= 0);
+}
+
 static inline void take_nearest(places *p, const fl_image_warp *w, int64_t pitch, int count)
 {
     const float last_x = (float)(w->width - 1), last_y = (float)(w->height - 1);
@@ -82,7 +90,8 @@ static inline void take_bilinear(places *p, const fl_image_warp *w, int64_t pitc
         float inside = (has_top * has_left) * p->upper_left[i];
         inside = fmaf(has_top * has_right, p->upper_right[i], inside);
         inside = fmaf(has_bottom * has_left, p->lower_left[i], inside);
-        p->inside[i] = fmaf(has_bottom * has_right, p->lower_right[i], inside);
+        inside = fmaf(has_bottom * has_right, p->lower_right[i], inside);
+        p->inside[i] = inside + is_nowhere(p->x[i], p->y[i]);
         p->at[i] = ((int32_t)top + 2) * (int32_t)pitch + (int32_t)left + 2;
     }
 }
