@@ -322,6 +322,9 @@ def _array_route(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     taker = _taker_of(loader, dataset, is_hugging)
     fetcher, unfetched = _find_fetcher(loader, dataset)
     source = columns.open_source(loader.dataset, pin and loader.num_workers > 0, taker, fetcher)
+    if not loader._auto_collation and path != "array":
+        gaps = next((column.name for column in source.all if column.has_gaps), "")
+        leave_if(gaps, f"single samples of {gaps} have strides, which torch's keep")
     if source.device is not None and fetcher is None:
         _check_resident(loader, source, f"the data are on {source.device}")
     name = look_up(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)

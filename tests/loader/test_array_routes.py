@@ -277,3 +277,34 @@ def test_structures_that_do_not_fit_are_refused() -> None:
             _core.ArrayLoader(
                 table, _core.BatchPool(2), None, structure, (), 0, 1, True, False, 0.0
             )
+
+
+ROWS_WITH_GAPS: dict[str, Any] = {
+    "channels last": torch.arange(288.0).view(6, 3, 4, 4).to(memory_format=torch.channels_last),
+    "transposed": torch.arange(48.0).view(8, 6).t(),
+    "every second": torch.arange(48.0).view(6, 8)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", ROWS_WITH_GAPS)
+def test_single_samples_keep_their_strides(name: str, workers: int) -> None:
+    rows = ROWS_WITH_GAPS[name]
+    for dataset in (
+        TensorDataset(rows),
+        rows,
+        rows.numpy(),
+        Subset(TensorDataset(rows), [2, 0]),
+        ConcatDataset([TensorDataset(rows)] * 2),
+        ArrayDataset(rows),
+    ):
+        want, got = (
+            torch.utils.data.default_convert([*cls(dataset, batch_size=None, num_workers=workers)])
+            for cls in (TorchLoader, DataLoader)
+        )
+        assert_same(got, want)
+        pairs = zip(got, want, strict=True)
+        for mine, theirs in (
+            pairs if isinstance(got[0], torch.Tensor) else ((a[0], b[0]) for a, b in pairs)
+        ):
+            assert mine.stride() == theirs.stride()

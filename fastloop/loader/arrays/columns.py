@@ -135,6 +135,17 @@ class Column:
             raise NotCoveredError(f"{self.name} is not of plain arrays, within another dataset")
         return (Segment(source, len(source), self.file),)
 
+    @property
+    def has_gaps(self) -> bool:
+        """Tell whether rows have strides that C, which copies them without gaps, does not keep."""
+        source: Any = self.source
+        arrays = [part.array for part in source] if isinstance(source, tuple) else [source]
+        if self.plan is not None:
+            return False
+        tight_tensors = (a[:1].is_contiguous() for a in arrays if isinstance(a, torch.Tensor))
+        tight_arrays = (a[:1].flags.c_contiguous for a in arrays if isinstance(a, np.ndarray))
+        return not (all(tight_tensors) and all(tight_arrays))
+
     def for_core(self, pin: bool) -> tuple[Any, Any]:
         """Return source and file as ``Table`` takes them; `pin` as in ``open_source``."""
 
