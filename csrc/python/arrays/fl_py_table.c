@@ -1,269 +1,63 @@
-/* fl_py_table: see fl_py_table.h. A table keeps its sources alive while views into them exist. */
+/* fl_py_table: see fl_py_table.h. Keeps sources alive while views into them exist; what each is,
+ * its kind knows (fl_py_source). */
 #include "fl_py_table.h"
 
-#include "fl_column_image.h"
-#include "fl_column_rows.h"
-#include "fl_column_segments.h"
-#include "fl_cpu_convert.h"
-#include "fl_cpu_rows.h"
-#include "fl_py.h"
-#include "fl_py_image_draws.h"
-#include "fl_py_indices.h"
 #include "fl_py_mapped_file.h"
-#include "fl_py_sequence_column.h"
-#include "fl_py_table_arguments.h"
-#include "fl_py_windows.h"
 
 #include <stddef.h>
 #include <structmember.h>
 
-/* Where the parameters of a field's plan are drawn; NULL: the plan draws them. */
-static const fl_py_image_draws *draws_of(const fl_py_table *self, int32_t f)
+/* A table of columns over these parts, or -1 and an exception. The caller owns *out. */
+static int open_table(const fl_py_table *self, const fl_py_part *parts, fl_table **out)
 {
-    PyObject *plan = PyTuple_GET_ITEM(self->plans, f);
-    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    return Py_IS_TYPE(plan, state->image_draws_type) ? (fl_py_image_draws *)plan : NULL;
-}
-
-/* The plan of a field; NULL: it has none. */
-static const fl_py_image_plan *plan_of(const fl_py_table *self, int32_t f)
-{
-    if (self->plans == Py_None) return NULL;
-    PyObject *plan = PyTuple_GET_ITEM(self->plans, f);
-    const fl_py_image_draws *draws = draws_of(self, f);
-    if (draws != NULL) return draws->plan;
-    return plan != Py_None ? (fl_py_image_plan *)plan : NULL;
-}
-
-/* The column that a source is made for; NULL: rows of the source itself. */
-static fl_py_sequence_column *sequences_of(const fl_py_table *self, int32_t f)
-{
-    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
-    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    bool is_column = Py_IS_TYPE(source, state->sequence_column_type);
-    return is_column ? (fl_py_sequence_column *)source : NULL;
-}
-
-/* The windows that are source f; NULL: it is an array. */
-static fl_py_windows *windows_of(const fl_py_table *self, int32_t f)
-{
-    fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
-    return Py_IS_TYPE(source, state->windows_type) ? (fl_py_windows *)source : NULL;
-}
-
-/* Segments are a tuple: an array and its rows, another array and its rows, ... */
-static bool is_segments(const fl_py_table *self, int32_t f)
-{
-    return PyTuple_CheckExact(PyTuple_GET_ITEM(self->sources, f));
-}
-
-/* Of how many objects of source f the table has views. */
-static int32_t count_views(const fl_py_table *self, int32_t f)
-{
-    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
-    return is_segments(self, f) ? (int32_t)PyTuple_GET_SIZE(source) : 1;
-}
-
-/* How many arrays lie behind source f, each with a file of its own or none. */
-static int32_t count_parts(const fl_py_table *self, int32_t f)
-{
-    return is_segments(self, f) ? count_views(self, f) / 2 : 1;
-}
-
-static PyObject *file_of(const fl_py_table *self, int32_t f, int32_t part)
-{
-    PyObject *file = PyTuple_GET_ITEM(self->fields.files, f);
-    return is_segments(self, f) ? PyTuple_GET_ITEM(file, part) : file;
-}
-
-static bool is_volatile(const fl_py_table *self, int32_t f)
-{
-    bool has_file = false;
-    for (int32_t part = 0; part < count_parts(self, f); part++)
-        has_file |= file_of(self, f, part) != Py_None;
-    return has_file;
-}
-
-/* Whether all of the field's plan is done where batches go. */
-static bool is_made_there(const fl_py_table *self, int32_t f)
-{
-    const fl_py_image_plan *plan = plan_of(self, f);
-    return self->is_whole && plan != NULL && fl_image_plan_map_length(plan->plan) > 0;
-}
-
-/* Whether the field is cast where batches go. */
-static bool is_cast(const fl_py_table *self, int32_t f)
-{
-    const fl_py_image_plan *plan = plan_of(self, f);
-    const fl_py_windows *windows = windows_of(self, f);
-    bool can_cut = (plan != NULL && plan->cut != NULL) ||
-                   (windows != NULL && fl_column_window_can_cut(&windows->column));
-    return is_made_there(self, f) || (self->is_cut && can_cut);
-}
-
-static int
-open_images(const fl_py_table *self, int32_t f, const fl_tensor *view, fl_column **out, fl_err *err)
-{
-    const fl_py_image_plan *plan = plan_of(self, f);
-    fl_column_image_config config = {.view = *view,
-                                     .layout = plan->layout,
-                                     .is_volatile = is_volatile(self, f),
-                                     .plan = plan->plan,
-                                     .dtype = plan->dtype,
-                                     .row_ops = &fl_cpu_row_ops};
-    if (is_cast(self, f)) config.cast = fl_py_image_plan_cast(plan, is_made_there(self, f));
-    if (config.cast.count > 0 && config.cast.kind == FL_CAST_LOOK_UP) config.plan = plan->cut;
-    if (draws_of(self, f) != NULL) config.draws = draws_of(self, f)->draws;
-    memcpy(config.shape, plan->shape, sizeof config.shape);
-    memcpy(config.stride, plan->stride, sizeof config.stride);
-    return fl_column_image_open(&config, out, err);
-}
-
-static int open_windows(const fl_py_table *self, int32_t f, fl_column **out, fl_err *err)
-{
-    fl_column_window_config config = windows_of(self, f)->column;
-    config.is_cut = is_cast(self, f);
-    return fl_column_window_open(&config, out, err);
-}
-
-/* What the rows of field f are converted to, if to anything. */
-static int
-set_cast(const fl_py_table *self, int32_t f, fl_column_segments_config *config, fl_err *err)
-{
-    PyObject *cast = self->casts != Py_None ? PyTuple_GET_ITEM(self->casts, f) : Py_None;
-    if (cast == Py_None) return FL_OK;
-    bool is_float = PyUnicode_CompareWithASCIIString(cast, "float32") == 0;
-    config->dtype = is_float ? (fl_dtype){kDLFloat, 32, 1} : (fl_dtype){kDLInt, 64, 1};
-    config->convert = fl_cpu_find_convert(config->segments[0].view.dtype, config->dtype);
-    if (config->convert != NULL) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "has a dtype that is not cast to %s",
-                   is_float ? "float32" : "int64");
-}
-
-static int open_segments(const fl_py_table *self, int32_t f, const fl_tensor *views,
-                         fl_column **out, fl_err *err)
-{
-    int32_t count = count_parts(self, f);
-    fl_segment *segments = fl_alloc(count * (int64_t)sizeof *segments);
-    if (segments == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
-    for (int32_t i = 0; i < count; i++) {
-        const fl_tensor *rows = &views[2 * i + 1];
-        segments[i] = (fl_segment){.view = views[2 * i], .count = rows->shape[0]};
-        if (rows->ndim > 0) segments[i].index = (const int64_t *)(const void *)rows->data;
-    }
-    fl_column_segments_config config = {.segments = segments,
-                                        .count = count,
-                                        .is_volatile = is_volatile(self, f),
-                                        .row_ops = &fl_cpu_row_ops};
-    int status = set_cast(self, f, &config, err);
-    if (status == FL_OK) status = fl_column_segments_open(&config, out, err);
-    fl_free(segments);
-    return status;
-}
-
-/* The column of source f, whose views these are. */
-static int open_column(const fl_py_table *self, int32_t f, const fl_tensor *views, fl_column **out,
-                       fl_err *err)
-{
-    if (windows_of(self, f) != NULL) return open_windows(self, f, out, err);
-    const fl_py_sequence_column *sequences = sequences_of(self, f);
-    int status;
-    if (sequences != NULL)
-        status = fl_py_sequence_column_open(sequences, is_volatile(self, f), out, err);
-    else if (is_segments(self, f))
-        status = open_segments(self, f, views, out, err);
-    else if (plan_of(self, f) != NULL)
-        status = open_images(self, f, views, out, err);
-    else
-        status = fl_column_rows_open(views, is_volatile(self, f), &fl_cpu_row_ops, out, err);
-    return fl_column_name_field(err, status, f);
-}
-
-/* A table of columns over the views. The caller owns *out. */
-static int open_table(const fl_py_table *self, const fl_tensor *views, fl_table **out, fl_err *err)
-{
-    *out = NULL;
+    fl_err err = {.code = FL_ENOMEM, .text = "out of memory for a table"};
     fl_column **columns = fl_alloc(self->count * (int64_t)sizeof *columns);
-    if (columns == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table");
-    int status = FL_OK;
+    int status = columns != NULL ? FL_OK : FL_ENOMEM;
     for (int32_t f = 0; status == FL_OK && f < self->count; f++) {
-        status = open_column(self, f, views, &columns[f], err);
-        views += count_views(self, f);
+        const fl_py_source *source = &self->each[f];
+        status = fl_column_name_field(&err, source->ops->open(source, parts, &columns[f], &err), f);
+        parts += source->count;
     }
-    if (status == FL_OK) status = fl_table_open(columns, self->count, out, err);
-    for (int32_t f = 0; status != FL_OK && f < self->count; f++) fl_column_close(columns[f]);
+    if (status == FL_OK) status = fl_table_open(columns, self->count, out, &err);
+    for (int32_t f = 0; columns != NULL && status != FL_OK && f < self->count; f++)
+        fl_column_close(columns[f]);
     fl_free(columns);
-    return status;
+    if (status == FL_OK) return 0;
+    if (!PyErr_Occurred()) fl_py_raise(&err, &self->fields);
+    return -1;
 }
 
-/* The rows of a segment: an int64 vector, or how many there are, whose view has ndim 0. */
-static int look_at_rows(const fl_py_table *self, PyObject *rows, fl_tensor *view)
+/* Arrays at their present addresses. */
+static int look_at_parts(const fl_py_table *self, fl_py_part *parts)
 {
-    if (!PyLong_Check(rows)) return fl_py_index_vector(&self->dlpack, rows, view);
-    *view = (fl_tensor){.shape = {PyLong_AsLongLong(rows)}};
-    return view->shape[0] == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
-/* Source f at its present address, in as many views as it has. Windows and sequences stay, and
- * their view says nothing: its ndim is 0. */
-static int look_at_source(const fl_py_table *self, int32_t f, fl_tensor *views)
-{
-    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
-    if (windows_of(self, f) != NULL || sequences_of(self, f) != NULL) {
-        *views = (fl_tensor){0};
-        return 0;
-    }
-    if (!is_segments(self, f)) return fl_py_view(&self->dlpack, source, views);
-    for (int32_t i = 0; i < count_views(self, f); i += 2) {
-        if (fl_py_view(&self->dlpack, PyTuple_GET_ITEM(source, i), &views[i]) != 0 ||
-            look_at_rows(self, PyTuple_GET_ITEM(source, i + 1), &views[i + 1]) != 0)
+    for (int64_t i = 0; i < self->part_count; i++)
+        if (parts[i].array != NULL &&
+            fl_py_view(&self->dlpack, parts[i].array, &parts[i].view) != 0)
             return -1;
-    }
     return 0;
 }
 
-static int look_at_sources(const fl_py_table *self, fl_tensor *views)
-{
-    for (int32_t f = 0; f < self->count; f++) {
-        if (look_at_source(self, f, views) != 0) return -1;
-        views += count_views(self, f);
-    }
-    return 0;
-}
-
-/* Makes new views, which it takes over, the table's; nothing changes on failure. */
-static int adopt_views(fl_py_table *self, fl_tensor *views)
-{
-    fl_err err;
-    fl_table *table;
-    if (open_table(self, views, &table, &err) != FL_OK) {
-        fl_free(views);
-        fl_py_raise(&err, &self->fields);
-        return -1;
-    }
-    fl_table_close(self->table);
-    fl_free(self->views);
-    fl_table_guard(table, &self->gate);
-    self->table = table;
-    self->views = views;
-    return 0;
-}
-
+/* Views and table anew; nothing changes on failure. */
 static int rebuild(fl_py_table *self)
 {
-    int64_t count = 0;
-    for (int32_t f = 0; f < self->count; f++) count += count_views(self, f);
-    fl_tensor *views = fl_alloc(count * (int64_t)sizeof *views);
-    if (views == NULL) {
+    fl_table *table;
+    int64_t bytes = self->part_count * (int64_t)sizeof *self->parts;
+    fl_py_part *parts = fl_alloc(bytes);
+    if (parts == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    if (look_at_sources(self, views) != 0) {
-        fl_free(views);
+    memcpy(parts, self->parts, (size_t)bytes);
+    if (look_at_parts(self, parts) != 0 || open_table(self, parts, &table) != 0) {
+        fl_free(parts);
         return -1;
     }
-    return adopt_views(self, views);
+    fl_table_close(self->table);
+    fl_free(self->parts);
+    fl_table_guard(table, &self->gate);
+    self->table = table;
+    self->parts = parts;
+    return 0;
 }
 
 static bool is_same_view(const fl_tensor *a, const fl_tensor *b)
@@ -276,74 +70,52 @@ static bool is_same_view(const fl_tensor *a, const fl_tensor *b)
     return true;
 }
 
-/* 1 if an array of source f is not what its view says; 0, or -1 and an exception. */
-static int has_changed(const fl_py_table *self, int32_t f, const fl_tensor *views)
-{
-    PyObject *source = PyTuple_GET_ITEM(self->sources, f);
-    int32_t step = is_segments(self, f) ? 2 : 1;
-    for (int32_t i = 0; i < count_views(self, f); i += step) {
-        fl_tensor now;
-        if (views[i].ndim == 0) continue;
-        PyObject *array = step == 2 ? PyTuple_GET_ITEM(source, i) : source;
-        if (fl_py_view(&self->dlpack, array, &now) != 0) return -1;
-        if (!is_same_view(&now, &views[i])) return 1;
-    }
-    return 0;
-}
-
 int fl_py_table_refresh(fl_py_table *self)
 {
-    const fl_tensor *views = self->views;
-    for (int32_t f = 0; f < self->count; f++) {
-        int status = has_changed(self, f, views);
-        if (status != 0) return status > 0 ? rebuild(self) : -1;
-        views += count_views(self, f);
+    for (int64_t i = 0; i < self->part_count; i++) {
+        fl_tensor now;
+        const fl_py_part *part = &self->parts[i];
+        if (part->array == NULL) continue;
+        if (fl_py_view(&self->dlpack, part->array, &now) != 0) return -1;
+        if (!is_same_view(&now, &part->view)) return rebuild(self);
     }
     return 0;
 }
 
-/* An array, of which the table has a view, where it lies now. */
-static void
-look_at_array(fl_py_table *self, int32_t f, int32_t part, PyObject *array, fl_tensor *view)
+/* An array where it lies now. */
+static void look_at_part(fl_py_table *self, fl_py_part *part)
 {
     fl_tensor now;
-    if (!fl_py_is_tensor(&self->dlpack, array)) return;
-    if (fl_py_view(&self->dlpack, array, &now) != 0) {
+    if (part->array == NULL || !fl_py_is_tensor(&self->dlpack, part->array)) return;
+    if (fl_py_view(&self->dlpack, part->array, &now) != 0) {
         PyErr_Clear();
         return;
     }
     const char *data = now.data;
-    now.data = view->data;
-    if (!is_same_view(&now, view)) return; /* refresh will see to it */
-    view->data = data;
-    fl_table_move(self->table, f, part, data);
+    now.data = part->view.data;
+    if (!is_same_view(&now, &part->view)) return; /* refresh will see to it */
+    part->view.data = data;
+    fl_table_move(self->table, part->field, part->number, data);
 }
 
 void fl_py_table_look(fl_py_table *self)
 {
-    fl_tensor *views = self->views;
-    for (int32_t f = 0; f < self->count; views += count_views(self, f++)) {
-        PyObject *source = PyTuple_GET_ITEM(self->sources, f);
-        if (windows_of(self, f) != NULL)
-            fl_py_windows_look(windows_of(self, f));
-        else if (sequences_of(self, f) != NULL)
-            fl_table_move(self->table, f, 0,
-                          fl_py_sequence_column_look(sequences_of(self, f), &self->dlpack));
-        else if (!is_segments(self, f))
-            look_at_array(self, f, 0, source, views);
-        for (int32_t i = 0; is_segments(self, f) && i < count_parts(self, f); i++)
-            look_at_array(self, f, i, PyTuple_GET_ITEM(source, 2 * i), &views[2 * i]);
+    for (int64_t i = 0; i < self->part_count; i++) look_at_part(self, &self->parts[i]);
+    for (int32_t f = 0; f < self->count; f++) {
+        const fl_py_source *source = &self->each[f];
+        if (source->ops->look != NULL) source->ops->look(source, self->table, f);
     }
 }
 
-/* -1 and OSError if the file behind an array of source f is too short for one of the rows. */
-static int check_file(const fl_py_table *self, int32_t f, int32_t part, const fl_rows *rows)
+/* -1 and OSError if the file behind an array is too short for one of the rows. */
+static int check_file(const fl_py_table *self, const fl_py_part *part, const fl_rows *rows)
 {
     const char *end = NULL;
-    if (fl_py_mapped_file_end(file_of(self, f, part), &end) != 0) return -1;
-    int64_t row = end != NULL ? fl_table_row_behind(self->table, f, part, rows, end) : -1;
+    if (fl_py_mapped_file_end(part->file, &end) != 0) return -1;
+    int32_t f = part->field, number = part->number;
+    int64_t row = end != NULL ? fl_table_row_behind(self->table, f, number, rows, end) : -1;
     if (row < 0) return 0;
-    fl_err err = {.code = FL_ESOURCE, .field = f, .position = part, .value = row};
+    fl_err err = {.code = FL_ESOURCE, .field = f, .position = number, .value = row};
     fl_py_raise(&err, &self->fields);
     return -1;
 }
@@ -351,12 +123,94 @@ static int check_file(const fl_py_table *self, int32_t f, int32_t part, const fl
 int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
 {
     for (int32_t f = 0; f < self->count; f++) {
-        const fl_py_windows *windows = windows_of(self, f);
-        if (windows != NULL && fl_py_windows_check_files(windows) != 0) return -1;
-        for (int32_t part = 0; part < count_parts(self, f); part++)
-            if (check_file(self, f, part, rows) != 0) return -1;
+        const fl_py_source *source = &self->each[f];
+        if (source->ops->check_files != NULL && source->ops->check_files(source) != 0) return -1;
     }
+    for (int64_t i = 0; i < self->part_count; i++)
+        if (check_file(self, &self->parts[i], rows) != 0) return -1;
     return 0;
+}
+
+/* ---- what the arguments say */
+
+static bool is_plan(const fl_py_state *state, PyObject *plan)
+{
+    return plan == Py_None || Py_IS_TYPE(plan, state->image_plan_type) ||
+           Py_IS_TYPE(plan, state->image_draws_type);
+}
+
+static bool is_cast_of(const fl_py_source *source)
+{
+    PyObject *cast = source->cast;
+    return cast == Py_None || (source->ops->can_convert && PyUnicode_Check(cast) &&
+                               (PyUnicode_CompareWithASCIIString(cast, "int64") == 0 ||
+                                PyUnicode_CompareWithASCIIString(cast, "float32") == 0));
+}
+
+static PyObject *refuse_plans(Py_ssize_t count)
+{
+    return PyErr_Format(PyExc_TypeError,
+                        "Table needs an ImagePlan, ImageDraws or None for each of %zd sources",
+                        count);
+}
+
+/* Describes source f: how many parts it has, or -1 and TypeError. */
+static int64_t describe(fl_py_table *self, int32_t f)
+{
+    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    fl_py_source *source = &self->each[f];
+    *source =
+        (fl_py_source){.dlpack = &self->dlpack,
+                       .object = PyTuple_GET_ITEM(self->sources, f),
+                       .file = PyTuple_GET_ITEM(self->fields.files, f),
+                       .plan = self->plans != Py_None ? PyTuple_GET_ITEM(self->plans, f) : Py_None,
+                       .cast = self->casts != Py_None ? PyTuple_GET_ITEM(self->casts, f) : Py_None,
+                       .is_cut = self->is_cut,
+                       .is_whole = self->is_whole};
+    source->ops = fl_py_source_find(state, source->object, source->plan);
+    self->has_plans |= source->plan != Py_None;
+    if (!is_plan(state, source->plan))
+        (void)refuse_plans(self->count);
+    else if (!is_cast_of(source))
+        PyErr_SetString(PyExc_TypeError, "casts are None, or for segments \"int64\" or "
+                                         "\"float32\" besides");
+    else
+        return source->ops->list(source, NULL);
+    return -1;
+}
+
+static void list_parts(fl_py_table *self)
+{
+    fl_py_part *part = self->parts;
+    for (int32_t f = 0; f < self->count; f++) {
+        fl_py_source *source = &self->each[f];
+        (void)source->ops->list(source, part);
+        for (int32_t number = 0; number < source->count; number++, part++) {
+            source->is_volatile |= part->file != Py_None;
+            part->field = f;
+            part->number = number;
+        }
+        if (source->ops->token_files != NULL)
+            self->fields.token_files = source->ops->token_files(source);
+    }
+}
+
+static int open_sources(fl_py_table *self)
+{
+    self->each = fl_alloc(self->count * (int64_t)sizeof *self->each);
+    for (int32_t f = 0; self->each != NULL && f < self->count; f++) {
+        int64_t count = describe(self, f);
+        if (count < 0) return -1;
+        self->each[f].count = count;
+        self->part_count += count;
+    }
+    self->parts = fl_alloc(self->part_count * (int64_t)sizeof *self->parts);
+    if (self->each != NULL && self->parts != NULL) {
+        list_parts(self);
+        return rebuild(self);
+    }
+    PyErr_NoMemory();
+    return -1;
 }
 
 /* The attributes of `like` but for the sources' views, which it makes. */
@@ -372,18 +226,20 @@ static PyObject *make_table(PyTypeObject *type, const fl_py_table *like, PyObjec
     self->count = like->count;
     self->is_cut = like->is_cut;
     self->is_whole = like->is_whole;
-    for (int32_t f = 0; f < self->count; f++) {
-        self->has_plans |= plan_of(self, f) != NULL;
-        if (windows_of(self, f) != NULL) self->fields.token_files = windows_of(self, f)->names;
-    }
     fl_err err;
     bool has_gate = fl_gate_init(&self->gate, &err) == FL_OK;
     if (!has_gate) fl_py_raise(&err, NULL);
-    if (!has_gate || fl_py_dlpack_open(tensor_type, &self->dlpack) != 0 || rebuild(self) != 0) {
+    if (!has_gate || fl_py_dlpack_open(tensor_type, &self->dlpack) != 0 ||
+        open_sources(self) != 0) {
         Py_DECREF(self);
         return NULL;
     }
     return (PyObject *)self;
+}
+
+static bool is_of_each(PyObject *objects, Py_ssize_t count)
+{
+    return objects == Py_None || (PyTuple_Check(objects) && PyTuple_GET_SIZE(objects) == count);
 }
 
 static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -402,10 +258,10 @@ static PyObject *table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_Format(PyExc_ValueError,
                             "Table needs a name and a file (or None) for each of %zd sources",
                             count);
-    const fl_py_state *state = PyType_GetModuleState(type);
-    if (fl_py_table_check_arguments(state, given.sources, given.fields.files, given.plans,
-                                    given.casts) != 0)
-        return NULL;
+    if (!is_of_each(given.plans, count)) return refuse_plans(count);
+    if (!is_of_each(given.casts, count))
+        return PyErr_Format(PyExc_TypeError, "Table needs a cast or None for each of %zd sources",
+                            count);
     given.count = (int32_t)count;
     return make_table(type, &given, tensor_type);
 }
@@ -432,7 +288,8 @@ static void table_dealloc(fl_py_table *self)
     if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     fl_table_close(self->table);
     fl_gate_destroy(&self->gate);
-    fl_free(self->views);
+    fl_free(self->each);
+    fl_free(self->parts);
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->sources);
     Py_XDECREF(self->plans);
@@ -537,7 +394,12 @@ static PyObject *table_cut(fl_py_table *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "|p:cut", &is_whole)) return NULL;
     cut.is_cut = true;
     cut.is_whole = is_whole != 0;
-    for (int32_t f = 0; f < self->count; f++) has_casts |= is_cast(&cut, f);
+    for (int32_t f = 0; f < self->count; f++) {
+        fl_py_source source = self->each[f];
+        source.is_cut = true;
+        source.is_whole = cut.is_whole;
+        has_casts |= source.ops->is_cast != NULL && source.ops->is_cast(&source);
+    }
     if (!has_casts) return Py_NewRef(self);
     return make_table(Py_TYPE(self), &cut, (PyObject *)self->dlpack.tensor_type);
 }

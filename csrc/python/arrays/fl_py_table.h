@@ -4,9 +4,7 @@
 #ifndef FL_PY_TABLE_H
 #define FL_PY_TABLE_H
 
-#include "fl_py_dlpack.h"
-#include "fl_py_error.h"
-#include "fl_table.h"
+#include "fl_py_source.h"
 
 typedef struct fl_py_table {
     PyObject_HEAD
@@ -18,11 +16,13 @@ typedef struct fl_py_table {
     bool is_cut;         /* batches hold what cut plans make: it is cast where they go; */
     bool is_whole;       /* or whole images, where their plans have maps */
     fl_py_fields fields; /* owned */
-    fl_tensor *views;    /* owned: of each source one or more, as the table reads it */
     int32_t count;       /* of sources */
-    fl_table *table;     /* owned */
-    fl_gate gate;        /* of the table, and of each that takes its place */
-    PyObject *weakrefs;  /* owned */
+    fl_py_source *each;  /* owned: what they are */
+    int64_t part_count;
+    fl_py_part *parts;  /* owned: of all sources in turn, with the views that the table reads */
+    fl_table *table;    /* owned */
+    fl_gate gate;       /* of the table, and of each that takes its place */
+    PyObject *weakrefs; /* owned */
 } fl_py_table;
 
 extern PyType_Spec fl_py_table_spec;

@@ -1,8 +1,8 @@
 /* fl_py_sequence_column: see fl_py_sequence_column.h. */
 #include "fl_py_sequence_column.h"
 
-#include "fl_py.h"
 #include "fl_cpu_sequences.h"
+#include "fl_py_source.h"
 
 #include <string.h>
 
@@ -207,31 +207,52 @@ static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return NULL;
 }
 
-int fl_py_sequence_column_open(const fl_py_sequence_column *self, bool is_volatile, fl_column **out,
-                               fl_err *err)
+/* ---- as a source of a table */
+
+static fl_py_sequence_column *column_of(const fl_py_source *source)
 {
+    return (fl_py_sequence_column *)source->object;
+}
+
+static int64_t list(const fl_py_source *source, fl_py_part *parts)
+{
+    int64_t count = fl_py_source_list_array(source, parts);
+    if (parts != NULL) parts->array = NULL; /* the column has views of its arrays itself */
+    return count;
+}
+
+static int
+open_column(const fl_py_source *source, const fl_py_part *parts, fl_column **out, fl_err *err)
+{
+    (void)parts;
+    const fl_py_sequence_column *self = column_of(source);
     if (self->device != FL_PY_CPU) return fl_fail(err, FL_EINVAL, "has values on a device");
     if (self->is_packed) {
         fl_column_pack_config config = self->pack;
-        config.ragged.is_volatile = is_volatile;
+        config.ragged.is_volatile = source->is_volatile;
         return fl_column_pack_open(&config, out, err);
     }
     fl_column_pad_config config = self->pad;
-    config.ragged.is_volatile = is_volatile;
+    config.ragged.is_volatile = source->is_volatile;
     return fl_column_pad_open(&config, out, err);
 }
 
-const char *fl_py_sequence_column_look(fl_py_sequence_column *self, const fl_py_dlpack *dlpack)
+/* Columns that are opened from now on know it, too. */
+static void look(const fl_py_source *source, fl_table *table, int32_t f)
 {
     fl_tensor now;
+    fl_py_sequence_column *self = column_of(source);
     fl_ragged *ragged = self->is_packed ? &self->pack.ragged : &self->pad.ragged;
-    if (ragged->values == NULL) return NULL;
-    if (fl_py_view(dlpack, self->values, &now) == 0)
+    if (ragged->values == NULL) return;
+    if (fl_py_view(source->dlpack, self->values, &now) == 0)
         ragged->values = now.data;
     else
         PyErr_Clear();
-    return ragged->values;
+    fl_table_move(table, f, 0, ragged->values);
 }
+
+const fl_py_source_ops fl_py_sequence_source_ops = {
+    .list = list, .open = open_column, .look = look};
 
 static Py_ssize_t column_length(fl_py_sequence_column *self)
 {

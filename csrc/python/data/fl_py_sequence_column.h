@@ -1,8 +1,9 @@
 /* fl_py_sequence_column: the heap type _core.SequenceColumn, one output of a batch of sequences
  * (fl_column_pad, fl_column_pack) over the user's arrays.
  *
- * It is a source of a Table, which keeps it alive while the column that it opens is read. Its
- * tensors have storages that cannot be resized. All functions need the interpreter lock. */
+ * It is a source of a Table (fl_py_source), which keeps it alive while the column that it opens is
+ * read. Its tensors have storages that cannot be resized. All functions need the interpreter lock.
+ */
 #ifndef FL_PY_SEQUENCE_COLUMN_H
 #define FL_PY_SEQUENCE_COLUMN_H
 
@@ -21,14 +22,6 @@ typedef struct fl_py_sequence_column {
 } fl_py_sequence_column;
 
 extern PyType_Spec fl_py_sequence_column_spec;
-
-/* is_volatile: the values lie in a mapped file. FL_ENOMEM; FL_EINVAL: they lie on a device. The
- * column borrows from self. */
-int fl_py_sequence_column_open(const fl_py_sequence_column *self, bool is_volatile, fl_column **out,
-                               fl_err *err);
-
-/* Where the values lie now, which the columns that it opens from now on know; NULL: it has none. */
-const char *fl_py_sequence_column_look(fl_py_sequence_column *self, const fl_py_dlpack *dlpack);
 
 /* What the sequences are; its dtype says nothing where no values are read. */
 static inline const fl_ragged *fl_py_sequence_column_ragged(const fl_py_sequence_column *self)

@@ -1,0 +1,76 @@
+/* fl_py_segments_source: a field whose rows lie in several arrays, one after another: a tuple
+ * (array, rows, array, rows, ...), rows an int64 vector, or how many the array has. */
+#include "fl_py_source.h"
+
+#include "fl_column_segments.h"
+#include "fl_cpu_convert.h"
+#include "fl_cpu_rows.h"
+#include "fl_py_indices.h"
+#include "fl_py_mapped_file.h"
+
+static int64_t list(const fl_py_source *self, fl_py_part *parts)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(self->object) / 2;
+    if (count == 0 || PyTuple_GET_SIZE(self->object) % 2 != 0 || count > INT32_MAX ||
+        !PyTuple_CheckExact(self->file) || PyTuple_GET_SIZE(self->file) != count) {
+        PyErr_SetString(PyExc_TypeError, "segments are pairs of an array and its rows, and have a "
+                                         "file or None for each");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *file = PyTuple_GET_ITEM(self->file, i);
+        if (fl_py_mapped_file_check(file) != 0) return -1;
+        if (parts == NULL) continue;
+        parts[i] = (fl_py_part){.array = PyTuple_GET_ITEM(self->object, 2 * i), .file = file};
+    }
+    return count;
+}
+
+/* What the rows are converted to, if to anything. */
+static int set_cast(const fl_py_source *self, fl_column_segments_config *config, fl_err *err)
+{
+    if (self->cast == Py_None) return FL_OK;
+    bool is_float = PyUnicode_CompareWithASCIIString(self->cast, "float32") == 0;
+    config->dtype = is_float ? (fl_dtype){kDLFloat, 32, 1} : (fl_dtype){kDLInt, 64, 1};
+    config->convert = fl_cpu_find_convert(config->segments[0].view.dtype, config->dtype);
+    if (config->convert != NULL) return FL_OK;
+    return fl_fail(err, FL_EINVAL, "has a dtype that is not cast to %s",
+                   is_float ? "float32" : "int64");
+}
+
+/* -1 and an exception for rows that cannot be. */
+static int set_rows(const fl_py_source *self, PyObject *rows, fl_segment *segment)
+{
+    fl_tensor view;
+    if (PyLong_Check(rows)) {
+        segment->count = PyLong_AsLongLong(rows);
+        return segment->count == -1 && PyErr_Occurred() ? -1 : 0;
+    }
+    if (fl_py_index_vector(self->dlpack, rows, &view) != 0) return -1;
+    segment->index = (const int64_t *)(const void *)view.data;
+    segment->count = view.shape[0];
+    return 0;
+}
+
+static int
+open_segments(const fl_py_source *self, const fl_py_part *parts, fl_column **out, fl_err *err)
+{
+    fl_segment *segments = fl_alloc(self->count * (int64_t)sizeof *segments);
+    if (segments == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    int status = FL_OK;
+    for (int64_t i = 0; status == FL_OK && i < self->count; i++) {
+        segments[i].view = parts[i].view;
+        status = set_rows(self, PyTuple_GET_ITEM(self->object, 2 * i + 1), &segments[i]);
+    }
+    fl_column_segments_config config = {.segments = segments,
+                                        .count = (int32_t)self->count,
+                                        .is_volatile = self->is_volatile,
+                                        .row_ops = &fl_cpu_row_ops};
+    if (status == FL_OK) status = set_cast(self, &config, err);
+    if (status == FL_OK) status = fl_column_segments_open(&config, out, err);
+    fl_free(segments);
+    return status;
+}
+
+const fl_py_source_ops fl_py_segments_source_ops = {
+    .list = list, .open = open_segments, .can_convert = true};
