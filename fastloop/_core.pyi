@@ -400,14 +400,12 @@ class Gatherer:
     def __init__(
         self,
         tensor_type: type,
-        empty_like: Callable[[Any], Any],
-        new_batch: Callable[[int], list[Any]] | None,
+        memory: tuple[Callable[[int], list[Any]] | None, Callable[[Any], Any]],
         structure: Any,
-        sources: tuple[Any, ...],
-        plans: tuple[tuple[ImagePlan, Any] | None, ...],
-        regions: tuple[Region, ...] | None,
+        sources: tuple[
+            tuple[Any, Region | None, tuple[ImagePlan, Any] | None] | tuple[Any, int], ...
+        ],
         device: int,
-        shift: int,
     ) -> None: ...
     def set_rows(self, indices: Any, length: int, /) -> None: ...
     def take(

@@ -122,7 +122,7 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
 
     class Gatherer:
         def __init__(self, *args: Any) -> None:
-            regions.extend(args[6])
+            regions.extend(region for _, region, _ in args[3])
 
         def stream(self) -> None: ...
 

@@ -292,7 +292,7 @@ def test_tables_of_images_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
 
     class Gatherer:
         def __init__(self, *args: Any) -> None:
-            tables.extend(table for _, table in filter(None, args[5]))
+            tables.extend(plan[1] for _, _, plan in args[3] if plan)
             self.stream = lambda: None
             self.set_rows = self.take = lambda *args: None
 
@@ -403,9 +403,7 @@ def test_a_device_without_room_is_named_before_anything_is_copied(
 
 def test_lists_that_are_shorter_than_the_core_was_told() -> None:
     two: Any = {"x": None, "y": None}
-    gatherer = Gatherer(
-        torch.Tensor, torch.empty_like, None, two, (LABELS,), (None,), None, 0, shift=1
-    )
+    gatherer = Gatherer(torch.Tensor, (None, torch.empty_like), two, ((LABELS, 1),), 0)
     gatherer.set_rows(LABELS, N)
     with pytest.raises(ValueError, match="windows need new_batch"):
         gatherer.take(0, 2, (), False)
@@ -422,8 +420,7 @@ def test_lists_that_are_shorter_than_the_core_was_told() -> None:
         return given
 
     given: list[Any] = []
-    sources, plans = (LABELS, LABELS), (None, None)
-    gatherer = Gatherer(torch.Tensor, repr, new_batch, two, sources, plans, None, 0, -1)
+    gatherer = Gatherer(torch.Tensor, (new_batch, repr), two, ((LABELS, None, None),) * 2, 0)
     gatherer.set_rows(LABELS, N)
     for _ in range(3):
         given.clear()

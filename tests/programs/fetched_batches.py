@@ -203,11 +203,9 @@ for n in range(1, 40):
     assert registered() == 0, n
 
 
-def take(source: Any, regions: Any) -> Any:
-    gatherer = _core.Gatherer(
-        torch.Tensor, torch.empty_like, lambda count: [source[:count].clone()], None, (source,),
-        (None,), regions, 0, -1,
-    )  # fmt: skip
+def take(source: Any, region: Any) -> Any:
+    memory = (lambda count: [source[:count].clone()], torch.empty_like)
+    gatherer = _core.Gatherer(torch.Tensor, memory, None, ((source, region, None),), 0)
     gatherer.set_rows(index, 4)
     return gatherer.take(0, 1, (), False)
 
@@ -223,10 +221,10 @@ moves.read_memory = machine_memory
 list(fetching(data, 40))
 region = data._fields[0].region
 x, index = torch.zeros(4, 3), torch.tensor([1])
-for wrong in ((), (None,), [region], (region, region)):
-    text = "regions must be a Region for each source"
+for wrong in ((), 1, (region,)):
+    text = "sources must be (tensor, Region or None"
     refuse(ValueError, text, lambda regions=wrong: take(IMAGES, regions))  # type: ignore[misc]
-refuse(ValueError, "the data have moved", lambda: take(x, (region,)))
+refuse(ValueError, "the data have moved", lambda: take(x, region))
 
 region.sources[0].owner = region  # a cycle
 # ---- a dataset that goes while kernels read, where nothing is registered

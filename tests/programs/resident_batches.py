@@ -177,14 +177,16 @@ def take(
     length: int,
     plans: Any = None,
     maps: Any = (),
-    shift: int = -1,
+    shift: int | None = None,
     first: int = 0,
 ) -> Any:
     """A batch of all rows from `first` on, in these tensors."""
-    gatherer = _core.Gatherer(
-        torch.Tensor, torch.empty_like, lambda count: list(outs), (None,) * len(outs), sources,
-        plans or (None,) * len(sources), None, 0, shift,
-    )  # fmt: skip
+    regions = (None,) * len(sources)
+    given: Any = tuple(zip(sources, regions, plans or regions, strict=True))
+    if shift is not None:
+        given = ((*sources, shift),)
+    memory = (lambda count: list(outs), torch.empty_like)
+    gatherer = _core.Gatherer(torch.Tensor, memory, (None,) * len(outs), given, 0)
     gatherer.set_rows(rows, length)
     return gatherer.take(first, len(rows), maps, False)
 
@@ -199,8 +201,8 @@ REFUSED: list[tuple[Any, str]] = [
     (((x.T,), rows[:2], (torch.empty(2, 6),), 2), "rows must be contiguous"),
     (((x,), rows, (x[:3],), 7), "the data had 7 rows and now have 6"),
     (((x, x), rows, (x[:3],), 6), "structure must be of each field"),
-    (((x,), rows, (x[:3],), 6, (COMPUTED,)), "plans must be None or (ImagePlan, values) each"),
-    (((x,), rows, (x[:3],), 6, (None, None)), "plans must be None or (ImagePlan, values) each"),
+    (((x,), rows, (x[:3],), 6, (COMPUTED,)), "sources must be (tensor, Region or None"),
+    (((x,), rows, (x[:3],), 6, ((1, 2),)), "sources must be (tensor, Region or None"),
     (((x.numpy(),), rows, (x[:3],), 6), "expected a torch.Tensor, got numpy.ndarray"),
 ]
 
@@ -238,13 +240,13 @@ WINDOWS_REFUSED: list[tuple[Any, Any, Any, str]] = [
 ]
 for tokens_given, starts, outs, text in WINDOWS_REFUSED:
     refuse(((tokens_given,), starts, outs, 40), text, shift=1)
-refuse(((tokens,), rows, pair, 40), "structure must be of", shift=2)
+refuse(((tokens,), rows, pair, 40), "sources must be (tensor, Region or None", shift=2)
 plan, shape = AUGMENTED[0]._plans[0], (3, 3, 28, 28)
 assert plan is not None
 maps, table = torch.zeros(3, plan.map_length).int(), torch.zeros(len(plan.values())).byte()
 given: list[Any] = [plan, IMAGES["CHW"], rows, N, maps, table, torch.empty(shape)]
 WRONG: list[tuple[int, Any, str]] = [
-    (0, T.Resize((9, 9)), "plans must be None or (ImagePlan, values) each"),
+    (0, T.Resize((9, 9)), "sources must be (tensor, Region or None"),
     (0, COMPUTED, "the plan computes pixels"),
     (1, IMAGES["CHW"].int(), "the images are not those of the plan"),
     (1, IMAGES["HWC"], "the images are not those of the plan"),
@@ -281,7 +283,7 @@ for out in (torch.empty(6, *shape[1:])[::2], torch.empty(*shape[:3], 56)[..., ::
     refuse_images(each, "out is not a batch of the plan's results")
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 for shift, arguments in (
-    (-1, ((x,), rows, (torch.empty(3, 2),), 6)),
+    (None, ((x,), rows, (torch.empty(3, 2),), 6)),
     (1, ((tokens,), rows, pair, 9)),
 ):
     fake.fake_fail_at(2, 719, False)
@@ -308,7 +310,7 @@ def empty_like(form: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(form)
 
 
-gatherer = _core.Gatherer(torch.Tensor, empty_like, new_batch, None, (x,), (None,), None, 0, -1)
+gatherer = _core.Gatherer(torch.Tensor, (new_batch, empty_like), None, ((x, None, None),), 0)
 gatherer.set_rows(torch.arange(6), 6)
 for count in (2, 2, 2, 3, 2, 2):
     batch = gatherer.take(1, count, (), False)
@@ -316,10 +318,8 @@ for count in (2, 2, 2, 3, 2, 2):
 assert made == [2, 2, 3, 2, 2] and like == [2, 2, 2], (made, like)
 assert torch.equal(gatherer.take(4, 2, (), True), x[4])
 assert gatherer.arrange((x,), True).tolist() == [0, 1] and gatherer.stream() == 0
-mixed = _core.Gatherer(
-    torch.Tensor, torch.empty_like, lambda count: [x.new_empty(count, 2)], (None, {"n": None}),
-    (x,), (None,), None, 0, -1,
-)  # fmt: skip
+memory = (lambda count: [x.new_empty(count, 2)], torch.empty_like)
+mixed = _core.Gatherer(torch.Tensor, memory, (None, {"n": None}), ((x, None, None),), 0)
 mixed.set_rows(torch.arange(6), 6)
 ones = torch.ones(2)
 batch = mixed.take(3, 2, (), False, [ones, None])

@@ -8,17 +8,17 @@
 
 #include <unistd.h>
 
-enum { FIELDS = -1 }; /* in place of a shift: sources are fields */
-
 typedef struct fl_py_gatherer {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    PyObject *empty_like; /* owned: torch's */
-    PyObject *new_batch;  /* owned: new_batch(count): a list of new tensors for a batch; None:
-                             torch's index makes batches, and no kernel */
-    PyObject *structure;  /* owned: see fl_py_structure.h */
-    PyObject *sources, *plans, *regions; /* owned, as in fl_py_gather.h */
-    int device, shift;                   /* likewise; shift may be FIELDS */
+    PyObject *empty_like;      /* owned: torch's */
+    PyObject *new_batch;       /* owned: new_batch(count): a list of new tensors for a batch; None:
+                                  torch's index makes batches, and no kernel */
+    PyObject *structure;       /* owned: see fl_py_structure.h */
+    PyObject *sources;         /* owned: tuple, see the type's docstring; */
+    fl_py_gather_source *each; /* owned: `count` of them, what they say */
+    Py_ssize_t count;
+    int device;              /* as in fl_py_gather.h */
     Py_ssize_t outputs, all; /* tensors of a batch that are made here; and with those of others */
     PyObject *rows;          /* owned: indices on the device, or NULL */
     long long length;        /* as in fl_py_gather.h */
@@ -27,6 +27,11 @@ typedef struct fl_py_gatherer {
     int64_t form_rows; /* of the last batch */
     pid_t pid;
 } fl_py_gatherer;
+
+static bool has_windows(const fl_py_gatherer *self)
+{
+    return self->count > 0 && self->each[0].is_windows;
+}
 
 /* ---- memory of a batch */
 
@@ -91,9 +96,9 @@ static PyObject *allocate(fl_py_gatherer *self, int64_t count)
 
 static int run_kernels(fl_py_gather *gather, PyObject *maps, PyObject *outs)
 {
-    if (gather->shift != FIELDS) return fl_py_gather_windows(gather, outs);
-    if (fl_py_gather_rows(gather, outs) != 0) return -1;
-    return fl_py_gather_images(gather, maps, outs);
+    if (gather->sources[0].is_windows) return fl_py_gather_windows.run(gather, maps, outs);
+    if (fl_py_gather_rows.run(gather, maps, outs) != 0) return -1;
+    return fl_py_gather_images.run(gather, maps, outs);
 }
 
 /* One of the same by torch. New reference. */
@@ -108,10 +113,9 @@ static PyObject *index_source(const fl_py_gatherer *self, PyObject *source, PyOb
 /* All of them: a new list. */
 static PyObject *index_sources(const fl_py_gatherer *self, PyObject *rows)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(self->sources);
-    PyObject *outs = PyList_New(count);
-    for (Py_ssize_t i = 0; outs != NULL && i < count; i++) {
-        PyObject *out = index_source(self, PyTuple_GET_ITEM(self->sources, i), rows);
+    PyObject *outs = PyList_New(self->count);
+    for (Py_ssize_t i = 0; outs != NULL && i < self->count; i++) {
+        PyObject *out = index_source(self, self->each[i].tensor, rows);
         if (out != NULL)
             PyList_SET_ITEM(outs, i, out);
         else
@@ -134,16 +138,14 @@ static PyObject *
 make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count, PyObject *maps)
 {
     if (self->outputs == 0) return PyList_New(0);
-    if (self->new_batch == Py_None && self->shift == FIELDS)
+    if (self->new_batch == Py_None && !has_windows(self))
         return make_by_torch(self, indices, first, count);
     if (self->new_batch == Py_None)
         return PyErr_Format(PyExc_ValueError, "gather: windows need new_batch");
     fl_py_gather gather = {.dlpack = &self->dlpack,
                            .device = self->device,
-                           .shift = self->shift,
-                           .sources = self->sources,
-                           .plans = self->plans,
-                           .regions = self->regions,
+                           .sources = self->each,
+                           .count = self->count,
                            .length = self->length};
     PyObject *outs = allocate(self, count);
     if (outs != NULL && (fl_py_gather_open(&gather, indices, first, count) != 0 ||
@@ -266,71 +268,81 @@ static PyObject *gatherer_stream(fl_py_gatherer *self, PyObject *Py_UNUSED(ignor
 
 /* ---- the type */
 
-/* Whether plans and regions are what they should be, one for each source. */
-static int check_parts(const fl_py_gatherer *self, const fl_py_state *state)
+/* Reads one of `sources`; -1 and ValueError for what is none. */
+static int read_source(const fl_py_state *state, PyObject *item, fl_py_gather_source *out)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(self->sources);
-    bool is_right = PyTuple_GET_SIZE(self->plans) == count;
-    for (Py_ssize_t i = 0; is_right && i < count; i++) {
-        PyObject *pair = PyTuple_GET_ITEM(self->plans, i);
-        is_right =
-            pair == Py_None || (PyTuple_CheckExact(pair) && PyTuple_GET_SIZE(pair) == 2 &&
-                                Py_IS_TYPE(PyTuple_GET_ITEM(pair, 0), state->image_plan_type));
+    PyObject *region, *pair;
+    Py_ssize_t size = PyTuple_CheckExact(item) ? PyTuple_GET_SIZE(item) : 0;
+    if (size == 2) {
+        long shift = PyLong_AsLong(PyTuple_GET_ITEM(item, 1));
+        if (shift == -1 && PyErr_Occurred()) return -1;
+        *out = (fl_py_gather_source){.tensor = PyTuple_GET_ITEM(item, 0), .is_windows = true};
+        out->shift = (int32_t)shift;
+        if (shift == 0 || shift == 1) return 0;
+    } else if (size == 3) {
+        region = PyTuple_GET_ITEM(item, 1);
+        pair = PyTuple_GET_ITEM(item, 2);
+        *out = (fl_py_gather_source){.tensor = PyTuple_GET_ITEM(item, 0)};
+        if (region != Py_None) out->region = (fl_py_region *)region;
+        if (pair != Py_None && PyTuple_CheckExact(pair) && PyTuple_GET_SIZE(pair) == 2) {
+            out->plan = (fl_py_image_plan *)PyTuple_GET_ITEM(pair, 0);
+            out->values = PyTuple_GET_ITEM(pair, 1);
+        }
+        if ((out->region == NULL || Py_IS_TYPE(region, state->region_type)) &&
+            (out->plan != NULL ? Py_IS_TYPE(out->plan, state->image_plan_type) : pair == Py_None))
+            return 0;
     }
-    if (!is_right) {
-        PyErr_SetString(PyExc_ValueError, "plans must be None or (ImagePlan, values) each");
-        return -1;
-    }
-    if (self->regions != NULL) is_right = PyTuple_GET_SIZE(self->regions) == count;
-    for (Py_ssize_t i = 0; self->regions != NULL && is_right && i < count; i++)
-        is_right = Py_IS_TYPE(PyTuple_GET_ITEM(self->regions, i), state->region_type);
-    if (is_right) return 0;
-    PyErr_SetString(PyExc_ValueError, "regions must be a Region for each source");
+    PyErr_SetString(PyExc_ValueError,
+                    "sources must be (tensor, Region or None, (ImagePlan, values) or None) each, "
+                    "or (tokens, shift), whose shift is 0 or 1");
     return -1;
+}
+
+static int read_sources(fl_py_gatherer *self, const fl_py_state *state)
+{
+    self->count = PyTuple_GET_SIZE(self->sources);
+    self->each = fl_alloc(self->count * (int64_t)sizeof *self->each);
+    if (self->each == NULL) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; self->each != NULL && i < self->count; i++)
+        if (read_source(state, PyTuple_GET_ITEM(self->sources, i), &self->each[i]) != 0) return -1;
+    return self->each != NULL ? 0 : -1;
 }
 
 /* How many tensors a batch has. */
 static int count_outputs(fl_py_gatherer *self)
 {
-    Py_ssize_t sources = PyTuple_GET_SIZE(self->sources);
     int64_t count = fl_py_structure_count(self->structure);
     if (count < 0) return -1;
-    bool is_right = self->shift == FIELDS ? count >= sources
-                                          : (self->shift == 0 || self->shift == 1) &&
-                                                sources == 1 && (count == 1 || count == 2);
     self->all = (Py_ssize_t)count;
-    self->outputs = self->shift == FIELDS ? sources : self->all;
-    if (is_right) return 0;
+    self->outputs = has_windows(self) ? self->all : self->count;
+    bool fits =
+        has_windows(self) ? self->count == 1 && (count == 1 || count == 2) : count >= self->count;
+    for (Py_ssize_t i = 1; i < self->count; i++) fits = fits && !self->each[i].is_windows;
+    if (fits) return 0;
     PyErr_SetString(PyExc_ValueError, "structure must be of each field and others, or of x, or of "
-                                      "x and y, of windows, whose shift is 0 or 1");
+                                      "x and y, of windows");
     return -1;
 }
 
 static PyObject *gatherer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", "empty_like", "new_batch", "structure", "sources",
-                               "plans",       "regions",    "device",    "shift",     NULL};
-    PyObject *tensor_type, *empty_like, *new_batch, *structure, *sources, *plans, *regions;
-    int device, shift;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOO!O!Oii:Gatherer", keywords, &tensor_type,
-                                     &empty_like, &new_batch, &structure, &PyTuple_Type, &sources,
-                                     &PyTuple_Type, &plans, &regions, &device, &shift))
+    static char *keywords[] = {"tensor_type", "memory", "structure", "sources", "device", NULL};
+    PyObject *tensor_type, *empty_like, *new_batch, *structure, *sources;
+    int device;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O(OO)OO!i:Gatherer", keywords, &tensor_type,
+                                     &new_batch, &empty_like, &structure, &PyTuple_Type, &sources,
+                                     &device))
         return NULL;
-    if (regions != Py_None && !PyTuple_CheckExact(regions))
-        return PyErr_Format(PyExc_ValueError, "regions must be a Region for each source");
     fl_py_gatherer *self = (fl_py_gatherer *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->empty_like = Py_NewRef(empty_like);
     self->new_batch = Py_NewRef(new_batch);
     self->structure = Py_NewRef(structure);
     self->sources = Py_NewRef(sources);
-    self->plans = Py_NewRef(plans);
-    self->regions = regions != Py_None ? Py_NewRef(regions) : NULL;
     self->device = device;
-    self->shift = shift;
     self->form_rows = -1;
     self->pid = getpid();
-    if (check_parts(self, PyType_GetModuleState(type)) == 0 && count_outputs(self) == 0 &&
+    if (read_sources(self, PyType_GetModuleState(type)) == 0 && count_outputs(self) == 0 &&
         fl_py_dlpack_open(tensor_type, &self->dlpack) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
@@ -345,8 +357,6 @@ static int gatherer_traverse(fl_py_gatherer *self, visitproc visit, void *arg)
     Py_VISIT(self->new_batch);
     Py_VISIT(self->structure);
     Py_VISIT(self->sources);
-    Py_VISIT(self->plans);
-    Py_VISIT(self->regions);
     Py_VISIT(self->forms);
     Py_VISIT(self->rows);
     return 0;
@@ -363,10 +373,9 @@ static void gatherer_dealloc(fl_py_gatherer *self)
     Py_XDECREF(self->new_batch);
     Py_XDECREF(self->structure);
     Py_XDECREF(self->sources);
-    Py_XDECREF(self->plans);
-    Py_XDECREF(self->regions);
     Py_XDECREF(self->forms);
     Py_XDECREF(self->rows);
+    fl_free(self->each);
     fl_py_dlpack_close(&self->dlpack);
     type->tp_free(self);
     Py_DECREF(type);
@@ -374,15 +383,15 @@ static void gatherer_dealloc(fl_py_gatherer *self)
 
 PyDoc_STRVAR(
     doc,
-    "Gatherer(tensor_type, empty_like, new_batch, structure, sources, plans, regions,\n"
-    "         device, shift)\n--\n\n"
+    "Gatherer(tensor_type, memory, structure, sources, device)\n--\n\n"
     "Batches of rows of data that kernels of a CUDA device read.\n\n"
-    "empty_like: torch's. new_batch: new_batch(count) returns a list of new tensors for a\n"
-    "batch of so many rows; None: no kernel runs, and torch's index makes fields. structure:\n"
-    "around the tensors of a batch, as of Table. sources: fields, or one vector of\n"
-    "tokens. plans: for each None, or (ImagePlan, its values() on the device). regions: None,\n"
-    "or the Region that each source lies in. device: its index. shift: -1 for fields; of\n"
-    "windows, which begin at the indices, the tokens from one of x to that of y: 0 or 1.");
+    "memory: (new_batch, torch.empty_like): new_batch(count) returns a list of new tensors for\n"
+    "a batch of so many rows; None: no kernel runs, and torch's index makes fields. structure:\n"
+    "around the tensors of a batch, as of Table. sources: a tuple (tensor, region, plan) for\n"
+    "each field: region is the Region that the tensor lies in, or None; plan is (ImagePlan, its\n"
+    "values() on the device), or None, and rows are copied. For windows, which begin at the\n"
+    "indices, sources are one (tokens, shift): the tokens from one of x to that of y, 0 or 1.\n"
+    "device: its index.");
 
 static PyMethodDef methods[] = {
     {"set_rows", (PyCFunction)gatherer_set_rows, METH_VARARGS, set_rows_doc},

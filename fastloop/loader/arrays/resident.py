@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -95,7 +95,7 @@ class ResidentIter(SingleIter, LockedIter):
             self._blocks = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
 
     def _open_gatherer(self, device: torch.device) -> Gatherer:
-        source, index, shift = self._source, device.index or 0, -1
+        source, index = self._source, device.index or 0
         fields = [each for each in source.all if not isinstance(each.source, SequenceColumn)]
         has_sequences = len(fields) < len(self._tensors)
         self._sequences = Sequences(self._tensors, self._accelerator) if has_sequences else None
@@ -103,19 +103,20 @@ class ResidentIter(SingleIter, LockedIter):
         def make(count: int) -> list[torch.Tensor]:
             return [_new_tensor(column, device, count) for column in fields]
 
-        tensors: Any = tuple(column.source for column in fields)
-        if self._windows is not None:
-            tensors, make, shift = source.dataset._resident()
-        regions = source.dataset._register(index) if source.is_fetched else None
-        plans: list[Any] = [column.plan for column in fields]
-        self._plans: list[ImagePlan] = list(filter(None, plans))
+        regions: Any = source.dataset._register(index) if source.is_fetched else repeat(None)
+        self._plans: list[Any] = [column.plan for column in fields if column.plan]
         tables = [np.frombuffer(plan.values(), np.uint8) for plan in self._plans]
         self._tables = [_send(table, self._accelerator) for table in tables]
         pairs = zip(self._plans, self._tables, strict=True)
-        return Gatherer(
-            torch.Tensor, torch.empty_like, make if self._in_c else None, source.structure,
-            tensors, tuple(plan and next(pairs) for plan in plans), regions, index, shift,
-        )  # fmt: skip
+        sources: Any = tuple(
+            (column.source, region, column.plan and next(pairs))
+            for column, region in zip(fields, regions, strict=False)
+        )
+        if self._windows is not None:
+            (tokens,), make, shift = source.dataset._resident()
+            sources = ((tokens, shift),)
+        memory = (make if self._in_c else None, torch.empty_like)
+        return Gatherer(torch.Tensor, memory, source.structure, sources, index)
 
     @property
     def is_on_device(self) -> bool:

@@ -1,0 +1,133 @@
+/* fl_py_gather_images: fields of which a plan makes images, a kernel each. */
+#include "fl_py_gather.h"
+
+#include "fl_cuda.h"
+
+#include <string.h>
+
+/* The address of contiguous elements of this dtype, NULL for none; ValueError unless there are
+ * `count`. */
+static int find_elements(const fl_py_gather *self, PyObject *tensor, const char *name,
+                         fl_dtype dtype, int64_t count, const void **out)
+{
+    fl_tensor view;
+    if (fl_py_gather_view(self, tensor, &view) != 0) return -1;
+    *out = view.data;
+    int64_t found = 1;
+    for (int d = 0; d < view.ndim; d++) found *= view.shape[d];
+    if (memcmp(&view.dtype, &dtype, sizeof dtype) == 0 && found == count &&
+        fl_tensor_is_contiguous(&view))
+        return 0;
+    PyErr_Format(PyExc_ValueError, "gather: %s must be contiguous, %lld elements", name,
+                 (long long)count);
+    return -1;
+}
+
+/* The steps between images, channels, rows and columns; `layout` is that of each image. */
+static void read_steps(const fl_tensor *view, fl_image_layout layout, int64_t unit, int64_t *steps)
+{
+    static const int axis[FL_IMAGE_LAYOUTS][4] = {[FL_CHW] = {0, 1, 2, 3}, [FL_HWC] = {0, 3, 1, 2}};
+    for (int d = 0; d < 4; d++) steps[d] = view->stride[axis[layout][d]] / unit;
+}
+
+static int
+read_images(const fl_py_gather *self, const fl_py_gather_source *source, fl_image_batch *out)
+{
+    fl_tensor view;
+    const fl_py_image_plan *plan = source->plan;
+    if (fl_py_gather_view_source(self, source, &view) != 0) return -1;
+    bool is_chw = plan->layout == FL_CHW;
+    fl_image_size in = fl_image_plan_in(plan->plan);
+    int32_t channels = fl_image_plan_channels(plan->plan);
+    if (view.ndim == 4 && view.dtype.code == kDLUInt && view.dtype.bits == 8 &&
+        view.shape[is_chw ? 1 : 3] == channels && view.shape[is_chw ? 2 : 1] == in.height &&
+        view.shape[is_chw ? 3 : 2] == in.width) {
+        out->from = (const uint8_t *)view.data;
+        read_steps(&view, plan->layout, 1, out->from_steps);
+        return 0;
+    }
+    PyErr_SetString(PyExc_ValueError, "gather: the images are not those of the plan");
+    return -1;
+}
+
+/* Whether the results lie as the plan makes them, one behind the other. */
+static bool has_no_gaps(const fl_tensor *view, const fl_py_image_plan *plan)
+{
+    const int64_t bytes = plan->dtype.bits / 8, each = fl_image_plan_out_bytes(plan->plan);
+    bool is_dense = view->shape[0] <= 1 || view->stride[0] == each;
+    for (int d = 0; d < 3; d++)
+        is_dense &= plan->shape[d] == 1 || view->stride[d + 1] == plan->stride[d] * bytes;
+    return is_dense;
+}
+
+static int read_result(const fl_py_gather *self, const fl_py_image_plan *plan, PyObject *result,
+                       fl_image_batch *out)
+{
+    fl_tensor view;
+    if (fl_py_gather_view(self, result, &view) != 0) return -1;
+    int64_t bytes = plan->dtype.bits / 8;
+    bool fits = view.ndim == 4 && memcmp(&view.dtype, &plan->dtype, sizeof view.dtype) == 0 &&
+                view.shape[0] == self->row_count;
+    for (int d = 0; fits && d < 3; d++) fits = view.shape[d + 1] == plan->shape[d];
+    if (fits && out->steps > 0) fits = has_no_gaps(&view, plan);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "gather: out is not a batch of the plan's results");
+        return -1;
+    }
+    out->to = (char *)(uintptr_t)view.data;
+    read_steps(&view, plan->form, bytes, out->to_steps);
+    return 0;
+}
+
+/* What the kernel is told of a source. */
+static int read_batch(const fl_py_gather *self, const fl_py_gather_source *source,
+                      PyObject *map_tensor, PyObject *result, fl_image_batch *out)
+{
+    const fl_image_plan *core = source->plan->plan;
+    int64_t taps_at = fl_image_plan_values_bytes(core);
+    fl_image_plan_describe(core, out);
+    const int64_t length = out->map_numbers;
+    if (length == 0) {
+        PyErr_SetString(PyExc_ValueError, "gather: the plan computes pixels");
+        return -1;
+    }
+    const void *maps, *table;
+    if (read_images(self, source, out) != 0 ||
+        find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1}, self->row_count * length,
+                      &maps) != 0 ||
+        find_elements(self, source->values, "values", (fl_dtype){kDLUInt, 8, 1},
+                      taps_at + fl_image_plan_taps_bytes(core), &table) != 0)
+        return -1;
+    out->maps = maps;
+    out->table = table;
+    if (out->resizes) {
+        out->row_taps = (const int32_t *)(const void *)(out->table + taps_at);
+        out->column_taps = out->row_taps + fl_image_taps_numbers(&out->rows);
+    }
+    return read_result(self, source->plan, result, out);
+}
+
+static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)
+{
+    return fl_cuda_gather_images(self->device, stream, what, self->rows, self->row_count, err);
+}
+
+static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
+{
+    fl_image_batch batch;
+    Py_ssize_t next = 0;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        if (self->sources[i].plan == NULL) continue;
+        if (next == PyTuple_GET_SIZE(maps)) {
+            PyErr_SetString(PyExc_ValueError, "gather: maps must be of each plan");
+            return -1;
+        }
+        if (read_batch(self, &self->sources[i], PyTuple_GET_ITEM(maps, next++),
+                       PyList_GET_ITEM(outs, i), &batch) != 0 ||
+            fl_py_gather_queue(self, launch, &batch) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+const fl_py_gather_ops fl_py_gather_images = {.run = run};

@@ -1,0 +1,63 @@
+/* fl_py_gather_rows: fields that are copied, as many as there are by one kernel for 32. */
+#include "fl_py_gather.h"
+
+#include "fl_cuda.h"
+
+#include <string.h>
+
+typedef struct columns {
+    fl_row_column *each; /* owned */
+    int32_t count;
+} columns;
+
+/* Whether `to` is a batch of rows of `from`. */
+static bool is_batch_of(const fl_tensor *from, const fl_tensor *to, int64_t rows)
+{
+    bool is_alike = memcmp(&from->dtype, &to->dtype, sizeof to->dtype) == 0;
+    if (!is_alike || from->ndim < 1 || from->ndim != to->ndim || to->shape[0] != rows) return false;
+    size_t dims = (size_t)(from->ndim - 1) * sizeof *from->shape;
+    return memcmp(from->shape + 1, to->shape + 1, dims) == 0 && fl_tensor_is_contiguous(to);
+}
+
+static int read_column(const fl_py_gather *self, const fl_py_gather_source *source, PyObject *out,
+                       fl_row_column *column)
+{
+    fl_tensor from, to;
+    if (fl_py_gather_view_source(self, source, &from) != 0 ||
+        fl_py_gather_view(self, out, &to) != 0)
+        return -1;
+    if (!is_batch_of(&from, &to, self->row_count)) {
+        PyErr_SetString(PyExc_ValueError, "gather: a batch has another shape or dtype than rows");
+        return -1;
+    }
+    *column = (fl_row_column){from.data, (char *)to.data, 0, from.stride[0]};
+    from.shape[0] = 1;
+    column->bytes = fl_tensor_bytes(from.dtype, from.ndim, from.shape);
+    if (column->bytes == 0 || fl_tensor_is_contiguous(&from)) return 0;
+    PyErr_SetString(PyExc_ValueError, "gather: rows must be contiguous");
+    return -1;
+}
+
+static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)
+{
+    const columns *of = what;
+    return fl_cuda_gather(self->device, stream, of->each, of->count, self->rows, self->row_count,
+                          err);
+}
+
+static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
+{
+    (void)maps;
+    columns of = {.each = fl_alloc(self->count * (int64_t)sizeof *of.each)};
+    int status = of.each != NULL ? 0 : -1;
+    if (of.each == NULL) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; status == 0 && i < self->count; i++)
+        if (self->sources[i].plan == NULL)
+            status = read_column(self, &self->sources[i], PyList_GET_ITEM(outs, i),
+                                 &of.each[of.count++]);
+    if (status == 0 && of.count > 0) status = fl_py_gather_queue(self, launch, &of);
+    fl_free(of.each);
+    return status;
+}
+
+const fl_py_gather_ops fl_py_gather_rows = {.run = run};
