@@ -19,7 +19,6 @@ typedef struct cpu_copy_stream cpu_copy_stream;
 
 typedef struct cpu_transfer {
     cpu_copy_stream *copies;       /* borrowed */
-    struct cpu_transfer *next;     /* consumer only: in the free list */
     const fl_transfer_cast *casts; /* borrowed: cast_count of them; as buffer */
     int32_t cast_count;
     char *buffer;          /* borrowed; NULL: not set yet. Written before its part is counted */
@@ -30,7 +29,6 @@ typedef struct cpu_transfer {
 struct cpu_copy_stream {
     uint32_t generation;     /* set at open, then read-only */
     fl_thread_pool *threads; /* owned; likewise */
-    cpu_transfer *free;      /* owned; consumer only */
     pthread_mutex_t mutex;
     pthread_cond_t is_idle; /* with the mutex: running is 0 */
     int32_t running;        /* mutex: threads that copy */
@@ -121,11 +119,6 @@ static void close_copy_stream(void *copy_stream)
     if (self == NULL || is_foreign(self)) return;
     halt(self);
     fl_thread_pool_close(self->threads);
-    while (self->free != NULL) {
-        cpu_transfer *transfer = self->free;
-        self->free = transfer->next;
-        fl_free(transfer);
-    }
     pthread_cond_destroy(&self->is_idle);
     pthread_mutex_destroy(&self->mutex);
     fl_free(self);
@@ -139,12 +132,6 @@ static int64_t collect(void *copy_stream)
 
 /* ---- a transfer */
 
-static void put_free(cpu_transfer *transfer)
-{
-    transfer->next = transfer->copies->free;
-    transfer->copies->free = transfer;
-}
-
 static void resume(cpu_copy_stream *self)
 {
     pthread_mutex_lock(&self->mutex);
@@ -157,18 +144,10 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
     cpu_copy_stream *self = copy_stream;
     *out = NULL;
     if (is_foreign(self)) return refuse_foreign(err);
-    cpu_transfer *transfer = self->free;
-    if (transfer != NULL) {
-        self->free = transfer->next;
-    } else {
-        transfer = fl_alloc(sizeof *transfer);
-        if (transfer == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
-        transfer->copies = self;
-    }
+    cpu_transfer *transfer = fl_alloc(sizeof *transfer);
+    if (transfer == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
+    transfer->copies = self;
     atomic_store_explicit(&transfer->parts, parts + 1, memory_order_relaxed);
-    transfer->buffer = NULL;
-    transfer->cast_count = 0;
-    transfer->is_started = false;
     resume(self);
     *out = transfer;
     return FL_OK;
@@ -293,7 +272,7 @@ static int finish(void *self, fl_slot *slot, int64_t bytes, void *stream, fl_err
     assert(transfer->buffer != NULL && atomic_load(&transfer->parts) == 0);
     if (!transfer->is_started) FL_TRY(start(transfer, slot, bytes, err));
     fl_slot_return(slot);
-    put_free(transfer);
+    fl_free(transfer);
     return FL_OK;
 }
 
@@ -303,12 +282,12 @@ static void abandon(void *self, fl_slot *slot, void *stream)
     (void)stream;
     if (is_foreign(transfer->copies)) return;
     fl_slot_return(slot);
-    put_free(transfer);
+    fl_free(transfer);
 }
 
 static void cancel(void *self)
 {
-    if (!is_foreign(((cpu_transfer *)self)->copies)) put_free(self);
+    if (!is_foreign(((cpu_transfer *)self)->copies)) fl_free(self);
 }
 
 const fl_transfer_ops fl_cpu_transfer_ops = {

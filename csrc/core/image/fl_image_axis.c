@@ -66,6 +66,15 @@ void fl_image_axis_flip(fl_image_axis *axis)
     append_range(axis, &old, 0, old.length, true);
 }
 
+/* Sample i as a segment of length 1. */
+static fl_segment sample_at(const fl_image_axis *axis, int32_t i)
+{
+    assert(i >= 0 && i < axis->length);
+    const fl_segment *s = axis->segment;
+    while (i >= s->length) i -= s++->length;
+    return (fl_segment){s->from + i * s->step, s->step, 1, s->fill};
+}
+
 /* What padding before or behind the axis repeats: its first or last sample, or what lies next to
  * that end, reversed. */
 static void append_padding(fl_image_axis *axis, const fl_image_axis *old, int32_t length,
@@ -76,7 +85,7 @@ static void append_padding(fl_image_axis *axis, const fl_image_axis *old, int32_
     if (mode == FL_PAD_CONSTANT) {
         append(axis, (fl_segment){0, 0, length, op});
     } else if (mode == FL_PAD_EDGE) {
-        fl_segment edge = fl_image_axis_at(old, is_before ? 0 : old->length - 1);
+        fl_segment edge = sample_at(old, is_before ? 0 : old->length - 1);
         append(axis, (fl_segment){edge.from, 0, length, edge.fill});
     } else if (is_before) {
         append_range(axis, old, skipped, skipped + length, true);
@@ -101,14 +110,6 @@ void fl_image_axis_pad(fl_image_axis *axis, int32_t before, int32_t after, fl_pa
 int64_t fl_image_axis_padded_count(int64_t count, fl_padding_mode mode)
 {
     return mode == FL_PAD_REFLECT || mode == FL_PAD_SYMMETRIC ? 3 * count : count + 2;
-}
-
-fl_segment fl_image_axis_at(const fl_image_axis *axis, int32_t i)
-{
-    assert(i >= 0 && i < axis->length);
-    const fl_segment *s = axis->segment;
-    while (i >= s->length) i -= s++->length;
-    return (fl_segment){s->from + i * s->step, s->step, 1, s->fill};
 }
 
 bool fl_image_axis_range(const fl_image_axis *axis, int32_t *from, int32_t *to)

@@ -39,9 +39,6 @@ void fl_image_axis_pad(fl_image_axis *axis, int32_t before, int32_t after, fl_pa
 /* At most how many segments an axis of at most `count` has after a padding. */
 int64_t fl_image_axis_padded_count(int64_t count, fl_padding_mode mode);
 
-/* Sample i as a segment of length 1. */
-fl_segment fl_image_axis_at(const fl_image_axis *axis, int32_t i);
-
 /* The samples of the source that the axis reads are in [*from, *to); false if it is all filled. */
 bool fl_image_axis_range(const fl_image_axis *axis, int32_t *from, int32_t *to);
 

@@ -98,7 +98,8 @@ uint32_t fl_torch_random_word(fl_torch_random *self)
     return word ^ word >> 18;
 }
 
-uint64_t fl_torch_random_word64(fl_torch_random *self)
+/* Two words, the first one above. */
+static uint64_t read_word64(fl_torch_random *self)
 {
     uint64_t upper = fl_torch_random_word(self);
     return upper << 32 | fl_torch_random_word(self);
@@ -120,13 +121,13 @@ int64_t fl_torch_random_int(fl_torch_random *self, int64_t from, int64_t to)
 {
     uint64_t range = (uint64_t)to - (uint64_t)from;
     bool needs_two = range >= (uint64_t)two_words_from;
-    uint64_t word = needs_two ? fl_torch_random_word64(self) : fl_torch_random_word(self);
+    uint64_t word = needs_two ? read_word64(self) : fl_torch_random_word(self);
     return (int64_t)((uint64_t)from + word % range);
 }
 
 int64_t fl_torch_random_int63(fl_torch_random *self)
 {
-    return (int64_t)(fl_torch_random_word64(self) & INT64_MAX);
+    return (int64_t)(read_word64(self) & INT64_MAX);
 }
 
 void fl_torch_random_permutation(fl_torch_random *self, int64_t count, int64_t *out)

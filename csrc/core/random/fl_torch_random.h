@@ -36,9 +36,6 @@ void fl_torch_random_save(const fl_torch_random *self, void *state);
 
 uint32_t fl_torch_random_word(fl_torch_random *self);
 
-/* Two words, the first one above. */
-uint64_t fl_torch_random_word64(fl_torch_random *self);
-
 /* torch.rand() of float32. */
 float fl_torch_random_unit(fl_torch_random *self);
 

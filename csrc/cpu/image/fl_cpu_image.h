@@ -15,11 +15,6 @@ extern const fl_image_ops fl_cpu_image_avx512;
 extern const fl_image_ops fl_cpu_image_neon;
 #endif
 
-/* Casts a block in up to three pieces, the fills and what lies between, with what `ops` has for
- * them. */
-void fl_cpu_image_cast_apart(const fl_image_ops *ops, fl_image_type type, void *dst, int64_t pitch,
-                             const fl_image_block *block, const fl_image_cast *cast);
-
 /* The table for the level of this machine (fl_cpu_level_find); static. */
 const fl_image_ops *fl_cpu_image_ops_find(void);
 

@@ -212,7 +212,7 @@ FL_INLINE void cast_to(fl_image_type type, void *dst, int64_t pitch, const fl_im
     else if (is_framed(block, pitch, fl_image_type_bytes(type)))
         cast_framed(type, dst, block, cast);
     else
-        fl_cpu_image_cast_apart(&FL_IMAGE_OPS, type, dst, pitch, block, cast);
+        cast_apart(&FL_IMAGE_OPS, type, dst, pitch, block, cast);
 }
 
 static void

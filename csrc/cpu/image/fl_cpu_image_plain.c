@@ -3,6 +3,7 @@
  * The loops are plain C that a compiler may vectorise for what every machine of its kind has. */
 #include "fl_cpu_image.h"
 
+#include "fl_cpu_image_apart.h"
 #include "fl_cpu_image_noise.h"
 
 #include <string.h>
@@ -34,27 +35,6 @@ static void join_channels(void *dst, const void *src, int64_t pitch, int64_t pix
 
 /* ---- values */
 
-static inline bool has_fill(const fl_image_block *block)
-{
-    return (block->before | block->after) != 0;
-}
-
-void fl_cpu_image_cast_apart(const fl_image_ops *ops, fl_image_type type, void *dst, int64_t pitch,
-                             const fl_image_block *block, const fl_image_cast *cast)
-{
-    int32_t bytes = fl_image_type_bytes(type);
-    const void *fill = &block->fill;
-    if (type != FL_IMAGE_U8) fill = (const char *)cast->table + block->fill * bytes;
-    fl_image_block columns = *block;
-    columns.before = columns.after = 0;
-    char *to = dst;
-    if (block->before > 0) ops->fill(to, pitch, block->rows, block->before, fill, bytes);
-    to += block->before * bytes;
-    ops->cast[type](to, pitch, &columns, cast);
-    to += block->columns * bytes;
-    if (block->after > 0) ops->fill(to, pitch, block->rows, block->after, fill, bytes);
-}
-
 /* Rows that follow each other in memory are one. */
 static inline void join_rows(int64_t *rows, int64_t *columns)
 {
@@ -67,7 +47,7 @@ copy_bytes(void *dst, int64_t pitch, const fl_image_block *block, const fl_image
 {
     int64_t rows = block->rows, columns = block->columns, step = block->step;
     if (has_fill(block)) {
-        fl_cpu_image_cast_apart(&fl_cpu_image_plain, FL_IMAGE_U8, dst, pitch, block, cast);
+        cast_apart(&fl_cpu_image_plain, FL_IMAGE_U8, dst, pitch, block, cast);
         return;
     }
     if (columns < 1) return;
@@ -98,7 +78,7 @@ look_up(fl_image_type type, char *dst, int64_t pitch, const fl_image_block *bloc
         const fl_image_cast *cast)
 {
     if (has_fill(block)) {
-        fl_cpu_image_cast_apart(&fl_cpu_image_plain, type, dst, pitch, block, cast);
+        cast_apart(&fl_cpu_image_plain, type, dst, pitch, block, cast);
         return;
     }
     size_t bytes = (size_t)fl_image_type_bytes(type);

@@ -5,6 +5,7 @@
 #ifndef FL_CPU_IMAGE_ROWS_H
 #define FL_CPU_IMAGE_ROWS_H
 
+#include "fl_cpu_image_apart.h"
 #include "fl_cpu_image_vector.h"
 
 /* From here on memcpy is as fast as pieces are. */
@@ -42,8 +43,6 @@ typedef struct piece {
 } piece;
 
 FL_INLINE bool is_line(const fl_image_block *b) { return b->step == 1 || b->step == -1; }
-
-FL_INLINE bool has_fill(const fl_image_block *b) { return (b->before | b->after) != 0; }
 
 /* Whether a block with fills can be worked in pieces. */
 FL_INLINE bool is_in_pieces(const fl_image_block *b)
@@ -141,7 +140,7 @@ copy_bytes(void *dst, int64_t pitch, const fl_image_block *block, const fl_image
     if (has_fill(block) && is_in_pieces(block))
         copy_pieces(dst, pitch, block);
     else if (has_fill(block))
-        fl_cpu_image_cast_apart(&FL_IMAGE_OPS, FL_IMAGE_U8, dst, pitch, block, cast);
+        cast_apart(&FL_IMAGE_OPS, FL_IMAGE_U8, dst, pitch, block, cast);
     else if (block->step == -1)
         copy_short_rows(dst, pitch, block, true);
     else if (block->step == 1 && !is_dense && block->columns < LONG_ROW)
