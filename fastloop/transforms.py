@@ -25,9 +25,7 @@ __all__ += [*ops.__all__, *policy.__all__, *warp.__all__]
 if not TYPE_CHECKING:  # type checkers must not take every name for defined
 
     def __getattr__(name: str) -> NoReturn:
-        text = f"module {__name__!r} has no attribute {name!r}"
-        if hint := suggest(name, __all__, 0.88):
-            text += hint
-        elif not name.startswith("_"):
-            text += f", because fastloop has no such operation; {remedy_for(name)}"
-        raise AttributeError(text, name=name)  # or Python adds its own suggestion
+        text, hint = f"module {__name__!r} has no attribute {name!r}", suggest(name, __all__, 0.88)
+        if not hint and not name.startswith("_"):
+            hint = f", because fastloop has no such operation; {remedy_for(name)}"
+        raise AttributeError(text + hint, name=name)  # or Python adds its own suggestion

@@ -4,12 +4,9 @@ commands."""
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
 
 
 def suggest(name: str, names: Iterable[str], likeness: float = 0.6) -> str:

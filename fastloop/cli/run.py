@@ -63,8 +63,8 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
             from fastloop.base.names import suggest
 
             hint = suggest(name, ("--only", "--no-children", "--report"), 0.7)
-            rule = "the program's own options go after its name, --only needs names"
-            raise ValueError(f"unknown option {name}{hint} ({rule})")
+            hint += " (the program's own options go after its name, --only needs names)"
+            raise ValueError(f"unknown option {name}{hint}")
     if not rest or rest in (["-m"], ["-c"]):
         raise ValueError("there is nothing to run; name a script, a module after -m or code")
     return {**environment, **make_environment(what)}, rest

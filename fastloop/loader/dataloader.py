@@ -257,10 +257,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         wanted: Any = prefetch_factor
         workers: Any = num_workers
         if isinstance(workers, str) and workers == "auto":
-            most = max(1, int(read_cpus().usable))
             raise TypeError(
-                f"num_workers must be an int >= 0, got 'auto' (begin with {most}, one per CPU; "
-                "fastloop.tune(loader) measures which number is best)"
+                "num_workers must be an int >= 0, got 'auto' (begin with one per CPU, so "
+                f"{max(1, int(read_cpus().usable))}; fastloop.tune(loader) measures which is best)"
             )
         if wanted == "auto":
             from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth

@@ -36,7 +36,6 @@ _ALIKE = 0.03  # settings that are closer to the best than this are as good: the
 _SPARE = 1.2  # workers for each one that is needed on average
 _MOST_WORKERS = 64
 _MOST_PER_CPU = 4  # processes, each of which takes memory and its share of a CPU; threads wait free
-_BUSY = 0.9  # of a batch's time on a CPU: another worker needs another CPU
 _LEAST_CPU = 0.02  # of a batch's time, so that waiting alone does not want endless workers
 _DEEPEST = 16
 
@@ -266,7 +265,7 @@ class OutOfTimeError(Exception):
 def limit_workers(batch: Batch, budget: Budget, path: str | None = None) -> int:
     """Return how many workers can be of use: no more than CPUs if making a batch takes one all the
     time, as with data in memory."""
-    if batch.is_native or batch.load_cpu_s > _BUSY * batch.load_s:
+    if batch.is_native or batch.load_cpu_s > 0.9 * batch.load_s:
         return max(1, int(budget.cpus))
     return _MOST_WORKERS if path == "thread" else math.ceil(_MOST_PER_CPU * budget.cpus)
 
@@ -328,13 +327,10 @@ class Search:
     def _best(self) -> Setting:
         """Return the smallest setting that is as good as the fastest one measured. A loader's own
         workers may be more than are of use: then only its other settings count."""
-        useful = {
-            setting: found
-            for setting, found in self.measured.items()
-            if setting.workers <= limit_workers(self.batch, self.budget, setting.path)
-        } or self.measured
-        most_s = min(found.batch_s for found in useful.values()) * (1 + _ALIKE)
-        return min(setting for setting, found in useful.items() if found.batch_s <= most_s)
+        seconds = {setting: found.batch_s for setting, found in self.measured.items()}
+        useful = [s for s in seconds if s.workers <= limit_workers(self.batch, self.budget, s.path)]
+        most_s = min(seconds[one] for one in useful or seconds) * (1 + _ALIKE)
+        return min(one for one in useful or seconds if seconds[one] <= most_s)
 
     def _measure(self, setting: Setting) -> Measured:
         if setting not in self.measured:

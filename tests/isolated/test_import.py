@@ -35,9 +35,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def say_source_tree(folder: Path) -> str:
     return (
-        f"{folder} is fastloop's source tree, and has no compiled module for Python "
-        f"3.{sys.version_info.minor}: leave this folder or use the command `fastloop`, once "
-        "`pip install .` has installed them\n"
+        f"{folder} is fastloop's source tree, which is not compiled: leave this folder or use the "
+        "command `fastloop`, once `pip install .` has installed it\n"
     )
 
 

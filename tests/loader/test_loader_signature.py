@@ -201,8 +201,8 @@ def test_workers_that_are_to_be_chosen_are_refused_with_what_to_write(
     with pytest.raises(TypeError) as caught:
         DataLoader(small_dataset(), num_workers=wanted, **others)
     assert str(caught.value) == (
-        "num_workers must be an int >= 0, got 'auto' (begin with 3, one per CPU; "
-        "fastloop.tune(loader) measures which number is best)"
+        "num_workers must be an int >= 0, got 'auto' (begin with one per CPU, so 3; "
+        "fastloop.tune(loader) measures which is best)"
     )
 
 
