@@ -26,7 +26,6 @@ from fastloop.compat.requirements import read_check_interval
 _PACKAGE = __file__.rpartition("compat")[0]
 DECODERS = "fastloop-images"  # how names of threads begin that decode images
 _QUIET = DECODERS, "tqdm_monitor"  # threads that draw no random numbers
-_DRAWS = torch.rand, torch.randint, torch.empty, torch.exp  # as they were when this was imported
 # C does not take these samples: the original's turn. Nothing has been drawn.
 _REFUSALS = BufferError, RuntimeError, TypeError, ValueError
 
@@ -37,6 +36,7 @@ _REFUSALS = BufferError, RuntimeError, TypeError, ValueError
 @functools.cache
 def _read_table() -> ConfigParser:
     table = ConfigParser()
+    table.optionxform = str  # type: ignore[method-assign,assignment]  # names of modules keep their case
     table.read(Path(__file__).with_suffix(".txt"))
     return table
 
@@ -81,19 +81,30 @@ def is_code_known(group: str) -> bool:
     return _digest(functions) in _read_table()[group]["known"].split()
 
 
+@functools.cache
+def methods_of(*groups: str) -> torch_parts.Methods:
+    """Return the functions that groups of originals.txt name. They are noted at the first call."""
+    found: list[tuple[Any, str]] = []
+    for module, names in (item for group in groups for item in _read_table()[group].items()):
+        owner = sys.modules.get(module)  # None: nothing can call it
+        for name in names.split() if owner is not None else ():
+            *path, last = name.split(".")
+            found.append((functools.reduce(getattr, path, owner), last))
+    return torch_parts.Methods(*found)
+
+
 def why_not_now() -> str:
     """Return why an original may make something else in this process now than C does, or ""."""
+    if torch.get_default_dtype() is not torch.float32:
+        return "the default dtype is not float32"
+    if torch_parts.count_function_modes() or torch_parts.count_dispatch_modes():
+        return "a mode watches torch's functions"
+    if torch_parts.has_global_hooks():
+        return "a hook watches all modules"
     helpers = sys.modules.get("torchvision.tv_tensors._torch_function_helpers")
-    modes = torch_parts.count_function_modes() or torch_parts.count_dispatch_modes()
-    draws = torch.rand, torch.randint, torch.empty, torch.exp
-    reasons = {
-        "the default dtype is not float32": torch.get_default_dtype() is not torch.float32,
-        "a mode watches torch's functions": modes,
-        "a function of torch was replaced": draws != _DRAWS,
-        "a hook watches all modules": torch_parts.has_global_hooks(),
-        "set_return_type() is in force": getattr(helpers, "_TORCHFUNCTION_SUBCLASS", False),
-    }
-    return next((reason for reason, applies in reasons.items() if applies), "")
+    if getattr(helpers, "_TORCHFUNCTION_SUBCLASS", False):
+        return "set_return_type() is in force"
+    return ""
 
 
 # ---- samples that are made both ways

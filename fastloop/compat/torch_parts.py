@@ -33,12 +33,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.utils.data
 
-from fastloop._core import GradListBase
+from fastloop._core import GradListBase, find_other
 from fastloop.compat.requirements import NEWEST_TESTED, read_release
 
 _DATALOADER = "torch.utils.data.dataloader"
 _COLLATE = "torch.utils.data._utils.collate"
 _WORKER = "torch.utils.data._utils.worker"
+_OWN = "fastloop"  # the name of this package
 _EXCHANGE = "torch:Tensor.__dlpack_c_exchange_api__"
 
 
@@ -127,8 +128,8 @@ def _compare(part: Part) -> str:
     if has_changed or (is_newer and part.syntax and syntax_digest(found) != part.syntax):
         return f"{name} has changed"
     if part.sets:
-        code = _code_of(found)
-        missing = set(part.sets) - (_names_in(code) if code else set())
+        code = code_of(found)
+        missing = set(part.sets) - (names_in(code) if code else set())
         if missing:
             return f"{name} no longer sets {', '.join(sorted(missing))}"
     return ""
@@ -235,8 +236,8 @@ def pin_memory(batch: Any, device: str | None = None) -> Any:
 def run_worker_loop(arguments: dict[str, Any]) -> None:
     """Run torch's loop of a worker process, or what a tool has put in its place: its arguments are
     given by position, as by torch. From 2.14 on the loop takes the dataset out of a list."""
-    starter = _code_of(MultiIter.__init__)
-    if starter is not None and "dataset_holder" in _names_in(starter):
+    starter = code_of(MultiIter.__init__)
+    if starter is not None and "dataset_holder" in names_in(starter):
         arguments["dataset"] = [arguments["dataset"]]
     resolve(f"{_WORKER}:_worker_loop")(*map(arguments.__getitem__, _LOOP_ARGUMENTS))
 
@@ -253,33 +254,55 @@ def has_global_hooks() -> bool:
     return any(_global_hooks())
 
 
+def _home_of(function: Any) -> str:
+    """Return the package whose code a function is; "builtins" for one that is not Python's."""
+    function = function.__func__ if type(function) in (staticmethod, classmethod) else function
+    is_plain = type(function) is types.FunctionType
+    module = function.__globals__.get("__name__") if is_plain else type(function).__module__
+    return str(module).partition(".")[0]
+
+
 class Methods:
-    """Methods of torch whose work fastloop does itself. Where a tool or a user has replaced one,
-    torch's code has to run, which calls the replacement.
+    """Functions of torch and of other libraries whose work fastloop does itself. Where a tool or a
+    user has replaced one, the library's code has to run, which calls the replacement.
 
     Args:
-        methods: pairs of a class of torch and a name; a class need not have a method of that name.
+        methods: pairs of a class or module and a name; there need not be anything of that name.
     """
 
-    def __init__(self, *methods: tuple[type, str]) -> None:
-        self._methods: list[tuple[type, str, Any]] = []
-        for cls, name in methods:
-            method = vars(cls).get(name)
-            names = getattr(sys.modules.get(cls.__module__), "__dict__", None)
-            is_torchs = method is None or getattr(method, "__globals__", None) is names
-            # In place of a method that was replaced before this: it equals no method.
-            self._methods.append((cls, name, method if is_torchs else object()))
+    def __init__(self, *methods: tuple[Any, str]) -> None:
+        self._noted: tuple[Any, ...] = ()  # owner, name and function of each in turn
+        for owner, name in methods:
+            found = vars(owner).get(name)
+            if _home_of(found) == _OWN:
+                found = getattr(found, "__wrapped__", found)
+            home = getattr(owner, "__module__", owner.__name__).partition(".")[0]
+            # In place of a function that was replaced before this: it equals none.
+            is_theirs = _home_of(found) in (home, "builtins")
+            self._noted += owner, name, found if is_theirs else object()
+        self._seen = self._noted  # with what this package has put in place of them
+
+    def choose(self, is_used: Callable[[Any, str, Any], bool]) -> Methods:
+        """Return those that a function tells by owner, name and what they were."""
+        chosen = Methods()
+        triples = zip(*[iter(self._noted)] * 3, strict=True)
+        chosen._noted = tuple(part for each in triples if is_used(*each) for part in each)
+        chosen._seen = chosen._noted
+        return chosen
 
     def find_replaced(self) -> str:
-        """Return the name of one that is no longer torch's, or "".
+        """Return the name of one that is no longer the library's, or "".
 
-        Methods of this package do not count: reports wrap torch's in theirs."""
-        package = __file__.rpartition("compat")[0]
-        for cls, name, method in self._methods:
-            found = vars(cls).get(name)
-            file = getattr(getattr(found, "__code__", None), "co_filename", "")
-            if found is not method and not file.startswith(package):
-                return f"{cls.__name__}.{name}"
+        Functions of this package do not count: patch() and reports put them around others."""
+        if find_other(self._seen) < 0:
+            return ""
+        seen: tuple[Any, ...] = ()
+        for owner, name, noted in zip(*[iter(self._noted)] * 3, strict=True):
+            found = vars(owner).get(name)
+            if found is not noted and _home_of(found) != _OWN:
+                return f"{owner.__name__}.{name}"
+            seen += owner, name, found
+        self._seen = seen
         return ""
 
 
@@ -339,17 +362,17 @@ def _digest(text: str) -> str:
     return sha1(text.encode(), usedforsecurity=False).hexdigest()[:8]
 
 
-def _code_of(function: Any) -> types.CodeType | None:
+def code_of(function: Any) -> types.CodeType | None:
     # Unwrapped: patch() and reports put wrappers around torch's functions.
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
-def _names_in(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
     """Return all identifiers in a function and the functions inside it."""
     names = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            names |= _names_in(inner)
+            names |= names_in(inner)
     return {name for name in names if name.isidentifier()}
 
 
@@ -362,10 +385,10 @@ def _parameters_of(code: types.CodeType) -> tuple[str, ...]:
 
 def names_digest(function: Any) -> str:
     """Return the digest of the parameters and of the names in the code; "" without Python code."""
-    code = _code_of(function)
+    code = code_of(function)
     if code is None:
         return ""
-    return _digest(" ".join(_parameters_of(code)) + "|" + " ".join(sorted(_names_in(code))))
+    return _digest(" ".join(_parameters_of(code)) + "|" + " ".join(sorted(names_in(code))))
 
 
 def syntax_digest(function: Any) -> str:

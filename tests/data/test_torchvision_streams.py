@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Subset, SubsetRandomSampler
@@ -35,6 +36,7 @@ from fastloop.loader.arrays import compared
 
 pytestmark = pytest.mark.skipif(v2 is None, reason="torchvision is not installed")
 if v2 is not None:
+    from PIL import Image
     from torchvision import datasets, tv_tensors
     from torchvision import transforms as v1
 
@@ -458,7 +460,59 @@ def replace_draw(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch, "rand", lambda *size: torch.ones(size))
 
 
-@pytest.mark.parametrize("replace", [replace_method, wrap_method, replace_function, replace_draw])
+def add_method(patch: pytest.MonkeyPatch) -> None:
+    def getitems(self: Any, rows: list[int]) -> Any:
+        return [(torch.zeros(3), row) for row in rows]
+
+    patch.setattr(datasets.CIFAR10, "__getitems__", getitems, raising=False)
+
+
+def replace_image(patch: pytest.MonkeyPatch) -> None:
+    before = Image.fromarray
+    patch.setattr(Image, "fromarray", lambda array: before(255 - array))
+
+
+def replace_crop(patch: pytest.MonkeyPatch) -> None:
+    before = Image.Image.crop
+    patch.setattr(Image.Image, "crop", lambda self, box: before(self, (0, 0, 32, 32)))
+
+
+def replace_array(patch: pytest.MonkeyPatch) -> None:
+    before = np.array
+    patch.setattr(np, "array", lambda *args, **named: 255 - before(*args, **named))
+
+
+def replace_sub(patch: pytest.MonkeyPatch) -> None:
+    before = torch.Tensor.sub_
+    patch.setattr(torch.Tensor, "sub_", lambda self, other: before(self, other).mul_(2))
+
+
+REPLACEMENTS = (
+    replace_method, wrap_method, replace_function, replace_draw,
+    add_method, replace_image, replace_crop, replace_array, replace_sub,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+def test_functions_that_are_replaced_between_batches(
+    monkeypatch: pytest.MonkeyPatch, replace: Callable[[Any], None]
+) -> None:
+    """The first batches have been compared; a function that is put back is seen at iter()."""
+
+    def run(make_loader: Any) -> Any:
+        def between(number: int) -> None:
+            if number == 1:
+                replace(monkeypatch)
+
+        options, dataset = {"batch_size": 7}, dataset_of("CIFAR10", cifar(v1))
+        found = list(play(make_loader, dataset, options, [None], between=between))
+        monkeypatch.undo()
+        return found + list(play(make_loader, dataset, options, [None]))
+
+    assert_same_bits(run(fastloop.DataLoader), run(DataLoader))
+
+
+@pytest.mark.parametrize("replace", REPLACEMENTS)
 @pytest.mark.parametrize("is_first", [False, True])
 def test_functions_that_were_replaced(
     monkeypatch: pytest.MonkeyPatch, replace: Callable[[Any], None], is_first: bool
@@ -466,6 +520,7 @@ def test_functions_that_were_replaced(
     dataset = dataset_of("CIFAR10", cifar(v1))
     if is_first:
         originals._digest.cache_clear()
+        originals.methods_of.cache_clear()
         originals.trial_of.cache_clear()
     else:
         assert path_of(dataset) == "array"
@@ -474,6 +529,7 @@ def test_functions_that_were_replaced(
     assert_same(dataset, {"batch_size": 8}, stops=[None])
     monkeypatch.undo()
     originals._digest.cache_clear()
+    originals.methods_of.cache_clear()
     assert path_of(dataset) == "array"
 
 

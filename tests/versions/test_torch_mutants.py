@@ -123,7 +123,7 @@ def test_every_part_of_the_table_has_its_changes() -> None:
 def form_of(tree: ast.Module) -> tuple[str, set[str]]:
     """The digest of a module's one function, and the names in it."""
     code = next(c for c in compile(tree, "torch", "exec").co_consts if isinstance(c, CodeType))
-    return torch_parts.names_digest(SimpleNamespace(__code__=code)), torch_parts._names_in(code)
+    return torch_parts.names_digest(SimpleNamespace(__code__=code)), torch_parts.names_in(code)
 
 
 def changes_of(function: ast.FunctionDef, names: set[str]) -> dict[str, Edit]:

@@ -165,3 +165,41 @@ static PyType_Slot snapshot_slots[] = {{Py_tp_doc, (void *)snapshot_doc},
 
 PyType_Spec fl_py_snapshot_spec =
     FL_PY_SPEC("Snapshot", fl_py_snapshot, Py_TPFLAGS_HAVE_GC, snapshot_slots);
+
+/* ---- functions of classes and modules */
+
+const char fl_py_find_other_doc[] = PyDoc_STR(
+    "find_other(noted)\n--\n\n"
+    "The place of the first owner in a tuple (owner, name, value, owner, name, value, ...)\n"
+    "whose own attribute of that name is not that value; -1: there is none. An owner is a\n"
+    "class or a module; a value that is None stands for no attribute.");
+
+/* What a class or module itself has under a name: borrowed, and only to be compared; NULL: nothing,
+ * or an exception. */
+static PyObject *find_own(PyObject *owner, PyObject *name)
+{
+    if (!PyType_Check(owner)) return PyDict_GetItemWithError(PyModule_GetDict(owner), name);
+#if PY_VERSION_HEX < 0x030C0000
+    return PyDict_GetItemWithError(((PyTypeObject *)owner)->tp_dict, name);
+#else
+    PyObject *dict = PyType_GetDict((PyTypeObject *)owner);
+    PyObject *found = PyDict_GetItemWithError(dict, name);
+    Py_DECREF(dict);
+    return found;
+#endif
+}
+
+PyObject *fl_py_find_other(PyObject *Py_UNUSED(module), PyObject *noted)
+{
+    Py_ssize_t count = PyTuple_Check(noted) ? PyTuple_GET_SIZE(noted) : 1;
+    if (count % 3 != 0) return PyErr_Format(PyExc_TypeError, "find_other needs a tuple of triples");
+    for (Py_ssize_t i = 0; i < count; i += 3) {
+        PyObject *owner = PyTuple_GET_ITEM(noted, i), *value = PyTuple_GET_ITEM(noted, i + 2);
+        if (!PyType_Check(owner) && !PyModule_Check(owner))
+            return PyErr_Format(PyExc_TypeError, "find_other needs classes and modules");
+        PyObject *found = find_own(owner, PyTuple_GET_ITEM(noted, i + 1));
+        if (found == NULL && PyErr_Occurred()) return NULL;
+        if (found != (value != Py_None ? value : NULL)) return PyLong_FromSsize_t(i);
+    }
+    return PyLong_FromLong(-1);
+}

@@ -1,4 +1,5 @@
-/* fl_py_snapshot: the heap type _core.Snapshot, the attributes of objects at one time.
+/* fl_py_snapshot: the heap type _core.Snapshot, the attributes of objects at one time; and whether
+ * functions of classes and modules are still those that were noted.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_SNAPSHOT_H
@@ -7,5 +8,9 @@
 #include "fl_py.h"
 
 extern PyType_Spec fl_py_snapshot_spec;
+extern const char fl_py_find_other_doc[];
+
+/* METH_O of the module. */
+PyObject *fl_py_find_other(PyObject *module, PyObject *noted);
 
 #endif

@@ -63,7 +63,7 @@ class FolderSamples:
         refuse_if(fault := self._find_fault(), fault)
         plan, draws, snapshot, key = chains.open_plan(inner.transform, (0, 0, 3), "HWC")
         own.update(_plan=plan, _draws=draws, _snapshot=snapshot)
-        what = f"samples of ImageFolder with {inner.transform}"
+        what = f"samples of ImageFolder with {list(plan.ops)}"
         own.update(_spare=[], _trial=trial_of(key, what, "torchvision's", _CHECKED))
 
     def __getattr__(self, name: str) -> Any:
@@ -104,7 +104,7 @@ class FolderSamples:
             return "the image backend is another than PIL"
         if inner.transform is None:
             return "the ImageFolder has no transform"
-        return chains.why_not_now()
+        return chains.why_not_now() or chains.find_replaced("called.arrays")
 
     # ---- images
 

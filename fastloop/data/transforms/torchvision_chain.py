@@ -18,14 +18,54 @@ import torch
 from fastloop._core import ImageDraws, Snapshot, TorchRandom
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
+from fastloop.compat import originals, torch_parts
 from fastloop.compat.originals import is_code_known
 from fastloop.compat.originals import why_not_now as why_not_now
+from fastloop.compat.torch_parts import Methods
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
 from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan
 
 _MODULES = "torchvision.transforms", "torchvision.transforms.v2"
+_GROUPS = "called", "transforms", "transforms.v2"  # of originals.txt
 _PIL, _BYTES, _FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
+
+
+def find_replaced(*groups: str) -> str:
+    """Say which of torchvision's functions, and of those that they call, another has replaced; ""
+    if none.
+
+    Args:
+        groups: of originals.txt, beside those of the operations.
+    """
+    count = 3 if _MODULES[1] in sys.modules else 2
+    replaced = originals.methods_of(*groups, *_GROUPS[:count]).find_replaced()
+    return f"{replaced} was replaced by another" if replaced else ""
+
+
+def methods_of(chain: Chain) -> Methods:
+    """Return the functions of torchvision, and of those that they call, that may run for the
+    operations of a chain: to be looked at before each image."""
+    classes = tuple({type(op) for op in chain.things})
+    names: set[str] = set()
+
+    def is_used(owner: Any, name: str, function: Any) -> bool:
+        module = getattr(owner, "__module__", owner.__name__)
+        if isinstance(owner, type) and module.startswith(_MODULES[0]):
+            return any(issubclass(cls, owner) for cls in classes)
+        # A registry calls the functions of v2; operators and NumPy what begins with underscores.
+        return name in names or name.startswith("__") or module.startswith(f"{_MODULES[1]}.")
+
+    def add_names(owner: Any, name: str, function: Any) -> bool:
+        code = torch_parts.code_of(function) if is_used(owner, name, function) else None
+        names.update(torch_parts.names_in(code) if code is not None else ())
+        return code is not None
+
+    known, count = originals.methods_of(*_GROUPS[: 1 + chain.version]), -1
+    while len(names) > count:
+        count = len(names)
+        known.choose(add_names)
+    return known.choose(is_used)
 
 
 class _Unit(Values):
@@ -214,7 +254,7 @@ def open_plan(
         chain = read_chain(transform)
         plan, draws = chain.compile(shape, layout)
         shown = [(op, getattr(op, "p", None)) for op in chain.ops]
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # attributes may be anything that torchvision does not look at
         raise ValueError(f"the transform: {error}") from None
     return plan, draws, Snapshot(chain.things), f"{shape} {chain.version} {shown}"
 
@@ -239,7 +279,7 @@ def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False)
         is_single: refuse also what is good for batches alone, which have copies of results.
     """
     refuse_if(not _is_known(), "this version of fastloop does not know this torchvision")
-    refuse_if(why := why_not_now(), why)
+    refuse_if(why := why_not_now() or find_replaced(), why)
     refuse_if(not has_interpreter_lock(), "threads run without the interpreter lock")
     refuse_if(is_fused() is None, "torch computes uniform numbers in a way that C does not know")
     chain = Chain(_BYTES if is_tensor else _PIL, was_pil=not is_tensor, is_single=is_single)

@@ -38,6 +38,10 @@ def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, str]:
     return images, layout
 
 
+def _why_not_now() -> str:
+    return chains.why_not_now() or chains.find_replaced("arrays", "called.arrays")
+
+
 def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     """Return the columns of a dataset of torchvision. Raises NotCoveredError."""
     name = type(dataset).__name__
@@ -50,6 +54,7 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     leave_if(has_init, "worker_init_fn runs in worker processes, and may draw there")
     leave_if(has_workers and not loader.in_order, "in_order=False")
     leave_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
+    leave_if(why := _why_not_now(), why)
     data, targets, layout = _KINDS[name]
     images, layout = _images_of(dataset, data, layout)
     labels: Any = as_vector(getattr(dataset, targets))
@@ -57,16 +62,16 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     leave_if(is_other, f"{targets} of the {name} are not plain integers")
     has_function = dataset.target_transform is not None
     leave_if(has_function, f"target_transform of the {name} is called sample by sample")
-    _, draws, snapshot, key = chains.open_plan(dataset.transform, images.shape[1:], layout)
+    plan, draws, snapshot, key = chains.open_plan(dataset.transform, images.shape[1:], layout)
     held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
     def is_same() -> bool:
         is_held = all(getattr(dataset, name) is value for name, value in held)
-        return is_held and not chains.why_not_now() and snapshot.is_same()
+        return is_held and not _why_not_now() and snapshot.is_same()
 
     columns = Columns((None, None), kind="torchvision's images, its transform in C")
     columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))
-    what = f"samples of {name} with {dataset.transform}"
+    what = f"samples of {name} with {list(plan.ops)}"
     trial = trial_of(f"{name} {key}", what, "torchvision's", 1)
     columns.original = Original(trial, loader.collate_fn, draws, is_same)
     return columns
