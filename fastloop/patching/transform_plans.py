@@ -6,12 +6,12 @@ docs/zero-change.md tells the rules.
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ _CHECKED = 3  # samples
 # size as they do, and for changes of attributes; then the transform is left to torchvision.
 _MOST_PLANS = 16
 _BANDS = {"RGB": 3, "L": 1}
+# Classes of Pillow that read files and change nothing about loaded images but where they come from.
+_FILES = "JpegImageFile", "PngImageFile", "BmpImageFile", "PpmImageFile", "WebPImageFile"
 
 
 class _Plan:
@@ -38,14 +40,16 @@ class _Plan:
         edges: the height and width of all; 0, 0: they differ.
     """
 
-    def __init__(self, compose: Any, chain: chains.Chain, kind: Any, *edges: int) -> None:
+    def __init__(self, chain: chains.Chain, kind: Any, *edges: int) -> None:
         shapes = {"HWC": (*edges, _BANDS.get(kind, kind)), "CHW": (kind, *edges)}
         layout = "HWC" if chain.was_pil else "CHW"
-        self._compile = functools.partial(chain.compile, shapes[layout], layout)
+        self._compile = partial(chain.compile, shapes[layout], layout)
         self._plan, self._draws = self._compile("CHW")
         self._shape: Any = self._plan.core.out_shape  # None: results have other strides
         self._cls = sys.modules["torchvision.tv_tensors"].Image if chain.is_tv_tensor else None
-        self.trial = Trial(f"images with {compose}", "torchvision's", _CHECKED)
+        # Of fastloop's operations: the text of the program's may raise.
+        self.trial = Trial(f"images with {chain.ops}", "torchvision's", _CHECKED)
+        self.methods = chains.methods_of(chain)
         self.snapshot = Snapshot(chain.things)
         chain.things.clear()  # the Compose among them may be forgotten
 
@@ -79,22 +83,24 @@ class _Transform:
         is_tensor = type(image) is Tensor
         kind, *size = image.shape if is_tensor else (image.mode, *image.size[::-1])
         key = kind, *size
-        if kind in self.plans or key in self.plans or chains.why_not_now():
+        if kind in self.plans or key in self.plans:
             return self.plans.get(kind, self.plans.get(key))
+        if chains.why_not_now() or chains.find_replaced():
+            return None
         self.count += 1
         many = f"images or attributes have changed more than {_MOST_PLANS} times"
         try:
             refuse_if(self.count > _MOST_PLANS, many)
             chain = chains.read_chain(compose, is_tensor, is_single=True)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # attributes may be anything that torchvision does not look at
             self.seam.leave("a transform", str(error))
             self.plans[kind] = None
             return None
         # For all sizes; or where results differ as sizes do, for this one.
         sizes = {} if chain.has_strides_by_size else {kind: [0, 0]}
         for place, edges in (sizes | {key: size}).items():
-            with suppress(TypeError, ValueError):
-                self.plans[place] = plan = _Plan(compose, chain, kind, *edges)
+            with suppress(Exception):
+                self.plans[place] = plan = _Plan(chain, kind, *edges)
                 return plan
         self.plans[key] = None
         return None
@@ -102,36 +108,66 @@ class _Transform:
     def serve(self, compose: Any, image: Any, before: Function) -> Any:
         """Return what the Compose makes of an image, by C or by `before`."""
         plan = self._plan_for(compose, image)
-        if plan is None or chains.why_not_now():
+        if plan is None or chains.why_not_now() or plan.methods.find_replaced():
             return before(compose, image)
         if not plan.snapshot.is_same():
             self.plans.clear()
             return before(compose, image)
+        if type(image).__name__ in _FILES:
+            try:
+                image.load()
+            except Exception as error:
+                # Pillow raises it once, and torchvision would meet it behind its first draws.
+                vars(image)["load"] = partial(_fail, error)
+                try:
+                    return before(compose, image)
+                finally:
+                    del vars(image)["load"]
         return plan.trial.run(
             lambda: plan.take_strides(before(compose, image)),
             lambda generator: plan.make(image, self.seam, generator),
         )
 
 
-def _is_image(image: Any) -> bool:
-    if type(image) is Tensor:
+def _why_not(image: Any) -> str | None:
+    """Return why C does not take an image, or ""; None: it is none, or a tensor of another form."""
+    cls = type(image)
+    if cls is Tensor:
         is_bytes = image.dtype is torch.uint8 and image.ndim == 3 and image.numel() > 0
-        return is_bytes and image.device.type == "cpu" and image.is_contiguous()
-    pillow: Any = sys.modules.get("PIL.Image")
-    return pillow is not None and type(image) is pillow.Image and image.mode in _BANDS
+        is_plain = is_bytes and image.device.type == "cpu" and image.is_contiguous()
+        return "" if is_plain else None
+    pillow: Any = getattr(sys.modules.get("PIL.Image"), "Image", Tensor)
+    if cls is not pillow and not _is_file(cls):
+        return f"images of the class {cls.__name__}" if issubclass(cls, pillow) else None
+    return "" if image.mode in _BANDS else f"images of mode {image.mode}"
+
+
+def _is_file(cls: type) -> bool:
+    plugin = sys.modules.get(f"PIL.{cls.__name__.removesuffix('File')}Plugin")
+    return cls.__name__ in _FILES and getattr(plugin, cls.__name__, None) is cls
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
 
 
 def make_call(seam: Seam, before: Function) -> Function:
     known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
 
-    def call(self: Any, *inputs: Any) -> Any:
-        is_ours = len(inputs) == 1 and seam.is_on and not torch.compiler.is_compiling()
-        if not is_ours or not _is_image(inputs[0]) or is_left_alone() or is_tracing():
-            return before(self, *inputs)
+    def call(*inputs: Any, **named: Any) -> Any:
+        is_ours = len(inputs) == 2 and not named and seam.is_on
+        if not is_ours or torch.compiler.is_compiling() or is_left_alone() or is_tracing():
+            return before(*inputs, **named)
+        self, image = inputs
+        why = _why_not(image)
+        if why != "":
+            if why is not None:
+                seam.leave("a transform", why)
+            return before(self, image)
         found = known.get(id(self))
         if found is None:
             found = known[id(self)] = _Transform(seam)
             weakref.finalize(self, known.pop, id(self), None)
-        return found.serve(self, inputs[0], before)
+        return found.serve(self, image, before)
 
     return call
