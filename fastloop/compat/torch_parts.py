@@ -180,7 +180,7 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 def _make_call(caller: str, name: str) -> Callable[..., Any]:
     """Return `_call` with the globals, the file and the line of the place where a function of torch
     calls one of this name."""
-    code, ours = _code_of(resolve(f"{_DATALOADER}:{caller}")), _call.__code__
+    code, ours = code_of(resolve(f"{_DATALOADER}:{caller}")), _call.__code__
     if code is not None:
         line = code.co_firstlineno
         for step in dis.get_instructions(code):
