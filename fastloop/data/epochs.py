@@ -205,6 +205,8 @@ class EpochDataset(Dataset[Any]):
 
 def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
     """Yield every EpochDataset that `dataset` is or holds in attributes, once each."""
+    if not type.__subclasses__(EpochDataset):
+        return  # no module of such datasets is imported
     seen: set[int] = set()
     waiting = [dataset]
     while waiting:

@@ -111,6 +111,23 @@ def open_iterator(
     return DeviceIter(iterator, accelerator, transform, is_static)
 
 
+def is_users_own(loader: DataLoader[Any], shared: Shared) -> bool:
+    """Tell at once that the user's collate makes the batches in this process, whatever the dataset.
+    No path is faster than torch then, and ``PlainIter`` loads it."""
+    collate_fn = loader.collate_fn
+    if collate_fn is torch_parts.default_collate or collate_fn is torch_parts.default_convert:
+        return False
+    if collate_fn is not shared.left_collate:
+        module = str(look_up(collate_fn, "__module__", ""))
+        if module.startswith(("fastloop.", "transformers.")):
+            return False
+    if loader.num_workers > 0 or torch_parts.new_arguments() or _ITER_METHODS.find_replaced():
+        return False
+    # Datasets with epochs have errors of their own, too.
+    is_torch_known = is_known("torch", "Loaders are left")
+    return is_torch_known and next(datasets_within(loader.dataset), None) is None
+
+
 def fast_iterator(
     loader: DataLoader[Any], path: str, shared: Shared, accelerator: Accelerator | None
 ) -> BaseIter:
@@ -127,6 +144,8 @@ def fast_iterator(
     route = choose_route(loader, path, shared.changed, pin=True)
     _check_place(loader, route)
     shared.why = route.why
+    is_left = route.why.startswith(columns.LEFT_COLLATE)
+    shared.left_collate = loader.collate_fn if is_left else None
     # Iterators over workers are imported when the first is made: most programs have one kind or
     # none.
     if route.path == "thread":

@@ -53,6 +53,8 @@ class Shared:
         self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
         self.fault = ""  # why C does not upload, where it was meant to
         self.why = ""  # why the latest iterator is of its path
+        self.left_collate: Any = None  # which C does not know
+        self.noted: set[str] = set()  # how its iterators were made
         self.place = ""  # where transforms run, where batches go to a device
         self.changed = ""  # says that data were changed in place, once threads have noticed it
         # Of paths that run torch's iterators, and of pools that were replaced.
@@ -259,6 +261,34 @@ class SyncIter(SingleIter, LockedIter):
         if "_collation" in vars(self):
             self._shared.last_count = self.count()
         super()._finalize()
+
+
+class PlainIter(SingleIter):
+    """The iterator of torch without workers, for the user's own collate. C has no part in its
+    batches, and nobody can ask it for a state: it counts, and torch's code does the rest."""
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+        self._shared, self._next_lock = shared, NextLock()
+        super().__init__(loader)
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        shared.latest = weakref.ref(self)
+
+    def count(self) -> WorkerCounts:
+        return (), {}
+
+    def __next__(self) -> Any:
+        with self._next_lock.of_process():
+            begin_ns = perf_counter_ns()
+            if tools._is_profiler_enabled:
+                data = named("next", super().__next__)()
+            elif self._dataset_kind != DatasetKind.Map:
+                data = super().__next__()
+            else:
+                next_data: Callable[[], Any] = self._next_data
+                data = next_data()
+                self._num_yielded += 1
+            self._shared.add(batches=1, waits=1, wait_ns=perf_counter_ns() - begin_ns)
+            return data
 
 
 class TorchProcessIter(MultiIter, LockedIter):

@@ -19,9 +19,9 @@ from fastloop.data.collate import kind_of
 from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.iterators import iterate_anew, open_iterator
+from fastloop.loader.iterators import is_users_own, iterate_anew, open_iterator
 from fastloop.loader.resume.position import Position
-from fastloop.loader.shared import Shared, SyncIter, shared_of
+from fastloop.loader.shared import PlainIter, Shared, SyncIter, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.
@@ -44,14 +44,14 @@ def _describe(loader: DataLoader[Any], iterator: Any, why: str) -> str:
         how = "gathered by C"
     elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
         how = "in this process, collated by C"
-    elif isinstance(iterator, SyncIter):
+    elif isinstance(iterator, PlainIter | SyncIter):
         how = "own collate without workers: torch's speed"
     else:
         how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
         how += ", torch's own" * (type(iterator).__name__ != "ProcessIter")
     how += ", samples by C" * (kind_of(iterator._dataset) == "FolderSamples")
-    is_told = not isinstance(iterator, ArrayIter) and not why.startswith(_PLAIN)
-    how += f" ({why})" * is_told
+    if why and not isinstance(iterator, ArrayIter) and not why.startswith(_PLAIN):
+        how += f" ({why})"
     return f"{type(loader.dataset).__name__}: {how}"
 
 
@@ -60,8 +60,8 @@ class LoaderSeam(Seam):
 
     def __init__(self, is_strict: bool) -> None:
         super().__init__("dataloader", is_strict, _probe)
-        # By loader that has reached torch's __iter__: how its iterators were made.
-        self._seen: MutableMapping[Any, set[str]] = WeakIdKeyDictionary()
+        # The loaders of subclasses that have reached torch's __iter__.
+        self._seen: MutableMapping[Any, None] = WeakIdKeyDictionary()
         self._watched: set[type] = set()  # classes with an __iter__ of their own
         self.add(DataLoader, "_get_iterator", self._make_get_iterator)
         self.add(DataLoader, "__iter__", self._make_iter)
@@ -78,20 +78,24 @@ class LoaderSeam(Seam):
         def _get_iterator(loader: DataLoader[Any]) -> Any:
             if not self.is_on or _overrides(loader):
                 return before(loader)
-            noted = self._seen.setdefault(loader, set())
             if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
                 self._leave(loader, "the dataset is a data pipe")
                 return before(loader)
             self.native += 1
             if loader.num_workers > 0:
                 call_as_torch("DataLoader._get_iterator", loader.check_worker_number_rationality)
-            torchs_own = functools.partial(before, loader)
-            shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
-            iterator = open_iterator(loader, shared, torchs_own)
+            if (shared := shared_of.get(loader)) is None:
+                shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
+            iterator: Any
+            if is_users_own(loader, shared):
+                iterator = PlainIter(loader, shared)
+            else:
+                torchs_own = functools.partial(before, loader)
+                iterator = open_iterator(loader, shared, torchs_own)
             how = _describe(loader, iterator, shared.why)
             loaders, epochs = self.served.get(how, (0, 0))
-            self.served[how] = loaders + (how not in noted), epochs + 1
-            noted.add(how)
+            self.served[how] = loaders + (how not in shared.noted), epochs + 1
+            shared.noted.add(how)
             return iterator
 
         return _get_iterator
@@ -100,9 +104,10 @@ class LoaderSeam(Seam):
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: N807
             if not self.is_on or isinstance(loader, fastloop_loader.DataLoader):
                 return before(loader)
-            self._seen.setdefault(loader, set())
-            if _overrides(loader):
-                self._leave(loader)
+            if type(loader) is not DataLoader:
+                self._seen.setdefault(loader)
+                if _overrides(loader):
+                    self._leave(loader)
             return iterate_anew(loader, functools.partial(before, loader))
 
         return __iter__

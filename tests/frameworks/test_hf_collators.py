@@ -400,9 +400,11 @@ def test_code_that_is_not_known_is_left(
     monkeypatch.setattr(owner, name, lambda *a, **k: before(*a, **k))
     versions = [sys.modules[name].__version__ for name in ("transformers", "datasets")]
     of = f"transformers {versions[0]} with datasets {versions[1]}"
-    assert loader.stats().why == f"DataCollatorWithPadding: {of} is not known"
+    left = "C does not make the batches of DataCollatorWithPadding"
+    assert loader.stats().why == f"{left}: {of} is not known"
     with fastloop.patched("dataloader"):
-        list(DataLoader(base().with_format("torch"), **options))
+        loaders = DataLoader(base().with_format("torch"), **options)
+        assert [type(iter(loaders)).__name__ for _ in "ab"] == ["SyncIter", "PlainIter"]
         (how,) = fastloop.patch_status().seams["dataloader"].served
     assert how.endswith(f" ({loader.stats().why})")
 

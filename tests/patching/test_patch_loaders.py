@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -213,6 +213,41 @@ def test_the_status_says_loaders_epochs_and_how_each_dataset_is_loaded() -> None
     }
     text = "dataloader 6 native [TensorDataset: gathered by C, 2 loaders, 3 epochs; Squares: in"
     assert str(state).startswith(text)
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """How many functions of Python a call runs."""
+    calls = 0
+
+    def note(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": None}])
+def test_iter_asks_little_where_the_users_collate_makes_the_batches(options: Any) -> None:
+    loader = DataLoader(range(8), collate_fn=own_collate, **options)  # type: ignore[arg-type]
+    list(loader)
+    torchs = count_calls(lambda: iter(loader))
+    with fastloop.patched("dataloader"):
+        list(loader)
+        assert count_calls(lambda: iter(loader)) < torchs + 40
+        stats = fastloop.stats(loader)
+        assert (stats.path, stats.batches, stats.waits) == ("sync", *[len(loader)] * 2)
+        data = torch.utils.data
+        loader.collate_fn = data.default_collate if loader.batch_size else data.default_convert
+        list(loader)
+        assert fastloop.stats(loader).workers == ()
+        served = fastloop.patch_status().seams["dataloader"].served
+    assert next(iter(served)) == "range: own collate without workers: torch's speed"
+    assert len(served) == 2
 
 
 def test_fastloops_own_class_does_not_go_through_the_seam() -> None:

@@ -30,6 +30,9 @@ class NotCoveredError(Exception):
     """The array path does not take this loader. The text says why."""
 
 
+LEFT_COLLATE = "C does not make the batches of "  # begins reasons that hold for any dataset
+
+
 def leave_if(applies: object, reason: str) -> None:
     """Raise NotCoveredError with this reason if it applies."""
     if applies:

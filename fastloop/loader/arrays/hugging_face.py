@@ -20,7 +20,14 @@ from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
 from fastloop.base.checks import look_up
 from fastloop.compat.originals import is_code_known, trial_of, why_not_now
 from fastloop.data.field import Array, MappedFile
-from fastloop.loader.arrays.columns import Column, Columns, NotCoveredError, Segment, leave_if
+from fastloop.loader.arrays.columns import (
+    LEFT_COLLATE,
+    Column,
+    Columns,
+    NotCoveredError,
+    Segment,
+    leave_if,
+)
 from fastloop.loader.arrays.compared import Original
 
 # The dtype that both formats make of Arrow's, by its kind.
@@ -225,7 +232,7 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
         collator = collator.data_collator
     name = look_up(collator, "__name__", type(collator).__name__)
     is_known = getattr(known, name, None) in (collator, type(collator)) and name in _MAKERS
-    leave_if(not is_known, f"C does not make the batches of {name}")
+    leave_if(not is_known, f"{LEFT_COLLATE}{name}")
     for attribute, value in _NEEDED.items():
         got = look_up(collator, attribute, value)
         leave_if(got != value, f"{name} has {attribute}={got!r}")
@@ -235,7 +242,7 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     leave_if(reason := why_not_now(), reason)
     if not is_code_known("collators"):
         versions = (f"{n} {sys.modules[n].__version__}" for n in ("transformers", "datasets"))
-        raise NotCoveredError(f"{name}: {' with '.join(versions)} is not known")
+        raise NotCoveredError(f"{LEFT_COLLATE}{name}: {' with '.join(versions)} is not known")
     _MAKERS[name](samples, collator)
     columns = samples.columns()
     key = repr((name, form, dataset.features, samples.how, list(samples.outputs)))

@@ -16,11 +16,12 @@ from fastloop.base.checks import look_up
 from fastloop.base.machine import scheduled_ns
 from fastloop.compat.torch_parts import MultiIter, difference
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.shared import SyncIter
+from fastloop.loader.shared import PlainIter, SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
 
 _PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
+_PATHS[PlainIter] = "sync"
 # The batches that were ready when next() was called, or came before its own: its own; only others,
 # whose turn it was not; none.
 READY, OTHERS, NONE = "ready", "others", "none"
