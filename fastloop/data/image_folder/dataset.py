@@ -21,7 +21,7 @@ from fastloop.base.checks import check_type, check_value, make_message, read_cho
 from fastloop.data.arrays import ArrayDataset, read_item, read_views
 from fastloop.data.collate import borrow_places
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Array, read_npy_header
+from fastloop.data.field import Array, open_regular, read_npy_header
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.transforms.cut import CutPlan, Piece
 from fastloop.data.transforms.dataset_transform import WHOLE, Pieces, compile_transform, why_not
@@ -107,6 +107,9 @@ def _open_cache(
     note = {"version": 1, "options": options, "files": _digest_files(root, paths)}
     path = os.path.join(folder, _IMAGES)
     os.makedirs(folder, exist_ok=True)
+    for name in (_IMAGES, _UNFINISHED, _LOCK):
+        with contextlib.suppress(OSError):  # there is none, or it cannot be read and is made anew
+            open_regular(os.path.join(folder, name), "cache", "remove it").close()
     replaced = _read_cache(path, note)
     if replaced is None:
         with open(os.path.join(folder, _LOCK), "ab") as lock:
