@@ -5,6 +5,10 @@ import numpy as np
 from typing_extensions import Self
 
 version: str
+IMAGE_OPS: Mapping[str, int]
+IMAGE_LIMITS: Mapping[str, int]
+INTERPOLATIONS: Mapping[str, int]
+PADDING_MODES: Mapping[str, int]
 
 @final
 class Table:

@@ -14,6 +14,7 @@
 #include "fl_py_region.h"
 #include "fl_py_grad_list.h"
 #include "fl_py_image_draws.h"
+#include "fl_py_image_op.h"
 #include "fl_py_image_plan.h"
 #include "fl_py_sequence_batches.h"
 #include "fl_py_sequence_column.h"
@@ -240,6 +241,7 @@ static int module_exec(PyObject *module)
     fl_fork_install();
     if (fl_py_numpy_import() != 0) return -1;
     if (PyModule_AddStringConstant(module, "version", FL_VERSION) != 0) return -1;
+    if (fl_py_image_op_export(module) != 0) return -1;
     return add_types(module);
 }
 

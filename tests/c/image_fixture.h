@@ -354,7 +354,7 @@ static inline int32_t random_gate(uint64_t *seed, plan_case *p, int32_t at)
         int32_t held = (int32_t)random_below(seed, 3);
         if (gate->kind != FL_OP_APPLY)
             *next++ = (fl_image_op){
-                .kind = FL_OP_BRANCH, .span = held, .number = {(double)(n + 1) / branches}};
+                .kind = FL_OP_BRANCH, .span = held, .branch_end = (double)(n + 1) / branches};
         while (held-- > 0) *next++ = random_held(seed, p, gate->kind == FL_OP_ORDER);
     }
     gate->span = (int32_t)(next - gate) - 1;

@@ -100,7 +100,7 @@ static inline void follow_policy(picture *p, const fl_image_op *ops, int32_t i,
 static inline void random_policy(uint64_t *seed, fl_image_op *op)
 {
     random_warp(seed, op);
-    op->number[10] = op->number[11] = (double)NAN;
+    op->center[0] = op->center[1] = (double)NAN;
     op->number[0] = (double)random_below(seed, op->kind == FL_OP_AUTO_AUGMENT ? 3 : 5);
     op->number[1] = (double)random_below(seed, 12), op->number[2] = 12;
     if (op->kind != FL_OP_AUG_MIX) return;

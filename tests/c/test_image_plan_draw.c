@@ -79,17 +79,17 @@ static void test_arguments_of_augmentations_that_are_wrong(void)
 {
     fl_image_op op = {.kind = FL_OP_INVERT, .p = 2};
     check_op_refused(op, 9, 9, "RandomInvert(p=2)");
-    op = (fl_image_op){.kind = FL_OP_SOLARIZE, .number = {255.5}};
+    op = (fl_image_op){.kind = FL_OP_SOLARIZE, .tone = 255.5};
     check_op_refused(op, 9, 9, "RandomSolarize(threshold=255.5)");
-    op = (fl_image_op){.kind = FL_OP_POSTERIZE, .number = {9}};
+    op = (fl_image_op){.kind = FL_OP_POSTERIZE, .tone = 9};
     check_op_refused(op, 9, 9, "RandomPosterize(bits=9)");
-    op = (fl_image_op){.kind = FL_OP_SHARPNESS, .number = {-1}};
+    op = (fl_image_op){.kind = FL_OP_SHARPNESS, .tone = -1};
     check_op_refused(op, 9, 9, "RandomAdjustSharpness(sharpness_factor=-1)");
-    op = (fl_image_op){.kind = FL_OP_BLUR, .size = {3, 4}, .number = {1, 1}};
+    op = (fl_image_op){.kind = FL_OP_BLUR, .size = {3, 4}, .blur_sigma = {1, 1}};
     check_op_refused(op, 9, 9, "GaussianBlur(kernel_size=(4, 3))|odd");
-    op = (fl_image_op){.kind = FL_OP_BLUR, .size = {3, 3}, .number = {0, 1}};
+    op = (fl_image_op){.kind = FL_OP_BLUR, .size = {3, 3}, .blur_sigma = {0, 1}};
     check_op_refused(op, 9, 9, "GaussianBlur(sigma=(0, 1))");
-    op.number[0] = 1, op.size.width = 19;
+    op.blur_sigma[0] = 1, op.size.width = 19;
     check_op_refused(op, 9, 9, "GaussianBlur(kernel_size=(19, 3))|image of (9, 9)");
     op = (fl_image_op){.kind = FL_OP_ROTATION, .number = {2, 1}};
     check_op_refused(op, 9, 9, "RandomRotation(degrees=(2, 1))");
@@ -97,11 +97,11 @@ static void test_arguments_of_augmentations_that_are_wrong(void)
     check_op_refused(op, 9, 9, "RandomRotation(interpolation=3)|nearest or bilinear");
     op = (fl_image_op){.kind = FL_OP_AFFINE, .number = {0, 0, 0, 2, 1, 1}};
     check_op_refused(op, 9, 9, "RandomAffine|translations between 0 and 1");
-    op = (fl_image_op){.kind = FL_OP_PERSPECTIVE, .number = {0, 0, 1.5}};
+    op = (fl_image_op){.kind = FL_OP_PERSPECTIVE, .distortion = 1.5};
     check_op_refused(op, 9, 9, "RandomPerspective(distortion_scale=1.5)");
     op = (fl_image_op){.kind = FL_OP_ROTATION};
     check_op_refused(op, 1 << 20, 1 << 20, "(1048576, 1048576) is too large");
-    op = (fl_image_op){.kind = FL_OP_NOISE, .number = {0, -1}};
+    op = (fl_image_op){.kind = FL_OP_NOISE, .noise = {0, -1, 0}};
     check_op_refused(op, 9, 9, "GaussianNoise(mean=0, sigma=-1)");
     op = (fl_image_op){.kind = FL_OP_RAND_AUGMENT, .number = {9, 1, 31}};
     check_op_refused(op, 9, 9, "RandAugment(num_ops=9)|at most 8");
@@ -109,7 +109,7 @@ static void test_arguments_of_augmentations_that_are_wrong(void)
     check_op_refused(op, 9, 9, "RandAugment(magnitude=31)");
     op = (fl_image_op){.kind = FL_OP_TRIVIAL_AUGMENT, .number = {1, 0, 1}};
     check_op_refused(op, 9, 9, "TrivialAugmentWide(num_magnitude_bins=1)");
-    op = (fl_image_op){.kind = FL_OP_AUTO_AUGMENT, .number = {3}};
+    op = (fl_image_op){.kind = FL_OP_AUTO_AUGMENT, .policy = 3};
     check_op_refused(op, 9, 9, "AutoAugment(policy=3)");
     op = (fl_image_op){.kind = FL_OP_APPLY, .p = 3};
     check_op_refused(op, 9, 9, "RandomApply(p=3)");
@@ -117,7 +117,7 @@ static void test_arguments_of_augmentations_that_are_wrong(void)
     check_op_refused(op, 9, 9, "RandomChoice: 1 to 16 transforms, not 0");
     op = (fl_image_op){.kind = FL_OP_APPLY, .span = 1};
     check_op_refused(op, 9, 9, "holds more than there are");
-    op = (fl_image_op){.kind = FL_OP_GRAYSCALE, .number = {2}};
+    op = (fl_image_op){.kind = FL_OP_GRAYSCALE, .grey_channels = 2};
     check_op_refused(op, 9, 9, "Grayscale(num_output_channels=2)");
     op = (fl_image_op){.kind = FL_OP_COLOR_JITTER, .number = {0, 1, 2, 1}};
     check_op_refused(op, 9, 9, "ColorJitter(contrast=(2, 1))");
@@ -156,7 +156,7 @@ static void test_results_that_depend_on_chance(void)
     fl_image_op ops[5] = {{.kind = FL_OP_APPLY, .p = 0.5, .span = 1}, crop};
     fl_image_config config = config_of(ops, 2, 9, 9);
     check_refused(&config, "RandomApply: the size and the channels of results depend on chance");
-    grey.number[0] = 1;
+    grey.grey_channels = 1;
     ops[1] = grey;
     check_refused(&config, "RandomApply: the size and the channels");
     fl_image_op choice = {.kind = FL_OP_CHOICE, .span = 4}, flip = {.kind = FL_OP_HORIZONTAL_FLIP};

@@ -39,7 +39,7 @@ warp_picture(picture *p, int32_t channels, const fl_image_op *op, const fl_image
             x = fmaf(to_x + 1, (float)p->size.width / 2, -0.5f);
             y = fmaf(to_y + 1, (float)p->size.height / 2, -0.5f);
             for (int32_t c = 0; c < channels; c++) {
-                float fill = (float)op->number[12 + c], v;
+                float fill = (float)op->border[c], v;
                 if (op->interpolation == FL_NEAREST) {
                     bool is_in = sample_at(p, rintf(y), rintf(x), c, true) > 0;
                     v = is_in ? sample_at(p, rintf(y), rintf(x), c, false) : isnan(fill) ? 0 : fill;
@@ -59,22 +59,23 @@ static inline void follow_warp(picture *p, const fl_image_op *ops, int32_t i,
                                const fl_image_params *at, int32_t channels)
 {
     const fl_image_op *op = &ops[i];
-    const float *n = at->number;
     fl_image_warp warp;
     if (!at->is_applied) return;
     settle(p, ops);
     if (op->kind == FL_OP_PERSPECTIVE) {
-        fl_warp_perspective(&warp, n, p->size);
+        fl_warp_perspective(&warp, at->coefficients, p->size);
     } else {
-        fl_affine affine = {.angle = -(double)n[0] + (n[0] < 0 ? -360 : 0), .scale = 1};
+        double angle = (double)at->affine.angle;
+        fl_affine affine = {.angle = -angle + (angle < 0 ? -360 : 0), .scale = 1};
         if (op->kind == FL_OP_AFFINE)
-            affine = (fl_affine){.angle = (double)n[0],
-                                 .translate = {(double)n[1], (double)n[2]},
-                                 .scale = (double)n[3],
-                                 .shear = {(double)n[4], (double)n[5]}};
-        if (!isnan(op->number[10])) {
-            affine.center[0] = op->number[10] - p->size.width * 0.5;
-            affine.center[1] = op->number[11] - p->size.height * 0.5;
+            affine = (fl_affine){
+                .angle = angle,
+                .translate = {(double)at->affine.translate[0], (double)at->affine.translate[1]},
+                .scale = (double)at->affine.scale,
+                .shear = {(double)at->affine.shear[0], (double)at->affine.shear[1]}};
+        if (!isnan(op->center[0])) {
+            affine.center[0] = op->center[0] - p->size.width * 0.5;
+            affine.center[1] = op->center[1] - p->size.height * 0.5;
         }
         fl_warp_affine(&warp, &affine, p->size);
     }
@@ -88,12 +89,15 @@ static inline bool is_warp(fl_image_op_kind kind)
 
 static inline void random_warp(uint64_t *seed, fl_image_op *op)
 {
-    static const double numbers[12] = {-170, 175, 0.3, 0.2, 0.4, 1.7, -30, 40, -10, 20, NAN, NAN};
+    static const double affine[] = {-170, 175, 0.3, 0.2, 0.4, 1.7, -30, 40, -10, 20};
     bool has_fill = random_below(seed, 3) > 0;
-    for (int k = 0; k < 12; k++) op->number[k] = numbers[k];
-    if (random_below(seed, 3) == 0) op->number[10] = 3.5, op->number[11] = 7;
+    bool has_center = random_below(seed, 3) == 0;
+    memcpy(op->number, affine, sizeof affine);
+    if (op->kind == FL_OP_PERSPECTIVE) op->distortion = 0.3;
+    op->center[0] = has_center ? 3.5 : (double)NAN;
+    op->center[1] = has_center ? 7 : (double)NAN;
     for (int c = 0; c < 4; c++)
-        op->number[12 + c] = has_fill ? (double)random_below(seed, 511) / 2 : (double)NAN;
+        op->border[c] = has_fill ? (double)random_below(seed, 511) / 2 : (double)NAN;
     op->interpolation = random_below(seed, 2) ? FL_NEAREST : FL_BILINEAR;
 }
 

@@ -41,7 +41,7 @@ static void add_colors(uint64_t *seed, plan_case *p)
     for (int32_t n = 1 + (int32_t)random_below(seed, 4); n > 0; n--) {
         fl_image_op *op = &p->ops[p->config.count];
         *op = random_op(seed, ANY_OF(seed, late), 1);
-        if (op->kind == FL_OP_GRAYSCALE) op->number[0] = p->config.channels;
+        if (op->kind == FL_OP_GRAYSCALE) op->grey_channels = p->config.channels;
         p->config.count += random_below(seed, 4) > 0 ? 1 : random_gate(seed, p, p->config.count);
     }
 }
@@ -262,13 +262,13 @@ static void test_large_images(void)
     const fl_image_op jitter = {.kind = FL_OP_COLOR_JITTER};
     fl_image_op contrast = jitter, saturation = jitter, hue = jitter;
     for (int k = 0; k < 8; k++) contrast.number[k] = saturation.number[k] = hue.number[k] = stays;
-    contrast.number[2] = 1e4, contrast.number[3] = 6e4;
-    saturation.number[4] = 0, saturation.number[5] = 2;
-    hue.number[6] = -0.5, hue.number[7] = 0.5;
+    contrast.jitter[1][0] = 1e4, contrast.jitter[1][1] = 6e4;
+    saturation.jitter[2][0] = 0, saturation.jitter[2][1] = 2;
+    hue.jitter[3][0] = -0.5, hue.jitter[3][1] = 0.5;
     check_large(contrast, 1, true);
     check_large(saturation, 3, false);
     check_large(hue, 3, false);
-    check_large((fl_image_op){.kind = FL_OP_GRAYSCALE, .number = {3}}, 3, false);
+    check_large((fl_image_op){.kind = FL_OP_GRAYSCALE, .grey_channels = 3}, 3, false);
     check_large((fl_image_op){.kind = FL_OP_EQUALIZE, .p = 1}, 4, false);
     check_large((fl_image_op){.kind = FL_OP_AUTOCONTRAST, .p = 1}, 1, true);
 }
@@ -322,9 +322,9 @@ static void test_what_may_stand_beside_colors(void)
     const fl_image_op pad = {.kind = FL_OP_PAD, .padding = {1, 1, 1, 1}, .out_fill = {1}};
     const fl_image_op crop = {.kind = FL_OP_CENTER_CROP, .size = small, .out_fill = {1}};
     const fl_image_op resize = {.kind = FL_OP_RESIZE, .size = small};
-    const fl_image_op blur = {.kind = FL_OP_BLUR, .size = {3, 3}, .number = {1, 1}};
-    const fl_image_op one = {.kind = FL_OP_GRAYSCALE, .number = {1}};
-    const fl_image_op three = {.kind = FL_OP_GRAYSCALE, .number = {3}};
+    const fl_image_op blur = {.kind = FL_OP_BLUR, .size = {3, 3}, .blur_sigma = {1, 1}};
+    const fl_image_op one = {.kind = FL_OP_GRAYSCALE, .grey_channels = 1};
+    const fl_image_op three = {.kind = FL_OP_GRAYSCALE, .grey_channels = 3};
     const fl_image_op gate = {.kind = FL_OP_APPLY, .span = 1, .p = 0.5};
     fl_image_op erase = {.kind = FL_OP_ERASE, .p = 1, .scale = {0.1, 0.2}, .ratio = {1, 1}};
     check_map(small, FL_IMAGE_U8, (fl_image_op[]){flip, invert, erase}, true);

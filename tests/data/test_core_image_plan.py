@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fastloop import _core
+from fastloop import _core, transforms
 
 HEIGHT, WIDTH = 9, 7
-PAD, CENTER_CROP, RANDOM_CROP, RESIZE, FLIP, INVERT = 0, 1, 2, 3, 5, 8
+PAD, CENTER_CROP, RANDOM_CROP, RESIZE, FLIP, INVERT = map(
+    _core.IMAGE_OPS.get,
+    ("Pad", "CenterCrop", "RandomCrop", "Resize", "RandomHorizontalFlip", "RandomInvert"),
+)
 
 
 def make_plan(*ops: dict[str, Any], **kwargs: Any) -> _core.ImagePlan:
@@ -38,6 +41,18 @@ def numbers(dtype: torch.dtype, channels: int = 3) -> bytes:
 
 def image(*shape: int) -> torch.Tensor:
     return torch.randint(0, 256, shape or (3, HEIGHT, WIDTH), dtype=torch.uint8)
+
+
+def test_each_kind_of_the_core_is_a_class_of_its_name() -> None:
+    """The numbers are part of what users can reproduce, so they stay."""
+    kinds = dict(_core.IMAGE_OPS)
+    assert kinds.pop("a branch") == 23 and len(kinds) == 31
+    assert {getattr(transforms, name).kind: name for name in kinds} == {
+        number: name for name, number in kinds.items()
+    }
+    assert (kinds["Pad"], kinds["RandomInvert"], kinds["AugMix"]) == (0, 8, 31)
+    with pytest.raises(TypeError):
+        _core.IMAGE_OPS["Pad"] = 1  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +87,9 @@ def test_plans_that_cannot_be(change: dict[str, Any], text: str) -> None:
         ({"kind": CENTER_CROP, "size": (3, 2**40)}, r"size=\(3, "),
         ({"kind": RESIZE, "size": (3, 3), "interpolation": 9}, "interpolation=9"),
         ({"kind": PAD, "padding_mode": 4}, "padding_mode=4"),
+        ({"kind": INVERT, "number": (0.0,) * 11}, r"number=\(0.0, .* is not what"),
+        ({"kind": INVERT, "number": [1.0]}, r"number=\[1.0\] is not what"),
+        ({"kind": INVERT, "border": (1.0,)}, r"border=\(1.0,\) is not what"),
         ({"kind": PAD, "fill": b"12345"}, "fill=b'12345'"),
         ({"kind": PAD, "out_fill": "0"}, "out_fill='0'"),
         ({"kind": FLIP, "occurrence": 256}, "occurrence=256"),

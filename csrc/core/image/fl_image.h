@@ -59,9 +59,13 @@ typedef enum fl_padding_mode {
 enum {
     FL_MAX_IMAGE_OPS = 32,
     FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS,
-    FL_OP_NUMBERS = 16,    /* arguments of a kind's own */
+    FL_OP_NUMBERS = 10,    /* arguments of a kind's own */
     FL_DRAWN_NUMBERS = 16, /* drawn for one operation */
-    FL_MAX_ORDER = 16      /* branches of one operation */
+    FL_MAX_ORDER = 16,     /* branches of one operation */
+    FL_MAX_POLICY_OPS = 8, /* of RAND_AUGMENT */
+    FL_MIX_LEVELS = 10,    /* AUG_MIX: magnitudes, */
+    FL_MAX_CHAINS = 6,     /* and chains, */
+    FL_MAX_MIXED = 9       /* and operations of all chains */
 };
 
 /* An operation as requested. Fields that its kind does not name are 0. */
@@ -74,20 +78,40 @@ typedef struct fl_image_op {
     fl_image_size size; /* of the result. BLUR: odd numbers of taps. RESIZE: {n, 0} is n for the
                            shorter edge, {0, 0} is max_size for the longer one */
     int32_t max_size;   /* RESIZE with {n, 0} or {0, 0}: most of the longer edge; 0: none */
-    fl_interpolation interpolation; /* RESIZE, RANDOM_RESIZED_CROP */
-    fl_padding_mode padding_mode;   /* PAD, RANDOM_CROP */
-    int32_t padding[4];             /* PAD, RANDOM_CROP: left, top, right, bottom */
-    bool pad_if_needed;             /* RANDOM_CROP */
-    double p;                       /* operations with a probability */
-    double scale[2], ratio[2];      /* RANDOM_RESIZED_CROP, ERASE */
-    double log_ratio[2];            /* set by the plan */
-    int32_t channels;               /* set by the plan: of the image before it */
-    /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor. GRAYSCALE: channels of the
-     * result. BLUR: least and largest sigma. BRANCH of CHOICE: the upper end of its part of [0, 1].
-     * ROTATION, AFFINE, PERSPECTIVE: see fl_op_warp.c. Policies: fl_op_policy.c. NOISE: mean,
-     * sigma, 1 if clipped. COLOR_JITTER, PHOTOMETRIC_DISTORT: least and most brightness, contrast,
-     * saturation and hue; NaN: stays. */
-    double number[FL_OP_NUMBERS];
+    fl_interpolation interpolation;   /* RESIZE, RANDOM_RESIZED_CROP */
+    fl_padding_mode padding_mode;     /* PAD, RANDOM_CROP */
+    int32_t padding[4];               /* PAD, RANDOM_CROP: left, top, right, bottom */
+    bool pad_if_needed;               /* RANDOM_CROP */
+    double p;                         /* operations with a probability */
+    double scale[2], ratio[2];        /* RANDOM_RESIZED_CROP, ERASE */
+    double log_ratio[2];              /* set by the plan */
+    int32_t channels;                 /* set by the plan: of the image before it */
+    union {                           /* what one kind, or a few alike, have */
+        double number[FL_OP_NUMBERS]; /* all of it, as it is given */
+        double tone;                  /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor */
+        double grey_channels;         /* GRAYSCALE: of the result */
+        double blur_sigma[2];         /* BLUR: the least and the largest */
+        double jitter[4][2]; /* COLOR_JITTER, PHOTOMETRIC_DISTORT: least and most brightness,
+                                contrast, saturation and hue; NaN: stays */
+        double branch_end;   /* BRANCH of CHOICE: the upper end of its part of [0, 1] */
+        double distortion;   /* PERSPECTIVE */
+        double policy;       /* AUTO_AUGMENT */
+        struct {
+            double mean, sigma, clips; /* clips: 1 or 0 */
+        } noise;
+        struct {
+            double degrees[2], translate[2], scale[2], shear[2][2];
+        } affine; /* translate: parts of the edges. ROTATION: degrees alone */
+        struct {
+            double ops, magnitude, bins;
+        } rand_augment; /* TRIVIAL_AUGMENT: bins alone */
+        struct {
+            double severity, width, depth, alpha, has_all; /* depth < 1: drawn; has_all: 1 or 0 */
+        } aug_mix;
+    };
+    /* AFFINE, ROTATION, PERSPECTIVE, policies, which sample an image at other places: */
+    double center[2];               /* NaN: the middle */
+    double border[FL_MAX_CHANNELS]; /* what lies around the image; NaN: nothing */
     /* PAD, RANDOM_CROP, CENTER_CROP: what padding holds as bytes, where an operation after it
      * reads pixels. Else only the speed depends on it: best is what out_fill is cast from. */
     uint8_t fill[FL_MAX_CHANNELS];
@@ -104,10 +128,15 @@ typedef struct fl_image_params {
     fl_image_size size; /* crops, ERASE: of the rectangle */
     int32_t padding[4]; /* what is padded in all: left, top, right, bottom */
     fl_image_size out;  /* of the image after this operation */
-    /* COLOR_JITTER, PHOTOMETRIC_DISTORT: brightness, contrast, saturation, hue; NaN: stays.
-     * BLUR: [0] sigma. ROTATION: [0] angle. AFFINE: angle, x, y, scale, shears in x and y.
-     * PERSPECTIVE: coefficients. Policies: magnitudes. */
-    float number[FL_DRAWN_NUMBERS];
+    union {
+        float number[FL_DRAWN_NUMBERS]; /* all of it; policies: magnitudes */
+        float change[4]; /* COLOR_JITTER, PHOTOMETRIC_DISTORT: as jitter; NaN: it stays */
+        float sigma;     /* BLUR */
+        struct {
+            float angle, translate[2], scale, shear[2];
+        } affine;              /* ROTATION: angle alone */
+        float coefficients[8]; /* PERSPECTIVE */
+    };
     /* COLOR_JITTER: the order of these four. CHANNEL_PERMUTATION: the channel that becomes channel
      * k. PHOTOMETRIC_DISTORT: likewise; [0] -1: channels stay. Policies: operations. CHOICE: [0]
      * the branch. ORDER: branches. */

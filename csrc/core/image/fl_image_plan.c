@@ -43,6 +43,8 @@ static const fl_op_type *const op_types[FL_OP_KINDS] = {
     [FL_OP_AUG_MIX] = &fl_op_aug_mix,
 };
 
+const char *fl_image_op_name(fl_image_op_kind kind) { return op_types[kind]->name; }
+
 enum { MAX_OCCURRENCES = 8 };
 
 struct fl_image_plan {
@@ -143,7 +145,7 @@ static int trace_op(const fl_image_op *op, fl_image_trace *trace, fl_err *err)
     trace[1] = trace[0];
     FL_TRY(check_channels(op, trace[0].channels, err));
     FL_TRY(op_types[op->kind]->size(op, trace[0].size, &trace[1].size, err));
-    if (op->kind == FL_OP_GRAYSCALE) trace[1].channels = (int32_t)op->number[0];
+    if (op->kind == FL_OP_GRAYSCALE) trace[1].channels = (int32_t)op->grey_channels;
     return fl_size_is_known(trace[1].size) ? check_image(trace[1].size, err) : FL_OK;
 }
 

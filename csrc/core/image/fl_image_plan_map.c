@@ -103,7 +103,7 @@ static bool are_on_colors(const fl_image_plan *plan, int32_t from)
             is_erased = true;
         else if (!(is_flip && flips) && !is_gate(op) && (!is_on_colors(op) || is_erased))
             return false;
-        if (op->kind == FL_OP_GRAYSCALE && op->number[0] != op->channels) return false;
+        if (op->kind == FL_OP_GRAYSCALE && op->grey_channels != op->channels) return false;
     }
     return true;
 }

@@ -6,16 +6,17 @@
 
 static int check(const fl_image_op *op, fl_err *err)
 {
+    const double *sigma = op->blur_sigma;
     const int32_t taps[] = {op->size.width, op->size.height};
     for (int k = 0; k < 2; k++)
         if (taps[k] < 1 || taps[k] > FL_MAX_BLUR || taps[k] % 2 == 0)
             return fl_fail(err, FL_EINVAL,
                            "GaussianBlur(kernel_size=(%d, %d)): sizes are odd and at most %d",
                            taps[0], taps[1], FL_MAX_BLUR);
-    if (op->number[0] > 0 && op->number[0] <= op->number[1] && op->number[1] <= 1e6) return FL_OK;
+    if (sigma[0] > 0 && sigma[0] <= sigma[1] && sigma[1] <= 1e6) return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "GaussianBlur(sigma=(%g, %g)): they are > 0, the smaller one first",
-                   op->number[0], op->number[1]);
+                   "GaussianBlur(sigma=(%g, %g)): they are > 0, the smaller one first", sigma[0],
+                   sigma[1]);
 }
 
 /* Images are reflected at their edges; places in a plane are 32 bits. */
@@ -36,14 +37,14 @@ static void
 draw(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
 {
     (void)in;
-    params->number[0] = fl_op_between(fl_op_random(op, key, 0).word[0], op->number);
+    params->sigma = fl_op_between(fl_op_random(op, key, 0).word[0], op->blur_sigma);
 }
 
 static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params,
                  fl_image_view *view, fl_err *err)
 {
     (void)i;
-    return fl_tone_blur(view, op->size, params->number[0], err);
+    return fl_tone_blur(view, op->size, params->sigma, err);
 }
 
 const fl_op_type fl_op_blur = {.name = "GaussianBlur",

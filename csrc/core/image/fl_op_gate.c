@@ -34,7 +34,7 @@ static void draw_choice(const fl_image_op *op, const fl_sample_key *key, fl_imag
     (void)in;
     double at = fl_philox_unit(fl_op_random(op, key, 0).word[0]);
     int32_t branch = 0, last = count_branches(op) - 1;
-    for (int32_t i = 1; branch < last && at >= op[i].number[0]; i += 1 + op[i].span) branch++;
+    for (int32_t i = 1; branch < last && at >= op[i].branch_end; i += 1 + op[i].span) branch++;
     params->order[0] = (int8_t)branch;
 }
 

@@ -14,7 +14,7 @@ static int check_ranges(const char *name, const fl_image_op *op, fl_err *err)
 {
     static const char *const names[JITTERED] = {"brightness", "contrast", "saturation", "hue"};
     for (int n = 0; n < JITTERED; n++) {
-        double low = op->number[2 * n], high = op->number[2 * n + 1];
+        double low = op->jitter[n][0], high = op->jitter[n][1];
         double least = n == HUE ? -0.5 : 0, most = n == HUE ? 0.5 : 1e6;
         if (isnan(low) || (least <= low && low <= high && high <= most)) continue;
         return fl_fail(err, FL_EINVAL,
@@ -45,7 +45,7 @@ void fl_op_draw_order(const fl_image_op *op, const fl_sample_key *key, uint16_t 
 
 static int apply_one(const fl_image_params *params, int which, fl_image_view *view, fl_err *err)
 {
-    float number = params->number[which];
+    float number = params->change[which];
     return isnan(number) ? FL_OK : fl_tone_apply(view, tones[which], (double)number, err);
 }
 
@@ -62,7 +62,7 @@ static void draw_jitter(const fl_image_op *op, const fl_sample_key *key, fl_imag
     (void)in;
     fl_philox_block block = fl_op_random(op, key, 0);
     for (int n = 0; n < JITTERED; n++)
-        params->number[n] = fl_op_between(block.word[n], &op->number[2 * n]);
+        params->change[n] = fl_op_between(block.word[n], op->jitter[n]);
     fl_op_draw_order(op, key, 1, JITTERED, params->order);
 }
 
@@ -124,7 +124,7 @@ static void draw_distort(const fl_image_op *op, const fl_sample_key *key, fl_ima
     fl_philox_block others = fl_op_random(op, key, 2);
     for (int n = 0; n < JITTERED; n++) {
         bool is_changed = fl_philox_unit(gates.word[n]) < op->p;
-        params->number[n] = is_changed ? fl_op_between(numbers.word[n], &op->number[2 * n]) : NAN;
+        params->change[n] = is_changed ? fl_op_between(numbers.word[n], op->jitter[n]) : NAN;
     }
     fl_op_draw_order(op, key, 3, op->channels, params->order);
     if (fl_philox_unit(others.word[1]) >= op->p) params->order[0] = -1;

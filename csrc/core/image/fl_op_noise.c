@@ -1,12 +1,9 @@
 /* fl_op_noise: GaussianNoise. */
 #include "fl_op.h"
 
-/* Numbers: mean, sigma, whether results are clipped. */
-enum { MEAN, SIGMA, CLIPS };
-
 static int check(const fl_image_op *op, fl_err *err)
 {
-    double mean = op->number[MEAN], sigma = op->number[SIGMA];
+    double mean = op->noise.mean, sigma = op->noise.sigma;
     if (sigma >= 0 && sigma <= 20 && mean >= -20 && mean <= 20) return FL_OK;
     return fl_fail(err, FL_EINVAL,
                    "GaussianNoise(mean=%g, sigma=%g): sigma is between 0 and 20, mean between -20 "
@@ -27,9 +24,9 @@ static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params
 {
     (void)i;
     const fl_image_noise noise = {.key = params->seed,
-                                  .mean = (float)(op->number[MEAN] * 255),
-                                  .scale = (float)(op->number[SIGMA] * 255),
-                                  .clips = op->number[CLIPS] != 0};
+                                  .mean = (float)(op->noise.mean * 255),
+                                  .scale = (float)(op->noise.sigma * 255),
+                                  .clips = op->noise.clips != 0};
     fl_image_planes planes;
     FL_TRY(fl_image_view_own(view, true, &planes, err));
     fl_image_view_look_up(view);

@@ -8,8 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST_OPS = 8 };
-
 /* In torchvision's order, which the random numbers mean. */
 typedef enum policy_op {
     IDENTITY,
@@ -124,7 +122,7 @@ static int apply_tone(policy_op op, double magnitude, fl_image_view *view, fl_er
 static bool is_shift(const fl_image_op *op, const fl_affine *affine, const fl_image_view *view)
 {
     bool is_zero = true;
-    for (int k = 12; k < FL_OP_NUMBERS; k++) is_zero &= isnan(op->number[k]) || op->number[k] == 0;
+    for (int c = 0; c < FL_MAX_CHANNELS; c++) is_zero &= isnan(op->border[c]) || op->border[c] == 0;
     return is_zero && affine->shear[0] == 0 && affine->shear[1] == 0 &&
            fabs(affine->translate[0]) < view->x.length &&
            fabs(affine->translate[1]) < view->y.length;
@@ -154,22 +152,24 @@ static int apply_one(const fl_image_op *op, int32_t i, policy_op which, double m
 static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params,
                  fl_image_view *view, fl_err *err)
 {
-    for (int32_t k = 0; k < MOST_OPS && params->order[k] >= 0; k++)
+    for (int32_t k = 0; k < FL_MAX_POLICY_OPS && params->order[k] >= 0; k++)
         FL_TRY(apply_one(op, i, (policy_op)params->order[k], (double)params->number[k], view, err));
     return FL_OK;
 }
 
-/* ---- RandAugment and TrivialAugmentWide: operations, magnitude, bins */
+/* ---- RandAugment and TrivialAugmentWide */
 
 static int check(const fl_image_op *op, fl_err *err)
 {
-    double ops = op->number[0], magnitude = op->number[1], bins = op->number[2];
+    double ops = op->rand_augment.ops, magnitude = op->rand_augment.magnitude;
+    double bins = op->rand_augment.bins;
     const char *name = op->kind == FL_OP_RAND_AUGMENT ? "RandAugment" : "TrivialAugmentWide";
     if (!(bins >= 2 && bins <= 1 << 20))
         return fl_fail(err, FL_EINVAL, "%s(num_magnitude_bins=%g): there are at least 2", name,
                        bins);
-    if (op->kind == FL_OP_RAND_AUGMENT && !(ops >= 0 && ops <= MOST_OPS))
-        return fl_fail(err, FL_EINVAL, "%s(num_ops=%g): there are at most %d", name, ops, MOST_OPS);
+    if (op->kind == FL_OP_RAND_AUGMENT && !(ops >= 0 && ops <= FL_MAX_POLICY_OPS))
+        return fl_fail(err, FL_EINVAL, "%s(num_ops=%g): there are at most %d", name, ops,
+                       FL_MAX_POLICY_OPS);
     if (op->kind == FL_OP_RAND_AUGMENT && !(magnitude >= 0 && magnitude < bins))
         return fl_fail(err, FL_EINVAL, "%s(magnitude=%g): it is less than the bins", name,
                        magnitude);
@@ -179,8 +179,9 @@ static int check(const fl_image_op *op, fl_err *err)
 static void draw_rand(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                       fl_image_params *params)
 {
-    int32_t count = 0, bins = (int32_t)op->number[2], at = (int32_t)op->number[1];
-    for (uint16_t k = 0; k < (uint16_t)op->number[0]; k++) {
+    int32_t count = 0, bins = (int32_t)op->rand_augment.bins;
+    int32_t at = (int32_t)op->rand_augment.magnitude;
+    for (uint16_t k = 0; k < (uint16_t)op->rand_augment.ops; k++) {
         fl_philox_block block = fl_op_random(op, key, k);
         policy_op which = (policy_op)fl_philox_below(block.word[0], DRAWN);
         add_op(params, &count, which,
@@ -201,7 +202,7 @@ const fl_op_type fl_op_rand_augment = {.name = "RandAugment",
 static void draw_trivial(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                          fl_image_params *params)
 {
-    int32_t count = 0, bins = (int32_t)op->number[2];
+    int32_t count = 0, bins = (int32_t)op->rand_augment.bins;
     fl_philox_block block = fl_op_random(op, key, 0);
     policy_op which = (policy_op)fl_philox_below(block.word[0], DRAWN);
     int32_t at = (int32_t)fl_philox_below(block.word[1], (uint32_t)bins);
@@ -219,7 +220,7 @@ const fl_op_type fl_op_trivial_augment = {.name = "TrivialAugmentWide",
                                           .draw = draw_trivial,
                                           .apply = apply};
 
-/* ---- AutoAugment: the policy */
+/* ---- AutoAugment */
 
 /* An operation of a policy: its probability in tenths, and which of ten magnitudes. */
 typedef struct policy_step {
@@ -272,8 +273,8 @@ static const policy_step policies[POLICIES][PAIRS][2] = {
 
 static int check_auto(const fl_image_op *op, fl_err *err)
 {
-    if (!(op->number[0] >= 0 && op->number[0] < POLICIES))
-        return fl_fail(err, FL_EINVAL, "AutoAugment(policy=%g): it must be in 0..%d", op->number[0],
+    if (!(op->policy >= 0 && op->policy < POLICIES))
+        return fl_fail(err, FL_EINVAL, "AutoAugment(policy=%g): it must be in 0..%d", op->policy,
                        POLICIES - 1);
     return fl_op_check_sampling(fl_op_auto_augment.name, op, err);
 }
@@ -285,7 +286,7 @@ static void draw_auto(const fl_image_op *op, const fl_sample_key *key, fl_image_
     int64_t pair = fl_philox_below(fl_op_random(op, key, 0).word[0], PAIRS);
     for (uint16_t k = 0; k < 2; k++) {
         fl_philox_block block = fl_op_random(op, key, 1 + k);
-        const policy_step *step = &policies[(int)op->number[0]][pair][k];
+        const policy_step *step = &policies[(int)op->policy][pair][k];
         if (!(fl_philox_unit(block.word[0]) <= step->tenths / 10.0)) continue;
         policy_op which = (policy_op)step->op;
         add_op(params, &count, which,
@@ -303,30 +304,30 @@ const fl_op_type fl_op_auto_augment = {.name = "AutoAugment",
                                        .draw = draw_auto,
                                        .apply = apply};
 
-/* ---- AugMix: severity, width, depth (< 1: drawn), alpha, whether all operations are drawn from
+/* ---- AugMix
  *
  * A sum of the image and of `width` chains of operations on it, with random weights. What is drawn:
  * numbers: the weight of the image, of each chain, then magnitudes; order: operations, and END
  * behind each chain. */
 
-enum { MOST_CHAINS = 6, MOST_MIXED = 9, DRAWN_DEPTH = 3, END = 100 };
-enum { SEVERITY, WIDTH, DEPTH, ALPHA, HAS_ALL };      /* numbers of the operation */
+enum { DRAWN_DEPTH = 3, END = 100 };
 enum { FIRST_OP = 8, FIRST_GAMMA = 256, TRIES = 64 }; /* blocks */
 
 static int check_mix(const fl_image_op *op, fl_err *err)
 {
-    const double *n = op->number;
-    double deepest = n[DEPTH] > 0 ? n[DEPTH] : DRAWN_DEPTH;
-    if (!(n[SEVERITY] >= 1 && n[SEVERITY] <= BINS))
-        return fl_fail(err, FL_EINVAL, "AugMix(severity=%g): it is between 1 and %d", n[SEVERITY],
-                       BINS);
-    if (!(n[WIDTH] >= 1 && n[WIDTH] <= MOST_CHAINS && n[WIDTH] * deepest <= MOST_MIXED))
+    double severity = op->aug_mix.severity, width = op->aug_mix.width;
+    double depth = op->aug_mix.depth, alpha = op->aug_mix.alpha;
+    double deepest = depth > 0 ? depth : DRAWN_DEPTH;
+    if (!(severity >= 1 && severity <= FL_MIX_LEVELS))
+        return fl_fail(err, FL_EINVAL, "AugMix(severity=%g): it is between 1 and %d", severity,
+                       FL_MIX_LEVELS);
+    if (!(width >= 1 && width <= FL_MAX_CHAINS && width * deepest <= FL_MAX_MIXED))
         return fl_fail(err, FL_EINVAL,
                        "AugMix(mixture_width=%g, chain_depth=%g): there are at most %d chains and "
                        "%d operations",
-                       n[WIDTH], n[DEPTH], MOST_CHAINS, MOST_MIXED);
-    if (!(n[ALPHA] > 0 && n[ALPHA] <= 1e6))
-        return fl_fail(err, FL_EINVAL, "AugMix(alpha=%g): it is > 0", n[ALPHA]);
+                       width, depth, FL_MAX_CHAINS, FL_MAX_MIXED);
+    if (!(alpha > 0 && alpha <= 1e6))
+        return fl_fail(err, FL_EINVAL, "AugMix(alpha=%g): it is > 0", alpha);
     return fl_op_check_sampling(fl_op_aug_mix.name, op, err);
 }
 
@@ -361,10 +362,10 @@ draw_gamma(const fl_image_op *op, const fl_sample_key *key, double alpha, uint16
  * them spread over the chains by another draw of it. */
 static void draw_weights(const fl_image_op *op, const fl_sample_key *key, float *weights)
 {
-    double number[2 + MOST_CHAINS] = {0}, sum = 0;
-    int32_t chains = (int32_t)op->number[WIDTH];
+    double number[2 + FL_MAX_CHAINS] = {0}, sum = 0;
+    int32_t chains = (int32_t)op->aug_mix.width;
     for (int32_t g = 0; g < 2 + chains; g++)
-        number[g] = draw_gamma(op, key, op->number[ALPHA], (uint16_t)(FIRST_GAMMA + TRIES * g));
+        number[g] = draw_gamma(op, key, op->aug_mix.alpha, (uint16_t)(FIRST_GAMMA + TRIES * g));
     for (int32_t g = 2; g < 2 + chains; g++) sum += number[g];
     float rest = (float)(number[1] / (number[0] + number[1]));
     weights[0] = (float)(number[0] / (number[0] + number[1]));
@@ -378,17 +379,17 @@ draw_mix(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_i
                                     POSTERIZE, SOLARIZE, AUTOCONTRAST, EQUALIZE,    BRIGHTNESS,
                                     COLOR,     CONTRAST, SHARPNESS};
     enum { ALL = sizeof ops / sizeof *ops, FEWER = 9 };
-    uint32_t choices = op->number[HAS_ALL] != 0 ? ALL : FEWER;
-    int32_t chains = (int32_t)op->number[WIDTH], places = 0, count = 1 + chains;
+    uint32_t choices = op->aug_mix.has_all != 0 ? ALL : FEWER;
+    int32_t chains = (int32_t)op->aug_mix.width, places = 0, count = 1 + chains;
     draw_weights(op, key, params->number);
     for (int32_t chain = 0; chain < chains; chain++) {
         uint32_t word = fl_op_random(op, key, (uint16_t)(chain / 4)).word[chain % 4];
-        int32_t depth = op->number[DEPTH] > 0 ? (int32_t)op->number[DEPTH]
+        int32_t depth = op->aug_mix.depth > 0 ? (int32_t)op->aug_mix.depth
                                               : 1 + (int32_t)fl_philox_below(word, DRAWN_DEPTH);
         for (int32_t k = 0; k < depth; k++) {
             fl_philox_block block = fl_op_random(op, key, (uint16_t)(FIRST_OP + 16 * chain + k));
             policy_op which = ops[fl_philox_below(block.word[0], choices)];
-            int32_t at = (int32_t)fl_philox_below(block.word[1], (uint32_t)op->number[SEVERITY]);
+            int32_t at = (int32_t)fl_philox_below(block.word[1], (uint32_t)op->aug_mix.severity);
             params->order[places++] = (int8_t)which;
             params->number[count++] =
                 magnitude_of(which, &mixed, in, BINS, at, is_negative(block.word[2]));
@@ -463,7 +464,7 @@ static int close_mixture(fl_image_view *view, const mixture *m, fl_err *err)
 static int apply_mix(const fl_image_op *op, int32_t i, const fl_image_params *params,
                      fl_image_view *view, fl_err *err)
 {
-    int32_t chains = (int32_t)op->number[WIDTH], place = 0;
+    int32_t chains = (int32_t)op->aug_mix.width, place = 0;
     const float *weight = params->number, *magnitude = weight + 1 + chains;
     mixture m;
     FL_TRY(open_mixture(view, &m, err));

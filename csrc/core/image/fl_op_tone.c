@@ -19,7 +19,7 @@ static const struct {
 
 static int check(const fl_image_op *op, fl_err *err)
 {
-    double number = op->number[0];
+    double number = op->tone;
     if (op->kind == FL_OP_SOLARIZE && !(number <= 255))
         return fl_fail(err, FL_EINVAL, "RandomSolarize(threshold=%g): it is at most 255", number);
     if (op->kind == FL_OP_POSTERIZE && !(number >= 0 && number <= 8))
@@ -35,7 +35,7 @@ static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params
 {
     (void)i;
     if (!params->is_applied) return FL_OK;
-    return fl_tone_apply(view, by_kind[op->kind].tone, op->number[0], err);
+    return fl_tone_apply(view, by_kind[op->kind].tone, op->tone, err);
 }
 
 #define FL_TONE_TYPE(shown, has_color)                                          \
@@ -55,9 +55,9 @@ const fl_op_type fl_op_sharpness = FL_TONE_TYPE("RandomAdjustSharpness", true);
 
 static int check_grayscale(const fl_image_op *op, fl_err *err)
 {
-    if (op->number[0] == 1 || op->number[0] == 3) return FL_OK;
+    if (op->grey_channels == 1 || op->grey_channels == 3) return FL_OK;
     return fl_fail(err, FL_EINVAL, "Grayscale(num_output_channels=%g): it is 1 or 3",
-                   op->number[0]);
+                   op->grey_channels);
 }
 
 static int apply_grayscale(const fl_image_op *op, int32_t i, const fl_image_params *params,
@@ -65,7 +65,7 @@ static int apply_grayscale(const fl_image_op *op, int32_t i, const fl_image_para
 {
     (void)i;
     (void)params;
-    return fl_tone_grey(view, (int32_t)op->number[0], err);
+    return fl_tone_grey(view, (int32_t)op->grey_channels, err);
 }
 
 const fl_op_type fl_op_grayscale = {.name = "Grayscale",

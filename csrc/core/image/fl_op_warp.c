@@ -6,9 +6,6 @@
 
 #include <math.h>
 
-/* Places of the numbers of an operation. */
-enum { DEGREES = 0, TRANSLATE = 2, DISTORTION = 2, SCALE = 4, SHEAR = 6, CENTER = 10, FILL = 12 };
-
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err)
 {
     if (op->interpolation == FL_NEAREST || op->interpolation == FL_BILINEAR) return FL_OK;
@@ -30,17 +27,18 @@ static int
 warp_view(const fl_image_op *op, int32_t i, fl_image_warp *warp, fl_image_view *view, fl_err *err)
 {
     warp->is_bilinear = op->interpolation == FL_BILINEAR;
-    for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) warp->fill[c] = (float)op->number[FILL + c];
+    for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) warp->fill[c] = (float)op->border[c];
     return fl_tone_warp(view, i, warp, err);
 }
 
-/* ---- RandomRotation: number[0] is the angle */
+/* ---- RandomRotation */
 
 static int check_rotation(const fl_image_op *op, fl_err *err)
 {
-    if (!(op->number[DEGREES] <= op->number[DEGREES + 1]))
+    const double *degrees = op->affine.degrees;
+    if (!(degrees[0] <= degrees[1]))
         return fl_fail(err, FL_EINVAL, "RandomRotation(degrees=(%g, %g)): the smaller one first",
-                       op->number[DEGREES], op->number[DEGREES + 1]);
+                       degrees[0], degrees[1]);
     return fl_op_check_sampling(fl_op_rotation.name, op, err);
 }
 
@@ -48,14 +46,14 @@ static void draw_rotation(const fl_image_op *op, const fl_sample_key *key, fl_im
                           fl_image_params *params)
 {
     (void)in;
-    params->number[0] = fl_op_between(fl_op_random(op, key, 0).word[0], &op->number[DEGREES]);
+    params->affine.angle = fl_op_between(fl_op_random(op, key, 0).word[0], op->affine.degrees);
 }
 
 static void center_of(const fl_image_op *op, fl_image_size in, double center[2])
 {
-    bool is_middle = isnan(op->number[CENTER]);
-    center[0] = is_middle ? 0 : op->number[CENTER] - in.width * 0.5;
-    center[1] = is_middle ? 0 : op->number[CENTER + 1] - in.height * 0.5;
+    bool is_middle = isnan(op->center[0]);
+    center[0] = is_middle ? 0 : op->center[0] - in.width * 0.5;
+    center[1] = is_middle ? 0 : op->center[1] - in.height * 0.5;
 }
 
 int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,
@@ -72,7 +70,7 @@ int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view
     double angle = fmod(degrees, 360);
     fl_affine affine = {.scale = 1};
     if (angle < 0) angle += 360;
-    if (isnan(op->number[CENTER])) {
+    if (isnan(op->center[0])) {
         if (angle == 0) return FL_OK;
         if (angle == 90 && in.height == in.width) return fl_tone_quarter(view, false, err);
         if (angle == 270 && in.height == in.width) return fl_tone_quarter(view, true, err);
@@ -90,7 +88,7 @@ int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view
 static int apply_rotation(const fl_image_op *op, int32_t i, const fl_image_params *params,
                           fl_image_view *view, fl_err *err)
 {
-    return fl_op_rotate(op, i, (double)params->number[0], view, err);
+    return fl_op_rotate(op, i, (double)params->affine.angle, view, err);
 }
 
 const fl_op_type fl_op_rotation = {.name = "RandomRotation",
@@ -101,16 +99,15 @@ const fl_op_type fl_op_rotation = {.name = "RandomRotation",
                                    .draw = draw_rotation,
                                    .apply = apply_rotation};
 
-/* ---- RandomAffine: the numbers are angle, x, y, scale, and shears in x and y */
+/* ---- RandomAffine */
 
 static int check_affine(const fl_image_op *op, fl_err *err)
 {
-    const double *n = op->number;
-    bool is_range =
-        n[DEGREES] <= n[DEGREES + 1] && n[SHEAR] <= n[SHEAR + 1] && n[SHEAR + 2] <= n[SHEAR + 3];
-    bool is_part =
-        n[TRANSLATE] >= 0 && n[TRANSLATE] <= 1 && n[TRANSLATE + 1] >= 0 && n[TRANSLATE + 1] <= 1;
-    if (is_range && is_part && n[SCALE] > 0 && n[SCALE] <= n[SCALE + 1])
+    const double *degrees = op->affine.degrees, *part = op->affine.translate;
+    const double *scale = op->affine.scale, *x = op->affine.shear[0], *y = op->affine.shear[1];
+    bool is_range = degrees[0] <= degrees[1] && x[0] <= x[1] && y[0] <= y[1];
+    bool is_part = part[0] >= 0 && part[0] <= 1 && part[1] >= 0 && part[1] <= 1;
+    if (is_range && is_part && scale[0] > 0 && scale[0] <= scale[1])
         return fl_op_check_sampling(fl_op_affine.name, op, err);
     return fl_fail(
         err, FL_EINVAL,
@@ -122,25 +119,26 @@ static void draw_affine(const fl_image_op *op, const fl_sample_key *key, fl_imag
                         fl_image_params *params)
 {
     fl_philox_block first = fl_op_random(op, key, 0), second = fl_op_random(op, key, 1);
-    double x[2] = {-op->number[TRANSLATE] * in.width, op->number[TRANSLATE] * in.width};
-    double y[2] = {-op->number[TRANSLATE + 1] * in.height, op->number[TRANSLATE + 1] * in.height};
-    params->number[0] = fl_op_between(first.word[0], &op->number[DEGREES]);
-    params->number[1] = rintf(fl_op_between(first.word[1], x));
-    params->number[2] = rintf(fl_op_between(first.word[2], y));
-    params->number[3] = fl_op_between(first.word[3], &op->number[SCALE]);
-    params->number[4] = fl_op_between(second.word[0], &op->number[SHEAR]);
-    params->number[5] = fl_op_between(second.word[1], &op->number[SHEAR + 2]);
+    const double *part = op->affine.translate;
+    double x[2] = {-part[0] * in.width, part[0] * in.width};
+    double y[2] = {-part[1] * in.height, part[1] * in.height};
+    params->affine.angle = fl_op_between(first.word[0], op->affine.degrees);
+    params->affine.translate[0] = rintf(fl_op_between(first.word[1], x));
+    params->affine.translate[1] = rintf(fl_op_between(first.word[2], y));
+    params->affine.scale = fl_op_between(first.word[3], op->affine.scale);
+    params->affine.shear[0] = fl_op_between(second.word[0], op->affine.shear[0]);
+    params->affine.shear[1] = fl_op_between(second.word[1], op->affine.shear[1]);
 }
 
 static int apply_affine(const fl_image_op *op, int32_t i, const fl_image_params *params,
                         fl_image_view *view, fl_err *err)
 {
-    const float *n = params->number;
+    const float *translate = params->affine.translate, *shear = params->affine.shear;
     fl_image_size in = {view->y.length, view->x.length};
-    fl_affine affine = {.angle = (double)n[0],
-                        .translate = {(double)n[1], (double)n[2]},
-                        .scale = (double)n[3],
-                        .shear = {(double)n[4], (double)n[5]}};
+    fl_affine affine = {.angle = (double)params->affine.angle,
+                        .translate = {(double)translate[0], (double)translate[1]},
+                        .scale = (double)params->affine.scale,
+                        .shear = {(double)shear[0], (double)shear[1]}};
     center_of(op, in, affine.center);
     return fl_op_transform(op, i, &affine, view, err);
 }
@@ -153,14 +151,14 @@ const fl_op_type fl_op_affine = {.name = "RandomAffine",
                                  .draw = draw_affine,
                                  .apply = apply_affine};
 
-/* ---- RandomPerspective: the numbers are the eight coefficients */
+/* ---- RandomPerspective */
 
 static int check_perspective(const fl_image_op *op, fl_err *err)
 {
-    if (!(op->number[DISTORTION] >= 0 && op->number[DISTORTION] <= 1))
+    if (!(op->distortion >= 0 && op->distortion <= 1))
         return fl_fail(err, FL_EINVAL,
                        "RandomPerspective(distortion_scale=%g): it is between 0 and 1",
-                       op->number[DISTORTION]);
+                       op->distortion);
     FL_TRY(fl_op_check_p(fl_op_perspective.name, op->p, err));
     return fl_op_check_sampling(fl_op_perspective.name, op, err);
 }
@@ -171,8 +169,8 @@ static void draw_perspective(const fl_image_op *op, const fl_sample_key *key, fl
 {
     params->is_applied = fl_philox_unit(fl_op_random(op, key, 0).word[0]) < op->p;
     if (!params->is_applied) return;
-    uint32_t bound[2] = {(uint32_t)(op->number[DISTORTION] * (in.width / 2)) + 1,
-                         (uint32_t)(op->number[DISTORTION] * (in.height / 2)) + 1};
+    uint32_t bound[2] = {(uint32_t)(op->distortion * (in.width / 2)) + 1,
+                         (uint32_t)(op->distortion * (in.height / 2)) + 1};
     const double edge[2] = {in.width - 1, in.height - 1};
     static const bool is_far[4][2] = {{false, false}, {true, false}, {true, true}, {false, true}};
     double from[4][2], to[4][2];
@@ -186,7 +184,7 @@ static void draw_perspective(const fl_image_op *op, const fl_sample_key *key, fl
                 is_far[corner][axis] ? edge[axis] + 1 - bound[axis] + inwards : inwards;
         }
     }
-    fl_warp_coefficients(from, to, params->number);
+    fl_warp_coefficients(from, to, params->coefficients);
 }
 
 static int apply_perspective(const fl_image_op *op, int32_t i, const fl_image_params *params,
@@ -194,7 +192,8 @@ static int apply_perspective(const fl_image_op *op, int32_t i, const fl_image_pa
 {
     fl_image_warp warp;
     if (!params->is_applied) return FL_OK;
-    fl_warp_perspective(&warp, params->number, (fl_image_size){view->y.length, view->x.length});
+    fl_warp_perspective(&warp, params->coefficients,
+                        (fl_image_size){view->y.length, view->x.length});
     return warp_view(op, i, &warp, view, err);
 }
 

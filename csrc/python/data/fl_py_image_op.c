@@ -2,6 +2,9 @@
  * what would not fit their C types. */
 #include "fl_py_image_op.h"
 
+#include "fl_blur.h"
+#include "fl_op.h"
+
 #include <string.h>
 
 /* The value of a key, borrowed; NULL: it is missing, or an exception is set. */
@@ -32,7 +35,7 @@ static int read_int(PyObject *dict, const char *key, int32_t most, int32_t *out)
     return 0;
 }
 
-/* A tuple of numbers: integers into `ints`, or floats into `floats`. */
+/* A tuple of `count` numbers, integers into `ints`, or floats into `floats`. */
 static int
 read_numbers(PyObject *dict, const char *key, Py_ssize_t count, int32_t *ints, double *floats)
 {
@@ -74,6 +77,16 @@ static int read_shape(PyObject *dict, fl_image_op *out)
     return 0;
 }
 
+/* What its kind alone has; the numbers that are missing are 0. */
+static int read_own(PyObject *dict, fl_image_op *out)
+{
+    PyObject *value = look_up(dict, "number");
+    if (value == NULL) return PyErr_Occurred() ? -1 : 0;
+    Py_ssize_t count = PyTuple_Check(value) ? PyTuple_GET_SIZE(value) : -1;
+    if (count > FL_OP_NUMBERS) return fail_value("number", value);
+    return read_numbers(dict, "number", count, NULL, out->number);
+}
+
 static int read_op(PyObject *dict, fl_image_op *out)
 {
     int32_t kind = 0, occurrence = 0, interpolation = 0, mode = 0;
@@ -89,8 +102,9 @@ static int read_op(PyObject *dict, fl_image_op *out)
     out->padding_mode = (fl_padding_mode)mode;
     if (read_shape(dict, out) != 0) return -1;
     if (read_numbers(dict, "scale", 2, NULL, out->scale) != 0 ||
-        read_numbers(dict, "ratio", 2, NULL, out->ratio) != 0 ||
-        read_numbers(dict, "number", FL_OP_NUMBERS, NULL, out->number) != 0 ||
+        read_numbers(dict, "ratio", 2, NULL, out->ratio) != 0 || read_own(dict, out) != 0 ||
+        read_numbers(dict, "center", 2, NULL, out->center) != 0 ||
+        read_numbers(dict, "border", FL_MAX_CHANNELS, NULL, out->border) != 0 ||
         read_bytes(dict, "fill", FL_MAX_CHANNELS, out->fill) != 0 ||
         read_bytes(dict, "out_fill", FL_MAX_FILL_BYTES, out->out_fill) != 0)
         return -1;
@@ -146,4 +160,55 @@ PyObject *fl_py_image_params(const fl_image_params *params)
                          params->out.height, params->out.width, "number", number, "order", order,
                          "is_early", params->is_early ? Py_True : Py_False, "seed",
                          (unsigned long long)params->seed);
+}
+
+/* ---- numbers that Python takes from here */
+
+typedef struct named {
+    const char *name; /* NULL: behind the last */
+    int number;
+} named;
+
+static const named interpolations[] = {{"nearest", FL_NEAREST},
+                                       {"nearest-exact", FL_NEAREST_EXACT},
+                                       {"bilinear", FL_BILINEAR},
+                                       {"bicubic", FL_BICUBIC},
+                                       {NULL, 0}};
+static const named padding_modes[] = {{"constant", FL_PAD_CONSTANT},
+                                      {"edge", FL_PAD_EDGE},
+                                      {"reflect", FL_PAD_REFLECT},
+                                      {"symmetric", FL_PAD_SYMMETRIC},
+                                      {NULL, 0}};
+static const named limits[] = {{"EDGE", FL_MAX_EDGE},         {"CHANNELS", FL_MAX_CHANNELS},
+                               {"BLUR", FL_MAX_BLUR},         {"POLICY_OPS", FL_MAX_POLICY_OPS},
+                               {"MIX_LEVELS", FL_MIX_LEVELS}, {"CHAINS", FL_MAX_CHAINS},
+                               {"MIXED", FL_MAX_MIXED},       {NULL, 0}};
+
+/* A mapping that nobody can change, under this name. */
+static int add_mapping(PyObject *module, const char *name, const named *items)
+{
+    PyObject *dict = PyDict_New(), *mapping = NULL;
+    int status = dict != NULL ? 0 : -1;
+    for (; status == 0 && items->name != NULL; items++) {
+        PyObject *number = PyLong_FromLong(items->number);
+        status = number != NULL ? PyDict_SetItemString(dict, items->name, number) : -1;
+        Py_XDECREF(number);
+    }
+    if (status == 0) mapping = PyDictProxy_New(dict);
+    status = mapping != NULL ? PyModule_AddObjectRef(module, name, mapping) : -1;
+    Py_XDECREF(mapping);
+    Py_XDECREF(dict);
+    return status;
+}
+
+int fl_py_image_op_export(PyObject *module)
+{
+    named kinds[FL_OP_KINDS + 1] = {{NULL, 0}};
+    for (int k = 0; k < FL_OP_KINDS; k++)
+        kinds[k] = (named){fl_image_op_name((fl_image_op_kind)k), k};
+    if (add_mapping(module, "IMAGE_OPS", kinds) != 0 ||
+        add_mapping(module, "IMAGE_LIMITS", limits) != 0 ||
+        add_mapping(module, "INTERPOLATIONS", interpolations) != 0)
+        return -1;
+    return add_mapping(module, "PADDING_MODES", padding_modes);
 }

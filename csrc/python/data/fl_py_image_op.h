@@ -14,6 +14,10 @@
  * TypeError. */
 int fl_py_image_op_read(PyObject *dict, fl_image_op *out);
 
+/* Adds mappings from names to numbers, which Python takes from here: IMAGE_OPS, the kinds by
+ * torchvision's names; IMAGE_LIMITS; INTERPOLATIONS; PADDING_MODES. 0, or -1 and an exception. */
+int fl_py_image_op_export(PyObject *module);
+
 /* A dict of the parameters. New reference. */
 PyObject *fl_py_image_params(const fl_image_params *params);
 

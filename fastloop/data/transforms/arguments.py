@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 
+from fastloop._core import IMAGE_LIMITS, INTERPOLATIONS, PADDING_MODES
 from fastloop.base import checks
 
 
@@ -30,14 +31,11 @@ class InterpolationMode(enum.Enum):
     LANCZOS = "lanczos"
 
 
-# The number of each is that of fl_interpolation and fl_padding_mode.
-_INTERPOLATIONS = {"nearest": 0, "nearest-exact": 1, "bilinear": 2, "bicubic": 3}
-_PADDING_MODES = {"constant": 0, "edge": 1, "reflect": 2, "symmetric": 3}
 DTYPES = {getattr(torch, name): name for name in ("uint8", "float16", "bfloat16", "float32")}
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # constants of PIL.Image
-_MAX_LENGTH = 2**24  # of an edge or a padding, in pixels: FL_MAX_EDGE
-_MAX_OPS = 8  # FL_DRAWN_NUMBERS
-_MAX_TAPS = 127  # FL_MAX_BLUR
+_MAX_LENGTH = IMAGE_LIMITS["EDGE"]  # of an edge or a padding, in pixels
+_MAX_OPS = IMAGE_LIMITS["POLICY_OPS"]
+_MAX_TAPS = IMAGE_LIMITS["BLUR"]
 _SIZE = "an int >= 1 for a square, or (height, width)"
 _CHANNELS = "a number, or one for each channel"
 _PADDING = "an int >= 0, (left and right, top and bottom), or (left, top, right, bottom)"
@@ -139,7 +137,7 @@ def _read_interpolation(name: str, value: Any) -> str:
     """Return the name of an InterpolationMode, torchvision's too, or of a constant of Pillow."""
     mode = checks.look_up(value, "value", value)
     mode = _PILLOW.get(mode, value) if isinstance(mode, int) else mode
-    return str(checks.read_choice(name, mode, tuple(_INTERPOLATIONS)))
+    return str(checks.read_choice(name, mode, tuple(INTERPOLATIONS)))
 
 
 def _read_flag(name: str, value: Any) -> bool:
@@ -280,12 +278,12 @@ LongestEdge = Annotated[
 Padding = Annotated[_Lengths, Argument(_read_padding, _encode_padding)]
 CropPadding = Annotated[_Lengths | None, Argument(_read_crop_padding, _encode_crop_padding)]
 PaddingMode = Annotated[
-    str, Argument(partial(checks.read_choice, choices=tuple(_PADDING_MODES)), _PADDING_MODES.get)
+    str, Argument(partial(checks.read_choice, choices=tuple(PADDING_MODES)), PADDING_MODES.get)
 ]
 Fill = Annotated[float | Sequence[float] | None, Argument(_read_fill)]
 Erased = Annotated[Any, Argument(_read_erased)]
 Interpolation = Annotated[
-    Any, Argument(_read_interpolation, lambda how: _INTERPOLATIONS.get(how, how))
+    Any, Argument(_read_interpolation, lambda how: INTERPOLATIONS.get(how, how))
 ]
 Flag = Annotated[bool, Argument(_read_flag)]
 CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # that C is told of
@@ -316,7 +314,9 @@ Magnitude = Annotated[int, Argument(partial(checks.read_int, low=0))]
 Bins = Annotated[int, Argument(partial(checks.read_int, low=2, high=2**20))]
 Mean = Annotated[float, Argument(partial(_read_unchanged, low=-20, high=20))]
 NoiseSigma = Annotated[float, Argument(partial(_read_unchanged, low=0, high=20))]
-Severity = Annotated[int, Argument(partial(_read_unchanged, low=1, high=10))]
-Chains = Annotated[int, Argument(partial(checks.read_int, low=1, high=6))]
-Depth = Annotated[int, Argument(partial(checks.read_int, high=9))]
+Severity = Annotated[
+    int, Argument(partial(_read_unchanged, low=1, high=IMAGE_LIMITS["MIX_LEVELS"]))
+]
+Chains = Annotated[int, Argument(partial(checks.read_int, low=1, high=IMAGE_LIMITS["CHAINS"]))]
+Depth = Annotated[int, Argument(partial(checks.read_int, high=IMAGE_LIMITS["MIXED"]))]
 Positive = Annotated[float, Argument(partial(_read_unchanged, low=1e-6, high=1e6))]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fastloop._core import IMAGE_OPS
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Geometry, GetSize, Numbers, Parts
 
@@ -18,7 +19,6 @@ __all__ += ["GaussianBlur", "GaussianNoise", "RandomAdjustSharpness"]
 __all__ += ["RandomAutocontrast", "RandomChannelPermutation", "RandomEqualize", "RandomInvert"]
 __all__ += ["RandomPosterize", "RandomSolarize"]
 
-NUMBERS = 16  # FL_OP_NUMBERS
 _STAYS = (math.nan, math.nan)
 _FACTORS = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
 
@@ -46,8 +46,7 @@ class Color(Geometry):
         return [getattr(self, name) for name in self.counted]
 
     def spec(self, get_size: GetSize) -> dict[str, Any]:
-        numbers = tuple(map(float, self.numbers()))
-        return {**super().spec(get_size), "number": numbers + (0.0,) * (NUMBERS - len(numbers))}
+        return {**super().spec(get_size), "number": tuple(map(float, self.numbers()))}
 
 
 class _Applied(Color):
@@ -63,7 +62,7 @@ class _Gated(_Applied):
 class RandomInvert(_Gated):
     """Invert the colours, with probability ``p``."""
 
-    kind = 8
+    kind = IMAGE_OPS["RandomInvert"]
 
 
 @dataclass(repr=False, eq=False)
@@ -75,7 +74,7 @@ class RandomSolarize(_Applied):
         p: probability.
     """
 
-    kind = 9
+    kind = IMAGE_OPS["RandomSolarize"]
     counted = ("threshold",)
 
     threshold: arg.Threshold
@@ -91,7 +90,7 @@ class RandomPosterize(_Applied):
         p: probability.
     """
 
-    kind = 10
+    kind = IMAGE_OPS["RandomPosterize"]
     counted = ("bits",)
 
     bits: arg.Bits
@@ -101,14 +100,14 @@ class RandomPosterize(_Applied):
 class RandomAutocontrast(_Gated):
     """Spread the numbers of each channel from 0 to 255, with probability ``p``."""
 
-    kind = 11
+    kind = IMAGE_OPS["RandomAutocontrast"]
     is_color = True
 
 
 class RandomEqualize(_Gated):
     """Make all numbers of a channel about as frequent, with probability ``p``."""
 
-    kind = 12
+    kind = IMAGE_OPS["RandomEqualize"]
 
 
 @dataclass(repr=False, eq=False)
@@ -119,7 +118,7 @@ class Grayscale(Color):
         num_output_channels: 1, or 3 that are equal.
     """
 
-    kind = 13
+    kind = IMAGE_OPS["Grayscale"]
     is_random = False
     is_color = True
     counted = ("num_output_channels",)
@@ -134,7 +133,7 @@ class Grayscale(Color):
 class RandomGrayscale(_Applied):
     """Make an image grey that keeps its channels, with probability ``p``."""
 
-    kind = 14
+    kind = IMAGE_OPS["RandomGrayscale"]
     is_color = True
 
     p: arg.Probability = 0.1
@@ -167,7 +166,7 @@ class ColorJitter(_Jittered):
         hue: bounds of how far hues are turned, in [-0.5, 0.5], or a number n for [-n, n].
     """
 
-    kind = 15
+    kind = IMAGE_OPS["ColorJitter"]
 
     brightness: arg.Jitter = None
     contrast: arg.Jitter = None
@@ -181,7 +180,7 @@ class ColorJitter(_Jittered):
 class RandomChannelPermutation(Color):
     """Put the channels in a random order."""
 
-    kind = 16
+    kind = IMAGE_OPS["RandomChannelPermutation"]
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"permutation": values["order"]}
@@ -200,7 +199,7 @@ class RandomPhotometricDistort(_Jittered):
         p: probability of each.
     """
 
-    kind = 17
+    kind = IMAGE_OPS["RandomPhotometricDistort"]
     shown = ("brightness", "contrast", "hue")
 
     brightness: arg.Factors = (0.875, 1.125)
@@ -224,7 +223,7 @@ class RandomAdjustSharpness(_Applied):
         p: probability.
     """
 
-    kind = 18
+    kind = IMAGE_OPS["RandomAdjustSharpness"]
     is_color = True
     counted = ("sharpness_factor",)
 
@@ -241,7 +240,7 @@ class GaussianBlur(Color):
         sigma: bounds of the standard deviation, or a number.
     """
 
-    kind = 19
+    kind = IMAGE_OPS["GaussianBlur"]
 
     kernel_size: arg.Taps
     sigma: arg.Sigma = (0.1, 2.0)
@@ -268,7 +267,7 @@ class GaussianNoise(Color):
         clip: keep results within black and white. False: what is beyond wraps around.
     """
 
-    kind = 30
+    kind = IMAGE_OPS["GaussianNoise"]
     counted = ("mean", "sigma", "clip")
     told = ("seed",)
 

@@ -17,6 +17,7 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 import torch
 
+from fastloop._core import IMAGE_OPS
 from fastloop.base import checks
 from fastloop.base.checks import check_type, check_value, refuse_if
 from fastloop.data.transforms import arguments as arg
@@ -123,7 +124,7 @@ class RandomApply(_Gate):
         p: probability of all of them.
     """
 
-    kind = 20
+    kind = IMAGE_OPS["RandomApply"]
 
     def __init__(self, transforms: Any, p: float = 0.5) -> None:
         self._parts = tuple(op for held in self._hold(transforms) for op in held)
@@ -140,14 +141,14 @@ class RandomApply(_Gate):
 
 
 class _Branch(Geometry):
-    kind = 23
+    kind = IMAGE_OPS["a branch"]
     is_random = False
 
     def __init__(self, parts: tuple[Geometry, ...], end: float) -> None:
         self._parts, self.end = parts, end
 
     def spec(self, get_size: GetSize) -> dict[str, Any]:
-        return {"number": (self.end, *(0.0,) * (color.NUMBERS - 1))}
+        return {"number": (self.end,)}
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"transforms": parts}
@@ -172,7 +173,7 @@ class RandomChoice(_Gate):
         p: how probable each of them is, up to a common factor. None: all are alike.
     """
 
-    kind = 21
+    kind = IMAGE_OPS["RandomChoice"]
 
     def __new__(cls, transforms: Any, p: Any = None) -> Any:
         if checks.is_sequence(transforms) and any(isinstance(op, BatchOp) for op in transforms):
@@ -203,7 +204,7 @@ class RandomOrder(_Gate):
         transforms: operations of this module that keep size and channels.
     """
 
-    kind = 22
+    kind = IMAGE_OPS["RandomOrder"]
 
     def __init__(self, transforms: Any) -> None:
         self._parts = tuple(_Branch(held, 1.0) for held in self._hold(transforms))
@@ -264,7 +265,7 @@ class ToPureTensor(_Unchanged):
         return image.as_subclass(torch.Tensor) if is_tv_tensor else image
 
 
-# ---- geometry: kind is the number of enum fl_image_op_kind
+# ---- geometry
 
 
 class _Padded(Geometry):
@@ -288,7 +289,7 @@ class Pad(_Padded):
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``.
     """
 
-    kind = 0
+    kind = IMAGE_OPS["Pad"]
     is_random = False
 
     padding: arg.Padding
@@ -304,7 +305,7 @@ class CenterCrop(Geometry):
         size: (height, width), or an int for a square.
     """
 
-    kind = 1
+    kind = IMAGE_OPS["CenterCrop"]
     is_random = False
     fill_name = "fill"
     fill = 0
@@ -324,7 +325,7 @@ class RandomCrop(_Padded):
         padding_mode: as of Pad.
     """
 
-    kind = 2
+    kind = IMAGE_OPS["RandomCrop"]
     told = (*_BOX, "padding")
 
     size: arg.Size
@@ -359,7 +360,7 @@ class Resize(_Resampled):
         antialias: True. False is not covered for bilinear and bicubic.
     """
 
-    kind = 3
+    kind = IMAGE_OPS["Resize"]
     is_random = False
 
     size: arg.ResizeSize
@@ -404,7 +405,7 @@ class RandomResizedCrop(_Resampled):
         antialias: as of Resize.
     """
 
-    kind = 4
+    kind = IMAGE_OPS["RandomResizedCrop"]
     told = _BOX
 
     size: arg.Size
@@ -424,13 +425,13 @@ class _RandomFlip(Geometry):
 class RandomHorizontalFlip(_RandomFlip):
     """Exchange left and right, with probability ``p``."""
 
-    kind = 5
+    kind = IMAGE_OPS["RandomHorizontalFlip"]
 
 
 class RandomVerticalFlip(_RandomFlip):
     """Exchange top and bottom, with probability ``p``."""
 
-    kind = 6
+    kind = IMAGE_OPS["RandomVerticalFlip"]
 
 
 @dataclass(repr=False, eq=False)
@@ -445,7 +446,7 @@ class RandomErasing(Geometry):
         inplace: taken because torchvision has it; your image is never written to.
     """
 
-    kind = 7
+    kind = IMAGE_OPS["RandomErasing"]
     fill_name = "value"
     told = ("erase", *_BOX)
     _work = "fills a rectangle of the result"

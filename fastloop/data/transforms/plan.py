@@ -18,13 +18,13 @@ from typing import Any, cast
 
 import torch
 
-from fastloop._core import ImagePlan
+from fastloop._core import IMAGE_LIMITS, ImagePlan
 from fastloop.base.checks import check_type, check_value, refuse_if
 from fastloop.data.transforms.arguments import DTYPES, Argument, to_floats
 
 LAYOUTS = ("CHW", "HWC")
 OUT_LAYOUTS = (*LAYOUTS, "channels_last")
-_MAX_CHANNELS = 4
+_MAX_CHANNELS = IMAGE_LIMITS["CHANNELS"]
 
 Parts = list[dict[str, Any]]  # what users are told of the operations that one holds
 GetSize = Callable[[], tuple[int, int]]  # returns (height, width) of images before an operation
@@ -103,7 +103,7 @@ class Geometry(ImageOp):
     """An operation that C does.
 
     Attributes:
-        kind: its number in enum fl_image_op_kind.
+        kind: its number in C.
         fill_name: the attribute with the numbers that it fills in, if it does.
         told: the names of drawn parameters that params() tells users. A name that C does not have,
             such as "flip", tells whether the operation is applied.

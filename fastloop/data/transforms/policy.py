@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastloop._core import IMAGE_OPS
 from fastloop.base import checks
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.plan import Parts
@@ -37,9 +38,6 @@ class Policy(Warp):
     shown = ("interpolation", "fill")
     counted = ("num_ops", "magnitude", "num_magnitude_bins")
 
-    def numbers(self) -> Sequence[float]:
-        return self._numbers(super().numbers())
-
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         drawn = zip(values["order"], values["number"], strict=False)
         return {"transforms": [(_NAMES[op], magnitude) for op, magnitude in drawn]}
@@ -57,7 +55,7 @@ class RandAugment(Policy):
         fill: the number outside of the image, or one for each channel. None: 0.
     """
 
-    kind = 27
+    kind = IMAGE_OPS["RandAugment"]
 
     num_ops: arg.Ops = 2
     magnitude: arg.Magnitude = 9
@@ -81,7 +79,7 @@ class TrivialAugmentWide(Policy):
         fill: see there.
     """
 
-    kind = 28
+    kind = IMAGE_OPS["TrivialAugmentWide"]
     num_ops, magnitude = 1, 0  # drawn by chance
 
     num_magnitude_bins: arg.Bins = 31
@@ -99,7 +97,7 @@ class AutoAugment(Policy):
         fill: as of RandAugment.
     """
 
-    kind = 29
+    kind = IMAGE_OPS["AutoAugment"]
 
     policy: Any = AutoAugmentPolicy.IMAGENET
     interpolation: arg.Interpolation = "nearest"
@@ -112,7 +110,7 @@ class AutoAugment(Policy):
         self.policy = AutoAugmentPolicy(checks.read_choice("AutoAugment: policy", name, names))
 
     def numbers(self) -> Sequence[float]:
-        return self._numbers([list(AutoAugmentPolicy).index(self.policy)])
+        return [list(AutoAugmentPolicy).index(self.policy)]
 
 
 @dataclass(repr=False, eq=False)
@@ -129,7 +127,7 @@ class AugMix(Policy):
         fill: as of RandAugment.
     """
 
-    kind = 31
+    kind = IMAGE_OPS["AugMix"]
 
     severity: arg.Severity = 3
     mixture_width: arg.Chains = 3
@@ -141,7 +139,7 @@ class AugMix(Policy):
 
     def numbers(self) -> Sequence[float]:
         depth = max(self.chain_depth, 0)
-        return self._numbers([self.severity, self.mixture_width, depth, self.alpha, self.all_ops])
+        return [self.severity, self.mixture_width, depth, self.alpha, self.all_ops]
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         numbers, ops = iter(values["number"]), iter(values["order"])

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fastloop._core import IMAGE_OPS
 from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms.color import Color
-from fastloop.data.transforms.plan import Parts
+from fastloop.data.transforms.plan import GetSize, Parts
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 
@@ -23,6 +24,7 @@ class Warp(Color):
     bytes_only = "samples"
     interpolation: Any
     fill: Any
+    center: Any = None
 
     def _check(self) -> None:
         is_known = self.interpolation in ("nearest", "bilinear")
@@ -33,11 +35,10 @@ class Warp(Color):
     def colors(self) -> tuple[float, ...]:
         return () if self.fill is None else arg.to_floats(self.fill)
 
-    def _numbers(self, arguments: Sequence[float], center: Any = None) -> list[float]:
-        """Return the numbers of fl_op_warp.c: `arguments` first, then center and fill."""
+    def spec(self, get_size: GetSize) -> dict[str, Any]:
         fill = self.colors * 4 if len(self.colors) == 1 else self.colors
-        arguments = [*arguments, *(0.0,) * (10 - len(arguments))]
-        return [*arguments, *(center or _NONE[:2]), *[*fill, *_NONE][:4]]
+        where = {"center": self.center or _NONE[:2], "border": (*fill, *_NONE)[:4]}
+        return super().spec(get_size) | where
 
 
 @dataclass(repr=False, eq=False)
@@ -53,7 +54,7 @@ class RandomRotation(Warp):
             mixed with it.
     """
 
-    kind = 24
+    kind = IMAGE_OPS["RandomRotation"]
     shown = ("degrees", "interpolation", "expand", "fill")
 
     degrees: arg.Degrees
@@ -67,7 +68,7 @@ class RandomRotation(Warp):
         arg.check(self, "expand", not self.expand, "False", "pad before, and crop behind")
 
     def numbers(self) -> Sequence[float]:
-        return self._numbers(self.degrees, self.center)
+        return self.degrees
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"angle": values["number"][0]}
@@ -87,7 +88,7 @@ class RandomAffine(Warp):
         center: as of RandomRotation.
     """
 
-    kind = 25
+    kind = IMAGE_OPS["RandomAffine"]
 
     degrees: arg.Degrees
     translate: arg.Translate = None
@@ -100,7 +101,7 @@ class RandomAffine(Warp):
     def numbers(self) -> Sequence[float]:
         shear = [*(self.shear or (0.0, 0.0)), 0.0, 0.0][:4]
         moved = self.translate or (0.0, 0.0)
-        return self._numbers([*self.degrees, *moved, *(self.scale or (1, 1)), *shear], self.center)
+        return [*self.degrees, *moved, *(self.scale or (1, 1)), *shear]
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         angle, x, y, scale, *shear = values["number"][:6]
@@ -119,16 +120,14 @@ class RandomPerspective(Warp):
         fill: as of RandomRotation.
     """
 
-    kind = 26
+    kind = IMAGE_OPS["RandomPerspective"]
     shown = ("p",)
+    counted = ("distortion_scale",)
 
     distortion_scale: arg.Probability = 0.5
     p: arg.Probability = 0.5
     interpolation: arg.Interpolation = "bilinear"
     fill: arg.Fill = 0
-
-    def numbers(self) -> Sequence[float]:
-        return self._numbers((0.0, 0.0, self.distortion_scale))
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         if not values["applied"]:
