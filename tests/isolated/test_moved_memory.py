@@ -95,6 +95,7 @@ def test_other_threads_go_on_while_memory_moves(tmp_path: Path) -> None:
         tmp_path,
         """
 import threading
+from time_limits import limit
 labels = torch.arange(ROWS)
 for workers in (0, 2):
     for size in (8, 400):

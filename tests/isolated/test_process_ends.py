@@ -48,6 +48,7 @@ def test_nothing_is_left_of_a_program(tmp_path: Path) -> None:
     inner = (
         HEAD
         + """
+from time_limits import limit
 has_begun = threading.Event()
 
 def keep(iterator):

@@ -13,6 +13,7 @@ STREAMS = (
 from itertools import islice
 from torch.utils.data import get_worker_info
 from streams import OfBoth, OfDataset, OfIterator, OwnIterator
+from time_limits import limit
 
 LENGTHS = [13, 9]
 
