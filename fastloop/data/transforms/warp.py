@@ -68,7 +68,7 @@ class RandomRotation(Warp):
         arg.check(self, "expand", not self.expand, "False", "pad before, and crop behind")
 
     def numbers(self) -> Sequence[float]:
-        return self.degrees
+        return [*self.degrees]
 
     def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"angle": values["number"][0]}
