@@ -15,8 +15,10 @@ from fastloop._core import ImagePlan, Region
 from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
 from fastloop.compat.moves import register
 from fastloop.data.collate import borrow_places
+from fastloop.data.columns import Columns, NotCoveredError, Request, gathers
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Field, check_room, read_row
+from fastloop.data.field import Field, check_room, read_row, torch_dtype
+from fastloop.data.sequences.column import sequence_column
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.cut import CutPlan
 from fastloop.data.transforms.dataset_transform import FieldTransform, for_masks, is_torchvision
@@ -102,7 +104,7 @@ class ArrayDataset(EpochDataset):
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
-    _kind = "ArrayDataset"
+    _borrows_places = True  # of the batch that is being made
 
     def __init__(
         self,
@@ -244,6 +246,46 @@ class ArrayDataset(EpochDataset):
     def _untranslated(self) -> str:
         """The reason why C cannot do all of the transforms, or ""."""
         return next((t.untranslated for t in self._transforms.values() if t.untranslated), "")
+
+    def _columns(self, request: Request) -> Columns:
+        has_sequences = not all(isinstance(field, Field) for field in self._fields)
+        if not (request.is_batched or request.has_ints) and has_sequences:
+            raise NotCoveredError("the sampler may yield values that do not index a RaggedArray")
+        if self._cut:
+            raise NotCoveredError(self._cut)
+        structure = dict.fromkeys(self._keys) if self._keys else (None,) * len(self._fields)
+        columns = Columns(structure, gives_views=False)
+        columns.note = ", transforms in C" if self._transforms else ""
+        for field, plan in zip(self._fields, self._plans, strict=True):
+            if isinstance(field, Field):
+                columns.add(field.name, field.source, field.file, plan)
+            elif request.is_batched:
+                fault = f"{field.name} is a RaggedArray; pass PadCollate or PackCollate"
+                raise NotCoveredError(fault)
+            else:
+                padding = bytes(torch_dtype(field.values).itemsize)
+                columns.add(*sequence_column(field, "padded", padding=padding))
+        return self._fetched(columns, request) if self._gather == "device" else columns
+
+    def _fetched(self, columns: Columns, request: Request) -> Columns:
+        """Return the columns for a device that reads the rows in host memory, if it can."""
+        device = torch.device("cpu" if request.device is None else request.device)
+        on, reason = request.why_no_kernels(device), ""
+        if not gathers(device):
+            reason = f"with device={request.device!r}"
+        elif request.workers > 0:
+            reason = f"with num_workers={request.workers}"
+        elif on:
+            reason = f"without kernels ({on})"
+        if reason:
+            columns.note += f"; gather='device' has no effect {reason}"
+            return columns
+        fields: Any = self._fields
+        pairs = zip(columns.all, fields, strict=True)
+        columns.all = tuple(replace(column, source=field.rows) for column, field in pairs)
+        columns.device, columns.is_fetched = device, True
+        columns.kind = f"arrays in host memory, read by {device}"
+        return columns
 
     def __len__(self) -> int:
         return len(self._fields[0])

@@ -1,6 +1,5 @@
 """The Python around the collate in C: for which collate functions it stands in, and how datasets
-write samples straight into the memory of the batch that is being made. Also tells which of the
-package's datasets and collates an object is.
+write samples straight into the memory of the batch that is being made.
 
 A thread that fetches a batch *lends* its collate, and a dataset *borrows* places in the batch. The
 collate then finds the samples in place. Nobody else may see these samples before the collate,
@@ -9,7 +8,6 @@ because a later batch overwrites them.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,37 +16,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import Subset
 
 from fastloop._core import Collate, ThreadPool, WorkerEnd
 from fastloop.compat.torch_parts import collate_functions, default_collate, is_known
+from fastloop.data.columns import below_subsets, own
 
 _T = TypeVar("_T")
-
-
-# ---- classes
-
-SEQUENCE_COLLATES = ("PadCollate", "PackCollate")
-
-
-def kind_of(value: object) -> Any:
-    """Return the class of an object; of the datasets and collates of fastloop and Hugging Face its
-    name, because importing them here would load their modules for every loader. A subclass is of
-    another kind: its methods may differ."""
-    cls = type(value)
-    if cls is getattr(sys.modules.get("datasets.arrow_dataset"), "Dataset", None):
-        return "Dataset"
-    return vars(cls).get("_kind", cls)
-
-
-def below_subsets(dataset: Any) -> tuple[Any, list[Any]]:
-    """Return the dataset that Subsets within each other take their samples from, and the Subsets,
-    the innermost first. A Subset that was given a ``__getitems__`` is a dataset of its own."""
-    subsets: list[Any] = []
-    while type(dataset) is Subset and "__getitems__" not in vars(dataset):
-        subsets.insert(0, dataset)
-        dataset = dataset.dataset
-    return dataset, subsets
 
 
 # ---- the collate in C
@@ -122,14 +95,13 @@ class Collation:
         self, dataset: Any, collate_fn: Any, is_batched: bool, open_core: Callable[[], Collate]
     ) -> None:
         is_default = is_batched and is_default_collate(collate_fn)
-        is_sequence = is_batched and kind_of(collate_fn) in SEQUENCE_COLLATES
+        is_sequence = is_batched and own(collate_fn, "_uses_core")
         self.core = core = open_core() if is_default or is_sequence else None
         self.function: Callable[[Any], Any] = collate_fn if core is None else core
         if is_sequence:
             self.function = partial(collate_fn.collate, core)
         # Only the collate sees samples of these.
-        kind = kind_of(below_subsets(dataset)[0])
-        is_lent = is_default and kind in ("ImageFolder", "FolderSamples", "ArrayDataset")
+        is_lent = is_default and own(below_subsets(dataset)[0], "_borrows_places")
         self.lender = core if is_lent else None
         self._before = {} if core is None else core.fallbacks()
 

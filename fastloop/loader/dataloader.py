@@ -19,8 +19,9 @@ from fastloop.base.shown import repr_html, repr_of
 from fastloop.compat.late_import import after_import
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.stateful import has_place
-from fastloop.loader.iterators import PATHS, choose_route, iterate_anew, open_iterator, unwrap
+from fastloop.loader.open import iterate_anew, open_iterator, unwrap
 from fastloop.loader.resume.ranks import join_states
+from fastloop.loader.route import PATHS, choose_route
 from fastloop.loader.shared import CLOSED, Shared, shared_of
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fastloop.base.checks import look_up
 from fastloop.compat.late_import import after_import
 from fastloop.compat.torch_parts import call_as_torch
-from fastloop.data.collate import kind_of
+from fastloop.data.columns import own
 from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.iterators import is_users_own, iterate_anew, open_iterator
+from fastloop.loader.open import iterate_anew, open_iterator
 from fastloop.loader.resume.position import Position
+from fastloop.loader.route import is_users_own
 from fastloop.loader.shared import PlainIter, Shared, SyncIter, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
@@ -49,7 +50,7 @@ def _describe(loader: DataLoader[Any], iterator: Any, why: str) -> str:
     else:
         how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
         how += ", torch's own" * (type(iterator).__name__ != "ProcessIter")
-    how += ", samples by C" * (kind_of(iterator._dataset) == "FolderSamples")
+    how += ", samples by C" * bool(own(iterator._dataset, "_is_stand_in"))
     if why and not isinstance(iterator, ArrayIter) and not why.startswith(_PLAIN):
         how += f" ({why})"
     return f"{type(loader.dataset).__name__}: {how}"
@@ -87,7 +88,7 @@ class LoaderSeam(Seam):
             if (shared := shared_of.get(loader)) is None:
                 shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
             iterator: Any
-            if is_users_own(loader, shared):
+            if is_users_own(loader, shared.left_collate):
                 iterator = PlainIter(loader, shared)
             else:
                 torchs_own = functools.partial(before, loader)

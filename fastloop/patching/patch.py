@@ -59,7 +59,7 @@ class TransformSeam(Seam):
 
     def _find_out(self) -> None:
         if self.is_on and self._places:
-            from fastloop.data.transforms.torchvision_chain import find_out
+            from fastloop.adapters.torchvision_chain import find_out
 
             with suppress(Exception):  # the transform that needs to know meets the same error
                 find_out()
@@ -81,7 +81,7 @@ class TransformSeam(Seam):
         place = next((place for place in self._places if place.owner is owner), None)
         if place is None:
             # Imported now: most programs have no torchvision.
-            from fastloop.patching.transform_plans import make_call
+            from fastloop.adapters.torchvision_compose import make_call
 
             place = self.add(owner, _COMPOSES[module], functools.partial(make_call, self))
         place.put_in(anew=True)

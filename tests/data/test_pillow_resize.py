@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastloop.data.transforms import ops, torchvision_chain
+from fastloop.adapters import torchvision_chain
+from fastloop.data.transforms import ops
 from fastloop.data.transforms.plan import compile_plan
 
 Image: Any = pytest.importorskip("PIL.Image")

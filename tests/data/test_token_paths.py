@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, Subset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, TokenDataset
-from fastloop.loader.arrays.columns import open_source
+from fastloop.loader.arrays.source import open_source, request_of
 
 T, BATCH = 16, 5
 COUNTS = (400, 9, 300)
@@ -183,7 +183,7 @@ def test_tokens_are_cut_for_a_device_where_they_are_narrower(
 ) -> None:
     values = np.arange(100).astype(dtype)
     dataset = TokenDataset.from_buffers(values, np.array([0, 100]), T, **options)
-    table = open_source(dataset, pin=False).table
+    table = open_source(dataset, request_of(DataLoader(dataset), "auto"), pin=False).table
     cut = table.cut()
     assert (cut is not table) is is_cut
     rows = dataset[0] if isinstance(dataset[0], tuple) else (dataset[0],)

@@ -31,9 +31,9 @@ from vision_cases import (
 )
 
 import fastloop
+from fastloop.adapters import torchvision_folder
+from fastloop.adapters.torchvision_folder import FolderSamples
 from fastloop.compat import originals
-from fastloop.data.image_folder import torchvision_folder
-from fastloop.data.image_folder.torchvision_folder import FolderSamples
 from fastloop.data.transforms import ops
 
 if v2 is None:

@@ -30,8 +30,9 @@ from vision_cases import (
 )
 
 import fastloop
+from fastloop.adapters import torchvision_chain
 from fastloop.compat import originals
-from fastloop.data.transforms import ops, torchvision_chain
+from fastloop.data.transforms import ops
 from fastloop.loader.arrays import compared
 
 pytestmark = pytest.mark.skipif(v2 is None, reason="torchvision is not installed")

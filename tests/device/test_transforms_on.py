@@ -8,10 +8,11 @@ import torch
 from helpers import TorchLoader, bits
 from lazy_device import LazyAccelerator, LazyDevice
 
-import fastloop.loader.iterators
+import fastloop.loader.open
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
-from fastloop.loader.arrays import columns
+from fastloop.data import columns
+from fastloop.loader.arrays.source import open_source, request_of
 
 COUNT = 30
 IMAGES = torch.randint(256, (COUNT, 3, 12, 10), dtype=torch.uint8)
@@ -84,9 +85,7 @@ def test_the_cpu_does_it_where_the_device_is_the_cpu() -> None:
 def test_the_cpu_does_it_where_no_kernel_can(disabled: str, monkeypatch: Any) -> None:
     monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", disabled)
     device = LazyDevice("copies-late")
-    monkeypatch.setattr(
-        fastloop.loader.iterators, "open_accelerator", lambda _: LazyAccelerator(device)
-    )
+    monkeypatch.setattr(fastloop.loader.open, "open_accelerator", lambda _: LazyAccelerator(device))
     data = dataset()
     for where in ("auto", "cpu", "device"):
         loader = loader_of(data, transforms_on=where, device="cuda")
@@ -124,7 +123,10 @@ def test_explain_says_what_a_kernel_does() -> None:
 
 
 def test_a_table_for_a_device_takes_images_as_they_are() -> None:
-    table = columns.open_source(dataset(T.RandomHorizontalFlip()), pin=False).table
+    def table_of(transform: Any) -> Any:
+        data = dataset(transform)
+        return open_source(data, request_of(DataLoader(data), "auto"), pin=False).table
+
+    table, computed = table_of(T.RandomHorizontalFlip()), table_of(TURNED)
     assert table.cut() is table and table.cut(True) is not table
-    computed = columns.open_source(dataset(TURNED), pin=False).table
     assert computed.cut(True) is computed

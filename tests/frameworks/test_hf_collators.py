@@ -37,8 +37,8 @@ from transformers import (
 )
 from transformers.trainer_utils import RemoveColumnsCollator
 
+from fastloop.adapters import hugging_face
 from fastloop.compat import originals
-from fastloop.loader.arrays import hugging_face
 
 LOADERS = int(os.environ.get("FASTLOOP_FUZZ", "40"))
 SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", time.strftime("%Y%m%d")))

@@ -110,7 +110,7 @@ def test_the_way_of_a_batch_names_functions_that_exist() -> None:
     ("step", "fault"),
     [
         ("1. `fl_ring.c:fl_ring_submit` takes it.", None),
-        ("1. `loader/iterators.py:choose_route`,\n   then `fl_ring.c:fl_ring_submit`.", None),
+        ("1. `loader/route.py:choose_route`,\n   then `fl_ring.c:fl_ring_submit`.", None),
         ("1. `fl_ring.c:fl_ring_lost` takes it.", "fl_ring_lost"),
         ("1. `fl_lost.c:fl_ring_submit` takes it.", "fl_lost.c"),
         ("1. `loader/dataloader.py:DataLoader.lost` is called.", "DataLoader.lost"),

@@ -19,10 +19,12 @@ from torch.utils.data import Subset
 from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray
 from fastloop import transforms as T
 from fastloop.base.machine import Memory
+from fastloop.data import columns
+from fastloop.data.field import Field
 from fastloop.device import availability
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.prefetch import loading_iterator
-from fastloop.loader.arrays import columns, resident
+from fastloop.loader.arrays import resident
 
 N = 30
 IMAGES = torch.randint(256, (N, 3, 8, 8), dtype=torch.uint8)
@@ -171,7 +173,7 @@ def test_what_devices_cannot_read_is_refused(fault: str, monkeypatch: pytest.Mon
 
 def resident_field(name: str, value: Any, may_be_resident: bool) -> Any:
     """A field that lies elsewhere."""
-    made = columns.Field(name, torch.zeros(N))
+    made = Field(name, torch.zeros(N))
     made.source = made.rows = value
     return made
 

@@ -14,7 +14,7 @@ import torch
 from helpers import TorchLoader, assert_same, leave_100_bytes
 
 from fastloop import ArrayDataset, DataLoader, PackCollate, PadCollate, RaggedArray, TokenDataset
-from fastloop.loader.arrays import columns
+from fastloop.data import columns
 
 N = 20
 LENGTHS = np.random.default_rng(1).integers(0, 9, N)
@@ -51,7 +51,7 @@ def test_without_a_kernel_the_collate_makes_the_batches(collate: Any) -> None:
 
 
 def test_what_the_device_does_not_make_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastloop.loader.arrays.resident.runs_kernels", lambda device: True)
+    monkeypatch.setattr("fastloop.loader.arrays.source.runs_kernels", lambda device: True)
     assert path_and_why(data().to("cpu"), PadCollate()) == (
         "array",
         "ArrayDataset of tensors on cpu, PadCollate",

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset, WeightedRandomSampler
 
 from fastloop import DataLoader
-from fastloop.loader.iterators import choose_route
+from fastloop.loader.route import choose_route
 
 
 def tensors(count: int = 23, dtype: torch.dtype = torch.float32, *shape: int) -> list[Tensor]:

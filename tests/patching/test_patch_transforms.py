@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from vision_cases import assert_same_bits, cifar, play, random_chain, v2
 
 import fastloop
-from fastloop.data.transforms import torchvision_chain
-from fastloop.patching import transform_plans
+from fastloop.adapters import torchvision_chain, torchvision_compose
 from fastloop.patching.seams import SeamStatus
 
 if v2 is None:
@@ -78,7 +77,7 @@ def assert_served(transform: Any, images: list[Any], at_least: int | None = None
     fastloop.patch("transforms", verbose=False)
     assert_same_images(results(transform, images), torchs)
     assert_same_images(results(transform, images), torchs)
-    count = 2 * len(images) - transform_plans._CHECKED if at_least is None else at_least
+    count = 2 * len(images) - torchvision_compose._CHECKED if at_least is None else at_least
     assert status().native >= count, status()
 
 
@@ -148,7 +147,9 @@ def test_what_is_served(make: Callable[[], tuple[Any, list[Any]]]) -> None:
 def test_crops_of_converted_images_that_some_pad(crop: Any) -> None:
     """Padded ones have other strides."""
     images = [image.crop((0, 0, 20, 30)) for image in IMAGES[:9]]
-    assert_served(chain(v2.ToImage(), crop), IMAGES[:9] + images, 36 - 2 * transform_plans._CHECKED)
+    assert_served(
+        chain(v2.ToImage(), crop), IMAGES[:9] + images, 36 - 2 * torchvision_compose._CHECKED
+    )
 
 
 def test_random_chains() -> None:

@@ -51,7 +51,8 @@ ON_THE_CPU = [list(DataLoader(make("auto", chain), 32)) for chain in CHOICES]
 
 import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
 
-from fastloop.loader.arrays import columns, resident
+from fastloop.data import columns
+from fastloop.loader.arrays import resident
 
 columns._RESIDENT = ("cpu",)  # the loader's device, too
 

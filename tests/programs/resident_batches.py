@@ -14,8 +14,8 @@ from torch.utils.data import RandomSampler, Subset, TensorDataset
 
 from fastloop import ArrayDataset, DataLoader, TokenDataset, _core
 from fastloop import transforms as T
+from fastloop.data import columns
 from fastloop.data.tokens.dataset import _FITTING
-from fastloop.loader.arrays import columns
 
 N = 200
 IMAGES = {

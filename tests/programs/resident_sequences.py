@@ -20,7 +20,7 @@ from fastloop import (
     RaggedArray,
     _core,
 )
-from fastloop.loader.arrays import columns
+from fastloop.data import columns
 
 RNG = np.random.default_rng(7)
 DTYPES = [

@@ -20,6 +20,7 @@ import torch
 from fastloop.base.checks import check_type, check_value, make_message, read_choice, read_int
 from fastloop.data.arrays import ArrayDataset, read_item, read_views
 from fastloop.data.collate import borrow_places
+from fastloop.data.columns import Columns, NotCoveredError, Request
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Array, open_regular, read_npy_header
 from fastloop.data.image_folder import decode as decoders
@@ -237,7 +238,8 @@ class ImageFolder(EpochDataset):
         OSError: from samples: a file that cannot be read or decoded. It names path and decoders.
     """
 
-    _kind = "ImageFolder"
+    _borrows_places = True  # of the batch that is being made
+    _decodes_files = True  # a sample takes long
 
     def __init__(
         self,
@@ -433,6 +435,19 @@ class ImageFolder(EpochDataset):
             got = f"{len(self.samples)} (take a torch.utils.data.Subset, and leave samples alone)"
             raise RuntimeError(f"samples must have the {len(arrays)} files of the cache, got {got}")
         return arrays
+
+    def _columns(self, request: Request) -> Columns:
+        if not request.is_batched:
+            raise NotCoveredError("a single sample of an ImageFolder has an int for its class")
+        if self._arrays is None:
+            raise NotCoveredError(
+                "the files of an ImageFolder without cache= are decoded in Python"
+            )
+        if self.target_transform is not None:
+            raise NotCoveredError("target_transform of the ImageFolder runs in Python")
+        columns = self._arrays._columns(request)
+        columns.kind, columns.note = "cached images", ""
+        return columns
 
     def _read_images(self, argument: Any) -> ArrayDataset:
         rule = f"None if C does not do the transform: {self._why_python}"

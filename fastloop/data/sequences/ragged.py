@@ -12,7 +12,7 @@ import torch
 
 from fastloop.base.checks import make_message, refuse_if
 from fastloop.data.field import Array, Field, check_room, read_row, torch_dtype
-from fastloop.data.sequences.pad import tensor_of, unify_lists
+from fastloop.data.sequences.fields import tensor_of, unify_lists
 
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
 

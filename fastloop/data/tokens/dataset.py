@@ -22,6 +22,7 @@ import torch
 from fastloop._core import Windows, token_header, token_index
 from fastloop.base import checks
 from fastloop.compat.moves import are_noticed, watch
+from fastloop.data.columns import Columns, NotCoveredError, Request
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import (
     Array,
@@ -331,7 +332,6 @@ class TokenDataset(EpochDataset):
             shorter, with file and place; one that has changed before a worker opens it again.
     """
 
-    _kind = "TokenDataset"
     # Of all files, on a device, as signed integers: torch cannot unpickle uint16.
     _tokens: torch.Tensor | None = None
     _dtype = torch.int64  # the type that they are views of
@@ -478,6 +478,17 @@ class TokenDataset(EpochDataset):
         """The windows in C. A copy in another process opens the files at its first use."""
         core = self._core
         return self._open(map(open_again, self._files)) if core is None else core
+
+    def _columns(self, request: Request) -> Columns:
+        if not (request.is_batched or request.has_ints):
+            raise NotCoveredError("the sampler may yield values that do not index a TokenDataset")
+        is_alone = self._keys is None and self._arguments.targets is None
+        names = dict.fromkeys(self._keys) if self._keys else (None,) * 2
+        columns = Columns(None if is_alone else names, kind="windows of tokens", gives_views=False)
+        if self._tokens is not None:
+            columns.device = self._tokens.device
+            columns.kind = f"tensors on {columns.device}"
+        return columns.add("tokens", self._windows)
 
     def __len__(self) -> int:
         return len(self._windows)

@@ -16,7 +16,7 @@ import torch
 from fastloop._core import ImageDraws
 from fastloop.compat.originals import Trial, is_alone
 from fastloop.compat.torch_parts import MapFetcher
-from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
+from fastloop.data.columns import Columns, NotCoveredError, leave_if
 from fastloop.loader.arrays.iterator import _LISTS, ArrayIter, make_batch
 
 _FIRST = 8  # samples of the first batch, which is compared once a process and plan

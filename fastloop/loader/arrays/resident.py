@@ -15,27 +15,16 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Gatherer, ImagePlan, SequenceColumn, Windows
 from fastloop.base.nested import list_leaves
-from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.compat.torch_parts import SingleIter
+from fastloop.data.columns import Column, Columns, as_vector, count_from_0
 from fastloop.data.field import Array
 from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.device.availability import find_fault
-from fastloop.loader.arrays.columns import Column, Columns, as_vector, count_from_0
-from fastloop.loader.arrays.iterator import (
-    Block,
-    find_blocks,
-    random_epoch,
-    refuse_batches,
-    skip_blocks,
-)
+from fastloop.loader.arrays.blocks import Block, find_blocks
+from fastloop.loader.arrays.iterator import random_epoch, refuse_batches, skip_blocks
 from fastloop.loader.arrays.resident_sequences import Sequences, send
+from fastloop.loader.arrays.source import runs_kernels
 from fastloop.loader.shared import LockedIter, Shared
-
-
-def runs_kernels(device: torch.device | None) -> bool:
-    """Tell whether kernels gather batches on a device; else torch's operations do. Warns once."""
-    return not kernels_are_disabled() and not find_fault(device, "gathers batches")
 
 
 def _send(numbers: Array, accelerator: Accelerator) -> Any:

@@ -29,7 +29,8 @@ from fastloop._core import Collate, lock_wait
 from fastloop.base.checks import look_up
 from fastloop.base.threads import has_interpreter_lock, on_this_thread
 from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
-from fastloop.data.collate import Collation, kind_of, lend, make_collate
+from fastloop.data.collate import Collation, lend, make_collate
+from fastloop.data.columns import own
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import is_pinned_by_torch
@@ -120,7 +121,7 @@ class WorkerThread(threading.Thread):
         self._fetcher_args = self._kind, dataset, *how
         has_getitems = self._kind == DatasetKind.Map and look_up(dataset, "__getitems__")
         # Whether the fetcher takes indices one by one, with a sample between two of them.
-        self._is_by_sample = is_batched and (not has_getitems or kind_of(dataset) == "ImageFolder")
+        self._is_by_sample = is_batched and bool(not has_getitems or own(dataset, "_decodes_files"))
         # This thread counts; others read.
         self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0
         self._lock_wait_ns = self._probed_ns = 0

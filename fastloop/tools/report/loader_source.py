@@ -36,7 +36,7 @@ def find_remedy(dataset: Any) -> str:
     """Return the advice for a dataset that fastloop loads in C; "" for all others, which only
     workers, threads or a cache can help."""
     for _ in range(8):  # Subsets and the like, inside each other
-        if getattr(type(dataset), "_kind", "") == "ImageFolder":  # or a subclass
+        if hasattr(type(dataset), "_decodes_files"):  # an ImageFolder or a subclass
             return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
         parts = list(look_up(dataset, "__dict__", {}).values())
         if any(map(_names_images, parts)):

@@ -19,19 +19,21 @@ import torch
 from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
 from fastloop.base.checks import look_up
 from fastloop.compat.originals import is_code_known, trial_of, why_not_now
-from fastloop.data.field import Array, MappedFile
-from fastloop.loader.arrays.columns import (
+from fastloop.data.columns import (
     LEFT_COLLATE,
     Column,
     Columns,
     NotCoveredError,
+    Request,
     Segment,
     leave_if,
 )
+from fastloop.data.field import Array, MappedFile
 from fastloop.loader.arrays.compared import Original
 
 # The dtype that both formats make of Arrow's, by its kind.
 _CASTS = {"i": "int64", "u": "int64", "f": "float32", "b": "bool"}
+_DATASETS = "datasets.arrow_dataset"
 _COLLATORS, _TOKENIZERS = "transformers.data.data_collator", "transformers.tokenization_utils_base"
 _PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
 # With other values of these attributes, collators draw numbers or make what C does not.
@@ -112,9 +114,19 @@ class _Samples:
         return columns
 
 
-def take_formatted(dataset: Any) -> Columns:
+def _check_class(dataset: Any) -> None:
+    """Raise NotCoveredError for a subclass, which may override anything."""
+    known = getattr(sys.modules.get(_DATASETS), "Dataset", None)
+    if type(dataset) is not known:
+        raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
+
+
+def columns_of(dataset: Any, request: Request) -> Columns:
     """Return the columns of a ``datasets.Dataset`` that its format makes tensors or arrays of.
     Raises NotCoveredError."""
+    _check_class(dataset)
+    if not request.is_batched:
+        raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
     kind, known = dataset._format_type, "those of with_format('torch') and ('numpy')"
     reason = f"the format of the datasets.Dataset is {kind}; C takes {known}"
     leave_if(kind not in ("torch", "numpy"), reason)
@@ -221,8 +233,9 @@ _MAKERS: dict[str, Callable[[_Samples, Any], None]] = {
 }
 
 
-def take_collated(dataset: Any, collate_fn: Any) -> Columns:
+def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Columns:
     """Return the columns of the batches that a collator makes. Raises NotCoveredError."""
+    _check_class(dataset)
     form, collator = dataset._format_type, collate_fn
     leave_if(form not in (None, "torch"), f"the format of the datasets.Dataset is {form}")
     samples = _Samples(dataset)
@@ -249,3 +262,7 @@ def take_collated(dataset: Any, collate_fn: Any) -> Columns:
     trial = trial_of(key, "batches", f"those of {name}", 1)
     columns.original = Original(trial, collate_fn)
     return columns
+
+
+def samples_of(dataset: Any) -> None:
+    """Return None: samples of a ``datasets.Dataset`` are left to it."""

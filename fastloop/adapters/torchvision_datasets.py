@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
+from fastloop.adapters import torchvision_chain as chains
+from fastloop.adapters.torchvision_folder import FolderSamples
 from fastloop.compat.originals import is_code_known, trial_of
-from fastloop.data.transforms import torchvision_chain as chains
-from fastloop.loader.arrays.columns import Columns, as_vector, leave_if
+from fastloop.data.columns import (
+    Columns,
+    NotCoveredError,
+    Request,
+    as_vector,
+    below_subsets,
+    leave_if,
+)
 from fastloop.loader.arrays.compared import Original
-from fastloop.loader.arrays.iterator import find_blocks
 
 # By class: the attributes with images and labels, and how images lie in memory.
 _KINDS = {
@@ -42,17 +48,17 @@ def _why_not_now() -> str:
     return chains.why_not_now() or chains.find_replaced("arrays", "called.arrays")
 
 
-def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
+def columns_of(dataset: Any, request: Request) -> Columns:
     """Return the columns of a dataset of torchvision. Raises NotCoveredError."""
+    if not request.is_batched:
+        raise NotCoveredError("single samples of torchvision's datasets are left to torchvision")
     name = type(dataset).__name__
     is_known = getattr(sys.modules["torchvision.datasets"], name, None) is type(dataset)
     leave_if(not is_known or name not in _KINDS, f"the dataset is a {name}, which C does not make")
     leave_if(dataset.transform is None, f"the {name} has no transform")
-    has_workers = loader.num_workers > 0
-    leave_if(find_blocks(loader._index_sampler) is None, "the sampler is not one that C knows")
-    has_init = has_workers and loader.worker_init_fn is not None
-    leave_if(has_init, "worker_init_fn runs in worker processes, and may draw there")
-    leave_if(has_workers and not loader.in_order, "in_order=False")
+    leave_if(not request.in_blocks, "the sampler is not one that C knows")
+    leave_if(request.has_init, "worker_init_fn runs in worker processes, and may draw there")
+    leave_if(request.workers > 0 and not request.in_order, "in_order=False")
     leave_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
     leave_if(why := _why_not_now(), why)
     data, targets, layout = _KINDS[name]
@@ -73,5 +79,13 @@ def take_vision(dataset: Any, loader: DataLoader[Any]) -> Columns:
     columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))
     what = f"samples of {name} with {list(plan.ops)}"
     trial = trial_of(f"{name} {key}", what, "torchvision's", 1)
-    columns.original = Original(trial, loader.collate_fn, draws, is_same)
+    columns.original = Original(trial, request.collate_fn, draws, is_same)
     return columns
+
+
+def samples_of(dataset: Any) -> FolderSamples | None:
+    """Return the samples of an ImageFolder, or of Subsets of one; None for all other datasets.
+    Raises ValueError, which says why torchvision makes them."""
+    if type(below_subsets(dataset)[0]) is not sys.modules["torchvision.datasets"].ImageFolder:
+        return None
+    return FolderSamples(dataset)

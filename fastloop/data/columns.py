@@ -1,8 +1,10 @@
-"""The columns of a dataset: its arrays, in the form that the C core gathers from.
+"""All that a loader knows of data. It asks a dataset, or the collate function, one question, and
+gets the columns that the C core gathers from, or the reason why there are none.
 
-Each *taker* returns the columns of one kind of dataset; ``take`` calls the first whose test knows
-the dataset. The tests look at exact types, because a subclass may override anything. An attribute
-that is assigned to a dataset during an epoch is seen by the next ``iter()``.
+A class answers with a method ``_columns``: a dataset's method takes a ``Request``, the method of a
+collate function takes a dataset and a ``Request``. Only the exact class is asked, because a
+subclass may override anything. Adapters answer for classes of other packages, this module for
+torch's. An attribute that is assigned to a dataset in an epoch is seen by the next ``iter()``.
 """
 
 from __future__ import annotations
@@ -10,18 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils import data as torch_data
-from torch.utils.data import DataLoader
 
-from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Table, Windows, int64_array
+from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Windows, int64_array
 from fastloop.base.checks import look_up
-from fastloop.compat.moves import pin_storage, watch
+from fastloop.compat.moves import pin_storage
 from fastloop.compat.tensors import DTYPES
-from fastloop.data.collate import below_subsets, kind_of
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.samplers import Vector
 
@@ -39,34 +40,78 @@ def leave_if(applies: object, reason: str) -> None:
         raise NotCoveredError(reason)
 
 
+class Request(NamedTuple):
+    """The loader's half of the question: what it is going to do with its data.
+
+    Attributes:
+        collate_fn: of the loader.
+        is_batched: batches are collated; False: ``batch_size=None``, single samples.
+        sampler: of samples.
+        has_ints: the sampler is one of torch or fastloop, and yields ints alone.
+        in_blocks: torch's BatchSampler cuts batches out of such a sampler.
+        workers: their number.
+        in_order: of the loader.
+        has_init: workers are to call a ``worker_init_fn``.
+        is_asked: ``path="array"``.
+        device: of the loader; None: it has none.
+        why_no_kernels: returns why no kernel of fastloop runs on a device, or "".
+    """
+
+    collate_fn: Callable[[Any], Any]
+    is_batched: bool
+    sampler: Any
+    has_ints: bool
+    in_blocks: bool
+    workers: int
+    in_order: bool
+    has_init: bool
+    is_asked: bool
+    device: Any
+    why_no_kernels: Callable[[torch.device], str]
+
+
 # C gathers the dtypes of DLPack but for this one, which is left to torch.
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
 
 
 _RESIDENT = ("cuda",)  # devices that gather rows of their own memory
-_LONGEST = 2**31 - 1  # bytes of a row there
 
 # torch indexes with bytes and bools as with masks.
 _INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def gathers(device: torch.device) -> bool:
+    """Tell whether devices of this type gather rows of their own memory."""
+    return device.type in _RESIDENT
 
 
 def check_tensor(name: str, tensor: object) -> None:
     """Raise NotCoveredError for a tensor that C does not gather from."""
     if type(tensor) is not torch.Tensor:
         raise NotCoveredError(f"{name} is a {type(tensor).__name__}, not a plain torch.Tensor")
-    reasons = {
-        f"is on {tensor.device}": tensor.device.type not in ("cpu", *_RESIDENT),
-        f"has layout {tensor.layout}": tensor.layout is not torch.strided,
-        "is nested": tensor.is_nested,
-        "is quantized": tensor.is_quantized,
-        "requires grad": tensor.requires_grad,
-        "is a conjugate view": tensor.is_conj(),
-        "is a negative view": tensor.is_neg(),
-        "has no dimension to index": tensor.ndim == 0,
-        f"has dtype {tensor.dtype}": tensor.dtype not in _DTYPES,
-    }
-    for reason, applies in reasons.items():
-        leave_if(applies, f"{name} {reason}")
+    if (fault := _find_fault(tensor)) != "":
+        raise NotCoveredError(f"{name} {fault}")
+
+
+def _find_fault(tensor: torch.Tensor) -> str:
+    """Return why C does not gather from a plain tensor, or ""."""
+    if tensor.device.type not in ("cpu", *_RESIDENT):
+        return f"is on {tensor.device}"
+    if tensor.layout is not torch.strided:
+        return f"has layout {tensor.layout}"
+    if tensor.is_nested:
+        return "is nested"
+    if tensor.is_quantized:
+        return "is quantized"
+    if tensor.requires_grad:
+        return "requires grad"
+    if tensor.is_conj():
+        return "is a conjugate view"
+    if tensor.is_neg():
+        return "is a negative view"
+    if tensor.ndim == 0:
+        return "has no dimension to index"
+    return "" if tensor.dtype in _DTYPES else f"has dtype {tensor.dtype}"
 
 
 def as_vector(indices: Any) -> Vector | None:
@@ -176,6 +221,8 @@ class Columns:
         wrap: turns a batch into what is handed out, or None.
         device: holds all of the data, and gathers batches; None: they are in host memory.
         is_fetched: the device gathers batches, and reads the data in host memory.
+        gives_views: single samples of the dataset are views of its data.
+        note: what else ``stats().why`` says; `why` is all of it, which ``open_source`` sets.
     """
 
     structure: Any
@@ -188,6 +235,9 @@ class Columns:
     wrap: Callable[[Any], Any] | None = None
     device: torch.device | None = None
     is_fetched: bool = False
+    gives_views: bool = True
+    note: str = ""
+    why: str = ""
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
         """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
@@ -197,63 +247,67 @@ class Columns:
         return self
 
 
-def gives_views(dataset: object, workers: int) -> bool:
-    """Tell whether single samples of torch's own code are views of the data."""
-    return workers == 0 and kind_of(dataset) not in ("ArrayDataset", "TokenDataset")
+# ---- the question
 
 
-# ---- takers of datasets that hold arrays
+def own(value: object, name: str) -> Any:
+    """Return what the exact class of an object defines by this name, or None."""
+    return vars(type(value)).get(name)
 
-Taker = Callable[[Any], Columns]
+
+def adapters() -> Any:
+    """Return the package that knows other packages' classes: by name, because it lies above."""
+    return import_module("fastloop.adapters")
 
 
-def take(dataset: Any, taker: Taker | None = None) -> Columns:
-    """Return the columns of a dataset, by the taker of its kind where none is given. Raises
-    NotCoveredError."""
+def columns_of(dataset: Any, request: Request) -> Columns:
+    """Return the columns of a dataset. Raises NotCoveredError."""
     if "__getitems__" in look_up(dataset, "__dict__", ()):
         raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
-    taker = taker or _TAKERS.get(kind_of(dataset))
-    if taker is None:
+    answer = own(dataset, "_columns") or _TORCHS.get(type(dataset))
+    if answer is None and (adapter := adapters().find(type(dataset))) is not None:
+        answer = adapter.columns_of
+    if answer is None:
         raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
-    return taker(dataset)
-
-
-def take_arrays(dataset: Any, make_ragged: Callable[..., Any] | None = None) -> Columns:
-    """Args: make_ragged: the arguments of ``Columns.add`` for a RaggedArray; None: not covered."""
-    leave_if(dataset._cut, dataset._cut)
-    keys = dataset._keys
-    columns = Columns(dict.fromkeys(keys) if keys else (None,) * len(dataset._fields))
-    for field, plan in zip(dataset._fields, dataset._plans, strict=True):
-        if isinstance(field, Field):
-            columns.add(field.name, field.source, field.file, plan)
-        elif make_ragged is not None:
-            columns.add(*make_ragged(field))
-        else:
-            raise NotCoveredError(f"{field.name} is a RaggedArray; pass PadCollate or PackCollate")
+    columns: Columns = answer(dataset, request)
     return columns
 
 
-def take_images(dataset: Any) -> Columns:
-    if dataset._arrays is None:
-        raise NotCoveredError("the files of an ImageFolder without cache= are decoded in Python")
-    has_function = dataset.target_transform is not None
-    leave_if(has_function, "target_transform of the ImageFolder runs in Python")
-    return replace(take_arrays(dataset._arrays), kind="cached images")
+def find_collate(collate_fn: object) -> Callable[[Any, Any, Request], Columns] | None:
+    """Return the function that gives the columns of a collate function's batches, of (collate
+    function, dataset, request); None: the function is not one that fastloop stands in for."""
+    answer = own(collate_fn, "_columns")
+    if answer is None and (adapter := adapters().find(collate_fn)) is not None:
+        answer = getattr(adapter, "columns_of_collate", None)
+    return answer  # type: ignore[no-any-return]
 
 
-def take_tokens(dataset: Any) -> Columns:
-    is_alone = dataset._keys is None and dataset._arguments.targets is None
-    names = dict.fromkeys(dataset._keys) if dataset._keys else (None,) * 2
-    columns = Columns(None if is_alone else names, kind="windows of tokens")
-    columns.device = None if dataset._tokens is None else dataset._tokens.device
-    return columns.add("tokens", dataset._windows)
+def check_single(request: Request, dataset: Any, takes_lists: bool = False) -> None:
+    """Raise NotCoveredError for single samples that are views of the data, as torch's code makes
+    them, and for a sampler that may yield lists of rows, unless the dataset takes these."""
+    if request.is_batched:
+        return
+    if not request.has_ints:
+        name = "" if takes_lists else type(dataset).__name__
+        leave_if(name, f"the sampler may yield values that do not index a {name}")
+    elif request.workers == 0 and not request.is_asked:
+        raise NotCoveredError("single samples are views of the data, as torch's")
 
 
-def take_tensors(dataset: Any) -> Columns:
+# ---- torch's datasets that hold arrays
+
+
+def _of_tensors(dataset: Any, request: Request) -> Columns:
+    check_single(request, dataset, takes_lists=True)
     columns = Columns((None,) * len(dataset.tensors))
     for i, tensor in enumerate(dataset.tensors):
         columns.add(f"tensor {i}", tensor)
     return columns
+
+
+def _of_tensor(dataset: Any, request: Request) -> Columns:
+    check_single(request, dataset, takes_lists=True)
+    return Columns(None).add("the dataset", dataset)
 
 
 @cache
@@ -267,8 +321,8 @@ def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
     return found
 
 
-def take_ndarray(dataset: Any) -> Columns:
-    """Take an ndarray that is a dataset itself."""
+def _of_ndarray(dataset: Any, request: Request) -> Columns:
+    check_single(request, dataset, takes_lists=True)
     field = Field("the dataset", dataset)
     array: Any = field.source
     if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
@@ -278,7 +332,7 @@ def take_ndarray(dataset: Any) -> Columns:
     return Columns(None).add(field.name, array, field.file, is_array=True)
 
 
-# ---- the taker of lists of small samples: worker processes have them as they were at ``iter()``
+# ---- lists of small samples: worker processes have them as they were at ``iter()``
 
 # More take longer to stack than worker processes do, or than the first batch may take.
 _MOST_SAMPLES, _MOST_BYTES = 1 << 16, 1 << 26
@@ -296,15 +350,12 @@ def _is_own(part: Any) -> bool:
     return type(part) in (int, float) or isinstance(part, np.number)
 
 
-def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
-    """Return the columns of a list of samples, stacked. Raises NotCoveredError.
-
-    Args:
-        samples: the list.
-        loader: that loads it. torch's own samplers alone are served.
-    """
-    leave_if(loader.num_workers == 0, "the dataset is a list, which may change without workers")
-    is_few = len(loader.sampler) * 2 < len(samples)  # type: ignore[arg-type]
+def _of_samples(samples: Any, request: Request) -> Columns:
+    """Return the columns of a list of samples, stacked, under torch's own samplers alone."""
+    name = type(samples).__name__
+    leave_if(not request.in_blocks, f"the dataset is a {name}, not plain array data")
+    leave_if(request.workers == 0, "the dataset is a list, which may change without workers")
+    is_few = len(request.sampler) * 2 < len(samples)
     leave_if(is_few, "an epoch has less than half of the list")
     leave_if(len(samples) == 0, "the list is empty")
     is_tuple = set(map(type, samples)) == {tuple}
@@ -323,10 +374,20 @@ def take_samples(samples: Sequence[Any], loader: DataLoader[Any]) -> Columns:
     return columns
 
 
-# ---- takers of datasets that are made of others
+# ---- torch's datasets that are made of other datasets
 
 
-def _rows_of(subset: Any) -> Vector:
+def below_subsets(dataset: Any) -> tuple[Any, list[Any]]:
+    """Return the dataset that Subsets within each other take their samples from, and the Subsets,
+    the innermost first. A Subset that was given a ``__getitems__`` is a dataset of its own."""
+    subsets: list[Any] = []
+    while type(dataset) is torch_data.Subset and "__getitems__" not in vars(dataset):
+        subsets.insert(0, dataset)
+        dataset = dataset.dataset
+    return dataset, subsets
+
+
+def rows_of(subset: Any) -> Vector:
     """Return the rows of a Subset. Raises NotCoveredError."""
     rows = as_vector(subset.indices)
     if rows is None:
@@ -347,17 +408,27 @@ def _pick(column: Column, rows: Vector) -> Column:
     return replace(column, source=(segment._replace(rows=taken),), file=None)
 
 
-def take_subset(dataset: Any) -> Columns:
-    rows = _rows_of(dataset)
-    inner = take(dataset.dataset)
+def _within(dataset: Any, request: Request) -> Columns:
+    """Return the columns of a dataset within another one, which have rows alone."""
+    columns = columns_of(dataset, request._replace(in_blocks=False, device=None))
+    if columns.maps or columns.original is not None or columns.wrap is not None:
+        raise NotCoveredError(f"a {type(dataset).__name__} lies within another dataset")
+    return columns
+
+
+def _of_subset(dataset: Any, request: Request) -> Columns:
+    check_single(request, dataset)
+    rows = rows_of(dataset)
+    inner = _within(dataset.dataset, request)
     return Columns(inner.structure, tuple(_pick(column, rows) for column in inner.all))
 
 
-def take_stack(dataset: Any) -> Columns:
+def _of_stack(dataset: Any, request: Request) -> Columns:
+    check_single(request, dataset)
     parts: Any = dataset.datasets
     is_dict = isinstance(parts, dict)
     pairs = parts.items() if is_dict else enumerate(parts)
-    found = {key: take(part) for key, part in pairs}
+    found = {key: _within(part, request) for key, part in pairs}
     structures = {key: columns.structure for key, columns in found.items()}
     stack = Columns(structures if is_dict else tuple(structures.values()))
     for key, columns in found.items():
@@ -383,12 +454,13 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
     return replace(first, source=tuple(segments), file=None)
 
 
-def take_concat(dataset: Any) -> Columns:
+def _of_concat(dataset: Any, request: Request) -> Columns:
+    check_single(request, dataset)
     lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
     # torch takes no sample of empty parts, so they may be of other kinds.
     pairs = list(zip(dataset.datasets, lengths, strict=True))
     pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
-    parts = [take(part) for part, _ in pairs]
+    parts = [_within(part, request) for part, _ in pairs]
     structure = parts[0].structure
     if any(repr(part.structure) != repr(structure) for part in parts):  # keys in order, too
         raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")
@@ -396,94 +468,12 @@ def take_concat(dataset: Any) -> Columns:
     return Columns(structure, tuple(_join(same, rows) for same in columns))
 
 
-# By kind; these datasets may lie within others.
-_TAKERS: dict[Any, Taker] = {
-    "ArrayDataset": take_arrays,
-    "ImageFolder": take_images,
-    "TokenDataset": take_tokens,
-    torch_data.TensorDataset: take_tensors,
-    torch.Tensor: lambda tensor: Columns(None).add("the dataset", tensor),
-    **dict.fromkeys((np.ndarray, np.memmap), take_ndarray),
-    torch_data.Subset: take_subset,
-    torch_data.StackDataset: take_stack,
-    torch_data.ConcatDataset: take_concat,
+_TORCHS: dict[type, Callable[[Any, Request], Columns]] = {
+    torch_data.TensorDataset: _of_tensors,
+    torch.Tensor: _of_tensor,
+    **dict.fromkeys((np.ndarray, np.memmap), _of_ndarray),
+    **dict.fromkeys((list, tuple), _of_samples),
+    torch_data.Subset: _of_subset,
+    torch_data.StackDataset: _of_stack,
+    torch_data.ConcatDataset: _of_concat,
 }
-
-
-def _tensor_of(column: Column) -> Any:
-    """Return the source of a column, of sequences their values."""
-    source = column.source
-    return source.sources[0] if isinstance(source, SequenceColumn) else source
-
-
-def _find_device(columns: Columns) -> torch.device | None:
-    """Return the device that the data lie on; None: host memory. Raises NotCoveredError."""
-    places: dict[torch.device, str] = {}  # and the name of the first column there
-    for column in columns.all:
-        source, place = _tensor_of(column), torch.device("cpu")
-        if isinstance(source, torch.Tensor):
-            place = source.device
-        segments = source if isinstance(source, tuple) else ()
-        inner = [s.array.device for s in segments if isinstance(s.array, torch.Tensor)]
-        if any(device.type in _RESIDENT for device in inner):
-            raise NotCoveredError(f"{column.name} is on {inner[0]}, within another dataset")
-        places.setdefault(place, column.name)
-    on = next((device for device in places if device.type in _RESIDENT), None)
-    if on is None:
-        return None
-    names = ", ".join(f"{name} is on {device}" for device, name in places.items())
-    leave_if(len(places) > 1, f"the data lie on several devices: {names}")
-    for column in columns.all:
-        where, row = f"{column.name} is on {on}, and", _tensor_of(column)[:1]
-        plan = column.plan
-        is_moved = plan is None or (isinstance(plan, ImagePlan) and plan.map_length > 0)
-        leave_if(not is_moved, f"{where} its transform computes pixels")
-        leave_if(not row.is_contiguous(), f"{where} its rows are not contiguous")
-        leave_if(row.nbytes > _LONGEST, f"{where} a row takes {row.nbytes:,} bytes")
-        is_wide = isinstance(column.source, SequenceColumn) and row.itemsize > 8
-        leave_if(is_wide, f"{where} its sequences are of {row.dtype}")
-    return on
-
-
-def _fetch(columns: Columns, device: torch.device) -> None:
-    """Have a device read the columns of an ArrayDataset in host memory."""
-    fields = columns.dataset._fields
-    pairs = zip(columns.all, fields, strict=True)
-    columns.all = tuple(replace(column, source=field.rows) for column, field in pairs)
-    columns.device, columns.is_fetched = device, True
-    columns.kind = f"arrays in host memory, read by {device}"
-
-
-def open_source(
-    dataset: Any, pin: bool, taker: Taker | None = None, fetcher: torch.device | None = None
-) -> Columns:
-    """Return the columns of a dataset with their table. Raises NotCoveredError.
-
-    Args:
-        dataset: any.
-        pin: threads will read ahead, so keep the storages of tensors from being resized.
-        taker: takes the dataset below Subsets; None: that of its kind.
-        fetcher: the device that reads the dataset, an ArrayDataset, in host memory.
-    """
-    dataset, subsets = below_subsets(dataset)
-    maps = list(map(_rows_of, subsets))
-    try:
-        columns = take(dataset, taker)
-        columns.dataset = dataset
-        if fetcher is not None:
-            _fetch(columns, fetcher)
-        elif (on := columns.device or _find_device(columns)) is not None:
-            columns.device, columns.kind = on, f"tensors on {on}"
-        if columns.device is not None:
-            columns.maps = tuple(maps)
-            return columns
-        found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
-        sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
-        columns.table = Table(sources, torch.Tensor, names, files, plans, casts)
-        watch(columns.table)
-    except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        raise NotCoveredError(str(error)) from error
-    if columns.original is not None:
-        columns.original.check(columns)
-    columns.maps += tuple(maps)
-    return columns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,10 +18,9 @@ import torch
 from torch import Tensor
 
 from fastloop._core import Snapshot
+from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.originals import Trial, is_left_alone
-from fastloop.data.transforms import torchvision_chain as chains
-from fastloop.patching.seams import Function, Seam
 
 is_tracing: Any = vars(torch.jit)["is_tracing"]
 _CHECKED = 3  # samples
@@ -53,7 +53,7 @@ class _Plan:
         self.snapshot = Snapshot(chain.things)
         chain.things.clear()  # the Compose among them may be forgotten
 
-    def make(self, image: Any, seam: Seam, generator: torch.Generator) -> Tensor:
+    def make(self, image: Any, seam: Any, generator: torch.Generator) -> Tensor:
         out = torch.empty(self._shape) if self._shape is not None else self._plan.empty()
         self._draws.apply(image, out, generator)
         seam.native += generator is torch.default_generator  # else it is compared
@@ -75,7 +75,7 @@ class _Transform:
             torchvision.
     """
 
-    seam: Seam
+    seam: Any
     plans: dict[Any, _Plan | None] = field(default_factory=dict)
     count: int = 0  # of plans that were made
 
@@ -105,7 +105,7 @@ class _Transform:
         self.plans[key] = None
         return None
 
-    def serve(self, compose: Any, image: Any, before: Function) -> Any:
+    def serve(self, compose: Any, image: Any, before: Callable[..., Any]) -> Any:
         """Return what the Compose makes of an image, by C or by `before`."""
         plan = self._plan_for(compose, image)
         if plan is None or chains.why_not_now() or plan.methods.find_replaced():
@@ -151,7 +151,7 @@ def _fail(error: Exception) -> NoReturn:
     raise error
 
 
-def make_call(seam: Seam, before: Function) -> Function:
+def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
 
     def call(*inputs: Any, **named: Any) -> Any:

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.originals import DECODERS, trial_of
-from fastloop.data.collate import below_subsets, borrow_places
+from fastloop.data.collate import borrow_places
+from fastloop.data.columns import below_subsets
 from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import AutoDecoder
-from fastloop.data.transforms import torchvision_chain as chains
 
 _CHECKED = 3  # samples of a plan, in each process
 _AHEAD = 8  # images that threads decode before they are asked for
@@ -54,7 +55,8 @@ class FolderSamples:
         ValueError: C does not make these samples; the text says why.
     """
 
-    _kind = "FolderSamples"
+    _is_stand_in = True  # for a dataset
+    _borrows_places = True
 
     def __init__(self, dataset: Any) -> None:
         inner, subsets = below_subsets(dataset)

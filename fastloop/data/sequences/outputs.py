@@ -8,49 +8,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
 import torch
 
-from fastloop._core import SequenceColumn
-from fastloop.compat.moves import pin_storage
 from fastloop.data.arrays import ArrayDataset
-from fastloop.data.field import Array, Field, torch_dtype
-from fastloop.data.sequences import pad
-from fastloop.data.sequences.pad import PackCollate, PadCollate, SampleField
+from fastloop.data.columns import Columns, NotCoveredError, leave_if
+from fastloop.data.field import torch_dtype
+from fastloop.data.sequences.column import offsets_of, sequence_column, values_of
+from fastloop.data.sequences.fields import LABEL_PADDING, SampleField, element_of, take_apart
 from fastloop.data.sequences.ragged import RaggedArray
-from fastloop.loader.arrays import columns
-from fastloop.loader.arrays.columns import Columns, NotCoveredError, leave_if
-
-_Source = Field | RaggedArray
-
-
-def _values_of(field: _Source) -> torch.Tensor | Array:
-    return field.values if isinstance(field, RaggedArray) else field.source
-
-
-def _offsets_of(field: _Source) -> Array:
-    """Return where sequences begin; those of a field of 2-D arrays are of equal length."""
-    if isinstance(field, RaggedArray):
-        return field.offsets
-    rows, width = field.source.shape
-    return np.arange(rows + 1) * width
-
-
-def _make_column(field: _Source, output: str, **options: Any) -> tuple[Any, ...]:
-    """Return the arguments of ``Columns.add`` for an output that C makes of sequences."""
-    name, values = field.name, _values_of(field)
-    # A subclass may override anything.
-    leave_if(type(field) not in (Field, RaggedArray), f"{name} is a {type(field).__name__}")
-    if isinstance(values, torch.Tensor):
-        columns.check_tensor(name, values)
-        is_plain = values.is_contiguous()
-        if values.device.type == "cpu":
-            values = pin_storage(values)
-    else:
-        is_plain = values.flags.c_contiguous and values.flags.aligned
-    leave_if(not is_plain, f"the values of {name} are not contiguous")
-    flat, offsets = values.reshape(-1), _offsets_of(field)
-    return name, SequenceColumn(torch.Tensor, output, offsets, flat, **options), field.file
 
 
 class _Batch:
@@ -63,10 +28,10 @@ class _Batch:
         samples = {}
         for key, (field, plan) in self.sources.items():
             ndim = 1 if isinstance(field, RaggedArray) else len(field.source.shape) - 1
-            dtype = torch_dtype(_values_of(field))
+            dtype = torch_dtype(values_of(field))
             samples[key] = torch.empty((1,) * (3 if plan is not None else ndim), dtype=dtype)
         # The collate's own code decides on names, padding values and dtypes.
-        self.fields = pad.take_apart([samples if dataset._keys else tuple(samples.values())])
+        self.fields = take_apart([samples if dataset._keys else tuple(samples.values())])
         self.main = self.fields.main()
         self.columns = Columns(None)
         self.names: list[Hashable] = []
@@ -82,18 +47,18 @@ class _Batch:
 
     def add_made(self, name: Hashable, output: str, /, **options: Any) -> None:
         """Add an output that C makes of the lengths of the main field's sequences."""
-        self.add(name, *_make_column(self.sources[self.main.key][0], output, **options))
+        self.add(name, *sequence_column(self.sources[self.main.key][0], output, **options))
 
     def add_values(
         self, field: SampleField, output: str, value: Any, is_int64: bool, **options: Any
     ) -> None:
         source, _ = self.sources[field.key]
-        dtype = out = torch_dtype(_values_of(source))
+        dtype = out = torch_dtype(values_of(source))
         is_float = dtype.is_floating_point or dtype.is_complex
         if is_int64 and not is_float and dtype is not torch.bool:
             out = torch.int64
-        options["padding"] = pad.element_of(field, value, out)
-        self.add(field.name, *_make_column(source, output, is_int64=out != dtype, **options))
+        options["padding"] = element_of(field, value, out)
+        self.add(field.name, *sequence_column(source, output, is_int64=out != dtype, **options))
 
     def finish(self) -> Columns:
         is_dict = self.fields.kind is dict
@@ -101,8 +66,28 @@ class _Batch:
         return self.columns
 
 
-def _pad(dataset: ArrayDataset, collate: PadCollate) -> Columns:
-    batch, mask = _Batch(dataset), collate._mask
+def _open_batch(collate: Any, dataset: object) -> _Batch:
+    """Begin a batch of a dataset.
+
+    Raises:
+        NotCoveredError: fields that C does not gather from.
+        TypeError, ValueError: errors that the collate itself raises.
+    """
+    if type(dataset) is not ArrayDataset:
+        served, name = type(collate).__name__, type(dataset).__name__
+        text = f"threads of C gather for {served} from an ArrayDataset"
+        raise NotCoveredError(f"{text}, and the dataset is a {name}")
+    leave_if(dataset._cut, dataset._cut)
+    batch = _Batch(dataset)
+    batch.columns.note = ", transforms in C" if dataset._transforms else ""
+    if dataset._gather == "device":
+        batch.columns.note += f"; gather='device' has no effect with {type(collate).__name__}"
+    return batch
+
+
+def columns_of_padded(collate: Any, dataset: object) -> Columns:
+    """Return the columns of the batches that a PadCollate makes. Raises as ``_open_batch``."""
+    batch, mask = _open_batch(collate, dataset), collate._mask
     options: dict[str, Any] = {"is_left": collate.padding_side == "left"}
     options["multiple"] = collate.pad_to_multiple_of or 1
     if collate.max_length is not None:
@@ -119,15 +104,16 @@ def _pad(dataset: ArrayDataset, collate: PadCollate) -> Columns:
     return batch.finish()
 
 
-def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
-    batch = _Batch(dataset)
+def columns_of_packed(collate: Any, dataset: object) -> Columns:
+    """Return the columns of the batches that a PackCollate makes. Raises as ``_open_batch``."""
+    batch = _open_batch(collate, dataset)
     fields, main = batch.fields, batch.main
     packed: list[int] = []  # the places of packed outputs; the first packs for the others
 
     def options(field: SampleField) -> dict[str, Any]:
         packed.append(len(batch.names))
         return {
-            "main": _offsets_of(batch.sources[main.key][0]),
+            "main": offsets_of(batch.sources[main.key][0]),
             "leader": packed[-1] - packed[0],
             "max_tokens": collate.max_tokens or 0,
             "name": f"{'' if field.is_named else 'place '}{field.key!r}",
@@ -135,7 +121,7 @@ def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
         }
 
     def add_packed(field: SampleField, is_label: bool) -> None:
-        value, is_int64 = pad.LABEL_PADDING if is_label else field.padding(0), field.is_int64()
+        value, is_int64 = LABEL_PADDING if is_label else field.padding(0), field.is_int64()
         batch.add_values(field, "packed", value, is_int64, is_label=is_label, **options(field))
 
     for field in fields.all:
@@ -153,30 +139,3 @@ def _pack(dataset: ArrayDataset, collate: PackCollate) -> Columns:
             for end in ("q", "k") if fields.kind is dict else ("q",):
                 batch.add_made(f"{name}_{end}", output, **options(main))
     return batch.finish()
-
-
-def take_ragged(dataset: object) -> Columns:
-    """Return the columns of single samples of a dataset with RaggedArrays."""
-
-    def make(field: RaggedArray) -> tuple[Any, ...]:
-        padding = bytes(torch_dtype(field.values).itemsize)
-        return _make_column(field, "padded", padding=padding)
-
-    return columns.take_arrays(dataset, make)
-
-
-def take_sequences(dataset: object, collate_fn: Any) -> Columns:
-    """Return the columns of the batches that a collate makes of a dataset.
-
-    Raises:
-        NotCoveredError: fields that C does not gather from.
-        TypeError, ValueError: errors that the collate itself raises.
-    """
-    if type(dataset) is not ArrayDataset:
-        served, name = type(collate_fn).__name__, type(dataset).__name__
-        text = f"threads of C gather for {served} from an ArrayDataset"
-        raise NotCoveredError(f"{text}, and the dataset is a {name}")
-    leave_if(dataset._cut, dataset._cut)
-    if isinstance(collate_fn, PadCollate):
-        return _pad(dataset, collate_fn)
-    return _pack(dataset, collate_fn)

@@ -1,0 +1,64 @@
+"""What fastloop knows of other packages, a module each. The mission imports none of them: it asks
+``find`` for the adapter of a class that it has met, and its package is then loaded.
+
+An adapter of datasets has ``columns_of(dataset, request)`` and ``samples_of(dataset)``: an object
+that stands in for the dataset and gives its samples, or None. An adapter of collate functions has
+``columns_of_collate(collate_fn, dataset, request)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+from fastloop.base.checks import look_up
+
+# By how the name of the module begins that defines a class.
+_ADAPTERS = {
+    "torchvision.datasets.": "torchvision_datasets",
+    "datasets.arrow_dataset": "hugging_face",
+    "transformers.": "hugging_face",
+}
+# Functions that frameworks set as worker_init_fn, by module. They seed the random generators of a
+# worker process, torch's too; no Python runs in the array path's threads.
+_SEEDERS = (
+    ("lightning.fabric.utilities.seed", "pl_worker_init_function"),
+    ("lightning_fabric.utilities.seed", "pl_worker_init_function"),
+    ("transformers.trainer_utils", "seed_worker"),
+)
+
+
+def find(value: object) -> Any:
+    """Return the adapter of a class or a function, or None."""
+    module = str(look_up(value, "__module__", ""))
+    found = next((name for start, name in _ADAPTERS.items() if module.startswith(start)), None)
+    return None if found is None else import_module(f"{__name__}.{found}")
+
+
+def name_of_seeder(init: Any) -> str:
+    """Return the name of a worker_init_fn, or of the function of a partial, if a framework's module
+    defines it to seed a worker; or ""."""
+    is_partial = type(init) is functools.partial
+    function = init.func if is_partial else init
+    given = (*init.args, *init.keywords.values()) if is_partial else ()
+    for module, name in _SEEDERS:
+        theirs: dict[str, Any] = getattr(sys.modules.get(module), "__dict__", {})
+        if theirs.get(name) is not function or type(function) is not FunctionType:
+            continue
+        is_sound = set(map(type, given)) <= {int} and _takes_a_number(init)
+        return name if is_sound and function.__globals__ is theirs else ""
+    return ""
+
+
+def _takes_a_number(function: Callable[..., Any]) -> bool:
+    """Tell whether a call with one argument fits the parameters of a function or partial."""
+    try:
+        inspect.signature(function).bind(0)
+    except (TypeError, ValueError):
+        return False
+    return True

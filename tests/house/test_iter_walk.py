@@ -1,0 +1,90 @@
+"""How far a reader walks who follows one ``iter()`` or ``next()``: the functions of the package
+that run, and their files. The ceilings are the numbers of the day on which they were written."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import fastloop
+from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray
+
+ROOT = str(Path(fastloop.__file__).parent)
+X = torch.arange(80.0).reshape(40, 2)
+TEXTS = RaggedArray.from_list([[1] * (i % 5 + 1) for i in range(40)])
+
+
+class Squares(Dataset[int]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(40))
+
+
+class Walk(NamedTuple):
+    functions: int
+    files: int
+
+
+def walk(call: Callable[[], Any]) -> tuple[Any, Walk]:
+    """Return the result of a call, and what ran on this thread."""
+    ran: set[tuple[str, int]] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(ROOT):
+            ran.add((code.co_filename, code.co_firstlineno))
+
+    sys.setprofile(note)
+    try:
+        made = call()
+    finally:
+        sys.setprofile(None)
+    return made, Walk(len(ran), len({file for file, _ in ran}))
+
+
+# By name: the loader, the ceilings of iter(), those of next().
+LOADERS: dict[str, tuple[Callable[[], Any], Walk, Walk]] = {
+    "tensors": (lambda: DataLoader(TensorDataset(X), 8), Walk(91, 18), Walk(1, 1)),
+    "tensors, threads": (
+        lambda: DataLoader(TensorDataset(X), 8, num_workers=2),
+        Walk(101, 18),
+        Walk(5, 3),
+    ),
+    "sequences": (
+        lambda: DataLoader(ArrayDataset(ids=TEXTS), 8, collate_fn=PadCollate(), num_workers=2),
+        Walk(137, 25),
+        Walk(5, 3),
+    ),
+    "own collate": (lambda: DataLoader(Squares(), 8, collate_fn=list), Walk(68, 16), Walk(7, 4)),
+    "worker processes": (
+        lambda: DataLoader(Squares(), 8, num_workers=2),
+        Walk(113, 23),
+        Walk(27, 7),
+    ),
+    "a stream": (lambda: DataLoader(Stream(), 8), Walk(79, 16), Walk(7, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_iter_and_next_run_no_more_functions_in_no_more_files(name: str) -> None:
+    make, most_iter, most_next = LOADERS[name]
+    loader = make()
+    list(loader)
+    iterator, for_iter = walk(lambda: iter(loader))
+    next(iterator)
+    _, for_next = walk(lambda: next(iterator))
+    list(iterator)
+    found = f"iter() {for_iter}, next() {for_next}"
+    assert all(a <= b for a, b in zip(for_iter, most_iter, strict=True)), found
+    assert all(a <= b for a, b in zip(for_next, most_next, strict=True)), found
