@@ -247,7 +247,7 @@ def test_iter_asks_little_where_the_users_collate_makes_the_batches(options: Any
         assert fastloop.stats(loader).workers == ()
         served = fastloop.patch_status().seams["dataloader"].served
     assert next(iter(served)) == "range: own collate without workers: torch's speed"
-    assert len(served) == 2
+    assert len(served) == (2 if loader.batch_size else 1)  # single samples take the same way
 
 
 def test_fastloops_own_class_does_not_go_through_the_seam() -> None:
