@@ -33,6 +33,17 @@ _SEEDERS = (
 )
 
 
+def as_counted(state: Any) -> Any:
+    """Return the state of a loader as a framework counts it that is loading it on this thread."""
+    return import_module(f"{__name__}.lightning").as_counted(state)
+
+
+def check_count(batches: int) -> None:
+    """Raise ValueError if such a framework would not end the epoch where the loader does; as
+    ``lightning.check_count``."""
+    import_module(f"{__name__}.lightning").check_count(batches)
+
+
 def find(value: object) -> Any:
     """Return the adapter of a class or a function, or None."""
     module = str(look_up(value, "__module__", ""))

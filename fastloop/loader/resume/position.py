@@ -10,7 +10,6 @@ thread that iterates.
 
 from __future__ import annotations
 
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from itertools import chain, islice
-from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -30,6 +28,7 @@ from fastloop.base.interrupts import interrupt_later
 from fastloop.base.threads import NextLock
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, difference
 from fastloop.data import stateful
+from fastloop.data.columns import adapters
 from fastloop.data.epochs import IteratorEpochs, epochs_within
 from fastloop.data.samplers import EpochSampler, read_ranks
 from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_place, is_stream
@@ -387,7 +386,7 @@ class Position:
         if why := difference("torch"):
             _refuse(strict, f"fastloop does not know {why}", "a new epoch begins", RuntimeWarning)
             return
-        state = as_lightning_counts(ranks.read_state(saved, loader))
+        state = adapters().as_counted(ranks.read_state(saved, loader))
         fitted = ranks.fit_ranks(loader, state)
         is_of_others, state = fitted.fits != state.fits and state.begun, fitted
         differences = loader_state.find_differences(loader, state)
@@ -428,7 +427,7 @@ class Position:
         _set_epochs(loader, state)
         whole = ranks.count_batches(loader, replace(state, dealt=[])) if is_of_others else None
         if whole is not None and length is not None and not state.is_spent:
-            _set_lightnings_count(whole - length + state.yielded)
+            adapters().check_count(whole - length + state.yielded)
         self.start, self.is_loaded = replace(state, not_resumable=""), True
         self._torch_at_loading = torch.default_generator.get_state()
         self._draws_each_epoch = state.draws_each_epoch
@@ -504,60 +503,3 @@ def _why_stream_not_resumable(loader: DataLoader[Any], readers: ReaderStates) ->
         what += ", and it has no state_dict()"
         return f"{what}; resume='skip' loads and drops the samples of the batches yielded"
     return ""
-
-
-# ---- Lightning
-
-# Lightning makes the calls of a `for` loop: load_state_dict(), iter(), next(). In two places it
-# means something else by them. Only the progress that it loads beside the state tells; no argument
-# and no hook brings that here, so the stack is searched for the loop that loads.
-#
-# - The last batch. A `for` loop whose body saved the state has yet to meet the end of that epoch:
-#   if next() gave a batch, an epoch would be trained twice. Lightning counts batches and never asks
-#   for the end. If it saved in a hook of that batch, it counts the epoch as trained and takes the
-#   first iterator for the next one: if that gave no batch, an epoch would be lost. If it saved
-#   after those hooks (in or after the validation that follows), it does not use the first iterator.
-# - A batch that was fetched and not trained: an exception, or a hook before the step. Lightning
-#   trains it again.
-_FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
-
-
-def as_lightning_counts(state: State) -> State:
-    """Return the state as Lightning counts it, if Lightning is loading it on this thread."""
-    progress = _find_lightnings_progress()
-    if progress is None or state.yielded == 0:
-        return state
-    try:
-        total, is_last = progress.total, progress.is_last_batch
-        untrained = total.ready - total.processed
-        is_in_hook = total.completed < total.processed
-    except AttributeError:  # a loop of another version: iter() warns of an end
-        return state
-    if untrained > 0:
-        return replace(state, yielded=max(state.yielded - untrained, 0))
-    if not is_last:
-        return state
-    return state.next_epoch() if is_in_hook else replace(state, is_spent=True)
-
-
-def _find_lightnings_progress() -> Any:
-    """Return what Lightning counts its batches in, if it is loading on this thread; else None."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (
-        frame.f_code.co_name == "_load_combined_loader_states"
-        and frame.f_globals.get("__name__") in _FIT_LOOPS
-    ):
-        frame = frame.f_back
-    loop = None if frame is None else getattr(frame.f_locals.get("self"), "epoch_loop", None)
-    return getattr(loop, "batch_progress", None)
-
-
-def _set_lightnings_count(batches: int) -> None:
-    """Let Lightning, where it is loading, count so many batches of the epoch as trained: the ranks
-    before had batches of another size, and it would take too few or too many for the rest."""
-    current: Any = getattr(_find_lightnings_progress(), "current", None)
-    names = ("ready", "started", "processed", "completed")  # it may be between two of these
-    if all(hasattr(current, name) for name in names):
-        more = batches - current.processed
-        for name in names:
-            setattr(current, name, getattr(current, name) + more)
