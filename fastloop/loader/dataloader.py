@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from fastloop.base.checks import check_callable, look_up, read_choice, read_int, refuse_if
+from fastloop.base.checks import check_callable, read_choice, read_int
 from fastloop.base.machine import read_cpus
 from fastloop.base.shown import repr_html, repr_of
-from fastloop.compat.late_import import after_import
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
+from fastloop.data.columns import adapters
 from fastloop.data.stateful import has_place
 from fastloop.loader.open import iterate_anew, open_iterator, unwrap
 from fastloop.loader.resume.ranks import join_states
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _T_co = TypeVar("_T_co", covariant=True)
-_ACCELERATE = "accelerate.data_loader"
-_MAKERS = ("prepare_data_loader", "skip_first_batches")
 _BUDGET = "or None: a quarter of the memory available"
 _SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
 
@@ -254,7 +251,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
         if self._own_arguments():
-            after_import(_ACCELERATE, _wrap_makers)
+            adapters().keep_arguments()
         wanted: Any = prefetch_factor
         workers: Any = num_workers
         if isinstance(workers, str) and workers == "auto":
@@ -461,7 +458,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shared = Shared(state.pop("_position"))
         self.__dict__.update(state, _shared=shared)
         if self._own_arguments():
-            after_import(_ACCELERATE, _wrap_makers)
+            adapters().keep_arguments()
 
 
 def _signature() -> inspect.Signature:
@@ -529,54 +526,3 @@ def _compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
         workers=tuple(WorkerStats(n, *(ns / 1e9 for ns in times)) for n, *times in workers),
         fallbacks=fallbacks,
     )
-
-
-# ---- loaders that frameworks wrap or rebuild
-
-# accelerate makes a loader of torch's class from the attributes that torch's class has, which would
-# lose fastloop's own arguments. Once it is imported, the loaders that two of its functions return
-# become fastloop's, with the same arguments.
-
-
-def _wrap_makers() -> None:
-    for name in _MAKERS:
-        before = vars(sys.modules[_ACCELERATE]).get(name)
-        if before is None or hasattr(before, "is_fastloops"):
-            continue
-        keeping: Any = _keeping(before)
-        keeping.is_fastloops = True
-        # Modules that have imported the function by name: accelerate's, transformers', the user's.
-        for module in list(sys.modules.values()):
-            if look_up(module, "__dict__", {}).get(name) is before:
-                setattr(module, name, keeping)
-
-
-def _keeping(make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def call(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        given = unwrap(dataloader)
-        arguments = given._own_arguments() if isinstance(given, DataLoader) else {}
-        if arguments.get("static_buffers"):
-            text = "static_buffers must be False with accelerate, whose loaders hold two batches"
-            raise ValueError(f"{text}: both would lie in the same memory")
-        made = make(dataloader, *args, **kwargs)
-        if arguments:
-            _give(unwrap(made), arguments)
-        return made
-
-    return call
-
-
-def _give(loader: Any, arguments: dict[str, Any]) -> None:
-    """Give a loader that accelerate has just made these arguments."""
-    if type(loader) is torch.utils.data.DataLoader:
-        loader.__class__ = DataLoader
-    if isinstance(loader, DataLoader):
-        vars(loader).update(arguments)
-        return
-    text = (
-        f"accelerate makes a {type(loader).__qualname__} of this fastloop.DataLoader, which loses "
-        f"{', '.join(arguments)}; leave out use_stateful_dataloader"
-    )
-    refuse_if("device_transform" in arguments, text)  # batches would be wrong
-    warnings.warn(text, RuntimeWarning, stacklevel=3)

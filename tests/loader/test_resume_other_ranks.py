@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler, TokenDataset
-from fastloop.loader.resume import position
+from fastloop.adapters import lightning
 from fastloop.loader.resume.state import State
 
 SAMPLES = 203
@@ -417,7 +417,7 @@ def test_a_dealt_state_is_a_copy_and_its_next_epoch_is_whole(monkeypatch: Any) -
     state["dealt"][0][0], state["fits"]["drop_last"] = 9, "?"
     state["set_epochs"].append(3)
     assert json.dumps(loader.state_dict()) == saved
-    monkeypatch.setattr(position, "as_lightning_counts", State.next_epoch)
+    monkeypatch.setattr(lightning, "as_counted", State.next_epoch)
     loader.load_state_dict(json.loads(saved))
     assert loader.state_dict()["dealt"] == []
     assert len(list(loader)) == len(loader)
