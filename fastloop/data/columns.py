@@ -251,8 +251,11 @@ class Columns:
 
 
 def own(value: object, name: str) -> Any:
-    """Return what the exact class of an object defines by this name, or None."""
-    return vars(type(value)).get(name)
+    """Return what the exact class of an object, one of fastloop's, defines by this name, or None.
+    Classes of a program may mean something else by the name."""
+    found = vars(type(value)).get(name)
+    is_ours = found is not None and str(type(value).__module__).startswith("fastloop.")
+    return found if is_ours else None
 
 
 def adapters() -> Any:

@@ -213,3 +213,30 @@ def test_getitems_that_raises_is_torchs_error(workers: int) -> None:
     ours: Any = fastloop.DataLoader(Asked(), num_workers=workers)
     with pytest.raises(KeyError, match="rows"):
         list_batches(ours)
+
+
+# Names by which classes of fastloop answer loaders; a table has columns, too.
+MEANINGS: dict[str, Callable[[], Any]] = {
+    "names": lambda: ["x", "y"],
+    "a method": lambda: lambda self, *others: ["x", "y"],
+    "nothing": lambda: lambda self, *others: None,
+    "a refusal": lambda: property(lambda self: {}["columns"]),
+}
+
+
+@both
+@pytest.mark.parametrize("meaning", MEANINGS)
+def test_the_programs_classes_may_use_fastloops_names_for_something_else(
+    meaning: str, workers: int
+) -> None:
+    names = ("_columns", "_borrows_places", "_uses_core")
+    body = {name: MEANINGS[meaning]() for name in names}
+    dataset: Any = type("Table", (Rows,), body)()
+    collate_fn: Any = type("Joined", (Join,), body)()
+    for given in ({"dataset": dataset}, {"dataset": X, "collate_fn": collate_fn}):
+        wanted = list_batches(DataLoader(**given, num_workers=workers))
+        loader: Any = fastloop.DataLoader(**given, num_workers=workers)
+        assert list_batches(loader) == wanted
+        assert loader.stats().path == ("process" if workers > 0 else "sync")
+        with fastloop.patched():
+            assert list_batches(DataLoader(**given, num_workers=workers)) == wanted
