@@ -18,7 +18,7 @@ import torch
 from fastloop._core import ImageDraws, Snapshot, TorchRandom
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
-from fastloop.compat import originals, torch_parts
+from fastloop.compat import originals
 from fastloop.compat.originals import is_code_known
 from fastloop.compat.originals import why_not_now as why_not_now
 from fastloop.compat.torch_parts import Methods
@@ -44,28 +44,9 @@ def find_replaced(*groups: str) -> str:
 
 
 def methods_of(chain: Chain) -> Methods:
-    """Return the functions of torchvision, and of those that they call, that may run for the
-    operations of a chain: to be looked at before each image."""
-    classes = tuple({type(op) for op in chain.things})
-    names: set[str] = set()
-
-    def is_used(owner: Any, name: str, function: Any) -> bool:
-        module = getattr(owner, "__module__", owner.__name__)
-        if isinstance(owner, type) and module.startswith(_MODULES[0]):
-            return any(issubclass(cls, owner) for cls in classes)
-        # A registry calls the functions of v2; operators and NumPy what begins with underscores.
-        return name in names or name.startswith("__") or module.startswith(f"{_MODULES[1]}.")
-
-    def add_names(owner: Any, name: str, function: Any) -> bool:
-        code = torch_parts.code_of(function) if is_used(owner, name, function) else None
-        names.update(torch_parts.names_in(code) if code is not None else ())
-        return code is not None
-
-    known, count = originals.methods_of(*_GROUPS[: 1 + chain.version]), -1
-    while len(names) > count:
-        count = len(names)
-        known.choose(add_names)
-    return known.choose(is_used)
+    """Return the functions of torchvision, of the chain's version, and those that they call: to be
+    looked at before each image."""
+    return originals.methods_of(*_GROUPS[: 1 + chain.version])
 
 
 class _Unit(Values):

@@ -127,12 +127,9 @@ def _compare(part: Part) -> str:
     is_newer = read_release(str(torch.__version__)) > NEWEST_TESTED
     if has_changed or (is_newer and part.syntax and syntax_digest(found) != part.syntax):
         return f"{name} has changed"
-    if part.sets:
-        code = code_of(found)
-        missing = set(part.sets) - (names_in(code) if code else set())
-        if missing:
-            return f"{name} no longer sets {', '.join(sorted(missing))}"
-    return ""
+    code = code_of(found) if part.sets else None
+    missing = set(part.sets) - (names_in(code) if code else set())
+    return f"{name} no longer sets {', '.join(sorted(missing))}" if missing else ""
 
 
 @functools.cache
@@ -182,11 +179,8 @@ def _make_call(caller: str, name: str) -> Callable[..., Any]:
     calls one of this name."""
     code, ours = code_of(resolve(f"{_DATALOADER}:{caller}")), _call.__code__
     if code is not None:
-        line = code.co_firstlineno
-        for step in dis.get_instructions(code):
-            line = getattr(step, "line_number", step.starts_line) or line
-            if step.argval == name:
-                break
+        at = next((s.offset for s in dis.get_instructions(code) if s.argval == name), 0)
+        line = next(line for _, end, line in code.co_lines() if at < end and line)
         place: Any = {"co_filename": code.co_filename, "co_name": code.co_name}
         ours = ours.replace(co_firstlineno=line - 1, **place)
     return types.FunctionType(ours, vars(sys.modules[_DATALOADER]))
@@ -281,14 +275,6 @@ class Methods:
             is_theirs = _home_of(found) in (home, "builtins")
             self._noted += owner, name, found if is_theirs else object()
         self._seen = self._noted  # with what this package has put in place of them
-
-    def choose(self, is_used: Callable[[Any, str, Any], bool]) -> Methods:
-        """Return those that a function tells by owner, name and what they were."""
-        chosen = Methods()
-        triples = zip(*[iter(self._noted)] * 3, strict=True)
-        chosen._noted = tuple(part for each in triples if is_used(*each) for part in each)
-        chosen._seen = chosen._noted
-        return chosen
 
     def find_replaced(self) -> str:
         """Return the name of one that is no longer the library's, or "".
