@@ -137,14 +137,10 @@ def _why_not(image: Any) -> str | None:
         is_plain = is_bytes and image.device.type == "cpu" and image.is_contiguous()
         return "" if is_plain else None
     pillow: Any = getattr(sys.modules.get("PIL.Image"), "Image", Tensor)
-    if cls is not pillow and not _is_file(cls):
+    is_file = cls.__name__ in _FILES and cls.__module__.startswith("PIL.")
+    if cls is not pillow and not is_file:
         return f"images of the class {cls.__name__}" if issubclass(cls, pillow) else None
     return "" if image.mode in _BANDS else f"images of mode {image.mode}"
-
-
-def _is_file(cls: type) -> bool:
-    plugin = sys.modules.get(f"PIL.{cls.__name__.removesuffix('File')}Plugin")
-    return cls.__name__ in _FILES and getattr(plugin, cls.__name__, None) is cls
 
 
 def _fail(error: Exception) -> NoReturn:

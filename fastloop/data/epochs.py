@@ -48,12 +48,9 @@ os.register_at_fork(after_in_child=_words.clear)  # both processes would take th
 
 
 def _take_word() -> torch.Tensor:
-    try:
-        return _words.pop()
-    except IndexError:
-        word, *rest = _share(2 * _BLOCK).view(_BLOCK, 2).unbind(0)
-        _words.extend(rest)
-        return word
+    if not _words:
+        _words.extend(_share(2 * _BLOCK).view(_BLOCK, 2).unbind(0))
+    return _words.pop()
 
 
 class Epoch:

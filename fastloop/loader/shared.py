@@ -135,8 +135,7 @@ class Shared:
     def add(self, **counts: int) -> None:
         """Add to counts, by name."""
         with self._lock.of_process():
-            for name, count in counts.items():
-                self.counts[name] += count
+            self.counts.update(counts)
 
     def count_workers(self) -> WorkerCounts:
         """Return the counts of each worker of the latest iterator."""

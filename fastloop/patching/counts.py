@@ -73,19 +73,16 @@ def take_counts(seams: dict[str, Any]) -> bool:
     for line in lines:
         import json
 
-        for name, (native, left, served) in json.loads(line).items():
-            if name in seams:
-                _add(seams[name], native, left, served)
+        found = json.loads(line)
+        for name in seams.keys() & found.keys():
+            seam, (native, left, served) = seams[name], found[name]
+            seam.native += native
+            for reason, count in left.items():
+                seam.left[reason] = seam.left.get(reason, 0) + count
+            for how, (loaders, epochs) in served.items():
+                before = seam.served.get(how, (0, 0))
+                seam.served[how] = before[0] + loaders, before[1] + epochs
     return bool(lines)
-
-
-def _add(seam: Any, native: int, left: dict[str, int], served: dict[str, list[int]]) -> None:
-    seam.native += native
-    for reason, count in left.items():
-        seam.left[reason] = seam.left.get(reason, 0) + count
-    for how, (loaders, epochs) in served.items():
-        before = seam.served.get(how, (0, 0))
-        seam.served[how] = before[0] + loaders, before[1] + epochs
 
 
 def describe(name: str, seam: Any) -> str:

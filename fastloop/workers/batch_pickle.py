@@ -13,6 +13,7 @@ import pickle
 import sys
 from bisect import bisect_right
 from collections import Counter
+from contextlib import suppress
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -137,14 +138,12 @@ def pack(
     Returns:
         The head for ``WorkerEnd.answer``, its kind, and whether the batch must stay in host memory.
     """
-    file = io.BytesIO()
-    packer = _Packer(file, worker_end)
-    try:
-        packer.dump(data)
-    except _SharedError:
+    for is_shared in (False, True):
         file = io.BytesIO()
-        packer = _Packer(file, worker_end, is_shared=True)
-        packer.dump(data)
+        packer = _Packer(file, worker_end, is_shared)
+        with suppress(_SharedError):
+            packer.dump(data)
+            break
     host_only = has_destination and (packer.has_storages or _hides_something(data, packer.packed))
     head = pickle.dumps((*packer.table(), file.getvalue()), pickle.HIGHEST_PROTOCOL)
     return head, PICKLED, host_only

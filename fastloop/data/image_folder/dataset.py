@@ -167,8 +167,8 @@ def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) ->
             raise OSError(error.errno, error.strerror, unfinished) from error
         images[0] = first
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "fastloop-cache") as pool:
-            for _ in pool.map(work, range(1, len(images), _BLOCK)):
-                pass  # an error, or Ctrl-C, ends the loop, which cancels the rest
+            # An error, or Ctrl-C, ends the loop over results, which cancels the rest.
+            list(pool.map(work, range(1, len(images), _BLOCK)))
         images.flush()
         with open(unfinished, "ab") as end:
             end.write(json.dumps({**note, "replaced": sorted(replaced.items())}).encode())

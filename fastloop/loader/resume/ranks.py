@@ -27,14 +27,7 @@ from fastloop.data.samplers import (
     read_ranks,
 )
 from fastloop.data.stateful import ReaderStates, fit_readers
-from fastloop.loader.resume.state import (
-    TORCH,
-    State,
-    check_dict,
-    describe,
-    length_of,
-    samplers_of,
-)
+from fastloop.loader.resume.state import TORCH, State, check_dict, describe, length_of, samplers_of
 
 _RANKS = "sampler.num_replicas"
 _OF_A_RANK = ("rank", "generators", "dataset_state", "fetcher_state", "_snapshot")

@@ -298,17 +298,13 @@ class ProcessIter(WorkerIter):
     # ---- workers that die
 
     def _can_resume(self) -> bool:
-        return self._has_restarts() or super()._can_resume()
-
-    def _has_restarts(self) -> bool:
-        """Tell whether workers that are dead now get successors when they are needed."""
-        if not self._replaces_dead or self._last_words:
-            return False
-        if self._dataset_kind == DatasetKind.Map:
-            return True
-        states = self._epoch.states
+        """Tell whether all workers live, or those that are dead get successors when needed."""
         dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
-        return states is not None and all(map(states.can_succeed, dead))
+        if not dead or not self._replaces_dead or self._last_words:
+            return not dead
+        states = self._epoch.states
+        is_map = self._dataset_kind == DatasetKind.Map
+        return is_map or (states is not None and all(map(states.can_succeed, dead)))
 
     def _look_for_dead(self) -> tuple[Any, Any] | None:
         if self._parent_end.is_closed():
