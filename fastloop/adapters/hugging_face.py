@@ -125,9 +125,9 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     """Return the columns of a ``datasets.Dataset`` that its format makes tensors or arrays of.
     Raises NotCoveredError."""
     _check_class(dataset)
-    if not request.is_batched:
-        raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
     kind, known = dataset._format_type, "those of with_format('torch') and ('numpy')"
+    if not request.is_batched or (request.is_one_by_one and kind == "numpy"):
+        raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
     reason = f"the format of the datasets.Dataset is {kind}; C takes {known}"
     leave_if(kind not in ("torch", "numpy"), reason)
     samples = _Samples(dataset)

@@ -55,6 +55,7 @@ class Request(NamedTuple):
         is_asked: ``path="array"``.
         device: of the loader; None: it has none.
         why_no_kernels: returns why no kernel of fastloop runs on a device, or "".
+        is_one_by_one: a ConcatDataset around the dataset asks for single samples of a batch.
     """
 
     collate_fn: Callable[[Any], Any]
@@ -68,6 +69,7 @@ class Request(NamedTuple):
     is_asked: bool
     device: Any
     why_no_kernels: Callable[[torch.device], str]
+    is_one_by_one: bool = False
 
 
 # C gathers the dtypes of DLPack but for this one, which is left to torch.
@@ -463,7 +465,7 @@ def _of_concat(dataset: Any, request: Request) -> Columns:
     # torch takes no sample of empty parts, so they may be of other kinds.
     pairs = list(zip(dataset.datasets, lengths, strict=True))
     pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
-    parts = [_within(part, request) for part, _ in pairs]
+    parts = [_within(part, request._replace(is_one_by_one=True)) for part, _ in pairs]
     structure = parts[0].structure
     if any(repr(part.structure) != repr(structure) for part in parts):  # keys in order, too
         raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")

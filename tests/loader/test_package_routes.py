@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import TorchLoader, assert_same, assert_same_trace, epoch, trace
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from fastloop import DataLoader
 
@@ -118,9 +118,24 @@ def test_other_columns_and_formats_of_hugging_face_are_left_to_torch(datasets: A
     assert_left_to_torch(more, "output_all_columns")
     numbers = plain.with_format("numpy")
     assert_left_to_torch(numbers, "a single sample", batch_size=None)
-    assert_left_to_torch(ConcatDataset([numbers, numbers]), "dataset is a Dataset", batch_size=2)
     halves = made(x=np.arange(4, dtype=np.float16)).with_format("torch")
     assert_left_to_torch(halves, "values of halffloat")
+
+
+def test_a_concat_dataset_takes_single_samples_of_a_table(datasets: Any) -> None:
+    """In the format of NumPy a number keeps its dtype then, and only batches are cast."""
+    plain = in_memory(datasets)
+    numbers, tensors = plain.with_format("numpy"), plain.with_format("torch")
+    for dataset in (
+        ConcatDataset([numbers, numbers]),
+        ConcatDataset([Subset(numbers, [3, 0]), numbers]),
+        Subset(ConcatDataset([numbers]), [4, 3]),
+        StackDataset(ConcatDataset([StackDataset(a=numbers)])),
+    ):
+        assert_left_to_torch(dataset, "a single sample", batch_size=2)
+    assert_torchs(ConcatDataset([tensors, Subset(tensors, [3, 0])]), 0)
+    for each in (numbers, tensors):
+        assert_torchs(StackDataset(a=Subset(each, range(9)), b=torch.arange(9)), 0)
 
 
 def test_what_is_known_of_a_table_goes_with_the_dataset(datasets: Any) -> None:
