@@ -9,6 +9,7 @@ torch's. An attribute that is assigned to a dataset in an epoch is seen by the n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -148,6 +149,14 @@ def count_from_0(rows: Vector, length: int) -> Vector:
     return rows if low >= 0 else np.where(rows < 0, rows + length, rows)
 
 
+def _is_tight(array: Any) -> bool:
+    """Tell whether rows have the strides of C's, in dimensions of one element, too."""
+    shape, is_tensor = array.shape[1:], isinstance(array, torch.Tensor)
+    strides = array.stride() if is_tensor else [each / array.itemsize for each in array.strides]
+    wanted = [math.prod(max(1, n) for n in shape[i + 1 :]) for i in range(len(shape))]
+    return list(strides[1:]) == wanted
+
+
 class Segment(NamedTuple):
     """Rows of one array: the first `rows`, or those whose numbers are in a vector."""
 
@@ -192,9 +201,7 @@ class Column:
         arrays = [part.array for part in source] if isinstance(source, tuple) else [source]
         if self.plan is not None:
             return False
-        tight_tensors = (a[:1].is_contiguous() for a in arrays if isinstance(a, torch.Tensor))
-        tight_arrays = (a[:1].flags.c_contiguous for a in arrays if isinstance(a, np.ndarray))
-        return not (all(tight_tensors) and all(tight_arrays))
+        return not all(_is_tight(a) for a in arrays if isinstance(a, (torch.Tensor, np.ndarray)))
 
     def for_core(self, pin: bool) -> tuple[Any, Any]:
         """Return source and file as ``Table`` takes them; `pin` as in ``open_source``."""

@@ -283,6 +283,8 @@ ROWS_WITH_GAPS: dict[str, Any] = {
     "channels last": torch.arange(288.0).view(6, 3, 4, 4).to(memory_format=torch.channels_last),
     "transposed": torch.arange(48.0).view(8, 6).t(),
     "every second": torch.arange(48.0).view(6, 8)[:, ::2],
+    "one element wide": torch.arange(84.0).view(7, 2, 6)[:, :, :1],
+    "one element high": torch.arange(14.0).view(7, 2, 1, 1).transpose(1, 2),
 }
 
 
