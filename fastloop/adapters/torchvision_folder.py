@@ -42,6 +42,10 @@ def _threads_of(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), DECODERS)
 
 
+def _new_decoder() -> AutoDecoder:
+    return AutoDecoder(SimpleNamespace())
+
+
 class FolderSamples:
     """Samples of an ImageFolder of torchvision, or of Subsets of one, for torch's default collate.
 
@@ -122,8 +126,7 @@ class FolderSamples:
         """Yield the images. Each is good until the next is asked for."""
         has_threads = get_worker_info() is None and len(os.sched_getaffinity(0)) > 1
         ahead = _AHEAD if has_threads else 1
-        new = [] if self._spare else [AutoDecoder(SimpleNamespace()) for _ in range(_AHEAD)]
-        decoders = new or self._spare.pop()
+        decoders = self._spare.pop() if self._spare else [_new_decoder() for _ in range(_AHEAD)]
         started = deque[Any]()
         for row, decoder in zip(rows, cycle(decoders[:ahead])):
             if len(started) == ahead:
