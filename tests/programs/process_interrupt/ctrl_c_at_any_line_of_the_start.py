@@ -2,10 +2,12 @@ import gc
 import os
 import sys
 import threading
+from pathlib import Path
 
 from head import InterruptAt
 from workers import Items, check_batches, children, sleep_in_steps
 
+import fastloop
 from fastloop import DataLoader
 
 os.setpgrp()
@@ -16,8 +18,11 @@ FILES = (
     "threads.py",
     "common.py",
     "dataloader.py",
-    "iterators.py",
+    "open.py",
+    "route.py",
 )
+for name in FILES:
+    assert list(Path(fastloop.__file__).parent.glob(f"loader/**/{name}")), name
 
 
 def interrupt_at(line):
