@@ -239,7 +239,8 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     form, collator = dataset._format_type, collate_fn
     leave_if(form not in (None, "torch"), f"the format of the datasets.Dataset is {form}")
     samples = _Samples(dataset)
-    trainer, known = sys.modules.get("transformers.trainer_utils"), sys.modules[_COLLATORS]
+    # transformers imports its modules when they are first asked for.
+    trainer, known = map(sys.modules.get, ("transformers.trainer_utils", _COLLATORS))
     if type(collator) is getattr(trainer, "RemoveColumnsCollator", None):
         samples.names = [name for name in samples.names if name in collator.signature_columns]
         collator = collator.data_collator

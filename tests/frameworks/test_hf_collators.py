@@ -39,6 +39,7 @@ from transformers.trainer_utils import RemoveColumnsCollator
 
 from fastloop.adapters import hugging_face
 from fastloop.compat import originals
+from fastloop.data import columns
 
 LOADERS = int(os.environ.get("FASTLOOP_FUZZ", "40"))
 SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", time.strftime("%Y%m%d")))
@@ -359,6 +360,15 @@ def test_left_to_transformers(case: str) -> None:
     theirs = outcome(lambda: list(DataLoader(dataset(), **options)))
     torch.manual_seed(1)
     assert_identical(outcome(lambda: list(loader)), theirs)
+
+
+def test_another_function_of_transformers_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers imports the module of its collators when one is first asked for."""
+    monkeypatch.delitem(sys.modules, "transformers.data.data_collator")
+    options: dict[str, Any] = {"batch_size": 2, "collate_fn": tokenizer_of().pad}
+    loader = fastloop.DataLoader(base(), **options)
+    assert loader.stats().why == f"{columns.LEFT_COLLATE}pad"
+    assert_identical(list(loader), list(DataLoader(base(), **options)))
 
 
 @pytest.mark.parametrize(("last", "text"), [((3, 2, 4), "fall"), ((1, 2, 9), "beyond")])
