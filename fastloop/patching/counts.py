@@ -23,10 +23,14 @@ _parents = os.environ.get(_VARIABLE, "")  # path of the file of the process that
 
 
 def open_counts() -> None:
-    """Let processes that start from now on hand their counts over to this one."""
+    """Let processes that start from now on hand their counts over to this one, if there is a file
+    for them: counts are not worth an error."""
     global _own
     if _own < 0:
-        _own = os.memfd_create(_FILE)
+        try:
+            _own = os.memfd_create(_FILE)
+        except OSError:  # no descriptor is left, or the system has no such files
+            return
         os.environ[_VARIABLE] = f"/proc/{os.getpid()}/fd/{_own}"
 
 

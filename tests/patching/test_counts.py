@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -108,6 +109,17 @@ def test_a_killed_worker_loses_its_counts_alone() -> None:
         list(DataLoader(_Norms(), 2, num_workers=1))
         found = fastloop.patch_status().seams["clip_grad_norm"].native
     assert found in (8, 12)  # the other worker may have ended
+
+
+def test_where_there_is_no_file_for_counts_loaders_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(counts, "_own", -1)
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with fastloop.patched():
+        assert len(list(DataLoader(_Norms(), 2, num_workers=1))) == 4
+    assert not counts.take_counts({})
 
 
 PROGRAM = """
