@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from fastloop.base.checks import look_up
 from fastloop.compat import torch_parts
 from fastloop.compat.requirements import read_check_interval
 
@@ -83,13 +84,15 @@ def is_code_known(group: str) -> bool:
 
 @functools.cache
 def methods_of(*groups: str) -> torch_parts.Methods:
-    """Return the functions that groups of originals.txt name. They are noted at the first call."""
+    """Return the functions that groups of originals.txt name. They are noted at the first call. A
+    class that this release does not have is left out: ``is_code_known`` tells of it."""
     found: list[tuple[Any, str]] = []
     for module, names in (item for group in groups for item in _read_table()[group].items()):
         owner = sys.modules.get(module)  # None: nothing can call it
         for name in names.split() if owner is not None else ():
             *path, last = name.split(".")
-            found.append((functools.reduce(getattr, path, owner), last))
+            if (holder := functools.reduce(look_up, path, owner)) is not None:
+                found.append((holder, last))
     return torch_parts.Methods(*found)
 
 

@@ -6,6 +6,7 @@ import re
 import threading
 import warnings
 from collections import UserDict
+from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,17 @@ OTHERS: list[Any] = [
 def test_bits_strides_classes_and_order_count() -> None:
     assert all(same_bits(a, b) for a, b in SAME)
     assert not any(same_bits(a, b) for a, b in OTHERS)
+
+
+def test_a_class_that_a_release_does_not_have_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = {"group": {"fractions": "Gone.method Fraction.limit_denominator"}}
+    monkeypatch.setattr(originals, "_read_table", lambda: table)
+    methods = originals.methods_of.__wrapped__("group")
+    assert methods.find_replaced() == ""
+    monkeypatch.setattr(Fraction, "limit_denominator", lambda self: self)
+    assert methods.find_replaced() == "Fraction.limit_denominator"
 
 
 def draw_none(generator: torch.Generator) -> Any:
