@@ -145,6 +145,15 @@ def test_getitems_that_is_put_on_a_subset_is_called() -> None:
     )
 
 
+@pytest.mark.parametrize("collate", [fastloop.PadCollate(), fastloop.PackCollate()])
+def test_getitems_that_is_put_on_a_dataset_is_called_for_other_collates(collate: Any) -> None:
+    data: Any = ArrayDataset(input_ids=RaggedArray.from_list([[1, 2], [3], [4, 5, 6], [7]]))
+    data.__getitems__ = lambda indices: [{"input_ids": torch.tensor([-i])} for i in indices]
+    for each in (data, Subset(data, [2, 1])):
+        want = epoch(TorchLoader(each, 2, collate_fn=collate))
+        assert_same(epoch(DataLoader(each, 2, collate_fn=collate)), want)
+
+
 class _Tensors(_Numbered, TensorDataset):
     pass
 

@@ -72,6 +72,8 @@ def _columns_of_batches(dataset: Any, request: Request) -> tuple[Columns, str]:
         raise NotCoveredError(difference("collate") or why)
     if answer is None:
         return columns_of(dataset, request), "default collate"
+    if "__getitems__" in look_up(dataset, "__dict__", ()):
+        raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
     name = look_up(collate_fn, "__name__", type(collate_fn).__name__)
     return answer(collate_fn, dataset, request), name
 
