@@ -19,11 +19,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, call
 from typing import Any
 
 from fastloop.base.names import read_options
@@ -31,6 +31,7 @@ from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
 from fastloop.tools import text
 from fastloop.tools.compare import trials
+from fastloop.tools.report import files
 
 SCHEMA = "fastloop.compare/1"
 _STATUS = {trials.EQUAL: 0, trials.DIFFERENT: 1, trials.UNKNOWN: 3}
@@ -102,15 +103,10 @@ def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
     with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
         record, printed = Path(folder, "record.json"), Path(folder, "printed")
         trial = {"record": str(record), "steps": given.steps, "seed": given.seed}
+        command = [sys.executable, *["-m"] * given.is_module, *given.program]
+        env = _make_environment(trial, what)
         with printed.open("w") as output:
-            status = subprocess.run(
-                [sys.executable, *["-m"] * given.is_module, *given.program],
-                env=_make_environment(trial, what),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-            ).returncode
+            status = call(command, env=env, stdin=DEVNULL, stdout=output, stderr=STDOUT)
         found = json.loads(record.read_text()) if record.exists() else None
         if status == 0 or (found is not None and found["is_stopped"]):
             return found, ""
@@ -118,20 +114,12 @@ def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
     return found, "\n".join([*lines, f"it ended with status {status}"])
 
 
-def _print_line(remark: str) -> None:
-    print(remark, file=sys.stderr, flush=True)
-
-
-def _run_rounds(
-    given: argparse.Namespace, show: Callable[[str], None]
-) -> dict[str, list[dict[str, Any]]] | int:
-    """Run all trials and return their records by kind; an exit status if one has none."""
-    kinds = {"plain": "", "patched": given.only}
-    seen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    for number in range(given.rounds):
-        for kind, what in kinds.items():
+def _compare(given: argparse.Namespace, args: list[str]) -> int:
+    seen: dict[str, list[dict[str, Any]]] = {"plain": [], "patched": []}
+    with text.progress("compare", 2 * given.rounds, files.say) as show:
+        for number, kind in product(range(given.rounds), seen):
             show(f"round {number + 1} of {given.rounds}, {kind}")
-            trial, failure = _run(given, what)
+            trial, failure = _run(given, given.only if kind == "patched" else "")
             if failure:
                 is_ours = kind == "patched" and number == 0
                 where = f"{kind} program fails" + is_ours * ", the plain one does not"
@@ -141,14 +129,6 @@ def _run_rounds(
                 print(_NO_RECORD)
                 return _STATUS[trials.UNKNOWN]
             seen[kind].append(trial)
-    return seen
-
-
-def _compare(given: argparse.Namespace, args: list[str]) -> int:
-    with text.progress("compare", 2 * given.rounds, _print_line) as show:
-        seen = _run_rounds(given, show)
-    if isinstance(seen, int):
-        return seen
     print(f"{' '.join(given.program)}: {given.rounds} rounds of {given.steps} steps, in turns")
     print(trials.make_table(**seen, limit=given.steps))
     if given.json is not None:
