@@ -63,7 +63,7 @@ def is_loud() -> bool:
     return os.environ.get("RANK", "0") == "0" and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
 
 
-def arm(what: str, verbose: bool, then: Callable[[], None] = lambda: None) -> None:
+def arm(what: str, verbose: bool, then: Callable[[], object] = lambda: None) -> None:
     """Patch torch now if it is imported, else once the program imports it.
 
     Args:
@@ -74,7 +74,7 @@ def arm(what: str, verbose: bool, then: Callable[[], None] = lambda: None) -> No
     after_import("torch", lambda: _act(what, verbose, then))
 
 
-def _act(what: str, verbose: bool, then: Callable[[], None]) -> None:
+def _act(what: str, verbose: bool, then: Callable[[], object]) -> None:
     """Patch torch and call `then`. An error is printed: the program goes on with torch alone."""
     try:
         if what:
@@ -91,9 +91,7 @@ def _act(what: str, verbose: bool, then: Callable[[], None]) -> None:
 
 def start() -> None:
     """Arm this interpreter by the variables of its environment."""
-    what = os.environ.get("FASTLOOP_PATCH", "")
-    if os.environ.get("FASTLOOP") == "0":
-        what = ""
+    what = os.environ.get("FASTLOOP_PATCH", "") if os.environ.get("FASTLOOP") != "0" else ""
     if os.environ.pop("FASTLOOP_RUN", "") == "1":
         _start_program(what)
         return
@@ -102,12 +100,7 @@ def start() -> None:
     report = "" if is_worker else os.environ.get("FASTLOOP_REPORT", "")
     if what or report:
         atexit.register(_say_end, os.getpid(), "rank 0")
-
-        def then() -> None:
-            if report:
-                _open_report(report.split(os.pathsep), is_child=True)
-
-        arm(what, False, then)
+        arm(what, False, lambda: report and _open_report(report, is_child=True))
 
 
 def _start_program(what: str) -> None:
@@ -119,7 +112,7 @@ def _start_program(what: str) -> None:
         if others := [path for path in paths if path != _FOLDER]:
             os.environ["PYTHONPATH"] = os.pathsep.join(others)
     began = time.perf_counter()
-    watched: list[Any] = []  # a report whose verdict is told at the end
+    watched: list[Any] = []  # a report; without a file its verdict is told at the end
     is_watched = bool(what) and not report and is_loud() and getattr(sys.stderr, "isatty", bool)()
 
     def then() -> None:
@@ -127,10 +120,8 @@ def _start_program(what: str) -> None:
             from fastloop.tools.compare.watcher import begin
 
             begin(trial, began)
-        elif report:
-            _open_report(report.split(os.pathsep))
-        elif is_watched:
-            watched.append(_open_report([]))
+        elif report or is_watched:
+            watched.append(_open_report(report))
 
     if not trial:
         if what and "FASTLOOP_PATCH" in os.environ:
@@ -140,16 +131,17 @@ def _start_program(what: str) -> None:
         arm(what, is_loud(), then)
 
 
-def _open_report(paths: list[str], is_child: bool = False) -> Any:
+def _open_report(paths: str, is_child: bool = False) -> Any:
     """Open a report on this program, whose torch has just been imported; a silent one without
-    `paths`, and one that is silent without a step in a child.
+    `paths` (with os.pathsep between), and one that is silent without a step in a child.
 
     It closes before the traceback of an error is printed, so that the traceback is the last thing
     that users see, or else when the interpreter ends.
     """
     from fastloop.tools.report.report import report
 
-    opened = report(*paths, verbose=None if paths else False).__enter__()
+    names = paths.split(os.pathsep) if paths else ()
+    opened = report(*names, verbose=None if paths else False).__enter__()
     opened.says_if_empty = not is_child
     print_error = sys.excepthook
 
@@ -172,7 +164,7 @@ def _say_end(
     seams = patching.patch_status().seams if patching is not None else {}
     if (of != "run" and hand_over(seams)) or not is_loud():
         return
-    if wants_report and "fastloop.tools.report.report" not in sys.modules:
+    if wants_report and not watched:
         say("no report, this process has not imported torch")
     is_active = any(seam.native or seam.left for seam in seams.values())
     if patching is None:  # a launcher: what its children have done
@@ -180,17 +172,12 @@ def _say_end(
         is_active = take_counts(seams)
     if (of == "run" and (patching or is_active)) or ("RANK" in os.environ and is_active):
         say(f"end of {of}: {'; '.join(describe(name, seams[name]) for name in SEAMS)}")
-    for report in watched:
-        _say_verdict(report.to_dict()["verdict"])
+    for verdict in (report.to_dict()["verdict"] for report in watched if not wants_report):
+        if verdict["kind"] != "unknown":
+            import shlex
 
-
-def _say_verdict(verdict: dict[str, Any]) -> None:
-    """Say how much of the loop waited, what would help most, and which command shows more."""
-    if verdict["kind"] != "unknown":
-        import shlex
-
-        say(verdict["text"])
-        say(f"more: python -m fastloop run --report=run.html {shlex.join(sys.orig_argv[1:])}")
+            say(verdict["text"])
+            say(f"more: python -m fastloop run --report=run.html {shlex.join(sys.orig_argv[1:])}")
 
 
 # ---- notebooks
