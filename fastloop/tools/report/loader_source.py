@@ -55,14 +55,6 @@ def _names_images(part: Any) -> bool:
     return issubclass(type(first), str | PathLike) and str(fspath(first)).lower().endswith(_IMAGES)
 
 
-def _describe(loader: Any) -> str:
-    dataset = look_up(loader, "dataset")
-    name = type(dataset).__name__ if dataset is not None else type(loader).__name__
-    with suppress(Exception):  # a stream has no length, and a user's __len__ may raise anything
-        name += f" of {len(dataset):,}"
-    return name
-
-
 class LoaderSource:
     """Counts of one loader.
 
@@ -82,11 +74,14 @@ class LoaderSource:
     """
 
     def __init__(self, loader: Any) -> None:
-        self.name, self.path, self.trains = _describe(loader), "", False
+        dataset = look_up(loader, "dataset")
+        self.name = type(loader if dataset is None else dataset).__name__
+        with suppress(Exception):  # a stream has no length, and a user's __len__ may raise anything
+            self.name += f" of {len(dataset):,}"
         self.num_workers = int(look_up(loader, "num_workers", look_up(loader, "_num_workers", 0)))
-        self.batches = self.wait = 0
+        self.path, self.trains, self.batches, self.wait = "", False, 0, 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
-        self.remedy = find_remedy(look_up(loader, "dataset")) or None
+        self.remedy = find_remedy(dataset) or None
         self.made, self.watched = [0, 0, 0], [0, 0]
         self._last: list[int] | None = None  # `made` of workers, at the last look
         self._is_new = False  # its iterator, whose first batch is counted apart
@@ -106,8 +101,8 @@ class LoaderSource:
             return
         self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator, self._is_new = weakref.ref(iterator), True
-        kinds = [name for kind, name in _PATHS.items() if isinstance(iterator, kind)]
-        self.path = (*kinds, "torch")[0]
+        names = (name for kind, name in _PATHS.items() if isinstance(iterator, kind))
+        self.path = next(names, "torch")
 
     def begin_batch(self, now: int) -> None:
         """Look at the queue before next(): note how many batches came before their turn, and how

@@ -98,15 +98,16 @@ class LoopObserver:
     def lookup_source(self, owner: Any) -> LoaderSource:
         """Return the LoaderSource of a loader or an iterator, a new one for a new owner."""
         source: LoaderSource | None = self._bound.get(owner)
+        if source is not None:
+            return source
         inner = loading_iterator(owner)
-        if source is None and inner is not owner and isinstance(inner, BaseIter):
+        if inner is not owner and isinstance(inner, BaseIter):
             source = self.lookup_source(inner)
-        elif source is None and len(self.sources) < _MAX_SOURCES:
-            source = LoaderSource(owner)
+        elif len(self.sources) < _MAX_SOURCES:
+            self.sources.append(source := LoaderSource(owner))
             if isinstance(owner, BaseIter):
                 source.use(owner)
-            self.sources.append(source)
-        elif source is None:  # a program that makes loaders again and again: one stands for them
+        else:  # a program that makes loaders again and again: one stands for them
             source = self.sources[-1]
             source.name = "further loaders"
         self._bound[owner] = source
@@ -165,13 +166,8 @@ class LoopObserver:
         if self._depth > 0:
             return
         source: Any = self._source
-        found = (
-            source,
-            self._loading,
-            error,
-            source.end_batch(now, error is not None),
-        )
-        self._note(self._leave_fetch, now, self.waits.end(), *found)
+        found = self._loading, error, source.end_batch(now, error is not None)
+        self._note(self._leave_fetch, now, self.waits.end(), source, *found)
 
     def _leave_fetch(self, now: int, after: int, pair: EventPair | None, *found: Any) -> None:
         run = self._recorder.leave_fetch(now, after, *found)

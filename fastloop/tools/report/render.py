@@ -68,9 +68,9 @@ def list_facts(found: dict[str, Any]) -> list[str]:
         facts.append(f"GPU busy: {percent(gpu['busy'])}{why}; {gpu['uuid']}")
     if found["ended_by"]:
         facts.append(f"ended by {found['ended_by']}")
-    if found["cpu_wait_s"] is not None:
-        late = found["cpu_wait_s"] / found["seconds"] if found["seconds"] else None
-        facts.append(f"the loop's thread was ready, and had no CPU: {percent(late)} of the time")
+    if found["cpu_wait_s"] is not None and found["seconds"] > 0:
+        late = percent(found["cpu_wait_s"] / found["seconds"])
+        facts.append(f"the loop's thread was ready, and had no CPU: {late} of the time")
     each, share = cost["us_per_step"] or 0, cost["share_of_steps"] or 0
     return [*facts, f"cost of measuring: {each:.1f} µs a step, {share:.2%} of the steps"]
 

@@ -57,7 +57,7 @@ class Report:
         self._ended_by = None if error is None or is_exit else type(error).__qualname__
         observer.end()
         is_empty, shell = observer.recorder.steps.count == 0, notebook_shell()
-        if is_empty and any(map(self._is_newer, self.paths)):
+        if is_empty and any(p.exists() and p.stat().st_mtime > self._began_at for p in self.paths):
             self.says_if_empty = False  # a program that this one has launched has written it
         paths = [] if is_empty else self.paths
         written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
@@ -70,9 +70,6 @@ class Report:
             shell.events.register("post_run_cell", self._show_once)
         for path in self.paths:
             files.say(f"  written: {path}")
-
-    def _is_newer(self, path: Path) -> bool:
-        return path.exists() and path.stat().st_mtime > self._began_at
 
     def _show_once(self, result: object) -> None:
         """Show the page below the cell that has ended, unless the cell has shown it."""

@@ -67,7 +67,7 @@ def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
     return {"seconds": float(values.sum() / 1e9), **times, **share}
 
 
-def _choose_steady(steps: Any, first: int) -> tuple[Any, dict[str, Any] | None]:
+def _choose_steady(steps: Any, first: int, epochs: Any) -> tuple[Any, dict[str, Any] | None]:
     """Return the indices of the steps that tables and verdict use, and the first epoch if it waits
     otherwise than the later ones, which are judged without it.
 
@@ -77,21 +77,12 @@ def _choose_steady(steps: Any, first: int) -> tuple[Any, dict[str, Any] | None]:
     later = np.flatnonzero(steps["is_first"] == 0)
     warm = later[later + first >= max(_WARM_UP, (first + len(steps)) // 20)]
     warm = warm if len(warm) >= 10 else later
-    is_later = _number_epochs(steps)[warm] > 0
-    if first > 0 or is_later.sum() < _MIN_STEPS:
+    opening, rest = later[epochs[later] == 0], warm[epochs[warm] > 0]
+    waits, totals = np.maximum(steps["data_wait"], 0), _total(steps)
+    share, other = (_share(waits[i].sum(), totals[i].sum()) for i in (opening, rest))
+    if first > 0 or len(rest) < _MIN_STEPS or abs((share or 0.0) - (other or 0.0)) < PARTLY:
         return warm, None
-    opening = later[_number_epochs(steps)[later] == 0]
-    waits = np.maximum(steps["data_wait"], 0)
-    shares = [_share(waits[i].sum(), _total(steps[i]).sum()) for i in (opening, warm[is_later])]
-    if abs((shares[0] or 0.0) - (shares[1] or 0.0)) < PARTLY:
-        return warm, None
-    return warm[is_later], {"steps": len(opening), "share": shares[0]}
-
-
-def _number_epochs(steps: Any) -> Any:
-    """Return the number of each step's epoch, from 0 on."""
-    begins = np.cumsum(steps["is_first"])
-    return begins - begins[:1]
+    return rest, {"steps": len(opening), "share": share}
 
 
 def _find_long_waits(waits: Any, epochs: Any) -> dict[str, Any] | None:
@@ -161,7 +152,9 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
     """Return the numbers of all that was recorded until now."""
     recorder = observer.recorder
     first, count, steps = recorder.steps.first, recorder.steps.count, recorder.steps.to_array()
-    chosen, first_epoch = _choose_steady(steps, first)
+    epochs = np.cumsum(steps["is_first"])
+    epochs -= epochs[:1]  # from 0 on
+    chosen, first_epoch = _choose_steady(steps, first, epochs)
     steady = steps[chosen]
     whole = int(_total(steady).sum())
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
@@ -169,7 +162,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
     basis = "gpu_wait" if len(gpu) and 2 * len(gpu) >= len(steady) else "data_wait"
     is_known = steady[basis] != NOT_MEASURED
     waits, totals = steady[basis][is_known], _total(steady[is_known])
-    epochs = _number_epochs(steps)[chosen][is_known] * (first == 0)  # else their number is unknown
+    epochs = epochs[chosen][is_known] * (first == 0)  # else their number is unknown
     measuring = recorder.totals.measuring
     each_us = measuring / 1e3 / count if count else None
     found: dict[str, Any] = {
@@ -226,9 +219,9 @@ def judge(found: dict[str, Any], basis: str, interval: list[float] | None) -> di
         a step that is waiting, its ``interval``, ``basis`` ("gpu" or "host"), ``ceiling`` (times as
         fast with data always ready), ``cause``, ``next`` and all of it as ``text``.
     """
-    verdict = dict.fromkeys(("share", "interval", "ceiling", "cause", "next"))
     is_gpu = basis == "gpu_wait"
-    verdict |= {"basis": "gpu" if is_gpu else "host"}
+    verdict = dict.fromkeys(("share", "interval", "ceiling", "cause", "next"))
+    verdict["basis"] = "gpu" if is_gpu else "host"
     if why_not := _explain_obstacle(found):
         return {**verdict, "kind": "unknown", "text": f"NO VERDICT: {why_not}."}
     wait = {**found, **found["phases"]}[basis]
@@ -332,14 +325,12 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
     share, whole = busy / (busy + waiting) if busy else 0.0, sum(waits.values())
     late, more = loader["cpu_wait_share"] or 0.0, "workers" if number > 1 else "threads"
     idle = f"an idle machine, or fewer {more} ({_describe_cpus()})"
-    if late > 0.5:
-        cause = f"in {percent(late)} of the wait the loop was ready to run"
-        return f"{cause}, and other threads or programs had the CPUs", idle
+    advice = _advise(found, loader, busy or loader["wait_s"], made or loader["batches"])
+    if late > 0.5 or (loader["workers_cpu_wait_s"] or 0.0) > max(busy, number * whole) / 2:
+        who = f"in {percent(late)} of the wait the loop was" if late > 0.5 else "workers are"
+        return f"{who} ready to run, and other threads or programs have the CPUs", idle
     if number == 0:
-        advice = _advise(found, loader, loader["wait_s"], loader["batches"])
         return f"the loop loads {loader['name']} itself (num_workers=0)", advice
-    if (loader["workers_cpu_wait_s"] or 0.0) > max(busy, number * whole) / 2:
-        return "workers are ready to run, and other threads or programs have the CPUs", idle
     if waits["ready"] > whole / 2:
         cause = f"in {percent(waits['ready'] / whole)} of the wait the batch was there"
         if found["long_waits"]:
@@ -352,17 +343,14 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
         cause = f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time"
         return cause, 'path="process", or code that gives the lock up'
     if share >= _BUSY:
-        return f"workers are busy {percent(share)}", _advise(found, loader, busy, made)
+        return f"workers are busy {percent(share)}", advice
     if waits["others"] > (waits["none"] if workers else whole / 2):
         return _blame_order(percent(waits["others"] / whole), workers, share)
     if workers:
         cause = f"workers are busy {percent(share)} only, so they are enough: batches come unevenly"
         return cause, "a higher prefetch_factor"
     if loader["path"] == "array":
-        is_full = number >= count_cpus()
-        advice = "a cheaper transform" if is_full else f"num_workers {number}→{count_cpus()}"
-        cause = f"{number} threads gather and transform as fast as they can"
-        return cause, f"{advice} ({_describe_cpus()})"
+        return f"{number} threads gather and transform as fast as they can", advice
     cause = "unknown, because torch's own iterators do not tell what their workers do"
     return cause, loader["remedy"] or _name_fastloop()
 
