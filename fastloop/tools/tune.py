@@ -142,19 +142,16 @@ class Suggestion(NamedTuple):
             arguments.append(f"path={self.path!r}")
         return ", ".join(arguments)
 
-    @property
-    def _advice(self) -> str:
-        """The line to paste, or that none is needed."""
-        if self.found == self.now:
-            return f"keep what you have ({self.line}): nothing that was tried is faster"
-        line = f"DataLoader(..., {self.line})"
-        if self.speedup >= 1 + _ALIKE:
-            return f"{line}    # {text.ratio(self.speedup)} of now"
-        if self.speedup > 1 - _ALIKE:
-            return f"keep what you have, or as fast with fewer workers: {line}"
-        return f"{line}    # no more workers than CPUs: more are faster only while others want them"
-
     def __str__(self) -> str:
+        advice = f"DataLoader(..., {self.line})"  # the line to paste, if one is needed
+        if self.found == self.now:
+            advice = f"keep what you have ({self.line}): nothing that was tried is faster"
+        elif self.speedup >= 1 + _ALIKE:
+            advice += f"    # {text.ratio(self.speedup)} of now"
+        elif self.speedup > 1 - _ALIKE:
+            advice = f"keep what you have, or as fast with fewer workers: {advice}"
+        else:
+            advice += "    # no more workers than CPUs: more are faster only while others want them"
         batch, rows = self.batch, [["workers", "prefetch", "path", "a step", "waits", ""]]
         for setting, (batch_s, wait_s) in self.measured.items():
             mark = "now" * (setting == self.now) or "suggested" * (setting == self.found)
@@ -162,7 +159,7 @@ class Suggestion(NamedTuple):
             rows.append([*row, text.seconds(batch_s), text.percent(wait_s / batch_s), mark])
         step = text.seconds(batch.step_s) if batch.step_s > 0 else "not measured"
         lines = [
-            self._advice,
+            advice,
             f"a batch: {text.seconds(batch.load_s)} to make in this process "
             f"({text.seconds(batch.load_cpu_s)} of CPU), {text.size(batch.bytes)}; a step: {step}",
         ]
@@ -455,17 +452,14 @@ def _repeat(loader: DataLoader[Any]) -> Iterator[Any]:
 def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
     """Return the same loader with another setting, and without an iterator."""
     copy: DataLoader[Any] = object.__new__(type(loader))
+    has_workers = setting.workers > 0
     # _shared belongs to the original. Not by setattr(), which loaders refuse for some names.
-    copy.__dict__.update({k: v for k, v in vars(loader).items() if k != "_shared"})
-    copy.__dict__.update(
-        _iterator=None,
-        num_workers=setting.workers,
-        prefetch_factor=setting.prefetch or None,
-        persistent_workers=setting.workers > 0,
-        timeout=loader.timeout if setting.workers > 0 else 0,
-    )
+    parts = {k: v for k, v in vars(loader).items() if k != "_shared"} | {"_iterator": None}
+    parts |= {"num_workers": setting.workers, "prefetch_factor": setting.prefetch or None}
+    parts |= {"persistent_workers": has_workers, "timeout": loader.timeout * has_workers}
     if setting.path is not None:
-        copy.__dict__["path"] = setting.path if setting.workers > 0 else "auto"
+        parts["path"] = setting.path if has_workers else "auto"
+    copy.__dict__.update(parts)
     return copy
 
 
