@@ -177,13 +177,13 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 def _make_call(caller: str, name: str) -> Callable[..., Any]:
     """Return `_call` with the globals, the file and the line of the place where a function of torch
     calls one of this name."""
-    code, ours = code_of(resolve(f"{_DATALOADER}:{caller}")), _call.__code__
+    code, ours = code_of(_take(f"{_DATALOADER}:{caller}")), _call.__code__
     if code is not None:
         at = next((s.offset for s in dis.get_instructions(code) if s.argval == name), 0)
         line = next(line for _, end, line in code.co_lines() if at < end and line)
         place: Any = {"co_filename": code.co_filename, "co_name": code.co_name}
         ours = ours.replace(co_firstlineno=line - 1, **place)
-    return types.FunctionType(ours, vars(sys.modules[_DATALOADER]))
+    return types.FunctionType(ours, vars(sys.modules.get(_DATALOADER, sys.modules[__name__])))
 
 
 def call_as_torch(caller: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -69,8 +69,8 @@ LOADERS: dict[str, tuple[Callable[[], Any], Walk, Walk]] = {
     "own collate": (lambda: DataLoader(Squares(), 8, collate_fn=list), Walk(68, 16), Walk(7, 4)),
     "worker processes": (
         lambda: DataLoader(Squares(), 8, num_workers=2),
-        Walk(115, 24),
-        Walk(19, 6),
+        Walk(116, 24),
+        Walk(27, 7),
     ),
     "a stream": (lambda: DataLoader(Stream(), 8), Walk(79, 16), Walk(7, 4)),
 }

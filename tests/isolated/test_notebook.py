@@ -53,7 +53,10 @@ def test_a_report_is_shown_once(tmp_path: Path, last: str) -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(BLOCK + last)])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "python3"}
     nbclient.NotebookClient(
-        notebook, timeout=limit(300), allow_errors=True, resources={"metadata": {"path": tmp_path}}
+        notebook,
+        timeout=int(limit(300)),
+        allow_errors=True,
+        resources={"metadata": {"path": tmp_path}},
     ).execute()
     outputs = notebook.cells[0].outputs
     texts = [output.get("data", {}).get("text/html", output.get("text", "")) for output in outputs]
@@ -69,7 +72,7 @@ def test_a_kernel_shows_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     notebook = nbformat.read(NOTEBOOK, 4)
     notebook.metadata.kernelspec.name = "python3"
     nbclient.NotebookClient(
-        notebook, timeout=limit(300), resources={"metadata": {"path": tmp_path}}
+        notebook, timeout=int(limit(300)), resources={"metadata": {"path": tmp_path}}
     ).execute()
     shown: list[Any] = [
         output["data"]

@@ -271,7 +271,7 @@ class _Mixed(torch.utils.data.Sampler[Any]):
 
 
 def test_a_sampler_may_yield_lists_and_single_indices() -> None:
-    rows = torch.arange(12.0).reshape(3, 4).T
+    rows = torch.arange(12.0).reshape(4, 3)
     loader = DataLoader(TensorDataset(rows), batch_size=None, sampler=_Mixed())
     assert loader.stats().path == "array"
     (one,), (two,), (three,) = loader

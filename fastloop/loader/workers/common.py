@@ -47,6 +47,7 @@ class WorkerIter(MultiIter, LockedIter):
 
     _workers: Any
     _replaces_dead = False  # with on_worker_death="restart"
+    _is_asking = False  # the sampler, which may call next()
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._pid = os.getpid()
@@ -242,7 +243,8 @@ class WorkerIter(MultiIter, LockedIter):
     def _pass_ended(self) -> None:
         """Skip tasks of workers whose share of a stream has ended. Raise StopIteration if no task
         is left."""
-        if self._rcvd_idx == self._send_idx and not (self._shutdown or self._is_closed):
+        is_open = not (self._shutdown or self._is_closed or self._is_asking)
+        if self._rcvd_idx == self._send_idx and is_open:
             self._try_put_index()  # handlers of signals may have kept next() from it each time
         while self._rcvd_idx < self._send_idx:
             info = self._task_info.get(self._rcvd_idx)
@@ -264,10 +266,13 @@ class WorkerIter(MultiIter, LockedIter):
         return data
 
     def _try_put_index(self) -> None:
+        self._is_asking = True
         try:
             indices = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:
             return
+        finally:
+            self._is_asking = False
         worker = self._choose_worker()
         if worker is None:
             return
