@@ -5,6 +5,8 @@ torchvision's random numbers. docs/zero-change.md tells the rules.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,10 @@ import torch
 
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.torchvision_folder import FolderSamples
+from fastloop.base.checks import refuse_if
 from fastloop.compat.originals import is_code_known, trial_of
 from fastloop.data.columns import (
     Columns,
-    NotCoveredError,
     Request,
     as_vector,
     below_subsets,
@@ -40,7 +42,7 @@ def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, str]:
     if is_plain and layout == "HW":
         images, layout = images.unsqueeze(-1), "HWC"
     is_plain = is_plain and images.shape[1 + layout.index("C")] in (1, 3)
-    leave_if(not is_plain, f"{name} of the {type(dataset).__name__} was replaced")
+    refuse_if(not is_plain, f"{name} of the {type(dataset).__name__} was replaced")
     return images, layout
 
 
@@ -48,26 +50,31 @@ def _why_not_now() -> str:
     return chains.why_not_now() or chains.find_replaced("arrays", "called.arrays")
 
 
-def columns_of(dataset: Any, request: Request) -> Columns:
-    """Return the columns of a dataset of torchvision. Raises NotCoveredError."""
-    if not request.is_batched:
-        raise NotCoveredError("single samples of torchvision's datasets are left to torchvision")
+def _arrays_of(dataset: Any) -> tuple[Any, str, Any]:
+    """Return the images, the layout of one, and the labels. Raises ValueError."""
     name = type(dataset).__name__
     is_known = getattr(sys.modules["torchvision.datasets"], name, None) is type(dataset)
-    leave_if(not is_known or name not in _KINDS, f"the dataset is a {name}, which C does not make")
-    leave_if(dataset.transform is None, f"the {name} has no transform")
-    leave_if(not request.in_blocks, "the sampler is not one that C knows")
-    leave_if(request.has_init, "worker_init_fn runs in worker processes, and may draw there")
-    leave_if(request.workers > 0 and not request.in_order, "in_order=False")
-    leave_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
-    leave_if(why := _why_not_now(), why)
+    refuse_if(not is_known or name not in _KINDS, f"the dataset is a {name}, which C does not make")
+    refuse_if(dataset.transform is None, f"the {name} has no transform")
+    refuse_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
+    refuse_if(why := _why_not_now(), why)
     data, targets, layout = _KINDS[name]
     images, layout = _images_of(dataset, data, layout)
     labels: Any = as_vector(getattr(dataset, targets))
     is_other = labels is None or len(labels) != len(images)
-    leave_if(is_other, f"{targets} of the {name} are not plain integers")
-    has_function = dataset.target_transform is not None
-    leave_if(has_function, f"target_transform of the {name} is called sample by sample")
+    refuse_if(is_other, f"{targets} of the {name} are not plain integers")
+    return images, layout, labels
+
+
+def columns_of(dataset: Any, request: Request) -> Columns:
+    """Return the columns of a dataset of torchvision. Raises NotCoveredError."""
+    leave_if(not request.is_batched, "single samples are left to torchvision")
+    images, layout, labels = _arrays_of(dataset)
+    data, targets, _ = _KINDS[name := type(dataset).__name__]
+    leave_if(not request.in_blocks, "the sampler is not one that C knows")
+    leave_if(request.has_init, "worker_init_fn runs in worker processes, and may draw there")
+    leave_if(request.workers > 0 and not request.in_order, "in_order=False")
+    leave_if(dataset.target_transform is not None, "target_transform is called for each sample")
     plan, draws, snapshot, key = chains.open_plan(dataset.transform, images.shape[1:], layout)
     held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
@@ -83,9 +90,36 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     return columns
 
 
+class LabelledSamples(FolderSamples):
+    """Samples of one of these datasets with a ``target_transform``, or of Subsets of one."""
+
+    _is_stand_in = _borrows_places = True
+    _find_fault = staticmethod(_why_not_now)
+
+    def __init__(self, dataset: Any) -> None:
+        images, layout, _ = _arrays_of(below_subsets(dataset)[0])
+        vars(self)["_form"] = images.shape[1:], layout
+        super().__init__(dataset)
+
+    def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Any, Any] | None]:
+        """Yield the images, each when it is asked for: the function may change the dataset."""
+        data, targets, layout = _KINDS[type(inner := self._inner).__name__]
+        for row in rows:
+            found = None  # torchvision raises the error
+            with suppress(Exception):
+                image, label = getattr(inner, data)[row], getattr(inner, targets)[row]
+                # CIFAR's classes hand out what their list has.
+                label = label if layout == "HWC" else int(label)
+                found = image.unsqueeze(-1) if layout == "HW" else image, label
+            yield found
+
+
 def samples_of(dataset: Any) -> FolderSamples | None:
-    """Return the samples of an ImageFolder, or of Subsets of one; None for all other datasets.
-    Raises ValueError, which says why torchvision makes them."""
-    if type(below_subsets(dataset)[0]) is not sys.modules["torchvision.datasets"].ImageFolder:
-        return None
-    return FolderSamples(dataset)
+    """Return the samples of an ImageFolder or of a dataset with a ``target_transform``, or of
+    Subsets of one; None for all other datasets. Raises ValueError, which says why torchvision makes
+    them."""
+    inner = below_subsets(dataset)[0]
+    if type(inner) is sys.modules["torchvision.datasets"].ImageFolder:
+        return FolderSamples(dataset)
+    is_labelled = type(inner).__name__ in _KINDS and inner.target_transform is not None
+    return LabelledSamples(dataset) if is_labelled else None

@@ -57,15 +57,17 @@ class FolderSamples:
 
     _is_stand_in = True  # for a dataset
     _borrows_places = True
+    _form: tuple[tuple[int, ...], str] = (0, 0, 3), "HWC"  # of images: 0 for edges that differ
 
     def __init__(self, dataset: Any) -> None:
         inner, subsets = below_subsets(dataset)
+        refuse_if("__getitems__" in vars(inner), "the dataset has a __getitems__ of its own")
         own = vars(self)
         own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
         refuse_if(fault := self._find_fault(), fault)
-        plan, draws, snapshot, key = chains.open_plan(inner.transform, (0, 0, 3), "HWC")
+        plan, draws, snapshot, key = chains.open_plan(inner.transform, *self._form)
         own.update(_plan=plan, _draws=draws, _snapshot=snapshot)
-        what = f"samples of ImageFolder with {list(plan.ops)}"
+        what = f"samples of {type(inner).__name__} with {list(plan.ops)}"
         own.update(_spare=[], _trial=trial_of(key, what, "torchvision's", _CHECKED))
 
     def __getattr__(self, name: str) -> Any:
@@ -75,7 +77,7 @@ class FolderSamples:
         setattr(self._dataset, name, value)
 
     def __reduce__(self) -> Any:
-        return samples_or_dataset, (self._dataset,)
+        return samples_or_dataset, (type(self), self._dataset)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -94,7 +96,9 @@ class FolderSamples:
         except (IndexError, TypeError):  # torchvision makes the samples before it
             return [self._dataset[row] for row in rows]
         with borrow_places(self._plan.empty(), len(found)) as places:
-            return list(map(self._make, self._read_ahead(found), found, places))
+            # A list of map() would end where a target_transform raises StopIteration.
+            images = zip(self._read_ahead(found), found, places, strict=True)
+            return [self._make(*each) for each in images]
 
     def _find_fault(self) -> str:
         """Say why C does not make what torchvision would make now; "": it does."""
@@ -142,7 +146,7 @@ class FolderSamples:
     # ---- samples
 
     def _make(self, read: tuple[Array, Any] | None, row: Any, place: Tensor | None) -> Any:
-        if read is None:
+        if read is None or self._inner.transform is not self._transform:
             return self._inner[row]
         image, target = read
 
@@ -163,9 +167,9 @@ class FolderSamples:
         return made, found if then is None else then(target)
 
 
-def samples_or_dataset(dataset: Any) -> Any:
+def samples_or_dataset(cls: Any, dataset: Any) -> Any:
     """Return the samples of a dataset, or the dataset itself where C does not make them."""
     try:
-        return FolderSamples(dataset)
+        return cls(dataset)
     except ValueError:
         return dataset

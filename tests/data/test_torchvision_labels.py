@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, Subset
 from vision_cases import KINDS, assert_same, assert_same_bits, cifar, dataset_of, play, v2
 
 import fastloop
+from fastloop._core import ImageDraws
+from fastloop.adapters import torchvision_chain
 from fastloop.compat import originals
 
 pytestmark = pytest.mark.skipif(v2 is None, reason="torchvision is not installed")
@@ -109,7 +111,7 @@ def test_functions_of_labels(workers: int, make: Callable[[], Any]) -> None:
         states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
         found.append((batches, getattr(then, "count", 0), *states))
     assert originals.same_bits(found[1], found[0])
-    assert path.path == LEFT[workers], path.why
+    assert (path.path, path.why) == (LEFT[workers], "samples of CIFAR10 by C")
 
 
 @NUMBERS
@@ -215,6 +217,136 @@ def test_an_index_that_is_not_there() -> None:
             next(iter(loader))
         found.append((str(error.value), counted.count, torch.get_rng_state()))
     assert originals.same_bits(found[1], found[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c_makes_all_images(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision makes the first three, too. The function is called once for each sample."""
+    dataset = labelled(counted := Counted(), kind)
+    made, compared, compare = [], [], originals.Trial.compare
+
+    def note(trial: Any, original: Any, by_c: Any) -> Any:
+        compared.append(trial)
+        return compare(trial, original, by_c)
+
+    class Draws:
+        def __init__(self, *args: Any) -> None:
+            self.draws = ImageDraws(*args)
+
+        def apply(self, *args: Any) -> None:
+            self.draws.apply(*args)
+            made.append(args)
+
+    monkeypatch.setattr(originals.Trial, "compare", note)
+    monkeypatch.setattr(torchvision_chain, "ImageDraws", Draws)
+    list(fastloop.DataLoader(dataset, 7, sampler=list(range(40))))
+    assert (counted.count, len(made), len(compared)) == (40, 40, 3)
+    assert not any(trial.is_left for trial in compared)
+
+
+@NUMBERS
+def test_the_function_gets_the_very_object_of_a_list(workers: int) -> None:
+    labels = [1000 + number for number in range(40)]
+    dataset = labelled(lambda y: any(y is label for label in labels))
+    dataset.targets = labels
+    loader = fastloop.DataLoader(dataset, 7, num_workers=workers)
+    assert all(batch[1].all() for batch in loader)
+
+
+@pytest.mark.parametrize("kind", ["CIFAR10", "MNIST", "folder"])
+def test_a_getitems_that_the_dataset_was_given_is_called(kind: str, tmp_path: Path) -> None:
+    dataset = images(tmp_path) if kind == "folder" else labelled(int, kind)
+    assert stats_of(dataset).why.endswith("by C")
+    dataset.__getitems__ = lambda rows: [(torch.zeros(1), row) for row in rows]
+    assert_same(dataset, {"batch_size": 5, "shuffle": True})
+    assert not stats_of(dataset).why.endswith("by C")
+
+
+class _ChangesTheDataset:
+    """A target_transform that changes other attributes for the samples behind it."""
+
+    def __init__(self, change: str) -> None:
+        self.change, self.count, self.dataset = change, 0, None
+
+    def __call__(self, label: int) -> int:
+        self.count += 1
+        if self.count == 10:
+            dataset: Any = self.dataset
+            changes: dict[str, Callable[[], Any]] = {
+                "transform": lambda: setattr(dataset, "transform", v1.ToTensor()),
+                "data": lambda: setattr(dataset, "data", 255 - dataset.data),
+                "a list": lambda: setattr(dataset, "targets", [8] * 40),
+                "an array": lambda: setattr(dataset, "targets", np.arange(40, dtype=np.int16)),
+                "fewer": lambda: setattr(dataset, "data", dataset.data[:12]),
+            }
+            changes[self.change]()
+        return len(type(label).__name__) + int(label)
+
+
+@pytest.mark.parametrize("change", ["transform", "data", "a list", "an array", "fewer"])
+def test_a_function_that_changes_the_dataset(change: str) -> None:
+    def run(make_loader: Any) -> Any:
+        dataset = labelled(function := _ChangesTheDataset(change))
+        function.dataset = dataset
+        torch.manual_seed(3)
+        batches, found = iter(make_loader(dataset, 7)), []
+        for _ in range(7):
+            try:
+                found.append(next(batches))
+            except Exception as error:
+                found.append((type(error).__name__, str(error)))
+            found.append((torch.get_rng_state(), function.count))
+        return found
+
+    assert originals.same_bits(run(fastloop.DataLoader), run(DataLoader))
+
+
+@NUMBERS
+def test_torchs_loader_behind_patch(workers: int) -> None:
+    def run() -> Any:
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+        batch_sampler = [[3, 1, 1], [39, -2], [5]]
+        dataset = labelled(counted := Counted())
+        loader = DataLoader(dataset, batch_sampler=batch_sampler, num_workers=workers)
+        batches = [*loader, *loader]
+        states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+        return batches, counted.count, *states
+
+    torchs = run()
+    fastloop.patch()
+    try:
+        ours = run()
+    finally:
+        fastloop.unpatch()
+    assert originals.same_bits(ours, torchs)
+
+
+def test_a_resumed_epoch_calls_the_function_for_its_own_samples_alone() -> None:
+    options = {"batch_size": 7, "shuffle": True}
+    torch.manual_seed(3)
+    loader = fastloop.DataLoader(labelled(lambda y: y * 2), **options)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    rest = list(batches)
+    other = fastloop.DataLoader(labelled(counted := Doubled()), **options)
+    torch.manual_seed(3)
+    other.load_state_dict(state)
+    found = list(other)
+    assert counted.count == 26
+    assert [batch[1].tolist() for batch in found] == [batch[1].tolist() for batch in rest]
+
+
+class Doubled:
+    """A target_transform that counts."""
+
+    count = 0
+
+    def __call__(self, label: int) -> int:
+        self.count += 1
+        return label * 2
 
 
 # ---- what changes between batches and epochs
@@ -350,9 +482,9 @@ def test_a_worker_init_fn_runs_in_the_workers(init: Any, persistent: bool) -> No
     dataset = labelled(Counted())
     options = {"batch_size": 7, "shuffle": True, "num_workers": 2, "worker_init_fn": init}
     options["persistent_workers"] = persistent
-    found = stats_of(dataset, **options)
-    assert found.path == "process"
-    assert "worker_init_fn" in found.why
+    assert stats_of(dataset, **options).why == "samples of CIFAR10 by C"
+    without = stats_of(dataset_of("CIFAR10", cifar(v1)), **options)
+    assert (without.path, "worker_init_fn" in without.why) == ("process", True)
     assert_same(dataset, options, persistent, stops=[None, 2, None])
 
 
