@@ -4,6 +4,7 @@ wrong and what to do."""
 import errno
 import os
 import pickle
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import N, run_program, small_dataset
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from fastloop import ArrayDataset, DataLoader
+from fastloop import transforms as T
 
 GOOD = np.zeros((4, 2))
 FIELDS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -213,19 +215,36 @@ def test_a_refused_file_is_closed_again(tmp_path: Path) -> None:
 OUTSIDE = [N, -N - 1, 10**9, -(10**9), 2**62, -(2**63), 2**63 - 1]
 
 
+def text_of_torch(dataset: Any, index: int) -> str:
+    with pytest.raises(IndexError) as error:
+        dataset[index]
+    return str(error.value)
+
+
+def raises_outside(iterator: Any, text: str, own: str) -> None:
+    """The next batch raises the dataset's own error; its context names place and length."""
+    with pytest.raises(IndexError) as error:
+        next(iterator)
+    assert str(error.value) == text
+    assert isinstance(error.value.__context__, IndexError)
+    assert re.search(own, str(error.value.__context__))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("value", OUTSIDE)
-def test_an_index_outside_names_position_value_and_length(value: int, workers: int) -> None:
+def test_an_index_outside_is_torchs_error_and_names_position_value_and_length(
+    value: int, workers: int
+) -> None:
     batches = [[0, 1], [2, value, 3], [4, 5], [value], [N - 1]]
-    loader = DataLoader(small_dataset(), batch_sampler=batches, num_workers=workers, path="array")
+    dataset = small_dataset()
+    loader = DataLoader(dataset, batch_sampler=batches, num_workers=workers, path="array")
+    text = text_of_torch(dataset, value)
     for _ in range(2):
         iterator = iter(loader)
         assert next(iterator)[1].tolist() == [0, 10]
-        with pytest.raises(IndexError, match=rf"index {value} at position 1 .*length {N}\b"):
-            next(iterator)
+        raises_outside(iterator, text, rf"index {value} at position 1 .*length {N}\b")
         assert next(iterator)[1].tolist() == [40, 50]
-        with pytest.raises(IndexError, match=rf"index {value} at position 0 .*length {N}\b"):
-            next(iterator)
+        raises_outside(iterator, text, rf"index {value} at position 0 .*length {N}\b")
         assert next(iterator)[1].tolist() == [10 * (N - 1)]
         for _ in range(2):
             with pytest.raises(StopIteration):
@@ -236,24 +255,24 @@ def test_an_index_outside_names_position_value_and_length(value: int, workers: i
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_index_outside_of_a_sampler_cut_into_blocks(workers: int) -> None:
     sampler = torch.utils.data.SequentialSampler(range(N + 3))
-    loader = DataLoader(small_dataset(), 8, sampler=sampler, num_workers=workers, path="array")
-    iterator = iter(loader)
+    dataset = small_dataset()
+    iterator = iter(DataLoader(dataset, 8, sampler=sampler, num_workers=workers, path="array"))
     for _ in range(N // 8):
         next(iterator)
-    with pytest.raises(IndexError, match=rf"index {N} at position {N % 8} .*length {N}\b"):
-        next(iterator)
+    own = rf"index {N} at position {N % 8} .*length {N}\b"
+    raises_outside(iterator, text_of_torch(dataset, N), own)
     with pytest.raises(StopIteration):
         next(iterator)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_index_outside_without_batching(workers: int) -> None:
-    loader = DataLoader(small_dataset(), None, sampler=[1, N, 2], num_workers=workers)
-    iterator = iter(loader)
+    dataset = small_dataset()
+    iterator = iter(DataLoader(dataset, None, sampler=[1, N, 2], num_workers=workers))
     next(iterator)
-    # Without workers single samples are torch's to fetch.
-    with pytest.raises(IndexError, match=rf"index {N} .*(length|size) {N}\b"):
+    with pytest.raises(IndexError) as error:
         next(iterator)
+    assert str(error.value) == text_of_torch(dataset, N)
     assert next(iterator)[1].item() == 20
 
 
@@ -261,8 +280,40 @@ def test_an_index_outside_without_batching(workers: int) -> None:
 def test_an_index_outside_an_empty_dataset(workers: int) -> None:
     dataset = ArrayDataset(np.zeros((0, 3)))
     assert list(DataLoader(dataset, 2, num_workers=workers)) == []
-    with pytest.raises(IndexError, match=r"index 0 at position 0 .*length 0\b"):
-        next(iter(DataLoader(dataset, batch_sampler=[[0]], num_workers=workers)))
+    iterator = iter(DataLoader(dataset, batch_sampler=[[0]], num_workers=workers))
+    raises_outside(iterator, text_of_torch(dataset, 0), r"index 0 at position 0 .*length 0\b")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_index_that_came_to_be_inside_by_its_turn_names_where_it_was_outside(
+    workers: int,
+) -> None:
+    """The dataset raises nothing any more."""
+    indices = [0, 1]
+    loader = DataLoader(Subset(small_dataset(), indices), sampler=[0, 1, 2], num_workers=workers)
+    iterator = iter(loader)
+    indices.append(5)
+    assert [next(iterator)[1].item(), next(iterator)[1].item()] == [0, 10]
+    with pytest.raises(
+        IndexError, match=r"index 2 at position 0 .*length 2; samplers and the"
+    ) as e:
+        next(iterator)
+    assert e.value.__context__ is None
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_index_outside_with_views_is_the_datasets_error(workers: int) -> None:
+    images = np.zeros((4, 3, 8, 8), np.uint8)
+    dataset = ArrayDataset(images, transform=T.RandomHorizontalFlip())
+    batches: list[Any] = [[(0, 1)], [(1, 1), (4, 2)], [(3, 0)]]
+    iterator = iter(DataLoader(dataset, batch_sampler=batches, num_workers=workers, path="array"))
+    next(iterator)
+    with pytest.raises(IndexError) as wanted:
+        dataset[(4, 2)]  # type: ignore[index]
+    raises_outside(iterator, str(wanted.value), r"index 4 at position 1 .*length 4\b")
+    next(iterator)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

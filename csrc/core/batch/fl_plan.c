@@ -26,6 +26,7 @@ void fl_rows_clear(fl_rows *rows)
 void fl_rows_close(fl_rows *rows)
 {
     fl_free(rows->index);
+    fl_free(rows->spare);
     fl_free(rows->view);
     *rows = (fl_rows){0};
 }
@@ -161,39 +162,48 @@ static inline bool is_within(int64_t index, int64_t length)
     return index >= -length && index < length;
 }
 
-/* Checks every index against `length` and makes it positive. */
-static int check_bounds(int64_t *index, int64_t count, int64_t length, fl_err *err)
-{
-    for (int64_t i = 0; i < count; i++) {
-        if (!is_within(index[i], length)) return fail_index(err, i, index[i], length);
-        index[i] += index[i] < 0 ? length : 0;
-    }
-    return FL_OK;
-}
-
 static inline bool is_range_within(const fl_rows *rows, int64_t length)
 {
     return rows->first >= 0 && rows->first <= length - rows->count;
 }
 
-static int resolve_through(const fl_map *map, fl_rows *rows, fl_err *err)
+/* Checks every index against `length`, and puts it into `row` as a positive number. The two may be
+ * the same array. */
+static int
+check_bounds(const int64_t *index, int64_t count, int64_t length, int64_t *row, fl_err *err)
 {
-    if (rows->is_range && is_range_within(rows, map->length)) {
-        int64_t first = rows->first, count = rows->count;
-        fl_rows_clear(rows);
-        return fl_rows_add(rows, map->index + first, count, err);
+    for (int64_t i = 0; i < count; i++) {
+        if (!is_within(index[i], length)) return fail_index(err, i, index[i], length);
+        row[i] = index[i] < 0 ? index[i] + length : index[i];
     }
-    if (rows->is_range) FL_TRY(spell_out(rows, err));
-    FL_TRY(check_bounds(rows->index, rows->count, map->length, err));
-    for (int64_t i = 0; i < rows->count; i++) rows->index[i] = map->index[rows->index[i]];
     return FL_OK;
 }
 
 int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err)
 {
-    for (int64_t m = plan->map_count - 1; m >= 0; m--)
-        FL_TRY(resolve_through(&plan->maps[m], rows, err));
-    if (rows->is_range && is_range_within(rows, plan->length)) return FL_OK;
-    if (rows->is_range) FL_TRY(spell_out(rows, err));
-    return check_bounds(rows->index, rows->count, plan->length, err);
+    int64_t levels = plan->map_count;
+    const int64_t *index = NULL;
+    if (rows->is_range && levels == 0 && is_range_within(rows, plan->length)) return FL_OK;
+    if (rows->is_range && levels > 0 && is_range_within(rows, plan->maps[levels - 1].length))
+        index = plan->maps[--levels].index + rows->first;
+    else if (rows->is_range)
+        FL_TRY(spell_out(rows, err));
+    FL_TRY(fl_grow((void **)&rows->spare, &rows->spare_capacity, rows->count, sizeof *rows->spare,
+                   err));
+    int64_t *row = rows->spare;
+    if (index == NULL) index = rows->index;
+    for (int64_t m = levels - 1; m >= 0; m--) {
+        const fl_map *map = &plan->maps[m];
+        FL_TRY(check_bounds(index, rows->count, map->length, row, err));
+        for (int64_t i = 0; i < rows->count; i++) row[i] = map->index[row[i]];
+        index = row;
+    }
+    FL_TRY(check_bounds(index, rows->count, plan->length, row, err));
+    int64_t *given = rows->index, capacity = rows->capacity;
+    rows->index = row;
+    rows->capacity = rows->spare_capacity;
+    rows->spare = given;
+    rows->spare_capacity = capacity;
+    rows->is_range = false;
+    return FL_OK;
 }

@@ -15,6 +15,8 @@ typedef struct fl_rows {
     int64_t first;    /* when is_range */
     int64_t *index;   /* owned; when not is_range */
     int64_t capacity; /* of index */
+    int64_t *spare;   /* owned: where fl_plan_resolve puts rows before it is sure of all of them */
+    int64_t spare_capacity; /* of spare */
     bool is_range;
     bool has_views;
     uint8_t *view;         /* owned; when has_views: of index[i]. Else all views are 0 */
@@ -63,9 +65,9 @@ void fl_plan_restart(fl_plan *plan);
 /* Adds indices of the block to `rows` until it has batch_size of them or the block ends. */
 int fl_plan_fill(fl_plan *plan, fl_rows *rows, int64_t batch_size, fl_err *err);
 
-/* Turns indices into rows of the table, in place; views are left alone. FL_EINDEX names the first
- * index that is out of bounds, its position in the batch and the length; `rows` is then no longer
- * usable. */
+/* Turns indices into rows of the table; views are left alone. FL_EINDEX names the
+ * first index out of bounds at the outermost level that has one, its position in the batch and the
+ * length. After a failure `rows` still holds the sampler's indices. */
 int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err);
 
 #endif

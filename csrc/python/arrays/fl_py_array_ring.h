@@ -34,7 +34,8 @@ typedef struct fl_py_array_ring {
     fl_ring *ring;       /* borrowed from opened; NULL: closed, or finished and not persistent */
     fl_ring *opened;     /* owned: set by new, freed with the loader or left to the pool. So close()
                             of any thread may stop it while another thread ends it */
-    PyObject *sentinels; /* owned: {tag: exception or (item,)} */
+    PyObject *sentinels; /* owned: {tag: exception, (item,) to be fetched, or (item, exception) with
+                            an index out of bounds} */
     int64_t next_sentinel; /* the tag of the next one */
     PyObject
         *pending_result;  /* owned: a batch delivered when an interrupt came, for the next call */

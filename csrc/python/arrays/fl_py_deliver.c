@@ -56,6 +56,26 @@ static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     return status;
 }
 
+/* Has the dataset raise its own error for an item with an index out of bounds; `error`, which names
+ * index, position and length, becomes that error's context. A dataset that raises nothing leaves
+ * `error` to be raised. */
+static void raise_outside(fl_py_array_ring *self, PyObject *item, PyObject *error)
+{
+    PyObject *fetched = PyObject_CallOneArg(self->fetch, item);
+    if (fetched != NULL) {
+        Py_DECREF(fetched);
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        return;
+    }
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *context = PyException_GetContext(value);
+    if (context == NULL) PyException_SetContext(value, Py_NewRef(error));
+    Py_XDECREF(context);
+    PyErr_Restore(type, value, traceback);
+}
+
 /* What a sentinel stands for: fetches its item, or raises its exception. */
 static PyObject *resolve_sentinel(fl_py_array_ring *self, int64_t tag)
 {
@@ -64,10 +84,12 @@ static PyObject *resolve_sentinel(fl_py_array_ring *self, int64_t tag)
     PyObject *what = PyDict_GetItemWithError(self->sentinels, key);
     Py_XINCREF(what);
     if (what != NULL && PyDict_DelItem(self->sentinels, key) == 0) {
-        if (PyTuple_CheckExact(what))
+        if (!PyTuple_CheckExact(what))
+            PyErr_SetObject((PyObject *)Py_TYPE(what), what);
+        else if (PyTuple_GET_SIZE(what) == 1)
             result = PyObject_CallOneArg(self->fetch, PyTuple_GET_ITEM(what, 0));
         else
-            PyErr_SetObject((PyObject *)Py_TYPE(what), what);
+            raise_outside(self, PyTuple_GET_ITEM(what, 0), PyTuple_GET_ITEM(what, 1));
     }
     Py_XDECREF(what);
     Py_DECREF(key);

@@ -1,6 +1,8 @@
-/* fl_py_submit: see fl_py_submit.h. What C does not cover (an index that is not an integer, an
- * exception of the sampler) is submitted as a sentinel, and met in its place. */
+/* fl_py_submit: see fl_py_submit.h. What C does not cover (an index that is not an integer or is
+ * out of bounds, an exception of the sampler) is submitted as a sentinel, and met in its place. */
 #include "fl_py_submit.h"
+
+#include "fl_py_error.h"
 
 enum {
     SPARE_SLOTS = 6, /* the pool keeps so many slots more, for users who hold batches, */
@@ -20,18 +22,57 @@ static int submit_object(fl_py_array_ring *self, PyObject *what)
     return 1;
 }
 
-/* An exception of the sampler is raised in its place, after the batches before it. One that is not
- * an Exception, such as KeyboardInterrupt, is raised at once. */
-static int submit_exception(fl_py_array_ring *self)
+/* The exception that is set, which it takes; a new reference. */
+static PyObject *take_exception(void)
 {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback != NULL) PyException_SetTraceback(value, traceback);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
-    return submit_object(self, value);
+    return value;
+}
+
+/* An exception of the sampler is raised in its place, after the batches before it. One that is not
+ * an Exception, such as KeyboardInterrupt, is raised at once. */
+static int submit_exception(fl_py_array_ring *self)
+{
+    return PyErr_ExceptionMatches(PyExc_Exception) ? submit_object(self, take_exception()) : -1;
+}
+
+/* One index as the sampler gave it: an integer, or a tuple (index, view). New reference. */
+static PyObject *make_index(const fl_rows *rows, int64_t position)
+{
+    long long index = fl_row_at(rows, position);
+    int view = rows->has_views ? rows->view[position] : 0;
+    return view == 0 ? PyLong_FromLongLong(index) : Py_BuildValue("(Li)", index, view);
+}
+
+/* What the sampler gave for a batch that is not resolved. New reference. */
+static PyObject *make_item(const fl_batch *batch)
+{
+    const fl_rows *rows = &batch->rows;
+    if (batch->tag == FL_PY_TAG_SINGLE) return make_index(rows, 0);
+    PyObject *list = PyList_New(rows->count);
+    for (int64_t i = 0; list != NULL && i < rows->count; i++) {
+        PyObject *index = make_index(rows, i);
+        if (index == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, index);
+    }
+    return list;
+}
+
+/* Submits a batch with an index out of bounds: the dataset itself is to say so, when the batch's
+ * turn comes. The text depends on what kinds of containers lie within each other. */
+static int submit_outside(fl_py_array_ring *self, const fl_batch *batch, const fl_err *err)
+{
+    PyObject *item = make_item(batch);
+    if (item == NULL) return -1;
+    fl_py_raise(err, &self->table->fields);
+    return submit_object(self, Py_BuildValue("(NN)", item, take_exception()));
 }
 
 /* Submits a batch that goes to a buffer. On failure it stays prepared, as it was. */
@@ -80,6 +121,7 @@ static int submit_batch(fl_py_array_ring *self, fl_batch *batch)
     int status = is_resolved ? FL_OK : fl_plan_resolve(self->indices.plan, &batch->rows, &err);
     if (status == FL_OK) status = submit_resolved(self, batch, &err);
     self->deferred = NULL;
+    if (status == FL_EINDEX && self->fetch != Py_None) return submit_outside(self, batch, &err);
     if (may_succeed_later(self, status)) {
         self->deferred = batch;
         self->deferred_err = err;
