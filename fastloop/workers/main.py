@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import queue
 import signal
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,9 +40,16 @@ class _Channel:
         self._worker_end = worker_end
         self._has_destination = has_destination
         self._reader = reader
+        self.is_beginning = False  # a worker_init_fn runs or has raised
         self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
         # Data that wait for more memory, by request, and whether they are an object, not a batch.
         self._too_large: dict[int, tuple[Any, bool]] = {}
+
+    def begin(self, init: Callable[[int], object], worker: int) -> None:
+        """Call a worker_init_fn. Torch's loop sends its error in place of the first batch."""
+        self.is_beginning = True
+        init(worker)
+        self.is_beginning = False
 
     def get(self, timeout: float) -> Any:
         """Return the next task for torch's loop; answer fastloop's own requests meanwhile."""
@@ -68,6 +76,8 @@ class _Channel:
         task, data = item
         is_batch = isinstance(task, int)  # or torch's order to begin an epoch
         is_object = not is_batch or isinstance(data, _OBJECTS)
+        if self.is_beginning and is_batch:
+            data.is_of_init, self.is_beginning = True, False
         if self._reader is not None and is_batch:
             data = data, self._reader.take_behind(data) or NO_STATE
         self._send(data, is_object)
@@ -135,6 +145,8 @@ def run_worker(
             arguments["init_fn"] = partial(reader.begin_in_worker, arguments["init_fn"])
             if not reader.is_stream:
                 arguments["dataset"] = reader.dataset
+        if arguments["init_fn"] is not None:
+            arguments["init_fn"] = partial(channel.begin, arguments["init_fn"])
         found = arguments["dataset"], arguments["collate_fn"], arguments["auto_collation"]
         collation = Collation(*found, partial(make_collate, worker_end))
         arguments["collate_fn"] = collation.function

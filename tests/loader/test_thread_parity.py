@@ -293,6 +293,17 @@ def test_an_error_says_where() -> None:
     assert text.endswith("bad\nvalue\nThis happened in batch 1 (indices [2, 3]).")
 
 
+def test_an_error_of_worker_init_fn_names_no_batch() -> None:
+    def init(number: int) -> None:
+        raise ValueError("no beginning")
+
+    iterator = iter(Threaded(FunctionDataset(), 2, num_workers=1, worker_init_fn=init))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no beginning") as caught:
+            next(iterator)
+        assert "This happened" not in str(caught.value)
+
+
 class Unshown:
     """An index that cannot be told."""
 

@@ -383,6 +383,27 @@ def test_an_error_says_where() -> None:
 
 
 @in_workers
+@pytest.mark.parametrize("name", ["ValueError", "of an unknown type"])
+def test_an_error_of_worker_init_fn_names_no_batch(workers: int, name: str) -> None:
+    """It came before any batch was asked for. The next error is one of a batch."""
+
+    def init(worker: int) -> None:
+        if worker == 0:
+            raise ERRORS[name]()
+
+    dataset = FunctionDataset(fails(ERRORS["ValueError"]))
+    options: dict[str, Any] = {"num_workers": workers, "worker_init_fn": init}
+    iterator = iter(DataLoader(dataset, 2, **options))
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        next(iterator)
+    assert "in DataLoader worker process 0" in str(caught.value)
+    assert "This happened" not in str(caught.value)
+    if workers > 1:  # a single worker has no fetcher now, which is an error of its batches
+        with pytest.raises(ValueError, match=r"This happened in batch 1 \(indices"):
+            next(iterator)
+
+
+@in_workers
 def test_an_error_that_cannot_be_pickled(workers: int) -> None:
     """torch hangs."""
     error = ERRORS["of an unknown type"]

@@ -269,7 +269,7 @@ class ProcessIter(WorkerIter):
         data, state = self._unpack_object(reply), None
         if states is not None and isinstance(data, tuple):
             data, state = data[0], data[1] or None
-        if isinstance(data, ExceptionWrapper):
+        if isinstance(data, ExceptionWrapper) and not hasattr(data, "is_of_init"):
             batch_pickle.add_batch(data, number, indices)
         if not isinstance(data, StreamEnd):
             return number, data

@@ -197,7 +197,7 @@ class WorkerThread(threading.Thread):
             data = self._load(fetch, indices)
         except _StoppedError:
             return False  # a thread that waits for it meets close()
-        if isinstance(data, ExceptionWrapper):
+        if isinstance(data, ExceptionWrapper) and data is not self._fault:
             add_batch(data, number, indices)
         is_over = isinstance(data, StreamEnd)
         if self._reader is not None:
