@@ -197,7 +197,7 @@ def test_path_budget_restarts_and_states_survive_prepare(
     accelerator = accelerator_of()
     prepared = accelerator.prepare(ours(num_workers=1, memory_budget=5 << 20, **given))
     iterator = prepared.base_dataloader.__iter__()
-    assert type(iterator) is process_iter.ProcessIter and iterator._has_restarts()
+    assert type(iterator) is process_iter.ProcessIter and iterator._replaces_dead
     assert budgets == [5 << 20]
     assert fastloop.stats(prepared).path == "process"
     assert prepared.base_dataloader.resume == "skip"
