@@ -71,7 +71,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     leave_if(not request.is_batched, "single samples are left to torchvision")
     images, layout, labels = _arrays_of(dataset)
     data, targets, _ = _KINDS[name := type(dataset).__name__]
-    leave_if(not request.in_blocks, "the sampler is not one that C knows")
+    leave_if(not request.in_blocks(), "the sampler is not one that C knows")
     leave_if(request.has_init, "worker_init_fn runs in worker processes, and may draw there")
     leave_if(request.workers > 0 and not request.in_order, "in_order=False")
     leave_if(dataset.target_transform is not None, "target_transform is called for each sample")

@@ -15,7 +15,7 @@ from fastloop._core import ImagePlan, Region
 from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
 from fastloop.compat.moves import register
 from fastloop.data.collate import borrow_places
-from fastloop.data.columns import Columns, NotCoveredError, Request, gathers
+from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, gathers
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, check_room, read_row, torch_dtype
 from fastloop.data.sequences.column import sequence_column
@@ -249,8 +249,7 @@ class ArrayDataset(EpochDataset):
 
     def _columns(self, request: Request) -> Columns:
         has_sequences = not all(isinstance(field, Field) for field in self._fields)
-        if not (request.is_batched or request.has_ints) and has_sequences:
-            raise NotCoveredError("the sampler may yield values that do not index a RaggedArray")
+        check_single(request, "RaggedArray" if has_sequences else "", gives_views=False)
         if self._cut:
             raise NotCoveredError(self._cut)
         structure = dict.fromkeys(self._keys) if self._keys else (None,) * len(self._fields)

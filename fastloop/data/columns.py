@@ -48,8 +48,9 @@ class Request(NamedTuple):
         collate_fn: of the loader.
         is_batched: batches are collated; False: ``batch_size=None``, single samples.
         sampler: of samples.
-        has_ints: the sampler is one of torch or fastloop, and yields ints alone.
-        in_blocks: torch's BatchSampler cuts batches out of such a sampler.
+        has_ints: tells whether the sampler is one of torch or fastloop, and yields ints alone. It
+            is a function, as the next is, because it may read all indices of the sampler.
+        in_blocks: tells whether torch's BatchSampler cuts batches out of such a sampler.
         workers: their number.
         in_order: of the loader.
         has_init: workers are to call a ``worker_init_fn``.
@@ -62,8 +63,8 @@ class Request(NamedTuple):
     collate_fn: Callable[[Any], Any]
     is_batched: bool
     sampler: Any
-    has_ints: bool
-    in_blocks: bool
+    has_ints: Callable[[], bool]
+    in_blocks: Callable[[], bool]
     workers: int
     in_order: bool
     has_init: bool
@@ -294,15 +295,18 @@ def find_collate(collate_fn: object) -> Callable[[Any, Any, Request], Columns] |
     return answer  # type: ignore[no-any-return]
 
 
-def check_single(request: Request, dataset: Any, takes_lists: bool = False) -> None:
-    """Raise NotCoveredError for single samples that are views of the data, as torch's code makes
-    them, and for a sampler that may yield lists of rows, unless the dataset takes these."""
+def check_single(request: Request, name: str = "", gives_views: bool = True) -> None:
+    """Raise NotCoveredError for single samples that the array path does not make.
+
+    Args:
+        name: of the kind of data, if a list of rows does not index it; a sampler may yield lists.
+        gives_views: torch's own code makes single samples that are views of the data.
+    """
     if request.is_batched:
         return
-    if not request.has_ints:
-        name = "" if takes_lists else type(dataset).__name__
+    if not request.has_ints():
         leave_if(name, f"the sampler may yield values that do not index a {name}")
-    elif request.workers == 0 and not request.is_asked:
+    elif gives_views and request.workers == 0 and not request.is_asked:
         raise NotCoveredError("single samples are views of the data, as torch's")
 
 
@@ -310,7 +314,7 @@ def check_single(request: Request, dataset: Any, takes_lists: bool = False) -> N
 
 
 def _of_tensors(dataset: Any, request: Request) -> Columns:
-    check_single(request, dataset, takes_lists=True)
+    check_single(request)
     columns = Columns((None,) * len(dataset.tensors))
     for i, tensor in enumerate(dataset.tensors):
         columns.add(f"tensor {i}", tensor)
@@ -318,7 +322,7 @@ def _of_tensors(dataset: Any, request: Request) -> Columns:
 
 
 def _of_tensor(dataset: Any, request: Request) -> Columns:
-    check_single(request, dataset, takes_lists=True)
+    check_single(request)
     return Columns(None).add("the dataset", dataset)
 
 
@@ -334,7 +338,7 @@ def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
 
 
 def _of_ndarray(dataset: Any, request: Request) -> Columns:
-    check_single(request, dataset, takes_lists=True)
+    check_single(request)
     field = Field("the dataset", dataset)
     array: Any = field.source
     if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
@@ -365,7 +369,7 @@ def _is_own(part: Any) -> bool:
 def _of_samples(samples: Any, request: Request) -> Columns:
     """Return the columns of a list of samples, stacked, under torch's own samplers alone."""
     name = type(samples).__name__
-    leave_if(not request.in_blocks, f"the dataset is a {name}, not plain array data")
+    leave_if(not request.in_blocks(), f"the dataset is a {name}, not plain array data")
     leave_if(request.workers == 0, "the dataset is a list, which may change without workers")
     is_few = len(request.sampler) * 2 < len(samples)
     leave_if(is_few, "an epoch has less than half of the list")
@@ -422,21 +426,21 @@ def _pick(column: Column, rows: Vector) -> Column:
 
 def _within(dataset: Any, request: Request) -> Columns:
     """Return the columns of a dataset within another one, which have rows alone."""
-    columns = columns_of(dataset, request._replace(in_blocks=False, device=None))
+    columns = columns_of(dataset, request._replace(in_blocks=lambda: False, device=None))
     if columns.maps or columns.original is not None or columns.wrap is not None:
         raise NotCoveredError(f"a {type(dataset).__name__} lies within another dataset")
     return columns
 
 
 def _of_subset(dataset: Any, request: Request) -> Columns:
-    check_single(request, dataset)
+    check_single(request, type(dataset).__name__)
     rows = rows_of(dataset)
     inner = _within(dataset.dataset, request)
     return Columns(inner.structure, tuple(_pick(column, rows) for column in inner.all))
 
 
 def _of_stack(dataset: Any, request: Request) -> Columns:
-    check_single(request, dataset)
+    check_single(request, type(dataset).__name__)
     parts: Any = dataset.datasets
     is_dict = isinstance(parts, dict)
     pairs = parts.items() if is_dict else enumerate(parts)
@@ -467,7 +471,7 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
 
 
 def _of_concat(dataset: Any, request: Request) -> Columns:
-    check_single(request, dataset)
+    check_single(request, type(dataset).__name__)
     lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
     # torch takes no sample of empty parts, so they may be of other kinds.
     pairs = list(zip(dataset.datasets, lengths, strict=True))

@@ -34,6 +34,7 @@ from torch.utils.data._utils import collate
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
+from fastloop.loader.arrays import blocks
 
 X = torch.arange(24.0).reshape(8, 3)
 Y = [1, 2]
@@ -470,3 +471,13 @@ def test_an_empty_batch_is_refused_as_by_torch() -> None:
             for cls in (DataLoader, TorchLoader)
         )
         assert_same(ours, theirs)
+
+
+def test_iter_reads_the_indices_of_a_sampler_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SubsetRandomSampler may have millions of them in a list."""
+    sampler = torch.utils.data.SubsetRandomSampler([3, 1, 2])
+    loader = DataLoader(TensorDataset(X), 2, sampler=sampler)
+    true_vector, reads = blocks.as_vector, []
+    monkeypatch.setattr(blocks, "as_vector", lambda found: reads.append(1) or true_vector(found))
+    iter(loader)
+    assert len(reads) == 1

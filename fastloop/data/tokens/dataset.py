@@ -22,7 +22,7 @@ import torch
 from fastloop._core import Windows, token_header, token_index
 from fastloop.base import checks
 from fastloop.compat.moves import are_noticed, watch
-from fastloop.data.columns import Columns, NotCoveredError, Request
+from fastloop.data.columns import Columns, Request, check_single
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import (
     Array,
@@ -480,8 +480,7 @@ class TokenDataset(EpochDataset):
         return self._open(map(open_again, self._files)) if core is None else core
 
     def _columns(self, request: Request) -> Columns:
-        if not (request.is_batched or request.has_ints):
-            raise NotCoveredError("the sampler may yield values that do not index a TokenDataset")
+        check_single(request, "TokenDataset", gives_views=False)
         is_alone = self._keys is None and self._arguments.targets is None
         names = dict.fromkeys(self._keys) if self._keys else (None,) * 2
         columns = Columns(None if is_alone else names, kind="windows of tokens", gives_views=False)

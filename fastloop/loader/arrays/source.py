@@ -44,13 +44,13 @@ def _why_no_kernels(device: torch.device) -> str:
 
 def request_of(loader: DataLoader[Any], path: str) -> Request:
     """Return the question of a loader with this ``path``."""
-    workers, has_ints = loader.num_workers, yields_ints(loader.sampler)
+    workers = loader.num_workers
     return Request(
         collate_fn=loader.collate_fn,
         is_batched=loader._auto_collation,
         sampler=loader.sampler,
-        has_ints=has_ints,
-        in_blocks=has_ints and find_blocks(loader._index_sampler) is not None,
+        has_ints=lambda: yields_ints(loader.sampler),
+        in_blocks=lambda: find_blocks(loader._index_sampler) is not None,
         workers=workers,
         in_order=loader.in_order,
         has_init=workers > 0 and loader.worker_init_fn is not None,
@@ -99,13 +99,11 @@ def open_source(dataset: Any, request: Request, pin: bool) -> Columns:
         if columns.device is None and (on := _find_device(columns)) is not None:
             columns.device, columns.kind = on, f"tensors on {on}"
         columns.why = f"{name} of {columns.kind}, {how}{columns.note}"
-        if columns.device is not None:
-            columns.maps += maps
-            return columns
-        found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
-        sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
-        columns.table = Table(sources, torch.Tensor, names, files, plans, casts)
-        watch(columns.table)
+        if columns.device is None:
+            found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
+            sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
+            columns.table = Table(sources, torch.Tensor, names, files, plans, casts)
+            watch(columns.table)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error
     if columns.original is not None:
