@@ -15,7 +15,7 @@ typedef struct fl_rows {
     int64_t first;    /* when is_range */
     int64_t *index;   /* owned; when not is_range */
     int64_t capacity; /* of index */
-    int64_t *spare;   /* owned: where fl_plan_resolve puts rows before it is sure of all of them */
+    int64_t *spare;   /* owned: fl_plan_resolve writes rows here until all indices have passed */
     int64_t spare_capacity; /* of spare */
     bool is_range;
     bool has_views;

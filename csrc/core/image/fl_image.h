@@ -86,8 +86,8 @@ typedef struct fl_image_op {
     double scale[2], ratio[2];        /* RANDOM_RESIZED_CROP, ERASE */
     double log_ratio[2];              /* set by the plan */
     int32_t channels;                 /* set by the plan: of the image before it */
-    union {                           /* what one kind, or a few alike, have */
-        double number[FL_OP_NUMBERS]; /* all of it, as it is given */
+    union {                           /* arguments of one kind, or of a few similar kinds */
+        double number[FL_OP_NUMBERS]; /* the same memory as a list: Python's `number` */
         double tone;                  /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor */
         double grey_channels;         /* GRAYSCALE: of the result */
         double blur_sigma[2];         /* BLUR: the least and the largest */

@@ -11,12 +11,12 @@
 #include "fl_philox.h"
 
 typedef struct fl_image_plan fl_image_plan;
-
-/* What torchvision calls operations of this kind; static. */
-const char *fl_image_op_name(fl_image_op_kind kind);
 typedef struct fl_image_output fl_image_output;
 typedef struct fl_image_view fl_image_view;
 typedef struct fl_resample_cache fl_resample_cache;
+
+/* Returns torchvision's name for this kind of operation. The string is static. */
+const char *fl_image_op_name(fl_image_op_kind kind);
 
 typedef enum fl_image_layout { FL_CHW, FL_HWC, FL_IMAGE_LAYOUTS } fl_image_layout;
 

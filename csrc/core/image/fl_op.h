@@ -104,7 +104,7 @@ void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_imag
 /* The `size` of operations that do not change it. */
 int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 
-/* Of operations that sample an image at other places. */
+/* For warps, which sample the image at computed places. */
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err);
 int fl_op_warped_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 /* By an angle, as torchvision's rotate; and as its affine. FL_ENOMEM. */

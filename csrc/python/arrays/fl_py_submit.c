@@ -1,5 +1,6 @@
-/* fl_py_submit: see fl_py_submit.h. What C does not cover (an index that is not an integer or is
- * out of bounds, an exception of the sampler) is submitted as a sentinel, and met in its place. */
+/* fl_py_submit: see fl_py_submit.h. If the sampler raises, or yields an index that is not an
+ * integer or is out of bounds, a sentinel takes the place of the batch, and next() raises when the
+ * sentinel's turn comes. */
 #include "fl_py_submit.h"
 
 #include "fl_py_error.h"
@@ -49,7 +50,8 @@ static PyObject *make_index(const fl_rows *rows, int64_t position)
     return view == 0 ? PyLong_FromLongLong(index) : Py_BuildValue("(Li)", index, view);
 }
 
-/* What the sampler gave for a batch that is not resolved. New reference. */
+/* Rebuilds what the sampler yielded for a batch whose indices are not resolved yet. New
+ * reference. */
 static PyObject *make_item(const fl_batch *batch)
 {
     const fl_rows *rows = &batch->rows;
@@ -65,8 +67,8 @@ static PyObject *make_item(const fl_batch *batch)
     return list;
 }
 
-/* Submits a batch with an index out of bounds: the dataset itself is to say so, when the batch's
- * turn comes. The text depends on what kinds of containers lie within each other. */
+/* Submits a sentinel for a batch with an index out of bounds. The dataset raises the error when the
+ * sentinel's turn comes, because the text depends on how the dataset is nested. */
 static int submit_outside(fl_py_array_ring *self, const fl_batch *batch, const fl_err *err)
 {
     PyObject *item = make_item(batch);

@@ -107,7 +107,7 @@ void fl_py_table_look(fl_py_table *self)
     }
 }
 
-/* -1 and OSError if the file behind an array is too short for one of the rows. */
+/* Returns -1 and sets OSError if the array's file has become too short for one of the rows. */
 static int check_file(const fl_py_table *self, const fl_py_part *part, const fl_rows *rows)
 {
     const char *end = NULL;

@@ -77,7 +77,7 @@ static int read_shape(PyObject *dict, fl_image_op *out)
     return 0;
 }
 
-/* What its kind alone has; the numbers that are missing are 0. */
+/* Reads `number`, the arguments that only this kind of operation has. Missing numbers are 0. */
 static int read_own(PyObject *dict, fl_image_op *out)
 {
     PyObject *value = look_up(dict, "number");
@@ -165,7 +165,7 @@ PyObject *fl_py_image_params(const fl_image_params *params)
 /* ---- numbers that Python takes from here */
 
 typedef struct named {
-    const char *name; /* NULL: behind the last */
+    const char *name; /* NULL ends the list */
     int number;
 } named;
 

@@ -1,5 +1,5 @@
-/* fl_py_images_source: a field of images, of which an ImagePlan makes the rows of a batch; or
- * ImageDraws, which have a plan and draw its parameters. */
+/* fl_py_images_source: a field of images. An ImagePlan makes the rows of a batch from them. If the
+ * field has ImageDraws instead, these hold the plan and draw its parameters. */
 #include "fl_py_source.h"
 
 #include "fl_column_image.h"
@@ -20,7 +20,7 @@ static const fl_py_image_plan *plan_of(const fl_py_source *self)
     return draws != NULL ? draws->plan : (const fl_py_image_plan *)self->plan;
 }
 
-/* Whether all of the plan is done where batches go. */
+/* True if the destination of the batch runs the whole plan. */
 static bool is_made_there(const fl_py_source *self)
 {
     return self->is_whole && fl_image_plan_map_length(plan_of(self)->plan) > 0;

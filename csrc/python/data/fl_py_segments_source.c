@@ -26,7 +26,7 @@ static int64_t list(const fl_py_source *self, fl_py_part *parts)
     return count;
 }
 
-/* What the rows are converted to, if to anything. */
+/* Sets the dtype that the rows are converted to; without a cast they keep theirs. */
 static int set_cast(const fl_py_source *self, fl_column_segments_config *config, fl_err *err)
 {
     if (self->cast == Py_None) return FL_OK;

@@ -237,7 +237,7 @@ open_column(const fl_py_source *source, const fl_py_part *parts, fl_column **out
     return fl_column_pad_open(&config, out, err);
 }
 
-/* Columns that are opened from now on know it, too. */
+/* Keeps the new address as well, for columns that are opened later. */
 static void look(const fl_py_source *source, fl_table *table, int32_t f)
 {
     fl_tensor now;

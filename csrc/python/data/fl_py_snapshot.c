@@ -174,8 +174,8 @@ const char fl_py_find_other_doc[] = PyDoc_STR(
     "whose own attribute of that name is not that value; -1: there is none. An owner is a\n"
     "class or a module; a value that is None stands for no attribute.");
 
-/* What a class or module itself has under a name: borrowed, and only to be compared; NULL: nothing,
- * or an exception. */
+/* Returns the attribute that a class or module defines itself, as a borrowed reference that the
+ * caller only compares. NULL without an exception: it defines none. */
 static PyObject *find_own(PyObject *owner, PyObject *name)
 {
     if (!PyType_Check(owner)) return PyDict_GetItemWithError(PyModule_GetDict(owner), name);

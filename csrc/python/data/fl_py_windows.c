@@ -19,7 +19,7 @@
 /* ---- what the arguments say */
 
 typedef struct choice {
-    const char *name; /* NULL: behind the last */
+    const char *name; /* NULL ends the list */
     int value;
 } choice;
 
