@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from vision_cases import v2
+from vision_cases import assert_same_images, results, status, v2
 
 import fastloop
 from fastloop.adapters import torchvision_compose
-from fastloop.patching.seams import SeamStatus
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
@@ -33,27 +32,6 @@ FLIP = v2.Compose([v2.RandomHorizontalFlip(), *TAIL])
 def unpatched() -> Iterator[None]:
     yield
     fastloop.unpatch("transforms")
-
-
-def status() -> SeamStatus:
-    return fastloop.patch_status().seams["transforms"]
-
-
-def results(transform: Any, images: list[Any], seed: int = 5) -> list[Any]:
-    """The images, and the state after each."""
-    torch.manual_seed(seed)
-    found: list[Any] = []
-    for image in images:
-        found += [transform(image), torch.get_rng_state()]
-    return found
-
-
-def assert_same_images(ours: list[Any], torchs: list[Any]) -> None:
-    for place, (a, b) in enumerate(zip(ours, torchs, strict=True)):
-        assert type(a) is type(b), place
-        if isinstance(a, Tensor):
-            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()), place
-            assert torch.equal(a.as_subclass(Tensor), b.as_subclass(Tensor)), place
 
 
 def made_odd(module: Any, kind: str) -> Any:

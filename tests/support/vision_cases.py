@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torchvision_shim import torchvision_v2
 
 import fastloop
+from fastloop.patching.seams import SeamStatus
 
 v2: Any = torchvision_v2()
 if v2 is not None:
@@ -176,3 +177,27 @@ def assert_same(dataset: Any, options: dict[str, Any], *others: Any, **named: An
     torchs = list(play(DataLoader, dataset, options, stops, *others, **named))
     ours = list(play(fastloop.DataLoader, dataset, options, stops, *others, **named))
     assert_same_bits(ours, torchs)
+
+
+# ---- single images behind patch()
+
+
+def status() -> SeamStatus:
+    return fastloop.patch_status().seams["transforms"]
+
+
+def results(transform: Any, images: list[Any], seed: int = 5) -> list[Any]:
+    """The images, and the state after each."""
+    torch.manual_seed(seed)
+    found: list[Any] = []
+    for image in images:
+        found += [transform(image), torch.get_rng_state()]
+    return found
+
+
+def assert_same_images(ours: list[Any], torchs: list[Any]) -> None:
+    for place, (a, b) in enumerate(zip(ours, torchs, strict=True)):
+        assert type(a) is type(b), place
+        if isinstance(a, Tensor):
+            assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride()), place
+            assert torch.equal(a.as_subclass(Tensor), b.as_subclass(Tensor)), place
