@@ -1,4 +1,4 @@
-"""``python -m fastloop bench``: torch and fastloop at the same work, on this machine.
+"""Torch and fastloop at the same work, on this machine: what ``python -m fastloop bench`` runs.
 
 Results are compared first, then contestants take turns in rounds. Each side counts at the best of
 its settings. ``benchmarks/`` has the project's own benchmarks, with limits and other packages.
@@ -6,7 +6,6 @@ its settings. ``benchmarks/`` has the project's own benchmarks, with limits and 
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +18,6 @@ from torch.nn import Linear, Sequential, functional
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
-from fastloop.base.names import read_options
 from fastloop.loader.dataloader import DataLoader
 from fastloop.step.scaler import GradScaler
 from fastloop.step.stepper import Stepper
@@ -162,25 +160,16 @@ def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[s
     return [*text.table(rows), f"  fastloop: {verdict} ({span})"]
 
 
-def main(args: list[str]) -> int:
-    """Run the command. Returns 1 if the results of a case differ."""
-    about = "torch and fastloop at the same work."
-    parser = argparse.ArgumentParser("python -m fastloop bench", description=about)
-    parser.add_argument("--case", action="append", choices=CASES, help="one case; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them")
-    options = read_options(parser, args)
-    rounds, seconds = (3, 0.05) if options.quick else (9, 0.5)
-    status = 0
-    for name in dict.fromkeys(options.case or CASES):
-        case = CASES[name]
-        print(f"{name}: {case.title}", flush=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This DataLoader will create")
-            contestants = case.make()
-            if difference := find_difference(contestants, case.tolerance):
-                print(f"  results differ, nothing is measured. {difference}")
-                status = 1
-                continue
-            times = measure(contestants, rounds, seconds)
-        print("\n".join(describe(contestants, times)), flush=True)
-    return status
+def run_case(name: str, rounds: int, seconds: float) -> bool:
+    """Print the results of a case, and tell whether both sides have made the same."""
+    case = CASES[name]
+    print(f"{name}: {case.title}", flush=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        contestants = case.make()
+        if difference := find_difference(contestants, case.tolerance):
+            print(f"  results differ, nothing is measured. {difference}")
+            return False
+        times = measure(contestants, rounds, seconds)
+    print("\n".join(describe(contestants, times)), flush=True)
+    return True

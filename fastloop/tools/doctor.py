@@ -1,4 +1,4 @@
-"""``python -m fastloop doctor`` and ``fastloop.doctor()``: facts about the build and this machine,
+"""``fastloop.doctor()``, and the command of that name: facts about the build and this machine,
 then all checks: of the machine and the container, the program, the GPUs.
 
 `root` is the folder that holds proc, sys and dev: tests pass a copy. torch is looked at only if it
@@ -7,8 +7,6 @@ can be imported.
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import pickle
@@ -26,7 +24,6 @@ from typing import Any, NamedTuple
 from fastloop._core import build_info, check_cuda
 from fastloop.base.checks import look_up, make_message
 from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
-from fastloop.base.names import read_options
 from fastloop.base.shown import repr_html
 from fastloop.compat import requirements
 from fastloop.device.availability import explain_error, needed_driver
@@ -445,15 +442,3 @@ def doctor(loader: Any = None, *, probe: bool = False) -> Diagnosis:
     if loader is not None and look_up(loader, "num_workers") is None:
         raise TypeError(make_message("loader", "a DataLoader or None", loader))
     return diagnose(loader=loader, probe=probe)
-
-
-def main(args: list[str]) -> int:
-    """Run the command. Returns 0, or 1 if something does not work."""
-    about = "What this machine offers, and what slows programs down."
-    parser = argparse.ArgumentParser("python -m fastloop doctor", description=about)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--probe", action="store_true", help="use the GPU, and check its results")
-    options = read_options(parser, args)
-    found = diagnose(probe=options.probe)
-    print(json.dumps(found.to_dict(), indent=1) if options.json else found)
-    return found.status

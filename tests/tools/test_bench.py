@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from fastloop.cli import bench as bench_command
 from fastloop.tools import bench
 from fastloop.tools.bench import CASES, FASTLOOP, TORCH, Case, Contestant
 
@@ -38,7 +39,7 @@ def test_nothing_is_measured_where_results_differ(
 ) -> None:
     case = Case("a test", lambda: contestants_of({TORCH: 2.0, FASTLOOP: value}), 1e-5)
     monkeypatch.setattr(bench, "CASES", {"mine": case})
-    assert bench.main(["--quick"]) == int(not is_equal)
+    assert bench_command.main(["--quick"]) == int(not is_equal)
     out = capsys.readouterr().out
     assert out.startswith("mine: a test\n")
     assert ("results differ, nothing is measured. fastloop, x: " in out) == (not is_equal)
@@ -87,5 +88,5 @@ def test_contestants_take_turns() -> None:
 
 def test_a_case_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        bench.main(["--case", "speed"])
+        bench_command.main(["--case", "speed"])
     assert end.value.code == 2 and "invalid choice: 'speed'" in capsys.readouterr().err

@@ -8,9 +8,7 @@ import pytest
 from time_limits import limit
 
 import fastloop
-from fastloop.__main__ import main
-
-COMMANDS = ["run", "compare", "doctor", "bench"]
+from fastloop.cli.commands import COMMANDS, main
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"]])
@@ -18,6 +16,16 @@ def test_help_lists_every_command(args: list[str], capsys: pytest.CaptureFixture
     assert main(args) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "  " in line]
     assert [name for name in COMMANDS if name not in listed] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = main([name, "--help"])
+    except SystemExit as end:  # argparse's
+        status = end.code
+    assert status == 0
+    assert f"fastloop {name}" in capsys.readouterr().out
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
