@@ -25,8 +25,7 @@ from torch.utils.data._utils import pin_memory
 from fastloop import ArrayDataset, DataLoader, _core
 from fastloop import transforms as T
 from fastloop.device import destinations
-from fastloop.loader.workers import processes
-from fastloop.workers import batch_pickle
+from fastloop.loader.workers import batch_pickle, processes
 
 PATHS = [("array", 0), ("array", 2), ("process", 2), ("thread", 2), ("sync", 0)]
 every_path = pytest.mark.parametrize(("path", "workers"), PATHS)

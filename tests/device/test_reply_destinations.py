@@ -15,7 +15,7 @@ from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
 from fastloop.loader import shared
 from fastloop.loader.workers import processes as process_iter
-from fastloop.workers.batch_pickle import unpack
+from fastloop.loader.workers.batch_pickle import unpack
 
 
 class HostMemory(DeviceMemory):

@@ -154,13 +154,12 @@ def test_a_header_declares_what_the_file_of_its_name_defines() -> None:
 
 # Which rooms of the package a room may import beside itself; what lies on top may import all. The
 # compiled core is below every room. A new folder needs a line here.
-BELOW_LOADER = {"base", "compat", "data", "device", "workers"}
+BELOW_LOADER = {"base", "compat", "data", "device"}
 ROOMS = {
     "base": set[str](),
     "compat": {"base"},
     "data": {"base", "compat"},
     "device": {"base", "compat"},
-    "workers": {"base", "compat", "data", "device"},
     "loader": BELOW_LOADER,
     "step": {"base", "compat", "device"},
     "adapters": {*BELOW_LOADER, "loader"},
@@ -201,8 +200,8 @@ def test_python_modules_import_each_other_in_no_circle() -> None:
     assert_none((f"{a} -> {b}" for a, b in circles))
 
 
-# The mission: loader, device, step, workers, and what they stand on.
-MISSION = {"base", "compat", "device", "loader", "step", "workers"}
+# The mission: loader, device, step, and what they stand on.
+MISSION = {"base", "compat", "device", "loader", "step"}
 MISSION_DATA = {"columns", "collate", "epochs", "field", "samplers", "stateful"}
 
 
@@ -220,6 +219,20 @@ def test_the_mission_imports_no_other_ring() -> None:
         if is_mission(name) and not is_mission(imported) and imported != "fastloop._core"
     }
     assert_none({f"{a} -> {b}" for a, b in edges} - {UPWARD})
+
+
+# What a spawned worker imports of the loader. Every worker pays for each import at its start.
+IN_WORKERS = {f"fastloop.loader.workers.{name}" for name in ("child", "batch_pickle", "lifecycle")}
+
+
+def test_worker_processes_import_nothing_else_of_the_loader() -> None:
+    modules = python_modules()
+    assert_none(
+        f"{name} -> {imported}"
+        for name in IN_WORKERS
+        for _, imported in imported_modules(modules[name], modules)
+        if room_of(imported) == "loader" and imported not in IN_WORKERS
+    )
 
 
 # A class is known by itself, not by its name: another class may have that name.

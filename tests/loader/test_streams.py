@@ -9,9 +9,9 @@ import pytest
 import torch
 from streams import STREAMS, MapWithState, OfBoth, OfDataset, OfIterator, OwnIterator, Plain
 
-import fastloop.workers.main
+import fastloop.loader.workers.child
 from fastloop import DataLoader
-from fastloop.workers.batch_pickle import pack
+from fastloop.loader.workers.batch_pickle import pack
 
 # The keys that say where a dataset stands, without workers; with workers the last one does.
 NOWHERE: dict[str, Any] = {"dataset_state": None, "fetcher_state": None, "_snapshot": {}}
@@ -558,7 +558,7 @@ def test_batches_of_streams_need_no_pickle(
             (tmp_path / "pickled").touch()
         return pack(end, data, has_destination)
 
-    monkeypatch.setattr(fastloop.workers.main, "pack", pack_and_tell)
+    monkeypatch.setattr(fastloop.loader.workers.child, "pack", pack_and_tell)
     assert len(list(loader_of(kind, 2, multiprocessing_context="fork"))) == 4
     assert not (tmp_path / "pickled").exists()
 

@@ -23,8 +23,8 @@ from workers import wait_until
 from fastloop import DataLoader
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.loader.workers import threads
+from fastloop.loader.workers.batch_pickle import Order
 from fastloop.loader.workers.threads import WorkerThread
-from fastloop.workers.batch_pickle import Order
 
 Threaded = functools.partial(DataLoader, path="thread", num_workers=2)
 

@@ -31,7 +31,7 @@ class _Values:
 
 
 def send_by_value() -> None:
-    from fastloop.workers.lifecycle import _DatasetPickler
+    from fastloop.loader.workers.lifecycle import _DatasetPickler
 
     for kind, reduce in cloudpickle.Pickler._dispatch_table.items():  # code, cells, modules, ...
         ForkingPickler.register(kind, reduce)

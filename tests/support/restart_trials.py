@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from workers import Kill
 
-from fastloop.workers import lifecycle
+from fastloop.loader.workers import lifecycle
 
 # The begin of the scripts.
 HEAD = """

@@ -136,7 +136,7 @@ def test_of_a_tensor_index_only_what_it_shows_is_sent(workers: int) -> None:
 
 
 def _payloads(indices: torch.Tensor) -> Iterator[bytes]:
-    from fastloop.workers.batch_pickle import pickle_task
+    from fastloop.loader.workers.batch_pickle import pickle_task
 
     yield pickle_task((0, list(indices[:64])))
     yield pickle_task((0, indices[5:100:3]))

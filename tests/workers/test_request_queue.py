@@ -22,7 +22,7 @@ from workers import on_collection
 
 from fastloop import DataLoader, _core
 from fastloop.device.destinations import Destination
-from fastloop.workers.batch_pickle import PICKLED, WRITTEN, unpack
+from fastloop.loader.workers.batch_pickle import PICKLED, WRITTEN, unpack
 
 TINY = 1000  # a budget that holds one small batch
 

@@ -298,7 +298,7 @@ def test_death_of_a_process_that_just_takes_its_place(tmp_path: Path) -> None:
         tmp_path,
         HEAD
         + """
-from fastloop.workers import lifecycle
+from fastloop.loader.workers import lifecycle
 
 is_held = torch.zeros(1).share_memory_()
 begin()

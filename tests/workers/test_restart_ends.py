@@ -93,7 +93,7 @@ def test_interrupts_during_a_restart(tmp_path: Path) -> None:
         tmp_path,
         HEAD
         + """
-from fastloop.workers import lifecycle
+from fastloop.loader.workers import lifecycle
 
 begin()
 start = lifecycle.WorkerProcess._start
@@ -178,7 +178,7 @@ def test_no_process_can_be_started(tmp_path: Path) -> None:
         tmp_path,
         HEAD
         + """
-from fastloop.workers import lifecycle
+from fastloop.loader.workers import lifecycle
 
 begin()
 start = lifecycle.WorkerProcess._start

@@ -23,8 +23,8 @@ from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.shared import CLOSED, LockedIter, Shared
-from fastloop.workers.batch_pickle import Order
-from fastloop.workers.lifecycle import CHECK_S, is_exiting
+from fastloop.loader.workers.batch_pickle import Order
+from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
 
 # Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
 _ARGUMENTS = "dataset_kind dataset auto_collation collate_fn drop_last base_seed".split()

@@ -1,8 +1,8 @@
 """The iterator over worker processes, which holds them and a channel.
 
-``common.py`` orders the batches. The channel carries tasks and replies through shared memory
-(``fastloop/workers``); ``workers/lifecycle.py`` has the life of one worker. This module connects
-the three: the meaning of replies, dead workers, Ctrl-C, the end.
+``common.py`` orders the batches. The channel carries tasks and replies through shared memory, in
+the form of ``batch_pickle.py``. ``child.py`` runs in a worker; ``lifecycle.py`` has the life of one
+worker. This module connects the four: the meaning of replies, dead workers, Ctrl-C, the end.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import Destination, is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
+from fastloop.loader.workers import batch_pickle, lifecycle
+from fastloop.loader.workers.batch_pickle import Order, unpack
+from fastloop.loader.workers.child import run_worker
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.workers import batch_pickle, lifecycle
-from fastloop.workers.batch_pickle import Order, unpack
-from fastloop.workers.lifecycle import DatasetTransfer, SharedFile, WorkerProcess, is_exiting
-from fastloop.workers.main import run_worker
+from fastloop.loader.workers.lifecycle import DatasetTransfer, SharedFile, WorkerProcess, is_exiting
 
 # With on_worker_death="restart": a worker that dies so often in a row before its first batch is not
 # replaced. A process that exits there will do so again; random kills may well hit young processes.

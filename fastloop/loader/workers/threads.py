@@ -35,8 +35,8 @@ from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
+from fastloop.loader.workers.batch_pickle import Order, add_batch
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.workers.batch_pickle import Order, add_batch
 
 # Seconds to wait for threads to end, which they do after their present sample.
 PATIENCE_S = 2.5

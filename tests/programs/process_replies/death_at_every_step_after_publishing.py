@@ -6,7 +6,7 @@ from head import count, published, released, start, take
 from torch._utils import ExceptionWrapper
 from workers import wait_until
 
-from fastloop.workers import main as worker_main
+from fastloop.loader.workers import child as worker_main
 
 exits = torch.zeros(1, dtype=torch.int64).share_memory_()
 
@@ -59,8 +59,8 @@ for number in range(20):
         ours = (
             "loader/workers/processes.py",
             "loader/workers/common.py",
-            "workers/lifecycle.py",
-            "workers/tasks.py",
+            "loader/workers/lifecycle.py",
+            "loader/workers/batch_pickle.py",
         )
         if not frame.f_code.co_filename.endswith(ours):
             return None

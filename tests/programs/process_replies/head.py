@@ -6,7 +6,7 @@ import time
 import torch
 
 from fastloop import DataLoader
-from fastloop.workers import main as worker_main
+from fastloop.loader.workers import child as worker_main
 
 torch.set_num_threads(1)
 published = torch.zeros(8, dtype=torch.int64).share_memory_()  # replies of each worker

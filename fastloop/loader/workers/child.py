@@ -18,7 +18,7 @@ from fastloop.compat.originals import digests_of
 from fastloop.compat.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
 from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.stateful import DatasetReader
-from fastloop.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Order, pack
+from fastloop.loader.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Order, pack
 
 _CHANNELS = ("index_queue", "data_queue", "done_event")
 _OBJECTS = (ExceptionWrapper, StreamEnd)
