@@ -10,7 +10,7 @@
 #                        into a folder of its own: `make test` goes without
 #   make matrix          the heart of the Python tests on other releases of torch, other Pythons and
 #                        other start methods, each in an environment of its own in MATRIX_DIR;
-#                        docs/versions.md. VERSIONS='2.10 py3.13 spawn' chooses, AGAIN=1 repeats
+#                        docs/results/versions.md. VERSIONS='2.10 py3.13 spawn' chooses, AGAIN=1 repeats
 #   make overlay         the loops' tests with the Python parts of the newest releases of torch
 #                        (OVERLAYS) laid over the installed one
 #   make asan tsan       the C tests under AddressSanitizer + UBSan, and under ThreadSanitizer

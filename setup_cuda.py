@@ -1,7 +1,7 @@
 """The device half of the build: finds nvcc, compiles csrc/cuda with it, or says why not.
 
 setup.py calls add_to() and nothing else. FASTLOOP_CUDA and FASTLOOP_CUDA_ARCHS are read here;
-docs/cuda.md explains them and the rule for architectures.
+docs/internals/cuda.md explains them and the rule for architectures.
 """
 
 import os

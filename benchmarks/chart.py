@@ -1,4 +1,4 @@
-"""Draws the bars of README out of benchmarks/chart.json, whose figures docs/benchmarks.md states.
+"""Draws the bars of README from benchmarks/chart.json; docs/results/benchmarks.md has the figures.
 
 python benchmarks/chart.py
 """

@@ -1,6 +1,6 @@
 """Image operations that the loader does in C: names, arguments and defaults of torchvision's v2.
 
-Pass them as ``ArrayDataset(images, labels, transform=Compose([...]))``. docs/transforms.md says
+Pass them as ``ArrayDataset(images, labels, transform=Compose([...]))``. docs/use/transforms.md says
 what they are equal to, and where their random numbers come from.
 """
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 enum {
-    LONG_PIECE = 64 * 1024,    /* from this mean length on readv wins (measured: design.md) */
+    LONG_PIECE = 64 * 1024,    /* from this mean length on readv wins (measured) */
     SCRATCH_BYTES = 256 * 1024 /* the memfd method copies through a window of this size */
 };
 

@@ -3,7 +3,7 @@
  * Floor 0. Reading a mapped file that another process has truncated raises SIGBUS. Here the kernel
  * does the reading (process_vm_readv/writev on ourselves; where a sandbox
  * forbids those, pwrite into a scratch memfd), so a missing page comes back as a short count.
- * No signal handler is involved. What it costs is in docs/design.md. */
+ * No signal handler is involved. What it costs is in docs/internals/design.md. */
 #ifndef FL_SAFE_READ_H
 #define FL_SAFE_READ_H
 

@@ -4,7 +4,7 @@
  * memcpy call costs more than the row; random rows are prefetched a few ahead, because their
  * cache misses, not the copying, are the time. Long rows are written past the caches where the
  * machine can: batches of them are larger than what a core keeps, and a plain store would first
- * read the line it overwrites (docs/design.md has the figures). */
+ * read the line it overwrites (docs/internals/design.md has the figures). */
 #include "fl_cpu_rows.h"
 
 #include <string.h>

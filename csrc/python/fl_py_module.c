@@ -259,7 +259,7 @@ static int module_clear(PyObject *module)
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec},
 #ifdef Py_mod_gil
-                                          /* What is in its place: docs/threads.md. */
+                                          /* What is in its place: docs/internals/threads.md. */
                                           {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
                                           {0, NULL}};

@@ -3,8 +3,8 @@
  *
  * A section belongs to an object: one thread at a time is in it. Like the interpreter lock it is
  * let go of wherever its thread waits or lets go of the lock, so there is no order to keep among
- * sections; and Python code that is called in one may let other threads in. docs/threads.md says
- * which object needs one. */
+ * sections; and Python code that is called in one may let other threads in.
+ * docs/internals/threads.md says which object needs one. */
 #ifndef FL_PY_SECTION_H
 #define FL_PY_SECTION_H
 

@@ -4,7 +4,8 @@
 another process, copies the storage to shared memory and frees the old memory; all tensors over it
 change their address. A *keeper* is an object of C that keeps such an address: a ``Table`` or
 ``Windows``. Once ``watch()`` was called for it, these methods of torch wait until nobody reads
-through it, keep readers out, and make it look up its tensors again. docs/threads.md says more.
+through it, keep readers out, and make it look up its tensors again. docs/internals/threads.md
+says more.
 
 Memory that is registered with the driver of a device (``register``) must not move at all.
 """

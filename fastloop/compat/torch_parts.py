@@ -4,7 +4,7 @@ Every other module takes torch's private names from here. ``difference(group)`` 
 installed torch has the parts of a group in a form that fastloop knows. It compares once, when the
 group is first used: a fraction of a millisecond, some ten of them where torch is newer. Where a
 part differs, callers let torch's own code do the work, and one RuntimeWarning says so.
-docs/torch.md says what fastloop does with each part.
+docs/internals/torch.md says what fastloop does with each part.
 
 A function is compared by two digests. That of its names costs microseconds and ignores numbers,
 operators and their order; it covers the parameters and every name in the code. That of its syntax

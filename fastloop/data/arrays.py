@@ -171,7 +171,7 @@ class ArrayDataset(EpochDataset):
             if isinstance(field, RaggedArray):
                 yield "is a RaggedArray"
             elif i in self._transforms and (plan is None or plan.map_length == 0):
-                yield "has a transform that no kernel does all of (docs/devices.md)"
+                yield "has a transform that no kernel does all of (docs/use/devices.md)"
             else:
                 yield field.unfetched
 

@@ -2,8 +2,8 @@
 memory that the user gets, or pinned memory on the way to an accelerator.
 
 C asks a destination for memory (``allocate``), copies a whole batch into it, and asks once for its
-tensors (``split``). docs/cuda.md says who does this when. ``send`` moves batches that C cannot copy
-as a whole, such as objects that contain tensors.
+tensors (``split``). docs/internals/cuda.md says who does this when. ``send`` moves batches that C
+cannot copy as a whole, such as objects that contain tensors.
 """
 
 from __future__ import annotations

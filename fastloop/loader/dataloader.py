@@ -340,7 +340,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         A dataset that has ``state_dict()`` and ``load_state_dict()``, or whose iterator has them,
         adds its own states from each worker, unchanged. They belong to the batches yielded. Before
-        workers have started this waits until they have. ``docs/streams.md`` has the keys.
+        workers have started this waits until they have. ``docs/internals/streams.md`` has the keys.
 
         A state that cannot be resumed in the middle of its epoch says why in ``"not_resumable"``:
         over an ``IterableDataset`` without a state, which alone knows where it stands; with
@@ -376,8 +376,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         A ``DistributedSampler`` is set to the epoch of the state. The state of one rank serves all,
         and any other number of ranks, with any ``batch_size``: what all ranks together have had is
-        left out of the epoch's order, and the rest is dealt out anew (``docs/resuming.md``). So
-        for ``ShuffleSampler`` and ``LengthBucketBatchSampler``.
+        left out of the epoch's order, and the rest is dealt out anew
+        (``docs/use/ranks-and-resuming.md``). So for ``ShuffleSampler`` and
+        ``LengthBucketBatchSampler``.
 
         The rest of an epoch comes in that epoch's order even if ``set_epoch()`` is called
         with another number before ``iter()``; the epochs after it take the number of

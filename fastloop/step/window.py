@@ -1,4 +1,4 @@
-"""A window of micro-batches: its weights, its arithmetic, which docs/stepper.md derives, and where
+"""A window of micro-batches: its weights, its arithmetic, which docs/use/step.md derives, and where
 its loader ends.
 
 Nothing here knows the optimizer, the scaler or the network."""

@@ -1,5 +1,5 @@
 /* Tests of fl_packing and fl_column_pack: every byte of every output is compared with rows that are
- * packed element by element, as docs/sequences-collate.md says. */
+ * packed element by element, as docs/use/text.md says. */
 #include "ragged_fixture.h"
 
 #include "fl_packing.h"

@@ -217,7 +217,7 @@ static double exact_norm(const model *m)
     return (double)sqrtl(sum);
 }
 
-/* The bound that docs/cuda.md derives, and what a double adds to it. */
+/* The bound that docs/internals/cuda.md derives, and what a double adds to it. */
 static void check_exact(model *m, bool is_fp64_slow)
 {
     const double bound = is_fp64_slow ? 1.5 / (1 << 24) + 1e-12 : 4 * DBL_EPSILON;

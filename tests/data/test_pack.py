@@ -14,7 +14,7 @@ from fastloop import ArrayDataset, DataLoader, PackCollate, RaggedArray
 
 
 def packed_by_hand(rows: list[list[int]], limit: int | None) -> dict[str, Any]:
-    """As docs/sequences-collate.md says."""
+    """As docs/use/text.md says."""
     filled: list[list[list[int]]] = [[]]
     for row in rows:
         fits = [r for r in filled if limit is None or sum(map(len, r)) + len(row) <= limit]

@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def padded_by_hand(rows: list[list[Any]], **options: Any) -> tuple[Any, Any, Any]:
-    """Lists, mask and lengths, as docs/sequences-collate.md says."""
+    """Lists, mask and lengths, as docs/use/text.md says."""
     limit, multiple = options.get("max_length"), options.get("pad_to_multiple_of") or 1
     cut = [row[:limit] for row in rows]
     width = max(map(len, cut))

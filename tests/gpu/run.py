@@ -23,8 +23,8 @@ bench        benchmarks/bench_cuda.py, into build/gpu/bench_cuda.json, and bench
 
 Without arguments all run, one after the other, also after one that fails, but for `build`; a stage
 that is run alone finds what `build` has left. What they print is in build/gpu/STAGE.log. The file
-GPU_RESULTS (build/gpu/results.jsonl; docs/gpu is for those to keep) gets a line of JSON for the
-machine, with the commit (FASTLOOP_COMMIT in a copy without .git), and one for each stage.
+GPU_RESULTS (build/gpu/results.jsonl; docs/results/gpu is for those to keep) gets a line of JSON for
+the machine, with the commit (FASTLOOP_COMMIT in a copy without .git), and one for each stage.
 GPU_PYTHON is the Python that has torch (this one)."""
 
 import json

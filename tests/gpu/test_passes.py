@@ -15,7 +15,7 @@ LISTS = {
     "by value, large": [129] * 500,
     "in device memory": [1 + k % 7 for k in range(5000)],
 }
-# Where doubles are slow, 2-norms are less exact: docs/cuda.md.
+# Where doubles are slow, 2-norms are less exact: docs/internals/cuda.md.
 HAS_FAST_DOUBLES = torch.cuda.is_available() and torch.cuda.get_device_capability(CUDA) in (
     (6, 0),
     (7, 0),

@@ -26,7 +26,7 @@ from sources import (
 import fastloop
 
 DOCS = ROOT / "docs"
-ONE_BATCH = DOCS / "one-batch.md"
+ONE_BATCH = DOCS / "internals/one-batch.md"
 
 # ---- tables of modules
 
@@ -67,7 +67,7 @@ def test_every_module_is_in_one_table() -> None:
     assert_none(count.keys() - modules - others)
 
 
-# ---- the way of a batch: `file:function` in the steps of docs/one-batch.md
+# ---- the way of a batch: `file:function` in the steps of docs/internals/one-batch.md
 
 
 def step_names(text: str) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -147,13 +147,22 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     assert_none(link for link in links if not (page.parent / link).exists())
 
 
+def test_code_names_pages_that_exist() -> None:
+    page = r"(?<![\w/])docs/[\w/-]+\.md"
+    named = {name for path in own_files() for name in re.findall(page, path.read_text())}
+    assert named
+    assert_none(name for name in named if not (ROOT / name).is_file())
+
+
 def test_pages_name_each_other_by_links() -> None:
-    names = {page.name for page in DOCS.glob("*.md")}
+    names = {page.name for page in DOCS.rglob("*.md")}
     faults = []
     for page in DOCS.rglob("*.md"):
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-        found = re.findall(r"`(?:docs/)?([\w-]+\.md)`", text)
-        faults += [f"{page.name}: {name}" for name in found if name in names - {page.name}]
+        found = re.findall(r"`(?:docs/)?(?:\w+/)?([\w-]+\.md)`", text)
+        faults += [
+            f"{page.name}: {name}" for name in found if name in names - {page.name, "README.md"}
+        ]
     assert_none(faults)
 
 
@@ -186,7 +195,7 @@ def test_the_augmented_images_are_those_that_the_script_makes() -> None:
 
 
 def test_the_chart_shows_what_the_page_of_benchmarks_states() -> None:
-    lines = (DOCS / "benchmarks.md").read_text().splitlines()
+    lines = (DOCS / "results/benchmarks.md").read_text().splitlines()
     for row in json.loads((ROOT / "benchmarks/chart.json").read_text())["rows"]:
         found = [line for line in lines if row["fastloop"] in line and row["torch"] in line]
         assert found, row
@@ -214,13 +223,20 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     assert Counter(listed) == Counter(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
 
 
+def test_pages_that_moved_lead_to_pages() -> None:
+    moved = load_script(DOCS / "moved.py").moved_pages()
+    pages = {new.replace("index", "README") for new in moved.values()}
+    assert_none(page for page in pages if not (DOCS / f"{page}.md").is_file())
+    assert_none(old for old in moved if (DOCS / f"{old}.md").exists())
+
+
 def test_home_says_how_to_install_and_shows_the_chart() -> None:
     def commands(page: Path) -> list[str]:
         lines = page.read_text().split("## Install\n\n```\n")[1].split("```")[0].splitlines()
         return [line.partition("#")[0].strip() for line in lines]
 
     home = (DOCS / "README.md").read_text()
-    assert "](pictures/bars.svg)" in home and "](start.md)" in home
+    assert "](pictures/bars.svg)" in home and "](use/start.md)" in home
     assert commands(DOCS / "README.md") == commands(ROOT / "README.md")
 
 

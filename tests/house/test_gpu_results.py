@@ -1,5 +1,5 @@
-"""Pages and docstrings say what has run on a GPU as docs/gpu/*.jsonl, the results of `make gpu`,
-say it: what has run where, and what has run on the simulated device alone."""
+"""Pages and docstrings say what has run on a GPU as docs/results/gpu/*.jsonl, the results of
+`make gpu`, say it: what has run where, and what has run on the simulated device alone."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ STAGES = runpy.run_path(str(ROOT / "tests/gpu/run.py"))["STAGES"]
 # (device, line) for each line of the results; "H100" is the device of h100.jsonl.
 LINES: list[tuple[str, dict[str, Any]]] = [
     (path.stem.upper(), json.loads(line))
-    for path in sorted((DOCS / "gpu").glob("*.jsonl"))
+    for path in sorted((DOCS / "results/gpu").glob("*.jsonl"))
     for line in path.read_text().splitlines()
 ]
 MARK = "simulated device only"
@@ -76,7 +76,7 @@ def test_a_docstring_marks_a_part_that_has_not_run(
     assert (MARK in text_of(thing, argument)) == (not PASSED[stage])
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/limits.md", "docs/devices.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/use/limits.md", "docs/use/devices.md"])
 def test_a_page_lists_the_parts_that_have_not_run(page: str) -> None:
     """One paragraph, or one item of a list, does."""
     texts = [t for t in re.split(r"\n(?=\n|- )", (ROOT / page).read_text()) if MARK in t]
@@ -86,7 +86,7 @@ def test_a_page_lists_the_parts_that_have_not_run(page: str) -> None:
 
 
 def test_the_table_of_devices_is_that_of_the_results() -> None:
-    section = (DOCS / "devices.md").read_text().split("## What has run where")[1]
+    section = (DOCS / "use/devices.md").read_text().split("## What has run where")[1]
     rows = re.findall(r"^\| .* \| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
     expected = {
         stage: ", ".join(f"{name} {date}" for name, date in sorted(devices.items()))
@@ -97,7 +97,7 @@ def test_the_table_of_devices_is_that_of_the_results() -> None:
 
 
 def test_the_table_of_stages_marks_those_that_have_not_run() -> None:
-    text = (DOCS / "gpu/README.md").read_text()
+    text = (DOCS / "results/gpu/README.md").read_text()
     rows = dict(re.findall(r"^\| \d? ?\| `(\w+)` \| .* \| (.*) \|$", text, re.MULTILINE))
     marked = {stage for stage, took in rows.items() if took == "not run"}
     assert rows.keys() == STAGES.keys() and marked == {s for s in STAGES if not PASSED[s]}
@@ -106,7 +106,7 @@ def test_the_table_of_stages_marks_those_that_have_not_run() -> None:
 def test_no_other_text_claims_a_run() -> None:
     """What has run stands in the tables above, where the results are compared with it."""
     claim = re.compile(r"(?:has|have) run on (?:one |an? )?(?:[HAB]\d+|GPU|device|hardware)")
-    pages = [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "fastloop").rglob("*.py")]
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "fastloop").rglob("*.py")]
     texts = {path: " ".join(path.read_text().split()) for path in pages}
     faults = [(path.name, found) for path, text in texts.items() for found in claim.findall(text)]
     assert not faults, faults

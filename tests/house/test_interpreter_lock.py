@@ -1,5 +1,5 @@
-"""Where two threads can meet is marked `SHARED(name)` in the C code, and docs/threads.md says what
-protects it; the module does without the interpreter lock."""
+"""Where two threads can meet is marked `SHARED(name)` in the C code, and docs/internals/threads.md
+says what protects it; the module does without the interpreter lock."""
 
 import os
 import re
@@ -12,7 +12,8 @@ import pytest
 from sources import CSRC, ROOT, assert_none, c_files
 
 BINDING = CSRC / "python"
-PAGE = (ROOT / "docs" / "threads.md").read_text()
+PAGE = "docs/internals/threads.md"
+TEXT = (ROOT / PAGE).read_text()
 MARK = re.compile(r"SHARED\((\w+)\)")
 
 
@@ -38,10 +39,10 @@ def test_marks_and_rows_are_read() -> None:
 
 def test_every_mark_is_in_the_table_once_and_every_row_is_marked() -> None:
     marks = Counter((path.stem, name) for path in c_files() for name in marks_of(path.read_text()))
-    rows = Counter((file, name) for file, name in rows_under(PAGE, "mark"))
+    rows = Counter((file, name) for file, name in rows_under(TEXT, "mark"))
     assert marks
-    assert_none(f"{file}: SHARED({name}) is not in docs/threads.md" for file, name in marks - rows)
-    assert_none(f"docs/threads.md: no SHARED({name}) in {file}" for file, name in rows - marks)
+    assert_none(f"{file}: SHARED({name}) is not in {PAGE}" for file, name in marks - rows)
+    assert_none(f"{PAGE}: no SHARED({name}) in {file}" for file, name in rows - marks)
     assert_none(f"{file}: SHARED({name}) twice" for (file, name), n in marks.items() if n > 1)
 
 
@@ -49,12 +50,10 @@ def test_every_type_is_marked_or_said_to_need_no_mark() -> None:
     """A type that is new has been thought of."""
     types = {p.stem for p in BINDING.rglob("fl_py_*.[ch]") if "PyObject_HEAD\n" in p.read_text()}
     marked = {path.stem for path in c_files() if marks_of(path.read_text())}
-    unmarked = {file for row in rows_under(PAGE, "type in") for file in row}
-    assert_none(
-        f"{file}: neither marked nor in docs/threads.md" for file in types - marked - unmarked
-    )
+    unmarked = {file for row in rows_under(TEXT, "type in") for file in row}
+    assert_none(f"{file}: neither marked nor in {PAGE}" for file in types - marked - unmarked)
     assert_none(f"{file}: marked, and said to need no mark" for file in marked & unmarked)
-    assert_none(f"docs/threads.md: {file} has no type" for file in unmarked - types)
+    assert_none(f"{PAGE}: {file} has no type" for file in unmarked - types)
 
 
 def test_no_mark_lies_below_the_binding() -> None:

@@ -1,5 +1,5 @@
-"""torch's private parts are used through fastloop/compat/torch_parts.py alone, and docs/torch.md
-lists them all."""
+"""torch's private parts are used through fastloop/compat/torch_parts.py alone, and
+docs/internals/torch.md lists them all."""
 
 import ast
 import re
@@ -81,11 +81,11 @@ def test_private_names_are_seen(text: str, count: int) -> None:
     assert len(list(private_names(text))) == count
 
 
-# ---- docs/torch.md
+# ---- docs/internals/torch.md
 
 
 def test_the_page_lists_all_parts_and_their_uses() -> None:
-    text = (ROOT / "docs/torch.md").read_text()
+    text = (ROOT / "docs/internals/torch.md").read_text()
     rows = re.findall(r"^\| (\w+) \| `(torch[\w.]+)` \| (\w.+) \|$", text, re.MULTILINE)
     parts = [(group, part) for group, of_group in torch_parts._PARTS.items() for part in of_group]
     known = [(group, part.path.replace(":", ".")) for group, part in parts]
@@ -96,6 +96,6 @@ def test_the_page_lists_all_parts_and_their_uses() -> None:
 
 
 def test_the_page_tells_what_paths_need() -> None:
-    text = (ROOT / "docs/torch.md").read_text()
+    text = (ROOT / "docs/internals/torch.md").read_text()
     for path, groups in torch_parts._NEEDS.items():
         assert f"| `{path}` | {', '.join(groups)} |" in text

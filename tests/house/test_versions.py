@@ -11,7 +11,7 @@ from sources import ROOT
 
 from fastloop.compat.requirements import NEWEST_TESTED, OLDEST
 
-RESULTS: list[dict[str, Any]] = json.loads((ROOT / "docs/versions.json").read_text())
+RESULTS: list[dict[str, Any]] = json.loads((ROOT / "docs/results/versions.json").read_text())
 GREEN = [result for result in RESULTS if result["passed"] and not result["why"]]
 
 
@@ -75,7 +75,7 @@ def known_releases() -> dict[str, str]:
 
 
 def test_the_page_names_the_releases_that_are_known() -> None:
-    text = " ".join((ROOT / "docs/zero-change.md").read_text().split())
+    text = " ".join((ROOT / "docs/use/zero-change.md").read_text().split())
     known = known_releases()
     assert known.keys() == {"torchvision", "transformers", "datasets"}
     for name, releases in known.items():

@@ -1,5 +1,5 @@
-"""The parameters of augmentations a second time, from the contract of docs/augmentations.md alone:
-what `ArrayDataset.params` says of them."""
+"""The parameters of augmentations a second time, from the contract of
+docs/internals/augmentations.md alone: what `ArrayDataset.params` says of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The normal numbers of GaussianNoise a second time, in NumPy, from docs/augmentations.md alone."""
+"""The normal numbers of GaussianNoise a second time, in NumPy, from
+docs/internals/augmentations.md alone."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """`make matrix`: the heart of the tests on other releases of torch, other interpreters and other
-start methods. Each is a cell, named by a word of VERSIONS; docs/versions.md says what they mean.
+start methods. Each is a cell, named by a word of VERSIONS; docs/results/versions.md says what they
+mean.
 
 Environments lie in MATRIX_DIR, one at a time: only that of the newest torch is kept. Results go to
-docs/versions.json after each cell. A cell is run again once fastloop/ or csrc/ has changed since,
-or with --again."""
+docs/results/versions.json after each cell. A cell is run again once fastloop/ or csrc/ has changed
+since, or with --again."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Makes the table of docs/versions.md and a sentence of README.md from docs/versions.json, which
-holds one result of `make matrix` a cell. With --check it only says whether they are up to date."""
+"""Makes the table of docs/results/versions.md and a sentence of README.md from versions.json beside
+that page, which holds one result of `make matrix` a cell. With --check it only says whether they
+are up to date."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "docs" / "versions.json"
+FILE = ROOT / "docs/results/versions.json"
 BEGIN = "<!-- made by tests/versions/results.py -->"
 END = "<!-- end of the table -->"
 
@@ -93,7 +94,7 @@ def with_table(text: str, made: str) -> str:
 
 def main(is_check: bool) -> int:
     results = sorted(load().values(), key=order)
-    pages = {ROOT / "README.md": summary, ROOT / "docs" / "versions.md": long_table}
+    pages = {ROOT / "README.md": summary, ROOT / "docs/results/versions.md": long_table}
     stale = []
     for path, make in pages.items():
         text = path.read_text()
@@ -103,9 +104,7 @@ def main(is_check: bool) -> int:
         if not is_check:
             path.write_text(wanted)
     if is_check and stale:
-        print(
-            f"{' and '.join(stale)}: the table differs from docs/versions.json; run {sys.argv[0]}"
-        )
+        print(f"{' and '.join(stale)}: the table differs from {FILE.name}; run {sys.argv[0]}")
     return int(is_check and bool(stale))
 
 

@@ -5,7 +5,7 @@
  * last share comes back, which may be long after the pool is closed. A slot of an arena that was
  * lent during a fork is then RETIRED until the child has ended (fl_fork.h). When no slot is EMPTY a
  * new one is made, so nobody waits for one. In a forked child every call does nothing or fails with
- * FL_EFORK. docs/threads.md draws the states. */
+ * FL_EFORK. docs/internals/threads.md draws the states. */
 #ifndef FL_POOL_H
 #define FL_POOL_H
 

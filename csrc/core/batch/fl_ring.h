@@ -2,7 +2,7 @@
  *
  * Floor 1. The consumer submits batches and receives them filled. Threads of the ring fill them in
  * between; in a ring that does not run ahead the consumer fills them too. Hides threads, order,
- * wake-ups, errors and shutdown. docs/threads.md draws the states and who waits for whom.
+ * wake-ups, errors and shutdown. docs/internals/threads.md draws the states and who waits for whom.
  *
  * One consumer thread at a time calls prepare, submit, submit_sentinel, receive, submitted,
  * add_part, reset, pending and end. Any thread may call stop until close. In a forked child every

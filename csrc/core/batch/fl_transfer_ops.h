@@ -2,8 +2,8 @@
  * batch from the slot it was filled in to a buffer of device memory.
  *
  * Floor 1. csrc/cuda fills fl_cuda_transfer_ops; csrc/cpu fills fl_cpu_transfer_ops, whose buffers
- * are host memory. csrc/python chooses the table and passes it in. docs/cuda.md draws the states of
- * a transfer and says who waits for whom.
+ * are host memory. csrc/python chooses the table and passes it in. docs/internals/cuda.md draws the
+ * states of a transfer and says who waits for whom.
  *
  * Transfers belong to a copy stream, which runs copies one after another. A `stream` is where the
  * consumer's work is queued: of CUDA, a cudaStream_t, which may be NULL; of host memory, NULL.

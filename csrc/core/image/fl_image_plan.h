@@ -3,7 +3,8 @@
  * Floor 1. A plan is read-only once open: any thread may draw and apply with it, in forked children
  * too. Two steps a sample: fl_image_plan_draw computes the parameters of each operation, a pure
  * function of plan, key and size; fl_image_plan_apply writes the image they make. An operation is
- * one row of the table in fl_image_plan.c and one file fl_op_*.c. docs/image-plan.md tells how. */
+ * one row of the table in fl_image_plan.c and one file fl_op_*.c. docs/internals/image-plan.md
+ * tells how. */
 #ifndef FL_IMAGE_PLAN_H
 #define FL_IMAGE_PLAN_H
 

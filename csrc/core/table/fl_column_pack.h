@@ -1,7 +1,7 @@
 /* fl_column_pack: the kinds of column that pack sequences into rows: their values, the positions in
  * each, where segments begin, and the length of the longest.
  *
- * Floor 1. docs/sequences-collate.md defines the outputs; docs/ragged-columns.md says how columns
+ * Floor 1. docs/use/text.md defines the outputs; docs/internals/ragged-columns.md says how columns
  * make a batch of PackCollate. The columns of a batch share one packing: the first of them makes
  * it, of the lengths of the main field. */
 #ifndef FL_COLUMN_PACK_H

@@ -1,7 +1,7 @@
 /* fl_column_pad: the kinds of column that pad sequences to the longest of a batch: their values, a
  * mask that is 0 over the padding, or their lengths.
  *
- * Floor 1. docs/sequences-collate.md defines the outputs; docs/ragged-columns.md says how columns
+ * Floor 1. docs/use/text.md defines the outputs; docs/internals/ragged-columns.md says how columns
  * make a batch of PadCollate. */
 #ifndef FL_COLUMN_PAD_H
 #define FL_COLUMN_PAD_H

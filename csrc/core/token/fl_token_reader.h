@@ -3,7 +3,7 @@
  * Floor 1. Hides how files are read (pread, or a mapping through fl_safe_read), how tokens are
  * widened, and what documents make of them. It opens and closes no file. A reader is read-only once
  * open but for one atomic count: any number of threads may read, in forked children too.
- * docs/tokens.md says why files are read this way. */
+ * docs/internals/tokens.md says why files are read this way. */
 #ifndef FL_TOKEN_READER_H
 #define FL_TOKEN_READER_H
 

@@ -3,7 +3,7 @@
  * Floor 1. A thread over the requests of an fl_inflight. It looks at replies without taking them,
  * and copies batches from their slots to buffers that the consumer has lent it, in the order in
  * which the consumer is going to take them. A batch that it has not begun when the consumer wants
- * it (fl_inflight_finish) is left to the consumer. docs/cuda.md draws the states.
+ * it (fl_inflight_finish) is left to the consumer. docs/internals/cuda.md draws the states.
  *
  * The mutex of the table's fl_sent guards its window and buffers, too. Nothing is copied with it
  * held. Every call belongs to one consumer thread at a time. In a forked child stop, close and

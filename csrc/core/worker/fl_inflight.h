@@ -4,8 +4,8 @@
  * Floor 1. Between the consumer, who wants batches, and fl_shm_queue, which carries messages. An
  * entry exists from the moment the consumer submits a task until it drops the batch. The table
  * decides when a request is sent (memory budget, room in the queue), in which order, and with how
- * much memory; it asks again, with more memory, for a batch that was too large. docs/processes.md
- * draws the states and says what happens when somebody dies.
+ * much memory; it asks again, with more memory, for a batch that was too large.
+ * docs/internals/processes.md draws the states and says what happens when somebody dies.
  *
  * All calls belong to one consumer thread at a time and never block, but for fl_inflight_finish and
  * what calls it. A copier (fl_copier), if there is one, works on the same entries in a thread of

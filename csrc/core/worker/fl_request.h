@@ -1,5 +1,5 @@
 /* fl_request: one request in flight, an entry of fl_inflight's table: what states it has, and which
- * thread may look at which field. docs/processes.md draws the states. */
+ * thread may look at which field. docs/internals/processes.md draws the states. */
 #ifndef FL_REQUEST_H
 #define FL_REQUEST_H
 

@@ -4,7 +4,7 @@
  * with one writer and one reader each. There is no lock: a process that dies at any instruction
  * leaves a queue with or without its last message, never with half of one. A request names the slot
  * in which its batch is built, so the parent alone hands out memory. A worker answers its
- * requests in order, each at most once. docs/processes.md has the rules.
+ * requests in order, each at most once. docs/internals/processes.md has the rules.
  *
  * A worker may write anywhere in the shared memory by mistake. Each process therefore keeps its own
  * state in private memory, an fl_shm_queue; the shared memory holds copies for the others. A

@@ -2,7 +2,7 @@
  *
  * Included by each file that fills a table of fl_image_ops, as fl_cpu_image_tone.h is. Logarithm,
  * sine and cosine are written out, every product and sum rounded, so that all tables and machines
- * have the same numbers. docs/augmentations.md has them too. */
+ * have the same numbers. docs/internals/augmentations.md has them too. */
 #ifndef FL_CPU_IMAGE_NOISE_H
 #define FL_CPU_IMAGE_NOISE_H
 

@@ -1,6 +1,6 @@
 """The outputs of PadCollate and PackCollate over arrays, as columns that C gathers.
 
-A column is one output of a batch. docs/sequences-collate.md describes the outputs.
+A column is one output of a batch. docs/use/text.md describes the outputs.
 """
 
 from __future__ import annotations

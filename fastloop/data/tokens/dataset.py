@@ -318,7 +318,7 @@ class TokenDataset(EpochDataset):
     (unless targets is None); ``position_ids`` (int64), which counts from 0 at the begin of the
     window and of each document in it; ``doc_ids`` (int64), which counts the documents of the window
     from 0; ``loss_mask`` (bool), which is False where the target belongs to another document than
-    the token it is predicted from. See docs/sequences.md.
+    the token it is predicted from. See docs/use/text.md.
 
     In ``fastloop.DataLoader`` C reads the batches; in ``torch.utils.data.DataLoader`` the dataset
     gives the same batches. In a spawned worker the dataset opens its files again.

@@ -198,7 +198,7 @@ class FieldTransform:
         plan = CutPlan(pieces, *images) if is_cut else compile_plan(ops, *images)
         device = getattr(self.field.source, "device", "cpu")  # NumPy says so, too
         is_moved = isinstance(plan, Plan) and plan.core.map_length > 0
-        rule = "on the CPU unless a kernel does all of the transform (docs/devices.md)"
+        rule = "on the CPU unless a kernel does all of the transform (docs/use/devices.md)"
         check_type("images", device, is_moved or str(device) == "cpu", rule)
         self._device, self.transform = torch.device(device), pieces
         return plan

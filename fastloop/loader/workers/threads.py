@@ -1,5 +1,5 @@
-"""Worker threads of this process, and the iterator over them. docs/worker-threads.md has states and
-ends; ``common.py`` orders the batches.
+"""Worker threads of this process, and the iterator over them. docs/internals/worker-threads.md has
+states and ends; ``common.py`` orders the batches.
 
 torch's own worker loop must not run in a thread: it seeds the process's random generators, sets
 signal handlers and the number of torch's threads. The loop here does the rest.

@@ -1,6 +1,6 @@
-"""The numbers of a report, a dict that JSON takes, of the form that docs/report.md describes; and
-their meaning in words: whether the loop waits for data, how much faster it could be at most, why it
-waits, and what to change.
+"""The numbers of a report, a dict that JSON takes, described in docs/use/measuring.md;
+and their meaning in words: whether the loop waits for data, how much faster it could be at most,
+why it waits, and what to change.
 
 Unknown numbers are None, never 0.
 """
