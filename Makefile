@@ -89,7 +89,7 @@ quick: install
 		$(AT_A_TIME) $(PYTEST_ARGS)
 	@$(RUN_LANE) LANE=plain LEFT_OUT='$(SLOW_C_TESTS)'
 
-# ---- other releases of torch, other Pythons (docs/versions.md)
+# ---- other releases of torch, other Pythons (docs/results/versions.md)
 
 VERSIONS ?=
 AGAIN ?=

@@ -3,8 +3,8 @@ rows as torch's default collate makes them, and of lists as transformers' collat
 
 A collator is known by its exact class and a digest of its code. Each of its outputs becomes a
 column, in its order.
-docs/use/zero-change.md tells the rules. Nothing is imported: a program that has such objects has
-imported their packages.
+docs/internals/zero-change.md tells the rules. Nothing is imported: a program that has such objects
+has imported their packages.
 """
 
 from __future__ import annotations

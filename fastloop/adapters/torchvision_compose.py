@@ -1,7 +1,7 @@
 """torchvision's ``Compose``, v1 and v2, as one plan of C that draws torchvision's random numbers.
 
 It takes a single image, a tensor of bytes or of PIL, in any dataset and any process.
-docs/use/zero-change.md tells the rules.
+docs/internals/zero-change.md tells the rules.
 """
 
 from __future__ import annotations

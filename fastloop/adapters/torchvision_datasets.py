@@ -1,5 +1,5 @@
 """Datasets of torchvision whose batches C makes: CIFAR, MNIST and the like, with transforms at
-torchvision's random numbers. docs/use/zero-change.md tells the rules.
+torchvision's random numbers. docs/internals/zero-change.md tells the rules.
 """
 
 from __future__ import annotations

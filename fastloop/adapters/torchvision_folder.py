@@ -1,6 +1,6 @@
 """Makes the samples of torchvision's ``ImageFolder`` by a decoder and a plan of C.
 
-Bits and random numbers are torchvision's. docs/use/zero-change.md tells the rules.
+Bits and random numbers are torchvision's. docs/internals/zero-change.md tells the rules.
 
 A loader's worker process, or its loop without workers, reads samples from ``FolderSamples`` in
 place of the dataset, and draws from the generator that torchvision would draw from. Without workers

@@ -3,7 +3,8 @@ other.
 
 Every message is one all-reduce of the same small vector, whatever it is about. So ranks that are at
 different points still understand each other, and all raise the same error instead of waiting.
-Called by the stepper on the thread that trains. docs/use/step.md says what is sent when."""
+Called by the stepper on the thread that trains. docs/internals/stepper.md says what is sent
+when."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Stepper: gradient accumulation with weights, clipping, loss scaling and a schedule.
 
 A state machine over micro-batches and windows: what may follow what, which micro-batch closes a
-window, what an exception leaves behind. docs/use/step.md draws it and has the arithmetic. It uses
-window.py (the window's weights), boundary.py (sums in buffers, the optimizer's step, counts and
-schedulers) and ranks.py (the other ranks). Called on the thread that trains."""
+window, what an exception leaves behind. docs/internals/stepper.md draws it and has the arithmetic.
+It uses window.py (the window's weights), boundary.py (sums in buffers, the optimizer's step, counts
+and schedulers) and ranks.py (the other ranks). Called on the thread that trains."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A window of micro-batches: its weights, its arithmetic, which docs/use/step.md derives, and where
-its loader ends.
+"""A window of micro-batches: its weights, its arithmetic, which docs/internals/stepper.md derives,
+and where its loader ends.
 
 Nothing here knows the optimizer, the scaler or the network."""
 

@@ -1,5 +1,5 @@
 """The gradients a Stepper hands to the optimizer against those of one big batch in float64, within
-the bounds of docs/use/step.md: windows × dataset lengths × weights × dtypes × scalers."""
+the bounds of docs/internals/stepper.md: windows × dataset lengths × weights × dtypes × scalers."""
 
 import warnings
 from collections.abc import Callable, Iterator

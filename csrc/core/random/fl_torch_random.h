@@ -4,7 +4,7 @@
  * The state goes in and out as torch.Generator.get_state() lays it out, and each draw gives the
  * value that torch's function of that name gives, and leaves the state that torch leaves. Plain
  * data without pointers: one thread at a time; nothing blocks, allocates or fails but load.
- * docs/use/zero-change.md tells whose state it is, and when it is read and put back. */
+ * docs/internals/zero-change.md tells whose state it is, and when it is read and put back. */
 #ifndef FL_TORCH_RANDOM_H
 #define FL_TORCH_RANDOM_H
 
