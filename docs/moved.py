@@ -24,7 +24,7 @@ RENAMED = {
     "resuming": "use/ranks-and-resuming",
     "see": "use/see",
     "sequences": "use/text",
-    "sequences-collate": "use/sequences-collate",
+    "sequences-collate": "use/text",
     "step": "internals/step",
     "stepper": "use/step",
     "tune": "use/tune",
