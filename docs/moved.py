@@ -28,7 +28,7 @@ RENAMED = {
     "step": "internals/step",
     "stepper": "use/step",
     "tune": "use/tune",
-    "zero-change": "use/zero-change",
+    "zero-change": "use/frameworks",
 }
 STUB = """<!doctype html><meta charset="utf-8"><title>Moved</title>
 <meta http-equiv="refresh" content="0; url={page}"><a href="{page}">This page has moved.</a>
