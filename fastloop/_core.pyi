@@ -12,19 +12,10 @@ PADDING_MODES: Mapping[str, int]
 
 @final
 class Table:
+    fields: tuple[tuple[Any, str, Any], ...]
     outputs: int
-    @property
-    def sources(self) -> tuple[Any, ...]: ...
-    def __new__(
-        cls,
-        sources: tuple[Any, ...],
-        tensor_type: type,
-        names: tuple[str, ...],
-        files: tuple[tuple[str, int, Callable[[], int] | None] | None, ...],
-        plans: tuple[ImagePlan | ImageDraws | None, ...] | None = None,
-        casts: tuple[str | None, ...] | None = None,
-    ) -> Table: ...
-    def cut(self, whole: bool = False, /) -> Table: ...
+    def __new__(cls, tensor_type: type, fields: tuple[tuple[Any, str, Any], ...]) -> Table: ...
+    def for_device(self, runs_plans: bool = False, /) -> Table: ...
     def read_row(self, row: int, outs: tuple[Any, ...], /) -> None: ...
 
 @final

@@ -21,14 +21,14 @@ static PyObject *raise_index(const fl_err *err)
 
 static PyObject *raise_source(const fl_err *err, const fl_py_fields *fields)
 {
-    PyObject *file = PyTuple_GET_ITEM(fields->files, err->field);
+    PyObject *field = PyTuple_GET_ITEM(fields->all, err->field), *file = PyTuple_GET_ITEM(field, 2);
     bool is_one = PyUnicode_Check(PyTuple_GET_ITEM(file, 0));
     if (!is_one) file = PyTuple_GET_ITEM(file, err->position);
     PyObject *path = file != Py_None ? PyTuple_GET_ITEM(file, 0) : Py_None;
     PyObject *text = PyUnicode_FromFormat(
         "%U, row %lld can no longer be read: the mapped file has become shorter than the array; "
         "restore the file and open the dataset again",
-        PyTuple_GET_ITEM(fields->names, err->field), (long long)err->value);
+        PyTuple_GET_ITEM(field, 1), (long long)err->value);
     PyObject *error =
         text != NULL ? PyObject_CallFunction(PyExc_OSError, "iOO", EIO, text, path) : NULL;
     if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);

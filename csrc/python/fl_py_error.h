@@ -9,9 +9,7 @@
 
 /* What errors call the fields of a table. */
 typedef struct fl_py_fields {
-    PyObject *names; /* owned by the table: tuple of str */
-    PyObject *files; /* owned by the table: tuple of None, (path, address of byte 0, size), or a
-                        tuple of these; then FL_ESOURCE has the position in it */
+    PyObject *all;         /* owned by the table: tuple of (source, name, file) */
     PyObject *token_files; /* borrowed from the Windows that are read: tuple of the names of its
                               files; NULL: none is */
 } fl_py_fields;

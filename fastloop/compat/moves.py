@@ -70,7 +70,9 @@ def tensors_in(source: Any) -> Iterator[torch.Tensor]:
     elif isinstance(source, tuple):
         for each in source:
             yield from tensors_in(each)
-    elif isinstance(source, (Table, Windows, SequenceColumn)):
+    elif isinstance(source, Table):
+        yield from tensors_in(source.fields)
+    elif isinstance(source, (Windows, SequenceColumn)):
         yield from tensors_in(source.sources)
 
 

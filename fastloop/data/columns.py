@@ -204,16 +204,17 @@ class Column:
             return False
         return not all(_is_tight(a) for a in arrays if isinstance(a, (torch.Tensor, np.ndarray)))
 
-    def for_core(self, pin: bool) -> tuple[Any, Any]:
-        """Return source and file as ``Table`` takes them; `pin` as in ``open_source``."""
+    def for_core(self, pin: bool) -> tuple[Any, str, Any]:
+        """Return the field as ``Table`` takes it; `pin` as in ``open_source``."""
 
         def keep(array: Any) -> Any:
             return pin_storage(array) if pin and isinstance(array, torch.Tensor) else array
 
-        if not isinstance(self.source, tuple):
-            return keep(self.source), self.file
-        source = tuple(part for array, rows, _ in self.source for part in (keep(array), rows))
-        return source, tuple(segment.file for segment in self.source)
+        if isinstance(self.source, tuple):
+            parts = (part for array, rows, _ in self.source for part in (keep(array), rows))
+            return (self.cast, *parts), self.name, tuple(segment.file for segment in self.source)
+        source = keep(self.source)
+        return source if self.plan is None else (source, self.plan), self.name, self.file
 
 
 @dataclass

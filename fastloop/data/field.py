@@ -247,14 +247,14 @@ class Field:
         part = np.asarray(self.source)[begin:end]
         out = torch.empty(part.shape, dtype=torch_dtype(part))
         name = f"{self.name}[{begin}:{end}]"
-        Table((part[None],), torch.Tensor, (name,), (self.file,)).read_row(0, (out,))
+        Table(torch.Tensor, ((part[None], name, self.file),)).read_row(0, (out,))
         return out
 
     def _read_mapped(self, array: Array, index: Any) -> torch.Tensor:
         """Copy rows of a mapped file. If the file has become shorter, C raises an OSError where
         NumPy would end the process."""
         if self._table is None:
-            self._table = Table((array,), torch.Tensor, (self.name,), (self.file,))
+            self._table = Table(torch.Tensor, ((array, self.name, self.file),))
         rows = np.arange(len(array))[index]
         out = torch.empty((rows.size, *array.shape[1:]), dtype=torch_dtype(array))
         for row, place in zip(rows.flat, out, strict=True):

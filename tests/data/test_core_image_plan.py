@@ -193,15 +193,15 @@ def test_parameters_are_a_function_of_the_key() -> None:
 # ---- tables
 
 
-def make_table(source: Any, *plans: Any) -> _core.Table:
-    return _core.Table((source,), torch.Tensor, ("field 0",), (None,), plans or None)
+def make_table(source: Any, plan: Any) -> _core.Table:
+    return _core.Table(torch.Tensor, (((source, plan), "field 0", None),))
 
 
-def test_tables_need_a_plan_or_none_for_each_source() -> None:
+def test_images_of_a_table_need_a_plan() -> None:
     source, plan = image(5, 3, HEIGHT, WIDTH), make_plan()
-    for plans in ((plan, plan), (1,), ("plan",)):
-        with pytest.raises(TypeError, match="ImageDraws or None for each of 1 sources"):
-            make_table(source, *plans)
+    for none in (1, "plan", None):
+        with pytest.raises(TypeError, match="images need an ImagePlan or ImageDraws"):
+            make_table(source, none)
     for wrong in (source.char(), source[:, :2], source[:, :, :-1], source[0]):
         with pytest.raises(ValueError, match="field 0 does not hold the images of its plan"):
             make_table(wrong, plan)
@@ -277,19 +277,19 @@ def test_plans_are_freed() -> None:
     assert reference() is None
 
 
-def test_a_cut_table_is_for_a_device_alone() -> None:
+def test_a_table_for_a_device_is_for_a_device_alone() -> None:
     images = torch.zeros(4, 1, 2, 3, dtype=torch.uint8)
     shape = {"height": 2, "width": 3, "channels": 1, "layout": "CHW"}
     made = {"out_dtype": "float16", "out_layout": "HWC", "tables": bytes(512)}
     plan = _core.ImagePlan((), **shape, **made, linear=None, seed=0)  # type: ignore[arg-type]
-    table = _core.Table((images,), torch.Tensor, ("a",), (None,), (plan,))
-    cut = table.cut()
-    assert plan.uncut == "" and cut is not table
-    with pytest.raises(ValueError, match="no cut table"):
-        cut.read_row(0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
+    table = make_table(images, plan)
+    there = table.for_device()
+    assert plan.uncut == "" and there is not table
+    with pytest.raises(ValueError, match="no table for a device"):
+        there.read_row(0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
     more: dict[str, Any] = {"structure": (None,), "maps": (), "workers": 1, "prefetch": 1}
     more |= {"in_order": True, "persistent": False, "timeout": 0}
-    with pytest.raises(ValueError, match="go to a device"):
-        _core.ArrayLoader(cut, pool=_core.BatchPool(1), fetch=list, **more)
-    plain = _core.Table((images,), torch.Tensor, ("a",), (None,), (None,))
-    assert plain.cut() is plain
+    with pytest.raises(ValueError, match="that go there"):
+        _core.ArrayLoader(there, pool=_core.BatchPool(1), fetch=list, **more)
+    plain = _core.Table(torch.Tensor, ((images, "a", None),))
+    assert plain.for_device() is plain

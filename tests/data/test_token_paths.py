@@ -168,7 +168,7 @@ def test_samples_of_one_tensor_are_tensors(paths: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "options", "is_cut"),
+    ("dtype", "options", "is_narrow"),
     [
         ("uint16", {}, True),
         ("uint8", {"targets": None, "out_dtype": torch.int32}, True),
@@ -178,22 +178,22 @@ def test_samples_of_one_tensor_are_tensors(paths: list[Path]) -> None:
         ("int64", {"vocab_size": 1000}, True),
     ],
 )
-def test_tokens_are_cut_for_a_device_where_they_are_narrower(
-    dtype: str, options: dict[str, Any], is_cut: bool
+def test_narrow_tokens_travel_narrow_to_a_device(
+    dtype: str, options: dict[str, Any], is_narrow: bool
 ) -> None:
     values = np.arange(100).astype(dtype)
     dataset = TokenDataset.from_buffers(values, np.array([0, 100]), T, **options)
     table = open_source(dataset, request_of(DataLoader(dataset), "auto"), pin=False).table
-    cut = table.cut()
-    assert (cut is not table) is is_cut
+    there = table.for_device()
+    assert (there is not table) is is_narrow
     rows = dataset[0] if isinstance(dataset[0], tuple) else (dataset[0],)
     copies = tuple(torch.zeros_like(row) for row in rows)
     table.read_row(0, copies)
     assert_same(copies, rows)
-    if is_cut:
-        assert cut.outputs == table.outputs and cut.cut().outputs == table.outputs
-        with pytest.raises(ValueError, match="no cut table"):
-            cut.read_row(0, copies)
+    if is_narrow:
+        assert there.outputs == table.outputs == there.for_device().outputs
+        with pytest.raises(ValueError, match="no table for a device"):
+            there.read_row(0, copies)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -128,5 +128,5 @@ def test_a_table_for_a_device_takes_images_as_they_are() -> None:
         return open_source(data, request_of(DataLoader(data), "auto"), pin=False).table
 
     table, computed = table_of(T.RandomHorizontalFlip()), table_of(TURNED)
-    assert table.cut() is table and table.cut(True) is not table
-    assert computed.cut(True) is computed
+    assert table.for_device() is table and table.for_device(True) is not table
+    assert computed.for_device(True) is computed

@@ -29,7 +29,7 @@ def buffers(dtype: str, **options: Any) -> TokenDataset:
 def travels_narrow(data: TokenDataset) -> bool:
     """Whether the loader's threads fill its batches with narrow tokens."""
     table = open_source(data, request_of(DataLoader(data), "auto"), pin=False).table
-    return table.cut() is not table
+    return table.for_device() is not table
 
 
 def on_host(batch: Any) -> Any:

@@ -51,7 +51,7 @@ def on_device(data: ArrayDataset, path: str, workers: int, **kwargs: Any) -> Any
 def travels_cut(data: ArrayDataset) -> bool:
     """Whether the loader's threads fill its batches with bytes."""
     table = open_source(data, request_of(DataLoader(data), "auto"), pin=False).table
-    return table.cut() is not table
+    return table.for_device() is not table
 
 
 def strides(tensor: torch.Tensor) -> list[int]:

@@ -268,19 +268,19 @@ def test_nothing_holds_the_arrays_of_a_loader_that_is_gone(workers: int) -> None
 
 
 BAD: dict[str, tuple[Any, Any]] = {
-    "no segments": ((), ()),
-    "half a segment": ((X,), (None,)),
-    "too few files": ((X, 20, X, 20), (None,)),
-    "no tuple of files": ((X, 20), None),
-    "no file": ((X, 20), (3,)),
-    "rows that are no integers": ((X, 2.5), (None,)),
-    "rows of int32": ((X, SOME.astype(np.int32)), (None,)),
-    "other rows": ((X, 19), (None,)),
-    "a negative row": ((X, SOME), (None,)),
-    "too many rows": ((X, 2**64), (None,)),
-    "other dtypes": ((X, 20, X.int(), 20), (None, None)),
-    "other strides": ((X, 20, BACK.tensors[0], 20), (None, None)),
-    "no array": (("x", 20), (None,)),
+    "no segments": ((None,), ()),
+    "half a segment": ((None, X), (None,)),
+    "too few files": ((None, X, 20, X, 20), (None,)),
+    "no tuple of files": ((None, X, 20), None),
+    "no file": ((None, X, 20), (3,)),
+    "rows that are no integers": ((None, X, 2.5), (None,)),
+    "rows of int32": ((None, X, SOME.astype(np.int32)), (None,)),
+    "other rows": ((None, X, 19), (None,)),
+    "a negative row": ((None, X, SOME), (None,)),
+    "too many rows": ((None, X, 2**64), (None,)),
+    "other dtypes": ((None, X, 20, X.int(), 20), (None, None)),
+    "other strides": ((None, X, 20, BACK.tensors[0], 20), (None, None)),
+    "no array": ((None, "x", 20), (None,)),
 }
 
 
@@ -288,11 +288,11 @@ BAD: dict[str, tuple[Any, Any]] = {
 def test_segments_that_are_none_are_refused(name: str) -> None:
     source, files = BAD[name]
     with pytest.raises((TypeError, ValueError, OverflowError)):
-        _core.Table((source,), torch.Tensor, ("x",), (files,))
+        _core.Table(torch.Tensor, ((source, "x", files),))
 
 
 def test_structures_that_do_not_fit_are_refused() -> None:
-    table = _core.Table((X, Y), torch.Tensor, ("x", "y"), (None, None))
+    table = _core.Table(torch.Tensor, ((X, "x", None), (Y, "y", None)))
     deep: Any = (None, None)
     for _ in range(100_000):
         deep = (deep,)

@@ -199,7 +199,7 @@ def test_one_sample_keeps_the_dimensions_that_count_no_samples() -> None:
         _core.SequenceColumn(torch.Tensor, "longest", OFFSETS, leader=2, **options),
         _core.SequenceColumn(torch.Tensor, "mask", OFFSETS),
     )
-    table = _core.Table(columns, torch.Tensor, ("",) * 4, (None,) * 4)
+    table = _core.Table(torch.Tensor, tuple((column, "", None) for column in columns))
     loader = _core.ArrayLoader(
         table=table,
         pool=_core.BatchPool(table.outputs),

@@ -292,7 +292,7 @@ for wrong_send in (lambda pieces: pieces[1:], lambda pieces: pieces.int()):
 refuse("expected a torch.Tensor", batches.make, rows, lambda pieces: None, empties())
 for kinds in ({"dtype": torch.int32}, {"shape": (2, 3)}, {"shape": (8,)}):
     refuse("empties make other tensors", batches.make, rows, send, empties(**kinds))
-refuse("has values on a device", _core.Table, (column(),), torch.Tensor, ("x",), (None,))
+refuse("has values on a device", _core.Table, torch.Tensor, ((column(), "x", None),))
 for output in ("padded", "packed"):
     columns_of = tuple(column(output, each, main=offsets) for each in (numbers, numbers[:8]))
     changed = _core.SequenceBatches(torch.Tensor, columns_of)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from process_loop import CheckedLoop, ImageDataset
 from time_limits import limit
-from upload_device import EAGER, FIELDS, LAZY, NAMES, RANDOM, SOURCES, Device, core, fake
+from upload_device import EAGER, FIELDS, LAZY, RANDOM, SOURCES, Device, core, fake, make_table
 
 from fastloop import ArrayDataset, DataLoader
 
@@ -24,7 +24,7 @@ LONG_S = 120
 
 
 def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:
-    table = more.pop("table", None) or core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3)
+    table = more.pop("table", None) or make_table()
     return core.ArrayLoader(
         table=table,
         pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
@@ -89,7 +89,7 @@ def blocks_are_for_the_next_batches_alone() -> None:
 def blocks_of_large_batches_are_fewer() -> None:
     """Than two, where two take more than the bound; one batch is always allowed."""
     fake.fake_set_order(EAGER, 0)
-    table = core.Table((np.zeros((1, AHEAD_BYTES // 32), np.uint8),), torch.Tensor, ("a",), (None,))
+    table = core.Table(torch.Tensor, ((np.zeros((1, AHEAD_BYTES // 32), np.uint8), "a", None),))
     for rows, most in ((16, 1 + AHEAD), (17, 2), (33, 2)):
         device = Device()
         feed = make_feed(

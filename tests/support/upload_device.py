@@ -96,19 +96,19 @@ SOURCES = (
     torch.arange(40 * 5000, dtype=torch.int32).reshape(40, 10, 500).to(torch.uint8),
 )
 FIELDS = [torch.as_tensor(source) for source in SOURCES]
-PLANS = None
+PLAN: Any = None  # of the last field
 
 
 def become_images() -> None:
     """From now on the last field is images that travel as bytes, and are floats on the device;
     with "sent" as they are, and a kernel flips them, too."""
-    global SOURCES, PLANS
+    global SOURCES, PLAN
     tables = torch.randn(2, 256, generator=torch.Generator().manual_seed(0))
     shape = {"height": 50, "width": 50, "channels": 2, "layout": "CHW"}
     made = {"out_dtype": "float32", "out_layout": "CHW", "tables": tables.numpy().tobytes()}
     SOURCES = (*SOURCES[:2], SOURCES[2].reshape(40, 2, 50, 50))
     ops = ({"kind": HORIZONTAL_FLIP, "p": 1.0},) if IS_SENT else ()
-    PLANS = (None, None, core.ImagePlan(ops, **shape, **made, linear=None, seed=0))
+    PLAN = core.ImagePlan(ops, **shape, **made, linear=None, seed=0)
     values = SOURCES[2].flip(3).long() if IS_SENT else SOURCES[2].long()
     FIELDS[2] = torch.stack([tables[c][values[:, c]] for c in range(2)], 1)
 
@@ -118,6 +118,14 @@ IS_SENT = "sent" in sys.argv
 if IS_SENT or "images" in sys.argv:
     become_images()
 NAMES = ("a", "b", "c")
+
+
+def make_table() -> Any:
+    images = SOURCES[2] if PLAN is None else (SOURCES[2], PLAN)
+    fields = zip((*SOURCES[:2], images), NAMES, (None,) * 3, strict=True)
+    return core.Table(torch.Tensor, tuple(fields))
+
+
 NUMBERS = {2 * 256 + 32: torch.float32, 64: torch.int64, 1 * 256 + 8: torch.uint8}
 
 

@@ -22,7 +22,6 @@ from upload_device import (
     IS_SENT,
     LAZY,
     NAMES,
-    PLANS,
     RANDOM,
     SOURCES,
     Device,
@@ -31,6 +30,7 @@ from upload_device import (
     core,
     expect,
     fake,
+    make_table,
     on_another_thread,
 )
 
@@ -40,7 +40,7 @@ NESTED = {"inner": {NAMES[0]: None}, "others": (None, None)}
 
 def make_feed(device: Device, workers: int = 2, structure: Any = LIST, **more: Any) -> Any:
     return core.ArrayLoader(
-        table=core.Table(SOURCES, torch.Tensor, NAMES, (None,) * 3, PLANS).cut(IS_SENT),
+        table=make_table().for_device(IS_SENT),
         pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
         fetch=lambda item: item,
         structure=structure,
@@ -514,10 +514,8 @@ def a_batch_cannot_be_filled() -> None:
             device = Device()
             feed = core.ArrayLoader(
                 table=core.Table(
-                    (array,),
                     torch.Tensor,
-                    ("a",),
-                    ((str(path), address, lambda: path.stat().st_size),),
+                    ((array, "a", (str(path), address, lambda: path.stat().st_size)),),
                 ),
                 pool=core.BatchPool(1, device=0),
                 fetch=None,

@@ -82,8 +82,8 @@ static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, 
     int32_t outputs = fl_table_outputs(table->table);
     if (pool->device >= 0 && !has_destination)
         PyErr_Format(PyExc_ValueError, "slots of a device need a destination");
-    else if (table->is_cut && pool->device < 0)
-        PyErr_Format(PyExc_ValueError, "a cut table is for batches that go to a device");
+    else if (table->share != FL_PY_HOST_ALL && pool->device < 0)
+        PyErr_Format(PyExc_ValueError, "a table for a device is for batches that go there");
     else if (pool->arena != NULL)
         PyErr_Format(PyExc_ValueError, "slots shared with workers are not for threads");
     else if (pool->fields < outputs)
@@ -106,7 +106,7 @@ static int open_ring(fl_py_array_ring *ring, PyObject *maps, PyObject *destinati
             return -1;
     }
     int64_t length = fl_table_length(table->table);
-    if (fl_py_index_source_open(&ring->indices, &table->dlpack, maps, length, table->has_plans) !=
+    if (fl_py_index_source_open(&ring->indices, &table->dlpack, maps, length, table->has_views) !=
         0)
         return -1;
     return fl_py_array_ring_open(ring, workers > 0 ? workers : helpers, is_in_order);

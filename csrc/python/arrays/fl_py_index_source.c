@@ -16,11 +16,11 @@ static inline const int64_t *indices_of(const fl_tensor *view)
 }
 
 int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *maps,
-                            int64_t length, bool has_plans)
+                            int64_t length, bool has_views)
 {
     fl_err err;
     self->maps = Py_NewRef(maps);
-    self->has_views = has_plans;
+    self->has_views = has_views;
     if (fl_plan_open(length, &self->plan, &err) != FL_OK) return raise_status(&err);
     for (Py_ssize_t m = 0; m < PyTuple_GET_SIZE(maps); m++) {
         fl_tensor view;

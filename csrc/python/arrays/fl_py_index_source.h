@@ -30,10 +30,10 @@ typedef struct fl_py_index_source {
 } fl_py_index_source;
 
 /* For a table of `length` rows below the subsets of `maps`, a tuple of int64 vectors, innermost
- * first. has_plans: the table makes views of a row, and then a list of (index, view) is a batch. 0,
+ * first. has_views: the table makes views of a row, and then a list of (index, view) is a batch. 0,
  * or -1 and an exception. The owner closes it in either case. */
 int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *maps,
-                            int64_t length, bool has_plans);
+                            int64_t length, bool has_views);
 
 /* Begins an epoch over the iterable `indices`: 0, or -1 and an exception. */
 int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_py_index_kind kind,

@@ -9,15 +9,11 @@
 typedef struct fl_py_table {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    PyObject *sources;   /* owned: tuple of tensors, ndarrays and so on, alive while views are */
-    PyObject *plans;     /* owned: tuple of ImagePlan or None, alive as sources are; or None */
-    PyObject *casts;     /* owned: tuple of None or str, or None */
-    bool has_plans;      /* one is an ImagePlan */
-    bool is_cut;         /* batches hold what cut plans make: it is cast where they go; */
-    bool is_whole;       /* or whole images, where their plans have maps */
-    fl_py_fields fields; /* owned */
-    int32_t count;       /* of sources */
-    fl_py_source *each;  /* owned: what they are */
+    fl_py_fields fields;    /* owned; the sources stay alive while there are views of them */
+    bool has_views;         /* a plan makes views of a row, each with its own random parameters */
+    fl_py_host_share share; /* of the work on a batch */
+    int32_t count;          /* of fields */
+    fl_py_source *each;     /* owned: one for each field */
     int64_t part_count;
     fl_py_part *parts;  /* owned: of all sources in turn, with the views that the table reads */
     fl_table *table;    /* owned */

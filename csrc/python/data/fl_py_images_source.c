@@ -1,34 +1,44 @@
-/* fl_py_images_source: a field of images. An ImagePlan makes the rows of a batch from them. If the
- * field has ImageDraws instead, these hold the plan and draw its parameters. */
+/* fl_py_images_source: a field of images, a pair (array, plan). The plan makes the images of a
+ * batch from the rows of the array. ImageDraws stand for a plan whose random parameters torch
+ * draws. */
 #include "fl_py_source.h"
 
 #include "fl_column_image.h"
 #include "fl_cpu_rows.h"
 #include "fl_py_image_draws.h"
 
+static PyObject *object_of(const fl_py_source *self) { return PyTuple_GET_ITEM(self->object, 1); }
+
 /* NULL: the plan draws its parameters. */
 static const fl_py_image_draws *draws_of(const fl_py_source *self)
 {
-    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self->plan));
-    bool is_drawn = Py_IS_TYPE(self->plan, state->image_draws_type);
-    return is_drawn ? (const fl_py_image_draws *)self->plan : NULL;
+    bool has_draws = Py_IS_TYPE(object_of(self), self->state->image_draws_type);
+    return has_draws ? (const fl_py_image_draws *)object_of(self) : NULL;
 }
 
 static const fl_py_image_plan *plan_of(const fl_py_source *self)
 {
     const fl_py_image_draws *draws = draws_of(self);
-    return draws != NULL ? draws->plan : (const fl_py_image_plan *)self->plan;
+    return draws != NULL ? draws->plan : (const fl_py_image_plan *)object_of(self);
 }
 
-/* True if the destination of the batch runs the whole plan. */
+static int64_t list(const fl_py_source *self, fl_py_part *parts)
+{
+    if (draws_of(self) != NULL || Py_IS_TYPE(object_of(self), self->state->image_plan_type))
+        return fl_py_source_list_array(self, PyTuple_GET_ITEM(self->object, 0), parts);
+    PyErr_SetString(PyExc_TypeError, "images need an ImagePlan or ImageDraws");
+    return -1;
+}
+
+/* True if the device runs the whole plan. */
 static bool is_made_there(const fl_py_source *self)
 {
-    return self->is_whole && fl_image_plan_map_length(plan_of(self)->plan) > 0;
+    return self->share == FL_PY_HOST_LEAST && fl_image_plan_map_length(plan_of(self)->plan) > 0;
 }
 
 static bool is_cast(const fl_py_source *self)
 {
-    return is_made_there(self) || (self->is_cut && plan_of(self)->cut != NULL);
+    return is_made_there(self) || (self->share != FL_PY_HOST_ALL && plan_of(self)->cut != NULL);
 }
 
 static int
@@ -51,4 +61,4 @@ open_images(const fl_py_source *self, const fl_py_part *parts, fl_column **out, 
 }
 
 const fl_py_source_ops fl_py_images_source_ops = {
-    .list = fl_py_source_list_array, .open = open_images, .is_cast = is_cast};
+    .list = list, .open = open_images, .is_cast = is_cast, .has_views = true};

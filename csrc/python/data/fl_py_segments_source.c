@@ -1,5 +1,6 @@
 /* fl_py_segments_source: a field whose rows lie in several arrays, one after another: a tuple
- * (array, rows, array, rows, ...), rows an int64 vector, or how many the array has. */
+ * (cast, array, rows, array, rows, ...). rows is an int64 vector, or the number of rows of an array
+ * that gives all of its rows. The field has a tuple of files, one for each array. */
 #include "fl_py_source.h"
 
 #include "fl_column_segments.h"
@@ -8,34 +9,41 @@
 #include "fl_py_indices.h"
 #include "fl_py_mapped_file.h"
 
+#include <string.h>
+
 static int64_t list(const fl_py_source *self, fl_py_part *parts)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(self->object) / 2;
-    if (count == 0 || PyTuple_GET_SIZE(self->object) % 2 != 0 || count > INT32_MAX ||
-        !PyTuple_CheckExact(self->file) || PyTuple_GET_SIZE(self->file) != count) {
-        PyErr_SetString(PyExc_TypeError, "segments are pairs of an array and its rows, and have a "
-                                         "file or None for each");
+    Py_ssize_t size = PyTuple_GET_SIZE(self->object), count = size / 2;
+    if (count == 0 || size % 2 == 0 || count > INT32_MAX || !PyTuple_CheckExact(self->file) ||
+        PyTuple_GET_SIZE(self->file) != count) {
+        PyErr_SetString(PyExc_TypeError, "segments are a cast and pairs of an array and its rows, "
+                                         "with a file or None for each pair");
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *file = PyTuple_GET_ITEM(self->file, i);
         if (fl_py_mapped_file_check(file) != 0) return -1;
         if (parts == NULL) continue;
-        parts[i] = (fl_py_part){.array = PyTuple_GET_ITEM(self->object, 2 * i), .file = file};
+        parts[i] = (fl_py_part){.array = PyTuple_GET_ITEM(self->object, 2 * i + 1), .file = file};
     }
     return count;
 }
 
-/* Sets the dtype that the rows are converted to; without a cast they keep theirs. */
+/* Sets the dtype that the rows are converted to. Without a cast they keep theirs. */
 static int set_cast(const fl_py_source *self, fl_column_segments_config *config, fl_err *err)
 {
-    if (self->cast == Py_None) return FL_OK;
-    bool is_float = PyUnicode_CompareWithASCIIString(self->cast, "float32") == 0;
-    config->dtype = is_float ? (fl_dtype){kDLFloat, 32, 1} : (fl_dtype){kDLInt, 64, 1};
+    PyObject *cast = PyTuple_GET_ITEM(self->object, 0);
+    if (cast == Py_None) return FL_OK;
+    const char *name = PyUnicode_Check(cast) ? PyUnicode_AsUTF8(cast) : NULL;
+    if (name != NULL && strcmp(name, "int64") == 0)
+        config->dtype = (fl_dtype){kDLInt, 64, 1};
+    else if (name != NULL && strcmp(name, "float32") == 0)
+        config->dtype = (fl_dtype){kDLFloat, 32, 1};
+    else
+        return fl_fail(err, FL_EINVAL, "has a cast that is neither \"int64\" nor \"float32\"");
     config->convert = fl_cpu_find_convert(config->segments[0].view.dtype, config->dtype);
     if (config->convert != NULL) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "has a dtype that is not cast to %s",
-                   is_float ? "float32" : "int64");
+    return fl_fail(err, FL_EINVAL, "has a dtype that is not cast to %s", name);
 }
 
 /* -1 and an exception for rows that cannot be. */
@@ -60,7 +68,7 @@ open_segments(const fl_py_source *self, const fl_py_part *parts, fl_column **out
     int status = FL_OK;
     for (int64_t i = 0; status == FL_OK && i < self->count; i++) {
         segments[i].view = parts[i].view;
-        status = set_rows(self, PyTuple_GET_ITEM(self->object, 2 * i + 1), &segments[i]);
+        status = set_rows(self, PyTuple_GET_ITEM(self->object, 2 * i + 2), &segments[i]);
     }
     fl_column_segments_config config = {.segments = segments,
                                         .count = (int32_t)self->count,
@@ -72,5 +80,4 @@ open_segments(const fl_py_source *self, const fl_py_part *parts, fl_column **out
     return status;
 }
 
-const fl_py_source_ops fl_py_segments_source_ops = {
-    .list = list, .open = open_segments, .can_convert = true};
+const fl_py_source_ops fl_py_segments_source_ops = {.list = list, .open = open_segments};

@@ -216,9 +216,7 @@ static fl_py_sequence_column *column_of(const fl_py_source *source)
 
 static int64_t list(const fl_py_source *source, fl_py_part *parts)
 {
-    int64_t count = fl_py_source_list_array(source, parts);
-    if (parts != NULL) parts->array = NULL; /* the column has views of its arrays itself */
-    return count;
+    return fl_py_source_list_array(source, NULL, parts); /* the column has its own views */
 }
 
 static int

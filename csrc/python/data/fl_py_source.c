@@ -5,20 +5,25 @@
 #include "fl_cpu_rows.h"
 #include "fl_py_mapped_file.h"
 
-const fl_py_source_ops *
-fl_py_source_find(const fl_py_state *state, PyObject *object, PyObject *plan)
+const fl_py_source_ops *fl_py_source_find(const fl_py_state *state, PyObject *object)
 {
     if (Py_IS_TYPE(object, state->windows_type)) return &fl_py_windows_source_ops;
     if (Py_IS_TYPE(object, state->sequence_column_type)) return &fl_py_sequence_source_ops;
-    if (PyTuple_CheckExact(object)) return &fl_py_segments_source_ops;
-    return plan != Py_None ? &fl_py_images_source_ops : &fl_py_array_source_ops;
+    if (!PyTuple_CheckExact(object)) return &fl_py_array_source_ops;
+    bool is_pair = PyTuple_GET_SIZE(object) == 2;
+    return is_pair ? &fl_py_images_source_ops : &fl_py_segments_source_ops;
 }
 
-int64_t fl_py_source_list_array(const fl_py_source *self, fl_py_part *parts)
+int64_t fl_py_source_list_array(const fl_py_source *self, PyObject *array, fl_py_part *parts)
 {
     if (fl_py_mapped_file_check(self->file) != 0) return -1;
-    if (parts != NULL) *parts = (fl_py_part){.array = self->object, .file = self->file};
+    if (parts != NULL) *parts = (fl_py_part){.array = array, .file = self->file};
     return 1;
+}
+
+static int64_t list(const fl_py_source *self, fl_py_part *parts)
+{
+    return fl_py_source_list_array(self, self->object, parts);
 }
 
 static int
@@ -27,5 +32,4 @@ open_rows(const fl_py_source *self, const fl_py_part *parts, fl_column **out, fl
     return fl_column_rows_open(&parts->view, self->is_volatile, &fl_cpu_row_ops, out, err);
 }
 
-const fl_py_source_ops fl_py_array_source_ops = {.list = fl_py_source_list_array,
-                                                 .open = open_rows};
+const fl_py_source_ops fl_py_array_source_ops = {.list = list, .open = open_rows};

@@ -12,17 +12,24 @@
 
 typedef struct fl_py_source_ops fl_py_source_ops;
 
+/* How much of the work on a batch the host does. The device that the batch goes to does the rest.
+ */
+typedef enum fl_py_host_share {
+    FL_PY_HOST_ALL,
+    FL_PY_HOST_PART, /* plans but for their last casts; tokens stay narrow */
+    FL_PY_HOST_LEAST /* no plan that has a map; else as FL_PY_HOST_PART */
+} fl_py_host_share;
+
 /* One field of a table as Python gives it. Objects are borrowed from the table. */
 typedef struct fl_py_source {
     const fl_py_source_ops *ops; /* static */
+    const fl_py_state *state;    /* borrowed from the module */
     const fl_py_dlpack *dlpack;  /* borrowed from the table */
     PyObject *object;            /* tensor, ndarray, tuple, or an object of this module */
     PyObject *file;              /* see fl_py_mapped_file; of several arrays a tuple; or None */
-    PyObject *plan;              /* ImagePlan, ImageDraws or None */
-    PyObject *cast;              /* str or None */
-    bool is_cut, is_whole;       /* as of the table */
-    int64_t count;               /* of its parts */
-    bool is_volatile;            /* one of them is mapped from a file */
+    fl_py_host_share share;
+    int64_t count;    /* of its parts */
+    bool is_volatile; /* one of them is mapped from a file */
 } fl_py_source;
 
 /* An array behind a source. */
@@ -42,7 +49,7 @@ struct fl_py_source_ops {
      * After a failure either err is set or an exception. */
     int (*open)(const fl_py_source *self, const fl_py_part *parts, fl_column **out, fl_err *err);
 
-    /* Whether batches are cast where they go, if self->is_cut. NULL: never. */
+    /* True if the device casts batches, as self->share says. NULL: never. */
     bool (*is_cast)(const fl_py_source *self);
 
     /* Its memory may have moved: tells the column, which is field f of the table, where it lies.
@@ -56,20 +63,19 @@ struct fl_py_source_ops {
     /* What errors call the files of tokens, a tuple of str; borrowed. NULL: it reads none. */
     PyObject *(*token_files)(const fl_py_source *self);
 
-    bool can_convert; /* its rows may have a cast */
+    bool has_views; /* it makes views of a row, each with its own random parameters */
 };
 
 extern const fl_py_source_ops fl_py_array_source_ops;    /* rows of a tensor or an ndarray */
-extern const fl_py_source_ops fl_py_images_source_ops;   /* the same, and a plan makes images */
-extern const fl_py_source_ops fl_py_segments_source_ops; /* (array, rows, array, rows, ...) */
+extern const fl_py_source_ops fl_py_images_source_ops;   /* (array, plan) */
+extern const fl_py_source_ops fl_py_segments_source_ops; /* (cast, array, rows, array, rows, ...) */
 extern const fl_py_source_ops fl_py_windows_source_ops;  /* Windows */
 extern const fl_py_source_ops fl_py_sequence_source_ops; /* SequenceColumn */
 
-/* The kind of an object with this plan. */
-const fl_py_source_ops *
-fl_py_source_find(const fl_py_state *state, PyObject *object, PyObject *plan);
+/* The kind of an object. */
+const fl_py_source_ops *fl_py_source_find(const fl_py_state *state, PyObject *object);
 
-/* fl_py_source_ops.list of what is one array. */
-int64_t fl_py_source_list_array(const fl_py_source *self, fl_py_part *parts);
+/* fl_py_source_ops.list for a source of one array. */
+int64_t fl_py_source_list_array(const fl_py_source *self, PyObject *array, fl_py_part *parts);
 
 #endif

@@ -14,7 +14,7 @@ static int64_t list(const fl_py_source *self, fl_py_part *parts)
 
 static bool is_cast(const fl_py_source *self)
 {
-    return self->is_cut && fl_column_window_can_cut(&windows_of(self)->column);
+    return self->share != FL_PY_HOST_ALL && fl_column_window_can_cut(&windows_of(self)->column);
 }
 
 static int

@@ -157,7 +157,7 @@ class ArrayIter(ResumableIter):
         table = source.table
         if device >= 0 and self._transforms_on != "cpu":
             # Where C uploads, images stay bytes and tokens stay narrow: the device casts them.
-            table = table.cut(self._transforms_on == "device")
+            table = table.for_device(self._transforms_on == "device")
             watch(table)
         self._shared.place = self._name_place(device, table is not source.table)
         self._is_closed = False

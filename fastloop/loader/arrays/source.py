@@ -100,9 +100,8 @@ def open_source(dataset: Any, request: Request, pin: bool) -> Columns:
             columns.device, columns.kind = on, f"tensors on {on}"
         columns.why = f"{name} of {columns.kind}, {how}{columns.note}"
         if columns.device is None:
-            found = [(*each.for_core(pin), each.name, each.plan, each.cast) for each in columns.all]
-            sources, files, names, plans, casts = tuple(zip(*found, strict=True)) or ((),) * 5
-            columns.table = Table(sources, torch.Tensor, names, files, plans, casts)
+            fields = tuple(column.for_core(pin) for column in columns.all)
+            columns.table = Table(torch.Tensor, fields)
             watch(columns.table)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         raise NotCoveredError(str(error)) from error

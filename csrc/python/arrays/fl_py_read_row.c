@@ -1,0 +1,68 @@
+/* fl_py_read_row: see fl_py_read_row.h. The row goes through a buffer, because the tensors must
+ * stay as they are if the file of a mapped field has shrunk. */
+#include "fl_py_read_row.h"
+
+static int copy_out(fl_py_table *self, PyObject *out, const fl_output *output, const char *buffer)
+{
+    fl_tensor view;
+    if (fl_py_view(&self->dlpack, out, &view) != 0) return -1;
+    if (fl_tensor_bytes(view.dtype, view.ndim, view.shape) != output->bytes) {
+        PyErr_SetString(PyExc_ValueError, "read_row: a tensor does not have the size of the row");
+        return -1;
+    }
+    if (output->bytes > 0)
+        memcpy((char *)(uintptr_t)view.data, buffer + output->offset, (size_t)output->bytes);
+    return 0;
+}
+
+/* Reads one row, whose index is in bounds. */
+static int read_row(fl_py_table *self, const fl_rows *rows, PyObject *outs, fl_layout *layout)
+{
+    fl_err err = {0};
+    char *buffer = NULL;
+    int status = fl_table_layout(self->table, rows, 0, layout, &err);
+    if (status == FL_OK) {
+        buffer = fl_alloc(layout->bytes);
+        if (buffer == NULL) status = fl_fail(&err, FL_ENOMEM, "out of memory for a row");
+    }
+    if (status == FL_OK) {
+        Py_BEGIN_ALLOW_THREADS
+        status = fl_table_gather(self->table, rows, 0, layout, 0, 1, buffer, &err);
+        Py_END_ALLOW_THREADS
+    }
+    if (status != FL_OK) fl_py_raise(&err, &self->fields);
+    if (status == FL_OK) status = fl_py_table_check_files(self, rows);
+    for (int32_t i = 0; status == FL_OK && i < layout->count; i++)
+        status = copy_out(self, PyTuple_GET_ITEM(outs, i), &layout->outputs[i], buffer);
+    fl_free(buffer);
+    return status == FL_OK ? 0 : -1;
+}
+
+const char fl_py_read_row_doc[] = PyDoc_STR(
+    "read_row(row, outs)\n--\n\n"
+    "Copy one row of every field into the contiguous tensors `outs`, one for each output. Plans\n"
+    "take epoch 0.\n\n"
+    "Reads mapped files safely: OSError names field and row if the file shrank.");
+
+PyObject *fl_py_read_row(fl_py_table *self, PyObject *args)
+{
+    Py_ssize_t row;
+    PyObject *outs;
+    if (!PyArg_ParseTuple(args, "nO!:read_row", &row, &PyTuple_Type, &outs)) return NULL;
+    int32_t outputs = fl_table_outputs(self->table);
+    if (PyTuple_GET_SIZE(outs) != outputs || self->share != FL_PY_HOST_ALL)
+        return PyErr_Format(PyExc_ValueError,
+                            "read_row needs %d tensors and no table for a device, got %zd", outputs,
+                            PyTuple_GET_SIZE(outs));
+    int64_t length = fl_table_length(self->table), index = row;
+    if (row < 0 || row >= length) {
+        fl_err err = {.code = FL_EINDEX, .value = row, .length = length};
+        return fl_py_raise(&err, &self->fields);
+    }
+    fl_rows rows = {.count = 1, .index = &index};
+    fl_layout layout = {0};
+    int status = read_row(self, &rows, outs, &layout);
+    fl_layout_close(&layout);
+    if (status != 0) return NULL;
+    Py_RETURN_NONE;
+}
