@@ -20,6 +20,7 @@
 #include "fl_py_sequence_column.h"
 #include "fl_py_indices.h"
 #include "fl_py_lock_wait.h"
+#include "fl_py_copy_row.h"
 #include "fl_py_move.h"
 #include "fl_py_numpy.h"
 #include "fl_py_pad.h"
@@ -174,6 +175,7 @@ static PyMethodDef module_methods[] = {
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},
     {"keep_heap", module_keep_heap, METH_NOARGS, keep_heap_doc},
+    {"copy_row", fl_py_copy_row, METH_VARARGS, fl_py_copy_row_doc},
     {"move", fl_py_move, METH_VARARGS, fl_py_move_doc},
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},

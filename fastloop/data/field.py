@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from fastloop._core import Region, Table
+from fastloop._core import Region, Table, copy_row
 from fastloop.base.checks import look_up, make_message, refuse_if
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -247,7 +247,7 @@ class Field:
         part = np.asarray(self.source)[begin:end]
         out = torch.empty(part.shape, dtype=torch_dtype(part))
         name = f"{self.name}[{begin}:{end}]"
-        Table(torch.Tensor, ((part[None], name, self.file),)).read_row(0, (out,))
+        copy_row(Table(torch.Tensor, ((part[None], name, self.file),)), 0, (out,))
         return out
 
     def _read_mapped(self, array: Array, index: Any) -> torch.Tensor:
@@ -258,7 +258,7 @@ class Field:
         rows = np.arange(len(array))[index]
         out = torch.empty((rows.size, *array.shape[1:]), dtype=torch_dtype(array))
         for row, place in zip(rows.flat, out, strict=True):
-            self._table.read_row(int(row), (place,))
+            copy_row(self._table, int(row), (place,))
         return out.view((*rows.shape, *array.shape[1:]))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

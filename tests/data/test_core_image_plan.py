@@ -210,7 +210,7 @@ def test_images_of_a_table_need_a_plan() -> None:
 def test_a_row_is_what_the_plan_makes_of_it() -> None:
     source, plan = image(5, 3, HEIGHT, WIDTH), make_plan({"kind": RANDOM_CROP, "size": (4, 3)})
     out, expected = (torch.empty(3, 4, 3, dtype=torch.uint8) for _ in range(2))
-    make_table(source, plan).read_row(3, (out,))
+    _core.copy_row(make_table(source, plan), 3, (out,))
     plan.apply(source[3], expected, 3, 0, 0)
     assert torch.equal(out, expected)
 
@@ -222,7 +222,7 @@ def test_a_table_keeps_its_plans_alive() -> None:
     gc.collect()
     out = torch.empty(3, 4, 3, dtype=torch.uint8)
     for row in range(5):
-        table.read_row(row, (out,))
+        _core.copy_row(table, row, (out,))
 
 
 def test_threads_apply_one_plan() -> None:
@@ -286,7 +286,7 @@ def test_a_table_for_a_device_is_for_a_device_alone() -> None:
     there = table.for_device()
     assert plan.uncut == "" and there is not table
     with pytest.raises(ValueError, match="no table for a device"):
-        there.read_row(0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
+        _core.copy_row(there, 0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
     more: dict[str, Any] = {"structure": (None,), "maps": (), "workers": 1, "prefetch": 1}
     more |= {"in_order": True, "persistent": False, "timeout": 0}
     with pytest.raises(ValueError, match="that go there"):

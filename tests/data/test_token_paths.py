@@ -15,7 +15,7 @@ from token_writers import some_tokens, write_llmc
 from torch.utils.data import RandomSampler, Subset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop import DataLoader, TokenDataset
+from fastloop import DataLoader, TokenDataset, _core
 from fastloop.loader.arrays.source import open_source, request_of
 
 T, BATCH = 16, 5
@@ -188,12 +188,12 @@ def test_narrow_tokens_travel_narrow_to_a_device(
     assert (there is not table) is is_narrow
     rows = dataset[0] if isinstance(dataset[0], tuple) else (dataset[0],)
     copies = tuple(torch.zeros_like(row) for row in rows)
-    table.read_row(0, copies)
+    _core.copy_row(table, 0, copies)
     assert_same(copies, rows)
     if is_narrow:
         assert there.outputs == table.outputs == there.for_device().outputs
         with pytest.raises(ValueError, match="no table for a device"):
-            there.read_row(0, copies)
+            _core.copy_row(there, 0, copies)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

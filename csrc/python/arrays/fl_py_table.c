@@ -3,7 +3,6 @@
 #include "fl_py_table.h"
 
 #include "fl_py_mapped_file.h"
-#include "fl_py_read_row.h"
 
 #include <stddef.h>
 #include <structmember.h>
@@ -278,7 +277,6 @@ static PyGetSetDef table_getset[] = {
 
 static PyMethodDef table_methods[] = {
     {"for_device", (PyCFunction)table_for_device, METH_VARARGS, for_device_doc},
-    {"read_row", (PyCFunction)fl_py_read_row, METH_VARARGS, fl_py_read_row_doc},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(

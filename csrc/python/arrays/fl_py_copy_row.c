@@ -1,13 +1,15 @@
-/* fl_py_read_row: see fl_py_read_row.h. The row goes through a buffer, because the tensors must
- * stay as they are if the file of a mapped field has shrunk. */
-#include "fl_py_read_row.h"
+/* fl_py_copy_row: see fl_py_copy_row.h. The row goes through a buffer, because the tensors must not
+ * change if the file of a mapped field has shrunk. */
+#include "fl_py_copy_row.h"
+
+#include "fl_py_table.h"
 
 static int copy_out(fl_py_table *self, PyObject *out, const fl_output *output, const char *buffer)
 {
     fl_tensor view;
     if (fl_py_view(&self->dlpack, out, &view) != 0) return -1;
     if (fl_tensor_bytes(view.dtype, view.ndim, view.shape) != output->bytes) {
-        PyErr_SetString(PyExc_ValueError, "read_row: a tensor does not have the size of the row");
+        PyErr_SetString(PyExc_ValueError, "copy_row: a tensor does not have the size of the row");
         return -1;
     }
     if (output->bytes > 0)
@@ -38,21 +40,26 @@ static int read_row(fl_py_table *self, const fl_rows *rows, PyObject *outs, fl_l
     return status == FL_OK ? 0 : -1;
 }
 
-const char fl_py_read_row_doc[] = PyDoc_STR(
-    "read_row(row, outs)\n--\n\n"
-    "Copy one row of every field into the contiguous tensors `outs`, one for each output. Plans\n"
-    "take epoch 0.\n\n"
-    "Reads mapped files safely: OSError names field and row if the file shrank.");
+const char fl_py_copy_row_doc[] =
+    PyDoc_STR("copy_row(table, row, outs, /)\n--\n\n"
+              "Copy one row of every field of a Table into the contiguous tensors `outs`, one for "
+              "each output. Plans\n"
+              "take epoch 0.\n\n"
+              "Reads mapped files safely: OSError names field and row if the file shrank.");
 
-PyObject *fl_py_read_row(fl_py_table *self, PyObject *args)
+PyObject *fl_py_copy_row(PyObject *module, PyObject *args)
 {
+    const fl_py_state *state = PyModule_GetState(module);
     Py_ssize_t row;
     PyObject *outs;
-    if (!PyArg_ParseTuple(args, "nO!:read_row", &row, &PyTuple_Type, &outs)) return NULL;
+    fl_py_table *self;
+    if (!PyArg_ParseTuple(args, "O!nO!:copy_row", state->table_type, &self, &row, &PyTuple_Type,
+                          &outs))
+        return NULL;
     int32_t outputs = fl_table_outputs(self->table);
     if (PyTuple_GET_SIZE(outs) != outputs || self->share != FL_PY_HOST_ALL)
         return PyErr_Format(PyExc_ValueError,
-                            "read_row needs %d tensors and no table for a device, got %zd", outputs,
+                            "copy_row needs %d tensors and no table for a device, got %zd", outputs,
                             PyTuple_GET_SIZE(outs));
     int64_t length = fl_table_length(self->table), index = row;
     if (row < 0 || row >= length) {
