@@ -1,10 +1,10 @@
 """One optimizer step at a window's boundary: divide, check, clip, step, update the scaler, count;
 and the buffers that can hold a window's sum of gradients.
 
-The optimizer divides by itself (torch's fused=True) or does not; the scaler is fastloop's, another
-torch GradScaler, or None; the gradients are in `.grad` or in buffers. The results of the passes are
-written into the state of fastloop's scaler. Other scalers are used by their public methods alone,
-which subclasses may override."""
+A fused optimizer (torch's fused=True) divides by itself; the rest do not. The scaler is fastloop's,
+torch's or a subclass's, or None. The gradients are in `.grad` or in buffers. The results of the
+passes are written into the state of fastloop's scaler. Any other scaler is used by its public
+methods only, because subclasses may override them."""
 
 from __future__ import annotations
 
@@ -25,44 +25,45 @@ from fastloop.step.ranks import Ranks
 from fastloop.step.scaler import GradScaler, fused_attributes, takes_grad_scale, watch_step
 from fastloop.step.shards import laid_out_as, part_of
 
-_DOUBLES = (torch.float64, torch.complex128)  # for which a float32 grad_scale is too coarse
-_ALIGNED_BYTES = 64  # where each parameter's part of a flat buffer begins
+_DOUBLES = (torch.float64, torch.complex128)  # a float32 grad_scale is too coarse for these
+_ALIGNED_BYTES = 64  # each parameter's part of a flat buffer begins at a multiple of this
 
 
 class GradBuffers:
-    """A gradient-sized sum: one flat tensor for each device and dtype, parameters are views of it.
+    """A gradient-sized sum: one flat tensor for each device and dtype, with a view for each
+    parameter.
 
-    A flat tensor ends with one flag for each of its parameters. After a reduction the flag says
-    whether any rank had a gradient: a parameter that no rank has used keeps `.grad` None, as under
-    DDP."""
+    A flat tensor ends with one flag for each parameter. After a reduction the flag says whether any
+    rank had a gradient. If no rank had one, the parameter's `.grad` stays None, as under DDP."""
 
     def __init__(self, optimizer: Optimizer, dtype: torch.dtype | None) -> None:
         self._optimizer = optimizer  # borrowed
-        self._dtype = dtype  # of the sum; None: the gradients' own
+        self._dtype = dtype  # the sum's dtype; None: the gradients' own
         self._params: list[Tensor] = []
-        self._flats: list[tuple[Tensor, list[int]]] = []  # owned; the parameters in each
-        self._views: list[Tensor] = []  # of a flat tensor, one for each parameter
+        self._flats: list[tuple[Tensor, list[int]]] = []  # owned; with indices of parameters
+        self._views: list[Tensor] = []  # parts of flat tensors, one for each parameter
         self.sums = GradList()  # holds the views
         self._grads = GradList()  # the optimizer's gradients, during a call
         self._used_sums = GradList()  # the views of parameters that were used, during a call
         self.clear()
 
     def clear(self) -> None:
-        """Empty the sum without touching its memory: the next `add` overwrites it."""
-        self._used: set[int] = set()  # parameters that had a gradient
+        """Empty the sum and leave its memory alone: the next `add` overwrites the old sum."""
+        self._used: set[int] = set()  # indices of parameters that had a gradient
 
     def fit(self) -> None:
-        """Make memory for the optimizer's present parameters, unless it is there.
+        """Make memory for the optimizer's present parameters, unless the memory is there.
 
         Raises:
-            RuntimeError: the sum is not empty, and the optimizer has another number of parameters.
+            RuntimeError: the sum is not empty, and the optimizer's number of parameters has
+                changed.
             ValueError: a gradient is sparse.
         """
         params = parameters_of(self._optimizer)
         has_as_many = len(params) == len(self._params)
         if self._used and not has_as_many:
             raise RuntimeError(
-                "a parameter group was added in the middle of a window; add it between windows"
+                "a parameter group was added in the middle of a window (add groups between windows)"
             )
         if self._used or (has_as_many and all(map(is_, self._params, params))):
             return
@@ -70,38 +71,38 @@ class GradBuffers:
         for i, p in enumerate(params):
             if p.is_sparse or (p.grad is not None and p.grad.is_sparse):
                 raise ValueError(
-                    f"parameter {i} has a sparse gradient, and accumulation buffers are dense; "
-                    "leave out accum_dtype and on_nonfinite='micro', or use sparse=False"
+                    f"parameter {i} must have a dense gradient, got a sparse gradient (leave out "
+                    "accum_dtype and on_nonfinite='micro', or use sparse=False)"
                 )
             dtype = p.dtype if self._dtype is None else torch.promote_types(self._dtype, p.dtype)
             kinds.setdefault((p.device, dtype), []).append(i)
         self._params, self._views = params, params[:]
-        self._flats = [(self._flat(where, *kind), where) for kind, where in kinds.items()]
+        self._flats = [(self._flat(indices, *kind), indices) for kind, indices in kinds.items()]
         self.sums.collect(self._views)
 
-    def _flat(self, where: list[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Make a flat tensor for these parameters and their flags, and the views of it."""
+    def _flat(self, indices: list[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Make a flat tensor for these parameters and their flags, and the parameters' views."""
         step = _ALIGNED_BYTES // dtype.itemsize
-        sizes = (-(-part_of(self._params[i]).numel() // step) * step for i in where)
+        sizes = (-(-part_of(self._params[i]).numel() // step) * step for i in indices)
         *starts, end = accumulate(sizes, initial=0)
-        flat = torch.empty(end + len(where), dtype=dtype, device=device)
-        for i, start in zip(where, starts, strict=True):
+        flat = torch.empty(end + len(indices), dtype=dtype, device=device)
+        for i, start in zip(indices, starts, strict=True):
             p = part_of(self._params[i])
-            # Strides as the gradient's, so that passes over both run straight through memory.
+            # With the gradient's strides, passes over both run straight through memory.
             strides = torch.empty_like(p, device="meta").stride()
             view = flat[start : start + p.numel()].as_strided(p.shape, strides)
             self._views[i] = laid_out_as(self._params[i], view)
         return flat
 
     def add(self, share: float, *, only_finite: bool = False) -> bool:
-        """Compute self += share * the optimizer's gradients; returns whether it did. With
-        only_finite (SYNC) it does not if an element is inf or NaN."""
+        """Compute self += share * the optimizer's gradients, and return True. With only_finite
+        (SYNC): if an element is inf or NaN, add nothing and return False."""
         self.fit()
         grads = self._grads.collect_grads(self._optimizer)
         found_inf = new_flag(grads.device) if only_finite else None
         has_all = len(grads.tensors) == len(self._params)
         overwrites = has_all and not self._used
-        if overwrites:  # if a gradient is not finite, the next call overwrites this sum
+        if overwrites:  # if a gradient is not finite, the next call overwrites the memory again
             self.sums.combine_(grads, found_inf, alpha=share, beta=0.0)
         elif found_inf is not None:
             grads.norm_check(found_inf)
@@ -124,22 +125,23 @@ class GradBuffers:
             flat.zero_()
 
     def reduce(self, ranks: Ranks) -> None:
-        """Average over all ranks; each must call it (SYNC: which parameters are used is read)."""
+        """Average over all ranks; every rank must call this method (SYNC: the host reads the
+        flags)."""
         self.fit()
         self._zero_if_empty()
         used: set[int] = set()
-        for flat, where in self._flats:
-            flags = flat[flat.numel() - len(where) :]
-            mine = [float(i in self._used) for i in where]
+        for flat, indices in self._flats:
+            flags = flat[flat.numel() - len(indices) :]
+            mine = [float(i in self._used) for i in indices]
             flat.div_(ranks.size)
             flags.copy_(torch.tensor(mine))
             ranks.sum_(flat)
-            used.update(i for i, n in zip(where, flags.real.tolist(), strict=True) if n > 0)
+            used.update(i for i, n in zip(indices, flags.real.tolist(), strict=True) if n > 0)
         self._used = used
 
     def write(self, factor: Tensor | float, grads: GradList) -> None:
-        """Write factor * self into `.grad` of the parameters, rounded once. `grads` then holds
-        those."""
+        """Write factor * self into the parameters' `.grad`, rounded once. `grads` then holds these
+        gradients."""
         for i, p in enumerate(self._params):
             if i not in self._used:
                 p.grad = None
@@ -153,8 +155,8 @@ class GradBuffers:
         self._used_sums.release()
 
 
-# The norm before clipping, 0-d float64, None where no pass needed to read; whether the step was
-# skipped, a tensor where the host did not ask.
+# First the norm before clipping, 0-d float64; None if no pass needed to read the gradients. Then
+# whether the step was skipped; a tensor if only the device knows.
 Outcome = tuple[Tensor | None, Tensor | bool]
 
 
@@ -167,37 +169,37 @@ class Boundary:
         self._optimizer = optimizer
         self._scaler = scaler  # enabled, or None
         self._max_norm = max_norm
-        self._checks = checks  # whether a gradient that is not finite skips the step
+        self._checks = checks  # a gradient that is not finite skips the step
         self._is_fused = takes_grad_scale(optimizer)
-        # A subclass's own unscaling is not passed over.
+        # If a subclass unscales in its own way, its methods are called.
         self._is_ours = isinstance(scaler, GradScaler) and scaler._owns_unscaling()
         self._is_known = not scaler or is_known("scaler", "The scaler's part in Stepper is left")
         self._grads = GradList()
         self.seen_scale: Any = None  # a mark of the window's scale; None: a window begins
 
-    # ---- the scale, which must not change inside a window, or its losses would not add up
+    # ---- the scale. Losses of one window add up only if the scale does not change.
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss times the scaler's scale.
 
-        Raises RuntimeError if the window was begun with another scale."""
+        Raises RuntimeError if the scale has changed since the window began."""
         scaler = self._scaler
         if scaler is None:
             return loss
         scaled: Tensor = scaler.scale(loss)
-        # Compared between calls: the tensor's id and version, or else the number (SYNC).
+        # The mark of a scale: the tensor's id and version, or else the number (SYNC).
         scale = scaler._scale if self._is_known else None
         now = scaler.get_scale() if scale is None else (id(scale), scale._version)
         if self.seen_scale not in (None, now):
             raise RuntimeError(
-                "the scaler's scale has changed inside a window; leave its step() and update() to "
-                "the Stepper"
+                "the scaler's scale has changed inside a window (leave the scaler's step() and "
+                "update() to the Stepper)"
             )
         self.seen_scale = now
         return scaled
 
     def _scale_on(self, device: torch.device) -> Tensor:
-        """Return the scaler's scale. It is made here on a rank that joins without a loss."""
+        """Return the scaler's scale; make the scale if this rank joins without a loss."""
         scale: Tensor | None = self._scaler._scale if self._is_known else None
         if scale is None:
             scale = self._scaler.scale(torch.ones((), dtype=torch.float32, device=device))
@@ -208,21 +210,21 @@ class Boundary:
     def step(self, divisor: float, buffers: GradBuffers | None, has_dropped: bool) -> Outcome:
         """Take the step for gradients / (scale * divisor), then update the scaler.
 
-        SYNC for optimizers that are not fused, if gradients are checked."""
+        SYNC if gradients are checked and the optimizer is not fused."""
         try:
             if self._scaler is not None and not self._is_ours and buffers is None:
                 return self._step_as_torch(divisor)
             return self._step(divisor, buffers, has_dropped)
         except BaseException:
             if self._scaler is not None:
-                with suppress(Exception):  # it has no scale yet
+                with suppress(Exception):  # the scaler may have no scale yet
                     self._scaler.update(self._scaler.get_scale())  # forgets the step (SYNC)
             raise
         finally:
             self._grads.release()
 
     def back_off(self) -> None:
-        """Take no step, and let the scaler back off: no micro-batch had finite gradients."""
+        """Take no step and let the scaler back off, because no micro-batch had finite gradients."""
         if self._scaler is not None:
             device = parameters_of(self._optimizer)[0].device
             self._record(torch.ones_like(self._scale_on(device)))
@@ -265,25 +267,26 @@ class Boundary:
         return norm, found
 
     def _step_by_scaler(self, found_inf: Tensor) -> None:
-        """Let fastloop's scaler step: the gradients are checked, and unscaled, or will be by the
-        optimizer. It keeps found_inf for `update`, and does not change it."""
+        """Let fastloop's scaler step. The gradients are checked; they are unscaled, or the fused
+        optimizer unscales them. The scaler keeps found_inf for `update` and does not change it."""
         state = self._scaler._per_optimizer_states[id(self._optimizer)]
         if state["stage"] is not OptState.READY:
-            self._scaler.unscale_(self._optimizer)  # raises: the user has called it, or step()
+            self._scaler.unscale_(self._optimizer)  # raises: the user has called unscale_ or step
         state.update(found_inf_per_device={found_inf.device: found_inf}, stage=OptState.UNSCALED)
         self._scaler.step(self._optimizer)
 
     def _record(self, found_inf: Tensor) -> None:
-        """Show found_inf to the scaler: let it unscale a gradient that is inf where that is set."""
+        """Show found_inf to the scaler: let the scaler unscale one gradient, inf if found_inf is
+        set and 0 if not."""
         parameter = torch.zeros_like(found_inf, requires_grad=True)
         parameter.grad = torch.where(found_inf > 0, torch.inf, 0.0).to(found_inf)
-        # Not a torch optimizer, whose steps the user's hooks would see. Kept until the next call,
-        # because scalers know an optimizer by its id.
+        # The user's hooks would see a torch optimizer, so this is a bare object. The object is kept
+        # until the next call, because scalers know an optimizer by its id.
         self._flagged: Any = SimpleNamespace(param_groups=[{"params": [parameter]}])
         self._scaler.unscale_(self._flagged)
 
     def _step_as_torch(self, divisor: float) -> Outcome:
-        """Step by the public methods of torch's own scaler; subclasses may override them."""
+        """Step by the public methods of torch's own scaler, which subclasses may override."""
         scaler, optimizer = self._scaler, self._optimizer
         scaler.unscale_(optimizer)
         grads = self._grads.collect_grads(optimizer)
@@ -304,8 +307,8 @@ class Boundary:
 class Outcomes:
     """Counts the boundaries of a Stepper and steps its schedulers after each step that was taken.
 
-    Where only a device knows whether a step was skipped, schedulers follow at the next boundary:
-    they lag by one step, and wait only if the device is further behind."""
+    If only a device knows whether a step was skipped, the schedulers follow at the next boundary:
+    they lag by one step. The host waits only if the device lags by more than one step."""
 
     def __init__(
         self, schedulers: list[LRScheduler], boundaries: int = 0, skipped: int = 0
@@ -315,8 +318,8 @@ class Outcomes:
         self._arriving: tuple[Tensor, Any] | None = None  # a found_inf on its way to a scheduler
 
     def add(self, found_inf: Tensor | bool) -> None:
-        """Count a boundary, whose step was skipped if found_inf. Does not wait for a device; the
-        boundary before it is settled."""
+        """Count a boundary; its step was skipped if found_inf. Does not wait for a device. The
+        caller has settled the boundary before."""
         assert self._arriving is None
         self.boundaries += 1
         if isinstance(found_inf, Tensor) and self.schedulers:
@@ -328,7 +331,7 @@ class Outcomes:
             self._count(found_inf)
 
     def settle(self) -> None:
-        """Let the schedulers follow the last boundary (SYNC if the device has not come to it)."""
+        """Let the schedulers follow the last boundary (SYNC if the device is not yet there)."""
         if self._arriving is not None:
             (found_inf, event), self._arriving = self._arriving, None
             event.synchronize()
@@ -341,7 +344,7 @@ class Outcomes:
                 scheduler.step()
 
     def read(self) -> tuple[int, int]:
-        """Return how many steps were taken, and how many skipped. SYNC on a device."""
+        """Return the numbers of steps taken and of steps skipped. SYNC on a device."""
         self.settle()
         skipped = self._skips.read()
         return self.boundaries - skipped, skipped

@@ -1,12 +1,12 @@
-"""All gradients of an optimizer as one list, and the passes that run over it.
+"""An optimizer's gradients as one list, and the passes over the list.
 
-A pass is one call for any number of tensors. The C engine runs it over a *plain* list: every tensor
-is exactly a `torch.Tensor`, dense, of a real floating dtype, all are on the CPU or on one CUDA
-device, and no two share memory. torch's own functions run it over any other list, with the same
-meaning, and over every list on CUDA if the environment has FASTLOOP_DISABLE_CUDA=1.
+A pass is one call for any number of tensors. fastloop's engine runs passes over a *plain* list:
+every tensor is exactly a `torch.Tensor`, dense, of a real floating dtype; all are on the CPU or on
+one CUDA device; no two share memory. torch's own functions run the passes over any other list, with
+the same meaning, and over every list on CUDA if the environment has FASTLOOP_DISABLE_CUDA=1.
 
 Numbers that a device computes (norm, factor, found_inf) stay 0-d tensors on the gradients' device,
-so that no pass waits for it; Python floats are numbers that the host knows."""
+so that no pass waits for the device. Python floats are numbers that the host knows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fastloop.compat.torch_parts import (
 from fastloop.device.availability import fault_of, find_fault
 from fastloop.step import shards
 
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that it takes
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that the engine takes
 _MAX_LISTS = 16
 
 
@@ -47,8 +47,8 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 
 
 def new_flag(device: torch.device) -> Tensor:
-    """Make a found_inf: 0-d float32, 0.0 until a pass meets an element that is not finite, then
-    1.0."""
+    """Make a found_inf: 0-d float32, 0.0. A pass that meets an element that is not finite sets 1.0
+    there."""
     return torch.zeros((), dtype=torch.float32, device=device)
 
 
@@ -56,15 +56,16 @@ class FlagCounter:
     """Counts flags that are set. Flags on a device are added up there until `read`."""
 
     def __init__(self, count: int = 0) -> None:
-        self.count = count  # of those that the host has read
-        self._lock = NextLock()  # one scaler counts the steps of optimizers in several threads
-        self._unread: Tensor | None = None  # 0-d, on the device: the sum of the others
+        self.count = count  # flags that the host has read
+        self._lock = NextLock()  # optimizers in several threads may share one scaler
+        self._unread: Tensor | None = None  # 0-d, on the device: the sum of the remaining flags
 
     def __reduce__(self) -> tuple[type[FlagCounter], tuple[int]]:
         return FlagCounter, (self.read(),)
 
     def prepare(self, device: torch.device) -> None:
-        """Make the sum on a device, so that a graph that captures `add` goes on with it."""
+        """Make the sum on a device, so that a graph that captures `add` keeps adding to this
+        tensor."""
         if device.type != "cpu":
             self._unread = torch.zeros((), dtype=torch.float32, device=device)
 
@@ -92,34 +93,34 @@ def _new_number(like: Tensor | None) -> Tensor:
 
 
 def _new_scratch(like: Tensor, size: int) -> Tensor:
-    """Make the memory that passes on a device need: `size` bytes, of which the first 16 are 0."""
+    """Make the memory that passes on a device need: `size` bytes; the first 16 bytes are 0."""
     scratch = torch.empty(size // 8 + 2, dtype=torch.float64, device=like.device)
     scratch[:2].zero_()
     return scratch
 
 
-# None: torch's tensors are not laid out as C knows them. No list is plain then, so torch's own
-# functions run all passes.
+# None: this torch's tensors have a layout that the engine does not know. Then no list is plain, and
+# torch's own functions run all passes.
 _TENSOR_TYPE = Tensor if is_known("tensors", "Passes over gradients are left") else None
 
 
 class GradList(GradListBase):
     """The tensors that passes run over, collected anew before the first pass of each step."""
 
-    # Named here too, because reports wrap it.
+    # Reports wrap this method, so the class needs its own entry.
     clip_parameters = GradListBase.clip_parameters
 
     layouts: Any = None  # shards.Layouts, once there may be DTensors
-    _kinds: dict[int, GradList]  # lists of the tensors of one layout alone
+    _kinds: dict[int, GradList]  # by layout: a list of that layout's tensors
 
     def __new__(cls) -> GradList:
         new_scratch = None if kernels_are_disabled() else _new_scratch
         return super().__new__(cls, _TENSOR_TYPE, increment_version, _new_number, new_scratch)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Return a context for collecting. Once there may be DTensors, they are collected for their
-        parts, and `.grad` of them is read at the speed of tensors': torch looks for no
-        __torch_function__."""
+        """Return a context for collecting. Once there may be DTensors, the list takes their parts,
+        and the context makes reading a DTensor's `.grad` as fast as a tensor's: torch looks for no
+        __torch_function__ in it."""
         if self.layouts is None:
             shard_type = shards.dtensor_type()
             if shard_type is None:
@@ -130,9 +131,9 @@ class GradList(GradListBase):
         return context
 
     def collect_grads(self, source: Optimizer | Iterable[Tensor]) -> GradList:
-        """Hold the `.grad` of every parameter of an optimizer or iterable that has one.
+        """Hold every `.grad` that is not None, of an optimizer's or an iterable's parameters.
 
-        As in torch, whatever has param_groups is an optimizer."""
+        As in torch, any object with param_groups is an optimizer."""
         groups = look_up(source, "param_groups")
         collect = self.collect_parameters if groups is None else self.collect_groups
         given: Any = list(source) if groups is None else groups  # type: ignore[arg-type]
@@ -142,7 +143,7 @@ class GradList(GradListBase):
         return self
 
     def collect(self, tensors: Iterable[Tensor]) -> GradList:
-        """Hold these tensors; until `release` they stay alive."""
+        """Hold these tensors, and keep them alive until `release`."""
         with self.reading():
             self.collect_tensors(tensors)
         self.warn_of_fallback()
@@ -154,7 +155,7 @@ class GradList(GradListBase):
             find_fault(self.device, "runs the passes over gradients")
 
     def why_not_plain(self) -> str:
-        """Say why the engine does not take these tensors."""
+        """Return the reason why the engine does not take these tensors."""
         if reason := difference("tensors"):
             return reason
         for t in self.tensors:
@@ -183,11 +184,11 @@ class GradList(GradListBase):
 
     @property
     def device(self) -> torch.device:
-        """The device of norm and factor: the first tensor's; if there is none, that of DTensors
-        which other processes have, or the CPU."""
+        """The device of norm and factor: the first tensor's. If this process has no tensor, the
+        device of the DTensors in other processes; else the CPU."""
         if not self.tensors and self.has_shards and self.layouts:
             _, layout = self.layouts[self.kinds[1]][0]
-            return torch.empty(0, device=layout.mesh.device_type).device  # with its index
+            return torch.empty(0, device=layout.mesh.device_type).device  # a device with its index
         return self.tensors[0].device if self.tensors else torch.device("cpu")
 
     def norm_check(
@@ -195,7 +196,7 @@ class GradList(GradListBase):
     ) -> Tensor:
         """Return the p-norm of gradients / (scale * divisor), 0-d float64, and set found_inf.
 
-        Each element is checked as it lies in memory, so a norm too large for float32 does not set
+        Each element is checked before any arithmetic, so a norm too large for float32 does not set
         found_inf."""
         scale = None if scale is None else scale.to(self.device)
         if self.is_plain:
@@ -209,7 +210,7 @@ class GradList(GradListBase):
             # Repeated rows of a sparse gradient are sums.
             tensors = [_values(t.coalesce() if t.is_sparse else t) for t in self.tensors]
             wide = [t.to(torch.promote_types(t.dtype, torch.float64)) for t in tensors]
-            norms = [torch.linalg.vector_norm(t, p) for t in wide]  # real, of complex too
+            norms = [torch.linalg.vector_norm(t, p) for t in wide]  # real, even if t is complex
             norm = torch.zeros((), dtype=torch.float64, device="cpu")
             if norms:
                 joined = torch.stack([whole(each).to(self.device) for each in norms])
@@ -219,7 +220,7 @@ class GradList(GradListBase):
     def norm_of_kind(
         self, kind: int, found_inf: Tensor, scale: Tensor | None, divisor: float, p: float
     ) -> Tensor:
-        """Do the same for the tensors of one layout, or their parts in this process."""
+        """Do the work of `norm_check` for one layout's tensors, or their parts in this process."""
         here = self.kinds[0]
         if not here >> kind & 1:
             return torch.zeros((), dtype=torch.float64, device=self.device)
@@ -237,8 +238,8 @@ class GradList(GradListBase):
         self, norm: Tensor | None, max_norm: float | None, scale: Tensor | None, divisor: float
     ) -> Tensor:
         """Return the factor for `scale_` that divides by scale * divisor and then clips to max_norm
-        as torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. No clipping without
-        max_norm."""
+        as torch does (min(1, max_norm / (norm + 1e-6))): 0-d float64. If max_norm is None, the
+        factor does not clip."""
         if max_norm is None:
             norm, max_norm = None, 0.0
         scale = None if scale is None else scale.to(self.device)
@@ -250,7 +251,7 @@ class GradList(GradListBase):
         return factor if norm is None else factor * torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
     def scale_(self, factor: Tensor) -> None:
-        """Multiply every tensor by a 0-d float64; where it is 1 nothing is written."""
+        """Multiply every tensor by a 0-d float64. If the factor is 1, nothing is written."""
         if self.can_run:
             named("unscale_and_clip", self.run_scale)(thread_pool(), factor)
             return
@@ -268,9 +269,9 @@ class GradList(GradListBase):
         alpha: float | Tensor = 1.0,
         beta: float = 1.0,
     ) -> None:
-        """Compute self = beta * self + alpha * source, tensor by tensor, in float32 (float64 where
-        one is, complex where they are) and rounded once. Sets found_inf by the elements of source.
-        beta 0 does not read self."""
+        """Compute self = beta * self + alpha * source, tensor by tensor, and round once. The
+        arithmetic is in float32, in float64 if one of the two tensors is, and complex if they are.
+        Sets found_inf by the elements of source. If beta is 0, self is not read."""
         if source.can_run and self.can_run:
             host, device = (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
             if self.run_combine(thread_pool(), source, host, device, beta, found_inf):
@@ -288,15 +289,15 @@ class GradList(GradListBase):
                 into.copy_(sum)
 
 
-empty_list = cache(GradList)  # for what needs no tensors
+empty_list = cache(GradList)  # for calls that need no tensors
 
 
-Lists = dict[int, GradList]  # by the id of their optimizer: caches, no more
+Lists = dict[int, GradList]  # caches, by the id of their optimizer
 
 
 def grads_of(lists: Lists, optimizer: Any) -> GradList:
-    """Return the list that collected this optimizer's gradients last. The key is its id: a list is
-    only a cache of sizes, so another optimizer may inherit it with the id."""
+    """Return the list that collected this optimizer's gradients last. The key is the optimizer's
+    id. A list is only a cache of sizes, so a new optimizer with an old id may inherit the list."""
     grads = lists.get(id(optimizer))
     if grads is None:
         if len(lists) >= _MAX_LISTS:
@@ -307,7 +308,7 @@ def grads_of(lists: Lists, optimizer: Any) -> GradList:
 
 def take_idle(lists: list[GradList]) -> GradList:
     """Return a list that no other thread has."""
-    try:  # its length is not asked for first: another thread may come between
+    try:  # without a look at the length, because a second thread may pop in between
         return lists.pop()
     except IndexError:
         return GradList()
@@ -324,32 +325,33 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Clip the norm of all gradients together, in place: ``torch.nn.utils.clip_grad_norm_``.
+    """Clip the total norm of the gradients in place: ``torch.nn.utils.clip_grad_norm_``.
 
     Args:
-        parameters: an iterable of tensors, or one, of which each ``.grad`` that is not None counts.
+        parameters: a tensor, or an iterable of tensors. Each ``.grad`` that is not None counts.
         max_norm: gradients are multiplied by min(1, max_norm / (norm + 1e-6)).
         norm_type: the p of the norm; ``math.inf`` is the largest absolute value.
-        error_if_nonfinite: raise if the norm is inf or NaN (SYNC on CUDA), which otherwise makes
-            all gradients 0 or NaN.
-        foreach: as in torch; the engine, which has no use for it, runs in every case it covers.
+        error_if_nonfinite: raise if the norm is inf or NaN (SYNC on CUDA). If False, such a norm
+            makes all gradients 0 or NaN.
+        foreach: as in torch. fastloop's engine runs in every case that it covers, and has no use
+            for this argument.
 
     Returns:
         The norm before clipping: 0-d, on the first gradient's device, of the gradients' dtype.
 
-    For norms 1, 2 and inf of ordinary tensors of one dtype, on the CPU or on one CUDA device, sums
-    and the factor are of double precision, the gradients are read once (always: nothing tells
-    whether they have changed since an earlier pass) and written only if the factor is not 1.
-    torch's own function does the rest.
+    The engine covers norms 1, 2 and inf of ordinary tensors of one dtype, on the CPU or on one CUDA
+    device. It computes sums and the factor in double precision, always reads the gradients once
+    (they may have changed since an earlier pass), and writes them only if the factor is not 1.
+    torch's own function covers the rest.
 
     Raises:
-        RuntimeError: error_if_nonfinite and the norm is inf or NaN, the gradients being unchanged;
-            or foreach is True where torch has no such functions.
+        RuntimeError: error_if_nonfinite and the norm is inf or NaN (the gradients are unchanged);
+            or foreach is True and torch has no such functions for these tensors.
     """
     is_generator = isinstance(parameters, types.GeneratorType)
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if is_generator and not parameters:
-        # Warned of here, where the line of the user is one frame away.
+        # From here, stacklevel=2 names the user's line.
         warnings.warn(
             "`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=2
         )
@@ -372,17 +374,17 @@ def clip_grad_norm_(
     return norm
 
 
-# ---- what torch's GradScaler does to an optimizer's gradients, for any scaler of its class
+# ---- the work of torch's GradScaler on an optimizer's gradients, for any scaler of that class
 
 
 def unscale_at_once(
     scaler: Any, optimizer: Any, lists: Lists, clip: tuple[float, float, bool] | None = None
 ) -> Tensor | bool:
-    """Do the work of an enabled scaler's unscale_, and clip in the same pass, in one call of C.
+    """Do the work of an enabled scaler's unscale_, and clip in the same pass, in one native call.
 
     Returns:
         False if nothing is done, because torch's unscale_ has to run, or to raise; True if the
-        gradients are unscaled alone; else their norm before clipping.
+        gradients are unscaled but not clipped; else the norm before clipping.
     """
     scale = scaler._scale
     if scale is None or not _is_plain_number(scale):
@@ -412,7 +414,7 @@ def unscale_at_once(
 def _unscale_shards(
     grads: GradList, scale: Tensor, found_inf: Tensor, limits: tuple[float, float, bool] | None
 ) -> Tensor | bool:
-    """Do the same for a list with DTensors."""
+    """Do the work of `unscale_at_once` for a list with DTensors."""
     if not grads.has_shards or grads.device != scale.device or torch.float16 in grads.dtypes:
         return False
     if limits is None or not shards.can_clip(grads, limits[1]):
@@ -424,8 +426,8 @@ def _unscale_shards(
 def unscale_collected(
     grads: GradList, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
 ) -> bool:
-    """Do the work of `_unscale_grads_`, into found_inf. Returns False, and does nothing, if torch's
-    method has to run, or to raise, or if no rank has a gradient."""
+    """Do the work of `_unscale_grads_`, into found_inf. If torch's method has to run, or to raise,
+    or if no rank has a gradient, do nothing and return False."""
     is_here = grads.device == inv_scale.device == found_inf.device
     are_numbers = _is_plain_number(inv_scale) and _is_plain_number(found_inf)
     is_plain = grads.has_shards or (grads.is_plain and len(grads.tensors) > 0)
@@ -442,7 +444,7 @@ def _is_plain_number(number: Tensor) -> bool:
     return is_covered and number.dtype is torch.float32 and number.ndim == 0
 
 
-# ---- the same by torch's functions
+# ---- helpers of the passes that torch's functions run
 
 
 def _values(tensor: Tensor) -> Tensor:

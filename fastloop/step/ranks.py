@@ -1,10 +1,10 @@
-"""The other processes of a DDP or FSDP job: when gradients are reduced, and what ranks tell each
-other.
+"""The other processes of a DDP or FSDP job: the moment of each reduction of gradients, and the
+messages between ranks.
 
-Every message is one all-reduce of the same small vector, whatever it is about. So ranks that are at
-different points still understand each other, and all raise the same error instead of waiting.
-Called by the stepper on the thread that trains. docs/internals/stepper.md says what is sent
-when."""
+Every message is one all-reduce of the same small vector. So ranks at different points of their
+loops still understand each other, and every rank raises the same error instead of waiting. The
+stepper calls this module on the thread that trains. docs/internals/stepper.md lists the
+messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fastloop.compat.torch_parts import difference
 
 
 class SyncPoint(Enum):
-    """The point of its loop at which a rank sends a message."""
+    """A point in the loop of a rank that sends a message."""
 
     BEGIN = "at the beginning of iterate()"
     FIRST_WEIGHT = "in their first micro-batch"
@@ -37,15 +37,15 @@ class SyncPoint(Enum):
 class Totals(NamedTuple):
     """The numbers that one rank sends, and their sums over all ranks."""
 
-    weight: float = 0.0  # of the window's micro-batches
+    weight: float = 0.0  # the sum over the window's micro-batches
     counted: float = 0.0  # micro-batches with a weight above 0
-    has_more: float = 0.0  # whether the loop has another batch
-    has_dropped: float = 0.0  # whether a micro-batch was left out
+    has_more: float = 0.0  # 1: the loop has a further batch
+    has_dropped: float = 0.0  # 1: a micro-batch was dropped
 
 
 class Ranks:
-    """The process group behind a model's parallel modules. Without such a module it is one rank,
-    and every method is free."""
+    """The process group of a model's parallel modules. Without such a module there is one rank, and
+    every method returns at once."""
 
     def __init__(self, model: Module | Iterable[Module] | None) -> None:
         models: list[Any] = [] if model is None else [model]
@@ -55,23 +55,23 @@ class Ranks:
             rule = "the torch.nn.Module that the loop calls, or several"
             raise TypeError(make_message("model", rule, model))
         parts = [part for whole in models for part in whole.modules()]
-        # DDP and FSDP1, and FSDP2: borrowed from the user's model.
+        # DDP and FSDP1; then FSDP2. Borrowed from the user's model.
         replicated = [part for part in parts if hasattr(type(part), "no_sync")]
         sharded = [part for part in parts if hasattr(type(part), "set_requires_gradient_sync")]
         self._replicated, self._sharded = replicated, sharded
         self.is_parallel = bool(replicated or sharded)
         self._is_synced = True  # whether the sharded modules were told to reduce
         self._contexts: list[AbstractContextManager[Any]] = []  # no_sync() of the micro-batch
-        self._leave_notice: tuple[Any, Tensor] | None = None  # sent, not waited for
+        self._leave_notice: tuple[Any, Tensor] | None = None  # a message without an answer yet
         self._ddp: list[Any] = [m for m in replicated if isinstance(m, DistributedDataParallel)]
-        # Whether DDP has yet to record its static graph, in a backward that reduces.
+        # True until DDP has recorded its static graph, in a backward that reduces.
         self._is_static = any(module.static_graph for module in self._ddp)
         self.can_reduce_alone = len(self._ddp) == len(replicated) and not sharded
         kinds = [kind.__name__ for part in replicated for kind in type(part).__mro__]
         self.has_shards = bool(sharded) or "FullyShardedDataParallel" in kinds
-        # FSDP1's parameters are what this rank has of them.
+        # FSDP1's parameters are this rank's parts.
         self.has_whole_parameters = "FullyShardedDataParallel" not in kinds
-        # Whether all are FSDP2's: what their backward reduces can be added up.
+        # If every module is FSDP2's, gradients that a backward has reduced can be added up.
         self.can_add_shards = bool(sharded) and not replicated
         with_groups = replicated or sharded[:1]
         groups: list[Any] = [getattr(m, "process_group", None) for m in with_groups] or [None]
@@ -88,14 +88,14 @@ class Ranks:
     # ---- when gradients travel
 
     def enter_micro(self, sync: bool) -> None:
-        """Prepare a micro-batch, before its forward: its backward reduces gradients if `sync`."""
+        """Prepare a micro-batch before its forward; its backward reduces gradients if `sync`."""
         if self._sharded and sync != self._is_synced:
             self._set_shards(sync)
         if not sync:
             if self._is_static:
                 raise RuntimeError(
-                    "DistributedDataParallel(static_graph=True) must reduce in its first backward; "
-                    "leave it out, or pass accumulate=lambda step: n if step else 1"
+                    "DistributedDataParallel(static_graph=True) must reduce in its first backward "
+                    "(leave static_graph out, or pass accumulate=lambda step: n if step else 1)"
                 )
             for module in self._replicated:
                 context = module.no_sync()
@@ -109,8 +109,8 @@ class Ranks:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Keep DDP from sending gradients and buffers in this block: a rank may fail in it on its
-        own. Not for sharded modules, whose forward is a collective."""
+        """Keep DDP from sending gradients and buffers in this block, so that one rank can fail
+        alone. Sharded modules cannot be silent: their forward is a collective."""
         with ExitStack() as stack:
             for module in self._replicated:
                 stack.enter_context(module.no_sync())
@@ -121,12 +121,12 @@ class Ranks:
             yield
 
     def can_flush(self) -> bool:
-        """Tell whether gradients of an open window can be reduced outside of a backward."""
+        """Tell whether an open window's gradients can be reduced without a backward."""
         return not self.has_shards or (self.can_add_shards and not difference("fsdp"))
 
     def reduce_shards(self) -> None:
         """Reduce the gradients that FSDP2 keeps unreduced, as the end of a backward does for
-        modules that the backward has not come to. All ranks must call it."""
+        modules that the backward did not reach. Every rank must call this method."""
         self._set_shards(True)
         for state in dict.fromkeys(module._get_fsdp_state() for module in self._sharded):
             if state._is_root:
@@ -145,28 +145,28 @@ class Ranks:
                     param._unsharded_param.grad = None
 
     def backward_of_nothing(self, loss: Tensor) -> None:
-        """Replace the backward of a window's last micro-batch, whose weight is 0: add nothing, and
-        have the gradients reduced.
+        """Replace the backward of a window's last micro-batch with weight 0: add nothing, and
+        reduce the gradients.
 
-        With modules that are not DDP's this is the backward of 0 · loss, which can give NaN."""
+        If a module is not DDP's, run the backward of 0 · loss, which can give NaN."""
         if not self.can_reduce_alone:
             (loss * 0).backward()  # type: ignore[no-untyped-call]
             return
         for module in self._ddp:
-            # Prepare DDP as its forward does, for outputs that depend on every parameter.
+            # DDP's forward makes the same calls for outputs that depend on every parameter.
             sums = [p.sum() for p in module.parameters() if p.requires_grad]
             module.reducer.prepare_for_forward()
             module.reducer.prepare_for_backward(sums if module.find_unused_parameters else [])
             torch.autograd.backward(sums, [torch.zeros_like(s) for s in sums])
 
     def finish_window(self) -> None:
-        """Run the collectives of DDP's next forward now, while all ranks are here. A rank that then
-        leaves its loop does not keep the others waiting in a forward."""
+        """Run the collectives of DDP's next forward now, while all ranks are here. If a rank then
+        leaves its loop, no rank waits for it in a forward."""
         self._is_static = False
         for module in self._ddp:
             if module.reducer._rebuild_buckets():
                 module._has_rebuilt_buckets = True
-            # The window's last forward may have been under no_sync(), which forgets this.
+            # no_sync() clears this flag, and the window's last forward may have run under it.
             module.require_forward_param_sync = True
             if module._check_sync_bufs_pre_fwd():
                 module._sync_buffers()
@@ -180,10 +180,10 @@ class Ranks:
     # ---- messages
 
     def exchange(self, point: SyncPoint, own: Totals, facts: dict[str, Any]) -> Totals:
-        """Return the sums over all ranks. Waits until each has sent its message (SYNC).
+        """Return the sums over all ranks. Wait until each rank has sent its message (SYNC).
 
-        Raises RuntimeError on every rank if they are not all at the same point, or with other
-        facts."""
+        Raises RuntimeError on every rank if the ranks are at different points, or their facts
+        differ."""
         if self._leave_notice is not None:
             (work, message), self._leave_notice = self._leave_notice, None
             work.wait()
@@ -195,13 +195,14 @@ class Ranks:
         dist.all_reduce(message, group=self.group)
         *sums, digests, squares = message.tolist()
         self._check_points(point, sums)
-        # Mean and variance: if one rank finds its own digest and 0 here, all do.
+        # Sum and sum of squares, so mean and variance: if they fit one rank's digest, all digests
+        # are equal, and every rank comes to this answer.
         if digests != self.size * digest or squares != self.size * digest**2:
             self._raise_difference(facts)
         return Totals(*sums[len(SyncPoint) :])
 
     def send_leave_notice(self) -> None:
-        """Tell the others, without waiting, that this rank has left its loop."""
+        """Tell the other ranks, without waiting, that this rank has left its loop."""
         if self.size > 1 and _is_running():
             message = self._message(SyncPoint.LEFT, Totals(), 0)
             work = dist.all_reduce(message, group=self.group, async_op=True)
@@ -213,24 +214,24 @@ class Ranks:
         return torch.tensor(numbers, dtype=torch.float64, device=self._device)
 
     def _raise_difference(self, facts: dict[str, Any]) -> None:
-        """Raise an error that names what differs. All ranks come here together."""
+        """Raise an error that names the different facts. All ranks call this together."""
         every: list[Any] = [None] * self.size
         dist.all_gather_object(every, facts, group=self.group)
         values = {name: [each.get(name) for each in every] for name in facts}
         differences = [f"{name} {found}" for name, found in values.items() if len(set(found)) > 1]
         raise RuntimeError(
-            f"the ranks disagree (rank by rank): {'; '.join(differences)}. Give all of them the "
-            "same model, arguments, state and number of batches"
+            f"all ranks must agree, got (rank by rank) {'; '.join(differences)} "
+            "(give every rank the same model, arguments, state and number of batches)"
         )
 
     def _check_points(self, point: SyncPoint, sums: list[float]) -> None:
         ranks_at = {p: int(n) for p, n in zip(SyncPoint, sums, strict=False) if n}
         if ranks_at.get(point) == self.size:
             return
-        where = [f"{n} of {self.size} ranks are {p.value}" for p, n in ranks_at.items()]
+        found = [f"{n} of {self.size} ranks are {p.value}" for p, n in ranks_at.items()]
         raise RuntimeError(
-            f"the ranks are at different places: {'; '.join(where)}. Each rank must run the same "
-            "number of windows, and all must leave a loop, or call flush(), at the same one"
+            f"all ranks must be at the same point, got {'; '.join(found)} (run the same number of "
+            "windows on every rank, and leave a loop, or call flush(), at the same window)"
         )
 
     def sum_(self, tensor: Tensor) -> None:
@@ -240,8 +241,8 @@ class Ranks:
 
 
 def reduce_max(values: Sequence[float]) -> list[float]:
-    """Return the largest of each value over all ranks, which must all call it (SYNC). Without a
-    process group these are the values themselves."""
+    """Return each value's maximum over the ranks; every rank must call this function (SYNC).
+    Without a process group, return the values themselves."""
     if count_ranks() == 1:
         return list(values)
     message = torch.tensor(values, dtype=torch.float64, device=_message_device(None))
@@ -259,7 +260,7 @@ def _is_running() -> bool:
 
 
 def _message_device(group: Any) -> torch.device:
-    """Choose the CPU if the group can: reading a message there waits for no accelerator."""
+    """Choose the CPU if the group has it: reading a message on the CPU waits for no accelerator."""
     group = dist.distributed_c10d._get_default_group() if group is None else group
     kinds = [torch.device(kind).type for kind in group._device_types]
     return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])

@@ -1,13 +1,13 @@
-"""GradScaler: torch's, whose passes over the gradients are the engine's (fastloop.step.grad_list).
+"""GradScaler: torch's, with the engine's passes over the gradients (fastloop.step.grad_list).
 
-State machine, messages, private fields and pickling are torch's, inherited. `BoundedScaler` adds
-fastloop's extras by torch's public methods alone: bounds and hysteresis of the scale, counts of
-skipped steps, checkpoints of both. Where torch's scaler is not the one that fastloop knows, it is
-`GradScaler`.
+State machine, messages, private fields and pickling are inherited from torch. `BoundedScaler` adds
+fastloop's extras by torch's public methods only: bounds and hysteresis of the scale, counts of
+skipped steps, checkpoints of both. If fastloop does not know this torch's scaler, `BoundedScaler`
+is `GradScaler`.
 
-Elsewhere `GradScaler` overrides methods that torch's call: `_unscale_grads_` (the pass) and
-`_maybe_opt_step` (whether a step is skipped). It replaces the branch of `step` for fused optimizers
-and `update`, whose rule runs in C."""
+Else `GradScaler` overrides methods that torch's methods call: `_unscale_grads_` (the pass) and
+`_maybe_opt_step` (whether a step is skipped). `GradScaler` also replaces the branch of `step` for
+fused optimizers, and `update`: the engine applies the rule of the scale."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from fastloop.step import grad_list
 Flags = dict[Any, Tensor]  # found_inf by device
 
 _EXTRAS = ("min_scale", "max_scale", "hysteresis")
-_OWN = (*_EXTRAS, "skipped_steps", "_bad_steps")  # entries of the state dict that torch's lacks
+_OWN = (*_EXTRAS, "skipped_steps", "_bad_steps")  # entries that torch's state dict lacks
 _FUSED = ("grad_scale", "found_inf")  # attributes of fused optimizers
 _LARGEST = torch.finfo(torch.float32).max
 _INT_MAX = 2**31 - 1
 
 
-# ---- steps of optimizers. torch's fused ones unscale gradients and skip steps themselves: while
-# they step, they look for `grad_scale` and `found_inf` among their own attributes.
+# ---- steps of optimizers. torch's fused optimizers unscale gradients and skip steps themselves:
+# during a step they read their own attributes `grad_scale` and `found_inf`.
 
 
 def takes_grad_scale(optimizer: Optimizer) -> bool:
-    """Tell whether the optimizer divides by a `grad_scale` attribute. All of torch's fused ones do;
-    others take the scaler itself as an argument of step()."""
+    """Tell whether the optimizer divides by a `grad_scale` attribute. torch's fused optimizers do;
+    the step() of a few foreign optimizers takes the scaler as an argument instead."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     step: Any = optimizer.step
@@ -53,7 +53,7 @@ def takes_grad_scale(optimizer: Optimizer) -> bool:
     code = None if hasattr(step, "__signature__") else getattr(step, "__code__", None)
     if code is None:
         return "grad_scaler" not in inspect.signature(step).parameters
-    # As inspect.signature would answer, in a tenth of the time.
+    # inspect.signature would give the same answer, in ten times the time.
     return "grad_scaler" not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
@@ -61,9 +61,9 @@ def takes_grad_scale(optimizer: Optimizer) -> bool:
 def fused_attributes(
     optimizer: Optimizer, grad_scale: Any = None, found_inf: Any = None, gives_back: bool = False
 ) -> Iterator[None]:
-    """Set `grad_scale` and `found_inf` of an optimizer for the time of a step. As in torch, a
-    grad_scale that the user has set counts as well, and both are gone after the step. If that
-    raises, or with gives_back, the optimizer has its former ones again."""
+    """Set an optimizer's `grad_scale` and `found_inf` for the time of a step. As in torch, a
+    grad_scale that the user has set counts as well, and both attributes are gone after the step. If
+    the step raises, or with gives_back, the optimizer gets its former attributes back."""
     fields, of_user = vars(optimizer), getattr(optimizer, "grad_scale", None)
     had = {name: fields[name] for name in _FUSED if name in fields}
     if grad_scale is not None:
@@ -83,8 +83,8 @@ def fused_attributes(
 
 @contextmanager
 def watch_step(optimizer: Any) -> Iterator[list[Tensor | bool]]:
-    """Watch an optimizer's step in a block. The one element of the list says whether the step was
-    skipped: the found_inf that the optimizer was given; True if step() was not called."""
+    """Watch an optimizer's step in a block. The list's one element says whether the step was
+    skipped: the optimizer's found_inf during the step; True if step() was not called."""
     skipped: list[Tensor | bool] = [True]
     fields, before = vars(optimizer), optimizer.step
     had = {"step": fields["step"]} if "step" in fields else {}
@@ -92,7 +92,7 @@ def watch_step(optimizer: Any) -> Iterator[list[Tensor | bool]]:
     @functools.wraps(before)
     def step(*args: Any, **kwargs: Any) -> Any:
         found = getattr(optimizer, "found_inf", None)
-        # A new tensor: torch adds others to the one that it has.
+        # A new tensor, because torch adds more flags to the optimizer's tensor.
         skipped[0] = False if found is None else (found > 0).to(torch.float32).reshape(())
         return before(*args, **kwargs)
 
@@ -108,12 +108,12 @@ class BoundedScaler(TorchScaler):
     """``torch.amp.GradScaler`` whose scale is never infinite, NaN or out of bounds. Bounds and
     hysteresis SYNC at each update."""
 
-    # Defaults are the class's: an instance unpickled from torch's scaler has them all.
+    # Defaults stand in the class: an instance unpickled from torch's scaler has none of its own.
     last_norm: Tensor | None = None  # the result of the last unscale_and_clip_; None in copies
     min_scale: float | None = None
     max_scale: float | None = None
     hysteresis: int = 1
-    _bad_steps: Tensor | int = 0  # how many updates in a row have met a found_inf, up to now
+    _bad_steps: Tensor | int = 0  # the number of last updates in a row that met a found_inf
     _last_skipped: Tensor | bool = False
 
     def __init__(
@@ -132,7 +132,7 @@ class BoundedScaler(TorchScaler):
         is_known("scaler", "GradScaler's passes are left")
         is_missing = torch.cuda.amp.common.amp_definitely_not_available
         if device == "cuda" and enabled and is_missing():  # type: ignore[no-untyped-call]
-            # Warned of here, one frame from the user's line.
+            # From here, stacklevel=2 names the user's line.
             warnings.warn(
                 "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  Disabling.",
                 stacklevel=2,
@@ -169,7 +169,7 @@ class BoundedScaler(TorchScaler):
     def _unscale_at_once(
         self, optimizer: Optimizer, clip: tuple[float, float, bool] | None
     ) -> Tensor | bool:
-        """Unscale, and clip, in one call of the engine, as grad_list.unscale_at_once."""
+        """Call grad_list.unscale_at_once if no subclass has replaced the unscaling."""
         if not self.is_enabled() or not self._owns_unscaling():
             return False
         return grad_list.unscale_at_once(self, optimizer, self._grad_lists, clip)
@@ -183,22 +183,22 @@ class BoundedScaler(TorchScaler):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor:
-        """`unscale_(optimizer)` and `clip_grad_norm_` of all its parameters, in one or two passes.
+        """Run `unscale_(optimizer)` and `clip_grad_norm_` of its parameters in one or two passes.
 
         Args:
-            optimizer: whose gradients; `step` is then called as after `unscale_`.
-            max_norm, norm_type, error_if_nonfinite: as `torch.nn.utils.clip_grad_norm_`.
+            optimizer: has the gradients. Call `step` afterwards, as after `unscale_`.
+            max_norm, norm_type, error_if_nonfinite: as in `torch.nn.utils.clip_grad_norm_`.
 
         Returns:
-            The total norm of the unscaled gradients before they were clipped, a 0-d tensor of the
-            dtype and on the device that torch's function gives; also kept as `last_norm`.
+            The total norm of the unscaled gradients before clipping: a 0-d tensor with the dtype
+            and device of torch's result; also kept as `last_norm`.
 
         Gradients are read once, then multiplied once by min(1, max_norm / (norm + 1e-6)) / scale,
-        and not written where that is 1. If one is not finite, `step` will skip. Until then the
-        gradients are unscaled and not clipped, which shows the one that is not finite (where
-        torch's functions run, clipping has made them zeros and NaN). A disabled scaler only clips.
+        and not written if this factor is 1. If a gradient is not finite, `step` will skip; until
+        then the gradients are unscaled and not clipped, so you can find that gradient. (If torch's
+        functions run, clipping has made the gradients 0 or NaN.) A disabled scaler only clips.
 
-        Does not wait for the device, unless error_if_nonfinite (SYNC, as in torch).
+        SYNC only with error_if_nonfinite, as in torch.
 
         Raises:
             RuntimeError: called twice, or after `step`, without `update` between; with
@@ -246,7 +246,7 @@ class BoundedScaler(TorchScaler):
         self._skips.add(self._last_skipped)
 
     def last_step_skipped(self) -> bool:
-        """Return whether the last `step`, of any optimizer, was skipped. SYNC on CUDA."""
+        """Tell whether the last `step`, with any optimizer, was skipped. SYNC on CUDA."""
         return bool(self._last_skipped)
 
     @property
@@ -258,7 +258,7 @@ class BoundedScaler(TorchScaler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's five entries and min_scale, max_scale, hysteresis, skipped_steps,
-        _bad_steps, all numbers or None; {} where disabled. SYNC on CUDA."""
+        _bad_steps: numbers or None. A disabled scaler returns {}. SYNC on CUDA."""
         state: dict[str, Any] = super().state_dict()
         if self.is_enabled():
             state.update({name: getattr(self, name) for name in _OWN})
@@ -266,15 +266,15 @@ class BoundedScaler(TorchScaler):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class, or of torch's scaler, which has no extras: those here
-        stay.
+        """Load a state dict of this class or of torch's scaler. torch's has no extras: this
+        scaler's extras then stay.
 
         Raises:
-            RuntimeError: it is empty, being that of a disabled scaler.
-            ValueError: its scale is not finite.
+            RuntimeError: the state dict is empty, because a disabled scaler made it.
+            ValueError: the state dict's scale is not finite.
         """
         if not self.is_enabled():
-            super().load_state_dict(state_dict)  # does nothing, whatever it is given
+            super().load_state_dict(state_dict)  # does nothing
             return
         torchs = {k: v for k, v in state_dict.items() if k not in _OWN}
         if state_dict:
@@ -284,7 +284,7 @@ class BoundedScaler(TorchScaler):
         super().load_state_dict(torchs)
         self._skips.count = state_dict.get("skipped_steps", self.skipped_steps)
         bad_steps = state_dict.get("_bad_steps", self._bad_steps)
-        if isinstance(self._bad_steps, Tensor):  # stays, for graphs
+        if isinstance(self._bad_steps, Tensor):  # a captured graph may hold the tensor
             self._bad_steps.fill_(bad_steps)
         else:
             self._bad_steps = bad_steps
@@ -307,28 +307,29 @@ class GradScaler(BoundedScaler):
     """``torch.amp.GradScaler`` with fewer passes over the gradients.
 
     Args:
-        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: torch's.
-        min_scale: the scale never falls below it. None: it may fall to 0, as torch's does.
-        max_scale: the scale never rises above it. None: it stops before infinity.
-        hysteresis: the scale backs off at the n-th step in a row that meets a gradient that is not
-            finite, and at each one after it; a finite step resets the count. As
-            ``update_scale_hysteresis`` of NVIDIA's apex. 1: at the first one, as torch.
+        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch.
+        min_scale: the lowest scale. None: the scale may fall to 0, as in torch.
+        max_scale: the highest scale. None: the scale stops before infinity.
+        hysteresis: n: the scale backs off at the n-th step in a row with a gradient that is not
+            finite, and at each such step after that; a finite step resets the count. The rule is
+            ``update_scale_hysteresis`` of NVIDIA's apex. 1: back off at the first such step, as in
+            torch.
 
-    Where every gradient is an ordinary tensor on the CPU, or all are on one CUDA device, passes run
-    in C or as one kernel each; elsewhere torch's own run. The state dict holds torch's five keys,
-    so that torch's scaler loads it, and fastloop's.
+    If every gradient is an ordinary tensor, and all are on the CPU or on one CUDA device, fastloop
+    runs the passes, on CUDA as one kernel each. Else torch's own passes run. The state dict holds
+    torch's five keys, so that torch's scaler can load the dict, and fastloop's keys.
 
     Raises:
         ValueError: init_scale is not finite or not within the bounds; min_scale or max_scale is not
-            a positive number, or min_scale is larger; hysteresis is less than 1.
+            a positive number; min_scale is larger than max_scale; hysteresis is less than 1.
         TypeError: hysteresis is not an int.
-        AssertionError: torch's own, for growth_factor and backoff_factor.
+        AssertionError: from torch, for growth_factor and backoff_factor.
     """
 
     # ---- the passes
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the optimizer's gradients by the scale: torch's, errors included. No SYNC.
+        """Divide the optimizer's gradients by the scale, with torch's results and errors. No SYNC.
 
         Raises:
             RuntimeError: called twice, or after `step`, without `update` between.
@@ -358,14 +359,15 @@ class GradScaler(BoundedScaler):
     # ---- the step
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Unscale the gradients unless that is done, then `optimizer.step(*args, **kwargs)` unless
-        one of them is not finite: torch's, errors and warnings included.
+        """Unscale the gradients unless they are unscaled, then call `optimizer.step(*args,
+        **kwargs)` unless a gradient is not finite; with torch's results, errors and warnings.
 
-        Fused optimizers skip by themselves, on the device; for others the host reads one flag
-        (SYNC, as in torch). What torch sets on a fused optimizer is gone when its step raises.
+        A fused optimizer skips by itself, on the device. For any other optimizer the host reads one
+        flag (SYNC, as in torch). If a fused step raises, fastloop removes the attributes that torch
+        leaves on the optimizer.
 
         Returns:
-            The result of `optimizer.step`, None where it is not called."""
+            The result of `optimizer.step`; None if the step was skipped."""
         step = named("step", super(BoundedScaler, self).step)
         is_fused = self._enabled and getattr(optimizer, "_step_supports_amp_scaling", False)
         if not is_fused or "closure" in kwargs:
@@ -382,14 +384,15 @@ class GradScaler(BoundedScaler):
     def _step_fused(
         self, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        """Do the work of torch's `step` for fused optimizers. torch calls inspect.signature at each
-        step, and leaves its two tensors on an optimizer that raises."""
+        """Do the work of torch's `step` for fused optimizers, without torch's inspect.signature at
+        each step and the two tensors that torch leaves on an optimizer that raises."""
         is_unscaled = state["stage"] is OptState.UNSCALED
         if not is_unscaled:
             self._check_inf_per_device(optimizer)
         scale: Any = self._scale
         flags = state["found_inf_per_device"]
-        if len(flags) > 1 or (flags and not self._owns_unscaling()):  # may be sums over ranks
+        # A subclass's flags may be sums over ranks.
+        if len(flags) > 1 or (flags and not self._owns_unscaling()):
             flags = state["found_inf_per_device"] = _join_flags(flags.values(), scale.device)
         found_inf = next((flag.to(scale.device) for flag in flags.values()), 0)
         with fused_attributes(optimizer, None if is_unscaled else scale, found_inf):
@@ -409,10 +412,10 @@ class GradScaler(BoundedScaler):
     # ---- the scale
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        """Grow the scale, back off, or set it to new_scale: torch's rule, within the bounds.
+        """Grow the scale, back off, or set the scale to new_scale: torch's rule, within the bounds.
 
-        Waits for the device if given a new_scale. Bounds and hysteresis make it wait only where C
-        cannot update the scale (FASTLOOP_DISABLE_CUDA, devices other than the CPU and CUDA).
+        SYNC with a new_scale. Bounds and hysteresis SYNC only if fastloop cannot update the scale
+        (FASTLOOP_DISABLE_CUDA, devices other than the CPU and CUDA).
 
         Raises:
             ValueError: new_scale is inf or NaN.
@@ -424,7 +427,7 @@ class GradScaler(BoundedScaler):
             self._per_optimizer_states = defaultdict(states.default_factory)
             return
         for state in self._per_optimizer_states.values():
-            # Copies, because torch adds all flags into the first, which others may hold.
+            # Copies, because torch adds all flags into the first tensor, and users may hold that.
             of_device = state["found_inf_per_device"]
             state["found_inf_per_device"] = {d: flag.clone() for d, flag in of_device.items()}
         super().update(new_scale)
@@ -445,12 +448,12 @@ class GradScaler(BoundedScaler):
         try:
             grad_list.empty_list().update_scale(found, rule, scale, tracker, misses)
         except (TypeError, ValueError):
-            return False  # a scale of another dtype, a flag on another device, no engine there
+            return False  # the engine takes neither this dtype of the scale nor these devices
         return True
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
-        # A captured step adds to these tensors, so they are made with the scale: replays of the
-        # graph go on with them.
+        # A captured step adds to these tensors, so they are made together with the scale: replays
+        # of the graph keep adding to them.
         super()._lazy_init_scale_growth_tracker(dev)
         self._skips.prepare(dev)
         if self.hysteresis > 1:
@@ -463,7 +466,7 @@ class GradScaler(BoundedScaler):
 
 
 def _join_flags(flags: Iterable[Tensor], device: torch.device) -> Flags:
-    """Join flags to one, exactly 0.0 or 1.0, 0-d: fused optimizers skip at 1.0 alone."""
+    """Join flags to one 0-d flag, exactly 0.0 or 1.0: fused optimizers skip at 1.0 only."""
     total: Any = sum(flag.to(device, non_blocking=True) for flag in flags)
     return {device: (total > 0).to(torch.float32).reshape(())}
 
@@ -473,7 +476,7 @@ def _check_finite(name: str, scale: float) -> None:
 
 
 if difference("scaler") and not TYPE_CHECKING:
-    # The same name, so that a pickle can be read under another torch.
+    # The same name, so that a pickle can be read with any torch.
     BoundedScaler.__name__ = BoundedScaler.__qualname__ = "GradScaler"
     BoundedScaler.__module__ = __name__
     GradScaler = BoundedScaler

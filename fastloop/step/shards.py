@@ -1,13 +1,13 @@
-"""DTensors among gradients: the engine passes over the part of each that this process has, and one
-all-reduce of 8 bytes for each mesh axis that shards joins the numbers of all processes.
+"""DTensors among gradients: the engine passes over this process's part of each DTensor, and one
+all-reduce of 8 bytes for each mesh axis that shards joins the numbers of the processes.
 
 A layout is covered if each placement is `Shard`, FSDP's `_StridedShard` (both put every element
-into one process of the axis) or `Replicate` (counted once). Layouts are numbered, and C sorts
-gradients by the numbers. Parameters without gradients name their axes too: a gradient that some
-processes lack counts there as zeros.
+into one process of the axis) or `Replicate` (counted once). Layouts are numbered, and the engine
+sorts gradients by the numbers. Parameters without gradients have layouts as well: if some processes
+lack a gradient, the gradient counts as zeros there.
 
-The flag for "not finite" travels in the sum: it is inf or NaN where an element is. A sum of finite
-elements that overflows travels as -inf."""
+The flag for "not finite" travels in the sum: if an element is inf or NaN, so is the sum. If a sum
+of finite elements overflows, -inf is sent."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from torch import Tensor
 
 from fastloop.compat.torch_parts import is_known, new_replica, strided_shard
 
-GradList = Any  # that of grad_list.py, which imports this module
+GradList = Any  # grad_list.GradList; grad_list.py imports this module
 Groups = tuple[Any, ...]  # process groups
 
 
 class Layout(NamedTuple):
-    """How tensors are spread over processes."""
+    """A distribution of tensors over processes."""
 
-    mesh: Any  # None: each process has them whole, as it has tensors that are no DTensors
+    mesh: Any  # None: ordinary tensors; each process has them whole
     groups: Groups  # along the axes that shard; the mesh's last axis comes first
 
 
 class Layouts:
-    """Numbers the layouts of DTensors, for C."""
+    """Numbers the layouts of DTensors, for the engine."""
 
     def __init__(self) -> None:
         self._found = [Layout(None, ())]
@@ -43,11 +43,11 @@ class Layouts:
         self._totals: dict[Any, Any] = {}  # mesh and spec of norms, by bits of layouts and dtype
 
     def __call__(self, spec: Any) -> int:
-        """Return the number of a DTensor's layout, -1 if torch has to deal with it."""
-        # Meshes of the same ranks are equal, and may have other groups.
+        """Return the number of a DTensor's layout; -1 if the engine does not cover the layout."""
+        # Meshes of the same ranks compare as equal, and may have different groups.
         key = id(spec.mesh), spec.placements
         if key not in self._numbers:
-            self._meshes.append(spec.mesh)  # so that no other gets its id
+            self._meshes.append(spec.mesh)  # kept, so that no new mesh gets this id
             self._numbers[key] = self._number_of(spec.mesh, spec.placements)
         return self._numbers[key]
 
@@ -60,18 +60,18 @@ class Layouts:
         return self._found.index(layout)
 
     def __getitem__(self, bits: int) -> list[tuple[int, Layout]]:
-        """Return the layouts of these bits (1 << number), with their numbers."""
+        """Return the layouts with their numbers; `bits` has 1 << number for each."""
         return [(i, found) for i, found in enumerate(self._found) if bits >> i & 1]
 
     def reduce(self, number: int, value: Tensor, is_max: bool) -> None:
-        """Make a 0-d value the sum, or the maximum, of those of all processes that share the layout
-        of this number. One message for each of its groups."""
+        """Replace a 0-d value by the sum, or the maximum, over the processes that share the layout
+        with this number. One message for each of the layout's groups."""
         for group in self._found[number].groups:
             _reduce(value, is_max, group)
 
     def as_total_norm(self, here: int, norm: Tensor) -> Tensor:
-        """Return the norm of gradients of these layouts as torch does: on their mesh. Where torch
-        has no norm, because not all of them are DTensors of one mesh, it is a plain tensor."""
+        """Return the norm of gradients with these layouts as torch does: on their mesh. If the
+        gradients have several meshes, torch has no norm, and the result is a plain tensor."""
         if (here, norm.dtype) not in self._totals:
             meshes = {layout.mesh for _, layout in self[here]}
             self._totals[here, norm.dtype] = meshes.pop() if len(meshes) == 1 else None, None
@@ -85,14 +85,15 @@ class Layouts:
 
 
 def dtensor_type() -> Any:
-    """Return torch's DTensor; None if nobody has imported it, so that there are none."""
+    """Return torch's class DTensor; None if no module has imported the class, so that no DTensor
+    exists."""
     module = sys.modules.get("torch.distributed.tensor")
     is_here = hasattr(module, "DTensor") and is_known("shards", "Passes over DTensors are left")
     return getattr(module, "DTensor", None) if is_here else None
 
 
 def why_not_covered(mesh: Any, placements: Sequence[Any]) -> str:
-    """Say why torch has to deal with DTensors of this layout; "" if the engine may."""
+    """Return why the engine does not cover DTensors of this layout; "" if it does."""
     from torch.distributed.tensor import Replicate, Shard
 
     if mesh.get_coordinate() is None:
@@ -109,18 +110,20 @@ def _groups_of(mesh: Any, placements: Sequence[Any]) -> Groups:
 
 
 def _all_reduce(message: Tensor, op: Any, group: Any) -> None:
-    """Do what torch does. An error tells which processes this one has waited for, and with what."""
+    """Call torch's all_reduce. An error names the processes that this process has waited for."""
     try:
         dist.all_reduce(message, op, group=group)
     except RuntimeError as error:
-        others = [rank for rank in dist.get_process_group_ranks(group) if rank != dist.get_rank()]
-        text = f"rank {dist.get_rank()} joins {message.numel()} number(s) of its gradients with "
-        text += f"ranks {others}, which have not sent theirs: all must call the same function, with"
-        raise RuntimeError(f"{text} parameters of the same meshes and placements") from error
+        ranks = [rank for rank in dist.get_process_group_ranks(group) if rank != dist.get_rank()]
+        raise RuntimeError(
+            f"rank {dist.get_rank()} has sent {message.numel()} number(s) of its gradients, and "
+            f"ranks {ranks} have not sent theirs (call the same function on every rank, with "
+            "parameters of the same meshes and placements)"
+        ) from error
 
 
 def _reduce(value: Tensor, is_max: bool, group: Any) -> None:
-    """Make float64 values the sums, or the maxima, of those of a group."""
+    """Replace float64 values by their sums, or maxima, over a group."""
     if is_max:  # as integers, which order NaN above infinity
         _all_reduce(value.view(torch.int64), dist.ReduceOp.MAX, group)
     else:
@@ -128,38 +131,39 @@ def _reduce(value: Tensor, is_max: bool, group: Any) -> None:
 
 
 def _in_order(chains: Iterable[Groups]) -> list[Any]:
-    """Return the groups of several chains, each once, in an order that all processes have: a
-    mesh's last axis comes before those in front of it."""
-    places: dict[Any, int] = {}
+    """Return the groups of several chains, each once, in the same order on every process: a mesh's
+    last axis comes first."""
+    positions: dict[Any, int] = {}
     for groups in chains:
-        for place, group in enumerate(groups):
-            places[group] = max(place, places.get(group, 0))
-    return sorted(places, key=lambda group: (places[group], str(group.group_name)))
+        for position, group in enumerate(groups):
+            positions[group] = max(position, positions.get(group, 0))
+    return sorted(positions, key=lambda group: (positions[group], str(group.group_name)))
 
 
 def part_of(t: Any) -> Any:
-    """Return the part of a DTensor that this process has; any other tensor itself."""
+    """Return this process's part of a DTensor; any other tensor itself."""
     return t.to_local() if hasattr(t, "to_local") else t
 
 
 def laid_out_as(t: Any, part: Tensor) -> Tensor:
-    """Return a DTensor like t, of which this process has `part`; `part` itself if t is none."""
+    """Return a DTensor with t's layout and `part` as this process's part; `part` itself if t is an
+    ordinary tensor."""
     if not hasattr(t, "to_local"):
         return part
-    where = t.device_mesh, t.placements
-    return type(t).from_local(part, *where, run_check=False, shape=t.shape, stride=t.stride())  # type: ignore[no-any-return]
+    layout = t.device_mesh, t.placements
+    return type(t).from_local(part, *layout, run_check=False, shape=t.shape, stride=t.stride())  # type: ignore[no-any-return]
 
 
-# ---- numbers of all processes
+# ---- numbers over several processes
 
 
 def norm_check(
     grads: GradList, found_inf: Tensor, scale: Tensor | None, divisor: float, p: float
 ) -> Tensor:
-    """Do the work of `GradList.norm_check` for gradients of all processes, which must all call
-    it."""
+    """Do the work of `GradList.norm_check` over the processes. Every process must call this
+    function."""
     here, missing = grads.kinds
-    # Sums of other elements cannot overflow.
+    # Sums are float64: only sums of float64 elements can overflow.
     own = torch.zeros_like(found_inf) if torch.float64 in grads.dtypes else None
     values: dict[Groups, Tensor] = {}
     for number, layout in grads.layouts[here | missing]:
@@ -184,13 +188,14 @@ def _add(values: dict[Groups, Tensor], groups: Groups, value: Tensor, p: float) 
 
 
 def _join(values: dict[Groups, Tensor], p: float) -> Tensor:
-    """Return the sum of all values (their maximum for p = inf), each over its groups of processes.
-    One all-reduce for each group: of one number, or as many as have other groups to follow."""
+    """Return the sum of the values (the maximum for p = inf), each over its groups of processes.
+    Each group has one all-reduce of one number, or of several if values differ in the groups that
+    remain for them."""
     for group in _in_order(values):
         sent = [groups for groups in values if group in groups]
         sent.sort(key=lambda groups: [str(each.group_name) for each in groups])
         numbers = [values.pop(groups) for groups in sent]
-        if () in values:  # a number that is not finite has to reach all
+        if () in values:  # a number that is not finite has to reach every process
             rest = {(): numbers[0]}
             _add(rest, (), torch.where(values[()].isfinite(), 0.0, values[()]), p)
             numbers[0] = rest[()]
@@ -202,8 +207,8 @@ def _join(values: dict[Groups, Tensor], p: float) -> Tensor:
 
 
 def share_flag(grads: GradList, found_inf: Tensor) -> bool:
-    """Set found_inf on all processes where it is set on one. They must all call it. Returns whether
-    one of them has a gradient (SYNC on those that have none)."""
+    """Set found_inf on every process if it is set on one. Every process must call this function.
+    Returns whether any process has a gradient (SYNC on a process without gradients)."""
     if not grads.tensors:
         found_inf.fill_(-1.0)
     layouts = grads.layouts[grads.kinds[0] | grads.kinds[1]]
@@ -216,11 +221,11 @@ def share_flag(grads: GradList, found_inf: Tensor) -> bool:
 
 
 def can_clip(grads: GradList, norm_type: float) -> bool:
-    """Tell whether the engine computes this norm as torch does, in one dtype. All processes come to
-    the same answer."""
+    """Tell whether the engine computes this norm as torch does, in one dtype. The answer is the
+    same on every process."""
     if not grads.has_shards or len(grads.dtypes) > 1 or norm_type not in (1, 2, math.inf):
         return False
-    # torch refuses the maximum of a tensor without elements; a part may have none.
+    # torch refuses the maximum of a tensor without elements, and a part may be empty.
     return norm_type != math.inf or all(t.numel() for t in grads.tensors)
 
 
@@ -230,12 +235,12 @@ def clip(
     scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> Tensor:
-    """Divide by the scale and clip in one pass, for `can_clip`. Returns the norm before clipping as
-    torch does. Where found_inf is set gradients are not clipped.
+    """Divide by the scale and clip in one pass, if `can_clip`. Returns the norm before clipping, as
+    torch does. If found_inf is set, gradients are not clipped.
 
     Raises:
-        RuntimeError: error_if_nonfinite and the norm is inf or NaN, on all processes. With a scale
-            gradients are divided instead, and the caller raises.
+        RuntimeError: error_if_nonfinite and the norm is inf or NaN, on every process. With a scale,
+            the gradients are divided instead, and the caller raises.
     """
     max_norm, norm_type, error_if_nonfinite = limits
     layouts: Layouts = grads.layouts

@@ -1,9 +1,10 @@
 """Stepper: gradient accumulation with weights, clipping, loss scaling and a schedule.
 
-A state machine over micro-batches and windows: what may follow what, which micro-batch closes a
-window, what an exception leaves behind. docs/internals/stepper.md draws it and has the arithmetic.
-It uses window.py (the window's weights), boundary.py (sums in buffers, the optimizer's step, counts
-and schedulers) and ranks.py (the other ranks). Called on the thread that trains."""
+A state machine over micro-batches and windows: which call may follow which, which micro-batch
+closes a window, and the state after an exception. docs/internals/stepper.md draws the machine and
+derives the arithmetic. The Stepper uses window.py (the window's weights), boundary.py (sums in
+buffers, the optimizer's step, counts and schedulers) and ranks.py (the other ranks). It is called
+on the thread that trains."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ Batch = TypeVar("Batch")
 _VERSION = 1
 _KEYS = ("version", "boundaries", "stepped", "skipped", "open_micros", "mean_weight")
 _UNEQUAL = (
-    "{} of {} ranks have another window and the others have none: DistributedSampler pads "
-    "its parts to equal lengths, drop_last=True cuts them"
+    "{} of {} ranks have a further window and the rest have none (give every rank equally many "
+    "batches: DistributedSampler pads its parts to equal lengths, drop_last=True truncates them)"
 )
 
 
-class State(Enum):
-    """The point of a micro-batch at which a Stepper is."""
+class Phase(Enum):
+    """The point of a micro-batch that a Stepper has reached."""
 
     IDLE = 0  # outside of micro()
     ENTERED = 1  # in micro(), before backward()
@@ -51,8 +52,8 @@ class Stepper:
     """Takes one optimizer step for every window of ``accumulate`` micro-batches.
 
     The step sees the gradient of Σ w_i·l_i / Σ w_i over a window's micro-batches with weights w_i
-    and mean losses l_i, on all ranks: what one large batch would give, for short last windows,
-    unequal micro-batches and token weights too.
+    and mean losses l_i, on all ranks. One large batch would give the same gradient, also for a
+    short last window, unequal micro-batches and weights that count tokens. For example:
 
         stepper = Stepper(optimizer, accumulate=4, scaler=scaler, max_norm=1.0, scheduler=scheduler)
         for x, y in stepper.iterate(loader):
@@ -60,33 +61,34 @@ class Stepper:
                 loss = loss_fn(model(x), y)
                 stepper.backward(loss)
 
-    Clipping, the optimizer, the scaler's update, the scheduler and zero_grad come at the end of a
-    window alone.
+    Clipping, the optimizer, the scaler's update, the scheduler and zero_grad run at the end of a
+    window only.
 
     Args:
-        optimizer: whose parameters are stepped. Where its step takes a ``grad_scale`` (torch's
-            ``fused=True``), dividing and clipping is left to it.
-        accumulate: micro-batches in a window, or a function that returns it, given the number of
-            windows stepped or skipped so far (the same on every rank).
+        optimizer: the optimizer to step. If its step takes a ``grad_scale`` (torch's
+            ``fused=True``), the optimizer divides and clips.
+        accumulate: the number of micro-batches in a window, or a function that returns this number
+            for the number of windows stepped or skipped so far (the same on every rank).
         scaler: a fastloop or torch GradScaler. Do not call its step() or update().
         max_norm: clips the gradients' 2-norm as torch.nn.utils.clip_grad_norm_ does.
-        scheduler: one or several learning rate schedulers, stepped after each step that was taken
-            (at the next boundary where only the device knows: fused steps on an accelerator).
-        model: the module or modules that DDP or FSDP wraps, or that contain wrapped ones.
+        scheduler: one or several learning rate schedulers, stepped after each optimizer step that
+            was taken. If only the device knows the outcome (fused steps on an accelerator), the
+            schedulers follow at the next boundary.
+        model: the module or modules that DDP or FSDP wraps, or that contain wrapped modules.
         accum_dtype: torch.float32 or torch.float64: add gradients up in buffers of that dtype (its
-            complex counterpart for complex gradients) and round once into ``.grad``. Takes memory
-            for one more set of gradients; under DDP the stepper reduces the buffers. Under FSDP2
-            they are of a shard's size, and each micro-batch is reduced.
-        on_nonfinite: if a gradient is inf or NaN: "window" takes no step, "micro" leaves that one
-            micro-batch out (needs buffers as accum_dtype does; SYNC for each micro-batch; under
+            complex counterpart for complex gradients) and round once into ``.grad``. The buffers
+            take memory for one more set of gradients. Under DDP the stepper reduces the buffers.
+            Under FSDP2 a buffer has a shard's size, and each micro-batch is reduced.
+        on_nonfinite: if a gradient is inf or NaN: "window" takes no step, "micro" leaves only that
+            micro-batch out (needs the buffers of accum_dtype; SYNC for each micro-batch; under
             FSDP2 on all ranks), "ignore" takes the step. None: "window" with an enabled scaler,
             else "ignore".
 
     Attributes:
         is_boundary: whether the micro-batch that runs, or ran last, closes its window.
         last_norm: the gradients' 2-norm at the last boundary, unscaled and before clipping: 0-d
-            float64. None before the first, and where nothing needed it (no max_norm, gradients not
-            checked).
+            float64. None before the first boundary, and if no pass computed the norm (no max_norm,
+            gradients not checked).
 
     Raises:
         TypeError, ValueError: an argument is not one of the above; the message says which.
@@ -107,7 +109,10 @@ class Stepper:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(make_message("optimizer", "a torch.optim.Optimizer", optimizer))
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise TypeError("LBFGS calls a closure several times a step; Stepper has one gradient")
+            raise TypeError(
+                "optimizer must take one gradient a step, got LBFGS (its step calls a closure "
+                "several times)"
+            )
         if scaler is not None and not isinstance(scaler, TorchScaler):
             raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -124,7 +129,7 @@ class Stepper:
         if self._ranks.has_shards and needs_buffers and not self._ranks.can_add_shards:
             raise ValueError(
                 "accum_dtype and on_nonfinite='micro' under FSDP need FSDP2 (fully_shard) for all "
-                "modules of the model; leave them out"
+                "modules of the model (leave both arguments out)"
             )
         is_function = callable(accumulate)
         self._accumulate = accumulate if is_function else read_int("accumulate", accumulate, 1)
@@ -135,13 +140,13 @@ class Stepper:
         # Owned, kept between windows; None: gradients add up in `.grad`.
         self._buffers = GradBuffers(optimizer, accum_dtype) if needs_buffers else None
         self._weighted_backward = WeightedBackward()
-        self._state = State.IDLE
-        self._loop: Lookahead | None = None  # of the iterate() that runs
-        self._is_used = False  # micro() has been entered, or its absence has been warned of
-        self._window: Window | None = None  # None: none is open
-        self._weight = 0.0  # of the running micro-batch
-        self._totals: Totals | None = None  # of the window, exchanged before its last backward
-        self._mean_weight: float | None = None  # of the last window, over all ranks
+        self._phase = Phase.IDLE
+        self._loop: Lookahead | None = None  # the iterate() that runs
+        self._is_used = False  # micro() has been entered, or a warning has said that it was not
+        self._window: Window | None = None  # None: no window is open
+        self._weight = 0.0  # the running micro-batch's weight
+        self._totals: Totals | None = None  # the window's, exchanged before its last backward
+        self._mean_weight: float | None = None  # the last window's, over all ranks
         self._has_met = False  # the ranks have compared parameters and state
         self.is_boundary = False
         self.last_norm: Tensor | None = None
@@ -156,14 +161,15 @@ class Stepper:
     def iterate(self, loader: Iterable[Batch]) -> _Batches[Batch]:
         """Yield the loader's batches; the last one closes its window, however short.
 
-        Enter micro() once for each batch. The batches of a loader that has a len() are counted;
-        any other loader is read one batch ahead where that is needed. A window still open at the
-        end (the last batch was not in a micro()) is stepped as by flush(). Leaving the loop early
-        discards the open window, with a warning.
+        Enter micro() once for each batch. If the loader has a len(), its batches are counted; any
+        other loader is read one batch ahead of a full window's end. If a window is still open at
+        the end (the last batch was not in a micro()), it is stepped as by flush(). If you leave the
+        loop early, the open window is discarded, with a warning.
 
         Raises:
             RuntimeError: ranks have unequal numbers of windows (on every rank, after the last
-                window that all have); another loop of this stepper has begun inside this one.
+                window that every rank has); a second loop of this stepper has begun inside this
+                one.
         """
         return _Batches(loader, self._batches(loader))
 
@@ -179,13 +185,13 @@ class Stepper:
                     batch = [loop.take()]
                 except StopIteration:
                     break
-                yield batch.pop()  # not kept: its memory may be lent
+                yield batch.pop()  # not kept here, because its memory may be lent
                 passed += 1
-                if passed == 2:  # the first may be one that is left out
+                if passed == 2:  # a loop may skip its first batch
                     self._warn_unused(passed)
                 if self._loop is not loop:
                     raise RuntimeError(
-                        "another iterate() has begun inside this loop; give it its own Stepper"
+                        "a second iterate() has begun inside this loop (give each loop a Stepper)"
                     )
             if loop.unequal:
                 raise RuntimeError(loop.unequal)
@@ -200,12 +206,12 @@ class Stepper:
                     self._leave_loop(loop)
 
     def _warn_unused(self, batches: int) -> None:
-        """Warn once if no micro() of this stepper has been entered: it cannot step then."""
+        """Warn once if no micro() of this stepper has been entered: no step is taken then."""
         if batches and not self._is_used:
             self._is_used = True
             warnings.warn(
                 f"iterate() has given {batches} batches and micro() was not entered: no step was "
-                "taken; put `with stepper.micro():` around forward and stepper.backward(loss)",
+                "taken (put `with stepper.micro():` around forward and stepper.backward(loss))",
                 stacklevel=3,
             )
 
@@ -213,7 +219,7 @@ class Stepper:
         """End the loop before its loader has ended."""
         if loop.is_announced:
             self._ranks.send_leave_notice()
-        if self._state is State.IDLE:
+        if self._phase is Phase.IDLE:
             self._discard("the loop of iterate() was left early")
 
     # ---- a micro-batch
@@ -222,24 +228,23 @@ class Stepper:
         """Return a context for one micro-batch: its forward, and backward() once.
 
         Args:
-            weight: its number of samples, or of tokens, by which its mean loss counts. A finite
-                number >= 0 or a 0-d tensor (SYNC if that is on a device). With 0 the micro-batch
-                contributes nothing, and backward() runs nothing (under FSDP: on 0 · loss).
+            weight: the weight of the mean loss: the micro-batch's number of samples, or of tokens.
+                A finite number >= 0 or a 0-d tensor (SYNC if the tensor is on a device). With 0 the
+                micro-batch contributes nothing, and backward() runs nothing (under FSDP: 0 · loss).
 
-        Leaving it takes the optimizer's step if it closes the window. Left by an exception, or
-        without backward(), the micro-batch is not counted; if backward() had begun, the whole
-        window is discarded. Both with a warning.
+        If the micro-batch closes its window, the end of the context takes the optimizer's step. If
+        an exception comes before backward(), or backward() is never called, the micro-batch is not
+        counted; if backward() had begun, the whole window is discarded. Both give a warning.
 
         Raises:
-            TypeError, ValueError: weight is something else.
-            RuntimeError: on entering: inside another micro(), or the ranks of a DDP job are at
-                different places.
+            TypeError, ValueError: weight is not such a number.
+            RuntimeError: on entering: inside a micro(), or the ranks of a DDP job are at different
+                points of their loops.
         """
         return _Micro(self, _read_weight(weight))
 
     def _enter(self, weight: float) -> None:
-        if self._state is not State.IDLE:
-            raise RuntimeError("micro() inside micro(): leave the first before entering the next")
+        self._refuse_inside_micro("micro")
         self._is_used = True
         window = self._window or self._open()
         is_full = window.count + 1 >= window.size
@@ -252,22 +257,22 @@ class Stepper:
                 mean = totals.weight / totals.counted if totals.counted else 1.0
                 window.expected = window.size * mean
             has_buffers = self._buffers is not None
-            # Shards are reduced by a backward alone, before they are added up.
+            # Only a backward reduces shards, and buffers add shards up after that.
             sync = self._ranks.has_shards if has_buffers else self.is_boundary
             self._ranks.enter_micro(sync)
         elif self.is_boundary and window.count == 0 and weight > 0:
-            window.expected = weight  # nothing to divide by
+            window.expected = weight  # the loss's factor and the divisor are then exactly 1
         self._weight = weight
-        self._state = State.ENTERED
+        self._phase = Phase.ENTERED
 
     def _open(self) -> Window:
         size = self._accumulate
         if callable(size):
             done = self._outcomes.boundaries
             size = read_int(f"accumulate({done})", size(done), 1)
-        left = None if self._loop is None else self._loop.left
-        if left is not None and not self._ranks.is_parallel:
-            size = max(1, min(size, left + 1))
+        remaining = None if self._loop is None else self._loop.remaining
+        if remaining is not None and not self._ranks.is_parallel:
+            size = max(1, min(size, remaining + 1))
         mean = self._mean_weight
         self._window = Window(size, None if mean is None else size * mean)
         return self._window
@@ -276,29 +281,29 @@ class Stepper:
         """Back-propagate a micro-batch's mean loss, scaled by its weight and the scaler's scale.
 
         Args:
-            loss: one element, any real floating dtype.
+            loss: a tensor of one element, of any real floating dtype.
 
         Raises:
-            RuntimeError: outside micro(), or for the second time in one.
+            RuntimeError: outside micro(), or for the second time in one micro().
             TypeError, ValueError: loss is not a tensor of one real element.
         """
-        if self._state is State.IDLE:
-            raise RuntimeError("backward() outside micro(): call it inside `with stepper.micro():`")
-        if self._state is not State.ENTERED:
-            raise RuntimeError("backward() for the second time in one micro(): add the losses")
+        if self._phase is Phase.IDLE:
+            raise RuntimeError("backward() outside micro() (call it in `with stepper.micro():`)")
+        if self._phase is not Phase.ENTERED:
+            raise RuntimeError("backward() for the second time in one micro() (add the losses)")
         _check_loss(loss)
-        self._state = State.BACKWARD
+        self._phase = Phase.BACKWARD
         window, weight = self._window, self._weight
         assert window is not None
         reduces = self._ranks.is_parallel and self.is_boundary and self._buffers is None
         if reduces:
             own = Totals(window.weight + weight, window.counted + (weight > 0))
             self._totals = self._exchange(SyncPoint.BOUNDARY, own)
-        if weight > 0 or self._ranks.has_shards:  # whose backward is a collective
+        if weight > 0 or self._ranks.has_shards:  # a backward over shards is a collective
             self._accumulate_gradients(loss, window, window.share(weight))
         elif reduces:
             self._ranks.backward_of_nothing(loss)
-        self._state = State.DONE
+        self._phase = Phase.DONE
 
     def _accumulate_gradients(self, loss: Tensor, window: Window, share: float) -> None:
         loss = self._boundary.scale_loss(loss)
@@ -306,30 +311,30 @@ class Stepper:
         if buffers is None:
             self._weighted_backward(loss, share)
             return
-        # Shards are sums over the ranks: their weights come before, as near 1 as those of whole
-        # gradients.
+        # A backward sums shards over the ranks, so a micro-batch's weight has to come before it.
+        # Times the window's size, the weight is as near 1 as the factor of whole gradients.
         before = share * window.size if self._ranks.has_shards else 1.0
         after = 1.0 / window.size if self._ranks.has_shards else share
         self._weighted_backward(loss, before)
         if not buffers.add(after, only_finite=self._drops_micro):
             self._weight = 0.0
             window.has_dropped = True
-        if not self.is_boundary:  # the boundary writes into them
+        if not self.is_boundary:  # at a boundary, `.grad` is memory for the sum
             self._optimizer.zero_grad(set_to_none=True)
 
     def _leave(self, has_failed: bool) -> None:
-        state, self._state = self._state, State.IDLE
+        phase, self._phase = self._phase, Phase.IDLE
         self._ranks.leave_micro()
-        if state is State.DONE and not has_failed:
+        if phase is Phase.DONE and not has_failed:
             assert self._window is not None
             self._window.add(self._weight)
             if self.is_boundary:
                 self._close(SyncPoint.BOUNDARY)
             return
         self._totals = None
-        if state is State.ENTERED:
+        if phase is Phase.ENTERED:
             reason = "an exception came before backward()" if has_failed else "without backward()"
-            remedy = "" if has_failed else "; call stepper.backward(loss), not loss.backward()"
+            remedy = "" if has_failed else " (call stepper.backward(loss), not loss.backward())"
             warnings.warn(f"micro() was left, {reason}: not counted{remedy}", stacklevel=3)
         else:
             self._discard("micro() was left by an exception after backward()", has_begun=True)
@@ -337,22 +342,23 @@ class Stepper:
     # ---- the boundary
 
     def flush(self) -> None:
-        """Step an open window that is not full; nothing if none is open.
+        """Step an open window that is not full; do nothing if no window is open.
 
-        For loops without iterate(). Every rank must call it: under DDP the stepper reduces the
+        For loops without iterate(). Every rank must call flush(): under DDP the stepper reduces the
         gradients, under FSDP2 torch does, and ranks without an open window join.
 
         Raises:
-            RuntimeError: inside micro(); ranks are at different places; an open window under FSDP1.
+            RuntimeError: inside micro(); ranks are at different points of their loops; an open
+                window under FSDP1.
         """
         self._refuse_inside_micro("flush")
         if self._window is not None and self._buffers is None and not self._ranks.can_flush():
             raise RuntimeError(
                 "flush() of an open window under FSDP needs FSDP2 (fully_shard) alone and a torch "
-                "that fastloop knows; use iterate(), which knows the last micro-batch"
+                "that fastloop knows (use iterate(), which knows the last micro-batch)"
             )
         if self._ranks.is_parallel and self._window is None:
-            self._open()  # to join the others
+            self._open()  # to join the other ranks
         if self._window is not None:
             self._close(SyncPoint.FLUSH)
 
@@ -421,7 +427,7 @@ class Stepper:
             return totals
         except BaseException:
             if self._loop is not None:
-                self._loop.is_announced = False  # the others raise too, and wait for nothing
+                self._loop.is_announced = False  # every rank raises, and no rank waits
             self._discard("the ranks do not agree")
             raise
 
@@ -434,17 +440,17 @@ class Stepper:
             facts |= {"mean weight": self._mean_weight, "parameters": len(params)}
             if self._ranks.has_whole_parameters:
                 facts["elements"] = sum(p.numel() for p in params)
-        if self._ranks.has_shards:  # whose forward is a collective
+        if self._ranks.has_shards:  # a forward over shards is a collective
             if point is SyncPoint.BEGIN and loop is not None:
-                facts["batches"] = loop.left
+                facts["batches"] = loop.remaining
             elif window is not None and point is SyncPoint.FIRST_WEIGHT:
                 facts["micro-batches planned"] = window.size
             elif window is not None:
-                facts["micro-batches"] = window.count + (self._state is not State.IDLE)
+                facts["micro-batches"] = window.count + (self._phase is not Phase.IDLE)
         return facts
 
     def _note_more(self, totals: Totals) -> None:
-        """Note which ranks' loops have another window."""
+        """Note which ranks' loops have a further window."""
         loop: Any = self._loop
         loop.is_announced = loop.has_more()
         if totals.has_more not in (0, self._ranks.size):
@@ -455,19 +461,20 @@ class Stepper:
 
     @property
     def stepped(self) -> int:
-        """Optimizer steps taken (SYNC if the last one's outcome is still on a device)."""
+        """The number of optimizer steps taken (SYNC if the last outcome is still on a device)."""
         return self._outcomes.read()[0]
 
     @property
     def skipped(self) -> int:
-        """Windows without a step because a gradient was not finite (SYNC as `stepped`)."""
+        """The number of windows without a step, because a gradient was not finite (SYNC as
+        `stepped`)."""
         return self._outcomes.read()[1]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts and weights that a resumed run needs; numbers only (SYNC as `stepped`).
 
-        Save it beside the states of model, optimizer, scaler, scheduler and loader, at a boundary:
-        it does not hold the gradients of an open window.
+        Save this state together with the states of model, optimizer, scaler, scheduler and loader,
+        at a boundary: the gradients of an open window are not part of it.
 
         Raises:
             RuntimeError: inside micro().
@@ -484,11 +491,11 @@ class Stepper:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the result of state_dict(). A window that is open here is dropped, and one that
-        was open there begins anew, with a RuntimeWarning.
+        """Take over the result of state_dict(). If a window is open now, it is dropped. If a window
+        was open when the state was saved, it begins anew, with a RuntimeWarning.
 
         Raises:
-            TypeError, ValueError: it is not such a state.
+            TypeError, ValueError: state_dict is not such a state.
             RuntimeError: inside micro().
         """
         self._refuse_inside_micro("load_state_dict")
@@ -500,15 +507,15 @@ class Stepper:
         self._has_met = False
         if count := state["open_micros"]:
             warnings.warn(
-                f"the state was saved {count} micro-batches into a window, which are lost: the "
-                "window begins anew; save when stepper.is_boundary",
+                f"the state was saved {count} micro-batches into a window, and these are lost: the "
+                "window begins anew (save when stepper.is_boundary)",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _refuse_inside_micro(self, method: str) -> None:
-        if self._state is not State.IDLE:
-            raise RuntimeError(f"{method}() inside micro(): call it after micro() was left")
+        if self._phase is not Phase.IDLE:
+            raise RuntimeError(f"{method}() inside micro() (call it after the end of that context)")
 
 
 class _Batches(Iterator[Batch]):
@@ -517,16 +524,16 @@ class _Batches(Iterator[Batch]):
     def __init__(self, loader: Iterable[Batch], batches: Generator[Batch]) -> None:
         self._loader: Any = loader
         self._batches = batches
-        self.close = batches.close  # without a frame between, so that warnings name the caller
+        self.close = batches.close  # a method here would hide the caller from warnings
 
     def __len__(self) -> int:
         try:
             return len(self._loader)
-        except (AttributeError, NotImplementedError) as error:  # of a sampler or dataset
+        except (AttributeError, NotImplementedError) as error:  # from a sampler or dataset
             raise TypeError(str(error)) from error
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._batches  # a loop needs no more than the generator
+        return self._batches  # all that a loop needs
 
     def __next__(self) -> Batch:
         return next(self._batches)
@@ -552,10 +559,10 @@ class _Micro:
 
 
 def _read_weight(weight: Any) -> float:
-    """Read a finite number >= 0, or a tensor of one (SYNC on a device)."""
+    """Return a finite number >= 0, given as a number or as a tensor (SYNC on a device)."""
     if isinstance(weight, Tensor) and weight.numel() == 1:
         weight = weight.item()
-    remedy = "its number of samples or tokens; 0 leaves the micro-batch out"
+    remedy = "the number of samples or tokens; 0 leaves the micro-batch out"
     number = read_number("weight", weight, 0, remedy=remedy)
     if number == math.inf:
         raise ValueError(make_message("weight", "a finite number", number, remedy))
@@ -589,7 +596,7 @@ def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
     for one in several:
         if isinstance(one, ReduceLROnPlateau):
             raise TypeError(
-                "scheduler must not be ReduceLROnPlateau: call its step(metric) yourself"
+                "scheduler must not be ReduceLROnPlateau (call its step(metric) yourself)"
             )
         if not callable(look_up(one, "step")):
             raise TypeError(make_message("scheduler", "one or several LRScheduler", one))

@@ -1,5 +1,5 @@
-"""A window of micro-batches: its weights, its arithmetic, which docs/internals/stepper.md derives,
-and where its loader ends.
+"""A window of micro-batches: its weights and their arithmetic, derived in
+docs/internals/stepper.md, and the question whether the loader has a further batch.
 
 Nothing here knows the optimizer, the scaler or the network."""
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastloop.base.checks import look_up
 
-_ROUNDING = 1e-15  # a divisor this close to 1 counts as 1: sums of weights are rounded
+_ROUNDING = 1e-15  # a divisor this close to 1 counts as 1, because sums of weights are rounded
 _NOTHING: Any = object()
 
 
@@ -23,20 +23,21 @@ class Window:
     """Counts and weights of the micro-batches since the last boundary."""
 
     size: int  # planned number of micro-batches
-    expected: float | None  # w_ref: the weight it is planned to have; None: not known yet
+    expected: float | None  # w_ref: the planned sum of weights; None: not known yet
     count: int = 0  # micro-batches so far
-    counted: int = 0  # those of a weight above 0, less dropped ones
-    weight: float = 0.0  # their sum
-    has_dropped: bool = False  # whether a micro-batch was left out for a gradient not finite
+    counted: int = 0  # micro-batches with a weight above 0 that were not dropped
+    weight: float = 0.0  # the sum of the counted micro-batches' weights
+    has_dropped: bool = False  # a micro-batch was dropped, because a gradient was not finite
 
     def share(self, weight: float) -> float:
-        """Return c = w / w_ref, by which a micro-batch's loss is multiplied."""
+        """Return c = w / w_ref, the factor of a micro-batch's loss."""
         if self.expected is None:
             self.expected = self.size * weight
         return weight / self.expected
 
     def divisor(self, weight: float, ranks: int) -> float:
-        """Return the divisor of accumulated gradients beside the scale: ΣΣw / (R · w_ref)."""
+        """Return ΣΣw / (R · w_ref) over R ranks: accumulated gradients are divided by this number
+        and by the scaler's scale."""
         assert self.expected is not None
         divisor = weight / (ranks * self.expected)
         return 1.0 if abs(divisor - 1.0) < _ROUNDING else divisor
@@ -50,11 +51,11 @@ class Window:
 
 class WeightedBackward:
     """Runs (loss * share).backward() without a node in the graph for the product: backward() starts
-    from a gradient of `share` instead of 1. Keeps that gradient for the next loss."""
+    from a gradient of `share` instead of 1. The gradient is kept for the next loss."""
 
     def __init__(self) -> None:
         self._gradient = torch.ones(())
-        self._share = 1.0  # the value of that gradient
+        self._share = 1.0  # the value of `_gradient`
 
     def __call__(self, loss: Tensor, share: float) -> None:
         if share == 1.0:
@@ -70,10 +71,10 @@ class WeightedBackward:
 
 
 class Lookahead:
-    """An iterator over a loader that can say whether another batch follows.
+    """An iterator over a loader that can say whether a further batch follows.
 
-    Sized loaders are counted: reading ahead would change random numbers, the loader's state and the
-    moment of its errors. Others are read one batch ahead."""
+    If the loader has a len(), its batches are counted: reading ahead would change random numbers,
+    the loader's state and the moment of its errors. Any other loader is read one batch ahead."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         try:
@@ -83,17 +84,17 @@ class Lookahead:
         self._iterator: Iterator[Any] = iter(loader)
         # A resumed loader begins in the middle of its epoch: torch's iterators count from there.
         begun: int = look_up(self._iterator, "_num_yielded", 0)
-        self.left = None if total is None else total - begun  # batches to come; None: not known
-        self._held: Any = _NOTHING  # read ahead
+        self.remaining = None if total is None else total - begun  # batches; None: not known
+        self._held: Any = _NOTHING  # the batch that was read ahead
         self._error: BaseException | None = None  # met while reading ahead
         # For ranks of a parallel job:
-        self.is_announced = False  # the others know that this loop has another window
-        self.unequal = ""  # the error of every rank's loop: their numbers of windows differ
+        self.is_announced = False  # the other ranks know that this loop has a further window
+        self.unequal = ""  # the error that every rank raises if the numbers of windows differ
 
     def has_more(self) -> bool:
         """Tell whether `take` gives a batch, or an error of the loader."""
-        if self.left is not None:
-            return self.left > 0
+        if self.remaining is not None:
+            return self.remaining > 0
         if self._held is _NOTHING and self._error is None:
             try:
                 self._held = next(self._iterator)
@@ -102,11 +103,11 @@ class Lookahead:
         return not isinstance(self._error, StopIteration)
 
     def take(self) -> Any:
-        """Return the next batch; raises StopIteration at the end."""
-        if self.left is not None:
+        """Return the next batch. Raises StopIteration at the end."""
+        if self.remaining is not None:
             batch = next(self._iterator)
-            # More than its length said: the length of an IterableDataset is a guess.
-            self.left = self.left - 1 if self.left > 0 else None
+            # The length of an IterableDataset is a guess: more batches may come.
+            self.remaining = self.remaining - 1 if self.remaining > 0 else None
             return batch
         if not self.has_more() or self._error is not None:
             error, self._error = self._error, StopIteration()

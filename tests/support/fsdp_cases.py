@@ -275,7 +275,7 @@ def refused(text: str, call: Callable[[], Any]) -> None:
     try:
         call()
     except RuntimeError as error:
-        assert "the ranks disagree" in str(error) and text in str(error), error
+        assert "all ranks must agree" in str(error) and text in str(error), error
     else:
         raise AssertionError(f"no error: {text}")
 

@@ -254,7 +254,7 @@ def case_unequal() -> None:
             for loader in (range, lambda n: iter(range(n))):
                 run = Run(3, **options)
                 took = raises(
-                    "have another window and the others have none",
+                    "have a further window and the rest have none",
                     lambda run=run, n=counts[RANK], loader=loader: run.epoch(n, loader),
                 )
                 assert took < limit(60) and run.stepper.stepped == min(-(-n // 3) for n in counts)
@@ -279,7 +279,7 @@ def case_left() -> None:
             warnings.simplefilter("ignore")  # the open window is discarded
             if RANK == 0:
                 leave_at(run, at)
-                raises("different places", lambda run=run: leave_at(run, 99))
+                raises("at the same point", lambda run=run: leave_at(run, 99))
             else:
                 raises("1 of 2 ranks are out of the loop", lambda run=run, at=at: leave_at(run, at))
     for at in (1, 5):  # both leave: nothing is wrong
