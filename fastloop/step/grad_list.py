@@ -374,7 +374,7 @@ def clip_grad_norm_(
     return norm
 
 
-# ---- the work of torch's GradScaler on an optimizer's gradients, for any scaler of that class
+# ---- the work of torch.amp.GradScaler on an optimizer's gradients, for any scaler of that class
 
 
 def unscale_at_once(

@@ -109,10 +109,7 @@ class Stepper:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(make_message("optimizer", "a torch.optim.Optimizer", optimizer))
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise TypeError(
-                "optimizer must take one gradient a step, got LBFGS (its step calls a closure "
-                "several times)"
-            )
+            raise TypeError("optimizer must take one gradient a step, got LBFGS (call it yourself)")
         if scaler is not None and not isinstance(scaler, TorchScaler):
             raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -168,8 +165,7 @@ class Stepper:
 
         Raises:
             RuntimeError: ranks have unequal numbers of windows (on every rank, after the last
-                window that every rank has); a second loop of this stepper has begun inside this
-                one.
+                window that every rank has); a second loop of this stepper has begun inside.
         """
         return _Batches(loader, self._batches(loader))
 
@@ -466,8 +462,7 @@ class Stepper:
 
     @property
     def skipped(self) -> int:
-        """The number of windows without a step, because a gradient was not finite (SYNC as
-        `stepped`)."""
+        """The number of windows without a step: a gradient was not finite (SYNC as `stepped`)."""
         return self._outcomes.read()[1]
 
     def state_dict(self) -> dict[str, Any]:
