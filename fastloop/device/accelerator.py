@@ -1,8 +1,8 @@
 """A device for uploads: a stream for copies, events, pinned memory and device memory.
 
-``Accelerator`` is the one place that touches torch's streams. Its calls act on the current stream,
-as torch's do: on the user's, and inside ``copy_stream()`` on the stream for copies. None of them
-makes the host wait, except ``synchronize()``. The thread that iterates uses it.
+``Accelerator`` is the only class that touches torch's streams. As in torch, its calls act on the
+current stream: the user's stream, or inside ``copy_stream()`` the stream for copies. Only
+``synchronize()`` makes the host wait. The thread that iterates uses an accelerator.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastloop.compat.tensors import sparse_parts
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:
-    """Return the dense tensors that hold the numbers of a tensor of any kind."""
+    """Return the dense tensors that hold a tensor's numbers, for every layout and subclass."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         return [part for name in names for part in _parts(getattr(tensor, name))]
@@ -34,15 +34,15 @@ def _parts(tensor: Any) -> list[torch.Tensor]:
 
 @functools.cache
 def _open_stream(device: torch.device) -> tuple[int, int, int]:
-    """Open the one stream for copies to a device. Memory of torch's allocators belongs to a stream:
-    with another stream an epoch could not use the memory of the epoch before."""
+    """Open the process's one stream for copies to a device. Memory of torch's allocators belongs to
+    a stream: with a new stream, an epoch could not reuse the memory of the epoch before."""
     stream = torch.Stream(device)
     return stream.stream_id, stream.device_index, stream.device_type
 
 
 def allocate_pinned(size: int) -> torch.Tensor:
-    """Return bytes of torch's caching host allocator, for copies to the current accelerator. They
-    are not used again before copies have read them."""
+    """Return bytes of torch's caching host allocator, for copies to the current accelerator. The
+    allocator does not reuse the bytes before all copies have read them."""
     return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
@@ -51,7 +51,7 @@ class Accelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # A torch.Stream object notes that it was entered, so each accelerator has its own.
+        # A torch.Stream object notes that it was entered, so each accelerator has its own object.
         self._copies = torch.Stream(*_open_stream(device))
         self._pid = os.getpid()
 
@@ -63,7 +63,7 @@ class Accelerator:
         return torch.accelerator.current_stream(self.device)
 
     def record_event(self, stream: torch.Stream | None = None) -> torch.Event:
-        """Return an event after all work queued on a stream, by default the current one."""
+        """Return an event after all work queued on a stream, by default the current stream."""
         return (stream or self.current_stream()).record_event()
 
     def wait_event(self, event: torch.Event) -> None:
@@ -102,8 +102,8 @@ class Accelerator:
         return value.to(self.device)
 
     def record_stream(self, value: Any) -> None:
-        """When ``value`` dies, keep its memory until the current stream has done the work queued
-        by then."""
+        """Keep the memory of ``value`` after its death, until the current stream has done the work
+        queued by then."""
         stream = self.current_stream()
         if not isinstance(value, torch.Tensor):
             value.record_stream(stream)
@@ -113,18 +113,19 @@ class Accelerator:
                 part.record_stream(stream)
 
     def check(self) -> None:
-        """Raise where no batch can be taken: in a forked child, and inside a capture."""
+        """Raise if no batch can be taken: in a forked child, and inside a capture."""
         if self._pid != os.getpid():
             torch.empty(0, device=self.device)  # raises torch's own error
         module = torch.get_device_module(self.device)
         if not hasattr(module, "is_current_stream_capturing"):
             return
-        with module.device(self.device):  # it asks the stream of the current device
+        with module.device(self.device):  # the function asks the current device's stream
             is_capturing = module.is_current_stream_capturing()
         if is_capturing:
-            text = "a batch was asked for while a graph is being captured; take it before the "
-            text += "capture (static_buffers=True keeps the addresses for replays)"
-            raise RuntimeError(text)
+            raise RuntimeError(
+                "a batch was asked for while a graph is being captured (take the batch before the "
+                "capture; static_buffers=True keeps the addresses for replays)"
+            )
 
 
 class HostAccelerator(Accelerator):
@@ -152,14 +153,14 @@ def open_accelerator(device: torch.device | str | int) -> Accelerator:
     """Open a device for uploads. Raise torch's own error if there is no such device.
 
     Args:
-        device: as torch takes it; without an index, the current one.
+        device: as torch takes a device; without an index, the current device.
     """
     opened = torch.empty(0, device=device).device
     if opened.type == "cpu":
         return HostAccelerator(opened)
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or opened.type != accelerator.type:
-        remedy = "or leave it out and move batches with batch.to(device)"
+        remedy = "or leave device out and move batches with batch.to(device)"
         rule = "the CPU or an accelerator that torch can copy to"
         raise ValueError(make_message("device", rule, device, remedy))
     return Accelerator(opened)

@@ -1,9 +1,9 @@
 """Destinations of batches that do not stay in the loader's CPU memory: an accelerator, pinned
 memory that the user gets, or pinned memory on the way to an accelerator.
 
-C asks a destination for memory (``allocate``), copies a whole batch into it, and asks once for its
-tensors (``split``). docs/internals/cuda.md says who does this when. ``send`` moves batches that C
-cannot copy as a whole, such as objects that contain tensors.
+The core asks a destination for memory (``allocate``), copies a whole batch there, and asks once for
+the batch's tensors (``split``). docs/internals/cuda.md says which thread does this and when.
+``send`` moves batches that the core cannot copy as a whole, for example objects that hold tensors.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from fastloop.device.prefetch import Uploader
 
 
 class Destination:
-    """Memory that `allocate` gives. One thread at a time uses it."""
+    """Memory that `allocate` gives. One thread at a time uses a destination."""
 
-    index = -1  # the CUDA device that C copies to; -1: the memory is the host's
-    is_on_device = False  # when a batch is handed out
-    force_contiguous = False  # tensors that have gaps are copied without them
-    keep_aliases = True  # a tensor that is twice in a batch stays one
+    index = -1  # the CUDA device that the core copies to; -1: the memory is the host's
+    is_on_device = False  # batches are handed out on a device
+    force_contiguous = False  # tensors with gaps are copied without the gaps
+    keep_aliases = True  # a tensor that is twice in a batch stays one tensor
 
     def __init__(self, allocate: Callable[[int], Tensor]) -> None:
         self._allocate = allocate
 
     def check(self) -> None:
-        """Raise where no batch can be taken."""
+        """Raise if no batch can be taken."""
 
     @outside_inference_mode
     def allocate(self, size: int) -> Tensor:
-        """Return a buffer of so many bytes; on a device, it belongs to the current stream."""
+        """Return a buffer of `size` bytes. A buffer on a device belongs to the current stream."""
         return self._allocate(size)
 
     def split(self, buffer: Tensor, places: Iterable[Place], is_other_stream: bool) -> list[Tensor]:
-        """Return the tensors of a batch, each with a version of its own.
+        """Return the tensors of a batch. No two share a version counter.
 
         Args:
             buffer: holds the batch.
-            places: where its tensors lie.
-            is_other_stream: the current stream is not the one that the buffer was allocated for.
+            places: the tensors' offsets, shapes, strides and dtypes in the buffer.
+            is_other_stream: the buffer was allocated for a stream that is not the current stream.
         """
         return split_buffer(buffer, places)
 
@@ -62,15 +62,15 @@ class Destination:
         return copy.copy_(tensor)
 
     def complete(self, batch: Any) -> Any:
-        """Finish a batch whose tensors `split` has made."""
+        """Finish a batch after `split` has made its tensors."""
         return batch
 
     def send(self, batch: Any) -> Any:
-        """Move a batch that lies elsewhere."""
+        """Move a batch that is not in this destination's memory."""
         return batch
 
     def drop(self) -> None:
-        """Forget copies under way. SYNC if one still reads the user's memory."""
+        """Forget copies under way. SYNC if a copy still reads the user's memory."""
 
 
 class DeviceMemory(Destination):
@@ -104,14 +104,14 @@ class DeviceMemory(Destination):
 
 
 def _fix_size(memory: Tensor) -> Tensor:
-    """Forbid resizing of tensors in this CPU memory: torch keeps memory in place that NumPy
+    """Forbid resizing of tensors in this CPU memory: torch does not move memory that NumPy
     shares."""
     memory.numpy()
     return memory
 
 
 class PinnedMemory(Destination):
-    """Memory of torch's caching host allocator, as torch's own loader pins."""
+    """Memory of torch's caching host allocator, as in torch's own loader."""
 
     keep_aliases = False
 
@@ -123,24 +123,24 @@ class PinnedMemory(Destination):
     @outside_inference_mode
     def split(self, buffer: Tensor, places: Iterable[Place], is_other_stream: bool) -> list[Tensor]:
         tensors = split_buffer(buffer, places)
-        # Code that keeps a small tensor (labels, say) must not keep the whole batch.
+        # If a program keeps a small tensor, for example the labels, the whole batch must not stay.
         return [
             self.copy(tensor) if is_small_part(tensor.nbytes, buffer.nbytes) else tensor
             for tensor in tensors
         ]
 
-    @torch.inference_mode(False)  # as in torch's thread for it
+    @torch.inference_mode(False)  # as in torch's thread for pinning
     def send(self, batch: Any) -> Any:
         try:
             return pin_memory(batch, self._device)
         except Exception:
             index = torch.accelerator.current_device_index()
-            where = f"in pin memory thread for device {index}"
-            error = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+            thread = f"in pin memory thread for device {index}"
+            error = ExceptionWrapper(where=thread)  # type: ignore[no-untyped-call]
         return error.reraise()  # type: ignore[no-untyped-call]
 
-    # Pins the rest of the batch: torch's function passes pinned tensors on, makes containers anew,
-    # and lets objects pin themselves.
+    # torch's function pins the rest of the batch: it passes pinned tensors on, makes containers
+    # anew, and lets objects pin themselves.
     complete = send
 
 
@@ -153,11 +153,11 @@ def is_pinned_by_torch(loader: DataLoader[Any]) -> bool:
 def find_destination(
     accelerator: Accelerator | None, copies_in_c: bool, is_pinned: bool
 ) -> Destination | None:
-    """Choose where a loader's batches go; None: they stay in the loader's CPU memory.
+    """Choose the destination of a loader's batches; None: they stay in the loader's CPU memory.
 
     Args:
-        accelerator: where the user wants them; None: on the CPU.
-        copies_in_c: C copies to the accelerator. Otherwise batches go on from pinned memory.
+        accelerator: the loader's device; None: the CPU.
+        copies_in_c: the core copies to the accelerator. If not, batches go on from pinned memory.
         is_pinned: the user has asked for pinned memory.
     """
     if accelerator is None:

@@ -1,9 +1,9 @@
 """Uploads of a batch by one copy, batches uploaded ahead of their turn, and one batch whose tensors
 keep their addresses.
 
-All plain tensors of a batch are packed into one buffer of pinned memory, which is copied into one
-buffer on the device. The user gets tensors over that, each with a version of its own. A tensor that
-is pinned already is copied from where it lies.
+A batch's plain tensors are packed into one buffer of pinned memory, and this buffer is copied into
+one buffer on the device. The user gets tensors over the device's buffer; no two share a version
+counter. A tensor that is pinned already is not packed: the copy reads the tensor's own memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fastloop.compat.tensors import (
 )
 from fastloop.device.accelerator import Accelerator, HostAccelerator
 
-_FEW_BYTES = 4096  # to copy them costs less than another copy
+_FEW_BYTES = 4096  # copying this many bytes more costs less than a second copy
 Transform = Callable[[Any], Any]
 
 
@@ -53,10 +53,11 @@ class _Run(NamedTuple):
         source.set_(tensors[0].untyped_storage(), begin, (max(ends) - begin,), (1,))
         return cls(source, tensors, [at - begin for at in begins])
 
-    def is_tight(self) -> bool:
-        """Tell whether the tensors do not overlap, each is aligned, and few bytes lie between."""
-        places = zip(self.offsets, self.tensors, strict=True)
-        parts = sorted((offset, t.nbytes, t.itemsize) for offset, t in places)
+    def can_be_copied(self) -> bool:
+        """Tell whether one copy pays: the tensors do not overlap, each is aligned, and few bytes
+        lie between the tensors."""
+        pairs = zip(self.offsets, self.tensors, strict=True)
+        parts = sorted((offset, t.nbytes, t.itemsize) for offset, t in pairs)
         end = 0
         for offset, size, unit in parts:
             if offset < end or offset % unit:
@@ -72,7 +73,7 @@ def _group_runs(tensors: Iterable[torch.Tensor]) -> list[_Run]:
     runs = []
     for group in groups.values():
         run = _Run.of(group)
-        runs += [run] if run.is_tight() else [_Run.of([tensor]) for tensor in group]
+        runs += [run] if run.can_be_copied() else [_Run.of([tensor]) for tensor in group]
     return runs
 
 
@@ -85,9 +86,9 @@ def _has_record_stream(value: Any) -> bool:
 
 
 def _choose_way(accelerator: Accelerator, leaf: Any) -> str:
-    """Choose the way of a leaf to the device: "pinned" and "unpinned" ones are copied together;
-    others move by their own to(), "recorded" or "unrecorded" for the stream that copies; one that
-    is "there" is on the device already, and one that "stays" cannot move."""
+    """Choose the way of a leaf to the device. "pinned" and "unpinned" leaves are copied together.
+    "recorded" and "unrecorded" leaves move by their own to(); the first can be recorded for the
+    stream of copies. A leaf that is "there" is on the device; a leaf that "stays" cannot move."""
     if not can_move(leaf):
         return "stays"
     if not isinstance(leaf, torch.Tensor):
@@ -96,7 +97,7 @@ def _choose_way(accelerator: Accelerator, leaf: Any) -> str:
         return "there"
     if leaf.device.type != "cpu" or not is_plain(leaf):
         return "recorded"
-    # torch would copy a pinned tensor that has gaps into other memory first.
+    # If a pinned tensor has gaps, torch would first copy the tensor into new memory.
     is_pinned = leaf.numel() > 0 and accelerator.is_pinned(leaf)
     return "pinned" if is_pinned and leaf.stride() == place_of(leaf).strides else "unpinned"
 
@@ -105,8 +106,8 @@ class Sent(NamedTuple):
     """A batch on its way."""
 
     batch: Any
-    event: Any  # when it has arrived
-    to_record: list[Any]  # to note for the stream that uses the batch
+    event: Any  # the arrival
+    to_record: list[Any]  # to be recorded for the stream that uses the batch
 
 
 class Uploader:
@@ -115,7 +116,8 @@ class Uploader:
     def __init__(self, accelerator: Accelerator, transform: Transform | None) -> None:
         self._accelerator = accelerator
         self._transform = transform
-        # The user's pinned memory, until it has been read: torch keeps only its own alive.
+        # The user's pinned memory, until copies have read it: torch keeps only its own memory
+        # alive.
         self._reading: deque[tuple[Any, list[torch.Tensor]]] = deque()
 
     def begin(self) -> None:
@@ -126,14 +128,14 @@ class Uploader:
                 self._accelerator.wait_event(event)
 
     def send(self, batch: Any) -> Sent:
-        """Queue the upload and the transform's work, and do not wait for them.
+        """Queue the upload and the transform's work without waiting.
 
-        If this raises, the batch is unchanged and may be sent again.
+        If ``send`` raises, the batch is unchanged and may be sent again.
         """
         accelerator = self._accelerator
         while self._reading and accelerator.is_done(self._reading[0][0]):
             self._reading.popleft()
-        # By way and by id: a leaf that is in the batch twice is here once.
+        # By way and by id: a leaf that is in the batch twice is in this dictionary once.
         ways: defaultdict[str, dict[int, Any]] = defaultdict(dict)
 
         def sort(_: Path, leaf: Any) -> Any:
@@ -141,7 +143,7 @@ class Uploader:
             return leaf
 
         batch = map_leaves(batch, sort)  # a copy: a mapping may make new items at each access
-        # Objects that cannot be recorded for another stream are moved on the user's own.
+        # Objects that cannot be recorded for a second stream are moved on the user's stream.
         moved = {key: accelerator.move(value) for key, value in ways["unrecorded"].items()}
         is_shared = ways["there"] or ways["recorded"] or ways["unrecorded"]
         begin = accelerator.record_event() if self._transform is not None and is_shared else None
@@ -149,12 +151,12 @@ class Uploader:
             if begin is not None:
                 accelerator.wait_event(begin)
             buffer = self._copy([*ways["pinned"].values()], [*ways["unpinned"].values()], moved)
-            others = {key: accelerator.move(value) for key, value in ways["recorded"].items()}
-            to_record = [*buffer, *others.values()]
+            recorded = {key: accelerator.move(value) for key, value in ways["recorded"].items()}
+            to_record = [*buffer, *recorded.values()]
             if begin is not None:
                 for value in [*ways["there"].values(), *to_record]:
                     accelerator.record_stream(value)
-            moved |= others
+            moved |= recorded
             batch = map_leaves(batch, lambda _, leaf: moved.get(id(leaf), leaf))
             if self._transform is not None:
                 batch = self._transform(batch)
@@ -162,7 +164,7 @@ class Uploader:
             return Sent(batch, accelerator.record_event(), to_record)
 
     def hand_out(self, sent: Sent) -> Any:
-        """Return the batch, for the current stream, which waits for it."""
+        """Return the batch, and let the current stream wait for its arrival."""
         self._accelerator.wait_event(sent.event)
         for value in sent.to_record:
             self._accelerator.record_stream(value)
@@ -172,8 +174,8 @@ class Uploader:
     def _copy(
         self, pinned: list[torch.Tensor], unpinned: list[torch.Tensor], moved: dict[int, Any]
     ) -> list[torch.Tensor]:
-        """Copy plain tensors into one buffer on the device, and note in `moved` what each became,
-        by its id. Returns the buffer, if there is one."""
+        """Copy plain tensors into one buffer on the device, and note the new tensors in `moved`, by
+        the ids of the old ones. Returns the buffer, if there is one."""
         accelerator = self._accelerator
         runs = _group_runs(pinned)
         sources = [run.source for run in runs]
@@ -196,7 +198,7 @@ class Uploader:
         return [buffer]
 
     def _pack(self, tensors: list[torch.Tensor]) -> _Run:
-        """Return copies of the tensors in pinned memory, as a run that stands for them."""
+        """Copy the tensors into pinned memory, and return the run of the copies."""
         places, size = lay_out([place_of(tensor) for tensor in tensors])
         packed = self._accelerator.allocate_pinned(size)
         for part, tensor in zip(split_buffer(packed, places), tensors, strict=True):
@@ -211,15 +213,15 @@ class Uploader:
 
 
 class NoUpload(Uploader):
-    """Takes an uploader's place where batches are on the device when they come: runs the transform
-    alone, on the current stream."""
+    """An uploader for batches that come on the device: it runs only the transform, on the current
+    stream."""
 
     def __init__(self, transform: Transform | None) -> None:
         super().__init__(HostAccelerator(torch.device("cpu")), transform)
 
     def send(self, batch: Any) -> Sent:
         if self._transform is not None:
-            # On a copy: if the transform fails, its next try must not meet changed containers.
+            # On a copy: if the transform fails, the next try must not meet changed containers.
             batch = self._transform(map_leaves(batch, lambda _, leaf: leaf))
         return Sent(batch, None, [])
 
@@ -239,7 +241,7 @@ class Prefetcher(FinalizerBase):
         self._uploader = uploader
         self._static_batch = StaticBatch(accelerator) if is_static else None
         self._ahead: deque[Sent | None] = deque()  # None: read and not sent, at most the last
-        self._unsent: Any = None  # that batch
+        self._unsent: Any = None  # the batch that was read and not sent
         self._pending_error: list[Exception] = []  # at most one, met while reading ahead
         self._next_lock = NextLock()
         self._begin()
@@ -273,7 +275,7 @@ class Prefetcher(FinalizerBase):
                 except Exception:
                     if len(self._ahead) == 1:
                         raise
-                    return  # tried again when it is this batch's turn: memory may be free then
+                    return  # tried again at this batch's turn: memory may be free then
             if self._pending_error or len(self._ahead) == self._depth:
                 return
             self._pull()
@@ -283,14 +285,14 @@ class Prefetcher(FinalizerBase):
             self._unsent = next(self._source)
             self._ahead.append(None)
         except StopIteration:
-            # Another one: the frames of a traceback would keep this iterator, and its workers,
-            # where a loop is left after the last batch.
+            # A new exception: if a loop ends after the last batch, the frames of the old one's
+            # traceback would keep this iterator and its workers alive.
             self._pending_error.append(StopIteration())
         except Exception as error:
             self._pending_error.append(error)
 
     def _drop(self) -> None:
-        """Drop all that was read ahead."""
+        """Drop the batches that were read ahead."""
         self._unsent = None
         self._ahead.clear()
         self._pending_error.clear()
@@ -309,15 +311,15 @@ class Prefetcher(FinalizerBase):
 
 
 def loading_iterator(iterator: Any) -> Any:
-    """Return the iterator that loads, below those that upload."""
+    """Return the iterator that loads, below all prefetchers."""
     while isinstance(iterator, Prefetcher):
         iterator = iterator._source
     return iterator
 
 
 class StaticBatch:
-    """A batch whose tensors keep their addresses, for CUDA graphs; other batches are copied into
-    it."""
+    """A batch whose tensors keep their addresses, for CUDA graphs; all later batches are copied
+    into its memory."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -326,7 +328,7 @@ class StaticBatch:
         self._stream: Any = None
 
     def fill(self, batch: Any) -> Any:
-        """Queue the copy on the current stream, after all work that uses the batch before."""
+        """Queue the copy on the current stream, after all work on the batch before."""
         accelerator = self._accelerator
         tensors = {path: leaf for path, leaf in list_leaves(batch) if self._takes(path, leaf)}
         places = {path: place_of(tensor) for path, tensor in tensors.items()}
@@ -357,10 +359,11 @@ class StaticBatch:
             return True
         if not (is_tensor or can_move(leaf)):
             return False
-        kind = f"{leaf.layout} on {leaf.device}" if is_tensor else "an object of its own"
-        found = f"{describe_path(path)} is a {type(leaf).__name__} ({kind})"
-        remedy = "make plain tensors of it in collate_fn or device_transform"
-        raise ValueError(f"static_buffers=True takes plain dense tensors, and {found}; {remedy}")
+        kind = f" ({leaf.layout} on {leaf.device})" if is_tensor else ""
+        raise ValueError(
+            f"{describe_path(path)} must be a plain dense tensor with static_buffers=True, got a "
+            f"{type(leaf).__name__}{kind} (make plain tensors in collate_fn or device_transform)"
+        )
 
 
 def _explain(before: dict[Path, Place], now: dict[Path, Place]) -> str:
@@ -370,9 +373,11 @@ def _explain(before: dict[Path, Place], now: dict[Path, Place]) -> str:
         for path in {**was, **are}
         if was.get(path) != are.get(path)
     ]
-    remedy = "pass drop_last=True if it is the last one, pad it, or leave static_buffers out"
-    return f"static_buffers=True needs batches that are all alike: {'; '.join(changes)}; {remedy}"
+    remedy = "pass drop_last=True for a short last batch, pad batches, or leave static_buffers out"
+    return (
+        f"all batches must be alike with static_buffers=True, got {'; '.join(changes)} ({remedy})"
+    )
 
 
 def _describe(place: Place) -> str:
-    return f"Place(dtype={DTYPES[place.dtype]}, shape={place.shape}, strides={place.strides})"
+    return f"{DTYPES[place.dtype]} {place.shape} with strides {place.strides}"

@@ -149,7 +149,7 @@ def test_the_doctor_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "dev/dxg").mkdir(parents=True)  # a GPU, as under WSL
     line = checks.describe_own_build(tmp_path)
     assert "for 75 80 and later, needs driver 580 or newer, has none; not used: " in line
-    assert "needs an NVIDIA driver 580 or newer: update the driver, or build" in line
+    assert "needs an NVIDIA driver 580 or newer (update the driver, or build" in line
     version = tmp_path / "proc/driver/nvidia/version"
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Mon Feb 26")

@@ -230,7 +230,8 @@ def test_what_is_not_a_plain_tensor_is_torchs_to_move(kind: str) -> None:
 @pytest.mark.parametrize("what", ["sparse", "Movable"])
 def test_static_buffers_take_plain_tensors_only(what: str) -> None:
     batch = [torch.ones(2).to_sparse() if what == "sparse" else Movable()]
-    with pytest.raises(ValueError, match=rf"batch\[0\] is a .*{what}.*make plain tensors of it"):
+    fault = rf"batch\[0\] must be a plain dense tensor .*{what}.*make plain tensors in"
+    with pytest.raises(ValueError, match=fault):
         next(prefetch([batch], "cpu", static_buffers=True))
 
 

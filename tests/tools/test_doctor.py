@@ -365,7 +365,7 @@ def test_fastloops_own_build_says_what_to_do(fake: Make, monkeypatch: pytest.Mon
     monkeypatch.setattr(checks, "check_cuda", check_cuda)
     text = told(checks.check_own_build(with_gpu(fake)))
     assert text.startswith("WARN device 0 has compute capability 5.0 |")
-    assert text.endswith("| build it with FASTLOOP_CUDA_ARCHS set to that, without the dot")
+    assert text.endswith("| build with FASTLOOP_CUDA_ARCHS set to this capability, without the dot")
     monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", "1")
     assert "NOTE FASTLOOP_DISABLE_CUDA is set |" in told(checks.check_own_build(with_gpu(fake)))
     info.update(cuda="", cuda_reason="no nvcc\nanywhere")
