@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
+from fastloop.adapters.originals import find_obstacle, find_unknown
 from fastloop.base.checks import look_up
-from fastloop.compat.originals import is_code_known, trial_of, why_not_now
+from fastloop.compat.verification import verification_of
 from fastloop.data.columns import (
     LEFT_COLLATE,
     Column,
@@ -253,15 +254,13 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     for each in (collate_fn, collator):
         is_own = any(callable(getattr(type(each), attribute, None)) for attribute in vars(each))
         leave_if(is_own, f"{name} has a method of its own")
-    leave_if(reason := why_not_now(), reason)
-    if not is_code_known("collators"):
-        versions = (f"{n} {sys.modules[n].__version__}" for n in ("transformers", "datasets"))
-        raise NotCoveredError(f"{LEFT_COLLATE}{name}: {' with '.join(versions)} is not known")
+    leave_if(reason := find_obstacle(), reason)
+    leave_if(unknown := find_unknown("collators"), f"{LEFT_COLLATE}{name}: {unknown}")
     _MAKERS[name](samples, collator)
     columns = samples.columns()
     key = repr((name, form, dataset.features, samples.how, list(samples.outputs)))
-    trial = trial_of(key, "batches", f"those of {name}", 1)
-    columns.original = Original(trial, collate_fn)
+    verification = verification_of(key, "batches", f"the batches of {name}", 1)
+    columns.original = Original(verification, collate_fn)
     return columns
 
 

@@ -16,11 +16,9 @@ from typing import Any
 import torch
 
 from fastloop._core import ImageDraws, Snapshot, TorchRandom
+from fastloop.adapters import originals
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
-from fastloop.compat import originals
-from fastloop.compat.originals import is_code_known
-from fastloop.compat.originals import why_not_now as why_not_now
 from fastloop.compat.torch_parts import Methods
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
@@ -31,16 +29,16 @@ _GROUPS = "called", "transforms", "transforms.v2"  # of originals.txt
 _PIL, _BYTES, _FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
 
 
-def find_replaced(*groups: str) -> str:
-    """Say which of torchvision's functions, and of those that they call, another has replaced; ""
-    if none.
+def find_obstacle(*groups: str) -> str:
+    """Return why torchvision may make something else in this process now than fastloop, or "".
 
     Args:
-        groups: of originals.txt, beside those of the operations.
+        groups: of originals.txt: functions that nobody may have replaced, beside the operations and
+            the functions that they call.
     """
     count = 3 if _MODULES[1] in sys.modules else 2
     replaced = originals.methods_of(*groups, *_GROUPS[:count]).find_replaced()
-    return f"{replaced} was replaced by another" if replaced else ""
+    return originals.find_obstacle() or (f"{replaced} was replaced" if replaced else "")
 
 
 def methods_of(chain: Chain) -> Methods:
@@ -65,21 +63,10 @@ def is_fused() -> bool | None:
     return next((how for how, found in ways.items() if found == numbers.tolist()), None)
 
 
-@cache
-def find_pillow() -> int:
+def _find_pillow() -> int:
     """Return the number of the bilinear fl_interpolation with this Pillow's order of the axes; the
-    bicubic one is that number + 1. 0: none resizes as this Pillow does."""
-    pixels = torch.arange(1200).square().remainder(251).to(torch.uint8).view(1, 40, 30)
-    image = sys.modules["PIL.Image"].frombytes("L", (30, 40), pixels.numpy().tobytes())
-
-    def is_same(found: int, height: int, width: int) -> bool:
-        resize = image_ops.Resize((height, width))
-        resize.interpolation = found
-        bits = compile_plan((resize,), (1, 40, 30)).apply(pixels, 0).numpy().tobytes()
-        return bool(bits == image.resize((width, height), 2).tobytes())
-
-    sizes = (19, 20), (20, 20), (7, 60), (60, 9)
-    return next((how for how in (6, 4) if all(is_same(how, *size) for size in sizes)), 0)
+    bicubic one is that number + 1."""
+    return 6 if int(sys.modules["PIL"].__version__.partition(".")[0]) >= 13 else 4
 
 
 def _of_float(function: Any, x: float) -> float:
@@ -89,14 +76,17 @@ def _of_float(function: Any, x: float) -> float:
 
 
 def _check_unaltered(op: Any) -> None:
-    """Refuse an object with hooks, or with functions in place of its class's."""
+    """Refuse an object with hooks, with a function of its own, or with an attribute that v2 has
+    computed from another one that was changed since."""
     for name, value in vars(op).items():
-        is_held = name == "_fill" and list(value.values()) == [op.fill]
-        is_other = isinstance(value, dict) and value and not is_held
-        is_other = is_other or callable(value) or callable(getattr(type(op), name, None))
-        if isinstance(value, torch.Tensor):
-            is_other = not (name == "_log_ratio" and value.equal(torch.log(torch.tensor(op.ratio))))
-        refuse_if(is_other, f"{type(op).__name__}.{name} was replaced or added")
+        if name == "_fill":
+            is_altered = list(value.values()) != [op.fill]
+        elif name == "_log_ratio":
+            is_altered = not value.equal(torch.log(torch.tensor(op.ratio)))
+        else:
+            is_altered = callable(value) or isinstance(value, torch.Tensor)
+            is_altered |= isinstance(value, dict) and bool(value)
+        refuse_if(is_altered, f"{type(op).__name__}.{name} was replaced or added")
 
 
 @dataclass
@@ -126,18 +116,18 @@ class Chain:
         """Add an operation."""
         name = type(op).__name__
         classes = [getattr(sys.modules.get(module), name, None) for module in _MODULES]
-        is_known = type(op) in classes and name in _READERS
-        refuse_if(not is_known, f"{name} at place {len(self.things)} is not done by C")
+        if type(op) not in classes or name not in _READERS:
+            raise ValueError(f"fastloop does not do {name}, operation {len(self.things)}")
         _check_unaltered(op)
         self.things.append(op)
         version = 1 + classes.index(type(op))
         if name != "Compose":
-            is_other = self.version not in (0, version)
-            refuse_if(is_other, f"{name} is of another version than the operations before it")
+            if self.version not in (0, version):
+                raise ValueError(f"{name} is of another version than the operations before it")
             self.version = version
         reader, *forms = _READERS[name]
-        is_fit = not forms or self.form in forms
-        refuse_if(not is_fit, f"{name} stands where images are not {' or '.join(forms)}")
+        if forms and self.form not in forms:
+            raise ValueError(f"{name} stands where images are not {' or '.join(forms)}")
         reader(self, op)
 
     def compile(
@@ -167,8 +157,8 @@ class Chain:
         name, may_pad = type(op).__name__, getattr(op, "pad_if_needed", False)
         if name != "CenterCrop":
             is_filled = op.padding_mode == "constant" or (self.form == _PIL and not may_pad)
-            fault = f"{name} has a fill or a padding_mode that C does not do"
-            refuse_if(type(op.fill) is not int or not is_filled, fault)
+            if type(op.fill) is not int or not is_filled:
+                raise ValueError(f"fastloop does not do the fill or the padding_mode of {name}")
         self._add(op)
         self.is_view |= self.form == _FLOATS and name != "Pad"
         may_pad |= name == "CenterCrop"
@@ -177,16 +167,17 @@ class Chain:
     def _resize(self, op: Any) -> None:
         """Take resizes with the weights of Pillow, or of torch; v1 resizes tensors as floats."""
         is_pil = self.form == _PIL
-        refuse_if(not is_pil and self.version == 1, "C does not resize tensors as v1 does")
+        if self.version == 1 and self.form != _PIL:
+            raise ValueError("fastloop does not resize tensors as v1 does")
         # With images of PIL None is True; False warns.
         self._add(op, antialias=True if is_pil and op.antialias is None else op.antialias)
         late = "a tensor that was a PIL image is resized; resize before ToImage"
         refuse_if(self.is_single and self.was_pil and not is_pil, late)
         if is_pil:
             resize: Any = self.ops[-1]
-            refuse_if("nearest" in resize.interpolation, "C does not pick nearest pixels of PIL")
-            refuse_if(find_pillow() == 0, "this Pillow resizes in a way that C does not know")
-            resize.interpolation = find_pillow() + (resize.interpolation == "bicubic")
+            nearest = "fastloop does not resize PIL images by nearest pixels"
+            refuse_if("nearest" in resize.interpolation, nearest)
+            resize.interpolation = _find_pillow() + (resize.interpolation == "bicubic")
 
     def _convert(self, op: Any) -> None:
         self.form = _BYTES if self.form == _PIL else self.form
@@ -240,16 +231,16 @@ def open_plan(
     return plan, draws, Snapshot(chain.things), f"{shape} {chain.version} {shown}"
 
 
-def _is_known() -> bool:
+def _find_unknown() -> str:
     groups = ("transforms", "transforms.v2")[: 1 + (_MODULES[1] in sys.modules)]
-    return all(map(is_code_known, groups))
+    return next(filter(None, map(originals.find_unknown, groups)), "")
 
 
-def find_out() -> None:
-    """Find out what this process needs to know before its first transform. A process that it forks
-    then knows, too."""
-    if _is_known() and is_fused() is not None and "PIL.Image" in sys.modules:
-        find_pillow()
+def prepare() -> None:
+    """Compare torchvision's code before the first transform: a process that this one forks, or
+    sends its digests to, then knows the result."""
+    if not _find_unknown():
+        is_fused()
 
 
 def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False) -> Chain:
@@ -259,10 +250,11 @@ def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False)
     Args:
         is_single: refuse also what is good for batches alone, which have copies of results.
     """
-    refuse_if(not _is_known(), "this version of fastloop does not know this torchvision")
-    refuse_if(why := why_not_now() or find_replaced(), why)
-    refuse_if(not has_interpreter_lock(), "threads run without the interpreter lock")
-    refuse_if(is_fused() is None, "torch computes uniform numbers in a way that C does not know")
+    refuse_if(why := _find_unknown() or find_obstacle(), why)
+    if not has_interpreter_lock():
+        raise ValueError("threads run without the interpreter lock")
+    if is_fused() is None:
+        raise ValueError("fastloop does not know how torch rounds uniform numbers here")
     chain = Chain(_BYTES if is_tensor else _PIL, was_pil=not is_tensor, is_single=is_single)
     chain.read(transform)
     refuse_if(chain.form == _PIL, "the transform makes no tensor")

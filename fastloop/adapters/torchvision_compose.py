@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fastloop._core import Snapshot
+from fastloop.adapters import originals
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
-from fastloop.compat.originals import Trial, is_left_alone
+from fastloop.compat.verification import Verification, runs_original
 
 is_tracing: Any = vars(torch.jit)["is_tracing"]
 _CHECKED = 3  # samples
@@ -48,7 +49,7 @@ class _Plan:
         self._shape: Any = self._plan.core.out_shape  # None: results have other strides
         self._cls = sys.modules["torchvision.tv_tensors"].Image if chain.is_tv_tensor else None
         # Of fastloop's operations: the text of the program's may raise.
-        self.trial = Trial(f"images with {chain.ops}", "torchvision's", _CHECKED)
+        self.verification = Verification(f"images with {chain.ops}", "torchvision's", _CHECKED)
         self.methods = chains.methods_of(chain)
         self.snapshot = Snapshot(chain.things)
         chain.things.clear()  # the Compose among them may be forgotten
@@ -61,7 +62,10 @@ class _Plan:
 
     def take_strides(self, first: Tensor) -> Tensor:
         """Make results with the strides of the first one."""
-        if self.trial.unchecked == _CHECKED and first.stride() != self._plan.empty().stride():
+        if (
+            self.verification.unchecked == _CHECKED
+            and first.stride() != self._plan.empty().stride()
+        ):
             self._shape, (self._plan, self._draws) = None, self._compile("channels_last")
         return first
 
@@ -85,7 +89,7 @@ class _Transform:
         key = kind, *size
         if kind in self.plans or key in self.plans:
             return self.plans.get(kind, self.plans.get(key))
-        if chains.why_not_now() or chains.find_replaced():
+        if chains.find_obstacle():
             return None
         self.count += 1
         many = f"images or attributes have changed more than {_MOST_PLANS} times"
@@ -108,7 +112,7 @@ class _Transform:
     def serve(self, compose: Any, image: Any, before: Callable[..., Any]) -> Any:
         """Return what the Compose makes of an image, by C or by `before`."""
         plan = self._plan_for(compose, image)
-        if plan is None or chains.why_not_now() or plan.methods.find_replaced():
+        if plan is None or originals.find_obstacle() or plan.methods.find_replaced():
             return before(compose, image)
         if not plan.snapshot.is_same():
             self.plans.clear()
@@ -123,23 +127,28 @@ class _Transform:
                     return before(compose, image)
                 finally:
                     del vars(image)["load"]
-        return plan.trial.run(
+        return plan.verification.run(
             lambda: plan.take_strides(before(compose, image)),
             lambda generator: plan.make(image, self.seam, generator),
         )
 
 
-def _why_not(image: Any) -> str | None:
-    """Return why C does not take an image, or ""; None: it is none, or a tensor of another form."""
+def _is_image(value: Any) -> bool:
+    """Tell whether a value is a PIL image, or a tensor of the form that plans are made for."""
+    if type(value) is not Tensor:
+        return issubclass(type(value), getattr(sys.modules.get("PIL.Image"), "Image", ()))
+    is_bytes = value.dtype is torch.uint8 and value.ndim == 3 and value.numel() > 0
+    return is_bytes and value.device.type == "cpu" and value.is_contiguous()
+
+
+def _find_fault(image: Any) -> str:
+    """Return why fastloop does not take an image, or ""."""
     cls = type(image)
     if cls is Tensor:
-        is_bytes = image.dtype is torch.uint8 and image.ndim == 3 and image.numel() > 0
-        is_plain = is_bytes and image.device.type == "cpu" and image.is_contiguous()
-        return "" if is_plain else None
-    pillow: Any = getattr(sys.modules.get("PIL.Image"), "Image", Tensor)
+        return ""
     is_file = cls.__name__ in _FILES and cls.__module__.startswith("PIL.")
-    if cls is not pillow and not is_file:
-        return f"images of the class {cls.__name__}" if issubclass(cls, pillow) else None
+    if cls is not sys.modules["PIL.Image"].Image and not is_file:
+        return f"images of the class {cls.__name__}"
     return "" if image.mode in _BANDS else f"images of mode {image.mode}"
 
 
@@ -152,13 +161,13 @@ def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*inputs: Any, **named: Any) -> Any:
         is_ours = len(inputs) == 2 and not named and seam.is_on
-        if not is_ours or torch.compiler.is_compiling() or is_left_alone() or is_tracing():
+        if not is_ours or torch.compiler.is_compiling() or runs_original() or is_tracing():
             return before(*inputs, **named)
         self, image = inputs
-        why = _why_not(image)
-        if why != "":
-            if why is not None:
-                seam.leave("a transform", why)
+        if not _is_image(image):
+            return before(self, image)
+        if why := _find_fault(image):
+            seam.leave("a transform", why)
             return before(self, image)
         found = known.get(id(self))
         if found is None:

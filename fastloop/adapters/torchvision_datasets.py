@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from fastloop.adapters import torchvision_chain as chains
+from fastloop.adapters.originals import find_unknown
 from fastloop.adapters.torchvision_folder import FolderSamples
 from fastloop.base.checks import refuse_if
-from fastloop.compat.originals import is_code_known, trial_of
+from fastloop.compat.verification import verification_of
 from fastloop.data.columns import (
     Columns,
+    NotCoveredError,
     Request,
     as_vector,
     below_subsets,
@@ -41,37 +43,39 @@ def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, str]:
     is_plain = is_bytes and images.ndim == 1 + len(layout) and len(images) > 0
     if is_plain and layout == "HW":
         images, layout = images.unsqueeze(-1), "HWC"
-    is_plain = is_plain and images.shape[1 + layout.index("C")] in (1, 3)
-    refuse_if(not is_plain, f"{name} of the {type(dataset).__name__} was replaced")
+    if not is_plain or images.shape[1 + layout.index("C")] not in (1, 3):
+        raise ValueError(f"{name} of the {type(dataset).__name__} was replaced")
     return images, layout
 
 
-def _why_not_now() -> str:
-    return chains.why_not_now() or chains.find_replaced("arrays", "called.arrays")
+def _find_obstacle() -> str:
+    return chains.find_obstacle("arrays", "called.arrays")
 
 
 def _arrays_of(dataset: Any) -> tuple[Any, str, Any]:
     """Return the images, the layout of one, and the labels. Raises ValueError."""
     name = type(dataset).__name__
-    is_known = getattr(sys.modules["torchvision.datasets"], name, None) is type(dataset)
-    refuse_if(not is_known or name not in _KINDS, f"the dataset is a {name}, which C does not make")
+    known = getattr(sys.modules["torchvision.datasets"], name, None)
+    if type(dataset) is not known or name not in _KINDS:
+        raise ValueError(f"fastloop does not accelerate a {name}")
     refuse_if(dataset.transform is None, f"the {name} has no transform")
-    refuse_if(not is_code_known("arrays"), "fastloop does not know this torchvision")
-    refuse_if(why := _why_not_now(), why)
+    refuse_if(why := find_unknown("arrays") or _find_obstacle(), why)
     data, targets, layout = _KINDS[name]
     images, layout = _images_of(dataset, data, layout)
     labels: Any = as_vector(getattr(dataset, targets))
-    is_other = labels is None or len(labels) != len(images)
-    refuse_if(is_other, f"{targets} of the {name} are not plain integers")
+    if labels is None or len(labels) != len(images):
+        raise ValueError(f"{targets} of the {name} are not plain integers")
     return images, layout, labels
 
 
 def columns_of(dataset: Any, request: Request) -> Columns:
     """Return the columns of a dataset of torchvision. Raises NotCoveredError."""
-    leave_if(not request.is_batched, "single samples are left to torchvision")
+    if not request.is_batched:
+        raise NotCoveredError("single samples are left to torchvision")
     images, layout, labels = _arrays_of(dataset)
     data, targets, _ = _KINDS[name := type(dataset).__name__]
-    leave_if(not request.in_blocks(), "the sampler is not one that C knows")
+    if not request.in_blocks():
+        raise NotCoveredError("fastloop does not know the sampler")
     leave_if(request.has_init, "worker_init_fn runs in worker processes, and may draw there")
     leave_if(request.workers > 0 and not request.in_order, "in_order=False")
     leave_if(dataset.target_transform is not None, "target_transform is called for each sample")
@@ -80,13 +84,13 @@ def columns_of(dataset: Any, request: Request) -> Columns:
 
     def is_same() -> bool:
         is_held = all(getattr(dataset, name) is value for name, value in held)
-        return is_held and not _why_not_now() and snapshot.is_same()
+        return is_held and not _find_obstacle() and snapshot.is_same()
 
     columns = Columns((None, None), kind="torchvision's images, its transform in C")
     columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))
     what = f"samples of {name} with {list(plan.ops)}"
-    trial = trial_of(f"{name} {key}", what, "torchvision's", 1)
-    columns.original = Original(trial, request.collate_fn, draws, is_same)
+    verification = verification_of(f"{name} {key}", what, "torchvision's", 1)
+    columns.original = Original(verification, request.collate_fn, draws, is_same)
     return columns
 
 
@@ -94,7 +98,7 @@ class LabelledSamples(FolderSamples):
     """Samples of one of these datasets with a ``target_transform``, or of Subsets of one."""
 
     _is_stand_in = _borrows_places = True
-    _find_fault = staticmethod(_why_not_now)
+    _find_obstacle = staticmethod(_find_obstacle)
 
     def __init__(self, dataset: Any) -> None:
         images, layout, _ = _arrays_of(below_subsets(dataset)[0])

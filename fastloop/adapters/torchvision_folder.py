@@ -27,7 +27,7 @@ from torch.utils.data import get_worker_info
 
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
-from fastloop.compat.originals import DECODERS, trial_of
+from fastloop.compat.verification import DECODERS, verification_of
 from fastloop.data.collate import borrow_places
 from fastloop.data.columns import below_subsets
 from fastloop.data.field import Array
@@ -64,11 +64,12 @@ class FolderSamples:
         refuse_if("__getitems__" in vars(inner), "the dataset has a __getitems__ of its own")
         own = vars(self)
         own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
-        refuse_if(fault := self._find_fault(), fault)
+        refuse_if(fault := self._find_obstacle(), fault)
         plan, draws, snapshot, key = chains.open_plan(inner.transform, *self._form)
         own.update(_plan=plan, _draws=draws, _snapshot=snapshot)
         what = f"samples of {type(inner).__name__} with {list(plan.ops)}"
-        own.update(_spare=[], _trial=trial_of(key, what, "torchvision's", _CHECKED))
+        verification = verification_of(key, what, "torchvision's", _CHECKED)
+        own.update(_spare=[], _verification=verification)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
@@ -87,7 +88,7 @@ class FolderSamples:
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
         is_same = self._inner.transform is self._transform and self._snapshot.is_same()
-        if self._find_fault() or not is_same or self._trial.is_left:
+        if self._find_obstacle() or not is_same or self._verification.falls_back:
             return [self._dataset[row] for row in rows]
         found = rows
         try:
@@ -100,17 +101,17 @@ class FolderSamples:
             images = zip(self._read_ahead(found), found, places, strict=True)
             return [self._make(*each) for each in images]
 
-    def _find_fault(self) -> str:
-        """Say why C does not make what torchvision would make now; "": it does."""
+    def _find_obstacle(self) -> str:
+        """Return why torchvision may make something else now than fastloop, or ""."""
         inner, torchvision = self._inner, sys.modules["torchvision"]
         default = torchvision.datasets.folder.default_loader
         if getattr(inner, "loader", None) is not default:
             return "the ImageFolder has a loader of its own"
         if torchvision.get_image_backend() != "PIL":
-            return "the image backend is another than PIL"
+            return "the image backend is not PIL"
         if inner.transform is None:
             return "the ImageFolder has no transform"
-        return chains.why_not_now() or chains.find_replaced("called.arrays")
+        return chains.find_obstacle("called.arrays")
 
     # ---- images
 
@@ -158,12 +159,13 @@ class FolderSamples:
             made = made.as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
             return made, target
 
-        def by_c(generator: torch.Generator) -> Any:
+        def native(generator: torch.Generator) -> Any:
             out = self._plan.empty() if place is None else place
             self._draws.apply(image, out, generator)
             return out, target
 
-        (made, found), then = self._trial.run(by_torchvision, by_c), self._inner.target_transform
+        made, found = self._verification.run(by_torchvision, native)
+        then = self._inner.target_transform
         return made, found if then is None else then(target)
 
 

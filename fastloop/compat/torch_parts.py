@@ -377,6 +377,22 @@ def names_digest(function: Any) -> str:
     return _digest(" ".join(_parameters_of(code)) + "|" + " ".join(sorted(names_in(code))))
 
 
+# Digests of functions, by the place of their source and their bytecode. A spawned worker begins
+# with the digests of its parent, because to compute them takes longer than a short epoch.
+digests_of: dict[Any, str] = {}
+before_workers: list[Callable[[], object]] = []  # called before a worker process starts
+
+
+def read_digest(function: Any) -> str:
+    """Return the digest of a function's syntax, which is computed once."""
+    if (code := getattr(function, "__code__", None)) is None:
+        return syntax_digest(function)
+    key = code.co_filename, code.co_firstlineno, code.co_code
+    if key not in digests_of:
+        digests_of[key] = syntax_digest(function)
+    return digests_of[key]
+
+
 def syntax_digest(function: Any) -> str:
     """Return the digest of a function's syntax; "" without source. Takes about a millisecond."""
     try:

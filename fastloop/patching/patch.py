@@ -19,8 +19,8 @@ from fastloop._core import version
 from fastloop.base.checks import refuse_if
 from fastloop.base.shown import repr_html
 from fastloop.compat.late_import import after_import, cancel
-from fastloop.compat.originals import before_workers
 from fastloop.compat.requirements import read_check_interval
+from fastloop.compat.torch_parts import before_workers
 from fastloop.patching import SEAMS
 from fastloop.patching.counts import describe, enter_child, hand_over, open_counts, take_counts
 from fastloop.patching.seams import Seam, SeamStatus
@@ -54,15 +54,15 @@ class TransformSeam(Seam):
     def __init__(self, is_strict: bool) -> None:
         super().__init__("transforms", is_strict, lambda is_alone: [], ("hooks", "collate"))
         # Workers live for an epoch, and each would find out anew.
-        os.register_at_fork(before=self._find_out)
-        before_workers.append(self._find_out)
+        os.register_at_fork(before=self._prepare)
+        before_workers.append(self._prepare)
 
-    def _find_out(self) -> None:
+    def _prepare(self) -> None:
         if self.is_on and self._places:
-            from fastloop.adapters.torchvision_chain import find_out
+            from fastloop.adapters.torchvision_chain import prepare
 
             with suppress(Exception):  # the transform that needs to know meets the same error
-                find_out()
+                prepare()
 
     def leave(self, what: str, reason: str) -> None:
         """Count a transform that C does not do. FASTLOOP_STRICT is about torch."""

@@ -33,7 +33,7 @@ from vision_cases import (
 import fastloop
 from fastloop.adapters import torchvision_folder
 from fastloop.adapters.torchvision_folder import FolderSamples
-from fastloop.compat import originals
+from fastloop.compat import verification
 from fastloop.data.transforms import ops
 
 if v2 is None:
@@ -51,7 +51,7 @@ MODES = "RGB", "L", "CMYK", "RGB", "RGBA", "P", "L", "I;16", "1", "LA"
 @pytest.fixture(autouse=True)
 def plans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test knows what those before it have compared."""
-    originals.trial_of.cache_clear()
+    verification.verification_of.cache_clear()
     yield
     fastloop.unpatch("transforms")
 
@@ -331,7 +331,7 @@ LEFT: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "a Lambda": (
         lambda root: folder(root, recipe(v1, v1.CenterCrop(9), v1.Lambda(lambda x: x))),
         {},
-        "the transform: Lambda at place 2 is not done by C",
+        "the transform: fastloop does not do Lambda, operation 2",
     ),
     "sizes that differ": (lambda root: folder(root, v1.ToTensor()), {"batch_size": 1}, "differ"),
     "a collate_fn": (

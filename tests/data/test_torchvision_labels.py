@@ -19,7 +19,7 @@ from vision_cases import KINDS, assert_same, assert_same_bits, cifar, dataset_of
 import fastloop
 from fastloop._core import ImageDraws
 from fastloop.adapters import torchvision_chain
-from fastloop.compat import originals
+from fastloop.compat import verification
 
 pytestmark = pytest.mark.skipif(v2 is None, reason="torchvision is not installed")
 if v2 is not None:
@@ -33,10 +33,10 @@ LEFT = {0: "sync", 2: "process"}  # the path, by the number of workers
 
 
 @pytest.fixture(autouse=True)
-def trials() -> Iterator[None]:
-    originals.trial_of.cache_clear()
+def verifications() -> Iterator[None]:
+    verification.verification_of.cache_clear()
     yield
-    originals.trial_of.cache_clear()
+    verification.verification_of.cache_clear()
 
 
 def labelled(target_transform: Any, kind: str = "CIFAR10") -> Any:
@@ -110,7 +110,7 @@ def test_functions_of_labels(workers: int, make: Callable[[], Any]) -> None:
         batches = [list(loader), next(iter(loader)), *loader]
         states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
         found.append((batches, getattr(then, "count", 0), *states))
-    assert originals.same_bits(found[1], found[0])
+    assert verification.same_bits(found[1], found[0])
     assert (path.path, path.why) == (LEFT[workers], "samples of CIFAR10 by C")
 
 
@@ -120,7 +120,7 @@ def test_a_text_is_a_text(workers: int) -> None:
     for make in (DataLoader, fastloop.DataLoader):
         torch.manual_seed(3)
         found.append(list(make(dataset, 7, num_workers=workers)))
-    assert originals.same_bits(found[1], found[0])
+    assert verification.same_bits(found[1], found[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,7 +192,7 @@ def test_an_error_of_the_function_comes_out_as_with_torch(error: type[Exception]
             found.append(torch.get_rng_state())
         return found
 
-    assert originals.same_bits(run(fastloop.DataLoader), run(DataLoader))
+    assert verification.same_bits(run(fastloop.DataLoader), run(DataLoader))
 
 
 @pytest.mark.parametrize("results", ["shapes", "kinds"])
@@ -204,7 +204,7 @@ def test_results_that_torch_does_not_collate(results: str) -> None:
         with pytest.raises((RuntimeError, TypeError)) as error:
             next(iter(make_loader(labelled(functions[results]), 7)))
         found.append((str(error.value).partition(" at 0x")[0], torch.get_rng_state()))
-    assert originals.same_bits(found[1], found[0])
+    assert verification.same_bits(found[1], found[0])
 
 
 def test_an_index_that_is_not_there() -> None:
@@ -216,18 +216,18 @@ def test_an_index_that_is_not_there() -> None:
         with pytest.raises(IndexError) as error:
             next(iter(loader))
         found.append((str(error.value), counted.count, torch.get_rng_state()))
-    assert originals.same_bits(found[1], found[0])
+    assert verification.same_bits(found[1], found[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_c_makes_all_images(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision makes the first three, too. The function is called once for each sample."""
     dataset = labelled(counted := Counted(), kind)
-    made, compared, compare = [], [], originals.Trial.compare
+    made, compared, compare = [], [], verification.Verification.compare
 
-    def note(trial: Any, original: Any, by_c: Any) -> Any:
-        compared.append(trial)
-        return compare(trial, original, by_c)
+    def note(self: Any, original: Any, native: Any) -> Any:
+        compared.append(self)
+        return compare(self, original, native)
 
     class Draws:
         def __init__(self, *args: Any) -> None:
@@ -237,11 +237,11 @@ def test_c_makes_all_images(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
             self.draws.apply(*args)
             made.append(args)
 
-    monkeypatch.setattr(originals.Trial, "compare", note)
+    monkeypatch.setattr(verification.Verification, "compare", note)
     monkeypatch.setattr(torchvision_chain, "ImageDraws", Draws)
     list(fastloop.DataLoader(dataset, 7, sampler=list(range(40))))
     assert (counted.count, len(made), len(compared)) == (40, 40, 3)
-    assert not any(trial.is_left for trial in compared)
+    assert not any(each.falls_back for each in compared)
 
 
 @NUMBERS
@@ -298,7 +298,7 @@ def test_a_function_that_changes_the_dataset(change: str) -> None:
             found.append((torch.get_rng_state(), function.count))
         return found
 
-    assert originals.same_bits(run(fastloop.DataLoader), run(DataLoader))
+    assert verification.same_bits(run(fastloop.DataLoader), run(DataLoader))
 
 
 @NUMBERS
@@ -320,7 +320,7 @@ def test_torchs_loader_behind_patch(workers: int) -> None:
         ours = run()
     finally:
         fastloop.unpatch()
-    assert originals.same_bits(ours, torchs)
+    assert verification.same_bits(ours, torchs)
 
 
 def test_a_resumed_epoch_calls_the_function_for_its_own_samples_alone() -> None:
@@ -462,7 +462,7 @@ def test_a_target_transform_of_an_image_folder(
         batches = [*loader, *loader]
         states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
         found.append((batches, counted.count, *states))
-    assert originals.same_bits(found[1], found[0])
+    assert verification.same_bits(found[1], found[0])
     assert stats_of(dataset).why == "samples of ImageFolder by C"
 
 

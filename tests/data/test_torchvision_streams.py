@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -30,8 +31,8 @@ from vision_cases import (
 )
 
 import fastloop
-from fastloop.adapters import torchvision_chain
-from fastloop.compat import originals
+from fastloop.adapters import originals, torchvision_chain
+from fastloop.compat import verification
 from fastloop.data.transforms import ops
 from fastloop.loader.arrays import compared
 
@@ -48,11 +49,11 @@ VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
 
 @pytest.fixture(autouse=True)
-def trials() -> Iterator[None]:
+def verifications() -> Iterator[None]:
     """No test knows what those before it have compared."""
-    originals.trial_of.cache_clear()
+    verification.verification_of.cache_clear()
     yield
-    originals.trial_of.cache_clear()
+    verification.verification_of.cache_clear()
 
 
 def module_of(version: int) -> Any:
@@ -369,8 +370,8 @@ def test_persistent_workers_keep_what_they_began_with() -> None:
 
 def test_a_difference_leaves_the_plan_to_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = dataset_of("CIFAR10", v1.Compose([v1.RandomVerticalFlip(1.0), *cifar(v1).transforms]))
-    originals.trial_of.cache_clear()
-    monkeypatch.setattr(originals, "same_bits", lambda a, b: False)
+    verification.verification_of.cache_clear()
+    monkeypatch.setattr(verification, "same_bits", lambda a, b: False)
     before = torch.get_rng_state()
     with pytest.warns(RuntimeWarning, match="differ from torchvision's") as seen:
         loader = fastloop.DataLoader(dataset, batch_size=7)
@@ -393,7 +394,7 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
             chain.ops.insert(1, ops.RandomHorizontalFlip(0))
         return chain
 
-    originals.trial_of.cache_clear()
+    verification.verification_of.cache_clear()
     monkeypatch.setattr(torchvision_chain, "read_chain", read_wrongly)
     dataset = dataset_of("CIFAR10", cifar(v1))
     with pytest.warns(RuntimeWarning, match="Please report"):
@@ -403,15 +404,15 @@ def test_the_check_sees_a_difference(monkeypatch: pytest.MonkeyPatch, wrong: str
 @pytest.mark.parametrize("every", [1, 10, 19])
 def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     monkeypatch.setenv("FASTLOOP_CHECK", str(every))
-    originals.trial_of.cache_clear()
+    verification.verification_of.cache_clear()
     dataset, options = dataset_of("CIFAR10", cifar(v1)), {"batch_size": 7, "shuffle": True}
     assert_same(dataset, options)
-    originals.trial_of.cache_clear()
+    verification.verification_of.cache_clear()
     asked: list[int] = []
     true_compare, true_make = compared.Original.compare, compared.make_batch
 
     def compare(self: Any, *how: Any) -> None:
-        asked.append(-(-self.trial._count // 7))  # which batch; 0: at iter()
+        asked.append(-(-self.verification._count // 7))  # which batch; 0: at iter()
         true_compare(self, *how)
 
     def make(*how: Any) -> Any:
@@ -436,7 +437,8 @@ def test_another_release_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(originals._read_table()["arrays"], "known", "another")
     loader = fastloop.DataLoader(dataset_of("CIFAR10", cifar(v1)))
     assert loader.stats().path == "sync"
-    assert "does not know this torchvision" in loader.stats().why
+    release = sys.modules["torchvision"].__version__
+    assert loader.stats().why == f"fastloop does not know torchvision {release}"
 
 
 def replace_method(patch: pytest.MonkeyPatch) -> None:
@@ -522,7 +524,7 @@ def test_functions_that_were_replaced(
     if is_first:
         originals._digest.cache_clear()
         originals.methods_of.cache_clear()
-        originals.trial_of.cache_clear()
+        verification.verification_of.cache_clear()
     else:
         assert path_of(dataset) == "array"
     replace(monkeypatch)

@@ -38,7 +38,7 @@ from transformers import (
 from transformers.trainer_utils import RemoveColumnsCollator
 
 from fastloop.adapters import hugging_face
-from fastloop.compat import originals
+from fastloop.compat import verification
 from fastloop.data import columns
 
 LOADERS = int(os.environ.get("FASTLOOP_FUZZ", "40"))
@@ -51,7 +51,7 @@ MODEL = ["input_ids", "token_type_ids", "attention_mask"]
 def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Nothing is written where the user keeps data sets; nothing is known from another test."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    originals.trial_of.cache_clear()
+    verification.verification_of.cache_clear()
     datasets.disable_progress_bars()
 
 
@@ -411,7 +411,7 @@ def test_code_that_is_not_known_is_left(
     versions = [sys.modules[name].__version__ for name in ("transformers", "datasets")]
     of = f"transformers {versions[0]} with datasets {versions[1]}"
     left = "C does not make the batches of DataCollatorWithPadding"
-    assert loader.stats().why == f"{left}: {of} is not known"
+    assert loader.stats().why == f"{left}: fastloop does not know {of}"
     with fastloop.patched("dataloader"):
         loaders = DataLoader(base().with_format("torch"), **options)
         assert [type(iter(loaders)).__name__ for _ in "ab"] == ["SyncIter", "PlainIter"]
@@ -433,7 +433,7 @@ def test_other_batches_are_left_with_a_warning(monkeypatch: pytest.MonkeyPatch) 
         "batch_size": 3,
         "collate_fn": DataCollatorWithPadding(tokenizer_of()),
     }
-    with pytest.warns(RuntimeWarning, match="batches differ from those of DataCollatorWithPadding"):
+    with pytest.warns(RuntimeWarning, match="batches differ from the batches of DataCollatorWith"):
         found = list(fastloop.DataLoader(base(), **options))
     assert_identical(found, list(DataLoader(base(), **options)))
     with warnings.catch_warnings():
@@ -460,13 +460,13 @@ def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, ever
         datasets.Dataset.from_dict(texts(random.Random(1), 30)).shuffle(seed=2), range(23)
     )
     compared: list[int] = []
-    true_compare = originals.Trial.compare
+    true_compare = verification.Verification.compare
 
     def compare(self: Any, *ways: Any) -> Any:
         compared.append(1)
         return true_compare(self, *ways)
 
-    monkeypatch.setattr(originals.Trial, "compare", compare)
+    monkeypatch.setattr(verification.Verification, "compare", compare)
 
     def run(cls: Any, is_changed: bool) -> list[Any]:
         torch.manual_seed(3)
@@ -480,7 +480,7 @@ def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, ever
     assert len(compared) == 1 + (23 // every if every == 3 else 12 * every)  # and the first batch
     if every > 0:
         with pytest.warns(
-            RuntimeWarning, match="batches differ from those of DataCollator"
+            RuntimeWarning, match="batches differ from the batches of DataCollator"
         ) as seen:
             ours = run(fastloop.DataLoader, True)
         assert_identical(ours, run(DataLoader, True))

@@ -66,7 +66,7 @@ def test_the_frameworks_of_the_group_are_those_that_tests_install() -> None:
 
 def known_releases() -> dict[str, str]:
     """The heading of originals.txt: {"torchvision": "0.28 and 0.29", ...}."""
-    text = (ROOT / "fastloop/compat/originals.txt").read_text()
+    text = (ROOT / "fastloop/adapters/originals.txt").read_text()
     heading = " ".join(
         line.removeprefix("#").strip() for line in text.split("\n\n")[0].splitlines()
     )

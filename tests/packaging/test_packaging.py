@@ -80,7 +80,7 @@ def test_sdist_holds_all_that_is_needed(sdist: Path) -> None:
     wanted |= {
         "setup_cuda.py",
         "fastloop/py.typed",
-        "fastloop/compat/originals.txt",
+        "fastloop/adapters/originals.txt",
         "fastloop/compat/torch_parts.txt",
         "fastloop/tools/report/page.html",
         "requirements-dev.txt",
@@ -95,7 +95,7 @@ def test_install_holds_the_package_and_its_types_alone(installed: Path, tmp_path
     code = "import importlib.metadata as m; print(*m.files('fastloop'), sep='\\n')"
     names = set(run_well(installed, "-c", code, cwd=tmp_path).split())
     assert {"fastloop/__init__.py", "fastloop/py.typed", "fastloop/_core.pyi"} <= names
-    files = {"compat/originals.txt", "compat/torch_parts.txt", "tools/report/page.html"}
+    files = {"adapters/originals.txt", "compat/torch_parts.txt", "tools/report/page.html"}
     assert {f"fastloop/{name}" for name in files} <= names
     others = {n for n in names if not n.startswith("fastloop/") and ".dist-info/" not in n}
     assert others == {"../../../bin/fastloop"}  # the console script

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from fastloop._core import ImageDraws
-from fastloop.compat.originals import Trial, is_alone
 from fastloop.compat.torch_parts import MapFetcher
+from fastloop.compat.verification import Verification, is_alone
 from fastloop.data.columns import Columns, NotCoveredError, leave_if
 from fastloop.loader.arrays.iterator import _LISTS, ArrayIter, make_batch
 
@@ -32,14 +32,14 @@ class Original:
         is_same: tells whether C still makes what the original would make.
     """
 
-    trial: Trial
+    verification: Verification
     collate_fn: Callable[[Any], Any]
     draws: ImageDraws | None = None
     is_same: Callable[[], bool] = lambda: True
 
     def needs_indices(self, workers: int) -> bool:
         """Tell whether batches are drawn or compared when their indices are known."""
-        return self.draws is not None or (workers == 0 and self.trial.every > 0)
+        return self.draws is not None or (workers == 0 and self.verification.every > 0)
 
     def draw(self, rows: int, generator: torch.Generator) -> None:
         if self.draws is not None:
@@ -54,19 +54,19 @@ class Original:
             return make_batch(columns, rows)
 
         with torch.random.fork_rng(devices=()):
-            self.trial.compare(partial(fetcher.fetch, rows), by_c)
+            self.verification.compare(partial(fetcher.fetch, rows), by_c)
 
     def check(self, columns: Columns) -> None:
         """Compare the first batch. Raises NotCoveredError if it differs."""
         rows = list(range(min(_FIRST, len(columns.dataset))))
         try:
-            if self.trial.unchecked:
+            if self.verification.unchecked:
                 fetcher = MapFetcher(columns.dataset, True, self.collate_fn, False)
                 self.compare(columns, rows, fetcher)
         except Exception as error:
             raise NotCoveredError(f"the original raises {type(error).__name__}") from error
-        is_other = self.trial.unchecked or self.trial.is_left
-        leave_if(is_other, f"C's {self.trial.what} differed from {self.trial.whose}")
+        is_other = self.verification.unchecked or self.verification.falls_back
+        leave_if(is_other, f"C's {self.verification.what} differed from {self.verification.whose}")
 
 
 class ComparedIter(ArrayIter):
@@ -93,10 +93,10 @@ class ComparedIter(ArrayIter):
                 yield batch
                 continue
             self._is_left = self._is_left or not original.is_same()
-            if not self._is_left and original.trial.is_due(len(batch)) and is_alone():
+            if not self._is_left and original.verification.is_due(len(batch)) and is_alone():
                 with suppress(Exception):  # C raises it, too
                     original.compare(self._source, batch, self._dataset_fetcher)
-                self._is_left = original.trial.is_left
+                self._is_left = original.verification.falls_back
             if not self._is_left:
                 original.draw(len(batch), torch.default_generator)
             yield tuple(batch) if self._is_left else batch

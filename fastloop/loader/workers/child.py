@@ -14,8 +14,13 @@ from torch.utils.data import get_worker_info
 
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
-from fastloop.compat.originals import digests_of
-from fastloop.compat.torch_parts import ExceptionWrapper, Resume, StreamEnd, run_worker_loop
+from fastloop.compat.torch_parts import (
+    ExceptionWrapper,
+    Resume,
+    StreamEnd,
+    digests_of,
+    run_worker_loop,
+)
 from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.stateful import DatasetReader
 from fastloop.loader.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Order, pack
@@ -129,7 +134,7 @@ def run_worker(
         is_interruptible: whether Ctrl-C reaches the parent's main thread; it is held back here
             until this function can end quietly.
         has_destination: the parent copies batches elsewhere, to a device say.
-        digests: those of ``originals`` in the parent.
+        digests: of the functions of other libraries, from the parent.
     """
     try:
         release_in_child()

@@ -25,7 +25,7 @@ import torch
 from fastloop._core import expect_fork, fork_ended, fork_expected
 from fastloop.base.interrupts import interrupts_held
 from fastloop.base.machine import describe_memory, explain_kill
-from fastloop.compat.originals import before_workers
+from fastloop.compat.torch_parts import before_workers
 
 # A parent that waits notices a dead worker after at most so many seconds.
 CHECK_S = 0.05

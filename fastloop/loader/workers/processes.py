@@ -24,9 +24,8 @@ from fastloop._core import ParentEnd, Reply
 from fastloop.base.checks import look_up
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
 from fastloop.base.machine import budget_of
-from fastloop.compat.originals import digests_of
 from fastloop.compat.tensors import outside_inference_mode
-from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
+from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, digests_of
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import Destination, is_pinned_by_torch

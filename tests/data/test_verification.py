@@ -15,8 +15,9 @@ import pytest
 import torch
 from torchvision_shim import torchvision_v2
 
-from fastloop.compat import originals
-from fastloop.compat.originals import Trial, is_code_known, is_left_alone, same_bits
+from fastloop.adapters import originals
+from fastloop.compat import verification
+from fastloop.compat.verification import Verification, runs_original, same_bits
 
 _TABLE = Path(originals.__file__).with_suffix(".txt")
 
@@ -59,31 +60,31 @@ def draw_none(generator: torch.Generator) -> Any:
 
 
 def draw_one() -> Any:
-    assert is_left_alone()
+    assert runs_original()
     return torch.rand(1) * 0
 
 
 def test_numbers_that_are_not_drawn_leave_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(originals, "is_alone", lambda: True)  # whatever earlier tests have left
-    trial = Trial("zeros", "torch's", 2)
-    with pytest.warns(RuntimeWarning, match="C's zeros differ from torch's"):
-        trial.compare(draw_one, draw_none)
-    assert trial.is_left and trial.run(lambda: 1, lambda generator: 2) == 1
+    monkeypatch.setattr(verification, "is_alone", lambda: True)  # whatever earlier tests have left
+    checked = Verification("zeros", "torch's", 2)
+    with pytest.warns(RuntimeWarning, match="fastloop's zeros differ from torch's"):
+        checked.compare(draw_one, draw_none)
+    assert checked.falls_back and checked.run(lambda: 1, lambda generator: 2) == 1
 
 
 @pytest.mark.filterwarnings("error")
 def test_numbers_that_another_thread_may_have_drawn_decide_nothing() -> None:
-    trial, end = Trial("zeros", "torch's", 2), threading.Event()
+    checked, end = Verification("zeros", "torch's", 2), threading.Event()
     thread = threading.Thread(target=end.wait, daemon=True)
     thread.start()
-    trial.compare(draw_one, draw_none)
-    assert (trial.is_left, trial.unchecked) == (False, 2)
+    checked.compare(draw_one, draw_none)
+    assert (checked.falls_back, checked.unchecked) == (False, 2)
     with warnings.catch_warnings(record=True) as seen:  # another thread changes no other bits
         warnings.simplefilter("always")
-        trial.compare(lambda: torch.ones(1), draw_none)
+        checked.compare(lambda: torch.ones(1), draw_none)
     end.set()
     thread.join()
-    assert trial.is_left and len(seen) == 1
+    assert checked.falls_back and len(seen) == 1
 
 
 @pytest.mark.filterwarnings("error")
@@ -91,21 +92,21 @@ def test_a_sample_that_c_refuses_is_the_originals() -> None:
     def refuse(generator: torch.Generator) -> Any:
         raise ValueError("too large")
 
-    trial = Trial("fives", "Python's", 1)
-    assert trial.run(lambda: 5, refuse) == 5 and trial.unchecked == 1
-    assert trial.run(lambda: 5, lambda generator: 5) == 5 and trial.unchecked == 0
-    assert trial.run(lambda: 5, lambda generator: 6) == 6  # no longer compared
-    assert trial.run(lambda: 5, refuse) == 5 and not trial.is_left
+    checked = Verification("fives", "Python's", 1)
+    assert checked.run(lambda: 5, refuse) == 5 and checked.unchecked == 1
+    assert checked.run(lambda: 5, lambda generator: 5) == 5 and checked.unchecked == 0
+    assert checked.run(lambda: 5, lambda generator: 6) == 6  # no longer compared
+    assert checked.run(lambda: 5, refuse) == 5 and not checked.falls_back
 
 
 def test_an_error_of_the_original_ends_the_comparison() -> None:
     def fail() -> Any:
         raise ZeroDivisionError
 
-    trial = Trial("zeros", "torch's", 1)
+    checked = Verification("zeros", "torch's", 1)
     with pytest.raises(ZeroDivisionError):
-        trial.compare(fail, draw_none)
-    assert not is_left_alone() and trial.unchecked == 1
+        checked.compare(fail, draw_none)
+    assert not runs_original() and checked.unchecked == 1
 
 
 @pytest.mark.parametrize(
@@ -126,4 +127,4 @@ def test_code_is_known_of_the_releases_that_the_table_names(
         release = ".".join(version(name).split(".")[:2])
         named = re.search(rf"{name} (\d+\.\d+(?: and \d+\.\d+)*)", heading)
         is_named &= named is not None and release in named[1].split(" and ")
-    assert [is_code_known(group) for group in groups] == [is_named] * len(groups)
+    assert [not originals.find_unknown(group) for group in groups] == [is_named] * len(groups)
