@@ -1,10 +1,10 @@
 /* fl_arena: see fl_arena.h.
  *
  * Sizes are rounded up to tiers, four for each power of two. A region that comes back serves the
- * next request of its tier; regions are neither split nor joined, so giving one back needs no lock.
- * Returned regions lie on a lock-free stack, which the next fl_arena_get empties as a whole into
- * the lists of their tiers. Tiers do not reuse each other's address space: memory runs short before
- * address space does. */
+ * next request of its tier. Regions are neither split nor joined, so giving a region back needs no
+ * lock: the region goes onto a lock-free stack, and the next fl_arena_get moves the whole stack
+ * into the lists of the tiers. Tiers do not reuse each other's address space, because memory runs
+ * short before address space does. */
 #define _GNU_SOURCE
 #include "fl_arena.h"
 
@@ -23,7 +23,7 @@ static const int64_t MOST_BYTES = (int64_t)1 << 42;
 
 struct fl_region {
     fl_arena *arena; /* owned: one reference while given out */
-    fl_region *next; /* the holder of the list it is in */
+    fl_region *next; /* belongs to the holder of the list */
     int64_t offset, bytes;
     int32_t tier;
 };
@@ -51,8 +51,9 @@ static int64_t tier_bytes(int32_t tier)
     return octave + octave / STEPS * (tier % STEPS);
 }
 
-/* The first tier of at least `bytes`. Every tier is a multiple of 64 KB, the largest page that a
- * kernel may have: otherwise giving a region back would free pages of its neighbour. */
+/* Returns the first tier of at least `bytes`. Every tier is a multiple of 64 KB, the largest
+ * page size of any kernel: with smaller tiers, giving a region back would free pages of its
+ * neighbour. */
 static int32_t find_tier(int64_t bytes)
 {
     int32_t tier = 0;
@@ -75,7 +76,8 @@ static char *map_file(int fd, int64_t bytes)
     if (fl_fault_hit()) return MAP_FAILED;
     char *base =
         mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    /* A core dump would read all of the address space, and one to a pipe would write it. */
+    /* Without this advice a core dump would read the whole address space, and a dump to a pipe
+     * would even write it. */
     if (base != MAP_FAILED) (void)madvise(base, (size_t)bytes, MADV_DONTDUMP);
     return base;
 }
@@ -88,13 +90,14 @@ static int64_t most_under(int resource, rlim_t part)
                                                       : MOST_BYTES;
 }
 
-/* ftruncate beyond the limit on file sizes would raise SIGXFSZ. Where the address space is limited,
- * at least half of it is left to others. */
+/* Returns the largest file that this process may map. If ftruncate exceeded the limit on file
+ * sizes, the kernel would raise SIGXFSZ. If the address space is limited, the arena takes at most
+ * half. */
 static int64_t most_file_bytes(int64_t least_bytes)
 {
     int64_t mapped = fl_max(most_under(RLIMIT_AS, 2), least_bytes);
     int64_t bytes = fl_min(most_under(RLIMIT_FSIZE, 1), mapped);
-    return bytes & ~(int64_t)0xffff; /* whole pages, of any size there is */
+    return bytes & ~(int64_t)0xffff; /* a multiple of every page size */
 }
 
 static bool open_file(int64_t least_bytes, fl_arena *arena)
@@ -146,7 +149,7 @@ static void free_list(fl_region *region)
 
 static void drop_reference(fl_arena *arena)
 {
-    /* acq_rel: the thread that frees sees what others did before they gave up their references. */
+    /* acq_rel: the thread that frees sees every write made before a reference was given up. */
     if (atomic_fetch_sub_explicit(&arena->references, 1, memory_order_acq_rel) != 1) return;
     munmap(arena->base, (size_t)arena->bytes);
     close(arena->fd);
@@ -222,14 +225,15 @@ void fl_region_give(fl_region *region)
     int saved = errno;
     char *data = fl_region_data(region);
     size_t bytes = (size_t)region->bytes;
-    /* By address: the program may have closed the descriptor and opened a file of its own under
-     * that number. Locked memory is refused. Where the kernel cannot punch a hole the memory stays
-     * with the arena, to be used again. */
+    /* The region is named by address, because the program may have closed the descriptor and opened
+     * a file of its own under the same number. The kernel refuses MADV_REMOVE for locked memory,
+     * hence munlock. If the kernel cannot punch a hole, the memory stays with the arena for the
+     * next region. */
     if (madvise(data, bytes, MADV_REMOVE) != 0 && munlock(data, bytes) == 0)
         (void)madvise(data, bytes, MADV_REMOVE);
     errno = saved;
     fl_region *head = atomic_load_explicit(&arena->returned, memory_order_relaxed);
-    do region->next = head; /* release: the next holder comes after all uses of this one */
+    do region->next = head; /* release: the next holder comes after all uses by this holder */
     while (!atomic_compare_exchange_weak_explicit(&arena->returned, &head, region,
                                                   memory_order_release, memory_order_relaxed));
     drop_reference(arena);

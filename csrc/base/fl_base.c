@@ -1,4 +1,4 @@
-/* fl_base: see fl_base.h. No state but the fault counter of test builds. */
+/* fl_base: see fl_base.h. The fault counter of test builds is the only state. */
 #include "fl_base.h"
 
 #include <stdarg.h>

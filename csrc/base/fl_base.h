@@ -12,33 +12,33 @@
 
 enum {
     FL_OK = 0,
-    FL_ENOMEM = -1,   /* memory, an address range or a lock could not be had */
+    FL_ENOMEM = -1,   /* no memory, address range or lock was available */
     FL_EINDEX = -2,   /* an index is out of bounds: position, value, length are set */
     FL_ESOURCE = -3,  /* source memory vanished under a copy: field, row are set */
-    FL_ETIMEOUT = -4, /* the wait is over and nothing came */
+    FL_ETIMEOUT = -4, /* the deadline has passed, and nothing came */
     FL_EEND = -5,     /* nothing is left to receive */
     FL_ECLOSED = -6,  /* closed or stopped while in use */
     FL_EINVAL = -7,   /* sizes that do not fit together or overflow int64 */
     FL_EFORK = -8,    /* made in a parent process, used in its child */
     FL_ETHREAD = -9,  /* a thread could not be started */
-    FL_EDEVICE = -10, /* a call of the device's runtime failed: value is its error number; with 0,
-                         there is no such device, or no code for it */
-    FL_EDAMAGE = -11, /* what other processes share with this one has been overwritten */
-    FL_EFILE = -12,   /* a file of tokens cannot be read: position is its number, value the byte,
-                         length the errno; 0: the file has become shorter */
-    FL_ETOKEN = -13   /* a token is out of range: position is the number of its file, value the
-                         token, length its place in the file */
+    FL_EDEVICE = -10, /* a call of the device's runtime failed: value is its error number. If value
+                         is 0, there is no such device, or no code for the device */
+    FL_EDAMAGE = -11, /* another process has overwritten shared memory */
+    FL_EFILE = -12,   /* a file of tokens cannot be read: position is the file's number, value the
+                         byte, length the errno; 0: the file has become shorter */
+    FL_ETOKEN = -13   /* a token is out of range: position is the file's number, value the token,
+                         length the token's position in the file */
 };
 
-/* What went wrong. Plain data: copied by assignment, owns nothing. */
+/* An error record. Plain data: copied by assignment, owns nothing. */
 typedef struct fl_err {
     int code;         /* FL_OK or FL_E* */
-    int32_t field;    /* FL_ESOURCE: which field of the table */
-    int64_t position; /* FL_EINDEX: place in the batch; FL_ESOURCE: which array of the field */
-    int64_t value;    /* FL_EINDEX: the index; FL_ESOURCE: the row; FL_EDEVICE, and FL_ENOMEM of the
-                         device's runtime: its error number; FL_EDAMAGE: the worker */
-    int64_t length;   /* FL_EINDEX: how many rows there are */
-    char text[160];   /* one sentence, for the other codes */
+    int32_t field;    /* FL_ESOURCE: the field of the table */
+    int64_t position; /* FL_EINDEX: position in the batch; FL_ESOURCE: the array of the field */
+    int64_t value;  /* FL_EINDEX: the index; FL_ESOURCE: the row; FL_EDEVICE, and FL_ENOMEM from the
+                       device's runtime: the runtime's error number; FL_EDAMAGE: the worker */
+    int64_t length; /* FL_EINDEX: the number of rows */
+    char text[160]; /* one sentence, for the other codes */
 } fl_err;
 
 #define FL_TRY(expr)                                      \
@@ -50,7 +50,8 @@ typedef struct fl_err {
 /* Fills `err` (if not NULL) and returns `code`, so that `return fl_fail(...)` works. */
 int fl_fail(fl_err *err, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* True and *out set when the result fits int64_t; false and *out untouched otherwise. */
+/* Multiplies. Returns true and sets *out if the product fits int64_t; otherwise returns false and
+ * leaves *out untouched. */
 static inline bool fl_mul(int64_t a, int64_t b, int64_t *out)
 {
     int64_t product;
@@ -70,17 +71,18 @@ static inline bool fl_add(int64_t a, int64_t b, int64_t *out)
 static inline int64_t fl_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t fl_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Zeroed memory, aligned to 64 bytes; NULL when there is none. bytes >= 0.
- * The caller owns it and frees it with fl_free (NULL is fine). */
+/* Allocates zeroed memory, aligned to 64 bytes; bytes >= 0. Returns NULL if memory is short. The
+ * caller frees the memory with fl_free (NULL is fine). */
 void *fl_alloc(int64_t bytes);
 void fl_free(void *memory);
 
-/* Grows *items (of item_bytes each) to hold at least `count`, keeping the contents.
- * On failure nothing changes. */
+/* Grows *items (each of item_bytes) to hold at least `count`, keeping the contents. On failure
+ * nothing changes. */
 int fl_grow(void **items, int64_t *capacity, int64_t count, int64_t item_bytes, fl_err *err);
 
-/* Fault injection for the C tests, compiled in with -DFL_FAULTS: the n-th resource asked for
- * after fl_fault_arm(n) is refused (n >= 1; 0 disarms). fl_fault_asked() counts since then. */
+/* Fault injection for the C tests, compiled in with -DFL_FAULTS: after fl_fault_arm(n) the n-th
+ * request for a resource is refused (n >= 1; 0 disarms). fl_fault_asked() counts the requests since
+ * then. */
 #ifdef FL_FAULTS
 void fl_fault_arm(int64_t n);
 int64_t fl_fault_asked(void);

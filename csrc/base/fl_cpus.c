@@ -1,4 +1,4 @@
-/* fl_cpus: see fl_cpus.h. base/machine.py reads the same files, for people. */
+/* fl_cpus: see fl_cpus.h. base/machine.py reads the same files for reports. */
 #define _GNU_SOURCE
 #include "fl_cpus.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The numbers at the beginning of a file: how many of two could be read. */
+/* Reads up to two numbers from the beginning of a file, and returns how many could be read. */
 static int read_numbers(const char *folder, const char *name, long long *first, long long *second)
 {
     char path[PATH_MAX + 32];
@@ -21,7 +21,8 @@ static int read_numbers(const char *folder, const char *name, long long *first, 
     return found;
 }
 
-/* The quota of one group. "max", -1 or a missing file: none. */
+/* Returns the quota of one group; INT32_MAX ("max", -1 or a missing file): the group has no
+ * quota. */
 static int32_t read_group(const char *folder)
 {
     long long quota = 0, period = 0, ignored;
@@ -33,8 +34,8 @@ static int32_t read_group(const char *folder)
     return (int32_t)fl_min(fl_max(quota / period, 1), INT32_MAX);
 }
 
-/* The least of a group and all above it, up to the folder `top`. A group that is not mounted, as
- * those outside of a container, has no files. */
+/* Returns the smallest quota of a group and its ancestors, up to the folder `top`. A group that is
+ * not mounted has no files, for example a group outside this container. */
 static int32_t read_groups(const char *top, const char *group)
 {
     char folder[PATH_MAX];
@@ -57,8 +58,9 @@ static bool has_cpu(const char *names)
     return false;
 }
 
-/* The least below the two places where the groups of this line of /proc/self/cgroup are mounted:
- * "id:controllers:group", and no controllers in version 2. */
+/* Returns the smallest quota that applies to one line of /proc/self/cgroup. A line is
+ * "id:controllers:group", with no controllers in version 2. The group may be mounted below two
+ * folders, so both are read. */
 static int32_t read_line(const char *root, char *line)
 {
     line[strcspn(line, "\n")] = '\0';
@@ -92,7 +94,7 @@ int32_t fl_cpu_quota(const char *root)
 
 int32_t fl_cpu_count(void)
 {
-    /* 0: not read yet. Relaxed, because every thread would read the same. */
+    /* 0: not read yet. Relaxed, because every thread would read the same value. */
     static _Atomic int32_t quota;
     int32_t most = atomic_load_explicit(&quota, memory_order_relaxed);
     if (most == 0) {

@@ -1,7 +1,7 @@
 /* fl_fork: see fl_fork.h. The state is one for the process, because forks are.
  *
- * The handler counts the fork before the child is made. Otherwise another thread could recycle
- * memory that the child is about to share. */
+ * The handler counts the fork before the child is made. If the count came later, another thread
+ * could recycle memory that the child is about to share. */
 #define _GNU_SOURCE
 #include "fl_fork.h"
 
@@ -14,22 +14,22 @@
 typedef struct worker {
     struct worker *next;
     int64_t id;
-    int64_t first, last;           /* its forks: one, or none where it was started otherwise */
+    int64_t first, last; /* numbers of its first and last fork, normally the same; 0: not forked */
     _Atomic uint32_t *tells_forks; /* owned: shared with the worker; 1: the worker has forked */
 } worker;
 
 static _Atomic uint32_t generation; /* written in the single-threaded moment after a fork */
 static _Atomic int64_t forks, forks_of_program, ends;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static worker *workers; /* owned; mutex, like what they point to */
+static worker *workers; /* owned; mutex, like every worker in the list */
 static int64_t next_id; /* mutex */
 
-static _Thread_local worker *expected; /* borrowed: forks of this thread are its; NULL: none */
-static _Atomic uint32_t *own_word;     /* set where this process is a worker: its tells_forks */
+static _Thread_local worker *expected; /* borrowed: the worker that forks of this thread make */
+static _Atomic uint32_t *own_word;     /* if this process is a worker: its tells_forks */
 
 enum { WORD_BYTES = sizeof(uint32_t) };
 
-/* forks_of_program is written before forks: a reader of the new number knows whose fork it is. */
+/* forks_of_program is written before forks, so that a reader of the new number knows who forked. */
 static void enter_fork(void)
 {
     pthread_mutex_lock(&mutex);
@@ -45,8 +45,8 @@ static void enter_fork(void)
     if (own_word != NULL) atomic_store(own_word, 1);
 }
 
-/* Another thread may have held the mutex and left the list half-changed. The child does not need
- * it: it describes memory of the parent. */
+/* Another thread may have held the mutex and left the list half-changed. The child needs no list,
+ * because the list describes memory of the parent. */
 static void enter_child(void)
 {
     mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
@@ -58,7 +58,7 @@ static void enter_child(void)
 
 static void install_handlers(void)
 {
-    /* Fails only without memory; forked children then behave as without the handlers. */
+    /* pthread_atfork fails only without memory. Forked children then run without the handlers. */
     (void)pthread_atfork(enter_fork, NULL, enter_child);
 }
 

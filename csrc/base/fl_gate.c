@@ -42,7 +42,7 @@ void fl_gate_leave(fl_gate *gate)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-/* Adds to `closed`. */
+/* Adds `change` to the count of closings, and wakes readers when the gate opens. */
 static void count(fl_gate *gate, int32_t change)
 {
     if (is_foreign(gate)) return;

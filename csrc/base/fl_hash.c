@@ -1,7 +1,8 @@
 /* fl_hash: see fl_hash.h.
  *
- * Four sums over every fourth word, because a multiplication takes the time of several words. They
- * are not an array: compilers would make vectors of it, which have no 64-bit multiplication. */
+ * There are four sums, each over every fourth word, because a multiplication takes as long as
+ * reading several words. The sums are not an array: compilers would turn an array into vectors,
+ * which lack a 64-bit multiplication. */
 #include "fl_hash.h"
 
 #include <string.h>
@@ -15,14 +16,15 @@ static inline uint64_t word_at(const char *at)
     return word;
 }
 
-/* For either argument fixed, one-to-one in the other. */
+/* Mixes a word into a sum. If either argument is fixed, the result is one-to-one in the other
+ * argument. */
 static inline uint64_t stir(uint64_t sum, uint64_t word)
 {
     uint64_t product = (sum ^ word) * 0x9E3779B97F4A7C15u;
     return product ^ (product >> 32);
 }
 
-/* The last words and bytes, less than a block. */
+/* Mixes in the last words and bytes, less than a block. */
 static uint64_t stir_rest(uint64_t sum, const char *at, int64_t bytes)
 {
     uint64_t word = 0;

@@ -17,8 +17,8 @@ enum { HUGE_BYTES = 2 << 20 };
 
 static int64_t page_bytes(void) { return sysconf(_SC_PAGESIZE); }
 
-/* Whether the machine has this much memory at all, swap included. Mapping more than that works
- * where the kernel overcommits, and filling it then ends the process. */
+/* Returns true if the machine has this much memory at all, swap included. A kernel that overcommits
+ * would let a larger mapping succeed, and end the process while the mapping is filled. */
 static bool is_there(int64_t bytes)
 {
     struct sysinfo info;
@@ -35,7 +35,7 @@ static bool round_up(int64_t bytes, int64_t unit, int64_t *out)
     return true;
 }
 
-/* Maps `bytes` (a multiple of the page) at a 2 MiB boundary by mapping more and cutting. */
+/* Maps `bytes` (a multiple of the page) at a 2 MiB boundary: maps more, and unmaps both ends. */
 static char *map_aligned(int64_t bytes)
 {
     int64_t reserve;
@@ -47,7 +47,7 @@ static char *map_aligned(int64_t bytes)
     int64_t tail = reserve - head - bytes;
     if (head > 0) munmap(base, (size_t)head);
     if (tail > 0) munmap(base + head + bytes, (size_t)tail);
-    (void)madvise(base + head, (size_t)bytes, MADV_HUGEPAGE); /* absent: small pages, slower */
+    (void)madvise(base + head, (size_t)bytes, MADV_HUGEPAGE); /* or small pages, slower */
     return base + head;
 }
 
@@ -113,7 +113,7 @@ int64_t fl_pages_whole(int64_t bytes)
 
 void fl_pages_keep_heap(void)
 {
-    /* The threshold follows the largest mapping that was freed, up to 32 MB with its header. */
+    /* glibc's threshold follows the largest mapping that was freed, up to 32 MB with its header. */
     void *volatile largest = malloc((32 << 20) - 2 * (size_t)page_bytes());
     free(largest);
 }

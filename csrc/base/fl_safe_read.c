@@ -1,8 +1,8 @@
 /* fl_safe_read: see fl_safe_read.h.
  *
- * process_vm_writev gathers many small pieces in one call: the local side, our pieces, is read
- * with the kernel's own fault handling, the remote side, dst, is one range. For long pieces
- * process_vm_readv is faster, because the pieces are then pinned in runs of pages. */
+ * process_vm_writev gathers many small pieces in one call: the kernel reads the local side, our
+ * pieces, with its own fault handling; the remote side, dst, is one range. For long pieces
+ * process_vm_readv is faster, because the kernel then pins the pieces in runs of pages. */
 #define _GNU_SOURCE
 #include "fl_safe_read.h"
 
@@ -27,8 +27,8 @@ static int64_t sum_bytes(const struct iovec *pieces, int count)
     return bytes;
 }
 
-/* Bytes from the start that the kernel could read: both calls stop at the first fault, readv
- * at a whole piece, writev inside one. */
+/* Copies, and returns how many bytes from the start the kernel could read. Both calls stop at the
+ * first fault: readv at a whole piece, writev inside a piece. */
 static int64_t copy_process_vm(char *dst, const struct iovec *pieces, int count, int64_t bytes)
 {
     struct iovec whole = {.iov_base = dst, .iov_len = (size_t)bytes};
@@ -59,7 +59,7 @@ const char *fl_safe_read_method(void)
     return known_method() == PROCESS_VM ? "process_vm" : "memfd";
 }
 
-/* Copies one piece through the window; short when it cannot be read. */
+/* Copies one piece through the window; the count falls short if the piece cannot be read. */
 static int64_t copy_through(int fd, const char *window, char *dst, const struct iovec *piece)
 {
     int64_t done = 0, length = (int64_t)piece->iov_len;
@@ -93,7 +93,8 @@ close_fd:
     return done;
 }
 
-/* The pieces behind the first `done` bytes, into `rest`; returns how many. */
+/* Writes the pieces that follow the first `done` bytes into `rest`, and returns how many pieces
+ * remain. */
 static int skip_bytes(const struct iovec *pieces, int count, int64_t done, struct iovec *rest)
 {
     int left = 0;
@@ -107,8 +108,9 @@ static int skip_bytes(const struct iovec *pieces, int count, int64_t done, struc
     return left;
 }
 
-/* A call may stop early without a fault (a very long row): only EFAULT without progress means that
- * the source is gone; any other failure (no memory, a sandbox since) is left to the memfd. */
+/* A call may stop early without a fault, for example in a very long row: only EFAULT without
+ * progress means that the source is gone. Any other failure (no memory, a sandbox since) is left to
+ * the memfd. */
 int64_t fl_safe_read_copy(char *dst, const struct iovec *pieces, int count)
 {
     struct iovec rest[FL_SAFE_READ_MAX];

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Release wheels are built with older headers than the kernels that they meet. */
+/* Release wheels are built with kernel headers that are older than the kernels they run on. */
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif

@@ -6,40 +6,42 @@
 #define FL_THREAD_H
 
 #include "fl_base.h"
-#include "fl_fork.h" /* the generation, which all that holds threads compares */
+#include "fl_fork.h" /* the generation, for every owner of threads */
 
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* Nanoseconds of CLOCK_MONOTONIC. */
+/* Returns nanoseconds of CLOCK_MONOTONIC. */
 int64_t fl_now_ns(void);
 
-/* pthread's own mutex and condition; open returns FL_OK or FL_ENOMEM. The mutex spins a little
- * before it sleeps, because our critical sections take less time than going to sleep. */
+/* Open pthread's own mutex and condition: FL_OK or FL_ENOMEM. The mutex spins a little before it
+ * sleeps, because our critical sections take less time than going to sleep. */
 int fl_mutex_open(pthread_mutex_t *mutex, fl_err *err);
 int fl_cond_open(pthread_cond_t *cond, fl_err *err);
 
-/* Blocks until signalled or `deadline_ns` (fl_now_ns clock) has passed; the caller holds
- * `mutex`. True when the deadline passed. Wakes spuriously, as conditions do. */
+/* Blocks until a signal, or until `deadline_ns` (fl_now_ns clock) has passed; the caller holds
+ * `mutex`. Returns true if the deadline passed. Wakes spuriously, as conditions do. */
 bool fl_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns);
 
 /* Starts a joinable thread with all signals blocked. FL_OK or FL_ETHREAD. */
 int fl_thread_start(pthread_t *thread, void *(*run)(void *), void *arg, fl_err *err);
 
 /* Sleeps while *word is `expected`, until fl_futex_wake, the deadline (fl_now_ns clock) or a signal
- * handler. The word may lie in memory shared between processes. False when a signal handler ran. */
+ * handler. The word may lie in memory shared between processes. Returns false if a signal handler
+ * ran. */
 bool fl_futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t deadline_ns);
-void fl_futex_wake(_Atomic uint32_t *word); /* all threads that sleep on it */
+void fl_futex_wake(_Atomic uint32_t *word); /* wakes every thread that sleeps on the word */
 
-/* A descriptor that becomes readable when the process ends, the caller's to close; -1 where the
- * process is gone, or the kernel or a sandbox does not offer it. */
+/* Returns a descriptor that becomes readable when the process ends; the caller closes the
+ * descriptor. Returns -1 if the process is gone, or if the kernel or a sandbox does not offer
+ * pidfds. */
 int fl_pidfd_open(int pid);
 
-/* Whether the descriptor, the caller's or one that took its number, stands for a process. Sends
- * nothing; any thread. */
+/* Returns true if the descriptor stands for a process. The caller's descriptor may have been closed
+ * and its number taken by a different file. Sends nothing; any thread. */
 bool fl_is_pidfd(int fd);
 
-/* For a loop that polls a variable: leaves the core to its other hardware thread. */
+/* For a loop that polls a variable: leaves the core to its second hardware thread. */
 static inline void fl_relax(void)
 {
 #if defined(__x86_64__)

@@ -6,28 +6,28 @@
 #include <assert.h>
 #include <fenv.h>
 
-/* A job; lies on its caller's stack. */
+/* A job. Lies on the stack of its caller. */
 typedef struct task {
     fl_work *work;
     void *context;
     int64_t parts, grain;
     fenv_t floats;        /* the caller's floating-point environment */
-    _Atomic int64_t next; /* the first unclaimed part; relaxed: starting a thread on the job
-                             publishes the rest */
+    _Atomic int64_t next; /* the first unclaimed part; relaxed, because starting a thread on the job
+                             publishes the other fields */
 } task;
 
 struct fl_thread_pool {
     uint32_t generation;
-    int32_t threads;      /* the caller counted */
-    fl_parallel_fn *lend; /* NULL: the helpers below */
-    int32_t started;      /* mutex: how many helpers */
+    int32_t threads;      /* including the caller */
+    fl_parallel_fn *lend; /* NULL: the pool starts `helpers` */
+    int32_t started;      /* mutex: helpers started */
     pthread_t *helpers;   /* owned */
     pthread_mutex_t mutex;
     pthread_cond_t has_job; /* helpers wait here for a job, or for the end */
     pthread_cond_t is_idle; /* the caller waits here for the last helper to leave the job */
     task *job;              /* mutex; borrowed from its caller until no helper is inside */
-    int32_t inside;         /* mutex: helpers that work on it */
-    bool is_over;           /* mutex: no other job will come */
+    int32_t inside;         /* mutex: helpers working on the job */
+    bool is_over;           /* mutex: no further job will come */
 };
 
 static inline bool is_foreign(const fl_thread_pool *pool)
@@ -74,7 +74,8 @@ static void work_on(task *job)
     }
 }
 
-/* Puts the thread's own environment back: a lent thread is used by others afterwards. */
+/* Works on the job in the caller's floating-point environment, and then puts the thread's own back:
+ * a lent thread goes on to serve its lender. */
 static void help(void *arg)
 {
     task *job = arg;
@@ -116,12 +117,12 @@ static void start_helpers_locked(fl_thread_pool *pool)
     while (pool->started < pool->threads - 1) {
         pthread_t *helper = &pool->helpers[pool->started];
         if (fl_thread_start(helper, run_helper, pool, NULL) != FL_OK)
-            return; /* goes on with fewer */
+            return; /* the pool goes on with fewer */
         pool->started++;
     }
 }
 
-/* Makes `job` the pool's; false while it has another one. */
+/* Makes `job` the pool's job; returns false while the pool has a job already. */
 static bool start_job(fl_thread_pool *pool, task *job)
 {
     pthread_mutex_lock(&pool->mutex);

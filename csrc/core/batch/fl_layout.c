@@ -11,7 +11,7 @@ void fl_layout_close(fl_layout *layout)
     *layout = (fl_layout){0};
 }
 
-/* Grows *items as fl_grow does, which counts in int64. */
+/* Grows *items like fl_grow, with a capacity of 32 bits. */
 static int grow(void **items, int32_t *capacity, int32_t count, int64_t item_bytes, fl_err *err)
 {
     int64_t room = *capacity;
@@ -64,7 +64,7 @@ void fl_output_set_number(fl_output *output, int64_t number)
     output->bytes = 0;
 }
 
-/* Moves *end behind so many bytes, to where the next output may begin. */
+/* Moves *end past `bytes`, to the next offset at which an output may begin. */
 static bool skip(int64_t *end, int64_t bytes)
 {
     int64_t behind;
@@ -95,11 +95,12 @@ int fl_layout_place(fl_layout *layout, fl_err *err)
     return FL_OK;
 }
 
-/* Bytes from sample to sample of what is filled of an output; 0: there are none. */
+/* Returns the bytes from one filled sample to the next in an output; 0: the output has no
+ * samples. */
 static int64_t sample_bytes(const fl_output *output, int64_t rows)
 {
     if (output->is_whole || rows == 0) return 0;
-    bool has_maps = output->is_cast && output->cast.kind == FL_CAST_IMAGES; /* behind its images */
+    bool has_maps = output->is_cast && output->cast.kind == FL_CAST_IMAGES; /* followed by maps */
     return has_maps ? output->cast.image_bytes : output->bytes / rows;
 }
 

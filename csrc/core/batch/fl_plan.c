@@ -39,7 +39,7 @@ static int reserve(fl_rows *rows, int64_t more, fl_err *err)
     return fl_grow((void **)&rows->index, &rows->capacity, count, sizeof *rows->index, err);
 }
 
-/* Turns a range into single indices, so that others can follow it. */
+/* Turns a range into single indices, so that any index can follow. */
 static int spell_out(fl_rows *rows, fl_err *err)
 {
     FL_TRY(fl_grow((void **)&rows->index, &rows->capacity, rows->count, sizeof *rows->index, err));
@@ -167,8 +167,8 @@ static inline bool is_range_within(const fl_rows *rows, int64_t length)
     return rows->first >= 0 && rows->first <= length - rows->count;
 }
 
-/* Checks every index against `length`, and puts it into `row` as a positive number. The two may be
- * the same array. */
+/* Checks every index against `length`, and writes the index into `row` as a positive number.
+ * `index` and `row` may be the same array. */
 static int
 check_bounds(const int64_t *index, int64_t count, int64_t length, int64_t *row, fl_err *err)
 {

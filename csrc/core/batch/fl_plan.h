@@ -1,9 +1,9 @@
 /* fl_plan: which rows make the next batch.
  *
- * Floor 1. Indices arrive in index blocks of any size (a whole permutation, 32 random draws, a
- * range). A plan cuts them into batches and maps them through nested subsets to rows of the table.
- * At every step it checks bounds and makes negative indices positive, as Python's sequences do. One
- * thread at a time. */
+ * Floor 1. Indices arrive in index blocks of any size, for example a whole permutation, 32 random
+ * draws, or a range. A plan cuts the blocks into batches and maps the indices through nested
+ * subsets to rows of the table. At every step the plan checks bounds and makes negative indices
+ * positive, as Python's sequences do. One thread at a time. */
 #ifndef FL_PLAN_H
 #define FL_PLAN_H
 
@@ -19,11 +19,11 @@ typedef struct fl_rows {
     int64_t spare_capacity; /* of spare */
     bool is_range;
     bool has_views;
-    uint8_t *view;         /* owned; when has_views: of index[i]. Else all views are 0 */
+    uint8_t *view; /* owned; when has_views: the view of row index[i]. Otherwise all views are 0 */
     int64_t view_capacity; /* of view */
 } fl_rows;
 
-/* The row at this position of resolved rows. */
+/* Returns the row at this position; the rows must be resolved. */
 static inline int64_t fl_row_at(const fl_rows *rows, int64_t position)
 {
     return rows->is_range ? rows->first + position : rows->index[position];
@@ -32,25 +32,26 @@ static inline int64_t fl_row_at(const fl_rows *rows, int64_t position)
 void fl_rows_clear(fl_rows *rows); /* empties, keeping the memory */
 void fl_rows_close(fl_rows *rows); /* frees */
 
-/* Appends; on FL_ENOMEM nothing changes. */
+/* Append indices; on FL_ENOMEM nothing changes. */
 int fl_rows_add(fl_rows *rows, const int64_t *index, int64_t count, fl_err *err);
 int fl_rows_add_range(fl_rows *rows, int64_t first, int64_t count, fl_err *err);
 
-/* Appends indices with their views, to rows that are empty or have views. */
+/* Appends indices with their views. The rows must be empty or have views. */
 int fl_rows_add_views(fl_rows *rows, const int64_t *index, const uint8_t *view, int64_t count,
                       fl_err *err);
 
 typedef struct fl_plan fl_plan;
 
-/* A plan over a table of `length` rows. The caller owns it and closes it. */
+/* Opens a plan over a table of `length` rows. The caller closes *out. */
 int fl_plan_open(int64_t length, fl_plan **out, fl_err *err);
 void fl_plan_close(fl_plan *plan);
 
-/* The table under the plan now has `length` rows. */
+/* Tells the plan that its table now has `length` rows. */
 void fl_plan_set_length(fl_plan *plan, int64_t length);
 
-/* Adds a subset around the table or the last subset: its row i is row index[i] of what it wraps.
- * `index` is borrowed until fl_plan_close. Call for the innermost first. */
+/* Adds a subset around the table or the last subset: row i of the subset is row index[i] of what
+ * the subset wraps. Call this for the innermost subset first. `index` is borrowed until
+ * fl_plan_close. */
 int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err);
 
 /* Sets the next index block; `index` is borrowed until fl_plan_needs_block is true again. */
@@ -59,15 +60,15 @@ void fl_plan_set_range(fl_plan *plan, int64_t first, int64_t count);
 bool fl_plan_needs_block(const fl_plan *plan); /* the last block is used up */
 int64_t fl_plan_left(const fl_plan *plan);     /* indices of the block that no batch has taken */
 
-/* Forgets what is left of the block. */
+/* Drops the rest of the block. */
 void fl_plan_restart(fl_plan *plan);
 
-/* Adds indices of the block to `rows` until it has batch_size of them or the block ends. */
+/* Adds indices of the block to `rows` until `rows` has batch_size indices or the block ends. */
 int fl_plan_fill(fl_plan *plan, fl_rows *rows, int64_t batch_size, fl_err *err);
 
-/* Turns indices into rows of the table; views are left alone. FL_EINDEX names the
- * first index out of bounds at the outermost level that has one, its position in the batch and the
- * length. After a failure `rows` still holds the sampler's indices. */
+/* Turns indices into rows of the table and leaves views alone. FL_EINDEX names the first index out
+ * of bounds at the outermost level that has one, its position in the batch and the length. After a
+ * failure `rows` still holds the sampler's indices. */
 int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err);
 
 #endif

@@ -2,11 +2,10 @@
  *
  * Slots come back over a lock-free stack. Any thread pushes; only the holder of the pool's mutex
  * empties the stack, as a whole, by one exchange. No slot is popped singly, so there is no ABA
- * problem. Closing replaces the head by CLOSED; a slot brought back after that is freed at once.
- * The pool's own memory is freed with the last slot. A slot that forked workers may still read is
- * RETIRED: it comes back over a second such stack, and is examined then and after each worker's
- * end.
- */
+ * problem. Closing replaces the head by CLOSED; a slot that comes back later is freed at once. The
+ * pool's own memory is freed with the last slot. If forked workers may still read a slot, the slot
+ * is RETIRED: it comes back over a second stack of the same kind, and is examined at that moment
+ * and after each worker's end. */
 #include "fl_pool.h"
 
 #include "fl_fork.h"
@@ -16,41 +15,41 @@
 #include <assert.h>
 #include <stdatomic.h>
 
-enum { MOST_PINS = 48 }; /* of a slot: each but the last is of as much as all before it */
+enum { MOST_PINS = 48 }; /* each pin but the last is at least as large as all earlier ones */
 
 struct fl_slot {
-    fl_pool *pool;     /* owned: one reference */
-    fl_slot *next;     /* the holder of the list it is in */
-    fl_pages pages;    /* owned unless there is a region; written by the holder of a FILLING slot */
-    fl_region *region; /* owned; in an arena: the memory that pages describes; else NULL */
-    int64_t used, before;    /* holder: most bytes ever asked for, now and before this holder */
-    int64_t pinned;          /* holder: bytes from the start that are pinned */
-    int64_t ends[MOST_PINS]; /* holder: of the ranges that were pinned one by one */
-    int32_t pins;            /* holder: how many */
-    int64_t outgrown;        /* holder: bytes that were pinned of the slot that this one replaces */
-    int64_t lent_at;         /* the lender: fl_fork_count then */
-    int64_t given_at;        /* the giver of the last share: fl_fork_count then */
+    fl_pool *pool;        /* owned: one reference */
+    fl_slot *next;        /* belongs to the holder of the list */
+    fl_pages pages;       /* owned unless region is set; written by the holder of a FILLING slot */
+    fl_region *region;    /* owned; the memory of pages if the pool has an arena; else NULL */
+    int64_t used, before; /* holder: most bytes ever asked for, with and without this holder */
+    int64_t pinned;       /* holder: pinned bytes from the start */
+    int64_t ends[MOST_PINS]; /* holder: end of each range that was pinned in one call */
+    int32_t pins;            /* holder: pinned ranges */
+    int64_t outgrown;        /* holder: pinned bytes of the slot that this slot replaces */
+    int64_t lent_at;         /* the lender: fl_fork_count at lending */
+    int64_t given_at;        /* the giver of the last share: fl_fork_count at that moment */
     _Atomic int32_t shares;  /* > 0: LENT */
     _Alignas(64) char header[];
 };
 
 struct fl_pool {
     pthread_mutex_t mutex;
-    fl_slot *spare;                 /* owned, EMPTY; mutex */
-    fl_slot *outgrown;              /* owned: pinned, and too small for any batch now; mutex */
-    fl_arena *arena;                /* borrowed; NULL: none. Set at open */
-    int64_t header_bytes;           /* set at open */
-    fl_pinner pinner;               /* set before the first slot; pin NULL: slots are not pinned */
-    uint32_t generation;            /* set at open */
-    _Atomic(fl_slot *) returned;    /* owned, EMPTY: the stack, or CLOSED */
-    _Atomic(fl_slot *) retired;     /* owned, RETIRED and not examined yet: the stack, or CLOSED */
-    fl_slot *seen;                  /* owned, RETIRED: workers may read them; mutex */
-    _Atomic int64_t looked_at;      /* fl_fork_ends when `seen` was examined; mutex to write */
-    _Atomic int64_t references;     /* one for the opener, one for each slot */
-    _Atomic int64_t empty;          /* slots in spare and returned; no fewer while one is pushed */
-    _Atomic int64_t empty_bytes;    /* of these */
-    _Atomic int64_t reserve, limit; /* slots and bytes EMPTY that are kept */
-    _Atomic int64_t slot_bytes;     /* the largest size so far; of pinned slots, that of new ones */
+    fl_slot *spare;              /* owned, EMPTY; mutex */
+    fl_slot *outgrown;           /* owned: pinned, and too small for any batch now; mutex */
+    fl_arena *arena;             /* borrowed; NULL: none. Set at open */
+    int64_t header_bytes;        /* set at open */
+    fl_pinner pinner;            /* set before the first slot; pin NULL: slots are not pinned */
+    uint32_t generation;         /* set at open */
+    _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
+    _Atomic(fl_slot *) retired;  /* owned, RETIRED and not examined yet: the stack, or CLOSED */
+    fl_slot *seen;               /* owned, RETIRED: workers may read them; mutex */
+    _Atomic int64_t looked_at;   /* fl_fork_ends when `seen` was examined; mutex to write */
+    _Atomic int64_t references;  /* one for the opener, one for each slot */
+    _Atomic int64_t empty; /* slots in spare and returned; never too few, even during a push */
+    _Atomic int64_t empty_bytes;    /* bytes of the empty slots */
+    _Atomic int64_t reserve, limit; /* slots and bytes kept EMPTY */
+    _Atomic int64_t slot_bytes; /* the largest size so far; with pinning, the size of new slots */
     _Atomic int64_t lent, made, replaced;
 };
 
@@ -84,7 +83,7 @@ void fl_pool_pin(fl_pool *pool, fl_pinner pinner) { pool->pinner = pinner; }
 
 static void drop_reference(fl_pool *pool)
 {
-    /* acq_rel: the thread that frees sees what others did before they gave up their references. */
+    /* acq_rel: the thread that frees sees every write made before a reference was given up. */
     if (atomic_fetch_sub_explicit(&pool->references, 1, memory_order_acq_rel) != 1) return;
     pthread_mutex_destroy(&pool->mutex);
     fl_free(pool);
@@ -97,7 +96,8 @@ static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
     fl_pages *pages = &slot->pages;
     if (pool->arena == NULL && is_pinning(pool)) {
         FL_TRY(fl_pages_map(bytes, pages, err));
-        /* A fork would copy pinned pages, or leave those that the device reads to the child. */
+        /* A fork would either copy pinned pages, or leave the pages that the device reads to the
+         * child. */
         fl_pages_withhold(pages);
         return FL_OK;
     }
@@ -137,9 +137,9 @@ static void abandon_slot(fl_slot *slot)
     drop_reference(pool);
 }
 
-/* Counts EMPTY slots; true if there was room within the reserve and the limit before. Pinned slots
- * are all kept: unpinning one would wait for the device, on whatever thread brings it back, and the
- * next epoch would pin it again. */
+/* Counts EMPTY slots; returns true if there was room within the reserve and the limit before.
+ * Pinned slots are always kept: to unpin a slot, the returning thread would have to wait for the
+ * device, and the next epoch would pin the slot again. */
 static bool count_empty(fl_pool *pool, int64_t slots, int64_t bytes)
 {
     int64_t empty = atomic_fetch_add_explicit(&pool->empty, slots, memory_order_relaxed);
@@ -159,7 +159,8 @@ static void free_list(fl_pool *pool, fl_slot *slot)
     }
 }
 
-/* To unpin waits for the device, which may wait for this process: so not while an epoch runs. */
+/* Keeps the slot pinned until the epoch is over: unpinning waits for the device, and the device may
+ * wait for this process. */
 static void keep_outgrown(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
@@ -182,15 +183,14 @@ static void free_outgrown(fl_pool *pool)
     }
 }
 
-/* False if the stack is CLOSED: then the slot, and its reference to the pool, are still the
- * caller's.
- */
+/* Pushes the slot. Returns false if the stack is CLOSED: then the slot, and its reference to the
+ * pool, are still the caller's. */
 static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
 {
     fl_slot *head = atomic_load_explicit(stack, memory_order_relaxed);
     while (head != CLOSED) {
         slot->next = head;
-        /* release: the thread that empties the stack sees what was done with the slot. */
+        /* release: the thread that empties the stack sees all earlier writes to the slot. */
         if (atomic_compare_exchange_weak_explicit(stack, &head, slot, memory_order_release,
                                                   memory_order_relaxed))
             return true;
@@ -198,7 +198,7 @@ static bool push(_Atomic(fl_slot *) *stack, fl_slot *slot)
     return false;
 }
 
-/* Makes the slot EMPTY if the pool keeps so many, else gives it to the system. */
+/* Makes the slot EMPTY if the pool may keep one more; otherwise gives the slot to the system. */
 static void recycle(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
@@ -208,18 +208,19 @@ static void recycle(fl_slot *slot)
     free_slot(slot);
 }
 
-/* ---- slots that were lent during a fork: the child has tensors over them too, and in an arena
- * both processes share the memory */
+/* ---- slots that were lent during a fork: the child also has tensors over the slot, and in an
+ * arena both processes share the memory */
 
-/* Makes the slot RETIRED; abandons it if the child is not a worker, because its end is not told, or
- * where the pool is closed. */
+/* Makes the slot RETIRED. If the pool is closed, or if the child is not a worker and so its end is
+ * never told, abandons the slot. */
 static void retire(fl_slot *slot)
 {
     if (fl_fork_is_seen_for_good(slot->lent_at) || !push(&slot->pool->retired, slot))
         abandon_slot(slot);
 }
 
-/* Puts slots that no child reads any more onto the list `*unseen`, all others onto pool->seen. */
+/* Moves slots that no child reads any more onto the list `*unseen`, the remaining slots onto
+ * pool->seen. */
 static void sort_locked(fl_pool *pool, fl_slot *slot, fl_slot **unseen)
 {
     while (slot != NULL) {
@@ -319,7 +320,7 @@ static fl_slot *pop_empty_locked(fl_pool *pool)
     return slot;
 }
 
-/* An EMPTY slot that is pinned and large enough, or NULL. */
+/* Takes an EMPTY slot that is pinned and large enough; NULL: there is no such slot. */
 static fl_slot *pop_pinned_locked(fl_pool *pool, int64_t bytes)
 {
     fl_slot **place = &pool->spare;
@@ -353,9 +354,9 @@ static int make_slot(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
     return FL_OK;
 }
 
-/* The size of a new slot. An arena rounds sizes itself; elsewhere a slot is as large as the largest
- * before, so that it serves every batch. Pinned slots at least double, so that slowly growing
- * batches are pinned anew only as often as they double. */
+/* Returns the size of a new slot. An arena rounds sizes itself. Without an arena a slot is as large
+ * as the largest slot so far, so that it serves every batch. Pinned slots at least double, so that
+ * slowly growing batches are pinned again only as often as they double. */
 static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
 {
     int64_t largest = atomic_load_explicit(&pool->slot_bytes, memory_order_relaxed);
@@ -366,13 +367,13 @@ static int64_t find_size(fl_pool *pool, const fl_slot *outgrown, int64_t bytes)
     return fl_max(bytes, largest);
 }
 
-/* `outgrown`: the slot that the new one replaces, or NULL; after a failure it is back in the pool.
- */
+/* Makes a slot in place of `outgrown`, which may be NULL. After a failure `outgrown` is back in the
+ * pool. */
 static int replace_slot(fl_pool *pool, fl_slot *outgrown, int64_t bytes, fl_slot **out, fl_err *err)
 {
     int64_t size = find_size(pool, outgrown, bytes);
     int status = FL_OK;
-    /* Without memory for so much, of the size that was asked for. */
+    /* If there is no memory for the larger size, the size that was asked for will do. */
     if (size == bytes || make_slot(pool, size, out, NULL) != FL_OK)
         status = make_slot(pool, bytes, out, err);
     else
@@ -422,8 +423,9 @@ int64_t fl_slot_pin_end(const fl_slot *slot, int64_t at)
     return slot->ends[i];
 }
 
-/* Up to where to pin where `bytes` are wanted. A region is sparse and pinning populates it, so no
- * more is pinned at first, and at least twice as much when it has to grow. */
+/* Returns up to which byte to pin if `bytes` are wanted. A region is sparse and pinning populates
+ * its pages, so no more than `bytes` is pinned at first, and at least twice as much each time the
+ * region has to grow. */
 static int64_t find_pinned_size(const fl_slot *slot, int64_t bytes)
 {
     int64_t capacity = slot->pages.capacity;
@@ -440,7 +442,7 @@ int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err)
     if (fl_slot_is_pinned(slot, bytes)) return FL_OK;
     int64_t end = find_pinned_size(slot, bytes);
     char *data = slot->pages.data + slot->pinned;
-    (void)fl_pages_populate(data, end - slot->pinned); /* pinning would do it page by page */
+    (void)fl_pages_populate(data, end - slot->pinned); /* pinning would fault page by page */
     FL_TRY(pinner->pin(pinner->device, data, end - slot->pinned, err));
     slot->ends[slot->pins++] = slot->pinned = end;
     slot->used = fl_max(slot->used, end);
@@ -470,7 +472,7 @@ void fl_slot_share(fl_slot *slot)
 void fl_slot_give(fl_slot *slot)
 {
     if (is_foreign(slot->pool)) return;
-    /* acq_rel: all uses of the memory by the other shares' holders come before its reuse. */
+    /* acq_rel: all uses of the memory by the holders of the other shares come before its reuse. */
     if (atomic_fetch_sub_explicit(&slot->shares, 1, memory_order_acq_rel) != 1) return;
     atomic_fetch_sub_explicit(&slot->pool->lent, 1, memory_order_relaxed);
     slot->given_at = fl_fork_count();

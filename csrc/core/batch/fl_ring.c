@@ -1,8 +1,8 @@
 /* fl_ring: see fl_ring.h.
  *
- * One mutex guards the state; it is held for a few list operations, never while a part is filled.
- * Batches live in `depth` entries that move between two lists: free, and submitted in order of
- * number. Threads claim parts from the oldest batch on. */
+ * One mutex guards the state. The mutex is held for a few list operations, never while a part is
+ * filled. Batches live in `depth` entries that move between two lists: free, and submitted in order
+ * of number. Threads claim parts from the oldest batch on. */
 #include "fl_ring.h"
 
 #include "fl_cpus.h"
@@ -13,16 +13,16 @@
 #include <stdatomic.h>
 
 enum {
-    CONSUMER_SPIN_NS = 10000, /* the consumer polls so long before it sleeps: waking takes longer */
-    MAX_SPINS = 2,            /* so often in one receive */
-    THREAD_SPIN_NS = 30000    /* a thread polls so long for work: waking it costs the waker 10 us */
+    CONSUMER_SPIN_NS = 10000, /* the consumer polls this long before sleeping */
+    MAX_SPINS = 2,            /* polls of the consumer in one receive */
+    THREAD_SPIN_NS = 30000 /* a thread polls this long for work: waking it costs the waker 10 us */
 };
 
 typedef struct fl_entry {
     fl_batch batch;
     struct fl_entry *next; /* ring.mutex; in the free list: consumer only */
     int32_t front, back;   /* ring.mutex: parts front <= part < back are unclaimed */
-    int32_t parts;         /* ring.mutex: those of the batch, and one if it was added */
+    int32_t parts;         /* ring.mutex: parts of the batch, and one more if a part was added */
     int32_t filled;        /* ring.mutex: parts done; == parts: the batch is ready */
     int status;            /* ring.mutex: the first failure of a part, or a sentinel's status */
     fl_err error;          /* ring.mutex: goes with status */
@@ -33,27 +33,28 @@ struct fl_ring {
     uint32_t generation;   /* likewise */
     pthread_mutex_t mutex;
     pthread_cond_t has_work;   /* ring threads wait here for parts to fill */
-    pthread_cond_t has_ready;  /* the consumer waits here for parts that others fill */
+    pthread_cond_t has_ready;  /* the consumer waits here for parts that threads fill */
     fl_entry *entries;         /* owned: config.depth of them */
-    fl_entry *free;            /* consumer only */
-    fl_entry *oldest, *newest; /* mutex: submitted. The consumer alone changes the list */
+    fl_entry *free;            /* consumer only: the free list */
+    fl_entry *oldest, *newest; /* mutex: the submitted list. The consumer alone changes the list */
     fl_entry *work;            /* mutex: first submitted entry with unclaimed parts, or NULL */
     int64_t unclaimed;         /* mutex: submitted entries with unclaimed parts */
     int64_t pending;           /* entries submitted; the consumer writes it under the mutex */
     int64_t next_number;       /* consumer only */
-    int32_t idle_threads;      /* mutex: in has_work */
+    int32_t idle_threads;      /* mutex: threads waiting for has_work */
     int32_t busy_parts;        /* mutex: parts being filled */
-    bool consumer_waits;       /* mutex: in has_ready for a batch to be ready */
-    bool consumer_drains;      /* mutex: in has_ready for busy_parts to be 0 */
+    bool consumer_waits;       /* mutex: waits for has_ready until a batch is ready */
+    bool consumer_drains;      /* mutex: waits for has_ready until busy_parts is 0 */
     bool is_closing;           /* mutex */
-    /* Written under the mutex, polled without it: relaxed, because a thread that sees a change
-     * takes the mutex before it reads anything else. */
-    _Atomic int64_t finished;  /* parts so far */
+    /* Written under the mutex, polled without: relaxed, because a thread that sees a change takes
+     * the mutex before it reads anything else. */
+    _Atomic int64_t finished;  /* parts filled so far */
     _Atomic int64_t submitted; /* batches and added parts so far */
-    bool is_alone;             /* set at open: one CPU, where polling keeps others from working */
-    bool is_stopped;           /* mutex */
-    pthread_t *threads;        /* owned; consumer only */
-    int32_t thread_count;      /* consumer only: started */
+    bool is_alone;        /* set at open: there is one CPU, so polling would keep other threads from
+                             working */
+    bool is_stopped;      /* mutex */
+    pthread_t *threads;   /* owned; consumer only */
+    int32_t thread_count; /* consumer only: threads started */
 };
 
 static inline bool is_foreign(const fl_ring *ring)
@@ -71,7 +72,7 @@ static fl_entry *find_work(fl_entry *entry)
     return entry;
 }
 
-/* Behind the first entry, whose batch may be prepared. */
+/* Puts the entry after the first free entry, because the batch of the first may be prepared. */
 static void put_free(fl_ring *ring, fl_entry *entry)
 {
     fl_entry **place = ring->free != NULL ? &ring->free->next : &ring->free;
@@ -79,7 +80,7 @@ static void put_free(fl_ring *ring, fl_entry *entry)
     *place = entry;
 }
 
-/* Makes the pages of this part of a slot present in one call where they may be new. */
+/* Faults in the pages of this part of a slot in one call, if the pages may be new. */
 static void populate_part(const fl_batch *batch, int32_t part)
 {
     if (batch->slot == NULL || batch->bytes < FL_PAGES_MAPPED_FROM) return;
@@ -89,7 +90,7 @@ static void populate_part(const fl_batch *batch, int32_t part)
     if (to > from) (void)fl_pages_populate(batch->data + from, to - from);
 }
 
-/* The part behind batch->parts is the one that fl_ring_add_part adds. */
+/* Fills one part. Part number batch->parts is the part that fl_ring_add_part adds. */
 static int fill_part(const fl_ring_config *config, const fl_batch *batch, int32_t part, fl_err *err)
 {
     if (part == batch->parts) {
@@ -103,9 +104,9 @@ static int fill_part(const fl_ring_config *config, const fl_batch *batch, int32_
     return FL_OK;
 }
 
-/* Claims and fills one part of ring->work. The mutex is not held while it is filled. The consumer
- * claims parts from the front and the threads from the back, so that each finds much of a reused
- * slot in its own cache. */
+/* Claims and fills one part of ring->work. The mutex is released while the part is filled. The
+ * consumer claims parts from the front and the threads from the back, so that each side finds much
+ * of a reused slot in its own cache. */
 static void run_part_locked(fl_ring *ring, bool is_consumer)
 {
     fl_entry *entry = ring->work;
@@ -134,7 +135,7 @@ static void run_part_locked(fl_ring *ring, bool is_consumer)
         pthread_cond_signal(&ring->has_ready);
 }
 
-/* Polls for a change of `events` for spin_ns, without the mutex. */
+/* Polls for a change of `events` for spin_ns, with the mutex released. */
 static void spin_locked(fl_ring *ring, _Atomic int64_t *events, int64_t spin_ns)
 {
     if (ring->is_alone) return;
@@ -275,7 +276,7 @@ static void wake_threads_locked(fl_ring *ring, const fl_batch *batch)
         pthread_cond_signal(&ring->has_work);
 }
 
-/* Moves the first free entry, its batch and status set, to the end of the submitted ones. */
+/* Moves the first free entry, with its batch and status set, to the end of the submitted list. */
 static void append(fl_ring *ring)
 {
     fl_entry *entry = ring->free;
@@ -309,7 +310,7 @@ int fl_ring_submit(fl_ring *ring, fl_err *err)
         batch->data = fl_slot_data(batch->slot);
     }
     ring->free->status = FL_OK;
-    /* Helpers that cannot be started only leave more to the consumer. */
+    /* If helpers cannot be started, the consumer fills more parts. */
     if (!ring->config.runs_ahead && batch->parts > 1) (void)start_threads(ring, NULL);
     append(ring);
     return FL_OK;
@@ -326,7 +327,8 @@ void fl_ring_submit_sentinel(fl_ring *ring, int status, const fl_err *error, int
     append(ring);
 }
 
-/* The submitted entry that is ready for the consumer, or NULL; *before is the one before it. */
+/* Returns the submitted entry that is ready for the consumer, or NULL. *before is the preceding
+ * entry. */
 static fl_entry *look_ready_locked(const fl_ring *ring, fl_entry **before)
 {
     fl_entry *entry = ring->oldest;
@@ -387,7 +389,7 @@ static int receive_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
             spin_locked(ring, &ring->finished, CONSUMER_SPIN_NS);
         else
             wait_ready_locked(ring, deadline_ns);
-        if (wait_ms > 0 && fl_now_ns() >= deadline_ns) break; /* the next call finds it */
+        if (wait_ms > 0 && fl_now_ns() >= deadline_ns) break; /* the next call receives the batch */
     }
     pthread_mutex_unlock(&ring->mutex);
     return status;
@@ -447,7 +449,7 @@ void fl_ring_add_part(fl_ring *ring, int64_t position)
 
 int64_t fl_ring_pending(const fl_ring *ring) { return ring->pending; }
 
-/* Empties the list of submitted entries once no part is being filled. */
+/* Waits until no part is being filled, then empties the list of submitted entries. */
 static void drop_submitted_locked(fl_ring *ring)
 {
     ring->work = NULL;

@@ -3,8 +3,8 @@
 
 #include "fl_safe_read.h"
 
-/* From the innermost dimension on, a dimension becomes part of the run while its elements follow
- * each other in memory. */
+/* Starts from the innermost dimension. A dimension becomes part of the run as long as its elements
+ * follow each other in memory. */
 int fl_row_runs_set(fl_row_runs *runs, const fl_tensor *view, fl_err *err)
 {
     int64_t bytes = fl_dtype_bytes(view->dtype), total = bytes;
@@ -36,10 +36,10 @@ typedef struct piece_iter {
     const fl_rows *rows;
     int64_t next, end; /* rows of the batch */
     int32_t inner;
-    int64_t digit[FL_MAX_NDIM]; /* of each loop in the current row */
+    int64_t digit[FL_MAX_NDIM]; /* position of each loop in the current row */
 } piece_iter;
 
-/* The address of the current piece; moves on to the next. */
+/* Returns the address of the current piece, and moves on to the next. */
 static const char *next_piece(piece_iter *iter)
 {
     const fl_row_runs *runs = iter->runs;

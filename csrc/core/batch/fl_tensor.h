@@ -1,4 +1,4 @@
-/* fl_tensor: what an array is to the core: address, element type, shape, strides.
+/* fl_tensor: the core's view of an array: address, element type, shape, strides.
  *
  * Floor 1. A view owns nothing; its maker keeps the memory alive. */
 #ifndef FL_TENSOR_H
@@ -28,7 +28,7 @@ static inline int64_t fl_dtype_bytes(fl_dtype dtype)
     return ((int64_t)dtype.bits * dtype.lanes + 7) / 8;
 }
 
-/* Bytes of a contiguous array; -1 when they do not fit int64. */
+/* Returns the bytes of a contiguous array; -1 if they do not fit int64. */
 static inline int64_t fl_tensor_bytes(fl_dtype dtype, int32_t ndim, const int64_t *shape)
 {
     int64_t bytes = fl_dtype_bytes(dtype);
@@ -37,7 +37,7 @@ static inline int64_t fl_tensor_bytes(fl_dtype dtype, int32_t ndim, const int64_
     return bytes;
 }
 
-/* DLPack's strides, in elements, of a contiguous array. */
+/* Computes DLPack's strides, in elements, for a contiguous array. */
 static inline void fl_tensor_strides(int32_t ndim, const int64_t *shape, int64_t *stride)
 {
     int64_t step = 1;

@@ -42,7 +42,7 @@ int fl_tensor_list_add(fl_tensor_list *list, char *data, int64_t count, int32_t 
         return FL_OK;
     *span = (fl_span){.data = data, .count = count, .type = type};
     list->is_changed = true;
-    list->collected = 0; /* the last collection is overwritten, should this one not end */
+    list->collected = 0; /* if this collection fails, the last one is gone */
     return FL_OK;
 }
 
@@ -59,8 +59,8 @@ static int count_chunks(fl_tensor_list *list, fl_err *err)
                    err);
 }
 
-/* One digit of a radix sort: from `in` to `out`, by the bits from `shift` on of the distance from
- * `lowest`. */
+/* Sorts by one digit of a radix sort, from `in` to `out`. The digit is the bits from `shift` on of
+ * the distance from `lowest`. */
 static void
 sort_digit(const fl_range *in, fl_range *out, int64_t count, uintptr_t lowest, int shift)
 {

@@ -66,7 +66,7 @@ void fl_image_draws_close(fl_image_draws *self)
 
 /* ---- draws */
 
-/* What one image is drawn with. */
+/* The choices and the generator for drawing one image. */
 typedef struct drawing {
     const fl_draw_ways *ways;
     fl_torch_random *random;
@@ -89,13 +89,13 @@ static void draw_crop(drawing *with, fl_image_size in, fl_image_params *params)
     params->left = draws_columns ? draw_below(with, columns + 1) : 0;
 }
 
-/* Whether a number is below p. */
+/* Draws a unit number. Returns true if it is below p. */
 static bool draw_applied(drawing *with, double p)
 {
     return fl_torch_random_unit(with->random) < (float)p;
 }
 
-/* Whether RandomApply applies what it holds. */
+/* Draws whether RandomApply applies its operations. */
 static bool draw_gate(drawing *with, double p)
 {
     float unit = fl_torch_random_unit(with->random);
@@ -117,8 +117,9 @@ static bool are_equal(edges a, edges b)
            a.smaller_with_ratio == b.smaller_with_ratio;
 }
 
-/* The edges of a rectangle of this area whose ratio is torch.exp(log_ratio). torch's result is the
- * rounded one or a neighbour of it. */
+/* Computes the edges of a rectangle of this area whose ratio is torch.exp(log_ratio). torch's
+ * result is the correctly rounded number or a neighbour of it, so torch is asked only if a
+ * neighbour gives different edges. */
 static int draw_edges(drawing *with, double area, float log_ratio, edges *out, fl_err *err)
 {
     float ratio = (float)exp((double)log_ratio);
@@ -132,7 +133,7 @@ static int draw_edges(drawing *with, double area, float log_ratio, edges *out, f
     return FL_OK;
 }
 
-/* One try of a rectangle in an image of this size, by operation i. */
+/* Draws one try of a rectangle in an image of this size, for operation i. */
 static int draw_rectangle(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
                           edges *out, fl_err *err)
 {
@@ -145,7 +146,7 @@ static int draw_rectangle(drawing *with, const fl_image_op *op, int32_t i, fl_im
     return draw_edges(with, area * share, ratio, out, err);
 }
 
-/* Its place. */
+/* Draws the position of a rectangle of this size inside the image. */
 static void place_rectangle(drawing *with, int64_t height, int64_t width, fl_image_size in,
                             fl_image_params *params)
 {
@@ -154,8 +155,8 @@ static void place_rectangle(drawing *with, int64_t height, int64_t width, fl_ima
     params->left = draw_below(with, in.width - params->size.width + 1);
 }
 
-/* What is cropped after ten tries: the whole image, or its middle where its ratio is none of those
- * asked for. torchvision cannot crop an edge that rounds to 0. */
+/* Sets the crop after ten failed tries: the whole image, or the middle if the image's ratio is out
+ * of the range asked for. torchvision cannot crop an edge that rounds to 0. */
 static int
 crop_middle(const double ratio[2], fl_image_size in, fl_image_params *params, fl_err *err)
 {
@@ -201,7 +202,7 @@ static int draw_erase(drawing *with, const fl_image_op *op, int32_t i, fl_image_
     return FL_OK;
 }
 
-/* Operation i, for an image that has size `in` before it. */
+/* Draws operation i, for an image that has size `in` before the operation. */
 static int draw_op(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
                    fl_image_params *params, fl_err *err)
 {
@@ -233,7 +234,7 @@ int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_i
 {
     drawing with = {.ways = &self->ways, .random = random, .exp = exp};
     fl_sample_key key = {0};
-    FL_TRY(fl_image_plan_draw(self->plan, &key, in, out, err)); /* all that is not random */
+    FL_TRY(fl_image_plan_draw(self->plan, &key, in, out, err)); /* sets what is not random */
     for (int32_t i = 0; i < self->ops; i++) {
         const fl_image_op *op = fl_image_plan_op(self->plan, i);
         FL_TRY(draw_op(&with, op, i, i > 0 ? out[i - 1].out : in, &out[i], err));

@@ -6,7 +6,7 @@
 
 enum { SHIFT = 397 }; /* of MT19937 */
 
-/* Where get_state() has what; little endian. */
+/* Byte offsets in the state of get_state(); little endian. */
 enum {
     AT_SEED = 0,
     AT_LEFT = 8,
@@ -17,7 +17,7 @@ enum {
 };
 
 static const uint32_t upper_bit = 0x80000000u, lower_bits = 0x7FFFFFFFu, twist_bits = 0x9908B0DFu;
-static const int64_t two_words_from = INT64_C(1) << 28; /* ranges that torch draws two words for */
+static const int64_t two_words_from = INT64_C(1) << 28; /* larger ranges take two words */
 
 void fl_torch_random_seed(fl_torch_random *self, uint64_t seed)
 {
@@ -98,7 +98,7 @@ uint32_t fl_torch_random_word(fl_torch_random *self)
     return word ^ word >> 18;
 }
 
-/* Two words, the first one above. */
+/* Reads two words; the first becomes the upper half. */
 static uint64_t read_word64(fl_torch_random *self)
 {
     uint64_t upper = fl_torch_random_word(self);

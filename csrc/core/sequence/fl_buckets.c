@@ -1,10 +1,11 @@
-/* fl_buckets: see fl_buckets.h. Samples that do not fill a step lie where the next mega-batch is
- * added to them. */
+/* fl_buckets: see fl_buckets.h. Samples that do not fill a step stay at the end of the sorted part,
+ * and the next mega-batch is added to them. */
 #include "fl_buckets.h"
 
 #include <string.h>
 
-/* The samples of a step, of all ranks, by the tokens of its longest sample. */
+/* Returns the samples of a step, for all ranks together, if the longest sample has `longest`
+ * tokens. */
 static int64_t samples_of_step(const fl_bucket_rule *rule, int64_t longest)
 {
     int64_t size = rule->batch_size > 0 ? rule->batch_size : INT64_MAX, samples;
@@ -15,7 +16,7 @@ static int64_t samples_of_step(const fl_bucket_rule *rule, int64_t longest)
 
 static int64_t samples_of_mega_batch(const fl_bucket_rule *rule)
 {
-    enum { MEGA_BATCHES = 4 }; /* at least so many, if there are enough samples */
+    enum { MEGA_BATCHES = 4 }; /* at least this many, if there are enough samples */
     if (rule->mega_steps == 0 || rule->count == 0) return INT64_MAX;
     double tokens = 0.0;
     for (int64_t i = 0; i < rule->count; i++) tokens += (double)rule->lengths[i];
@@ -24,8 +25,8 @@ static int64_t samples_of_mega_batch(const fl_bucket_rule *rule)
     return step * fl_max(1, fl_min(rule->mega_steps, rule->count / (MEGA_BATCHES * step)));
 }
 
-/* Merges two sorted runs, [0, middle) and [middle, count): of equal length, those of the first come
- * first. */
+/* Merges two sorted runs, [0, middle) and [middle, count). Among samples of equal length the
+ * samples of the first run come first. */
 static void
 merge(const int64_t *lengths, const int64_t *from, int64_t middle, int64_t count, int64_t *to)
 {
@@ -36,7 +37,7 @@ merge(const int64_t *lengths, const int64_t *from, int64_t middle, int64_t count
     }
 }
 
-/* Sorts samples by length, longest first, and keeps the order of those that are alike. */
+/* Sorts samples by length, longest first; samples of equal length keep their order. */
 static void sort_samples(const int64_t *lengths, int64_t *samples, int64_t count, int64_t *spare)
 {
     int64_t *from = samples, *to = spare;

@@ -1,11 +1,12 @@
 /* fl_packing: see fl_packing.h. */
 #include "fl_packing.h"
 
-/* A row while it is filled; they lie behind the sequences, at most as many. */
+/* A row while it is filled. The rows lie after the sequences in memory; there are at most as many
+ * rows as sequences. */
 typedef struct packed_row {
     int64_t used;  /* elements */
-    int64_t count; /* sequences, then the number of its first segment */
-    int64_t last;  /* sequence */
+    int64_t count; /* sequences; at the end the number of the row's first segment */
+    int64_t last;  /* the row's last sequence */
 } packed_row;
 
 enum { WORD = sizeof(int64_t) };
@@ -48,7 +49,7 @@ static int fit_one_row(fl_packing *packing, int64_t count, fl_err *err)
     return check_size(packing, err);
 }
 
-/* Puts sequence i behind what is in this row; `segment` is then its row, for now. */
+/* Appends sequence i to this row; until all sequences are placed, `segment` is the row's number. */
 static void put(fl_packing *packing, packed_row *rows, int64_t i, int64_t row)
 {
     fl_packed *sequence = &packing->sequences[i];
@@ -63,7 +64,7 @@ static void put(fl_packing *packing, packed_row *rows, int64_t i, int64_t row)
     rows[row].last = i;
 }
 
-/* Numbers the segments of rows, and counts the padding of each as one. */
+/* Numbers the segments of rows; padding at the end of a row counts as a segment. */
 static void number_segments(fl_packing *packing, packed_row *rows, int64_t max_tokens)
 {
     for (int64_t row = 0; row < packing->rows; row++) {

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { SCRATCH_BYTES = 16 * 1024 }; /* on the stack: read at once from a mapped file */
+enum { SCRATCH_BYTES = 16 * 1024 }; /* on the stack: room for one read from a mapped file */
 
 static inline int64_t offset_at(const fl_ragged *ragged, int64_t i)
 {
@@ -35,7 +35,7 @@ bool fl_ragged_is_behind(const fl_ragged *ragged, int64_t row, const char *limit
     return ragged->values + (begin + length) * bytes > limit;
 }
 
-/* Values from memory to memory. */
+/* Copies values from memory to memory. */
 static void put(const fl_ragged *ragged, const fl_sequence_ops *ops, bool is_widened, char *dst,
                 const char *src, int64_t count)
 {
@@ -45,7 +45,7 @@ static void put(const fl_ragged *ragged, const fl_sequence_ops *ops, bool is_wid
         memcpy(dst, src, (size_t)(count * fl_dtype_bytes(ragged->dtype)));
 }
 
-/* What is read from a mapped file in one call: runs of values of consecutive pieces. */
+/* One read from a mapped file: runs of values of consecutive pieces. */
 typedef struct read_call {
     struct iovec runs[FL_SAFE_READ_MAX];
     int64_t piece[FL_SAFE_READ_MAX];
@@ -54,7 +54,7 @@ typedef struct read_call {
     int64_t bytes; /* of all runs */
 } read_call;
 
-/* Collects runs from value *from of piece *next on, which move on. */
+/* Collects runs from value *from of piece *next on, and moves both on. */
 static void collect_runs(const fl_ragged *ragged, int64_t out_bytes, const fl_ragged_piece *pieces,
                          int64_t count, int64_t *next, int64_t *from, read_call *call)
 {
@@ -81,8 +81,8 @@ static void collect_runs(const fl_ragged *ragged, int64_t out_bytes, const fl_ra
     }
 }
 
-/* Reads the runs and puts them where they go. Returns the first piece that cannot be read, `count`
- * if all can, or FL_ENOMEM. */
+/* Reads the runs and puts their values into the pieces. Returns the first piece that cannot be
+ * read; `count`: all can be read; or FL_ENOMEM. */
 static int64_t read_runs(const fl_ragged *ragged, const fl_sequence_ops *ops, bool is_widened,
                          const read_call *call, int64_t count)
 {

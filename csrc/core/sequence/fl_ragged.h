@@ -10,17 +10,18 @@
 
 typedef struct fl_ragged {
     const char *values;  /* borrowed: contiguous */
-    fl_dtype dtype;      /* of a value, of at most 16 bytes */
+    fl_dtype dtype;      /* of a value, at most 16 bytes */
     int64_t count;       /* of values */
-    const void *offsets; /* borrowed: int64 or int32; length + 1 of them, or 2 * length */
-    bool is_paired;      /* the latter: where each sequence begins and ends; else it ends where the
-                            next begins */
-    bool is_wide;        /* int64 */
-    bool is_volatile;    /* the values are of a mapped file */
-    int64_t length;      /* sequences */
+    const void *offsets; /* borrowed: int64 or int32; length + 1, or 2 * length if is_paired */
+    bool is_paired; /* offsets are the begin and the end of each sequence. Otherwise a sequence ends
+                       at the next sequence's begin */
+    bool is_wide;   /* offsets are int64 */
+    bool is_volatile; /* the values lie in a mapped file */
+    int64_t length;   /* sequences */
 } fl_ragged;
 
-/* Where sequence `row` begins among the values, and its length; FL_EINVAL if that cannot be. */
+/* Finds the first value of sequence `row`, and the sequence's length. FL_EINVAL: the offsets are
+ * impossible. */
 int fl_ragged_find(const fl_ragged *ragged, int64_t row, int64_t *begin, int64_t *length,
                    fl_err *err);
 
@@ -30,13 +31,13 @@ typedef struct fl_ragged_piece {
     char *dst;
 } fl_ragged_piece;
 
-/* Copies the values of `pieces` to where they go, as int64 if is_widened (integers). Returns the
- * number of pieces copied before the first that cannot be read, or FL_ENOMEM. Waits for the disk
- * only where volatile. */
+/* Copies the values of `pieces` to each piece's dst; if is_widened (integers only), as int64.
+ * Returns the number of pieces copied before the first piece that cannot be read, or FL_ENOMEM. If
+ * the values are volatile, waits for the disk. */
 int64_t fl_ragged_copy(const fl_ragged *ragged, const fl_sequence_ops *ops, bool is_widened,
                        const fl_ragged_piece *pieces, int64_t count);
 
-/* Whether sequence `row` has a byte at or behind the address `limit`. */
+/* Returns true if sequence `row` has a byte at or after the address `limit`. */
 bool fl_ragged_is_behind(const fl_ragged *ragged, int64_t row, const char *limit);
 
 #endif

@@ -1,7 +1,7 @@
 /* fl_sequence_ops: the table of functions that a device fills for sequences of different length.
  *
- * Floor 1. csrc/cpu fills fl_cpu_sequence_ops; csrc/python passes it in. No function blocks or
- * fails; any thread. */
+ * Floor 1. csrc/cpu fills fl_cpu_sequence_ops; csrc/python passes the table in. No function blocks
+ * or fails; any thread. */
 #ifndef FL_SEQUENCE_OPS_H
 #define FL_SEQUENCE_OPS_H
 
