@@ -22,12 +22,11 @@ typedef struct fl_ring_config {
      * and start for the part that fl_ring_add_part adds. A failure of start does not fail the
      * batch: the receiver of the batch tries again. */
     const fl_transfer_ops *transfers;
-    fl_pool *pool;       /* borrowed until close */
-    int64_t depth;       /* most batches that are submitted and not yet received, >= 1 */
-    int32_t threads;     /* >= 0 */
-    bool runs_ahead;     /* true: the threads (>= 1) fill from the submission on. false: threads are
-                            started at the first batch of several parts, and help the consumer with such
-                            batches */
+    fl_pool *pool;   /* borrowed until close */
+    int64_t depth;   /* most batches that are submitted and not yet received, >= 1 */
+    int32_t threads; /* >= 0 */
+    bool runs_ahead; /* true: the threads (>= 1) fill from the submission on. false: threads start
+                        at the first batch of several parts, and help the consumer fill it */
     bool consumer_fills; /* in a ring that runs ahead: instead of waiting in receive, the consumer
                             fills parts that do not wait for a disk (layout.may_wait). In a ring
                             that does not run ahead, the consumer always fills */
