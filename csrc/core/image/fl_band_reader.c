@@ -33,8 +33,8 @@ static fl_band_frame find_frame(const fl_band_form *form, const fl_image_axis *x
     return frame;
 }
 
-/* Rows that follow each other in memory are split whole if at least half of them is needed: in one
- * call then. */
+/* Chooses the columns to split. If rows follow each other in memory and at least half of each row
+ * is needed, whole rows are split, because one call then splits several rows. */
 static void choose_columns(fl_band_reader *r)
 {
     int32_t width = r->source.size.width;
@@ -69,7 +69,8 @@ int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
 
 /* ---- bands */
 
-/* `rows` split into planes: as a source whose row 0 is the first row of its memory. */
+/* Splits `rows` into planes, and returns them as a source whose row 0 is the first row of its
+ * memory. */
 static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *rows, int32_t low)
 {
     const fl_image_source *s = &r->source;
@@ -86,10 +87,10 @@ static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *row
     return (fl_image_source){.data = r->split, .stride_y = width, .stride_x = 1, .stride_c = plane};
 }
 
-/* Rows of one segment of y, or a part of it. */
+/* Rows of one segment of y, or a part of such a segment. */
 typedef struct strip {
-    fl_image_source from; /* where they are read: */
-    int32_t row, column;  /* row 0 and column 0 of its memory are these of the reader's source */
+    fl_image_source from; /* the memory that the rows are read from: */
+    int32_t row, column; /* the row and column of the reader's source at which this memory begins */
     fl_segment rows;
 } strip;
 
@@ -104,7 +105,7 @@ static strip open_strip(const fl_band_reader *r, fl_segment rows)
     return s;
 }
 
-/* Columns of one segment of x in a strip. */
+/* Returns the block for the columns of one segment of x in a strip. */
 static fl_image_block block_of(const strip *s, const fl_segment *columns, int32_t channel)
 {
     const fl_image_source *from = &s->from;

@@ -1,10 +1,10 @@
 /* fl_blur: see fl_blur.h. Torch computes the weights of an axis as softmax(-(x / sigma)^2) in
- * float32; what it does in one rounding is fmaf here. */
+ * float32. If torch rounds once, the code here says fmaf. */
 #include "fl_blur.h"
 
 #include <math.h>
 
-/* Sleef's expf_u10, of x <= 0. */
+/* Computes Sleef's expf_u10 for x <= 0. */
 static float exp_of(float x)
 {
     static const float terms[] = {0.00139304355252534151077271f, 0.00833336077630519866943359f,
@@ -33,7 +33,7 @@ static float sum_of(const float *x, int32_t count)
     return lane[0];
 }
 
-/* Element i of torch.linspace(-limit, limit, count). */
+/* Returns element i of torch.linspace(-limit, limit, count). */
 static float line_at(float limit, int32_t count, int32_t i)
 {
     float step = count > 1 ? (limit - -limit) / (float)(count - 1) : 0;
@@ -54,8 +54,8 @@ static void make_axis(float *weight, int32_t count, float sigma)
     for (int32_t i = 0; i < count; i++) weight[i] *= inverse;
 }
 
-/* At most how far a sum of bytes with these weights is from the exact one: a step rounds what there
- * is so far, or adds next to nothing. */
+/* Returns a bound of the error of a sum of bytes with these weights. Each step of the sum either
+ * rounds the sum so far, or adds next to nothing. */
 static double bound_error(const float *weight, int32_t count, double roundings)
 {
     double so_far = 0, error = 0;
@@ -66,7 +66,7 @@ static double bound_error(const float *weight, int32_t count, double roundings)
     return 255 * (error + 2 * 0x1p-24 * so_far);
 }
 
-/* How many taps on each side are too small to count, and what they are together. */
+/* Returns how many taps on each side are too small to count, and sets *skipped to their sum. */
 static int32_t skip_taps(const float *weight, int32_t count, double *skipped)
 {
     int32_t skip = 0;

@@ -17,7 +17,7 @@ static inline void append(fl_image_axis *axis, fl_segment s)
     axis->length += s.length;
 }
 
-/* Appends samples [from, to) of `source`, the last one first if they are reversed. */
+/* Appends samples [from, to) of `source`; if is_reversed, the last sample comes first. */
 static void append_range(fl_image_axis *axis, const fl_image_axis *source, int32_t from, int32_t to,
                          bool is_reversed)
 {
@@ -33,7 +33,7 @@ static void append_range(fl_image_axis *axis, const fl_image_axis *source, int32
     }
 }
 
-/* An axis without its unused segments: most have one to three of 96. */
+/* Copies an axis without its unused segments: most axes use one to three segments of 96. */
 static void copy_used(fl_image_axis *to, const fl_image_axis *from)
 {
     to->length = from->length;
@@ -66,7 +66,7 @@ void fl_image_axis_flip(fl_image_axis *axis)
     append_range(axis, &old, 0, old.length, true);
 }
 
-/* Sample i as a segment of length 1. */
+/* Returns sample i as a segment of length 1. */
 static fl_segment sample_at(const fl_image_axis *axis, int32_t i)
 {
     assert(i >= 0 && i < axis->length);
@@ -75,8 +75,8 @@ static fl_segment sample_at(const fl_image_axis *axis, int32_t i)
     return (fl_segment){s->from + i * s->step, s->step, 1, s->fill};
 }
 
-/* What padding before or behind the axis repeats: its first or last sample, or what lies next to
- * that end, reversed. */
+/* Appends padding before or after the axis. FL_PAD_EDGE repeats the first or the last sample; the
+ * mirror modes repeat the samples next to that end, reversed. */
 static void append_padding(fl_image_axis *axis, const fl_image_axis *old, int32_t length,
                            bool is_before, fl_padding_mode mode, int32_t op)
 {

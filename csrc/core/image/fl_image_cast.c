@@ -17,7 +17,7 @@ static uint16_t round_to_bf16(float value)
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* Half to even. Below 2^-14 a half is a multiple of 2^-24. */
+/* Rounds half to even. Below 2^-14 a half float is a multiple of 2^-24. */
 static uint16_t round_to_f16(float value)
 {
     uint16_t sign = (uint16_t)(bits_of(value) >> 16 & 0x8000);

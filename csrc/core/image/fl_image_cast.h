@@ -1,14 +1,14 @@
-/* fl_image_cast: the tables of a plan's values, and whether arithmetic gives them.
+/* fl_image_cast: the table of a channel's values, and whether arithmetic gives the same values.
  *
- * Floor 1. Pure. */
+ * Floor 1. The result depends on the arguments only. */
 #ifndef FL_IMAGE_CAST_H
 #define FL_IMAGE_CAST_H
 
 #include "fl_image_ops.h"
 
-/* What becomes of the elements of one channel. `table` (256 elements of `type`, borrowed) is what
- * they become; `linear` is scale, mean and std, or NULL. They are only used where they give the
- * table, both with a division and in the way that fl_image_cast says. */
+/* Makes the cast of one channel. `table` (256 elements of `type`, borrowed) has the result for each
+ * byte; `linear` is scale, mean and std, or NULL. Arithmetic with `linear` is used only if it gives
+ * the whole table, both with a division and with the steps that fl_image_cast describes. */
 fl_image_cast fl_image_cast_make(fl_image_type type, const void *table, const float *linear);
 
 #endif

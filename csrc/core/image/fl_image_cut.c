@@ -12,13 +12,15 @@ static bool has_padding(const fl_image_op *op)
     return false;
 }
 
-/* Whether a crop of such an image, {0, 0} if that is not known, may reach beyond it. */
+/* Returns true if a crop of an image of this size may reach beyond the image. Size {0, 0}: not
+ * known. */
 static bool is_larger(const fl_image_op *crop, fl_image_size in)
 {
     return crop->size.height > in.height || crop->size.width > in.width;
 }
 
-/* What the operation is called, if it fills elements of such an image; NULL: it fills none. */
+/* Returns the operation's name if it fills elements of an image of this size; NULL: it fills
+ * none. */
 static const char *name_filler(const fl_image_op *op, fl_image_size in)
 {
     bool is_constant = op->padding_mode == FL_PAD_CONSTANT;
@@ -37,7 +39,7 @@ static const char *name_filler(const fl_image_op *op, fl_image_size in)
     }
 }
 
-/* The byte that becomes this element, if one does `likely`; -1: none. */
+/* Returns the byte that becomes this element, preferring `likely`; -1: no byte does. */
 static int find_byte(const char *table, const void *element, size_t bytes, uint8_t likely)
 {
     if (memcmp(table + likely * bytes, element, bytes) == 0) return likely;
@@ -46,7 +48,7 @@ static int find_byte(const char *table, const void *element, size_t bytes, uint8
     return -1;
 }
 
-/* Fills with the bytes that become what the operation fills with. */
+/* Replaces the elements that the operation fills with by the bytes that become these elements. */
 static int cut_fill(const fl_image_config *config, fl_image_size in, int32_t channels,
                     fl_image_op *op, fl_err *err)
 {
@@ -78,7 +80,7 @@ int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err
     FL_TRY(fl_image_ops_trace(config, trace, err));
     for (int32_t i = 0; i < config->count; i++) {
         ops[i] = config->ops[i];
-        /* A Grayscale reads what came before it: it is never looked up as the result. */
+        /* A Grayscale reads the image before it, so that image is never looked up as the result. */
         bool lasts = trace[i].channels == trace[config->count].channels;
         FL_TRY(cut_fill(config, trace[i].size, lasts ? trace[i].channels : 0, &ops[i], err));
     }

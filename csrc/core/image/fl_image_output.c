@@ -6,12 +6,13 @@
 #include <assert.h>
 #include <string.h>
 
-/* Outputs from this size on are written past the caches: batches of them are larger. */
+/* Outputs of at least this size are written past the caches, because their batches are larger than
+ * the caches. */
 enum { STREAMED_BYTES = 256 * 1024 };
 
 /* ---- open */
 
-/* Whether the fill of an operation is what its byte becomes. */
+/* Returns true if the operation's out_fill is the cast of its fill. */
 static bool is_fill_cast(const fl_image_output *o, const fl_image_op *op)
 {
     int32_t bytes = fl_image_type_bytes(o->type);

@@ -7,7 +7,7 @@
 #include <assert.h>
 #include <string.h>
 
-/* What the operations are, by kind. */
+/* The types of operations, by kind. */
 static const fl_op_type *const op_types[FL_OP_KINDS] = {
     [FL_OP_PAD] = &fl_op_pad,
     [FL_OP_CENTER_CROP] = &fl_op_center_crop,
@@ -50,7 +50,7 @@ enum { MAX_OCCURRENCES = 8 };
 struct fl_image_plan {
     /* set at open, then read-only */
     int32_t count;
-    int32_t channels; /* of images; of results: the output's */
+    int32_t channels; /* of images; the output has the channels of results */
     fl_image_size in;
     fl_image_output output; /* owned */
     uint64_t seed;
@@ -91,7 +91,8 @@ static int check_op(const fl_image_op *op, fl_err *err)
     return type->check != NULL ? type->check(op, err) : FL_OK;
 }
 
-/* What was erased is written last, so nothing may mix it with other pixels or repeat it. */
+/* Erased rectangles are written last, so no later operation may mix their pixels with the image, or
+ * repeat them. */
 static int check_after_erase(const fl_image_op *op, fl_err *err)
 {
     bool repeats = fl_op_pads(op->kind) && op->padding_mode != FL_PAD_CONSTANT;
@@ -100,7 +101,7 @@ static int check_after_erase(const fl_image_op *op, fl_err *err)
                    op_types[op->kind]->name, repeats ? " that repeats pixels" : "");
 }
 
-/* How many segments an axis may have; it begins anew with each resize. */
+/* Counts the segments that an axis may have; the count starts again with each resize. */
 static int count_segments(const fl_image_op *op, int64_t *count, fl_err *err)
 {
     if (fl_op_is_resize(op->kind)) *count = 1;
@@ -137,7 +138,7 @@ static int check_channels(const fl_image_op *op, int32_t channels, fl_err *err)
 
 static int trace_held(const fl_image_op *op, fl_image_trace *trace, fl_err *err);
 
-/* Of one operation and what it holds, from trace[0] to trace[1 + op->span]. */
+/* Traces one operation and the operations it holds, from trace[0] to trace[1 + op->span]. */
 static int trace_op(const fl_image_op *op, fl_image_trace *trace, fl_err *err)
 {
     FL_TRY(check_op(op, err));
@@ -159,7 +160,7 @@ static int trace_range(const fl_image_op *op, int32_t count, fl_image_trace *tra
     return FL_OK;
 }
 
-/* Results must be alike whatever is drawn. */
+/* Every result must have the same size and channels, whatever is drawn. */
 static int trace_held(const fl_image_op *op, fl_image_trace *trace, fl_err *err)
 {
     const fl_image_trace before = trace[0];
@@ -191,7 +192,8 @@ int fl_image_ops_trace(const fl_image_config *config, fl_image_trace *trace, fl_
     return trace_range(config->ops, config->count, trace, err);
 }
 
-/* In any order, paddings may be the ones that count most. */
+/* Counts segments for the worst order: in a random order, paddings may come last, when they add
+ * most. */
 static int check_ordered(const fl_image_op *op, int64_t *segments, fl_err *err)
 {
     if (op->kind == FL_OP_ERASE)
@@ -204,7 +206,7 @@ static int check_ops(const fl_image_config *config, fl_image_trace *result, fl_e
 {
     bool has_erased = false;
     int64_t segments = 1;
-    int32_t ordered_to = 0; /* before this one, operations are in a RandomOrder */
+    int32_t ordered_to = 0; /* operations before this index are in a RandomOrder */
     fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
     FL_TRY(fl_image_ops_trace(config, trace, err));
     for (int32_t i = 0; i < config->count; i++) {
@@ -278,7 +280,7 @@ void fl_image_plan_close(fl_image_plan *plan)
     fl_free(plan);
 }
 
-/* ---- what it is */
+/* ---- properties */
 
 fl_image_size fl_image_plan_in(const fl_image_plan *plan) { return plan->in; }
 fl_image_size fl_image_plan_out(const fl_image_plan *plan) { return plan->output.size; }
@@ -316,7 +318,7 @@ fl_resample_cache *fl_image_plan_cache(const fl_image_plan *plan) { return plan-
 static int draw_range(const fl_image_plan *plan, const fl_sample_key *key, int32_t begin,
                       int32_t end, fl_image_size *size, fl_image_params *params, fl_err *err);
 
-/* What operation i holds: drawn where it is applied. */
+/* Draws the operations that operation i holds, if they are applied. */
 static int draw_held(const fl_image_plan *plan, const fl_sample_key *key, int32_t i,
                      fl_image_size *size, fl_image_params *params, fl_err *err)
 {
@@ -334,7 +336,7 @@ static int draw_held(const fl_image_plan *plan, const fl_sample_key *key, int32_
     return FL_OK;
 }
 
-/* Operations [begin, end) for an image of *size, which becomes that of the result. */
+/* Draws operations [begin, end) for an image of *size, and sets *size to the size of the result. */
 static int draw_range(const fl_image_plan *plan, const fl_sample_key *key, int32_t begin,
                       int32_t end, fl_image_size *size, fl_image_params *params, fl_err *err)
 {
@@ -372,7 +374,7 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
 static int run_range(const fl_image_plan *plan, const fl_image_params *params, int32_t begin,
                      int32_t end, fl_image_view *view, fl_err *err);
 
-/* The branches of operation i in the order that was drawn. */
+/* Runs the branches of operation i in the order that was drawn. */
 static int run_order(const fl_image_plan *plan, const fl_image_params *params, int32_t i,
                      fl_image_view *view, fl_err *err)
 {

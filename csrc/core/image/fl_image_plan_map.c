@@ -1,6 +1,6 @@
-/* fl_image_plan_map: plans that a device can do: where their pixels come from, how colours change,
- * what bytes become and the weights of a resize, as numbers. See fl_image_plan.h; fl_cuda_images
- * and fl_cuda_colors read them. */
+/* fl_image_plan_map: plans for a device, as numbers: where pixels come from, how colours change,
+ * what bytes become, and the weights of a resize. See fl_image_plan.h; fl_cuda_images and
+ * fl_cuda_colors read these numbers. */
 #include "fl_image_plan.h"
 
 #include "fl_image_output.h"
@@ -11,7 +11,7 @@
 
 enum {
     MOST_TAPS_BYTES = 64 << 20,
-    /* The sum of so many bytes, in any order, is exact as float. */
+    /* A float sum of this many bytes is exact in any order. */
     EXACT_PIXELS = (1 << 24) / 255
 };
 
@@ -35,7 +35,7 @@ static bool is_on_colors(const fl_image_op *op)
     return op->kind >= FL_OP_INVERT && op->kind <= FL_OP_PHOTOMETRIC_DISTORT;
 }
 
-/* The most that there may be, of any image. */
+/* Returns the most steps on colours that any image may need. */
 static int32_t count_steps(const fl_image_plan *plan)
 {
     int32_t count = 0;
@@ -49,7 +49,8 @@ static int32_t count_steps(const fl_image_plan *plan)
     return count;
 }
 
-/* The number of operations, if none resizes. */
+/* Returns the index of the first operation that resizes; the number of operations: no operation
+ * resizes. */
 static int32_t find_resize(const fl_image_plan *plan)
 {
     int32_t i = 0, count = fl_image_plan_count(plan);
@@ -68,7 +69,7 @@ bool fl_image_plan_taps(const fl_image_plan *plan, fl_image_taps taps[2])
                                     .channels = fl_image_plan_channels(plan),
                                     .in = fl_image_plan_in(plan)};
     fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
-    (void)fl_image_ops_trace(&config, trace, NULL); /* it was right at open */
+    (void)fl_image_ops_trace(&config, trace, NULL); /* config was right at open */
     const fl_image_size in = trace[resize].size, out = trace[resize + 1].size;
     const bool crops = op->kind == FL_OP_RANDOM_RESIZED_CROP;
     for (int32_t axis = 0; axis < 2; axis++) {
@@ -89,8 +90,9 @@ int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan)
     return numbers * (int64_t)sizeof(int32_t);
 }
 
-/* Whether a device does operations `from` on, the first of which changes colours or holds others:
- * pixels stay but for flips, which may change the order of a sum; what is erased stays. */
+/* Returns true if a device can run the operations from `from` on; operation `from` changes colours
+ * or holds operations. Pixels may move only by flips, and only in images so small that the order of
+ * a sum does not matter. No colour may change after an erase. */
 static bool are_on_colors(const fl_image_plan *plan, int32_t from)
 {
     const fl_image_size out = fl_image_plan_out(plan);
@@ -108,8 +110,8 @@ static bool are_on_colors(const fl_image_plan *plan, int32_t from)
     return true;
 }
 
-/* Whether a device does it: what operations before a resize read is one run of rows and columns,
- * and what is filled before colours change is bytes. */
+/* Returns true if a device can run the plan: operations before a resize read one run of rows and of
+ * columns, and elements that are filled before colours change are bytes. */
 static bool is_for_device(const fl_image_plan *plan)
 {
     const int32_t resize = find_resize(plan), count = fl_image_plan_count(plan);
@@ -130,7 +132,7 @@ static bool is_for_device(const fl_image_plan *plan)
            fl_image_plan_taps_bytes(plan) <= MOST_TAPS_BYTES;
 }
 
-/* Numbers of the map before those of a resize. */
+/* Returns how many numbers of the map come before the numbers of a resize. */
 static int32_t count_edges(const fl_image_plan *plan)
 {
     fl_image_size out = fl_image_plan_out(plan);
@@ -172,7 +174,7 @@ static int32_t *map_axis(const fl_image_axis *axis, int32_t *map)
     return map;
 }
 
-/* What a resize is made of along one axis. */
+/* Writes the run of samples that a resize reads along one axis. */
 static int32_t *map_run(const fl_image_axis *axis, int32_t *map)
 {
     assert(axis->count == 1 && axis->segment[0].fill == FL_NO_FILL);
@@ -234,7 +236,7 @@ void fl_image_plan_write_values(const fl_image_plan *plan, char *out)
 
 /* ---- taps */
 
-/* Of one length. Returns what lies behind. */
+/* Writes the taps for one length of one axis. Returns where the next length is written. */
 static int32_t *write_axis(const fl_resample *made, const fl_image_taps *axis, int32_t *out)
 {
     for (int32_t i = 0; i < axis->out; i++) {

@@ -86,7 +86,8 @@ static int find_table(fl_image_view *view, fl_interpolation how, int32_t in, int
     return fl_resample_cache_find(view->cache, how, in, out, own, table, err);
 }
 
-/* Pillow 13 begins with columns where the height loses more than twice what the width does. */
+/* Pillow 13 begins with columns if the height shrinks by more than twice what the width shrinks
+ * by. */
 static bool begins_with_columns(fl_interpolation how, fl_image_size in, fl_image_size out)
 {
     bool may = how == FL_PILLOW_13_BILINEAR || how == FL_PILLOW_13_BICUBIC;
@@ -98,7 +99,7 @@ int fl_image_view_resize(fl_image_view *view, fl_interpolation how, fl_image_siz
 {
     assert(view->erased_count == 0);
     FL_TRY(fl_image_view_resolve(view, err));
-    bool is_read = view->tools.scratch != NULL; /* else nobody asks for pixels */
+    bool is_read = view->tools.scratch != NULL; /* without scratch no pixels are read */
     bool is_same = view->y.length == size.height && view->x.length == size.width;
     if (is_read && is_same) return FL_OK;
     fl_resample *own = is_read ? view->tools.scratch->own : NULL;
@@ -116,8 +117,8 @@ int fl_image_view_resize(fl_image_view *view, fl_interpolation how, fl_image_siz
     return FL_OK;
 }
 
-/* One axis of a resize, of which only samples [from, to) of the result are wanted. Crops what it is
- * made of to what they need, whose first sample is *first. */
+/* Narrows one axis of a resize to samples [from, to) of the result. Crops the source to the samples
+ * that these need; *first is the first such sample. */
 static fl_resample
 narrow(const fl_resample *table, int32_t from, int32_t to, fl_image_axis *source, int32_t *first)
 {
@@ -149,10 +150,10 @@ static fl_scratch_part next_part(fl_image_view *view)
     return view->images++ % 2 ? FL_SCRATCH_IMAGE_1 : FL_SCRATCH_IMAGE_0;
 }
 
-/* Planes of bytes: what lies between two steps of a resize. */
+/* Planes of bytes between two steps of a resize. */
 typedef struct planes {
     const uint8_t *data;
-    int64_t pitch, plane; /* bytes from a row, a channel to the next */
+    int64_t pitch, plane; /* bytes from one row to the next, one channel to the next */
 } planes;
 
 static int make_planes(fl_image_view *view, fl_scratch_part part, int64_t rows, int64_t width,
@@ -165,7 +166,7 @@ static int make_planes(fl_image_view *view, fl_scratch_part part, int64_t rows, 
     return fail_memory(rows, width, err);
 }
 
-/* Whether what the resize is made of lies in memory as rows of bytes. */
+/* Returns true if the image to resize lies in memory as rows of bytes. */
 static bool is_direct(const fl_image_view *view)
 {
     return view->source.stride_x == 1 && fl_image_axis_is_plain(&view->from_x) &&
@@ -180,7 +181,7 @@ static planes direct_planes(const fl_image_view *view)
                     rows->step * source->stride_y, source->stride_c};
 }
 
-/* Resizes in x, or copies where x->first is NULL, into `part`. */
+/* Resizes in x, into `part`; if x->first is NULL, copies. */
 static int make_rows(fl_image_view *view, fl_scratch_part part, const fl_resample *x, int32_t first,
                      planes *out, fl_err *err)
 {
@@ -229,7 +230,7 @@ resize_columns(fl_image_view *view, fl_scratch_part part, const planes *from, in
     return FL_OK;
 }
 
-/* Both axes, rows first. */
+/* Resizes both axes, rows first. */
 static int resize_rows_first(fl_image_view *view, fl_scratch_part image, const fl_resample *x,
                              const fl_resample *y, int32_t first_column, int32_t first_row,
                              planes *out, fl_err *err)
@@ -272,7 +273,7 @@ static int run_resize(fl_image_view *view, fl_err *err)
     int32_t top, bottom, left, right, first_row, first_column;
     if (!view->is_pending) return FL_OK;
     view->is_pending = false;
-    /* Where all that is left is filled, nothing is read. */
+    /* If every row or every column that remains is filled, no pixel is read. */
     if (!fl_image_axis_range(&view->y, &top, &bottom) ||
         !fl_image_axis_range(&view->x, &left, &right))
         return FL_OK;
@@ -305,7 +306,7 @@ static bool is_block(const fl_image_axis *axis, bool is_upright)
            (s->step == 1 || (s->step == -1 && !is_upright));
 }
 
-/* What the image reads of its own planes. */
+/* Returns the part of the view's own planes that the image reads. */
 static fl_image_planes own_planes(const fl_image_view *view)
 {
     const fl_image_source *source = &view->source;
@@ -332,7 +333,7 @@ static void erase_planes(const fl_image_view *view, const fl_image_planes *to)
     }
 }
 
-/* Copies the image to planes, with what is filled and erased. */
+/* Copies the image to planes, with all fills and erased rectangles. */
 static int copy_image(fl_image_view *view, fl_err *err)
 {
     fl_image_planes to;

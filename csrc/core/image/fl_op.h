@@ -1,7 +1,7 @@
-/* fl_op: what an operation on images is.
+/* fl_op: the type of an operation on images.
  *
- * Floor 1. A row of the table in fl_image_plan.c, defined in a file fl_op_*.c, with what several of
- * them share. Sizes {0, 0} are those that are not known before there is an image. */
+ * Floor 1. A type is a row of the table in fl_image_plan.c, defined in a file fl_op_*.c; below are
+ * functions that several types share. A size {0, 0} is not known before there is an image. */
 #ifndef FL_OP_H
 #define FL_OP_H
 
@@ -10,26 +10,30 @@
 #include "fl_warp.h"
 
 typedef struct fl_op_type {
-    const char *name; /* torchvision's */
-    bool is_drawn;    /* has random numbers, so at most 8 of its kind fit a plan */
-    bool has_area;    /* of an area and a ratio */
-    bool is_color;    /* for images of 1 or 3 channels */
+    const char *name; /* torchvision's name */
+    bool is_drawn; /* draws random numbers, so a plan has room for at most 8 operations of the kind
+                    */
+    bool has_area; /* draws an area and a ratio */
+    bool is_color; /* takes images of 1 or 3 channels */
     bool is_bordered; /* samples the image with a border, so the plan makes its fill bytes 0 */
 
-    /* What is wrong with the arguments for any image: FL_EINVAL. NULL: nothing can be. */
+    /* Fails with FL_EINVAL if the arguments are wrong for every image. NULL: arguments are always
+     * right. */
     int (*check)(const fl_image_op *op, fl_err *err);
 
-    /* The size of the result for an image of size `in` (NULL: it holds others); {0, 0} for {0, 0}
-     * unless it is the same for all. FL_EINVAL where the operation cannot take such an image. Pure.
-     */
+    /* Computes the size of the result for an image of size `in`. For {0, 0} the size is {0, 0},
+     * unless every image gives the same size. NULL: the operation holds operations. FL_EINVAL: the
+     * operation cannot take such an image. The result depends on the arguments only. */
     int (*size)(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 
-    /* The parameters for an image of a size that `size` has taken. On entry they are 0 but for
-     * `out` and is_applied, which is true. Pure. NULL: they stay so. */
+    /* Draws the parameters for an image whose size `size` has accepted. On entry every field is 0
+     * but `out` and is_applied, which is true. NULL: they stay. The result depends on the arguments
+     * only. */
     void (*draw)(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                  fl_image_params *params);
 
-    /* Edits the view of operation `i` of the plan. FL_ENOMEM. NULL: it holds others. */
+    /* Edits the view for operation `i` of the plan. FL_ENOMEM. NULL: the operation holds
+     * operations. */
     int (*apply)(const fl_image_op *op, int32_t i, const fl_image_params *params,
                  fl_image_view *view, fl_err *err);
 } fl_op_type;
@@ -42,7 +46,7 @@ extern const fl_op_type fl_op_pad, fl_op_center_crop, fl_op_random_crop, fl_op_r
     fl_op_rand_augment, fl_op_trivial_augment, fl_op_auto_augment, fl_op_rotation, fl_op_affine,
     fl_op_perspective, fl_op_gate_apply, fl_op_gate_choice, fl_op_gate_order, fl_op_gate_branch;
 
-/* Edges of images and paddings are at most so long: their sums fit int32_t, areas int64_t. */
+/* Upper bound of edges and paddings, so that their sums fit int32_t and areas fit int64_t. */
 enum { FL_MAX_EDGE = 1 << 24 };
 
 _Static_assert(FL_OP_KINDS <= 32, "a slot has 5 bits for the kind");
@@ -54,7 +58,7 @@ static inline bool fl_op_is_resize(fl_image_op_kind kind)
     return kind == FL_OP_RESIZE || kind == FL_OP_RANDOM_RESIZED_CROP;
 }
 
-/* Whether it is a RandomApply of flips alone: it moves pixels, as these do. */
+/* Returns true for a RandomApply of flips alone, because such an operation only moves pixels. */
 static inline bool fl_op_holds_flips(const fl_image_op *op)
 {
     for (int32_t i = 1; i <= op->span; i++)
@@ -67,7 +71,7 @@ static inline bool fl_op_pads(fl_image_op_kind kind)
     return kind == FL_OP_PAD || kind == FL_OP_RANDOM_CROP || kind == FL_OP_CENTER_CROP;
 }
 
-/* Whether it pads, and is not told not to. */
+/* Returns true if the operation can pad and its arguments ask for padding. */
 static inline bool fl_op_may_pad(const fl_image_op *op)
 {
     const int32_t *padding = op->padding;
@@ -81,46 +85,49 @@ fl_op_random(const fl_image_op *op, const fl_sample_key *key, uint16_t block)
     return fl_philox_of_sample(key, (uint8_t)(op->kind << 3 | op->occurrence), block);
 }
 
-/* Checks that several operations share; `name` is the operation's. FL_EINVAL. */
+/* Checks that several operations share; `name` is the operation's name. FL_EINVAL. */
 int fl_op_check_size(const char *name, fl_image_size size, fl_err *err);
 int fl_op_check_p(const char *name, double p, fl_err *err);
 int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err);
-/* Whether an image of this size has enough rows and columns for the mode. */
+/* Checks that an image of this size has enough rows and columns for the mode. */
 int fl_op_check_mirrored(const char *name, fl_padding_mode mode, const int32_t padding[4],
                          fl_image_size in, fl_err *err);
 
-/* In float32, as torch draws it, so that users can be told it exactly. */
+/* Draws a number within limits, in float32 like torch, so that users can be told the exact
+ * number. */
 float fl_op_between(uint32_t word, const double limits[2]);
 
-/* order[0] to order[count - 1], count <= FL_MAX_ORDER, become a permutation of 0 to count - 1, and
- * those behind -1: Fisher-Yates, with the words from block `block` on. */
+/* Draws a permutation of 0 to count - 1 into order[0] to order[count - 1], count <= FL_MAX_ORDER;
+ * later entries become -1. Fisher-Yates, with the words from block `block` on. */
 void fl_op_draw_order(const fl_image_op *op, const fl_sample_key *key, uint16_t block,
                       int32_t count, int8_t *order);
 
-/* The `draw` of operations with a probability: word 0 of block 0 says whether they are applied. */
+/* The `draw` of operations with a probability: word 0 of block 0 decides if they are applied. */
 void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                         fl_image_params *params);
 
-/* The `size` of operations that do not change it. */
+/* The `size` of operations that keep the size. */
 int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 
 /* For warps, which sample the image at computed places. */
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err);
 int fl_op_warped_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
-/* By an angle, as torchvision's rotate; and as its affine. FL_ENOMEM. */
+/* Turn the view by an angle like torchvision's rotate, or transform it like torchvision's affine.
+ * FL_ENOMEM. */
 int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view *view,
                  fl_err *err);
 int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,
                     fl_err *err);
 
-/* The same on every machine; of x > 0. */
+/* exp and log that give the same bits on every machine; x > 0 for log. */
 double fl_op_exp(double x);
 double fl_op_log(double x);
 
-/* Rectangles of a random part of an area and a random ratio of their edges. */
+/* Rectangles of a random share of an area and a random ratio of their edges. */
 int fl_op_check_area(const char *name, const fl_image_op *op, fl_err *err);
-void fl_op_set_ratio(fl_image_op *op); /* its log_ratio, for fl_op_draw_edges */
-/* The edges sqrt(area * ratio) and sqrt(area / ratio), rounded half to even, of try `block`. */
+void fl_op_set_ratio(fl_image_op *op); /* sets log_ratio, for fl_op_draw_edges */
+/* Draws the edges sqrt(area * ratio) and sqrt(area / ratio), rounded half to even, from the block
+ * of one try. */
 void fl_op_draw_edges(const fl_image_op *op, fl_philox_block block, fl_image_size in,
                       int64_t *larger_with_ratio, int64_t *smaller_with_ratio);
 

@@ -1,8 +1,8 @@
-/* fl_op_area: the edges of a rectangle from a random part of an area and a random ratio.
+/* fl_op_area: the edges of a rectangle from a random share of an area and a random ratio.
  *
- * The ratio is spread evenly in its logarithm. exp and log are our own: those of the C library
+ * The ratio is spread evenly in its logarithm. exp and log are our own: the C library's functions
  * differ in the last bit between versions and machines, and the same sample must be cut the same
- * way everywhere. They use nothing but operations that IEEE 754 rounds. */
+ * way everywhere. Both use only operations that IEEE 754 rounds. */
 #include "fl_op.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ int fl_op_check_area(const char *name, const fl_image_op *op, fl_err *err)
     return FL_OK;
 }
 
-/* exp(x) = 2^n exp(r), |r| <= ln(2) / 2, by the series of exp(r). */
+/* Computes exp(x) = 2^n exp(r), |r| <= ln(2) / 2, by the series of exp(r). */
 double fl_op_exp(double x)
 {
     static const double over_factorial[] = {1.0 / 87178291200,
@@ -45,8 +45,8 @@ double fl_op_exp(double x)
     return ldexp(sum, (int)n);
 }
 
-/* From a guess that is off by less than 0.2, each step leaves a twelfth of the cube of the error.
- */
+/* Starts from a guess that is off by less than 0.2; each step leaves a twelfth of the cube of the
+ * error. */
 double fl_op_log(double x)
 {
     int exponent;

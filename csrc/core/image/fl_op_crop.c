@@ -1,4 +1,4 @@
-/* fl_op_crop: CenterCrop and RandomCrop. Both pad first where they are asked to. */
+/* fl_op_crop: CenterCrop and RandomCrop. Both may pad first. */
 #include "fl_op.h"
 
 #include <math.h>
@@ -36,8 +36,8 @@ static int check_center(const fl_image_op *op, fl_err *err)
     return fl_op_check_size(fl_op_center_crop.name, op->size, err);
 }
 
-/* Pads an axis that is too short, one more behind it than before if it must be; then where the crop
- * begins. */
+/* Pads an axis that is too short; if the padding is odd, the end gets one sample more. Returns the
+ * first sample of the crop. */
 static int32_t center_axis(int32_t length, int32_t wanted, int32_t *before, int32_t *after)
 {
     if (wanted > length) {
@@ -72,7 +72,7 @@ static int check_random(const fl_image_op *op, fl_err *err)
     return fl_op_check_padding(fl_op_random_crop.name, op, err);
 }
 
-/* Like torchvision, pad_if_needed pads both sides by all that is missing. */
+/* Like torchvision, pads both sides by the whole length that is missing. */
 static void
 pad_axis(int32_t wanted, bool pad_if_needed, int32_t *length, int32_t *before, int32_t *after)
 {

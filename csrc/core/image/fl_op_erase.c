@@ -12,8 +12,8 @@ static int check(const fl_image_op *op, fl_err *err)
     return fl_op_check_area(fl_op_erase.name, op, err);
 }
 
-/* A rectangle as long or as wide as the image does not count; after ten of them, nothing is
- * erased. */
+/* Tries ten rectangles. A rectangle as long or as wide as the image does not count; if no try
+ * counts, nothing is erased. */
 static void
 draw(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
 {

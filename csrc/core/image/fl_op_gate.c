@@ -1,5 +1,5 @@
-/* fl_op_gate: operations that hold others: RandomApply, RandomChoice, RandomOrder, and a branch of
- * the latter two. The plan draws and applies what they hold. */
+/* fl_op_gate: operations that hold operations: RandomApply, RandomChoice, RandomOrder, and a branch
+ * of the latter two. The plan draws and applies the held operations. */
 #include "fl_op.h"
 
 static int check_apply(const fl_image_op *op, fl_err *err)
@@ -27,7 +27,7 @@ static int check_branches(const fl_image_op *op, fl_err *err)
                    op->kind == FL_OP_CHOICE ? "RandomChoice" : "RandomOrder", FL_MAX_ORDER, count);
 }
 
-/* The first branch whose upper end is above the number that is drawn. */
+/* Draws a number, and chooses the first branch whose upper end is above the number. */
 static void draw_choice(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                         fl_image_params *params)
 {

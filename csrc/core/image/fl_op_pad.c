@@ -1,4 +1,4 @@
-/* fl_op_pad: Pad; and the checks of paddings. */
+/* fl_op_pad: Pad, and the checks of paddings. */
 #include "fl_op.h"
 
 int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err)

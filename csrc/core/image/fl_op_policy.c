@@ -1,5 +1,5 @@
-/* fl_op_policy: RandAugment, TrivialAugmentWide, AutoAugment and AugMix: operations that draw
- * others from a table, and how strong each of them is. */
+/* fl_op_policy: RandAugment, TrivialAugmentWide, AutoAugment and AugMix. Each of them draws
+ * operations from a table, and the strength of every operation. */
 #include "fl_op.h"
 
 #include "fl_tone.h"
@@ -8,7 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* In torchvision's order, which the random numbers mean. */
+/* torchvision's order, because random numbers stand for positions in it. */
 typedef enum policy_op {
     IDENTITY,
     SHEAR_X,
@@ -24,29 +24,30 @@ typedef enum policy_op {
     SOLARIZE,
     AUTOCONTRAST,
     EQUALIZE,
-    DRAWN, /* how many are drawn from */
+    DRAWN, /* the operations before this one may be drawn */
     INVERT = DRAWN
 } policy_op;
 
-/* How strong operations are at most. */
+/* The largest strength of operations. */
 typedef struct space {
     double shear, translate, rotate, enhance;
-    double bits, posterized; /* how many are left by the weakest, and how many fewer by the last */
-    double share;            /* translations are of an edge over this; 0: pixels */
+    double bits, posterized; /* bits: left by the weakest posterization; posterized: how many fewer
+                                the strongest leaves */
+    double share;            /* translations are relative to an edge, divided by this; 0: pixels */
 } space;
 
 static const space narrow = {0.3, 150.0 / 331.0, 30, 0.9, 8, 4, 1};
 static const space wide = {0.99, 32, 135, 0.99, 8, 6, 0};
 static const space mixed = {0.3, 1, 30, 0.9, 4, 4, 3};
 
-/* Element i of torch.linspace(0, most, bins). */
+/* Returns element i of torch.linspace(0, most, bins). */
 static float rise(double most, int32_t bins, int32_t i)
 {
     float end = (float)most, step = end / (float)(bins - 1);
     return i < bins / 2 ? step * (float)i : fmaf(-step, (float)(bins - 1 - i), end);
 }
 
-/* Element i of torch.linspace(1, 0, bins). */
+/* Returns element i of torch.linspace(1, 0, bins). */
 static float fall(int32_t bins, int32_t i)
 {
     float step = -1.0f / (float)(bins - 1);
@@ -86,7 +87,7 @@ static float magnitude_of(policy_op op, const space *s, fl_image_size in, int32_
     }
 }
 
-/* Sets the next operation of those that are drawn. */
+/* Appends an operation to the drawn operations. */
 static void add_op(fl_image_params *params, int32_t *count, policy_op op, float magnitude)
 {
     params->order[*count] = (int8_t)op;
@@ -118,7 +119,8 @@ static int apply_tone(policy_op op, double magnitude, fl_image_view *view, fl_er
     return fl_tone_apply(view, tones[op], magnitude, err);
 }
 
-/* A shift by whole pixels moves bytes; torch's sums come to the same. */
+/* Returns true for a shift by whole pixels: bytes are moved, and torch's sums give the same
+ * bytes. */
 static bool is_shift(const fl_image_op *op, const fl_affine *affine, const fl_image_view *view)
 {
     bool is_zero = true;
@@ -222,14 +224,14 @@ const fl_op_type fl_op_trivial_augment = {.name = "TrivialAugmentWide",
 
 /* ---- AutoAugment */
 
-/* An operation of a policy: its probability in tenths, and which of ten magnitudes. */
+/* An operation of a policy: its probability in tenths, and one of ten magnitudes. */
 typedef struct policy_step {
     uint8_t op, tenths, magnitude;
 } policy_step;
 
 enum { POLICIES = 3, PAIRS = 25, BINS = 10 };
 
-/* Of Cubuk and others, "AutoAugment" (2019): for ImageNet, CIFAR10 and SVHN. */
+/* The policies of Cubuk and colleagues, "AutoAugment" (2019), for ImageNet, CIFAR10 and SVHN. */
 static const policy_step policies[POLICIES][PAIRS][2] = {
     {{{POSTERIZE, 4, 8}, {ROTATE, 6, 9}},  {{SOLARIZE, 6, 5}, {AUTOCONTRAST, 6, 0}},
      {{EQUALIZE, 8, 0}, {EQUALIZE, 6, 0}}, {{POSTERIZE, 6, 7}, {POSTERIZE, 6, 6}},
@@ -306,9 +308,9 @@ const fl_op_type fl_op_auto_augment = {.name = "AutoAugment",
 
 /* ---- AugMix
  *
- * A sum of the image and of `width` chains of operations on it, with random weights. What is drawn:
- * numbers: the weight of the image, of each chain, then magnitudes; order: operations, and END
- * behind each chain. */
+ * A sum of the image and `width` chains of operations on the image, with random weights. Drawn are:
+ * numbers: the weight of the image, the weight of each chain, then magnitudes; order: operations,
+ * with END after each chain. */
 
 enum { DRAWN_DEPTH = 3, END = 100 };
 enum { FIRST_OP = 8, FIRST_GAMMA = 256, TRIES = 64 }; /* blocks */
@@ -331,10 +333,10 @@ static int check_mix(const fl_image_op *op, fl_err *err)
     return fl_op_check_sampling(fl_op_aug_mix.name, op, err);
 }
 
-/* In (0, 1). */
+/* Returns a number in (0, 1). */
 static double inner_unit(uint32_t word) { return ((word >> 8) + 0.5) * 0x1p-24; }
 
-/* A number of the gamma distribution, by the method of Marsaglia and Tsang (2000). */
+/* Draws a number of the gamma distribution, by the method of Marsaglia and Tsang (2000). */
 static double
 draw_gamma(const fl_image_op *op, const fl_sample_key *key, double alpha, uint16_t first)
 {
@@ -358,8 +360,8 @@ draw_gamma(const fl_image_op *op, const fl_sample_key *key, double alpha, uint16
     return factor * d;
 }
 
-/* The weights of the image and of its chains: two of Dirichlet's distribution, and the second of
- * them spread over the chains by another draw of it. */
+/* Draws the weights of the image and its chains: two numbers of a Dirichlet distribution, for the
+ * image and for all chains; a second draw spreads the number for the chains over them. */
 static void draw_weights(const fl_image_op *op, const fl_sample_key *key, float *weights)
 {
     double number[2 + FL_MAX_CHAINS] = {0}, sum = 0;
@@ -440,7 +442,7 @@ static int open_mixture(fl_image_view *view, mixture *m, fl_err *err)
     return FL_OK;
 }
 
-/* The kept image as that of the view. */
+/* Puts the kept image back into the view. */
 static int restore_image(fl_image_view *view, const mixture *m, fl_err *err)
 {
     fl_image_size size = {(int32_t)m->image.rows, (int32_t)m->image.columns};

@@ -36,7 +36,7 @@ static int check_resize(const fl_image_op *op, fl_err *err)
     return fl_op_check_size(fl_op_resize.name, (fl_image_size){n, n}, err);
 }
 
-/* a * b / c as Python computes it, cut to an integer. */
+/* Computes a * b / c as Python does, cut to an integer. */
 static int64_t scaled(int32_t a, int32_t b, int32_t c)
 {
     return (int64_t)((double)((int64_t)a * b) / c);
@@ -95,8 +95,8 @@ static int crop_size(const fl_image_op *op, fl_image_size in, fl_image_size *out
     return FL_OK;
 }
 
-/* What is cropped when ten tries have not fit: the whole image, or its middle where its ratio is
- * none of those asked for. */
+/* Sets the crop after ten failed tries: the whole image, or the middle if the image's ratio is out
+ * of the range asked for. */
 static void crop_middle(const fl_image_op *op, fl_image_size in, fl_image_params *params)
 {
     double ratio = (double)in.width / in.height;

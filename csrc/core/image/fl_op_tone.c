@@ -1,5 +1,4 @@
-/* fl_op_tone: the operations on colours that have at most one argument besides their probability.
- */
+/* fl_op_tone: operations on colours that have at most one argument beside their probability. */
 #include "fl_op.h"
 
 #include "fl_tone.h"

@@ -13,7 +13,7 @@ int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err)
                    (int)op->interpolation);
 }
 
-/* Places in a plane are 32 bits. */
+/* Positions in a plane are 32 bits, so the image with its border must fit. */
 int fl_op_warped_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
 {
     (void)op;
@@ -163,7 +163,7 @@ static int check_perspective(const fl_image_op *op, fl_err *err)
     return fl_op_check_sampling(fl_op_perspective.name, op, err);
 }
 
-/* Each corner goes towards the middle by less than half of `distortion` of an edge. */
+/* Moves each corner towards the middle by less than half of `distortion` times an edge. */
 static void draw_perspective(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                              fl_image_params *params)
 {

@@ -1,8 +1,8 @@
 /* fl_philox: random numbers that are a function of a key and a counter.
  *
  * Floor 1. Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1,
- * 2, 3" (2011). No state, any thread. What a counter means here is part of what users can
- * reproduce, so it never changes: see fl_sample_key. */
+ * 2, 3" (2011). No state, any thread. The meaning of a counter never changes, because users
+ * reproduce results by it: see fl_sample_key. */
 #ifndef FL_PHILOX_H
 #define FL_PHILOX_H
 
@@ -14,7 +14,7 @@ typedef struct fl_philox_block {
 
 enum { FL_PHILOX_ROUNDS = 10 };
 
-/* One round: the two halves of a counter are multiplied, and the key has grown `round` times. */
+/* Does one round: both halves of a counter are multiplied, and the key has grown `round` times. */
 static inline void fl_philox_round(uint64_t key, uint32_t round, uint32_t *c0, uint32_t *c1,
                                    uint32_t *c2, uint32_t *c3)
 {
@@ -29,9 +29,9 @@ static inline void fl_philox_round(uint64_t key, uint32_t round, uint32_t *c0, u
 
 fl_philox_block fl_philox(uint64_t key, const uint32_t counter[4]);
 
-/* Whose random numbers: one sample, in one epoch, in one of its views. Block b of slot s of an
- * operation is that of key `seed` and counter {low half of index, high half of index, epoch,
- * view << 24 | s << 16 | b}. */
+/* Names a stream of random numbers: one sample, in one epoch, in one of its views. Block b of slot
+ * s of an operation has key `seed` and counter {low half of index, high half of index, epoch, view
+ * << 24 | s << 16 | b}. */
 typedef struct fl_sample_key {
     uint64_t seed;
     int64_t index; /* of the sample in the innermost dataset, >= 0 */
@@ -41,10 +41,11 @@ typedef struct fl_sample_key {
 
 fl_philox_block fl_philox_of_sample(const fl_sample_key *key, uint8_t slot, uint16_t block);
 
-/* In [0, 1), a multiple of 2^-24. */
+/* Returns a number in [0, 1), a multiple of 2^-24. */
 static inline double fl_philox_unit(uint32_t word) { return (word >> 8) * 0x1p-24; }
 
-/* In [0, bound), bound >= 1; off uniform by at most bound / 2^32. */
+/* Returns a number in [0, bound), bound >= 1; probabilities differ from uniform by at most bound /
+ * 2^32. */
 static inline int64_t fl_philox_below(uint32_t word, uint32_t bound)
 {
     return (int64_t)((uint64_t)word * bound >> 32);

@@ -5,14 +5,13 @@
 
 enum { ALIGNMENT = 64, MAX_PRECISION = 22, WEIGHT_BITS = 15, LOW_BITS = 8 };
 
-/* Where one sample of the result comes from, before rounding. */
+/* The samples that make one sample of the result, before rounding. */
 typedef struct window {
     int32_t first, count;
     double center;
 } window;
 
-/* How far a filter reaches from its center in samples of the source, and by how much it is
- * stretched. */
+/* A filter: its reach from its center in samples of the source, and its stretch. */
 typedef struct filter {
     bool is_cubic;
     double scale, support, inverse_stretch;
@@ -51,7 +50,7 @@ static double cubic(double x)
     return 0;
 }
 
-/* The weight of sample `k` of a window, not yet divided by the sum of all. */
+/* Returns the weight of sample `k` of a window, not yet divided by the sum of the window. */
 static double weight_at(const filter *f, const window *w, int32_t k)
 {
     double x = fabs((k + w->first - w->center + 0.5) * f->inverse_stretch);
@@ -77,7 +76,7 @@ static double largest_weight(const filter *f, int32_t in, int32_t out)
     return largest;
 }
 
-/* How many bits behind the point leave the largest weight 15 bits. */
+/* Returns how many fractional bits leave 15 bits for the largest weight. */
 static int32_t find_precision(double largest)
 {
     int32_t precision = 0;
@@ -105,7 +104,7 @@ static int32_t most_taps(const filter *f, int32_t in, int32_t out)
 
 static int64_t align_up(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-/* Sets the pointers of *axis into its memory, which is as large as it has ever been. */
+/* Sets the pointers of *axis into its memory, which only grows. */
 static int place_arrays(fl_resample *axis, bool has_low, fl_err *err)
 {
     int64_t ints = align_up(axis->out * (int64_t)sizeof(int32_t));
@@ -130,7 +129,7 @@ static int place_arrays(fl_resample *axis, bool has_low, fl_err *err)
     return FL_OK;
 }
 
-/* torch computes the indices of its nearest modes in float. */
+/* Computes an index in float, because torch's nearest modes do. */
 static int32_t nearest_index(fl_interpolation how, float scale, int32_t in, int32_t i)
 {
     float place = how == FL_NEAREST ? (float)i * scale : (float)((i + 0.5) * scale);
@@ -150,7 +149,7 @@ static int make_nearest(fl_resample *axis, fl_interpolation how, fl_err *err)
     return FL_OK;
 }
 
-/* Weight k of a result: 0 behind its samples. */
+/* Sets weight k of the result; a weight past the result's samples is 0. */
 static void set_weight(fl_resample *axis, int64_t k, double weight)
 {
     int32_t whole = round_weight(weight, axis->precision);

@@ -11,7 +11,7 @@ typedef struct kept_table {
 } kept_table;
 
 struct fl_resample_cache {
-    _Atomic int64_t bytes;             /* of all tables in the slots */
+    _Atomic int64_t bytes;             /* of the tables in all slots */
     _Atomic(kept_table *) slot[SLOTS]; /* owned; set once, never changed */
 };
 
@@ -40,8 +40,8 @@ static inline bool is_for(const kept_table *table, fl_interpolation how, int32_t
     return table->how == how && table->axis.in == in && table->axis.out == out;
 }
 
-/* A RandomResizedCrop has one length of results and all lengths of crops: they take one slot each,
- * as long as there are fewer lengths than slots. */
+/* A RandomResizedCrop has one length of results and all lengths of crops. Each of its tables takes
+ * one slot, if there are fewer lengths than slots. */
 static inline uint32_t slot_of(fl_interpolation how, int32_t in, int32_t out)
 {
     return ((uint32_t)in + 769 * (uint32_t)out + 1543 * (uint32_t)how) % SLOTS;
@@ -65,7 +65,7 @@ int fl_resample_cache_find(fl_resample_cache *cache, fl_interpolation how, int32
                            fl_err *err)
 {
     _Atomic(kept_table *) *slot = &cache->slot[slot_of(how, in, length_out)];
-    /* Acquires what the thread that published it wrote. */
+    /* acquire: pairs with the exchange that published the table. */
     kept_table *kept = atomic_load_explicit(slot, memory_order_acquire);
     if (kept == NULL && atomic_load_explicit(&cache->bytes, memory_order_relaxed) < MOST_BYTES) {
         kept_table *made = NULL;

@@ -12,8 +12,8 @@ static void close_scratch(fl_scratch *scratch)
     fl_free(scratch);
 }
 
-/* Threads begin at different slots, each at the same one every time: it finds what it gave, in its
- * own cache. */
+/* Threads begin at different slots, and a thread begins at the same slot every time. So a thread
+ * finds the scratch that it gave back, in its own cache. */
 static uint32_t first_slot(void)
 {
     uint64_t thread = (uint64_t)(uintptr_t)pthread_self();
@@ -25,9 +25,9 @@ int fl_scratch_take(fl_scratch_slots *slots, fl_scratch **out, fl_err *err)
     uint32_t first = first_slot();
     for (uint32_t i = 0; i < FL_SCRATCH_SLOTS; i++) {
         _Atomic(fl_scratch *) *slot = &slots->slot[(first + i) % FL_SCRATCH_SLOTS].scratch;
-        /* The load keeps threads that find a slot empty from writing to its cache line. */
+        /* The load keeps threads that find a slot empty from writing to the slot's cache line. */
         if (atomic_load_explicit(slot, memory_order_relaxed) == NULL) continue;
-        /* Acquires what the thread that gave it wrote. */
+        /* acquire: pairs with the release of the thread that gave the scratch. */
         *out = atomic_exchange_explicit(slot, NULL, memory_order_acquire);
         if (*out != NULL) return FL_OK;
     }

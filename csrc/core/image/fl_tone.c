@@ -1,5 +1,5 @@
-/* fl_tone: see fl_tone.h. Where fma is written, torch adds a scaled tensor, which it does in one
- * rounding on every CPU with fused operations. */
+/* fl_tone: see fl_tone.h. Code says fma where torch adds a scaled tensor, because torch rounds that
+ * sum once on every CPU with fused operations. */
 #include "fl_tone.h"
 
 #include "fl_blur.h"
@@ -9,7 +9,7 @@
 
 static uint8_t clamp_byte(float x) { return (uint8_t)(x < 0 ? 0 : x > 255 ? 255 : x); }
 
-/* Whether a device does it. */
+/* Notes the step if a device computes colours; returns true if the step is noted. */
 static bool is_noted(fl_image_view *view, fl_color_step step)
 {
     if (view->steps == NULL) return false;
@@ -17,7 +17,7 @@ static bool is_noted(fl_image_view *view, fl_color_step step)
     return true;
 }
 
-/* `first` channels on from `channel` are looked up in `table` after what is pending. */
+/* Adds a lookup in `table` for `channels` channels from `channel` on, after the pending lookups. */
 static void
 then_look_up(fl_image_view *view, int32_t channel, int32_t channels, const uint8_t *table)
 {
@@ -49,7 +49,7 @@ static int by_number(fl_image_view *view, fl_tone tone, double number, fl_err *e
 
 /* ---- tables that depend on the image */
 
-/* How often each byte is in a channel, after what is pending. */
+/* Counts each byte of a channel as the pending lookups leave it. */
 static void count_bytes(const fl_image_view *view, const fl_image_planes *plane, int32_t channel,
                         int64_t count[256])
 {
@@ -60,7 +60,7 @@ static void count_bytes(const fl_image_view *view, const fl_image_planes *plane,
         count[view->has_tables ? view->table[channel][v] : v] += before[v];
 }
 
-/* The bytes from the least to the largest one are spread from 0 to 255. */
+/* Makes the table that spreads the bytes between the least and the largest over 0 to 255. */
 static void make_autocontrast(const fl_image_view *view, const fl_image_planes *plane,
                               int32_t channel, uint8_t table[256])
 {
@@ -78,7 +78,7 @@ static void make_autocontrast(const fl_image_view *view, const fl_image_planes *
         table[v] = least == largest ? (uint8_t)v : clamp_byte((float)(v - least) / step);
 }
 
-/* Pillow's table, in integers. */
+/* Makes Pillow's table, in integers. */
 static void make_equalize(const fl_image_view *view, const fl_image_planes *plane, int32_t channel,
                           uint8_t table[256])
 {
@@ -107,8 +107,8 @@ static int by_channel(fl_image_view *view, fl_tone tone, fl_err *err)
 
 /* ---- contrast */
 
-/* The sum that torch makes of bytes as float32, on one thread. Eight lanes of four registers take
- * the elements in turn; up to 2 million elements, what each of them adds up is exact. */
+/* Computes the sum that torch makes of bytes as float32, on one thread. Eight lanes of four
+ * registers take the elements in turn; up to 2 million elements, the sum of each lane is exact. */
 static float sum_as_torch(const fl_image_ops *ops, const uint8_t *src, int64_t count)
 {
     enum { LANES = 8, REGISTERS = 4, STEP = LANES * REGISTERS };
@@ -125,7 +125,7 @@ static float sum_as_torch(const fl_image_ops *ops, const uint8_t *src, int64_t c
     return total;
 }
 
-/* The mean of the grey image. */
+/* Computes the mean of the grey image. */
 static int compute_mean(fl_image_view *view, float *mean, fl_err *err)
 {
     fl_image_planes planes;
@@ -173,7 +173,7 @@ static int across_channels(fl_image_view *view, fl_tone tone, double number, fl_
 
 /* ---- neighbours */
 
-/* The own planes, looked up, and those of the image that is made of them. */
+/* Opens the own planes, looked up, and the planes of the next image. */
 static int open_next(fl_image_view *view, int32_t channels, fl_image_planes *image,
                      fl_image_planes *next, fl_err *err)
 {
@@ -195,11 +195,11 @@ static int sharpen(fl_image_view *view, double factor, fl_err *err)
     return FL_OK;
 }
 
-/* The image with margins (left, top, right, bottom), as planes that are looked up. */
+/* Makes planes of the image with margins (left, top, right, bottom); all bytes are looked up. */
 static int own_padded(fl_image_view *view, const int32_t padding[4], fl_padding_mode mode,
                       int32_t op, fl_image_planes *padded, fl_err *err)
 {
-    /* Reflections multiply the segments of an axis, and do not show what is erased. */
+    /* Reflections multiply the segments of an axis, and do not repeat erased rectangles. */
     bool is_plain = view->y.count == 1 && view->x.count == 1 && view->erased_count == 0;
     if (!is_plain) FL_TRY(fl_image_view_own(view, false, padded, err));
     fl_image_view_pad(view, padding, mode, op);
@@ -286,7 +286,8 @@ int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err)
     }
 }
 
-/* Copies plane `from` of the image to plane `to` of the next one, whose rows follow each other. */
+/* Copies plane `from` of the image to plane `to` of the next image, whose rows follow each
+ * other. */
 static void
 copy_plane(const fl_image_planes *image, int32_t from, const fl_image_planes *next, int32_t to)
 {

@@ -1,35 +1,35 @@
-/* fl_tone: what operations that compute pixels do to a view, as torchvision computes uint8 images.
+/* fl_tone: operations on a view that compute pixels, as torchvision computes uint8 images.
  *
- * Floor 1. Those that change each byte by itself are tables that the view keeps until somebody
- * reads pixels, so that several of them are one pass. Where a device computes the pixels,
- * fl_tone_apply, fl_tone_grey and fl_tone_permute note a step instead. One thread. */
+ * Floor 1. If an operation changes each byte by itself, the view keeps the change as a table until
+ * pixels are read, so that several such operations are one pass. If a device computes the pixels,
+ * fl_tone_apply, fl_tone_grey and fl_tone_permute note a step instead. One thread. Every function
+ * may fail with FL_ENOMEM. */
 #ifndef FL_TONE_H
 #define FL_TONE_H
 
 #include "fl_image_view.h"
 
-/* Of FL_TONE_INVERT to FL_TONE_SHARPNESS. FL_ENOMEM. */
+/* Applies one of FL_TONE_INVERT to FL_TONE_SHARPNESS. */
 int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err);
 
-/* A Gaussian blur of `taps`, which are odd and at most FL_MAX_BLUR, in images that are longer than
- * half of them. FL_ENOMEM. */
+/* Blurs with `taps`, which are odd and at most FL_MAX_BLUR; both edges are longer than half the
+ * taps. */
 int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *err);
 
-/* The image that is sampled as `warp` says; `op` is the operation, whose fill bytes are 0.
- * FL_ENOMEM. */
+/* Samples the image as `warp` says; `op` is the operation, whose fill bytes are 0. */
 int fl_tone_warp(fl_image_view *view, int32_t op, const fl_image_warp *warp, fl_err *err);
 
-/* Moves the image by less than its edges; what is uncovered is 0, as are the fill bytes of `op`.
- * FL_ENOMEM. */
+/* Moves the image by less than its edges. The uncovered part is 0, and so are the fill bytes of
+ * `op`. */
 int fl_tone_shift(fl_image_view *view, int32_t op, int32_t x, int32_t y, fl_err *err);
 
-/* A quarter turn against the clock, or with it, of an image with equal edges. FL_ENOMEM. */
+/* Turns an image with equal edges by a quarter, against the clock or with it. */
 int fl_tone_quarter(fl_image_view *view, bool is_clockwise, fl_err *err);
 
-/* An image of `channels` (1 or 3) that are grey, of one of 1 or 3. FL_ENOMEM. */
+/* Makes a grey image with `channels` (1 or 3), from an image with 1 or 3. */
 int fl_tone_grey(fl_image_view *view, int32_t channels, fl_err *err);
 
-/* Channel order[k] becomes channel k. FL_ENOMEM. */
+/* Permutes channels: channel order[k] becomes channel k. */
 int fl_tone_permute(fl_image_view *view, const int8_t *order, fl_err *err);
 
 #endif

@@ -6,7 +6,7 @@
 
 static double radians(double degrees) { return degrees * (3.14159265358979323846 / 180.0); }
 
-/* A row of the matrix, over half of an edge. */
+/* Sets a row of the matrix, divided by half an edge. */
 static void set_row(float row[3], double a, double b, double c, int32_t edge)
 {
     float half = (float)(0.5 * edge);

@@ -1,13 +1,14 @@
 /* fl_warp: where the pixels of a turned, sheared or tilted image come from, as torchvision computes
- * it.
+ * the positions.
  *
- * Floor 1. Pure. What is_bilinear and fill of the results say is the caller's. */
+ * Floor 1. Each result depends on the arguments only. The caller sets is_bilinear and fill of the
+ * results. */
 #ifndef FL_WARP_H
 #define FL_WARP_H
 
 #include "fl_image.h"
 
-/* Angles in degrees, pixels from the middle of the image. */
+/* Angles are in degrees; pixels are counted from the middle of the image. */
 typedef struct fl_affine {
     double angle, scale;
     double translate[2], shear[2], center[2]; /* x, y */
@@ -15,8 +16,8 @@ typedef struct fl_affine {
 
 void fl_warp_affine(fl_image_warp *out, const fl_affine *affine, fl_image_size size);
 
-/* The eight coefficients that take the corners `to` of the result to the corners `from` of the
- * image; those that change nothing where there are none. */
+/* Computes the eight coefficients that take the corners `to` of the result to the corners `from` of
+ * the image. If there are no such coefficients, computes the coefficients that change nothing. */
 void fl_warp_coefficients(double from[4][2], double to[4][2], float *coefficients);
 void fl_warp_perspective(fl_image_warp *out, const float *coefficients, fl_image_size size);
 

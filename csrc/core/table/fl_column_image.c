@@ -6,31 +6,31 @@
 #include <string.h>
 
 enum {
-    /* a resize takes as long as copying so many times what it reads and writes */
+    /* a resize takes as long as copying its input and output this many times */
     RESIZE_WORK = 8,
     LINE_BYTES = 64,
     MAP_ALIGNMENT = 16,
-    AHEAD_BYTES = 4096 /* of the next image, prefetched */
+    AHEAD_BYTES = 4096 /* bytes of the next image that are prefetched */
 };
 
 typedef struct image_column {
     fl_column base;
     fl_row_runs runs;
     const fl_image_plan *plan;   /* borrowed from the caller of open */
-    const fl_image_draws *draws; /* likewise; NULL: none */
-    int64_t out_bytes;           /* of a result when it is filled */
+    const fl_image_draws *draws; /* borrowed like plan; NULL: the plan draws */
+    int64_t out_bytes;           /* bytes of a filled result */
     int64_t work_bytes;          /* of a row; at most INT64_MAX */
-    fl_image_source image;       /* an image in the source, without its address; */
-    fl_image_source copy;        /* and one that was read from a mapped file */
-    fl_scratch_slots *slots;     /* owned: where volatile */
+    fl_image_source image;       /* an image in the source, without its address */
+    fl_image_source copy;    /* an image that was read from a mapped file, without its address */
+    fl_scratch_slots *slots; /* owned: if volatile */
     fl_dtype dtype;
     bool is_contiguous;
     int64_t shape[4], stride[4]; /* of the output; shape[0] is set for each batch */
-    fl_transfer_cast cast;       /* of one result; count 0: none */
+    fl_transfer_cast cast;       /* for one result; count 0: no cast */
 
-    /* where the destination makes them: */
+    /* if the destination makes the results: */
     const fl_row_ops *row_ops; /* borrowed, static */
-    fl_image_batch made;       /* of any batch */
+    fl_image_batch made;       /* for any batch */
     int64_t map_bytes;         /* of one image */
     char *values;              /* owned */
     int64_t values_bytes;
@@ -57,7 +57,7 @@ static int note_draws(const image_column *self, const fl_column_batch *batch, fl
     return fl_image_draws_copy(self->draws, batch->rows->count, (void *)batch->notes->values, err);
 }
 
-/* What is filled: images, maps, values. */
+/* Computes the bytes to fill: images, maps, values. */
 static int layout_bytes(const image_column *self, int64_t rows, fl_output *output, fl_err *err)
 {
     int64_t bytes, maps;
@@ -100,7 +100,7 @@ static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err
     return FL_OK;
 }
 
-/* One image of a mapped file, read into the scratch. */
+/* Reads one image of a mapped file into the scratch. */
 static int read_image(const image_column *self, const fl_column_batch *batch, int64_t row,
                       fl_scratch *scratch, fl_image_source *out, fl_err *err)
 {
@@ -114,7 +114,8 @@ static int read_image(const image_column *self, const fl_column_batch *batch, in
     return FL_OK;
 }
 
-/* *found: the parameters of row `i` of the batch, those that were noted or `drawn`, made so. */
+/* Finds the parameters of row `i` of the batch: *found is either the noted parameters, or `drawn`,
+ * drawn here. */
 static int find_params(const image_column *self, const fl_column_batch *batch, int64_t i,
                        const fl_sample_key *key, fl_image_params *drawn,
                        const fl_image_params **found, fl_err *err)
@@ -127,7 +128,7 @@ static int find_params(const image_column *self, const fl_column_batch *batch, i
     return FL_OK;
 }
 
-/* Writes what the plan makes of row `i` of the batch to dst. scratch: NULL where the column is not
+/* Writes the plan's result for row `i` of the batch to dst. scratch: NULL if the column is not
  * volatile. */
 static int gather_image(const image_column *self, const fl_column_batch *batch, int64_t i,
                         const fl_sample_key *key, fl_scratch *scratch, char *dst, fl_err *err)
@@ -141,8 +142,8 @@ static int gather_image(const image_column *self, const fl_column_batch *batch, 
     return fl_image_plan_apply(self->plan, params, &image, dst, err);
 }
 
-/* Asks for the beginning of a row that is worked on next: rows are in no order, so the hardware
- * does not foresee them. What follows it does foresee. */
+/* Prefetches the beginning of the next row: rows are in no order, so the hardware does not foresee
+ * which row comes. The hardware does foresee the rest of the row. */
 static void prefetch_image(const fl_row_runs *runs, int64_t row)
 {
     const char *data = runs->data + row * runs->row_stride;
@@ -169,7 +170,7 @@ static int map_image(const image_column *self, const fl_column_batch *batch, int
     return fl_image_plan_write_own_taps(self->plan, map, err);
 }
 
-/* What the destination makes the images of. */
+/* Gathers images, maps and values, from which the destination makes the results. */
 static int gather_parts(const fl_column *column, const fl_column_batch *batch, int64_t from,
                         int64_t to, char *buffer, fl_err *err)
 {
@@ -254,7 +255,7 @@ static int check_image(const fl_column_image_config *config, int64_t height, int
                    fl_image_plan_channels(plan), in.height, in.width);
 }
 
-/* How the images lie in the source, and how they lie once they were copied. */
+/* Describes the layout of images in the source, and their layout once they are copied. */
 static int describe_images(image_column *self, const fl_column_image_config *config, fl_err *err)
 {
     const fl_tensor *view = &config->view;
@@ -294,7 +295,7 @@ static void describe_output(image_column *self, const fl_column_image_config *co
     self->work_bytes = fits ? work : INT64_MAX;
 }
 
-/* Where the destination makes the results: out_bytes is then what is filled of an image. */
+/* For results that the destination makes: out_bytes is then the filled bytes of an image. */
 static int describe_parts(image_column *self, const fl_column_image_config *config, fl_err *err)
 {
     const fl_image_plan *plan = config->plan;

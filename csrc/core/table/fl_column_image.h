@@ -1,9 +1,9 @@
 /* fl_column_image: the kind of column whose rows are images that a plan works on: one output,
  * [rows, and the shape of a result].
  *
- * Floor 1. An image of a mapped file is read into scratch memory, where its plan then works on it.
- * Where the plan is for a device, all there is to fill is the rows, packed, a map of
- * each (fl_image_plan_map, with its own taps), and the values of the plan. */
+ * Floor 1. An image of a mapped file is first read into scratch memory. If the plan is for a
+ * device, a gather only fills the packed rows, a map for each row (fl_image_plan_map, with its own
+ * taps), and the values of the plan. */
 #ifndef FL_COLUMN_IMAGE_H
 #define FL_COLUMN_IMAGE_H
 
@@ -12,26 +12,26 @@
 #include "fl_row_ops.h"
 
 typedef struct fl_column_image_config {
-    fl_tensor view;            /* [rows, height, width, channels] in the order of `layout`; its
-                                  memory is kept alive by the caller until close */
+    fl_tensor view; /* [rows, height, width, channels] in the order of `layout`; the caller keeps
+                       its memory alive until close */
     fl_image_layout layout;    /* of the images in view */
-    bool is_volatile;          /* a mapped file */
+    bool is_volatile;          /* the view is a mapped file */
     const fl_image_plan *plan; /* borrowed until close */
-    /* Parameters that were drawn for each batch before its layout, in place of those that the plan
-     * draws; for a plan with the same operations. Borrowed until close; NULL: none. */
+    /* Parameters that were drawn for each batch before its layout, instead of parameters drawn by
+     * the plan; for a plan with the same operations. Borrowed until close; NULL: the plan draws. */
     const fl_image_draws *draws;
-    /* A result on delivery: */
+    /* A delivered result: */
     fl_dtype dtype;
     int64_t shape[3], stride[3]; /* strides in elements */
-    /* Of one result, where the plan makes bytes that are looked up at the destination: count,
-     * plane, channels, bytes, tables. count 0: the plan makes the elements themselves. Of the kind
-     * FL_CAST_IMAGES, without tables: the destination makes them; the plan has a map. */
+    /* The cast of one result. If the plan makes bytes that are looked up at the destination: count,
+     * plane, channels, bytes, tables. count 0: the plan makes the elements themselves. Kind
+     * FL_CAST_IMAGES, without tables: the destination makes the elements; the plan has a map. */
     fl_transfer_cast cast;
-    const fl_row_ops *row_ops; /* static; for that kind */
+    const fl_row_ops *row_ops; /* static; for FL_CAST_IMAGES */
 } fl_column_image_config;
 
-/* Copies the description. FL_EINVAL where the view does not hold uint8 images of the plan's size
- * and channels; FL_ENOMEM. */
+/* Opens a column and copies the description; the caller closes *out. FL_EINVAL: the view does not
+ * hold uint8 images of the plan's size and channels; FL_ENOMEM. */
 int fl_column_image_open(const fl_column_image_config *config, fl_column **out, fl_err *err);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <assert.h>
 
-enum { PIECES = 64 }; /* sequences that are copied in one go */
+enum { PIECES = 64 }; /* sequences that are copied in one call */
 
 static const fl_dtype INT32 = {0, 32, 1}, INT64 = {0, 64, 1};
 
@@ -15,7 +15,7 @@ typedef struct pack_column {
 
 static const pack_column *as_pack(const fl_column *column) { return (const pack_column *)column; }
 
-/* That of the batch, in the notes of the column that made it. */
+/* Returns the packing of the batch, in the notes of the column that made the packing. */
 static fl_packing *packing_of(const fl_column_pack_config *config, const fl_column_batch *batch)
 {
     return fl_packing_of(batch->notes - config->leader);
@@ -35,7 +35,8 @@ static int make_packing(const fl_column_pack_config *config, fl_column_batch *ba
     return fl_packing_fit(packing, count, config->max_tokens, err);
 }
 
-/* Sequences that are packed side by side have one length. */
+/* Fails unless every sequence has the length of the main field's sequence, since both are packed
+ * side by side. */
 static int
 check_lengths(const fl_column_pack_config *config, const fl_column_batch *batch, fl_err *err)
 {
@@ -77,7 +78,7 @@ static int layout_packed(const fl_column *column, fl_column_batch *batch, fl_err
     return FL_OK;
 }
 
-/* The elements behind the `count` values of sequences. */
+/* Pads the elements after the `count` values of a sequence. */
 static void
 pad_sequence(const pack_column *self, const fl_packed *sequence, int64_t count, char *dst)
 {
@@ -87,7 +88,7 @@ pad_sequence(const pack_column *self, const fl_packed *sequence, int64_t count, 
     if (config->is_label && sequence->length > 0) config->ops->fill(dst, config->padding, bytes, 1);
 }
 
-/* Up to PIECES sequences. */
+/* Gathers the values of up to PIECES sequences. */
 static int gather_values(const pack_column *self, const fl_column_batch *batch, int64_t from,
                          int64_t to, char *out, fl_err *err)
 {
@@ -120,7 +121,7 @@ gather_positions(const fl_column_pack_config *config, const fl_packed *sequence,
     config->ops->count_up(out + sequence->start + sequence->length, sequence->padding);
 }
 
-/* The beginnings of a sequence and of the padding behind it. */
+/* Writes where a sequence begins, and where the padding after the sequence begins. */
 static void gather_bounds(const fl_packed *sequence, int32_t *out)
 {
     out[sequence->segment] = (int32_t)sequence->start;

@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <string.h>
 
-enum { PIECES = 64 }; /* rows that are copied in one go */
+enum { PIECES = 64 }; /* rows that are copied in one call */
 
 static const fl_dtype INT64 = {0, 64, 1};
 
@@ -16,7 +16,7 @@ typedef struct pad_column {
 
 static const pad_column *as_pad(const fl_column *column) { return (const pad_column *)column; }
 
-/* The length of a sequence, cut to the padded length. */
+/* Finds a sequence, with its length cut to max_length. */
 static int find_row(const fl_column_pad_config *config, int64_t row, int64_t *begin,
                     int64_t *length, fl_err *err)
 {
@@ -52,13 +52,13 @@ static int layout_padded(const fl_column *column, fl_column_batch *batch, fl_err
     return FL_OK;
 }
 
-/* The place of a sequence of this length in its row of `width` elements. */
+/* Returns the first element of a sequence of this length in its row of `width` elements. */
 static int64_t place_of(const fl_column_pad_config *config, int64_t width, int64_t length)
 {
     return config->is_left ? width - length : 0;
 }
 
-/* Pads around a sequence of a row. */
+/* Pads a row before or after its sequence. */
 static void pad_row(const pad_column *self, char *row, int64_t width, int64_t length)
 {
     const fl_column_pad_config *config = &self->config;
@@ -67,7 +67,7 @@ static void pad_row(const pad_column *self, char *row, int64_t width, int64_t le
     config->ops->fill(dst, config->padding, bytes, width - length);
 }
 
-/* Makes padding of the values of one row that are ignored. */
+/* Replaces the ignored values of one row by padding. */
 static void ignore_values(const fl_column_pad_config *config, const fl_ragged_piece *piece)
 {
     int64_t padding, *values = (int64_t *)(void *)piece->dst;
@@ -76,7 +76,7 @@ static void ignore_values(const fl_column_pad_config *config, const fl_ragged_pi
         values[i] = values[i] == config->ignored ? padding : values[i];
 }
 
-/* Up to PIECES rows of values. */
+/* Gathers up to PIECES rows of values. */
 static int gather_values(const pad_column *self, const fl_column_batch *batch, int64_t from,
                          int64_t to, char *dst, fl_err *err)
 {
@@ -100,7 +100,7 @@ static int gather_values(const pad_column *self, const fl_column_batch *batch, i
     return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done));
 }
 
-/* One row of the mask, or one length. */
+/* Writes one row of the mask, or one length. */
 static void
 put_length(const fl_column_pad_config *config, int64_t width, int64_t length, int64_t *dst)
 {

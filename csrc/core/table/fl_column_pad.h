@@ -17,24 +17,24 @@ typedef enum fl_pad_output {
 } fl_pad_output;
 
 typedef struct fl_column_pad_config {
-    fl_ragged ragged; /* its memory is kept alive by the caller until close; mask and lengths
-                         read the offsets alone */
+    fl_ragged ragged; /* the caller keeps its memory alive until close; mask and lengths read only
+                         the offsets */
     fl_pad_output output;
     bool is_left;       /* padding is at the left */
-    bool is_widened;    /* integers, which come out as int64 */
-    int64_t multiple;   /* the width is rounded up to it; >= 1 */
-    int64_t max_length; /* sequences are cut to so many; INT64_MAX: not */
+    bool is_widened;    /* integers come out as int64 */
+    int64_t multiple;   /* the width is rounded up to a multiple of this; >= 1 */
+    int64_t max_length; /* sequences are cut to this length; INT64_MAX: not cut */
     char padding[16];   /* an element of the output */
-    bool has_ignored;   /* values of int64 that are `ignored` come out as padding */
+    bool has_ignored;   /* int64 values equal to `ignored` come out as padding */
     int64_t ignored;
     const fl_sequence_ops *ops; /* borrowed, static */
 } fl_column_pad_config;
 
-/* Copies the description. FL_ENOMEM. */
+/* Opens a column and copies the description; the caller closes *out. FL_ENOMEM. */
 int fl_column_pad_open(const fl_column_pad_config *config, fl_column **out, fl_err *err);
 
-/* Writes the table of a batch of this width (any, for lengths): a piece for each row, and the end.
- * FL_EINVAL: offsets have been changed. */
+/* Writes the table of a batch of this width (any width, for lengths): a piece for each row, and the
+ * end. FL_EINVAL: offsets have been changed. */
 int fl_column_pad_pieces(const fl_column_pad_config *config, const fl_rows *rows, int64_t width,
                          fl_piece *out, fl_err *err);
 

@@ -8,8 +8,9 @@
 #include "fl_column.h"
 #include "fl_row_ops.h"
 
-/* view.shape[0] is the number of rows; its memory is kept alive by the caller until the column is
- * closed. is_volatile: a mapped file. row_ops: borrowed, static. FL_EINVAL, FL_ENOMEM. */
+/* Opens a column over the rows of view; view.shape[0] is the number of rows. The caller closes
+ * *out, and keeps the view's memory alive until then. is_volatile: the view is a mapped file.
+ * row_ops: borrowed, static. FL_EINVAL, FL_ENOMEM. */
 int fl_column_rows_open(const fl_tensor *view, bool is_volatile, const fl_row_ops *row_ops,
                         fl_column **out, fl_err *err);
 

@@ -1,6 +1,6 @@
-/* fl_column_segments: see fl_column_segments.h. Rows are found by their address: the arrays are one
- * of rows of any address, with a stride of one byte. So rows of all segments are gathered in one
- * call, whatever their order. */
+/* fl_column_segments: see fl_column_segments.h. Rows are found by address: all arrays count as one
+ * array whose rows begin at any address, with a stride of one byte. So one call gathers rows of all
+ * segments, whatever their order. */
 #include "fl_column_segments.h"
 
 #include "fl_row_runs.h"
@@ -9,28 +9,28 @@
 #include <string.h>
 
 enum {
-    CHUNK_ROWS = 256,       /* whose addresses lie on the stack */
-    CHUNK_BYTES = 16 * 1024 /* of rows that are converted, but at least one row */
+    CHUNK_ROWS = 256,       /* rows whose addresses lie on the stack */
+    CHUNK_BYTES = 16 * 1024 /* bytes of rows that are converted in one call, but at least one row */
 };
 
 typedef struct part_array {
-    const char *data; /* borrowed, as index is */
+    const char *data; /* borrowed, like index */
     int64_t row_stride;
     const int64_t *index;
-    int64_t begin; /* the first row of the column that it has */
+    int64_t begin; /* the part's first row of the column */
     int64_t length;
 } part_array;
 
 typedef struct segments_column {
     fl_column base;
     const fl_row_ops *row_ops; /* borrowed, static */
-    fl_row_runs runs;          /* of rows whose number is their distance from runs.data in bytes */
+    fl_row_runs runs;          /* row numbers are distances in bytes from runs.data */
     fl_convert *convert;       /* NULL: rows are copied */
-    fl_scratch_slots *slots;   /* owned: where rows are converted */
+    fl_scratch_slots *slots;   /* owned: if rows are converted */
     fl_dtype from, dtype;      /* of the arrays, and of the output */
     int32_t ndim;
-    int64_t row_items, out_bytes; /* of a row: its elements, and its bytes in the output */
-    int64_t shape[FL_MAX_NDIM];   /* of the output; shape[0] is that of each batch */
+    int64_t row_items, out_bytes; /* elements of a row; bytes of a row in the output */
+    int64_t shape[FL_MAX_NDIM];   /* of the output; shape[0] is set for each batch */
     int32_t count;
     part_array parts[];
 } segments_column;
@@ -40,7 +40,8 @@ static const segments_column *as_segments(const fl_column *column)
     return (const segments_column *)column;
 }
 
-/* The part of a row: the last that begins at or before it, as empty ones have no rows. */
+/* Returns the part that has a row: the last part that begins at or before the row, because empty
+ * parts have no rows. */
 static int32_t find_part(const segments_column *self, int64_t row)
 {
     int32_t first = 0, count = self->count;
@@ -59,7 +60,7 @@ static const char *find_row(const part_array *array, int64_t row)
     return array->data + at * array->row_stride;
 }
 
-/* The number in runs of a row of the column. */
+/* Returns the number that a row of the column has in runs. */
 static int64_t number_of(const segments_column *self, int64_t row)
 {
     const char *data = find_row(&self->parts[find_part(self, row)], row);
@@ -77,7 +78,7 @@ static int layout_segments(const fl_column *column, fl_column_batch *batch, fl_e
     return FL_OK;
 }
 
-/* FL_ESOURCE of the row at this position. */
+/* Fails with FL_ESOURCE for the row at this position. */
 static int
 fail_position(const segments_column *self, const fl_column_batch *batch, int64_t at, fl_err *err)
 {
@@ -87,7 +88,7 @@ fail_position(const segments_column *self, const fl_column_batch *batch, int64_t
     return status;
 }
 
-/* Copies rows from <= i < from + rows->count of the batch, whose numbers are `rows`. */
+/* Copies rows from <= i < from + rows->count of the batch; `rows` has their numbers in runs. */
 static int copy_chunk(const segments_column *self, const fl_column_batch *batch, int64_t from,
                       const fl_rows *rows, char *dst, fl_err *err)
 {
@@ -103,7 +104,7 @@ static int copy_chunk(const segments_column *self, const fl_column_batch *batch,
     return fail_position(self, batch, from + done / runs->row_bytes, err);
 }
 
-/* Writes rows of the batch to dst; scratch: for rows that are converted. */
+/* Writes rows of the batch to dst; scratch: NULL if rows are not converted. */
 static int gather_rows(const segments_column *self, const fl_column_batch *batch, int64_t from,
                        int64_t to, fl_scratch *scratch, char *dst, fl_err *err)
 {
@@ -154,7 +155,7 @@ find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, cons
     return -1;
 }
 
-/* runs.data is where distances begin, and is not read. */
+/* runs.data stays: distances start from that address, but its memory is not read. */
 static void move_segment(fl_column *column, int32_t part, const char *data)
 {
     ((segments_column *)column)->parts[part].data = data;
@@ -173,7 +174,7 @@ static const fl_column_ops segments_ops = {.layout = layout_segments,
                                            .move = move_segment,
                                            .close = close_segments};
 
-/* Whether rows of two views are of the same kind. */
+/* Returns true if the rows of two views have the same dtype and shape. */
 static bool has_same_rows(const fl_tensor *a, const fl_tensor *b)
 {
     bool is_same = a->ndim == b->ndim && memcmp(&a->dtype, &b->dtype, sizeof a->dtype) == 0;
@@ -202,7 +203,7 @@ static int check_index(const fl_segment *given, fl_err *err)
     return FL_OK;
 }
 
-/* Appends a segment. The first that has rows says how all of them lie. */
+/* Appends a segment. The first segment that has rows defines the layout of all rows. */
 static int
 add_segment(segments_column *self, const fl_segment *given, const fl_tensor *first, fl_err *err)
 {

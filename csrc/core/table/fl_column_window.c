@@ -1,7 +1,7 @@
 /* fl_column_window: see fl_column_window.h. */
 #include "fl_column_window.h"
 
-enum { WINDOWS_AT_A_TIME = 64 }; /* found, then read */
+enum { WINDOWS_AT_A_TIME = 64 }; /* windows are found in this number, then read */
 
 typedef struct window_column {
     fl_column base;
@@ -32,8 +32,9 @@ static void read_ahead(const window_column *self, const fl_column_batch *batch)
     }
 }
 
-/* x (0) or y (1), widened at the destination: of the tokens of x, from the first or from the
- * second on. They take at most the bytes of x on delivery, which fit. */
+/* Describes x (0) or y (1) if the destination widens them: both are made from the tokens of x, from
+ * the first token or from the second on. The sums cannot overflow: the narrow tokens take at most
+ * the bytes of the delivered x. */
 static void cut_output(const window_column *self, const fl_column_batch *batch, int32_t i)
 {
     const fl_column_window_config *config = &self->config;
@@ -70,7 +71,7 @@ static int layout_windows(const fl_column *column, fl_column_batch *batch, fl_er
     return FL_OK;
 }
 
-/* Where the outputs begin in the buffer. */
+/* Returns the addresses of the outputs in the buffer. */
 static fl_token_rows
 find_rows(const window_column *self, const fl_column_batch *batch, char *buffer)
 {
@@ -95,7 +96,7 @@ static int gather_windows(const fl_column *column, const fl_column_batch *batch,
     return FL_OK;
 }
 
-/* A reader looks at the sizes of files itself, and floor 3 at those behind arrays. */
+/* A reader checks the sizes of files itself, and floor 3 the sizes of files under arrays. */
 static int64_t
 find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
@@ -133,7 +134,7 @@ int fl_column_window_open(const fl_column_window_config *config, fl_column **out
 
 int32_t fl_column_window_dtypes(const fl_column_window_config *config, fl_dtype *out)
 {
-    static const fl_dtype integer = {0, 64, 1}, truth = {6, 8, 1}; /* of DLPack */
+    static const fl_dtype integer = {0, 64, 1}, truth = {6, 8, 1}; /* dtypes of DLPack */
     int32_t count = 0;
     out[count++] = config->tokens;
     if (config->has_y) out[count++] = config->tokens;

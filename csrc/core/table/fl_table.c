@@ -2,15 +2,15 @@
 #include "fl_table.h"
 
 enum {
-    PART_BYTES = 64 * 1024,     /* a part has at least so many bytes, about 6 us of copying; */
-    GUARDED_BYTES = 512 * 1024, /* through fl_safe_read so many, for several rows a call */
+    PART_BYTES = 64 * 1024,     /* least bytes of a part, about 6 us of copying */
+    GUARDED_BYTES = 512 * 1024, /* with fl_safe_read: several rows a call */
     MAX_PARTS = 4096
 };
 
 struct fl_table {
     int64_t length;
     bool is_volatile;
-    fl_gate *gate; /* borrowed; NULL: its arrays stay where they are */
+    fl_gate *gate; /* borrowed; NULL: the arrays do not move */
     int32_t count;
     int32_t outputs;
     fl_column *columns[]; /* owned */

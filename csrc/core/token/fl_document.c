@@ -1,9 +1,10 @@
-/* fl_document: see fl_document.h. A piece is cut where documents end, and written run by run. */
+/* fl_document: see fl_document.h. A piece is cut at the ends of documents, and written run by
+ * run. */
 #include "fl_document.h"
 
 #include <string.h>
 
-/* The place of the first end behind token `token`; `documents` if there is none. */
+/* Returns the index of the first end after token `token`; `documents`: there is no such end. */
 static int64_t find_end(const fl_document_rule *rule, int64_t token)
 {
     int64_t low = 0, high = rule->documents;
@@ -17,7 +18,8 @@ static int64_t find_end(const fl_document_rule *rule, int64_t token)
     return low;
 }
 
-/* How many of the tokens at <= i < count are left of the document at `at`; *is_end: they end it. */
+/* Returns how many of the tokens at <= i < count belong to the document at `at`; *is_end: these
+ * tokens end the document. */
 static int64_t measure_run(const fl_document_rule *rule, const char *tokens, int64_t first,
                            int64_t at, int64_t count, bool *is_end)
 {

@@ -1,40 +1,41 @@
-/* fl_document: what the documents in a window make of its tokens: positions, numbers, a mask.
+/* fl_document: positions, document numbers and a mask for the tokens of a window.
  *
- * Floor 1. A document ends with an EOS token, or where an index says so. A token behind an end
- * begins a document, unless it is the first of its window: a window begins as if it began one,
- * whatever lies before it. Windows are read in pieces; a cursor carries over what a piece leaves.
- * Pure; any thread. */
+ * Floor 1. A document ends with an EOS token, or at an end that an index gives. The token after an
+ * end begins a document. A window counts from its first token, as if a document began there,
+ * whatever lies before the window. Windows are read in pieces; a cursor carries the state from one
+ * piece to the next. Results depend on the arguments only; any thread. */
 #ifndef FL_DOCUMENT_H
 #define FL_DOCUMENT_H
 
 #include "fl_token_ops.h"
 
-/* How the documents of a file are told apart. */
+/* The rule that separates the documents of a file. */
 typedef struct fl_document_rule {
     const fl_token_ops *ops; /* borrowed, static */
     fl_token_type type;
-    bool has_eos; /* which the type can hold; else `ends` count */
+    bool has_eos; /* documents end with eos, which the type can hold; otherwise `ends` count */
     int64_t eos;
-    const int64_t *ends; /* borrowed: where documents end in the file, rising or equal */
-    int64_t documents;   /* how many ends; 0: the file is one document */
-    bool masks_last;     /* the mask is false at the last token of a document, whose target is
-                            another's; else at the first, which is nobody's target */
+    const int64_t *ends; /* borrowed: the ends of documents in the file, rising or equal */
+    int64_t documents;   /* number of ends; 0: the file is one document */
+    bool masks_last; /* the mask is false at the last token of a document, whose target belongs to
+                        the next document; otherwise at the first token, which is no token's target
+                      */
 } fl_document_rule;
 
-/* Zeroed before the first piece of a window. */
+/* The state between two pieces. Zeroed before the first piece of a window. */
 typedef struct fl_document_cursor {
     int64_t position; /* of the next token in its document */
-    int64_t document; /* its number, from 0 in the window */
+    int64_t document; /* the document's number, from 0 in the window */
     bool is_over;     /* the last token ended its document */
 } fl_document_cursor;
 
-/* Where the elements of a piece go. */
+/* The memory for the elements of a piece. */
 typedef struct fl_document_out {
     int64_t *position, *document;
     bool *mask;
 } fl_document_out;
 
-/* Writes the elements of `count` tokens, the first of which is token `first` of the file. */
+/* Writes the elements of `count` tokens; the first token is token `first` of the file. */
 void fl_document_write(const fl_document_rule *rule, const char *tokens, int64_t first,
                        int64_t count, fl_document_cursor *cursor, const fl_document_out *out);
 

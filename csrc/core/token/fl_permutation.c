@@ -4,7 +4,7 @@
 #include "fl_philox.h"
 
 enum { KEY_SLOT = 0x59 };                   /* of fl_philox_of_sample */
-enum { AT_A_TIME = 256 };                   /* places of a block */
+enum { AT_A_TIME = 256 };                   /* positions that are computed together */
 enum { NARROW_BITS = 20, WIDE_ROUNDS = 6 }; /* halves of fewer than 10 bits need more rounds */
 
 static inline bool is_listed(const fl_permutation *permutation)
@@ -12,11 +12,11 @@ static inline bool is_listed(const fl_permutation *permutation)
     return permutation->count <= FL_PERMUTATION_LISTED;
 }
 
-/* The numbers that one order is drawn from, in turn. */
+/* The random words of one order, one after another. */
 typedef struct word_stream {
     fl_sample_key key;
     fl_philox_block block;
-    int32_t taken; /* words, of this block and those before it */
+    int32_t taken; /* words taken so far, from all blocks */
 } word_stream;
 
 static uint32_t next_word(word_stream *stream)
@@ -27,8 +27,8 @@ static uint32_t next_word(word_stream *stream)
     return stream->block.word[at % 4];
 }
 
-/* In [0, bound), uniform: what would come once too often is drawn again (Lemire, "Fast Random
- * Integer Generation in an Interval", 2019). */
+/* Draws a uniform number in [0, bound): a number that would come once too often is drawn again
+ * (Lemire, "Fast Random Integer Generation in an Interval", 2019). */
 static uint32_t next_below(word_stream *stream, uint32_t bound)
 {
     uint64_t product = (uint64_t)next_word(stream) * bound;
@@ -37,7 +37,7 @@ static uint32_t next_below(word_stream *stream, uint32_t bound)
     return (uint32_t)(product >> 32);
 }
 
-/* Fisher and Yates's shuffle, from the first place on. */
+/* Shuffles by Fisher and Yates's algorithm, from the first position on. */
 static void list_order(fl_permutation *permutation, word_stream *stream)
 {
     for (int64_t i = 0; i < permutation->count; i++) {
@@ -71,8 +71,8 @@ fl_permutation fl_permutation_make(int64_t count, uint64_t seed, uint32_t epoch)
     return made;
 }
 
-/* The lowest `bits` (< 32) of a well mixed number: two multiplications, the constants of
- * MurmurHash3's finalizer. */
+/* Returns the lowest `bits` (< 32) of a well mixed number: two multiplications, with the constants
+ * of MurmurHash3's finalizer. */
 static inline uint64_t mix(uint64_t half, uint64_t key, int32_t bits)
 {
     uint64_t x = (half ^ key) * UINT64_C(0xFF51AFD7ED558CCD);
@@ -81,7 +81,7 @@ static inline uint64_t mix(uint64_t half, uint64_t key, int32_t bits)
     return x >> 32 & ((UINT64_C(1) << bits) - 1);
 }
 
-/* A bijection of the values of low_bits + high_bits bits. */
+/* Maps the values of low_bits + high_bits bits one-to-one. */
 static inline uint64_t encrypt(const fl_permutation *permutation, uint64_t value)
 {
     const uint64_t *key = permutation->key;
@@ -94,15 +94,16 @@ static inline uint64_t encrypt(const fl_permutation *permutation, uint64_t value
     return high << permutation->low_bits | low;
 }
 
-/* What a place of the network begins its walk with. A network of halves of two bits or more is an
- * even permutation, so without the swap half of the orders of 2^n indices would never come. */
+/* Returns the value that starts the walk for a position. If both halves of a network have two bits
+ * or more, the network is an even permutation; without the swap half of the orders of 2^n indices
+ * would never come. */
 static inline uint64_t begin_of(const fl_permutation *permutation, int64_t at)
 {
     return (uint64_t)at ^ (permutation->swap & (at < 2));
 }
 
-/* The network permutes fewer than 2 * count values. The cycle of an index comes back to it, so the
- * walk ends; it takes 2 steps in the mean at most. */
+/* The network permutes fewer than 2 * count values. The cycle through an index returns to that
+ * index, so the walk ends; on average the walk takes at most 2 steps. */
 int64_t fl_permutation_at(const fl_permutation *permutation, int64_t at)
 {
     if (is_listed(permutation)) return permutation->listed[at];
@@ -111,7 +112,8 @@ int64_t fl_permutation_at(const fl_permutation *permutation, int64_t at)
     return (int64_t)value;
 }
 
-/* Values still on their walk are listed without a branch, which could not be foreseen. */
+/* Walks all values at once. The list of values that are still walking is kept without a branch,
+ * because no processor could predict the branch. */
 static void walk_all(const fl_permutation *permutation, int64_t *values, int32_t count)
 {
     int32_t walking[AT_A_TIME];

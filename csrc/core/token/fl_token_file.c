@@ -15,7 +15,7 @@ enum {
 static const char megatron_magic[9] = "MMIDIDX\0";
 static const char archive_magic[4] = "PK\3\4";
 
-/* Numbers in files stand at any address. */
+/* Numbers in files may stand at any address, hence memcpy. */
 static int32_t load_i32(const char *at)
 {
     int32_t value;
@@ -62,7 +62,7 @@ bool fl_token_file_is_llmc(const char *head, int64_t head_bytes)
     return magic == MAGIC_U16 || magic == MAGIC_U32;
 }
 
-/* `bytes` of tokens from first_byte on. */
+/* Describes `bytes` of tokens from first_byte on. */
 static int read_tokens(int64_t first_byte, int64_t bytes, fl_token_type type, fl_token_layout *out,
                        fl_err *err)
 {
@@ -88,14 +88,15 @@ int fl_token_file_read_raw(int64_t file_bytes, fl_token_type type, fl_token_layo
     return read_tokens(0, file_bytes, type, out, err);
 }
 
-/* No product: `count` may be anything that a file says. */
+/* Returns true if `count` tokens take `bytes`. Divides, because a product with a count from a file
+ * may overflow. */
 static bool fits(int64_t count, int64_t bytes, fl_token_type type)
 {
     int64_t width = fl_token_bytes(type);
     return bytes % width == 0 && bytes / width == count;
 }
 
-/* The first of `types` that makes `bytes` of `count` tokens, or FL_TOKEN_TYPES. */
+/* Returns the first of `types` for which `count` tokens take `bytes`, or FL_TOKEN_TYPES. */
 static fl_token_type find_width(int64_t count, int64_t bytes, const fl_token_type *types, int known)
 {
     for (int i = 0; i < known; i++)
@@ -103,9 +104,9 @@ static fl_token_type find_width(int64_t count, int64_t bytes, const fl_token_typ
     return FL_TOKEN_TYPES;
 }
 
-/* What a header of llm.c says must hold of the file; *found is the width that its tokens have.
- * Forks of llm.c write other widths behind the same header. They count only if `is_told`, that is
- * with dtype=: a file that was cut to half, or appended to, has such a size, too. */
+/* Checks a header of llm.c against the file; *found is the type of the file's tokens. Forks of
+ * llm.c write different widths after the same header. Such widths count only if `is_told`, that is
+ * with dtype=: a file that was cut to half, or appended to, may also have such a size. */
 static int
 check_llmc(const char *head, int64_t bytes, bool is_told, fl_token_type *found, fl_err *err)
 {
@@ -158,7 +159,7 @@ int fl_token_file_read_llmc(const char *head, int64_t head_bytes, int64_t file_b
     return read_tokens(FL_LLMC_BYTES, file_bytes - FL_LLMC_BYTES, type, out, err);
 }
 
-/* Megatron's numbers of NumPy's types; types that cannot hold tokens are missing. */
+/* Maps Megatron's numbers of NumPy's types; types that cannot hold tokens are missing. */
 static fl_token_type find_megatron_type(int code)
 {
     static const fl_token_type types[] = {FL_TOKEN_TYPES, FL_TOKEN_U8,    FL_TOKEN_I8,
@@ -187,7 +188,7 @@ int fl_token_index_read(const char *head, int64_t head_bytes, int64_t index_byte
     fl_token_type type = find_megatron_type(code);
     if (type == FL_TOKEN_TYPES)
         return fl_fail(err, FL_EINVAL, "has the dtype code %d, which is no type of tokens", code);
-    /* No product overflows: both counts are bounded by the bytes first. */
+    /* The products cannot overflow, because the bytes bound both counts first. */
     int64_t room = index_bytes - FL_MEGATRON_BYTES;
     bool has_room = sequences >= 0 && ends >= 0 && sequences <= room / SEQUENCE_BYTES &&
                     ends <= (room - sequences * SEQUENCE_BYTES) / DOCUMENT_BYTES;
@@ -214,7 +215,7 @@ int fl_token_index_ends(const char *index, const fl_token_index *found, int64_t 
     const char *lengths = index + FL_MEGATRON_BYTES;
     const char *pointers = lengths + found->sequences * 4;
     const char *stops =
-        pointers + found->sequences * 8; /* the first is 0, one more than documents */
+        pointers + found->sequences * 8; /* the first stop is 0: one more stop than documents */
     if (load_i64(stops) != 0)
         return fl_fail(err, FL_EINVAL, "has documents from sequence %lld on, not from 0",
                        (long long)load_i64(stops));

@@ -1,8 +1,8 @@
 /* fl_token_reader: see fl_token_reader.h.
  *
  * A window is read in pieces that fit into scratch memory, which stays in the nearer caches. Pieces
- * of mapped files are gathered, many with one system call; pieces of files that are
- * not mapped take one pread each; what is in memory is widened from where it lies. */
+ * of mapped files are gathered, many with one system call. Pieces of files that are not mapped take
+ * one pread each. Tokens in memory are widened directly. */
 #define _GNU_SOURCE
 #include "fl_token_reader.h"
 
@@ -23,9 +23,9 @@
 enum {
     /* 32 KiB, two calls a batch of 32 x 1024 tokens, took 10 % longer. */
     SCRATCH_BYTES = 128 * 1024,
-    MAX_PIECES = 64,        /* of one system call */
+    MAX_PIECES = 64,        /* in one system call */
     SLOW_NS = 200 * 1000,   /* a read that takes longer has waited for the disk */
-    BATCHES_AFTER_SLOW = 64 /* so many batches are read ahead after one */
+    BATCHES_AFTER_SLOW = 64 /* batches that are read ahead after a slow read */
 };
 
 typedef struct token_file {
@@ -41,16 +41,17 @@ struct fl_token_reader {
     fl_token_out out;
     fl_token_type narrow;
     bool is_volatile;
-    fl_scratch_slots *slots; /* owned; NULL: nothing is volatile */
-    _Atomic int32_t cold;    /* batches that are still to be read ahead; approximate, so relaxed */
+    fl_scratch_slots *slots; /* owned; NULL: no source is volatile */
+    _Atomic int32_t cold; /* batches that are still to be read ahead; relaxed, because the count is
+                             approximate */
     int64_t count;
     token_file files[]; /* owned */
 };
 
 /* ---- opening */
 
-/* File systems of this machine, whose files other machines cannot cut and whose pages the kernel
- * keeps: ext4, xfs, btrfs, tmpfs, overlayfs, f2fs. */
+/* Returns true for file systems of this machine: no other machine can cut their files, and the
+ * kernel keeps their pages. ext4, xfs, btrfs, tmpfs, overlayfs, f2fs. */
 static bool is_local(int fd)
 {
     static const long magic[] = {0xEF53,     0x58465342, 0x9123683E,
@@ -67,7 +68,8 @@ static int64_t end_byte(const fl_token_source *source)
     return source->first_byte + source->tokens * fl_token_bytes(source->type);
 }
 
-/* Whether FL_TOKEN_AUTO maps files: what is mapped counts as the process's memory. */
+/* Returns true if FL_TOKEN_AUTO may map files. Mapped files count as the process's memory, so only
+ * small sets are mapped. */
 static bool may_map(const fl_token_config *config)
 {
     int64_t left = FL_TOKEN_MAPPED_BYTES;
@@ -76,7 +78,7 @@ static bool may_map(const fl_token_config *config)
     return left >= 0 && strcmp(fl_safe_read_method(), "process_vm") == 0;
 }
 
-/* A file that cannot be mapped is read with pread. */
+/* Maps a file. If the mapping fails, the file is read with pread. */
 static void map_file(token_file *file)
 {
     int64_t bytes = end_byte(&file->source);
@@ -99,7 +101,7 @@ static bool can_hold(fl_token_type type, int64_t value)
 
 static fl_token_type find_narrow_type(const fl_token_config *config)
 {
-    fl_token_type type = FL_TOKEN_U8; /* in the order of their bytes */
+    fl_token_type type = FL_TOKEN_U8; /* types are in the order of their bytes */
     int64_t lowest = 0, highest = 0;
     for (int64_t f = 0; f < config->count; f++) {
         const fl_token_source *source = &config->sources[f];
@@ -153,7 +155,7 @@ int fl_token_reader_open(const fl_token_config *config, fl_token_reader **out, f
         reader->is_volatile |= file->source.fd >= 0 || file->source.is_volatile;
         open_file(config, file, is_auto_mapped);
     }
-    /* Whether files are cached is learnt from reads: until then they are read ahead. */
+    /* Reads will show if files are cached. Until then files are read ahead. */
     atomic_init(&reader->cold, reader->is_volatile ? BATCHES_AFTER_SLOW : 0);
     if (reader->is_volatile) reader->slots = fl_alloc(sizeof *reader->slots);
     if (reader->is_volatile && reader->slots == NULL) {
@@ -206,26 +208,26 @@ fl_token_rows fl_token_rows_at(char *const *memory, bool has_y, bool has_documen
 
 /* ---- reading */
 
-/* So many tokens of a file, which become elements of a row from element `at` on. */
+/* A number of tokens of a file, which become elements of a row from element `at` on. */
 typedef struct token_piece {
     const token_file *file;
     int64_t first; /* token of the file */
-    int64_t count; /* without the target of the last */
+    int64_t count; /* without the target of the last token */
     int64_t row, at;
 } token_piece;
 
 /* The state of one call of fl_token_reader_read. */
 typedef struct read_state {
-    fl_token_reader *reader; /* its count of cold batches alone is written */
+    fl_token_reader *reader; /* only its count of cold batches is written */
     const fl_token_rows *rows;
-    int64_t length, shift;     /* of what is read: the reader's, but for a part of a file */
+    int64_t length, shift;     /* of this call: the reader's, or different for a part of a file */
     fl_document_cursor cursor; /* of the window that is being read */
     fl_err *err;
-    int32_t pieces;       /* that wait to be gathered */
-    int64_t scratch_used; /* bytes that they take */
+    int32_t pieces;       /* waiting to be gathered */
+    int64_t scratch_used; /* bytes that the waiting pieces take */
     token_piece piece[MAX_PIECES];
     struct iovec from[MAX_PIECES];
-    char *scratch; /* SCRATCH_BYTES of this call's */
+    char *scratch; /* SCRATCH_BYTES for this call */
 } read_state;
 
 static int fail_read(const read_state *state, const token_file *file, int64_t byte, int number)
@@ -255,7 +257,7 @@ static int fail_token(const read_state *state, const token_piece *piece, const c
 {
     const fl_token_source *source = &piece->file->source;
     int64_t i = 0, last = piece->count + state->shift - 1;
-    /* None may be left by now: memory is the user's, who may write to it. */
+    /* The bad token may be gone by now, because the user may write to the memory. */
     while (i < last && (uint64_t)token_at(source->type, tokens, i) <= source->most) i++;
     int64_t token = token_at(source->type, tokens, i);
     int64_t f = piece->file - state->reader->files;
@@ -271,14 +273,14 @@ static int fail_token(const read_state *state, const token_piece *piece, const c
     return FL_ETOKEN;
 }
 
-/* Whether all are in range. */
+/* Converts a piece; returns true if every token is in range. */
 static bool convert_piece(const read_state *state, const token_piece *piece, const char *tokens)
 {
     const fl_token_reader *reader = state->reader;
     const fl_token_rows *rows = state->rows;
     const fl_token_source *source = &piece->file->source;
     fl_token_convert *const *convert = reader->ops->convert[source->type];
-    if (rows->is_narrow) { /* the last token of a piece is the first of the next as well */
+    if (rows->is_narrow) { /* the last token of a piece is also the first of the next */
         fl_token_out out = fl_token_out_of(reader->narrow);
         int64_t to = piece->row * (state->length + state->shift) + piece->at;
         return convert[out](rows->x + to * fl_token_out_bytes(out), NULL, tokens,
@@ -289,7 +291,7 @@ static bool convert_piece(const read_state *state, const token_piece *piece, con
                                 piece->count, state->shift, source->most);
 }
 
-/* Writes what the tokens of a piece are in the tensors. Pieces of a window come in order. */
+/* Writes the elements of a piece's tokens to the tensors. Pieces of a window come in order. */
 static int write_piece(read_state *state, const token_piece *piece, const char *tokens)
 {
     const fl_token_rows *rows = state->rows;
@@ -313,14 +315,16 @@ static inline int64_t piece_byte(const token_piece *piece)
     return source->first_byte + piece->first * fl_token_bytes(source->type);
 }
 
-/* A read since `began` has taken so long that others wait for the disk, too. */
+/* If a read since `began` was slow, further reads will wait for the disk, and batches are read
+ * ahead. */
 static void look_at_clock(read_state *state, int64_t began)
 {
     if (fl_now_ns() - began < SLOW_NS) return;
     atomic_store_explicit(&state->reader->cold, BATCHES_AFTER_SLOW, memory_order_relaxed);
 }
 
-/* The kernel reads zeros between the end of a mapped file and the end of its last page. */
+/* Fails if a mapped file is too short: the kernel reads zeros between the file's end and the end of
+ * its last page. */
 static int check_sizes(const read_state *state)
 {
     const token_file *file = NULL;
@@ -337,7 +341,8 @@ static int check_sizes(const read_state *state)
     return FL_OK;
 }
 
-/* Says which piece the first unreadable byte belongs to, `done` bytes behind the first one. */
+/* Fails for the piece that has the first unreadable byte, `done` bytes after the first byte of
+ * all. */
 static int fail_gather(const read_state *state, int64_t done)
 {
     int32_t i = 0;
@@ -346,7 +351,7 @@ static int fail_gather(const read_state *state, int64_t done)
     return fail_read(state, state->piece[i].file, piece_byte(&state->piece[i]) + done, 0);
 }
 
-/* Reads the pieces that wait, and writes them. */
+/* Reads the waiting pieces, and writes their elements. */
 static int flush_pieces(read_state *state)
 {
     if (state->pieces == 0) return FL_OK;
@@ -395,7 +400,7 @@ static int pread_piece(read_state *state, const token_piece *piece)
     return write_piece(state, piece, state->scratch);
 }
 
-/* So many tokens of a file are read at a time; those in memory all at once. */
+/* Returns how many tokens of a file are read at a time; plain memory is read all at once. */
 static int64_t most_tokens(const read_state *state, const token_file *file)
 {
     if (file->source.fd < 0 && !file->source.is_volatile) return state->length;
@@ -414,7 +419,7 @@ static int read_window(read_state *state, const fl_window *window, int64_t row)
             FL_TRY(gather_piece(state, &piece));
             continue;
         }
-        FL_TRY(flush_pieces(state)); /* they may be the rest of another window */
+        FL_TRY(flush_pieces(state)); /* they may belong to the window before */
         if (file->source.fd >= 0)
             FL_TRY(pread_piece(state, &piece));
         else
@@ -451,7 +456,7 @@ read_all(read_state *state, const fl_window *windows, int64_t count, int64_t fir
 int fl_token_reader_read(fl_token_reader *reader, const fl_window *windows, int64_t count,
                          const fl_token_rows *rows, int64_t first_row, fl_err *err)
 {
-    read_state state; /* not zeroed: a few KiB, most of which is never touched */
+    read_state state; /* not zeroed: a few KiB, mostly never touched */
     state.reader = reader;
     state.rows = rows;
     state.length = reader->length;
@@ -463,7 +468,7 @@ int fl_token_reader_copy(fl_token_reader *reader, fl_window from, int64_t count,
                          fl_err *err)
 {
     fl_token_rows rows = {.is_narrow = true, .x = out};
-    read_state state; /* as above */
+    read_state state; /* not zeroed, like in fl_token_reader_read */
     state.reader = reader;
     state.rows = &rows;
     state.length = count;

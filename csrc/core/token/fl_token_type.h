@@ -1,6 +1,6 @@
 /* fl_token_type: the integers that token files hold.
  *
- * Floor 1. All are little-endian, and may lie at any address. */
+ * Floor 1. The integers are little-endian, and may lie at any address. */
 #ifndef FL_TOKEN_TYPE_H
 #define FL_TOKEN_TYPE_H
 

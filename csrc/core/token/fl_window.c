@@ -1,4 +1,4 @@
-/* fl_window: see fl_window.h. Files are found by binary search in sums of their windows. */
+/* fl_window: see fl_window.h. A window's file is found by binary search in sums of windows. */
 #include "fl_window.h"
 
 #include "fl_philox.h"
@@ -12,11 +12,13 @@ struct fl_windows {
     int64_t stride;
     int64_t count;
     int64_t files;
-    int64_t *begin; /* [files + 1], were all files laid end to end; in the memory of `end` */
-    int64_t end[];  /* windows of the files up to this one; FL_WINDOW_RANDOM: places to begin */
+    int64_t *begin; /* [files + 1]: first token of each file, with all files laid end to end; in the
+                       memory of `end` */
+    int64_t end[];  /* windows of the files up to this one; FL_WINDOW_RANDOM: tokens at which a
+                       window can begin */
 };
 
-/* Windows of a file, or places where one can begin. */
+/* Returns the windows of a file; FL_WINDOW_RANDOM: the tokens at which a window can begin. */
 static int64_t count_windows(const fl_window_config *config, int64_t tokens)
 {
     bool is_jittered = config->mode == FL_WINDOW_JITTERED;
@@ -74,7 +76,8 @@ int64_t fl_windows_of_file(const fl_windows *windows, int64_t f)
     return windows->end[f] - (f > 0 ? windows->end[f - 1] : 0);
 }
 
-/* The file with place `at` of all, which becomes its place in the file. */
+/* Returns the file that has position `at` of all positions, and makes *at a position in the
+ * file. */
 static int64_t find_file(const fl_windows *windows, int64_t *at)
 {
     int64_t low = 0, high = windows->files - 1;
@@ -89,7 +92,8 @@ static int64_t find_file(const fl_windows *windows, int64_t *at)
     return low;
 }
 
-/* In [0, bound), bound >= 1; off uniform by at most bound / 2^64. */
+/* Draws a number in [0, bound), bound >= 1; probabilities differ from uniform by at most bound /
+ * 2^64. */
 static int64_t
 draw_below(const fl_windows *windows, int64_t index, uint32_t epoch, uint8_t slot, int64_t bound)
 {

@@ -6,22 +6,23 @@
 #include <assert.h>
 #include <stdatomic.h>
 
-/* Without events the thread looks again this often: a worker may die before it wakes anyone. */
+/* If no event comes, the thread looks again this often, because a worker may die before it wakes
+ * anyone. */
 static const int64_t LOOK_NS = 1000000000;
 
 enum { LEAST_BUFFER = 64 << 10 };
 
 struct fl_copier {
-    fl_sent *sent; /* borrowed; like the next four set at open, then read-only */
+    fl_sent *sent; /* borrowed; the first five fields are set at open, then read-only */
     fl_copy_fn *copy;
-    pthread_mutex_t *mutex; /* borrowed: that of sent */
+    pthread_mutex_t *mutex; /* borrowed: the mutex of sent */
     uint32_t generation;
     pthread_t thread;
     _Atomic bool is_stopped;
-    /* The mutex. */
-    fl_dest_buffer spare[FL_COPY_AHEAD]; /* lent and not in use */
+    /* Guarded by the mutex. */
+    fl_dest_buffer spare[FL_COPY_AHEAD]; /* lent by the consumer, and not in use */
     int32_t spares;
-    int64_t first; /* the turn that is next; -1: any */
+    int64_t first; /* the next turn; -1: any turn */
 };
 
 static inline bool is_foreign(const fl_copier *copier)
@@ -35,13 +36,14 @@ static inline bool is_soon(const fl_copier *copier, const fl_request *request)
            (request->turn >= copier->first && request->turn < copier->first + FL_COPY_AHEAD);
 }
 
-/* Whoever keeps a batch keeps its buffer: one much larger is not for it. */
+/* Returns true if the buffer fits a batch of this size. A user who keeps a batch also keeps its
+ * buffer, so a much larger buffer does not suit. */
 static inline bool suits(const fl_dest_buffer *buffer, int64_t bytes)
 {
     return buffer->bytes >= bytes && buffer->bytes / 2 <= fl_max(bytes, LEAST_BUFFER);
 }
 
-/* ---- with the mutex */
+/* ---- with the mutex held */
 
 static int32_t find_spare_locked(const fl_copier *copier, int64_t bytes)
 {
@@ -62,8 +64,8 @@ static inline bool is_before(const fl_copier *copier, const fl_request *a, const
     return copier->first < 0 ? a->arrival < b->arrival : a->turn < b->turn;
 }
 
-/* The request to be copied first, of those that there is a buffer for: that of the next turn, or
- * the one that arrived first. */
+/* Chooses the request to copy next, among requests that a buffer suits: the request with the lowest
+ * turn or, if any turn will do, the request that arrived first. */
 static fl_request *choose_locked(const fl_copier *copier)
 {
     fl_request *chosen = NULL, *at = fl_sent_arrived_locked(copier->sent);
@@ -75,7 +77,8 @@ static fl_request *choose_locked(const fl_copier *copier)
     return chosen;
 }
 
-/* Copies one batch, letting go of the mutex meanwhile; false: there is none that can be. */
+/* Copies one batch, with the mutex released during the copy. Returns false if no batch can be
+ * copied. */
 static bool copy_next_locked(fl_copier *copier)
 {
     fl_request *request = choose_locked(copier);

@@ -1,7 +1,7 @@
 /* fl_inflight: see fl_inflight.h.
  *
- * Requests that are not answered are in one list, in the order of submission; those that workers
- * have are in fl_sent, too. Dropping a key may run code of the consumer's that calls back: entries
+ * Requests that are not answered are in one list, in the order of submission; requests that workers
+ * have are also in fl_sent. Dropping a key may run code of the consumer that calls back, so entries
  * are taken out of the table first. */
 #include "fl_inflight.h"
 
@@ -14,15 +14,15 @@
 
 enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 64 << 20 };
 
-/* The consumer's thread alone. */
+/* Only for the consumer's thread. */
 struct fl_inflight {
-    fl_inflight_config config; /* like the next two, set at open, then read-only */
+    fl_inflight_config config; /* the first two fields are set at open, then read-only */
     uint32_t generation;
-    fl_sent *sent;                           /* owned: those that are SENT */
-    fl_request *requests;                    /* owned: those that are not answered */
-    int32_t deferred, too_large, unanswered; /* of these; unanswered: SENT and not cancelled */
+    fl_sent *sent;                           /* owned: the requests that are SENT */
+    fl_request *requests;                    /* owned: the requests that are not answered */
+    int32_t deferred, too_large, unanswered; /* unanswered: SENT, not cancelled */
     bool is_between_epochs;
-    fl_inflight_counts counts; /* its workers: owned */
+    fl_inflight_counts counts; /* the array of workers is owned */
 };
 
 static inline bool is_foreign(const fl_inflight *table)
@@ -30,7 +30,7 @@ static inline bool is_foreign(const fl_inflight *table)
     return table->generation != fl_fork_generation();
 }
 
-/* ---- the list, and what it counts */
+/* ---- the list, and the counts */
 
 static void append(fl_inflight *table, fl_request *request)
 {
@@ -52,7 +52,7 @@ static void set_counted(fl_inflight *table, fl_request *request, int64_t bytes)
     request->counted = bytes;
 }
 
-/* Nobody waits for its answer any more. */
+/* Stops counting the request, because nobody waits for its answer any more. */
 static void settle(fl_inflight *table, fl_request *request)
 {
     if (request->state != FL_SENT || request->counted == 0) return;
@@ -60,7 +60,8 @@ static void settle(fl_inflight *table, fl_request *request)
     set_counted(table, request, 0);
 }
 
-/* Ends its copy. True: it had been copied, and is given back with its buffer. */
+/* Ends the request's copy. Returns true if the batch had been copied: slot and buffer are then
+ * given back. */
 static bool abandon_copy(fl_inflight *table, fl_request *request)
 {
     fl_dest_buffer buffer;
@@ -70,7 +71,7 @@ static bool abandon_copy(fl_inflight *table, fl_request *request)
     return true;
 }
 
-/* The entry is in no list any more. */
+/* Frees an entry that is in no list any more. */
 static void free_request(fl_inflight *table, fl_request *request)
 {
     void *key = request->key;
@@ -90,7 +91,7 @@ static void free_requests(fl_inflight *table, fl_request *first)
     }
 }
 
-/* Its state has no part in the table's counts and places any more. */
+/* Takes the request's state out of the table's counts and out of fl_sent. */
 static void leave_state(fl_inflight *table, fl_request *request)
 {
     table->deferred -= request->state == FL_DEFERRED;
@@ -101,8 +102,8 @@ static void leave_state(fl_inflight *table, fl_request *request)
 
 enum { ALL_WORKERS = -1 };
 
-/* Takes out of the table a worker's requests with numbers below `sent_before`, and those that are
- * not sent, if `with_unsent`: the first of them. */
+/* Takes out of the table a worker's sent requests with numbers below `sent_before` and, if
+ * `with_unsent`, its requests that are not sent. Returns the first of the list. */
 static fl_request *
 take_out(fl_inflight *table, int32_t worker, int64_t sent_before, bool with_unsent)
 {
@@ -126,7 +127,8 @@ take_out(fl_inflight *table, int32_t worker, int64_t sent_before, bool with_unse
 
 /* ---- sending */
 
-/* What batches of late needed, and a quarter more; a share of the budget while none has come. */
+/* Returns the limit for the next request: what recent batches needed, and a quarter more; as long
+ * as no batch has come, a share of the budget. */
 static int64_t next_limit(const fl_inflight *table)
 {
     const fl_inflight_config *config = &table->config;
@@ -144,7 +146,7 @@ static bool fits_budget(const fl_inflight *table, int64_t bytes)
     return bytes <= left - config->count_reading(config->context);
 }
 
-/* DEFERRED or TOO_LARGE -> SENT; FL_ETIMEOUT: there is no room now. */
+/* Sends: DEFERRED or TOO_LARGE -> SENT. FL_ETIMEOUT: there is no room now. */
 static int send(fl_inflight *table, fl_request *request, const char *payload, int64_t bytes,
                 bool is_forced, fl_err *err)
 {
@@ -171,7 +173,8 @@ static int send(fl_inflight *table, fl_request *request, const char *payload, in
     return FL_OK;
 }
 
-/* What is sent next: batches that were too large, by turn, then what was deferred, in order. */
+/* Returns the request to send next: batches that were too large, by turn, before deferred requests,
+ * in order. */
 static fl_request *find_next(const fl_inflight *table)
 {
     fl_request *deferred = NULL, *repeat = NULL;
@@ -198,7 +201,7 @@ static void forget_task(fl_request *request)
     request->payload_bytes = 0;
 }
 
-/* Sends what there is room for. Forced: the first in any case. */
+/* Sends requests as long as there is room; if is_forced, the first request in any case. */
 static int send_fitting(fl_inflight *table, bool is_forced, fl_err *err)
 {
     while (table->deferred + table->too_large > 0) {
@@ -266,14 +269,15 @@ static void count_reply(fl_inflight *table, const fl_reply_message *reply)
     counts->busy_ns += reply->busy_ns;
     counts->wait_ns += reply->wait_ns;
     for (int i = 0; i < FL_FALLBACK_REASONS; i++) table->counts.fallbacks[i] += reply->fallbacks[i];
-    /* One outlier must not make all that follow wait for as much memory. Relaxed, and two tables
-     * may overwrite each other's: it is an estimate. */
+    /* The estimate decays, so that one outlier does not make all later requests wait for as much
+     * memory. Relaxed, and two tables may overwrite each other's value, because an estimate is
+     * enough. */
     int64_t largest = atomic_load_explicit(table->config.largest, memory_order_relaxed);
     largest = fl_max(largest - largest / 64, reply->used);
     atomic_store_explicit(table->config.largest, largest, memory_order_relaxed);
 }
 
-/* SENT -> ANSWERED, and out of the table. */
+/* Takes the request out of the table: SENT -> ANSWERED. */
 static void answer(fl_inflight *table, fl_request *request, const fl_reply_message *reply)
 {
     bool is_counted = request->counted > 0;
@@ -286,13 +290,14 @@ static void answer(fl_inflight *table, fl_request *request, const fl_reply_messa
     if (is_counted) set_counted(table, request, reply->used);
 }
 
-/* SENT -> TOO_LARGE, or dropped where nobody wants it any more. The worker keeps the batch; tensors
- * of it lie in the slot of the first attempt. */
+/* Asks again for a batch that was too large: SENT -> TOO_LARGE; if nobody wants the batch any more,
+ * drops the request. The worker keeps the batch; tensors of the batch lie in the slot of the first
+ * attempt. */
 static int ask_again(fl_inflight *table, fl_request *request, int64_t used, fl_err *err)
 {
     settle(table, request);
-    bool is_copied =
-        abandon_copy(table, request); /* as a whole batch: the reply has changed since */
+    /* A copy means that the reply was a whole batch when the copier saw the reply. */
+    bool is_copied = abandon_copy(table, request);
     if (is_copied || table->is_between_epochs) {
         int32_t worker = request->worker;
         unlink_request(table, request);
@@ -304,13 +309,13 @@ static int ask_again(fl_inflight *table, fl_request *request, int64_t used, fl_e
     else
         fl_slot_return(request->slot);
     request->slot = NULL;
-    request->needed = used + used / 8 + 4096; /* pickled once more, it may take a little more */
+    request->needed = used + used / 8 + 4096; /* a second pickling may take a little more */
     request->state = FL_TOO_LARGE;
     table->too_large++;
     return FL_OK;
 }
 
-/* Takes one reply. FL_OK: *out is what the consumer gets, or NULL. */
+/* Takes one reply. FL_OK: *out is a request for the consumer, or NULL. */
 static int receive_one(fl_inflight *table, fl_request **out, fl_err *err)
 {
     fl_reply_message reply;
@@ -318,7 +323,7 @@ static int receive_one(fl_inflight *table, fl_request **out, fl_err *err)
     int status = fl_sent_receive(table->sent, &reply, &request);
     if (status == FL_EDAMAGE) return fail_damaged(reply.worker, err);
     if (status != FL_OK) return status;
-    /* A worker answers in order: it has passed over those before. */
+    /* A worker answers in order, so the worker has passed over its earlier requests. */
     fl_request *skipped = take_out(table, reply.worker, reply.number, false);
     if (request != NULL && !is_sane(&reply, request)) {
         settle(table, request);
@@ -342,7 +347,7 @@ int fl_inflight_receive(fl_inflight *table, fl_request **out, fl_err *err)
     *out = NULL;
     while (status == FL_OK && *out == NULL) {
         FL_TRY(send_fitting(table, false, err));
-        /* Nothing comes back that could make room. */
+        /* No reply is expected that could make room. */
         if (table->unanswered == 0) FL_TRY(send_fitting(table, true, err));
         status = receive_one(table, out, err);
     }
@@ -389,7 +394,7 @@ static inline bool is_wanted(const fl_inflight *table, const fl_request *request
     return !is_cancelled && !is_of_last_epoch;
 }
 
-/* Its worker has ended. */
+/* Makes the request DEFERRED again, because its worker has ended. */
 static void defer_again(fl_inflight *table, fl_request *request)
 {
     assert(request->payload != NULL);

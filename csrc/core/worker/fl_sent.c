@@ -7,27 +7,29 @@
 #include <assert.h>
 
 struct fl_sent {
-    fl_shm_queue *shm; /* borrowed; like the next four set at open, then read-only */
+    fl_shm_queue *shm; /* borrowed; the first five fields are set at open, then read-only */
     int32_t workers, depth;
     bool has_destination;
     uint32_t generation;
-    /* The mutex; replies are received with it, too, as a worker may use their place again then. */
+    /* Guarded by the mutex. Replies are also received with the mutex held, because a worker may
+     * then reuse the place of a reply. */
     pthread_mutex_t mutex;
     pthread_cond_t copy_ended;
-    fl_request **requests; /* owned, not what it points to: of each worker at number % depth */
-    int64_t *cursors;      /* owned: in each worker's replies */
+    fl_request **requests; /* owned, but not the requests: request `number` of a worker is at number
+                              % depth */
+    int64_t *cursors;      /* owned: the position in each worker's replies */
     fl_request *arrived;
     int32_t copies;
 };
 
-/* ---- with the mutex */
+/* ---- with the mutex held */
 
 static inline fl_request **place_of(const fl_sent *sent, int32_t worker, int64_t number)
 {
     return &sent->requests[(int64_t)worker * sent->depth + (number & (sent->depth - 1))];
 }
 
-/* The request that a reply answers, or NULL. */
+/* Returns the request that a reply answers, or NULL. */
 static fl_request *find_locked(const fl_sent *sent, const fl_reply_message *reply)
 {
     fl_request *request = *place_of(sent, reply->worker, reply->number);
@@ -50,7 +52,7 @@ static void remove_arrived_locked(fl_sent *sent, const fl_request *request)
     if (*at != NULL) *at = request->next_arrived;
 }
 
-/* Once for each reply. A worker may have written anything into it. */
+/* Notes each reply once. A worker may have written anything into the reply. */
 static void note_reply_locked(fl_sent *sent, const fl_reply_message *reply)
 {
     fl_request *request = find_locked(sent, reply);

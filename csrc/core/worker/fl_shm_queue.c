@@ -1,7 +1,7 @@
 /* fl_shm_queue: see fl_shm_queue.h.
  *
- * Every word of a worker's queues has one writer. The writer keeps the value in private memory,
- * too, and compares: a difference means that somebody has overwritten the word. A sleeper sets
+ * Every word of a worker's queues has one writer. The writer also keeps the value in private
+ * memory, and compares: a difference means that the word has been overwritten. A sleeper sets
  * is_asleep and looks at the event count once more; a publisher counts an event and then reads
  * is_asleep. Both sides are sequentially consistent, so one of the two sees the other. If a process
  * dies between publishing and waking, or is_asleep is overwritten, the sleeper finds the message at
@@ -15,7 +15,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { AT_WORK, ENDED, CLOSED }; /* what the parent wants of a worker */
+enum { AT_WORK, ENDED, CLOSED }; /* the state that the parent sets for a worker */
 
 /* Shared: the words of one worker's two queues. */
 typedef struct worker_words {
@@ -26,11 +26,11 @@ typedef struct worker_words {
     _Alignas(64) _Atomic int64_t replied; /* worker writes: replies published */
     _Atomic int64_t begun;                /* worker writes: requests taken */
     _Atomic uint32_t is_asleep;           /* worker writes */
-    _Atomic uint32_t is_damaged;          /* worker writes: it has found a message overwritten */
+    _Atomic uint32_t is_damaged; /* worker writes: the worker has found an overwritten message */
 } worker_words;
 
-/* Shared: the words of all. Whatever is written here by mistake does no harm: tickets only order
- * replies, and a process that waits for events looks again at its deadline. */
+/* Shared: the words of all workers. A stray write to the first four words does no harm: tickets
+ * only order replies, and a process that waits for events looks again at its deadline. */
 typedef struct shared_words {
     _Alignas(64) _Atomic int64_t tickets; /* workers write: replies begun, for their order */
     _Atomic uint32_t events; /* workers and fl_shm_queue_wake write; the parent's futex */
@@ -39,18 +39,18 @@ typedef struct shared_words {
     worker_words workers[];
 } shared_words;
 
-/* Private: what this process knows of one worker's queues because it did it itself. */
+/* Private: what this process knows about one worker's queues from its own actions. */
 typedef struct worker_state {
     _Alignas(64) int64_t sent;     /* parent: requests */
     int64_t answered;              /* parent: all requests below this number are answered */
     int64_t taken;                 /* parent: replies */
-    uint32_t events, state;        /* parent: what it wrote to the shared words */
+    uint32_t events, state;        /* parent: values written to the shared words */
     _Alignas(64) int64_t received; /* worker: requests */
     int64_t replied;               /* worker */
 } worker_state;
 
 struct fl_shm_queue {
-    shared_words *shared; /* borrowed; this and the next two are set at open, then read-only */
+    shared_words *shared; /* borrowed; the first three fields are set at open, then read-only */
     int32_t workers, depth;
     worker_state states[];
 };
@@ -81,14 +81,14 @@ static inline uint64_t check_reply(const fl_reply_message *reply)
     return fl_hash(reply, offsetof(fl_reply_message, check));
 }
 
-/* Copies from shared memory, which may change at any time: only the copy is looked at. */
+/* Copies from shared memory, which may change at any time. Callers only look at the copy. */
 static inline void copy_once(void *to, const void *from, size_t bytes)
 {
     memcpy(to, from, bytes);
     atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* ---- both ends */
+/* ---- parent and workers */
 
 int64_t fl_shm_queue_bytes(int32_t workers, int32_t depth)
 {
@@ -120,9 +120,9 @@ void fl_shm_queue_free(fl_shm_queue *shm) { fl_free(shm); }
 
 /* ---- sleeping */
 
-/* Sleeps a while if *events is still `seen`; false after a signal handler. Only the sleeper takes
- * is_asleep back: a publisher that is late with an event seen long ago must not clear it for
- * this sleep. */
+/* Sleeps for a while if *events is still `seen`; returns false after a signal handler. Only the
+ * sleeper clears is_asleep: a late publisher, with an event seen long ago, must not clear the flag
+ * for this sleep. */
 static bool
 sleep_on(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep, int64_t deadline_ns)
 {
@@ -132,7 +132,8 @@ sleep_on(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep, i
     return is_quiet;
 }
 
-/* True when *events is no longer `seen`; false at the deadline or after a signal handler. */
+/* Waits until *events differs from `seen`; returns false at the deadline or after a signal
+ * handler. */
 static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_t *is_asleep,
                         int64_t deadline_ns)
 {
@@ -143,7 +144,7 @@ static bool await_event(_Atomic uint32_t *events, uint32_t seen, _Atomic uint32_
     return true;
 }
 
-/* After something was published for the parent. */
+/* Wakes the parent, after a message for the parent was published. */
 static void tell_parent(const fl_shm_queue *shm)
 {
     shared_words *shared = shm->shared;
@@ -152,7 +153,7 @@ static void tell_parent(const fl_shm_queue *shm)
         fl_futex_wake(&shared->events);
 }
 
-/* After something was published for the worker. */
+/* Wakes the worker, after a message for the worker was published. */
 static void tell_worker(fl_shm_queue *shm, int32_t worker)
 {
     worker_words *to = &shm->shared->workers[worker];
@@ -175,7 +176,7 @@ bool fl_shm_queue_send_request(fl_shm_queue *shm, int32_t worker, fl_request_mes
     return true;
 }
 
-/* How many replies wait; -1 where the shared count is one that it cannot be. */
+/* Returns how many replies wait; -1: the shared count is impossible. */
 static int64_t count_replies(const fl_shm_queue *shm, int32_t worker)
 {
     const worker_state *self = &shm->states[worker];
@@ -185,7 +186,8 @@ static int64_t count_replies(const fl_shm_queue *shm, int32_t worker)
     return replied - self->taken;
 }
 
-/* Whether the words that the parent wrote are unchanged, and the worker has reported no damage. */
+/* Returns true if the words that the parent wrote are unchanged, and the worker has reported no
+ * damage. */
 static bool is_intact(const fl_shm_queue *shm, int32_t worker)
 {
     const worker_state *self = &shm->states[worker];
@@ -196,7 +198,7 @@ static bool is_intact(const fl_shm_queue *shm, int32_t worker)
            atomic_load_explicit(&from->is_damaged, memory_order_relaxed) == 0;
 }
 
-/* Copies one reply that waits; false when it answers no request that is open. */
+/* Copies one waiting reply; returns false if the reply answers no open request. */
 static bool
 copy_reply(const fl_shm_queue *shm, int32_t worker, int64_t count, fl_reply_message *out)
 {
@@ -242,7 +244,7 @@ bool fl_shm_queue_wait(fl_shm_queue *shm, int64_t deadline_ns)
 bool fl_shm_queue_peek(fl_shm_queue *shm, int32_t worker, int64_t *cursor, fl_reply_message *out)
 {
     int64_t taken = shm->states[worker].taken, waiting = count_replies(shm, worker);
-    /* The cursor is behind where replies were taken unseen. */
+    /* If replies were taken unseen, the cursor has fallen back. */
     if (*cursor < taken || *cursor > taken + waiting) *cursor = taken;
     if (waiting <= 0 || *cursor == taken + waiting) return false;
     if (!copy_reply(shm, worker, *cursor, out)) return false;
@@ -311,12 +313,12 @@ void fl_shm_queue_report_damage(fl_shm_queue *shm, int32_t worker)
     tell_parent(shm);
 }
 
-/* What fl_shm_queue_receive_request finds without waiting: FL_ETIMEOUT for nothing. */
+/* Looks for a request without waiting: FL_ETIMEOUT: there is none. */
 static int look(const fl_shm_queue *shm, int32_t worker)
 {
     const worker_state *self = &shm->states[worker];
     worker_words *from = &shm->shared->workers[worker];
-    /* Looked at before the queue: what was sent before the end is seen with it. */
+    /* The state is read before the queue, so that requests sent before the end are seen. */
     uint32_t state = atomic_load_explicit(&from->state, memory_order_acquire);
     if (state == CLOSED) return FL_EEND;
     int64_t sent = atomic_load_explicit(&from->sent, memory_order_acquire);
