@@ -4,8 +4,7 @@
  * The state goes in and out in the layout of torch.Generator.get_state(). Each draw gives the value
  * that torch's function of the same name gives, and leaves the state that torch leaves. Plain data
  * without pointers: one thread at a time. Only load can fail; no function blocks or allocates.
- * docs/internals/zero-change.md tells who owns the state, and when the state is read and put back.
- */
+ * docs/internals/zero-change.md tells who owns the state, and when it is read and put back. */
 #ifndef FL_TORCH_RANDOM_H
 #define FL_TORCH_RANDOM_H
 
