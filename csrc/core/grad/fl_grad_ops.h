@@ -64,7 +64,7 @@ typedef struct fl_grad_ops {
                    const double *factor, double beta, float *found_inf);
     bool (*can_combine)(int32_t into_type, int32_t from_type);
 
-    /* Sets the scale after a step, as torch's _amp_update_scale_ does, but within the rule's
+    /* Sets the scale after a step, like torch's _amp_update_scale_, but within the rule's
      * bounds and never infinite or NaN. *misses counts bad steps in a row; if hysteresis is 1,
      * misses is not used. */
     int (*update_scale)(void *queue, const fl_scale_rule *rule, const float *found_inf,

@@ -18,7 +18,7 @@ typedef struct fl_document_rule {
     const int64_t *ends; /* borrowed: the ends of documents in the file, rising or equal */
     int64_t documents;   /* number of ends; 0: the file is one document */
     bool masks_last; /* the mask is false at the last token of a document, whose target belongs to
-                        the next document; otherwise at the first token, which is no token's target
+                        the next document; otherwise at the first token, which is never a target
                       */
 } fl_document_rule;
 
