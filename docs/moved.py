@@ -14,20 +14,20 @@ FOLDERS = {
 }
 # Pages whose text is in a page with a different name.
 RENAMED = {
-    "bench": "use/bench",
-    "compare": "use/compare",
+    "bench": "use/measuring",
+    "compare": "use/measuring",
     "gpu/index": "results/gpu/index",
     "image-folder": "use/images",
-    "limits": "use/limits",
+    "limits": "use/equality",
     "ranks": "use/ranks",
     "report": "use/measuring",
     "resuming": "use/ranks-and-resuming",
-    "see": "use/see",
+    "see": "use/measuring",
     "sequences": "use/text",
     "sequences-collate": "use/text",
     "step": "internals/step",
     "stepper": "use/step",
-    "tune": "use/tune",
+    "tune": "use/measuring",
     "zero-change": "use/frameworks",
 }
 STUB = """<!doctype html><meta charset="utf-8"><title>Moved</title>

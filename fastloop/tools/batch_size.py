@@ -1,5 +1,5 @@
-"""find_batch_size(): the smallest micro-batch that is as good as the fastest. docs/use/measuring.md
-says how sizes are chosen and tried.
+"""find_batch_size(): the smallest micro-batch that is as good as the fastest.
+docs/internals/tools.md says how sizes are chosen and tried.
 
 An error counts as out of memory by its type; the CPU allocator of torch raises a bare RuntimeError,
 which counts by its text. Ranks talk between trials and not in them, so a rank that fails alone does

@@ -1,7 +1,7 @@
 """``fastloop.tune``: the number of workers, the depth of the queue and the path that a loop wants.
 
 `Search` chooses settings by arithmetic and by measurements; `_Trials` measures a loop over copies
-of the loader; all that iterating changes is put back. docs/use/measuring.md has the reasons.
+of the loader; all that iterating changes is put back. docs/internals/tools.md has the reasons.
 """
 
 from __future__ import annotations

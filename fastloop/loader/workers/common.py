@@ -366,7 +366,7 @@ class AutoDepth(int):
 
 
 class QueueDepth:
-    """How many batches each worker is asked for ahead. ``docs/use/measuring.md`` has the rule.
+    """How many batches each worker is asked for ahead. ``docs/internals/tools.md`` has the rule.
 
     The depth grows by one if the loop had to wait although a whole queue of batches had come
     without a wait since the last change: workers are fast enough on average, and uneven. More depth

@@ -179,7 +179,7 @@ def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -
 
 
 def to_dict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> dict[str, Any]:
-    """Return all of it for JSON; docs/use/measuring.md describes the keys."""
+    """Return all of it for JSON; docs/api/tools.md describes the keys."""
     return {
         "verdict": _as_dict(find_verdict(plain, patched)),
         "costs": {key: _as_dict(cost) for key, cost in _compute_costs(plain, patched).items()},

@@ -148,7 +148,7 @@ class TrialObserver(LoopObserver):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record of the trial, after ``finish()``; it waits for the GPU.
-        ``docs/use/measuring.md`` describes the keys; None is unknown."""
+        ``docs/api/tools.md`` describes the keys; None is unknown."""
         steps = list(self._recorder.steps)[: self._limit]
         later = steps[1:]  # the first warms up
         epochs = sum(step.is_first for step in later)

@@ -2,7 +2,7 @@
 
 The events are batches that are taken and optimizers that step. Each nanosecond between two events
 goes to one counter, so the parts of a step sum to the step. Only an optimizer's step tells which
-batches were trained on: until then batches wait in a window (docs/use/measuring.md has a
+batches were trained on: until then batches wait in a window (docs/internals/tools.md has a
 drawing).
 The recorder has no clock: events bring their times, so they may be told later. Its memory is fixed.
 """

@@ -94,7 +94,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, as JSON takes them; inside the block the numbers until now, without
-        the step that is under way. ``docs/use/measuring.md`` describes the keys. Costs no sync.
+        the step that is under way. ``docs/api/tools.md`` describes the keys. Costs no sync.
 
         Raises:
             RuntimeError: the block has not begun, as with all methods.

@@ -1,4 +1,4 @@
-"""The numbers of a report, a dict that JSON takes, described in docs/use/measuring.md;
+"""The numbers of a report, a dict that JSON takes, described in docs/api/tools.md;
 and their meaning in words: whether the loop waits for data, how much faster it could be at most,
 why it waits, and what to change.
 
