@@ -44,17 +44,6 @@ class SequenceColumn:
     def __len__(self) -> int: ...
 
 @final
-class SequenceBatches:
-    def __new__(cls, tensor_type: type, columns: tuple[SequenceColumn, ...]) -> SequenceBatches: ...
-    def make(
-        self,
-        rows: Any,
-        send: Callable[[Any], Any],
-        empties: Mapping[int, Callable[[Any], Any]],
-        /,
-    ) -> list[Any]: ...
-
-@final
 class ImagePlan:
     @property
     def map_length(self) -> int: ...
@@ -397,9 +386,15 @@ class Gatherer:
         memory: tuple[Callable[[int], list[Any]] | None, Callable[[Any], Any]],
         structure: Any,
         sources: tuple[
-            tuple[Any, Region | None, tuple[ImagePlan, Any] | None] | tuple[Any, int], ...
+            tuple[Any, Region | None, tuple[ImagePlan, Any] | None]
+            | SequenceColumn
+            | tuple[Any, int],
+            ...,
         ],
         device: int,
+        sequences: tuple[
+            Callable[[Any], Any] | None, Mapping[int, Callable[[Any], Any]] | None
+        ] = ...,
     ) -> None: ...
     def set_rows(self, indices: Any, length: int, /) -> None: ...
     def take(
@@ -408,7 +403,7 @@ class Gatherer:
         count: int,
         maps: tuple[Any, ...],
         is_single: bool,
-        others: Sequence[Any] = ...,
+        rows: Any = ...,
         /,
     ) -> Any: ...
     def arrange(self, tensors: Sequence[Any], is_single: bool, /) -> Any: ...

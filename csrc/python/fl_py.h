@@ -28,7 +28,6 @@ typedef struct fl_py_state {
     PyTypeObject *torch_random_type;    /* owned */
     PyTypeObject *snapshot_type;        /* owned */
     PyTypeObject *sequence_column_type; /* owned */
-    PyTypeObject *sequence_batch_type;  /* owned */
     PyTypeObject *windows_type;         /* owned */
     PyTypeObject *permutation_type;     /* owned */
     PyTypeObject *region_type;          /* owned */

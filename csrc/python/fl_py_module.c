@@ -16,7 +16,6 @@
 #include "fl_py_image_draws.h"
 #include "fl_py_image_op.h"
 #include "fl_py_image_plan.h"
-#include "fl_py_sequence_batches.h"
 #include "fl_py_sequence_column.h"
 #include "fl_py_indices.h"
 #include "fl_py_lock_wait.h"
@@ -209,7 +208,6 @@ static const struct {
     {&fl_py_snapshot_spec, offsetof(fl_py_state, snapshot_type)},
     {&fl_py_torch_random_spec, offsetof(fl_py_state, torch_random_type)},
     {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
-    {&fl_py_sequence_batches_spec, offsetof(fl_py_state, sequence_batch_type)},
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},
     {&fl_py_gatherer_spec, offsetof(fl_py_state, gatherer_type)},

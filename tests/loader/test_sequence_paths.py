@@ -248,8 +248,8 @@ def test_a_device_knows_no_ignored_values() -> None:
     column = _core.SequenceColumn(
         torch.Tensor, "padded", OFFSETS, VALUES, padding=bytes(8), ignored=3
     )
-    with pytest.raises(ValueError, match="a column with ignored values is for a Table"):
-        _core.SequenceBatches(torch.Tensor, (column,))
+    with pytest.raises(ValueError, match="none of which is ignored"):
+        _core.Gatherer(torch.Tensor, (None, None), None, (column,), 0, (None, None))
 
 
 # ---- mapped files

@@ -246,9 +246,9 @@ class Holding:
         held.append(indices)
         self._gatherer.set_rows(indices, length)
 
-    def take(self, first: int, count: int, maps: Any, is_single: bool) -> Any:
+    def take(self, first: int, count: int, maps: Any, *more: Any) -> Any:
         held.append(maps)
-        return self._gatherer.take(first, count, maps, is_single)
+        return self._gatherer.take(first, count, maps, *more)
 
 
 resident.Gatherer = Holding  # type: ignore[misc]

@@ -269,21 +269,38 @@ def refuse(text: str, function: Any, *arguments: Any) -> None:
     assert fake.fake_launches() == before
 
 
-batches = _core.SequenceBatches(torch.Tensor, (column(),))
+class Batches:
+    """A Gatherer of columns of sequences alone."""
+
+    def __init__(self, columns_of: Any) -> None:
+        self._columns = columns_of
+        self._open(send, {})
+
+    def _open(self, *sequences: Any) -> _core.Gatherer:
+        structure, memory = (None,) * len(self._columns), (None, torch.empty_like)
+        return _core.Gatherer(torch.Tensor, memory, structure, self._columns, 0, sequences)
+
+    def make(self, rows: Any, *sequences: Any) -> Any:
+        gatherer = self._open(*sequences)
+        gatherer.set_rows(torch.zeros(9, dtype=torch.int64), 9)
+        return gatherer.take(0, len(rows), (), False, rows)
+
+
+batches = Batches((column(),))
 rows = np.array([2, 0])
 (made,) = batches.make(rows, send, empties())
 assert made.tolist() == [[5, 6, 7, 8], [0, 1, 0, 0]]
-lengths, padded = _core.SequenceBatches(
-    torch.Tensor, (column("lengths", padding=b""), column())
-).make(rows, send, {**empties(), 64: lambda s: torch.empty(s, dtype=torch.int64)})
+lengths, padded = Batches((column("lengths", padding=b""), column())).make(
+    rows, send, {**empties(), 64: lambda s: torch.empty(s, dtype=torch.int64)}
+)
 assert lengths.tolist() == [4, 2] and torch.equal(padded, made)
 packed = column("packed", main=offsets)
-COLUMNS: list[Any] = [(), (column(), packed), (column(given=numbers.numpy()),), (numbers,)]
+COLUMNS: list[Any] = [(column(), packed), (column(given=numbers.numpy()),)]
 COLUMNS.append((column(given=torch.zeros(9, dtype=torch.complex128)),))
 for columns_of in COLUMNS:
     refuse(
-        "columns must be SequenceColumns that all pad",
-        lambda c=columns_of: _core.SequenceBatches(torch.Tensor, c),
+        "columns must all pad or all pack",
+        lambda c=columns_of: Batches(c),
     )
 for wrong in (rows.astype("i4"), np.array([3]), np.array([-1]), rows[::-1], rows.reshape(1, 2)):
     refuse("rows must be a contiguous vector", batches.make, wrong, send, empties())
@@ -295,7 +312,7 @@ for kinds in ({"dtype": torch.int32}, {"shape": (2, 3)}, {"shape": (8,)}):
 refuse("has values on a device", _core.Table, torch.Tensor, ((column(), "x", None),))
 for output in ("padded", "packed"):
     columns_of = tuple(column(output, each, main=offsets) for each in (numbers, numbers[:8]))
-    changed = _core.SequenceBatches(torch.Tensor, columns_of)
+    changed = Batches(columns_of)
     refuse("of 8 values: the offsets have been changed", changed.make, rows, send, empties())
 numbers.resize_(8)
 refuse("the values had 9 elements", batches.make, rows, send, empties())

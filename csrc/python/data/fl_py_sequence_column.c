@@ -299,7 +299,7 @@ PyDoc_STRVAR(
     "One output of a batch of sequences, as a source of a Table.\n\n"
     "output: 'padded', 'mask' or 'lengths' of PadCollate; 'packed', 'positions', 'bounds' or\n"
     "'longest' of PackCollate. offsets: int32 or int64 vector, or [n, 2] of beginnings and ends.\n"
-    "values: contiguous vector, for 'padded' and 'packed', on the CPU or, for SequenceBatches,\n"
+    "values: contiguous vector, for 'padded' and 'packed', on the CPU or, for a Gatherer,\n"
     "on a CUDA device. padding: bytes of an element of the output; or an int, and integers\n"
     "come out as int64. ignored: of an int64 output of 'padded' in a Table, the value that\n"
     "comes out as padding.\n"

@@ -4,6 +4,7 @@
 #include "fl_cuda.h"
 #include "fl_py.h"
 #include "fl_py_gather.h"
+#include "fl_py_gather_pieces.h"
 #include "fl_py_structure.h"
 
 #include <unistd.h>
@@ -14,12 +15,14 @@ typedef struct fl_py_gatherer {
     PyObject *empty_like;      /* owned: torch's */
     PyObject *new_batch;       /* owned: new_batch(count): a list of new tensors for a batch; None:
                                   torch's index makes batches, and no kernel */
+    PyObject *send, *empties;  /* owned: see fl_py_pieces_make; or None */
     PyObject *structure;       /* owned: see fl_py_structure.h */
     PyObject *sources;         /* owned: tuple, see the type's docstring; */
-    fl_py_gather_source *each; /* owned: `count` of them, what they say */
+    fl_py_gather_source *each; /* owned: `count` of them, what the fields among the sources say */
     Py_ssize_t count;
+    fl_py_pieces pieces;     /* owned: of the columns of sequences among the sources */
     int device;              /* as in fl_py_gather.h */
-    Py_ssize_t outputs, all; /* tensors of a batch that are made here; and with those of others */
+    Py_ssize_t outputs, all; /* tensors of a batch that are made of fields; and all outputs */
     PyObject *rows;          /* owned: indices on the device, or NULL */
     long long length;        /* as in fl_py_gather.h */
     PyObject *forms;   /* owned: tensors like those of a batch of form_rows rows, whose memory is
@@ -154,23 +157,22 @@ make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t cou
     return outs;
 }
 
-/* What others have made with these tensors in place of its Nones, as a new list. Takes outs, which
- * may be NULL. */
-static PyObject *join(const fl_py_gatherer *self, PyObject *outs, PyObject *others)
+/* Makes the outputs of sequences of the batch of `rows`, and returns them with the tensors of the
+ * fields, in the order of the sources. Takes outs, which may be NULL. New reference. */
+static PyObject *add_sequences(const fl_py_gatherer *self, PyObject *outs, PyObject *rows)
 {
-    PyObject *all = NULL;
-    if (outs != NULL) all = others != NULL ? PySequence_List(others) : PyList_New(0);
-    Py_ssize_t count = all != NULL ? PyList_GET_SIZE(all) : 0, used = 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        if (PyList_GET_ITEM(all, i) != Py_None) continue;
-        if (used < self->outputs) PyList_SetItem(all, i, Py_NewRef(PyList_GET_ITEM(outs, used)));
-        used++;
+    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    Py_ssize_t next[2] = {0}; /* of the fields and of the sequences */
+    PyObject *made = NULL, *all = NULL;
+    if (outs != NULL) made = fl_py_pieces_make(&self->pieces, rows, self->send, self->empties);
+    if (made != NULL) all = PyList_New(self->all);
+    for (Py_ssize_t i = 0; all != NULL && i < self->all; i++) {
+        PyObject *source = PyTuple_GET_ITEM(self->sources, i);
+        bool is_sequence = Py_IS_TYPE(source, state->sequence_column_type);
+        PyObject *from = is_sequence ? made : outs;
+        PyList_SET_ITEM(all, i, Py_NewRef(PyList_GET_ITEM(from, next[is_sequence]++)));
     }
-    if (all != NULL && (count != self->all || used != self->outputs)) {
-        PyErr_Format(PyExc_ValueError, "others must be %zd tensors, or None for %zd of them",
-                     self->all, self->outputs);
-        Py_CLEAR(all);
-    }
+    Py_XDECREF(made);
     Py_XDECREF(outs);
     return all;
 }
@@ -212,32 +214,33 @@ static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
 
 PyDoc_STRVAR(
     take_doc,
-    "take(first, count, maps, is_single, others=(), /)\n--\n\n"
+    "take(first, count, maps, is_single, rows=None, /)\n--\n\n"
     "The batch of indices [first, first + count), made on the current stream: one kernel\n"
     "for 32 fields, and one for each field with a plan, two with colours. maps: int32\n"
     "tensors on the device, from plan.map(), of the fields with a plan. is_single: of each\n"
-    "tensor its first row. others: the outputs of the structure that others have made, None\n"
-    "for each source. ValueError for data that have fewer rows than set_rows said.");
+    "tensor its first row. rows: these indices on the CPU, for sequences; one kernel makes 32\n"
+    "outputs. ValueError for data that have fewer rows than set_rows said.");
 
 static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
 {
     long long first, count;
-    PyObject *maps, *others = NULL;
+    PyObject *maps, *rows = Py_None;
     int is_single;
     if (!PyArg_ParseTuple(args, "LLO!p|O:take", &first, &count, &PyTuple_Type, &maps, &is_single,
-                          &others))
+                          &rows))
         return NULL;
     if (self->rows == NULL)
         return PyErr_Format(PyExc_ValueError, "gather: set_rows() has not been called");
     PyObject *indices = Py_NewRef(self->rows);
     PyObject *outs = make_outputs(self, indices, first, count, maps);
     Py_DECREF(indices);
-    if (self->all != self->outputs) outs = join(self, outs, others);
+    if (self->pieces.count > 0) outs = add_sequences(self, outs, rows);
     return arrange(self, outs, is_single);
 }
 
-PyDoc_STRVAR(arrange_doc, "arrange(tensors, is_single, /)\n--\n\n"
-                          "The batch of tensors that others have made, as of take().");
+PyDoc_STRVAR(arrange_doc,
+             "arrange(tensors, is_single, /)\n--\n\n"
+             "Return the batch of these tensors, which torch has made, as take() does.");
 
 static PyObject *gatherer_arrange(fl_py_gatherer *self, PyObject *args)
 {
@@ -294,56 +297,65 @@ static int read_source(const fl_py_state *state, PyObject *item, fl_py_gather_so
     }
     PyErr_SetString(PyExc_ValueError,
                     "sources must be (tensor, Region or None, (ImagePlan, values) or None) each, "
-                    "or (tokens, shift), whose shift is 0 or 1");
+                    "SequenceColumns, or (tokens, shift), whose shift is 0 or 1");
     return -1;
 }
 
 static int read_sources(fl_py_gatherer *self, const fl_py_state *state)
 {
-    self->count = PyTuple_GET_SIZE(self->sources);
-    self->each = fl_alloc(self->count * (int64_t)sizeof *self->each);
+    Py_ssize_t all = PyTuple_GET_SIZE(self->sources);
+    self->each = fl_alloc(all * (int64_t)sizeof *self->each);
     if (self->each == NULL) PyErr_NoMemory();
-    for (Py_ssize_t i = 0; self->each != NULL && i < self->count; i++)
-        if (read_source(state, PyTuple_GET_ITEM(self->sources, i), &self->each[i]) != 0) return -1;
-    return self->each != NULL ? 0 : -1;
+    for (Py_ssize_t i = 0; self->each != NULL && i < all; i++) {
+        PyObject *source = PyTuple_GET_ITEM(self->sources, i);
+        if (Py_IS_TYPE(source, state->sequence_column_type)) continue;
+        if (read_source(state, source, &self->each[self->count++]) != 0) return -1;
+    }
+    return self->each != NULL
+               ? fl_py_pieces_open(&self->pieces, state, &self->dlpack, self->sources)
+               : -1;
 }
 
-/* How many tensors a batch has. */
+/* Counts the outputs of a batch. */
 static int count_outputs(fl_py_gatherer *self)
 {
     int64_t count = fl_py_structure_count(self->structure);
     if (count < 0) return -1;
+    Py_ssize_t sources = PyTuple_GET_SIZE(self->sources);
     self->all = (Py_ssize_t)count;
     self->outputs = has_windows(self) ? self->all : self->count;
-    bool fits =
-        has_windows(self) ? self->count == 1 && (count == 1 || count == 2) : count >= self->count;
+    bool fits = has_windows(self) ? sources == 1 && (count == 1 || count == 2) : count == sources;
     for (Py_ssize_t i = 1; i < self->count; i++) fits = fits && !self->each[i].is_windows;
     if (fits) return 0;
-    PyErr_SetString(PyExc_ValueError, "structure must be of each field and others, or of x, or of "
-                                      "x and y, of windows");
+    PyErr_SetString(PyExc_ValueError,
+                    "structure must be of each source, or for windows of x, or of x and y");
     return -1;
 }
 
 static PyObject *gatherer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", "memory", "structure", "sources", "device", NULL};
+    static char *keywords[] = {"tensor_type", "memory",    "structure", "sources",
+                               "device",      "sequences", NULL};
     PyObject *tensor_type, *empty_like, *new_batch, *structure, *sources;
+    PyObject *send = Py_None, *empties = Py_None;
     int device;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O(OO)OO!i:Gatherer", keywords, &tensor_type,
-                                     &new_batch, &empty_like, &structure, &PyTuple_Type, &sources,
-                                     &device))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O(OO)OO!i|(OO):Gatherer", keywords,
+                                     &tensor_type, &new_batch, &empty_like, &structure,
+                                     &PyTuple_Type, &sources, &device, &send, &empties))
         return NULL;
     fl_py_gatherer *self = (fl_py_gatherer *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->empty_like = Py_NewRef(empty_like);
     self->new_batch = Py_NewRef(new_batch);
+    self->send = Py_NewRef(send);
+    self->empties = Py_NewRef(empties);
     self->structure = Py_NewRef(structure);
     self->sources = Py_NewRef(sources);
     self->device = device;
     self->form_rows = -1;
     self->pid = getpid();
-    if (read_sources(self, PyType_GetModuleState(type)) == 0 && count_outputs(self) == 0 &&
-        fl_py_dlpack_open(tensor_type, &self->dlpack) == 0)
+    if (fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 &&
+        read_sources(self, PyType_GetModuleState(type)) == 0 && count_outputs(self) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -355,6 +367,8 @@ static int gatherer_traverse(fl_py_gatherer *self, visitproc visit, void *arg)
     Py_VISIT(self->dlpack.tensor_type);
     Py_VISIT(self->empty_like);
     Py_VISIT(self->new_batch);
+    Py_VISIT(self->send);
+    Py_VISIT(self->empties);
     Py_VISIT(self->structure);
     Py_VISIT(self->sources);
     Py_VISIT(self->forms);
@@ -369,8 +383,11 @@ static void gatherer_dealloc(fl_py_gatherer *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
+    fl_py_pieces_close(&self->pieces);
     Py_XDECREF(self->empty_like);
     Py_XDECREF(self->new_batch);
+    Py_XDECREF(self->send);
+    Py_XDECREF(self->empties);
     Py_XDECREF(self->structure);
     Py_XDECREF(self->sources);
     Py_XDECREF(self->forms);
@@ -383,15 +400,18 @@ static void gatherer_dealloc(fl_py_gatherer *self)
 
 PyDoc_STRVAR(
     doc,
-    "Gatherer(tensor_type, memory, structure, sources, device)\n--\n\n"
+    "Gatherer(tensor_type, memory, structure, sources, device, sequences=(None, None))\n--\n\n"
     "Batches of rows of data that kernels of a CUDA device read.\n\n"
     "memory: (new_batch, torch.empty_like): new_batch(count) returns a list of new tensors for\n"
     "a batch of so many rows; None: no kernel runs, and torch's index makes fields. structure:\n"
     "around the tensors of a batch, as of Table. sources: a tuple (tensor, region, plan) for\n"
     "each field: region is the Region that the tensor lies in, or None; plan is (ImagePlan, its\n"
-    "values() on the device), or None, and rows are copied. For windows, which begin at the\n"
+    "values() on the device), or None, and rows are copied. A SequenceColumn, whose values lie\n"
+    "on the device, is a source, as well; the leader of the column does not count. For windows, "
+    "which begin at the\n"
     "indices, sources are one (tokens, shift): the tokens from one of x to that of y, 0 or 1.\n"
-    "device: its index.");
+    "device: its index. sequences: a function that copies a CPU tensor to the device, and by\n"
+    "dtype (DLPack's code * 256 + bits) functions that make a tensor of a shape there.");
 
 static PyMethodDef methods[] = {
     {"set_rows", (PyCFunction)gatherer_set_rows, METH_VARARGS, set_rows_doc},

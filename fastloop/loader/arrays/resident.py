@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Gatherer, ImagePlan, SequenceColumn, Windows
 from fastloop.base.nested import list_leaves
+from fastloop.compat.tensors import DTYPES
 from fastloop.compat.torch_parts import SingleIter
 from fastloop.data.columns import Column, Columns, as_vector, count_from_0
 from fastloop.data.field import Array
@@ -22,13 +24,17 @@ from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.loader.arrays.blocks import Block, find_blocks
 from fastloop.loader.arrays.iterator import random_epoch, refuse_batches, skip_blocks
-from fastloop.loader.arrays.resident_sequences import Sequences, send
 from fastloop.loader.arrays.source import runs_kernels
 from fastloop.loader.shared import LockedIter, Shared
 
 
+def _send_tensor(accelerator: Accelerator, here: torch.Tensor) -> Any:
+    """Copy a tensor to the device; work that the current stream does later sees it."""
+    return accelerator.move(here if accelerator.device.type == "cpu" else here.pin_memory())
+
+
 def _send(numbers: Array, accelerator: Accelerator) -> Any:
-    return send(accelerator, torch.from_numpy(numbers))
+    return _send_tensor(accelerator, torch.from_numpy(numbers))
 
 
 def _new_tensor(column: Column, device: torch.device, count: int) -> torch.Tensor:
@@ -86,8 +92,7 @@ class ResidentIter(SingleIter, LockedIter):
     def _open_gatherer(self, device: torch.device) -> Gatherer:
         source, index = self._source, device.index or 0
         fields = [each for each in source.all if not isinstance(each.source, SequenceColumn)]
-        has_sequences = len(fields) < len(self._tensors)
-        self._sequences = Sequences(self._tensors, self._accelerator) if has_sequences else None
+        self._has_sequences = len(fields) < len(self._tensors)
 
         def make(count: int) -> list[torch.Tensor]:
             return [_new_tensor(column, device, count) for column in fields]
@@ -97,15 +102,23 @@ class ResidentIter(SingleIter, LockedIter):
         tables = [np.frombuffer(plan.values(), np.uint8) for plan in self._plans]
         self._tables = [_send(table, self._accelerator) for table in tables]
         pairs = zip(self._plans, self._tables, strict=True)
-        sources: Any = tuple(
+        given = (
             (column.source, region, column.plan and next(pairs))
             for column, region in zip(fields, regions, strict=False)
+        )
+        sources: Any = tuple(
+            each if isinstance(each, SequenceColumn) else next(given) for each in self._tensors
         )
         if self._windows is not None:
             (tokens,), make, shift = source.dataset._resident()
             sources = ((tokens, shift),)
         memory = (make if self._in_c else None, torch.empty_like)
-        return Gatherer(torch.Tensor, memory, source.structure, sources, index)
+        empties = {
+            number: partial(torch.empty, dtype=dtype, device=device)
+            for number, dtype in DTYPES.items()
+        }
+        sequences = (partial(_send_tensor, self._accelerator), empties)
+        return Gatherer(torch.Tensor, memory, source.structure, sources, index, sequences)
 
     @property
     def is_on_device(self) -> bool:
@@ -215,10 +228,8 @@ class ResidentIter(SingleIter, LockedIter):
             made = self._source.dataset._gather(self._rows_here[first : first + count])
             return self._gatherer.arrange(made, is_single)
         maps = self._send_maps(first, count) if self._plans else ()
-        if self._sequences is None:
-            return self._gatherer.take(first, count, maps, is_single)
-        others = self._sequences.gather(self._rows_here[first : first + count])
-        return self._gatherer.take(first, count, maps, is_single, others)
+        rows = self._rows_here[first : first + count] if self._has_sequences else None
+        return self._gatherer.take(first, count, maps, is_single, rows)
 
     def _send_maps(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
         """Draw random parameters on the CPU. Return where pixels come from, on the device."""

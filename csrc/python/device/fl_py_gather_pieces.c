@@ -1,10 +1,8 @@
-/* fl_py_sequence_batches: see fl_py_sequence_batches.h. The table of the columns is never gathered
- * from: its layout says what a batch is, as on the CPU. */
-#include "fl_py_sequence_batches.h"
+/* fl_py_gather_pieces: see fl_py_gather_pieces.h. The table of the columns is never gathered from,
+ * but its layout says what a batch is, as on the CPU. */
+#include "fl_py_gather_pieces.h"
 
 #include "fl_cuda.h"
-#include "fl_py_sequence_column.h"
-#include "fl_table.h"
 
 #include <string.h>
 
@@ -12,18 +10,9 @@ enum { WORDS = sizeof(fl_piece) / sizeof(int64_t) };
 
 static const fl_dtype INT64 = {kDLInt, 64, 1};
 
-typedef struct sequence_batches {
-    PyObject_HEAD
-    fl_py_dlpack dlpack;
-    PyObject *columns; /* owned: tuple of SequenceColumn */
-    int32_t count;     /* of them */
-    int32_t *leader;   /* owned: of each column the first that has its pieces */
-    fl_table *table;   /* owned */
-} sequence_batches;
-
 /* A batch while it is made. */
 typedef struct batch {
-    const sequence_batches *self;
+    const fl_py_pieces *self;
     fl_rows rows;
     fl_layout layout;        /* owned */
     fl_piece_batch *outputs; /* owned: of each column; those that are numbers have no elements */
@@ -31,11 +20,6 @@ typedef struct batch {
     int64_t pieces;          /* of all tables */
     int32_t device;
 } batch;
-
-static fl_py_sequence_column *column_at(const sequence_batches *self, int32_t i)
-{
-    return (fl_py_sequence_column *)PyTuple_GET_ITEM(self->columns, i);
-}
 
 /* ---- the columns */
 
@@ -48,13 +32,13 @@ static int open_column(const fl_py_sequence_column *column, int32_t i, fl_column
     return fl_column_pack_open(&config, out, err);
 }
 
-static int open_table(sequence_batches *self, fl_err *err)
+static int open_table(fl_py_pieces *self, fl_err *err)
 {
     fl_column **columns = fl_alloc(self->count * (int64_t)sizeof *columns);
     if (columns == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a table");
     int status = FL_OK;
     for (int32_t i = 0; status == FL_OK && i < self->count; i++)
-        status = open_column(column_at(self, i), i, &columns[i], err);
+        status = open_column(self->columns[i], i, &columns[i], err);
     if (status == FL_OK) status = fl_table_open(columns, self->count, &self->table, err);
     for (int32_t i = 0; status != FL_OK && i < self->count; i++) fl_column_close(columns[i]);
     fl_free(columns);
@@ -79,80 +63,62 @@ static bool has_pieces_of(const fl_py_sequence_column *a, const fl_py_sequence_c
            (a->pad.output == b->pad.output || a->pad.output != FL_PAD_LENGTHS);
 }
 
-static int check_columns(const fl_py_state *state, const sequence_batches *self)
+static bool is_on_device(const fl_py_sequence_column *column)
 {
-    bool is_right = self->count > 0;
-    for (int32_t i = 0; is_right && i < self->count; i++) {
-        const fl_py_sequence_column *column = column_at(self, i);
-        is_right = Py_IS_TYPE(column, state->sequence_column_type) &&
-                   column->is_packed == column_at(self, 0)->is_packed;
-        if (is_right && column->pad.has_ignored) {
-            PyErr_SetString(PyExc_ValueError,
-                            "SequenceBatches: a column with ignored values is for a Table");
-            return -1;
-        }
-        if (!is_right || !has_values(column)) continue;
-        is_right = column->device != FL_PY_CPU &&
-                   fl_dtype_bytes(fl_py_sequence_column_ragged(column)->dtype) <= 8;
+    return !has_values(column) ||
+           (column->device != FL_PY_CPU &&
+            fl_dtype_bytes(fl_py_sequence_column_ragged(column)->dtype) <= 8);
+}
+
+/* The kernel does not know ignored values. */
+static int check_columns(const fl_py_pieces *self)
+{
+    for (int32_t i = 0; i < self->count; i++) {
+        const fl_py_sequence_column *column = self->columns[i];
+        if (column->is_packed == self->columns[0]->is_packed && is_on_device(column) &&
+            !column->pad.has_ignored)
+            continue;
+        PyErr_SetString(PyExc_ValueError,
+                        "columns must all pad or all pack values on a CUDA device, of at most 8 "
+                        "bytes, none of which is ignored");
+        return -1;
     }
-    if (is_right) return 0;
-    PyErr_SetString(PyExc_ValueError,
-                    "SequenceBatches: columns must be SequenceColumns that all pad or all pack, "
-                    "of values on a CUDA device, of at most 8 bytes");
-    return -1;
-}
-
-static void find_leaders(sequence_batches *self)
-{
-    for (int32_t i = 0; i < self->count; i++)
-        while (!has_pieces_of(column_at(self, self->leader[i]), column_at(self, i)))
-            self->leader[i]++;
-}
-
-static PyObject *batches_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *keywords[] = {"tensor_type", "columns", NULL};
-    PyObject *tensor_type, *columns;
-    fl_err err;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!:SequenceBatches", keywords, &tensor_type,
-                                     &PyTuple_Type, &columns))
-        return NULL;
-    sequence_batches *self = (sequence_batches *)type->tp_alloc(type, 0);
-    if (self == NULL) return NULL;
-    self->columns = Py_NewRef(columns);
-    self->count = (int32_t)PyTuple_GET_SIZE(columns);
-    self->leader = fl_alloc(self->count * (int64_t)sizeof *self->leader);
-    if (self->leader == NULL) PyErr_NoMemory();
-    if (self->leader != NULL && check_columns(PyType_GetModuleState(type), self) == 0 &&
-        fl_py_dlpack_open(tensor_type, &self->dlpack) == 0) {
-        find_leaders(self);
-        if (open_table(self, &err) == FL_OK) return (PyObject *)self;
-        fl_py_raise(&err, NULL);
-    }
-    Py_DECREF(self);
-    return NULL;
-}
-
-static int batches_traverse(sequence_batches *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->dlpack.tensor_type);
-    Py_VISIT(self->columns);
     return 0;
 }
 
-/* No tp_clear: columns are in no cycle that does not end elsewhere. */
-
-static void batches_dealloc(sequence_batches *self)
+static void find_leaders(fl_py_pieces *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
+    for (int32_t i = 0; i < self->count; i++)
+        while (!has_pieces_of(self->columns[self->leader[i]], self->columns[i])) self->leader[i]++;
+}
+
+int fl_py_pieces_open(fl_py_pieces *self, const fl_py_state *state, const fl_py_dlpack *dlpack,
+                      PyObject *sources)
+{
+    fl_err err = {.code = FL_ENOMEM, .text = "out of memory for columns of sequences"};
+    Py_ssize_t most = PyTuple_GET_SIZE(sources);
+    self->dlpack = dlpack;
+    self->columns = fl_alloc(most * (int64_t)sizeof(fl_py_sequence_column *));
+    self->leader = fl_alloc(most * (int64_t)sizeof *self->leader);
+    int status = self->columns != NULL && self->leader != NULL ? FL_OK : FL_ENOMEM;
+    for (Py_ssize_t i = 0; status == FL_OK && i < most; i++) {
+        PyObject *source = PyTuple_GET_ITEM(sources, i);
+        if (Py_IS_TYPE(source, state->sequence_column_type))
+            self->columns[self->count++] = (fl_py_sequence_column *)source;
+    }
+    if (status == FL_OK && check_columns(self) != 0) return -1;
+    if (status == FL_OK) find_leaders(self);
+    if (status == FL_OK && self->count > 0) status = open_table(self, &err);
+    if (status == FL_OK) return 0;
+    fl_py_raise(&err, NULL);
+    return -1;
+}
+
+void fl_py_pieces_close(fl_py_pieces *self)
+{
     fl_table_close(self->table);
+    fl_free(self->columns);
     fl_free(self->leader);
-    fl_py_dlpack_close(&self->dlpack);
-    Py_XDECREF(self->columns);
-    type->tp_free(self);
-    Py_DECREF(type);
 }
 
 /* ---- a batch */
@@ -161,7 +127,7 @@ static int read_rows(batch *self, PyObject *object)
 {
     fl_tensor view;
     int64_t length = fl_table_length(self->self->table);
-    if (fl_py_view(&self->self->dlpack, object, &view) != 0) return -1;
+    if (fl_py_view(self->self->dlpack, object, &view) != 0) return -1;
     bool is_right = view.ndim == 1 && view.dtype.code == kDLInt && view.dtype.bits == 64 &&
                     fl_tensor_is_contiguous(&view);
     self->rows.index = (int64_t *)(uintptr_t)view.data;
@@ -169,15 +135,14 @@ static int read_rows(batch *self, PyObject *object)
     for (int64_t i = 0; i < self->rows.count; i++)
         is_right &= self->rows.index[i] >= 0 && self->rows.index[i] < length;
     if (is_right) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "SequenceBatches: rows must be a contiguous vector of int64 in [0, %lld)",
+    PyErr_Format(PyExc_ValueError, "gather: rows must be a contiguous vector of int64 in [0, %lld)",
                  (long long)length);
     return -1;
 }
 
 static int64_t count_pieces(const batch *self)
 {
-    bool is_packed = column_at(self->self, 0)->is_packed;
+    bool is_packed = self->self->columns[0]->is_packed;
     return is_packed ? fl_packing_of(self->layout.notes)->segments : self->rows.count;
 }
 
@@ -185,7 +150,7 @@ static int64_t count_pieces(const batch *self)
 static int lay_out(batch *self)
 {
     fl_err err;
-    const sequence_batches *of = self->self;
+    const fl_py_pieces *of = self->self;
     if (fl_table_layout(of->table, &self->rows, 0, &self->layout, &err) != FL_OK) {
         fl_py_raise(&err, NULL);
         return -1;
@@ -203,7 +168,7 @@ static int write_pieces(const batch *self, fl_piece *pieces)
     fl_err err;
     int status = FL_OK;
     for (int32_t i = 0; status == FL_OK && i < self->self->count; i++) {
-        const fl_py_sequence_column *column = column_at(self->self, i);
+        const fl_py_sequence_column *column = self->self->columns[i];
         fl_piece *out = pieces + self->tables[i];
         const fl_output *output = &self->layout.outputs[i];
         int64_t width = output->ndim == 2 ? output->shape[1] : 0;
@@ -224,7 +189,7 @@ static PyObject *send_pieces(batch *self, PyObject *send, const fl_piece **out)
     fl_tensor view;
     char *data;
     int64_t words = self->pieces * WORDS;
-    const fl_py_dlpack *dlpack = &self->self->dlpack;
+    const fl_py_dlpack *dlpack = self->self->dlpack;
     PyObject *made = fl_py_tensor_new(dlpack, INT64, 1, &words, &data), *sent = NULL;
     if (made != NULL && write_pieces(self, (fl_piece *)(void *)data) == 0)
         sent = PyObject_CallOneArg(send, made);
@@ -235,7 +200,7 @@ static PyObject *send_pieces(batch *self, PyObject *send, const fl_piece **out)
         if (view.ndim == 1 && view.shape[0] == words && fl_dtype_bytes(view.dtype) == 8 &&
             fl_tensor_is_contiguous(&view))
             return sent;
-        PyErr_SetString(PyExc_ValueError, "SequenceBatches: send has returned another tensor");
+        PyErr_SetString(PyExc_ValueError, "gather: send has returned another tensor");
     }
     Py_DECREF(sent);
     return NULL;
@@ -246,10 +211,10 @@ static int look_at_values(const batch *self, int32_t i, fl_piece_batch *out)
 {
     fl_tensor view;
     int32_t device;
-    const fl_py_sequence_column *column = column_at(self->self, i);
+    const fl_py_sequence_column *column = self->self->columns[i];
     const fl_ragged *ragged = fl_py_sequence_column_ragged(column);
     if (!has_values(column)) return 0;
-    if (fl_py_cuda_view(&self->self->dlpack, column->values, &view, &device) != 0) return -1;
+    if (fl_py_cuda_view(self->self->dlpack, column->values, &view, &device) != 0) return -1;
     out->from = view.data;
     out->from_bytes = (int32_t)fl_dtype_bytes(ragged->dtype);
     out->is_signed = ragged->dtype.code == kDLInt;
@@ -257,7 +222,7 @@ static int look_at_values(const batch *self, int32_t i, fl_piece_batch *out)
                    view.shape[0] >= ragged->count && fl_tensor_is_contiguous(&view);
     if (is_same && device == self->device) return 0;
     PyErr_Format(PyExc_ValueError,
-                 "SequenceBatches: the values had %lld elements, and now have another shape, dtype "
+                 "gather: the values had %lld elements, and now have another shape, dtype "
                  "or device",
                  (long long)ragged->count);
     return -1;
@@ -271,7 +236,7 @@ static void describe(const batch *self, int32_t i, const fl_piece *pieces, fl_pi
     static const fl_piece_output pack[] = {[FL_PACK_VALUES] = FL_PIECE_VALUES,
                                            [FL_PACK_POSITIONS] = FL_PIECE_POSITIONS,
                                            [FL_PACK_BOUNDS] = FL_PIECE_STARTS};
-    const fl_py_sequence_column *column = column_at(self->self, i);
+    const fl_py_sequence_column *column = self->self->columns[i];
     const fl_output *output = &self->layout.outputs[i];
     out->pieces = pieces + self->tables[i];
     out->piece_count = count_pieces(self);
@@ -305,14 +270,14 @@ static PyObject *make_output(const batch *self, int32_t i, PyObject *empties, fl
     Py_XDECREF(empty);
     Py_XDECREF(shape);
     if (made == NULL) return NULL;
-    if (fl_py_cuda_view(&self->self->dlpack, made, &view, &device) == 0) {
+    if (fl_py_cuda_view(self->self->dlpack, made, &view, &device) == 0) {
         size_t dims = (size_t)output->ndim * sizeof *view.shape;
         out->to = (void *)(uintptr_t)view.data;
         if (device == self->device && view.ndim == output->ndim &&
             memcmp(view.shape, output->shape, dims) == 0 && fl_tensor_is_contiguous(&view) &&
             memcmp(&view.dtype, &output->dtype, sizeof view.dtype) == 0)
             return made;
-        PyErr_SetString(PyExc_ValueError, "SequenceBatches: empties make other tensors");
+        PyErr_SetString(PyExc_ValueError, "gather: empties make other tensors");
     }
     Py_DECREF(made);
     return NULL;
@@ -344,7 +309,7 @@ static int launch(const batch *self)
 {
     fl_err err;
     void *stream;
-    if (fl_py_stream(&self->self->dlpack, self->device, &stream) != 0) return -1;
+    if (fl_py_stream(self->self->dlpack, self->device, &stream) != 0) return -1;
     int status;
     Py_BEGIN_ALLOW_THREADS /* a full queue of launches blocks; the caller keeps the tensors */
     status = fl_cuda_gather_pieces(self->device, stream, self->outputs, self->self->count, &err);
@@ -354,19 +319,11 @@ static int launch(const batch *self)
     return -1;
 }
 
-PyDoc_STRVAR(make_doc,
-             "make(rows, send, empties)\n--\n\n"
-             "Return the outputs of a batch of rows, a list of tensors on the device and numbers,\n"
-             "one of each column, by one kernel for 32 of them on the current stream.\n\n"
-             "rows: int64 vector on the CPU. send: a function that copies a CPU tensor to the\n"
-             "device. empties: by dtype (DLPack's code * 256 + bits) functions that make a tensor\n"
-             "of a shape there.");
-
-static PyObject *batches_make(sequence_batches *self, PyObject *args)
+PyObject *
+fl_py_pieces_make(const fl_py_pieces *self, PyObject *rows, PyObject *send, PyObject *empties)
 {
-    PyObject *rows, *send, *empties, *made = NULL, *sent = NULL;
+    PyObject *made = NULL, *sent = NULL;
     const fl_piece *pieces;
-    if (!PyArg_ParseTuple(args, "OOO:make", &rows, &send, &empties)) return NULL;
     batch of = {.self = self};
     of.outputs = fl_alloc(self->count * (int64_t)sizeof *of.outputs);
     of.tables = fl_alloc(self->count * (int64_t)sizeof *of.tables);
@@ -382,21 +339,3 @@ static PyObject *batches_make(sequence_batches *self, PyObject *args)
     fl_free(of.tables);
     return made;
 }
-
-static PyMethodDef batches_methods[] = {{"make", (PyCFunction)batches_make, METH_VARARGS, make_doc},
-                                        {NULL, NULL, 0, NULL}};
-
-PyDoc_STRVAR(
-    batches_doc,
-    "SequenceBatches(tensor_type, columns)\n--\n\n"
-    "Batches of SequenceColumns, all of PadCollate or all of PackCollate, whose values lie\n"
-    "on a CUDA device. The leader that columns were given does not count: it is the\n"
-    "first. No column has ignored values: the kernel does not know them.");
-
-static PyType_Slot batches_slots[] = {
-    {Py_tp_doc, (void *)batches_doc},   {Py_tp_new, batches_new},
-    {Py_tp_traverse, batches_traverse}, {Py_tp_dealloc, batches_dealloc},
-    {Py_tp_methods, batches_methods},   {0, NULL}};
-
-PyType_Spec fl_py_sequence_batches_spec =
-    FL_PY_SPEC("SequenceBatches", sequence_batches, Py_TPFLAGS_HAVE_GC, batches_slots);
