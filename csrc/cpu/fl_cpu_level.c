@@ -1,4 +1,4 @@
-/* fl_cpu_level: which instructions the tables of csrc/cpu may use; see fl_cpu_level.h. */
+/* fl_cpu_level: see fl_cpu_level.h. */
 #include "fl_cpu_level.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static fl_cpu_level level_of_machine(void)
 #endif
 }
 
-/* FL_CPU_LEVELS if none has the name. */
+/* Returns FL_CPU_LEVELS if no level has the name. */
 static fl_cpu_level level_named(const char *name)
 {
     fl_cpu_level level = FL_CPU_PLAIN;

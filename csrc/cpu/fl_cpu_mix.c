@@ -1,10 +1,10 @@
-/* fl_cpu_mix: see fl_cpu_mix.h. Columns are done from the last row up, so that the row before is
- * still as it was; it then is in the caches when its turn comes. */
+/* fl_cpu_mix: see fl_cpu_mix.h. Columns are mixed from the last row up, so that the row before is
+ * still unmixed, and is in the caches when its turn comes. */
 #include "fl_cpu_mix.h"
 
 #include <string.h>
 
-enum { PART = 2048 }; /* columns */
+enum { PART = 2048 }; /* columns in a part */
 
 int64_t fl_mix_parts(const fl_mix *mix) { return (mix->columns + PART - 1) / PART; }
 

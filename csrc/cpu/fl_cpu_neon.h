@@ -1,11 +1,11 @@
-/* fl_cpu_neon: what several files have to write past the caches of 64-bit Arm. */
+/* fl_cpu_neon: stores past the caches of 64-bit Arm, for several files. */
 #ifndef FL_CPU_NEON_H
 #define FL_CPU_NEON_H
 
 #include <arm_neon.h>
 
-/* Two registers to dst, at any address, with the hint that they are not read soon. They become
- * visible in the order of other stores: no fence ends them. */
+/* Stores two registers at dst, at any address, with the hint that the data are not read soon. The
+ * stores become visible in the order of other stores, so no fence is needed. */
 static inline __attribute__((always_inline)) void
 stream_pair(void *dst, uint8x16_t first, uint8x16_t second)
 {

@@ -1,10 +1,10 @@
 /* fl_cpu_rows: copying rows on the CPU.
  *
- * Short rows are copied by overlapping fixed-size moves, chosen once per call, because a libc
- * memcpy call costs more than the row; random rows are prefetched a few ahead, because their
- * cache misses, not the copying, are the time. Long rows are written past the caches where the
- * machine can: batches of them are larger than what a core keeps, and a plain store would first
- * read the line it overwrites (docs/internals/design.md has the figures). */
+ * Short rows are copied by overlapping fixed-size moves, chosen once per call, because a call of
+ * libc's memcpy costs more than the row. Random rows are prefetched a few rows ahead, because the
+ * time goes into cache misses, not into copying. Long rows are written past the caches if the
+ * machine can: batches of long rows are larger than a core's caches, and a plain store would first
+ * read the line that it overwrites (docs/internals/design.md has the figures). */
 #include "fl_cpu_rows.h"
 
 #include <string.h>
@@ -17,11 +17,11 @@
 
 enum {
     LINE_BYTES = 64,
-    AHEAD_BYTES = 2048,  /* how far ahead of the copy rows are prefetched */
-    AHEAD_ROWS = 24,     /* and at most so many rows */
-    AHEAD_LINES = 16,    /* and of each row at most so many lines; the hardware does the rest */
-    LONG_ROW = 2 * 1024, /* from here on rows are written past the caches, */
-    VERY_LONG_ROW = 32 * 1024 /* and from here on the hardware prefetches well enough */
+    AHEAD_BYTES = 2048,       /* rows are prefetched this far ahead of the copy, */
+    AHEAD_ROWS = 24,          /* but at most this many rows, */
+    AHEAD_LINES = 16,         /* and this many lines of each row; the hardware does the rest */
+    LONG_ROW = 2 * 1024,      /* rows from this length on are written past the caches, */
+    VERY_LONG_ROW = 32 * 1024 /* and from this length on the hardware prefetches well enough */
 };
 
 typedef void copy_fn(char *dst, const char *src, size_t bytes);
@@ -52,7 +52,7 @@ static inline void copy_1(char *dst, const char *src, size_t bytes)
 static inline void copy_any(char *dst, const char *src, size_t bytes) { memcpy(dst, src, bytes); }
 
 #if defined(__x86_64__)
-/* With non-temporal stores; call end_streaming before dst is published. */
+/* Copies with non-temporal stores; call end_streaming before dst is published. */
 __attribute__((target("avx"))) static void copy_long(char *dst, const char *src, size_t bytes)
 {
     size_t head = -(uintptr_t)dst & 31, at = head;
@@ -128,7 +128,8 @@ copy_with(copy_fn *copy, char *dst, const char *src, int64_t stride, int64_t row
         copy(dst, src, (size_t)row_bytes);
 }
 
-/* Calls `loop` with the copy for rows of `bytes`, so that each loop is compiled for each. */
+/* Calls `loop` with the copy function for rows of `bytes`, so that each loop is compiled for each
+ * function. */
 #define WITH_COPY(bytes, loop, ...)            \
     do {                                       \
         if ((bytes) > 128)                     \

@@ -1,11 +1,12 @@
-/* fl_cpu_sequences: see fl_cpu_sequences.h. Plain loops, which the compiler turns into vectors. */
+/* fl_cpu_sequences: see fl_cpu_sequences.h. The loops are plain, because the compiler vectorises
+ * them. */
 #include "fl_cpu_sequences.h"
 
 #include <string.h>
 
 enum { IS_UNSIGNED = 1 }; /* DLPack's code */
 
-/* Values may lie at any address: a tensor over a buffer may begin anywhere in it. */
+/* memcpy, because values may lie at any address: a tensor may begin anywhere in its buffer. */
 #define WIDEN(name, type)                                                            \
     static void name(int64_t *restrict dst, const char *restrict src, int64_t count) \
     {                                                                                \

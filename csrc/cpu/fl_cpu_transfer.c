@@ -1,8 +1,8 @@
 /* fl_cpu_transfer: see fl_cpu_transfer.h.
  *
- * Several threads may copy at a time. The mutex counts them, so that halt can wait for them.
- * Helpers share the copy of a large batch, because one thread alone does not fill the memory's
- * bandwidth. */
+ * Several threads may copy at a time. The mutex guards their number, so that halt can wait until no
+ * thread copies. Helpers share the copy of a large batch, because one thread alone does not fill
+ * the memory's bandwidth. */
 #include "fl_cpu_transfer.h"
 
 #include "fl_cpu_rows.h"
@@ -13,25 +13,26 @@
 #include <assert.h>
 #include <string.h>
 
-enum { PART_BYTES = 1 << 20, MOST_THREADS = 4 }; /* of a copy */
+enum { PART_BYTES = 1 << 20, MOST_THREADS = 4 }; /* for a copy */
 
 typedef struct cpu_copy_stream cpu_copy_stream;
 
 typedef struct cpu_transfer {
     cpu_copy_stream *copies;       /* borrowed */
-    const fl_transfer_cast *casts; /* borrowed: cast_count of them; as buffer */
+    const fl_transfer_cast *casts; /* borrowed: [cast_count]; written like buffer */
     int32_t cast_count;
-    char *buffer;          /* borrowed; NULL: not set yet. Written before its part is counted */
-    _Atomic int32_t parts; /* yet to fill, and one for the buffer: the last one starts the copy */
-    bool is_started;       /* the starter of the copy, then the consumer */
+    char *buffer; /* borrowed; NULL: not set yet. Written before the buffer is counted in parts */
+    _Atomic int32_t parts; /* parts to fill, and one for the buffer: the thread that counts down to
+                              0 starts the copy */
+    bool is_started;       /* belongs to the starter of the copy, then to the consumer */
 } cpu_transfer;
 
 struct cpu_copy_stream {
     uint32_t generation;     /* set at open, then read-only */
-    fl_thread_pool *threads; /* owned; likewise */
+    fl_thread_pool *threads; /* owned; set at open, then read-only */
     pthread_mutex_t mutex;
     pthread_cond_t is_idle; /* with the mutex: running is 0 */
-    int32_t running;        /* mutex: threads that copy */
+    int32_t running;        /* mutex: threads that are copying */
     bool is_halted;         /* mutex */
 };
 
@@ -126,7 +127,7 @@ static void close_copy_stream(void *copy_stream)
 
 static int64_t collect(void *copy_stream)
 {
-    (void)copy_stream; /* no copy is left once its transfer is finished */
+    (void)copy_stream; /* a finished transfer's copy is over */
     return 0;
 }
 
@@ -153,8 +154,8 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
     return FL_OK;
 }
 
-/* acq_rel: the thread that starts the copy reads what all others have written, the buffer included.
- */
+/* acq_rel: the thread that starts the copy sees all writes of the threads that filled parts or set
+ * the buffer. */
 static inline bool is_last(cpu_transfer *transfer)
 {
     return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;
@@ -180,7 +181,7 @@ static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, f
 
 static bool is_started(const void *self) { return ((const cpu_transfer *)self)->is_started; }
 
-/* False: halted. */
+/* Counts the caller among the copying threads; returns false if the copy stream is halted. */
 static bool begin_copy(cpu_copy_stream *self)
 {
     pthread_mutex_lock(&self->mutex);
@@ -248,7 +249,7 @@ static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
     return FL_OK;
 }
 
-/* A batch is copied as a whole. */
+/* Does nothing, because a batch is copied as a whole. */
 static void set_slices(void *self, const fl_transfer_slices *slices) { (void)self, (void)slices; }
 
 static void part_filled(void *self, int32_t part, fl_slot *slot, int64_t bytes)

@@ -30,7 +30,7 @@ int fl_cuda_load_kernels(fl_err *err)
     return fl_cuda_status(load_all(), "cudaFuncGetAttributes", err);
 }
 
-/* Of the current device, which is `device`. */
+/* Checks for code that runs on `device`, the current device. */
 static int check_code(int32_t device, fl_err *err)
 {
     int major, minor;
@@ -71,7 +71,7 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)
     return status;
 }
 
-/* Behind the launches of one call: the status of what they returned. */
+/* Checks the launches of one call; returns the first error. */
 static int leave_launched(int32_t before, cudaError_t error, fl_err *err)
 {
     int status = fl_cuda_status(error, "cudaLaunchKernel", err);

@@ -1,8 +1,8 @@
-/* fl_cuda_cast: FL_CAST_LOOK_UP. Bytes of a batch become elements of another type, by tables that
- * the CPU has made: no arithmetic is done here, so the bits are the CPU's.
+/* fl_cuda_cast: FL_CAST_LOOK_UP. Bytes of a batch become elements of a different type, by tables
+ * from the CPU: no arithmetic is done here, so the bits equal the CPU's.
  *
- * The tables travel as an argument of the kernel, and each block looks up in a copy of its own. A
- * thread makes packs of 16 bytes, so loads and stores of a warp lie side by side. */
+ * The tables travel as an argument of the kernel, and each block copies the tables to shared
+ * memory. A thread makes packs of 16 bytes, so loads and stores of a warp lie side by side. */
 #include "fl_cuda_cast.h"
 #include "fl_cuda_runtime.h"
 
@@ -21,22 +21,22 @@ struct span {
     const uint8_t *from;
     void *to;
     int64_t count;
-    uint32_t plane, cycle; /* in elements; cycle: of all channels */
+    uint32_t plane, cycle; /* in elements; cycle: plane times channels */
 };
 
 static_assert(sizeof(tables<uint32_t, 3>) + sizeof(span) <= 4096, "no longer a small argument");
 
-/* Elements of a pack. */
+/* The number of elements in a pack. */
 template <class T> static constexpr int N = sizeof(uint4) / sizeof(T);
 
-/* The bytes that a pack is made of, as one number. */
+/* The source bytes of a pack, as one number. */
 template <class T> using bytes_of = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
 template <class T, int CHANNELS> struct caster {
     const tables<T, CHANNELS> &table;
     uint32_t plane, cycle;
 
-    /* Element `place` of a cycle, of this value. */
+    /* Returns the element for this value at position `place` of a cycle. */
     __device__ T look_up(uint32_t place, uint32_t value) const
     {
         uint32_t channel = place >= plane;
@@ -59,10 +59,10 @@ template <class T, int CHANNELS> struct caster {
     }
 };
 
-/* As one store: an assignment may become four. */
+/* Stores a pack in one store, because an assignment may become four. */
 template <class T> static __device__ void store(T *to, uint4 pack) { __stwb((uint4 *)to, pack); }
 
-/* The packs of a thread lie `step` elements apart. */
+/* Casts a thread's packs, which lie `step` elements apart. */
 template <class T, int CHANNELS>
 static __device__ void cast_span(const caster<T, CHANNELS> &by, const span &of)
 {

@@ -1,4 +1,5 @@
-/* fl_cuda_cast: what fl_cuda_transfer calls in fl_cuda_cast.cu. Not for other floors. */
+/* fl_cuda_cast: the functions of fl_cuda_cast.cu that fl_cuda_transfer calls. Not for other
+ * floors. */
 #ifndef FL_CUDA_CAST_H
 #define FL_CUDA_CAST_H
 
@@ -10,13 +11,14 @@
 extern "C" {
 #endif
 
-/* Queues the kernel that makes this cast, FL_CAST_LOOK_UP, in a buffer of the current device, which
- * has so many multiprocessors. The tables are read before it returns. Allocates nothing, waits for
- * nothing. */
+/* Queues the kernel for a cast of kind FL_CAST_LOOK_UP, in a buffer of the current device, which
+ * has this many multiprocessors. The tables are read before the function returns. Allocates
+ * nothing, never waits. */
 cudaError_t
 fl_cuda_cast(void *stream, int32_t processors, void *buffer, const fl_transfer_cast *cast);
 
-/* As fl_cuda_load_passes. */
+/* Loads this file's kernels for the current device; fails if no code was compiled for the
+ * device. */
 cudaError_t fl_cuda_load_casts(void);
 
 #ifdef __cplusplus

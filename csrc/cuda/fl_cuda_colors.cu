@@ -1,11 +1,11 @@
-/* fl_cuda_colors: images whose colours change, once fl_cuda_images has made bytes of them, by one
- * kernel. Its steps are a program for each image that the CPU has drawn; products and sums are
- * rounded where fl_tone rounds them, so the bits are the CPU's.
+/* fl_cuda_colors: changes the colours of images, after fl_cuda_images has made bytes, by one
+ * kernel. The CPU has drawn a program of steps for each image; products and sums are rounded
+ * exactly where fl_tone rounds, so the bits equal the CPU's.
  *
- * A block makes one image. Its bytes lie at the end of the result's own memory, in the order of its
- * elements, so what is written from the beginning on never overtakes what is yet to be read. As on
- * the CPU, changes of single bytes are collected in tables, which the next step that mixes channels
- * looks up, or the cast. */
+ * A block makes one image. Its bytes lie at the end of the result's own memory, in the order of the
+ * elements, so writing from the beginning on never overtakes reading. As on the CPU, changes of
+ * single bytes are collected in tables. The next step that mixes channels looks these tables up, or
+ * the cast does. */
 #include "fl_cuda_colors.h"
 
 #include "fl_cuda_runtime.h"
@@ -13,16 +13,16 @@
 #include <cuda_runtime.h>
 
 static constexpr uint32_t THREADS = 512, EACH = 4;
-/* A sum is that of fl_tone's sum_as_torch: LANES by REGISTERS places take bytes in turn. */
+/* A sum repeats fl_tone's sum_as_torch: LANES by REGISTERS places take bytes in turn. */
 static constexpr uint32_t LANES = 8, REGISTERS = 4, PLACES = LANES * REGISTERS;
 static_assert(THREADS % PLACES == 0, "bytes of a thread are all of one place");
 
-/* What the threads of a block share. */
+/* The memory that the threads of a block share. */
 struct work {
-    uint8_t table[FL_MAX_CHANNELS][256]; /* what bytes in memory are by now */
+    uint8_t table[FL_MAX_CHANNELS][256]; /* the current value of bytes in memory */
     uint32_t count[FL_MAX_CHANNELS][256];
     unsigned long long sum[PLACES];
-    uint8_t rest[PLACES]; /* grey pixels behind those in `sum` */
+    uint8_t rest[PLACES]; /* grey pixels after the pixels in `sum` */
     float mean;
 };
 
@@ -37,7 +37,7 @@ struct pixel {
     int32_t of[FL_MAX_CHANNELS];
 };
 
-/* As fl_tone's, of what is not NaN. */
+/* Clamps as fl_tone does; x is not NaN. */
 static __device__ int32_t clamp_byte(float x) { return (int32_t)(x < 0 ? 0 : x > 255 ? 255 : x); }
 
 static __device__ float clamp_unit(float x) { return x > 1 ? 1 : x < 0 ? 0 : x; }
@@ -47,7 +47,7 @@ static __device__ int32_t load(const image &from, const work *at, int32_t channe
     return at->table[channel][from.bytes[channel * from.plane + pixel * from.step]];
 }
 
-/* ---- across channels: fl_cpu_image_tone's */
+/* ---- across channels, with the arithmetic of fl_cpu_image_tone */
 
 static __device__ float grey_of(const pixel &x)
 {
@@ -63,7 +63,7 @@ static __device__ void saturate(pixel *x, float factor)
         x->of[c] = clamp_byte(fmaf(grey, rest, __fmul_rn((float)x->of[c], factor)));
 }
 
-/* Where a color lies on the circle of hues, from 0 to 1, after it is turned. */
+/* Returns a colour's position on the circle of hues, from 0 to 1, after turning. */
 static __device__ float turned_hue(const float *color, float most, float spread, float turns)
 {
     const float r = (most - color[0]) / spread, g = (most - color[1]) / spread;
@@ -114,7 +114,7 @@ static __device__ void start_tables(work *at)
         at->table[n / 256][n % 256] = (uint8_t)n;
 }
 
-/* All pixels, looked up. */
+/* Looks up and changes all pixels. */
 static __device__ void change_pixels(const image &of, work *at, const fl_color_step &step)
 {
     const bool permutes = step.tone == FL_TONE_PERMUTE;
@@ -138,7 +138,7 @@ static __device__ void change_pixels(const image &of, work *at, const fl_color_s
 
 /* ---- single bytes */
 
-/* How often each byte is in each channel. */
+/* Counts each byte in each channel. */
 static __device__ void count_bytes(const image &of, work *at)
 {
     __syncthreads();
@@ -154,7 +154,7 @@ static __device__ void count_bytes(const image &of, work *at)
     __syncthreads();
 }
 
-/* The sum of grey pixels in the order of fl_tone, by one thread. */
+/* Adds up grey pixels in fl_tone's order, by one thread. */
 static __device__ float add_places(const work &at, uint32_t left)
 {
     const uint32_t rows = left / LANES * LANES;
@@ -243,7 +243,7 @@ static __device__ int32_t change_byte(const image &of, const work *at, const fl_
     }
 }
 
-/* Each thread changes entries of its own. */
+/* Changes the tables; each thread changes different entries. */
 static __device__ void change_tables(const image &of, work *at, const fl_color_step &step)
 {
     if (step.tone == FL_TONE_CONTRAST) find_mean(of, at);
@@ -265,7 +265,7 @@ static __device__ void run_step(const image &of, work *at, const fl_color_step &
         change_tables(of, at, step);
 }
 
-/* ---- the cast, and what is erased */
+/* ---- the cast, and erased rectangles */
 
 static __device__ int32_t find_value(const fl_image_batch &batch, const int32_t *erased,
                                      uint32_t pixel, int32_t byte)

@@ -1,5 +1,5 @@
-/* fl_cuda_colors: what fl_cuda_images and fl_cuda call in fl_cuda_colors.cu. Not for other floors.
- */
+/* fl_cuda_colors: the functions of fl_cuda_colors.cu that fl_cuda_images and fl_cuda call. Not for
+ * other floors. */
 #ifndef FL_CUDA_COLORS_H
 #define FL_CUDA_COLORS_H
 
@@ -11,14 +11,15 @@
 extern "C" {
 #endif
 
-/* The batch of the bytes that the colours of `images` begin with, at the end of each result. */
+/* Returns the batch of bytes that the colours of `images` start from, at the end of each result. */
 fl_image_batch fl_cuda_color_bytes(const fl_image_batch *images);
 
-/* Queues the kernel that makes the results of these bytes on the current device. Allocates nothing,
- * waits for nothing. */
+/* Queues the kernel that makes the results from these bytes on the current device. Allocates
+ * nothing, never waits. */
 cudaError_t fl_cuda_queue_colors(void *stream, const fl_image_batch *images, uint32_t count);
 
-/* As fl_cuda_load_passes. */
+/* Loads this file's kernels for the current device; fails if no code was compiled for the
+ * device. */
 cudaError_t fl_cuda_load_colors(void);
 
 #ifdef __cplusplus

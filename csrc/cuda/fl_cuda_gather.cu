@@ -1,21 +1,22 @@
 /* fl_cuda_gather: rows of several columns in a device's memory become a batch, by one kernel.
  *
- * A block copies the same number of units of one column: words of up to 16 bytes that divide its
- * rows. Units of a warp lie side by side in the batch, and in a row. */
+ * A block copies units of one column, each block the same number of units. A unit is a word of up
+ * to 16 bytes that divides the column's rows. Units of a warp lie side by side in the batch, and in
+ * a row. */
 #include "fl_cuda_gather.h"
 #include "fl_cuda_runtime.h"
 
 #include <cuda_runtime.h>
 
-static constexpr int THREADS = 256, AHEAD = 4; /* units that a thread loads before it stores one */
-static constexpr int MOST_COLUMNS = 32;        /* of a launch */
+static constexpr int THREADS = 256, AHEAD = 4; /* units that a thread loads before storing one */
+static constexpr int MOST_COLUMNS = 32;        /* in one launch */
 
 struct column {
     const char *from;
     char *to;
     int64_t pitch;
-    uint32_t row, units; /* units of a row, and of the batch */
-    uint32_t last_block; /* behind those of this column */
+    uint32_t row, units; /* units in a row, and in the batch */
+    uint32_t last_block; /* one past the column's last block */
     uint32_t shift;      /* a unit has 1 << shift bytes */
 };
 
@@ -26,13 +27,14 @@ struct batch {
 
 static_assert(sizeof(batch) <= 4096, "no longer a small argument");
 
-/* Beyond the last unit a thread loads that, too, so that no load waits for a branch. */
+/* Copies a thread's units. Past the last unit a thread loads the last unit again, so that no load
+ * waits for a branch. */
 template <class T>
 static __device__ void copy_units(const column &of, const int64_t *rows, uint32_t first)
 {
     T units[AHEAD];
     uint32_t at[AHEAD];
-    int64_t from[AHEAD]; /* rows */
+    int64_t from[AHEAD]; /* row numbers */
 #pragma unroll
     for (uint32_t i = 0; i < AHEAD; i++) {
         const uint32_t unit = first + i * THREADS;
@@ -68,7 +70,7 @@ static __global__ void __launch_bounds__(THREADS) k_gather(const batch __grid_co
     }
 }
 
-/* All addresses and sizes of a column are multiples of its unit. */
+/* Finds the largest unit that divides all addresses and sizes of the column. */
 static uint32_t find_shift(const fl_row_column *of)
 {
     const uint64_t bits =
@@ -78,7 +80,7 @@ static uint32_t find_shift(const fl_row_column *of)
     return shift;
 }
 
-/* Rows [first, first + row_count) of the batch. */
+/* Launches the copy of rows [first, first + row_count) of the batch. */
 static cudaError_t launch(void *stream, const fl_row_column *columns, int32_t column_count,
                           const int64_t *rows, int64_t first, int64_t row_count)
 {
@@ -98,7 +100,7 @@ static cudaError_t launch(void *stream, const fl_row_column *columns, int32_t co
     return cudaLaunchKernel(k_gather, dim3(blocks), dim3(THREADS), args, 0, (cudaStream_t)stream);
 }
 
-/* Units of a launch are counted in 32 bits. */
+/* Splits rows into several launches, because units of a launch are counted in 32 bits. */
 cudaError_t fl_cuda_queue_gather(void *stream, const fl_row_column *columns, int32_t column_count,
                                  const int64_t *rows, int64_t row_count, int64_t most_bytes)
 {

@@ -1,4 +1,4 @@
-/* fl_cuda_gather: what fl_cuda calls in fl_cuda_gather.cu. Not for other floors. */
+/* fl_cuda_gather: the functions of fl_cuda_gather.cu that fl_cuda calls. Not for other floors. */
 #ifndef FL_CUDA_GATHER_H
 #define FL_CUDA_GATHER_H
 
@@ -10,14 +10,15 @@
 extern "C" {
 #endif
 
-/* Queues fl_cuda_gather on the current device. Allocates nothing, waits for nothing.
+/* Queues fl_cuda_gather on the current device. Allocates nothing, never waits.
  *
- * most_bytes: one kernel copies so much of a column at most, INT32_MAX or less; a row is not
- * longer, or cudaErrorInvalidValue. */
+ * most_bytes, INT32_MAX or less: the most that one kernel copies of a column.
+ * cudaErrorInvalidValue: a row is longer than that. */
 cudaError_t fl_cuda_queue_gather(void *stream, const fl_row_column *columns, int32_t column_count,
                                  const int64_t *rows, int64_t row_count, int64_t most_bytes);
 
-/* As fl_cuda_load_passes. */
+/* Loads this file's kernels for the current device; fails if no code was compiled for the
+ * device. */
 cudaError_t fl_cuda_load_gathers(void);
 
 #ifdef __cplusplus

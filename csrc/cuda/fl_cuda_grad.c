@@ -1,11 +1,11 @@
 /* fl_cuda_grad: the passes over gradients on a CUDA device: a list as a kernel's table, and the
- * functions of fl_cuda_grad_ops, each of which queues one kernel. */
+ * functions of fl_cuda_grad_ops. Each function queues one kernel. */
 #include "fl_cuda.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_runtime.h"
 
-/* Scratch is the ticket, a sum for each chunk, then the rows of a list and of another to combine
- * it with. */
+/* Returns the sums in scratch. Scratch is the ticket, a sum for each chunk, then the rows of a list
+ * and the rows of a second list to combine. */
 static double *sums_of(const fl_cuda_queue *queue)
 {
     return (double *)(void *)((char *)queue->scratch + FL_CUDA_TICKET_BYTES);
@@ -17,8 +17,8 @@ int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list)
            2 * list->count * (int64_t)sizeof(fl_cuda_row);
 }
 
-/* How many additions of floats a device does in the time of one of doubles: 2 on those for
- * computing centres, 32 or 64 on others. */
+/* A device with this ratio is slow at doubles. The ratio counts additions of floats in the time of
+ * one addition of doubles: 2 on devices for computing centres, 32 or 64 on most devices. */
 enum { SLOW_RATIO = 5 };
 
 static cudaError_t ask_device(fl_cuda_queue *queue)
@@ -46,7 +46,7 @@ write_rows(const fl_cuda_queue *queue, const fl_tensor_list *list, fl_cuda_row *
     return cudaSuccess;
 }
 
-/* Fills *table, and what of it must lie on the device. */
+/* Fills *table, and writes rows to the device if the launch cannot carry them. */
 static cudaError_t lay_table(fl_cuda_queue *queue, const fl_tensor_list *list,
                              const fl_tensor_list *from, fl_cuda_table *table)
 {
@@ -62,7 +62,7 @@ static cudaError_t lay_table(fl_cuda_queue *queue, const fl_tensor_list *list,
     return error;
 }
 
-/* What a pass returns: `error` as a status, and the thread's own device again. */
+/* Ends a pass: restores the thread's own device and returns `error` as a status. */
 static int leave(fl_cuda_queue *queue, int32_t before, cudaError_t error, const char *pass)
 {
     int status = error != cudaSuccess ? fl_cuda_fail(&queue->err, error, pass) : FL_OK;
@@ -77,9 +77,9 @@ static bool has_doubles(const fl_tensor_list *list)
     return false;
 }
 
-/* No more blocks than take equally many chunks, or one less: where a few take one chunk more than
- * the others, a pass that only reads ends with an idle device (ResNet-50 on an H100: 4 % of its
- * time). Passes that write are faster with every block that fits. */
+/* Reduces the blocks so that all take equally many chunks, or one less. If a few blocks took one
+ * chunk more, a pass that only reads would end with an idle device (ResNet-50 on an H100: 4 % of
+ * its time). Passes that write are faster with every block that fits. */
 static int32_t even_out(int32_t blocks, int64_t chunks)
 {
     int64_t each = fl_max(1, (chunks + blocks - 1) / blocks);
@@ -97,7 +97,7 @@ static int norm_check(const fl_grad_pass *pass, int32_t norm_type, fl_divisor di
     FL_TRY(fl_cuda_enter(queue->device, &before, &queue->err));
     cudaError_t error = lay_table(queue, pass->list, NULL, &table);
     if (error == cudaSuccess) table.blocks = even_out(table.blocks, pass->list->chunks);
-    /* Among doubles the norm is a double to the user. */
+    /* With doubles in the list, the user expects the norm in double. */
     asked.is_grouped = norm_type == FL_NORM_2 && queue->is_fp64_slow && !has_doubles(pass->list);
     if (error == cudaSuccess) error = fl_cuda_norm_check(queue->stream, &table, &asked);
     return leave(queue, before, error, "norm_check");

@@ -1,10 +1,10 @@
 /* fl_cuda_images: uint8 images in a device's memory become a batch, cropped, padded, flipped,
- * resized, erased and cast, by one kernel. Where pixels come from, the whole weights of a resize,
- * and what a byte becomes, is written in tables that the CPU has made, so the bits are the CPU's.
- * Where colours change this kernel makes bytes, and fl_cuda_colors does the rest.
+ * resized, erased and cast, by one kernel. The CPU has made tables of the source of each pixel, the
+ * whole weights of a resize, and the value of each byte, so the bits equal the CPU's. If colours
+ * change, this kernel makes bytes, and fl_cuda_colors does the rest.
  *
- * A block makes PIXELS pixels of one image, all channels of each by one thread, so loads and stores
- * of a warp lie side by side. */
+ * A block makes PIXELS pixels of one image. One thread makes all channels of a pixel, so loads and
+ * stores of a warp lie side by side. */
 #include "fl_cuda_images.h"
 
 #include "fl_cuda_colors.h"
@@ -14,7 +14,8 @@
 
 static constexpr uint32_t THREADS = 256, PIXELS = 4 * THREADS;
 
-/* Place in the map's rows and columns, or what fills the pixel: below 0. */
+/* The source of a pixel: a row and a column of the map or, if fill is below 0, the operation that
+ * fills the pixel. */
 struct origin {
     int32_t row, column, fill;
 };
@@ -25,29 +26,29 @@ static __device__ origin find_origin(const fl_image_batch &of, const int32_t *ma
     origin at = {map[y], map[of.height + x], 0};
     at.fill = at.row < at.column ? at.row : at.column;
     const int32_t *erased = map + of.height + of.width;
-    const int32_t count = of.steps > 0 ? 0 : of.erased; /* behind the colours */
+    const int32_t count = of.steps > 0 ? 0 : of.erased; /* otherwise erased after the colours */
     for (int32_t i = 0; i < count; i++, erased += FL_ERASED_NUMBERS)
         if (y >= erased[0] && x >= erased[1] && y < erased[2] && x < erased[3]) at.fill = erased[4];
     return at;
 }
 
-/* A byte of a resize: a sum of so many weights of this precision. */
+/* Rounds the sum of a resize to a byte; weights have this precision. */
 static __device__ int32_t to_byte(int32_t sum, int32_t precision)
 {
     const int32_t value = (sum + ((1 << precision) >> 1)) >> precision;
     return value < 0 ? 0 : value > 255 ? 255 : value;
 }
 
-/* The taps of row or column `at`; those of length `number` of the axis, counted from the shortest.
- */
+/* Returns the taps of row or column `at`, in the table for source length `number`, counted from the
+ * shortest. */
 static __device__ const int32_t *
 find_taps(const int32_t *taps, const fl_image_taps &axis, int32_t number, int32_t at)
 {
     return taps + ((int64_t)number * axis.out + at) * (FL_TAP_NUMBERS + axis.taps);
 }
 
-/* What is resized: byte (0, 0) of it, the steps between its rows and columns, the taps of the pixel
- * that is made. Each row becomes a byte first, as on the CPU. */
+/* The source of a resized pixel: byte (0, 0), the steps between rows and between columns, and the
+ * taps. Each row is first rounded to a byte, as on the CPU. */
 struct resized {
     int64_t from, row, column;
     const int32_t *rows, *columns;

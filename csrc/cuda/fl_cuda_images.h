@@ -1,4 +1,4 @@
-/* fl_cuda_images: what fl_cuda calls in fl_cuda_images.cu. Not for other floors. */
+/* fl_cuda_images: the functions of fl_cuda_images.cu that fl_cuda calls. Not for other floors. */
 #ifndef FL_CUDA_IMAGES_H
 #define FL_CUDA_IMAGES_H
 
@@ -11,12 +11,13 @@ extern "C" {
 #endif
 
 /* Queues fl_cuda_gather_images on the current device; `rows` NULL: images 0, 1, ... Allocates
- * nothing, waits for nothing. cudaErrorInvalidValue for more blocks than a kernel has, or more
- * elements of an image than 31 bits count. */
+ * nothing, never waits. cudaErrorInvalidValue: the batch needs more blocks than a kernel has, or an
+ * image has more elements than 31 bits count. */
 cudaError_t fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *rows,
                                  int64_t count);
 
-/* As fl_cuda_load_passes. */
+/* Loads this file's kernels for the current device; fails if no code was compiled for the
+ * device. */
 cudaError_t fl_cuda_load_images(void);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 /* fl_cuda_kernels: the passes over gradients as kernels, and their launchers.
  *
- * A block takes chunks in steps of the grid. What a chunk sums up lies in its own place, and the
- * last block to finish adds these in an order of its own: sums depend on sizes alone. */
+ * A block takes chunks in steps of the grid. The sum of each chunk is stored by itself, and the
+ * last block to finish adds the sums in a fixed order: the result depends only on sizes. */
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_lanes.cuh"
 #include "fl_cuda_runtime.h"
@@ -12,8 +12,8 @@ static constexpr int ROW_WORDS = sizeof(fl_cuda_row) / sizeof(int64_t);
 
 /* The table of a list, as an argument. */
 template <int N> struct rows {
-    int64_t spans, chunks;     /* of the list */
-    const fl_cuda_row *listed; /* its rows, if they are not in here */
+    int64_t spans, chunks;     /* in the list */
+    const fl_cuda_row *listed; /* the list's rows, if the argument does not carry them */
     fl_cuda_row carried[N];
 
     __device__ fl_cuda_row operator[](int64_t span) const
@@ -28,7 +28,8 @@ using many = rows<FL_CUDA_ROWS>;
 static_assert(sizeof(few) + sizeof(fl_cuda_norm) <= 4096, "no longer a small argument");
 static_assert(sizeof(many) + sizeof(fl_cuda_norm) <= 32764, "more than a kernel can be given");
 
-/* Which span has a chunk that is at most a grid's width behind one of `span`. */
+/* Returns the span that has a chunk. The chunk is at most a grid's width after a chunk of
+ * `span`. */
 template <class Rows>
 static __device__ int64_t find_span(const Rows &table, int64_t span, int64_t chunk)
 {
@@ -50,14 +51,14 @@ static __device__ int bytes_of(fl_cuda_row row)
     return type == FL_F64 ? 8 : type == FL_F32 ? 4 : 2;
 }
 
-/* How many elements lie before a multiple of 16 bytes. */
+/* Returns how many elements lie before a multiple of 16 bytes. */
 static __device__ int find_head(fl_cuda_row row)
 {
     return (int)(-(uintptr_t)row.data % 16) / bytes_of(row);
 }
 
-/* A chunk whose element 0 lies `head` elements further on than chunks begin: what it misses there
- * the chunk before has, and the first has all from the start. */
+/* Returns the piece for a chunk that is moved by `head` elements: the elements before belong to the
+ * chunk before, and the first chunk has all elements from the start. */
 static __device__ piece find_piece(fl_cuda_row row, int64_t chunk, int head)
 {
     __builtin_assume(__isGlobal(row.data));
@@ -66,16 +67,16 @@ static __device__ piece find_piece(fl_cuda_row row, int64_t chunk, int head)
             left < FL_CHUNK ? (int)left : (int)FL_CHUNK, (int)(row.place & 3)};
 }
 
-/* ---- what blocks and threads have to say to each other */
+/* ---- communication between blocks and threads */
 
-/* found_inf becomes 1 if any thread of the block says so; NULL if none may. */
+/* Sets found_inf to 1 if any thread of the block is bad; NULL: no thread may be bad. */
 static __device__ void note(bool is_bad, float *found_inf)
 {
     if (__syncthreads_or(is_bad) && threadIdx.x == 0) atomicExch(found_inf, 1.0F);
 }
 
-/* Whether all other blocks are done, and what they wrote can be read. Once in a kernel: the ticket
- * is then 0 again. */
+/* Returns true in the last block to finish, which can then read everything that all blocks wrote.
+ * Call this once in a kernel: the ticket is then 0 again. */
 static __device__ bool is_last_block(uint32_t *ticket)
 {
     bool is_last = false;
@@ -87,8 +88,8 @@ static __device__ bool is_last_block(uint32_t *ticket)
     return __syncthreads_or(is_last);
 }
 
-/* The sum of all threads', for thread 0. Calls in a row take turns with two `lanes`: of one, warp 0
- * may still be reading when others are in the next. */
+/* Joins the sums of all threads, for thread 0. Consecutive calls must alternate between two
+ * `lanes`: with one, warp 0 might still be reading while other warps are in the next call. */
 template <int NORM> static __device__ double join_threads(double sum, double *lanes)
 {
     lanes[threadIdx.x] = sum;
@@ -188,7 +189,7 @@ static __global__ void __launch_bounds__(THREADS, FL_CUDA_BLOCKS_PER_SM)
     note(is_bad && found_inf != nullptr, found_inf);
 }
 
-/* ---- kernels of one thread; what they compute is said in fl_grad_ops.h */
+/* ---- kernels of one thread; fl_grad_ops.h says what they compute */
 
 static __global__ void k_clip_factor(const double *norm, double max_norm, const float *found_inf,
                                      fl_divisor divisor, double *factor)
@@ -222,7 +223,7 @@ static __global__ void k_update_scale(fl_scale_rule rule, const float *found_inf
     if (isfinite(next)) *scale = next;
 }
 
-/* Each thread writes a word. */
+/* Writes rows to the device, one word a thread. */
 static __global__ void k_write_rows(const many __grid_constant__ table, int words, fl_cuda_row *to)
 {
     int word = (int)(blockIdx.x * THREADS + threadIdx.x);
@@ -264,7 +265,7 @@ template <int N> static rows<N> carry(const fl_cuda_table *table, bool is_carrie
     return out;
 }
 
-/* One of two kernels, which differ in how large a table they carry. */
+/* Launches one of two kernels, which carry tables of different size. */
 template <class Few, class Many, class... Args>
 static cudaError_t launch_over(void *stream, const fl_cuda_table *table, Few *with_few,
                                Many *with_many, const Args &...args)

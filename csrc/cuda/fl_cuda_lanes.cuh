@@ -1,10 +1,11 @@
-/* fl_cuda_lanes: what the threads of a block do to one chunk; included by fl_cuda_kernels.cu alone.
+/* fl_cuda_lanes: the work of a block's threads on one chunk; only fl_cuda_kernels.cu includes this
+ * file.
  *
- * A chunk is worked in packs of elements, 16 bytes or the double of that. Pack q is thread
- * q % THREADS's. Where elements are summed, pack q has the same elements wherever the tensor lies,
- * so that sums depend on sizes alone: if they lie elsewhere than at multiples of 16 bytes, packs
- * are loaded element by element. Where each element is written and nothing is summed, packs begin
- * at a multiple of 16 bytes of what is written. Nothing here waits for other threads. */
+ * A chunk is worked on in packs of elements, of 16 or 32 bytes. Pack q belongs to thread q %
+ * THREADS. If elements are summed, pack q has the same elements wherever the tensor lies, so that
+ * sums depend on sizes alone; if the tensor does not begin at a multiple of 16 bytes, packs are
+ * loaded element by element. If elements are written and nothing is summed, packs begin at a
+ * multiple of 16 bytes of the written tensor. Nothing here waits for other threads. */
 #ifndef FL_CUDA_LANES_CUH
 #define FL_CUDA_LANES_CUH
 
@@ -19,12 +20,12 @@
 #include <type_traits>
 
 static constexpr int THREADS = 256; /* of a block */
-static constexpr int PARTS = 4;     /* sums a thread keeps: an addition takes longer than a load */
+static constexpr int PARTS = 4; /* sums that a thread keeps: an addition takes longer than a load */
 
 struct piece {  /* a chunk of a span: elements first to end - 1 */
     char *data; /* of element 0 */
     int first;  /* <= 0, and more than -8 */
-    int end;    /* may be less than 0 */
+    int end;    /* may be negative */
     int type;
 };
 
@@ -45,10 +46,10 @@ static __device__ void put(float *to, float x) { *to = x; }
 static __device__ void put(__half *to, float x) { *to = __float2half_rn(x); }
 static __device__ void put(__nv_bfloat16 *to, float x) { *to = __float2bfloat16_rn(x); }
 
-/* What an element is computed with. */
+/* The type that an element is computed in. */
 template <class T> using real_of = decltype(real(T()));
 
-/* Never fused with the products that it adds. */
+/* Adds without fusing the addition with a product. */
 static __device__ double add_rounded(double a, double b) { return __dadd_rn(a, b); }
 static __device__ float add_rounded(float a, float b) { return __fadd_rn(a, b); }
 
@@ -58,11 +59,11 @@ template <class T, int N> struct alignas(16) pack {
     T at[N];
 };
 
-/* How a pack is loaded, and stored where it is not NARROW. */
+/* How a pack is loaded and, except for NARROW, stored. */
 enum access {
-    WIDE,   /* 16 bytes at a time: it is whole, and lies at a multiple of them */
-    NARROW, /* element by element, each of them: it is whole */
-    PARTIAL /* element by element, those from `first` to `end` - 1; the others are 0 */
+    WIDE,   /* 16 bytes at a time: the pack is whole, and lies at a multiple of 16 bytes */
+    NARROW, /* element by element: the pack is whole */
+    PARTIAL /* element by element, from `first` to `end` - 1; the remaining elements are 0 */
 };
 
 template <class T, int N>
@@ -90,8 +91,8 @@ static __device__ void store_pack(T *to, const pack<T, N> &x, int first, int end
 
 static __device__ bool is_aligned(const void *data) { return (uintptr_t)data % 16 == 0; }
 
-/* Loads AHEAD of the thread's packs, each to a slot of `work`, before it uses the first. Returns
- * where the packs begin that are left. */
+/* Loads AHEAD of the thread's packs, each to a slot of `work`, before using the first. Returns the
+ * begin of the remaining packs. */
 template <int AHEAD, class Work>
 static __device__ int take_many(Work &work, int at, int end, access how)
 {
@@ -112,7 +113,7 @@ template <class Work> static __device__ void take_one(Work &work, int at, access
     work.use(0, at, how);
 }
 
-/* Each of the thread's packs in order. is_wide: whole ones may be loaded so. */
+/* Works on each of the thread's packs in order. is_wide: whole packs may be loaded wide. */
 template <class Work> static __device__ void each_pack(Work &work, bool is_wide)
 {
     constexpr int N = Work::N, STRIDE = THREADS * N;
@@ -129,10 +130,10 @@ template <class Work> static __device__ void each_pack(Work &work, bool is_wide)
 
 /* ---- norm_check */
 
-/* The norm of FL_NORM_2 for devices on which arithmetic in double is slow. */
+/* FL_NORM_2 for devices with slow arithmetic in double. */
 static constexpr int GROUPED_NORM_2 = FL_NORMS;
 
-/* A NaN stays: no number is larger. */
+/* Keeps a NaN, because no number is larger than NaN. */
 template <int NORM, class T> static __device__ T join(T a, T b)
 {
     if (NORM != FL_NORM_MAX) return a + b;
@@ -144,7 +145,8 @@ template <int NORM, class T> static __device__ T add(T sum, T x)
     return NORM == FL_NORM_2 ? fma(x, x, sum) : join<NORM, T>(sum, fabs(x));
 }
 
-/* The sum of (x * by)^2 over a pack, in float: each square is rounded three times at most. */
+/* Returns the sum of (x * by)^2 over a pack, in float: each square is rounded at most three
+ * times. */
 template <class T, int N> static __device__ float add_squares(const pack<T, N> &pack, float by)
 {
     float sums[N / 2];
@@ -159,7 +161,7 @@ template <class T, int N> static __device__ float add_squares(const pack<T, N> &
     return sums[0];
 }
 
-/* A normal number > 0, without an instruction of the unit that computes in double. */
+/* Widens a normal number > 0 without the unit that computes in double. */
 static __device__ double widen(float x)
 {
     uint32_t bits;
@@ -170,10 +172,10 @@ static __device__ double widen(float x)
     return wide;
 }
 
-/* The sum of the squares of a pack. Of sums from LEAST on, what squares lose below the least normal
- * float does not count. Where the sum is less than that, infinite or NaN, it is formed anew
- * of multiples that can neither overflow nor lose anything, unless an element itself is infinite.
- */
+/* Returns the sum of the squares of a pack. If the sum is at least LEAST, squares below the
+ * least normal float lose nothing that counts. If the sum is less, infinite or NaN, it is
+ * computed again from multiples that can neither overflow nor lose anything, unless an element
+ * itself is infinite. */
 template <class T, int N> static __device__ double group_squares(const pack<T, N> &x)
 {
     constexpr float LEAST = 0x1p-100F;
@@ -185,7 +187,7 @@ template <class T, int N> static __device__ double group_squares(const pack<T, N
 
 template <int NORM, class T> struct norm_work {
     static constexpr int N = 16 / sizeof(T), AHEAD = 4;
-    static constexpr int NARROW_LOADS = 16; /* at once: each takes a register */
+    static constexpr int NARROW_LOADS = 16; /* at once: each load takes a register */
     static constexpr bool IS_MAX = NORM == FL_NORM_MAX, IS_GROUPED = NORM == GROUPED_NORM_2;
     using scalar = std::conditional_t<IS_MAX, real_of<T>, double>;
     piece of;
@@ -213,7 +215,8 @@ template <int NORM, class T> struct norm_work {
     }
 };
 
-/* Sums of what was a float or a half do not overflow, so they say whether all was finite. */
+/* Sums of former floats or halves do not overflow, so a finite sum means that all elements were
+ * finite. */
 template <int NORM, class T> static __device__ partial sum_as(piece from)
 {
     norm_work<NORM, T> work = {from, false, {}, {}};
@@ -241,7 +244,7 @@ template <int NORM> static __device__ partial sum_piece(piece from)
 
 template <class T> struct scale_work {
     static constexpr int N = 16 / sizeof(T), AHEAD = 4;
-    static constexpr int NARROW_LOADS = N; /* none: `of` lies at a multiple of 16 bytes */
+    static constexpr int NARROW_LOADS = N; /* never narrow: `of` lies at a multiple of 16 bytes */
     piece of;
     real_of<T> by;
     bool is_written, is_bad;
@@ -271,7 +274,7 @@ template <class T> static __device__ bool scale_as(piece to, double factor)
     return !work.is_bad;
 }
 
-/* Whether the thread's elements were finite. */
+/* Scales a piece; returns true if all of this thread's elements were finite. */
 static __device__ bool scale_piece(piece to, double factor)
 {
     switch (to.type) {
@@ -290,9 +293,9 @@ static __device__ bool scale_piece(piece to, double factor)
 
 template <class Into, class From> struct combine_work {
     static constexpr int N = 16 / (sizeof(Into) < sizeof(From) ? sizeof(Into) : sizeof(From));
-    static constexpr int AHEAD = 2, NARROW_LOADS = 8; /* of `from`, beside those of `of` */
+    static constexpr int AHEAD = 2, NARROW_LOADS = 8; /* of `from`, beside the loads of `of` */
     piece of;
-    const From *from; /* what lies anywhere; `of` lies at a multiple of 16 bytes */
+    const From *from; /* at any address; `of` lies at a multiple of 16 bytes */
     real_of<Into> alpha, beta;
     bool is_bad;
     pack<Into, N> y[AHEAD];
@@ -332,7 +335,7 @@ static __device__ bool combine_as(piece into, piece from, double alpha, double b
     return !work.is_bad;
 }
 
-/* Whether the thread's elements of `from` were finite. */
+/* Combines two pieces; returns true if all of this thread's elements of `from` were finite. */
 static __device__ bool combine_piece(piece into, piece from, double a, double b)
 {
     switch (into.type * FL_FLOATS + from.type) {

@@ -1,25 +1,25 @@
 /* fl_cuda_ragged: sequences of different length in a device's memory become the padded or packed
  * outputs of a batch, by one kernel.
  *
- * A block makes the same number of elements of one output, wherever sequences end: stores of a warp
- * lie side by side. It looks for the pieces that its first and its last element lie in; each thread
- * then looks among these. */
+ * Each block makes the same number of elements of one output, wherever sequences end, so stores of
+ * a warp lie side by side. A block searches for the pieces of its first and its last element; each
+ * thread then searches only between these two. */
 #include "fl_cuda_ragged.h"
 #include "fl_cuda_runtime.h"
 
 #include <cuda_runtime.h>
 
-static constexpr int THREADS = 256, ELEMENTS = 4 * THREADS; /* that a block makes */
-static constexpr int MOST_OUTPUTS = 32;                     /* of a launch */
+static constexpr int THREADS = 256, ELEMENTS = 4 * THREADS; /* elements that a block makes */
+static constexpr int MOST_OUTPUTS = 32;                     /* in one launch */
 
 struct batch {
     fl_piece_batch outputs[MOST_OUTPUTS];
-    uint32_t last_block[MOST_OUTPUTS]; /* behind those of the output */
+    uint32_t last_block[MOST_OUTPUTS]; /* one past the output's last block */
 };
 
 static_assert(sizeof(batch) <= 4096, "no longer a small argument");
 
-/* The last piece in [low, high] that does not begin behind an element. */
+/* Returns the last piece in [low, high] that begins at or before an element. */
 static __device__ uint32_t find_piece(const fl_piece *pieces, uint32_t low, uint32_t high,
                                       int64_t element)
 {
@@ -33,10 +33,10 @@ static __device__ uint32_t find_piece(const fl_piece *pieces, uint32_t low, uint
     return low;
 }
 
-/* The pieces that a block's elements lie in, `left` from `first` on. */
+/* The pieces that the elements of a block lie in: `left` elements from `first` on. */
 struct range {
     uint32_t low, high;
-    uint32_t width; /* of all of them, if they have one; 0: they differ */
+    uint32_t width; /* of every piece, if all have the same width; 0: pieces differ */
 
     __device__ range(const fl_piece_batch &of, int64_t first, uint32_t left)
     {
@@ -54,7 +54,7 @@ struct range {
     }
 };
 
-/* Which value an element is; -1: it is padding. Of an output of numbers, that number. */
+/* Returns the value for an element; -1: padding. If the output is numbers, returns the number. */
 static __device__ int64_t find_number(const fl_piece_batch &of, uint32_t i, int64_t element)
 {
     const fl_piece piece = of.pieces[i];
@@ -95,8 +95,8 @@ static __device__ void store(const fl_piece_batch &of, int64_t element, uint64_t
         ((uint64_t *)of.to)[element] = bits;
 }
 
-/* One after the other: there are enough threads to have loads under way, and code for every size
- * of an element, each several times, would be most of the kernel. */
+/* Makes the elements one after the other. There are enough threads to keep loads under way, and
+ * unrolled code for every size of an element would be most of the kernel. */
 static __device__ void make_elements(const fl_piece_batch &of, int64_t first, uint32_t left)
 {
     const bool is_values = of.output == FL_PIECE_VALUES;
@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(THREADS) k_pieces(const batch __grid_co
     make_elements(of, first, (uint32_t)(left < ELEMENTS ? left : ELEMENTS));
 }
 
-/* Whether an element is a piece. */
+/* Returns true if each element of the output stands for one piece. */
 static bool is_table(const fl_piece_batch &of)
 {
     return of.output == FL_PIECE_STARTS || of.output == FL_PIECE_LENGTHS;

@@ -3,25 +3,25 @@
 #include "fl_cuda_runtime.h"
 #include "fl_thread.h"
 
-/* What has been queued on one stream. */
+/* The reads that have been queued on one stream. */
 typedef struct read {
     struct read *next; /* owned */
     int32_t device;
-    void *stream;      /* borrowed; only compared, as it may be gone */
-    cudaEvent_t event; /* owned; behind the last kernel that reads */
+    void *stream;      /* borrowed; only compared, because the stream may be gone */
+    cudaEvent_t event; /* owned; recorded after the last kernel that reads */
 } read;
 
 struct fl_cuda_region {
     char *data;     /* borrowed */
-    int32_t device; /* set at open, then read-only, as the next three */
+    int32_t device; /* the first four fields after data are set at open, then read-only */
     uint32_t generation;
     bool is_registered;
-    int64_t shift; /* from an address of the host to the kernels' */
+    int64_t shift; /* from an address of the host to the kernels' address */
     pthread_mutex_t mutex;
     read *reads; /* owned; mutex */
 };
 
-/* Whether kernels read any memory of the host, through its page tables. */
+/* Tells if kernels read any memory of the host, through the host's page tables. */
 static int reads_all(int32_t device, bool *out, fl_err *err)
 {
     int value;
@@ -87,7 +87,7 @@ int fl_cuda_region_open(int32_t device, char *data, int64_t bytes, fl_cuda_regio
 
 int64_t fl_cuda_region_shift(const fl_cuda_region *self) { return self->shift; }
 
-/* The device is entered. */
+/* Adds an entry for a stream. The caller has entered the device. */
 static int add_read_locked(fl_cuda_region *self, int32_t device, void *stream, fl_err *err)
 {
     read *made = fl_alloc(sizeof *made);
@@ -124,7 +124,8 @@ int fl_cuda_region_note(fl_cuda_region *self, int32_t device, void *stream, fl_e
     return status;
 }
 
-/* What fails here fails with the device, which then reads no more. */
+/* Waits for the reads of one stream. A call fails here only with the device, which then reads no
+ * more. */
 static void end_read(read *self)
 {
     fl_cuda_scope scope;

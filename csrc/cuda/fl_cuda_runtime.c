@@ -33,10 +33,10 @@ cudaError_t fl_cuda_load(const void *const *kernels, int count)
     return cudaSuccess;
 }
 
-/* A thread that has not chosen a device is on device 0, but to put it back there would make a
- * context, of hundreds of megabytes, where nothing may want one. torch's own guards leave such a
- * thread where it is, too. The driver is asked, because every call of the runtime's that could tell
- * would make that context. */
+/* Returns true if the device has a context. A thread that has not chosen a device is on device 0,
+ * but choosing device 0 for that thread would make a context of hundreds of megabytes that perhaps
+ * nobody wants. torch's own guards also leave such a thread where it is. The driver is asked,
+ * because every call of the runtime that could tell would make that context. */
 static bool has_context(int32_t device)
 {
     int (*get_state)(int, unsigned *, int *) = NULL;
@@ -50,7 +50,7 @@ static bool has_context(int32_t device)
     return is_active != 0;
 }
 
-/* True where the driver cannot be asked. */
+/* Returns true if the primary context is current, or if the driver cannot be asked. */
 static bool is_primary_current(int32_t device)
 {
     int (*get_current)(void **) = NULL, (*retain)(void **, int) = NULL, (*release)(int) = NULL;

@@ -1,5 +1,5 @@
-/* fl_cuda_stub: the names of the headers of csrc/cuda in a build without nvcc. Nothing is
- * available, so nobody has a device that the tables could be called for. */
+/* fl_cuda_stub: the names of csrc/cuda's headers in a build without nvcc. Nothing is available, and
+ * nobody calls the tables, because fl_cuda_check fails for every device. */
 #include "fl_cuda.h"
 #include "fl_cuda_transfer.h"
 

@@ -1,8 +1,8 @@
 /* fl_cuda_transfer: see fl_cuda_transfer.h.
  *
- * The ring passes a transfer from the consumer to the threads that fill, and back; the ring's mutex
- * orders what they write to it. The mutex of the copy stream keeps halt from coming in the middle
- * of starting a copy. */
+ * The ring passes a transfer from the consumer to the filling threads, and back; the ring's mutex
+ * orders their writes to the transfer. The mutex of the copy stream keeps halt from interrupting
+ * the start of a copy. */
 #include "fl_cuda_transfer.h"
 
 #include "fl_cuda.h"
@@ -19,32 +19,34 @@ typedef struct cuda_copy_stream cuda_copy_stream;
 
 typedef struct cuda_transfer {
     cuda_copy_stream *copies;   /* borrowed */
-    struct cuda_transfer *next; /* consumer only: in the list it is in */
+    struct cuda_transfer *next; /* consumer only: in the transfer's list */
     fl_slot *slot;              /* owned, once finished */
-    cudaEvent_t event; /* owned; NULL before the first set_buffer. Recorded on the consumer's stream
-                          when the buffer may be written, on the copy stream when it is. */
-    const fl_transfer_cast *casts; /* borrowed: cast_count of them; as buffer */
+    /* Owned; NULL before the first set_buffer. Recorded on the consumer's stream when the buffer
+     * may be written, on the copy stream when the buffer is written. */
+    cudaEvent_t event;
+    const fl_transfer_cast *casts; /* borrowed: [cast_count]; written like buffer */
     int32_t cast_count;
-    _Atomic(void *) buffer;    /* borrowed; NULL: not set yet. Stored with its event recorded */
-    fl_transfer_slices slices; /* as casts */
-    _Atomic int32_t unfilled[FL_MOST_SLICES]; /* parts of each slice yet to fill */
+    _Atomic(void *) buffer;    /* borrowed; NULL: not set yet. Stored after its event is recorded */
+    fl_transfer_slices slices; /* written like casts */
+    _Atomic int32_t unfilled[FL_MOST_SLICES]; /* for each slice: parts yet to fill */
     uint32_t queued;       /* copies.mutex: a bit for each slice whose copy is queued */
     int64_t bytes;         /* consumer only: of the batch, once finished */
-    int32_t part_count;    /* as casts: of the batch */
-    _Atomic int32_t parts; /* yet to fill, and one for the buffer: the last one starts the copy */
-    bool is_started;       /* the starter of the copy, then the consumer */
+    int32_t part_count;    /* of the batch; written like casts */
+    _Atomic int32_t parts; /* parts to fill, and one for the buffer: the thread that counts down to
+                              0 starts the copy */
+    bool is_started;       /* belongs to the starter of the copy, then to the consumer */
 } cuda_transfer;
 
 struct cuda_copy_stream {
     int32_t device;      /* set at open, then read-only */
-    uint32_t generation; /* likewise */
-    int32_t processors;  /* likewise: of the device */
-    cudaStream_t stream; /* owned; likewise */
+    uint32_t generation; /* set at open, then read-only */
+    int32_t processors;  /* of the device; set at open, then read-only */
+    cudaStream_t stream; /* owned; set at open, then read-only */
     pthread_mutex_t mutex;
-    bool is_halted;                 /* mutex, for starters of copies; the consumer writes it */
-    cuda_transfer *free;            /* owned; consumer only */
+    bool is_halted;      /* mutex, for starters of copies; the consumer writes the flag */
+    cuda_transfer *free; /* owned; consumer only */
     cuda_transfer *finished, *last; /* owned; consumer only: oldest and newest */
-    int64_t finished_bytes;         /* consumer only: of these batches */
+    int64_t finished_bytes;         /* consumer only: bytes of the finished batches */
 };
 
 static inline bool is_foreign(const cuda_copy_stream *self)
@@ -77,8 +79,8 @@ static void unpin(int32_t device, char *data)
 
 /* ---- a copy stream */
 
-/* Kernels are loaded now: their first launch is made by a thread of a ring. The priority is the
- * greatest, or a cast's blocks would wait for all blocks of the kernel that runs. */
+/* Loads kernels at once, because a thread of a ring makes their first launch. The stream has the
+ * greatest priority; otherwise a cast's blocks would wait for all blocks of the running kernel. */
 static int create_stream_inside(cuda_copy_stream *self, fl_err *err)
 {
     int least, greatest;
@@ -120,8 +122,8 @@ static int open_copy_stream(int32_t device, void **out, fl_err *err)
     return status;
 }
 
-/* Only called where the flag changes: a thread that starts a copy holds the mutex, and may be
- * blocked until the device has room for the copy. */
+/* Sets the flag. Call this only if the flag changes: a thread that starts a copy holds the mutex,
+ * and may be blocked until the device has room for the copy. */
 static void set_halted(cuda_copy_stream *self, bool is_halted)
 {
     pthread_mutex_lock(&self->mutex);
@@ -135,7 +137,7 @@ static void put_free(cuda_transfer *transfer)
     transfer->copies->free = transfer;
 }
 
-/* The copy of the oldest finished transfer is over. */
+/* Returns the slot of the oldest finished transfer, whose copy is over. */
 static void return_oldest(cuda_copy_stream *self)
 {
     cuda_transfer *oldest = self->finished;
@@ -151,7 +153,7 @@ static void await_copies(void *copy_stream)
     if (is_foreign(self)) return;
     fl_cuda_scope scope;
     fl_cuda_scope_enter_surely(self->device, &scope);
-    /* Fails with the device, which then copies no more. */
+    /* Fails only with the device, which then copies no more. */
     (void)FL_CUDA_STATUS(cudaStreamSynchronize(self->stream), NULL);
     fl_cuda_scope_leave(&scope);
 }
@@ -197,7 +199,8 @@ static inline bool is_copied(const cuda_transfer *transfer)
     return error == cudaSuccess;
 }
 
-/* Copies end in the order in which they were started, which is about that of the finishes. */
+/* Returns the slots of copies that are over. Copies end in the order of their starts, which is
+ * almost the order of their finishes. */
 static void return_copied(cuda_copy_stream *self)
 {
     fl_cuda_scope scope;
@@ -241,9 +244,8 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
     return FL_OK;
 }
 
-/* In a capture the record would be part of the graph, and with it the copy stream that waits for
- * it.
- */
+/* Fails during a capture: the record would become part of the graph, and so would the copy stream,
+ * which waits for the record. */
 static int refuse_capture(cudaStream_t stream, fl_err *err)
 {
     enum cudaStreamCaptureStatus capture;
@@ -264,8 +266,8 @@ static int record_begin(cuda_transfer *transfer, cudaStream_t stream, fl_err *er
     return FL_OK;
 }
 
-/* acq_rel: the thread that starts the copy reads what all others have written, the buffer included.
- */
+/* acq_rel: the thread that starts the copy sees all writes of the threads that filled parts or set
+ * the buffer. */
 static inline bool is_last(cuda_transfer *transfer)
 {
     return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;
@@ -278,7 +280,7 @@ static void set_casts(void *self, const fl_transfer_cast *casts, int32_t count)
     transfer->cast_count = count;
 }
 
-/* The first part of a slice, and the first behind it. */
+/* Returns the first part of a slice; for slice + 1, the end of the slice. */
 static inline int32_t part_at(const cuda_transfer *transfer, int32_t slice)
 {
     return (int32_t)((int64_t)transfer->part_count * slice / transfer->slices.count);
@@ -289,7 +291,7 @@ static inline int32_t slice_of(const cuda_transfer *transfer, int32_t part)
     return (int32_t)(((int64_t)transfer->slices.count * (part + 1) - 1) / transfer->part_count);
 }
 
-/* Where a slice begins in the batch, and the one before it ends. */
+/* Returns the first byte of a slice in the batch; for slice + 1, the end of the slice. */
 static inline int64_t slice_at(const cuda_transfer *transfer, int32_t slice)
 {
     const fl_transfer_slices *slices = &transfer->slices;
@@ -318,7 +320,7 @@ static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, f
     int status = record_begin(transfer, stream, err);
     fl_cuda_scope_leave(&scope);
     if (status != FL_OK) return status;
-    /* release: who queues a slice finds the event recorded. */
+    /* release: a thread that queues a slice finds the event recorded. */
     atomic_store_explicit(&transfer->buffer, buffer, memory_order_release);
     *is_filled = is_last(transfer);
     return FL_OK;
@@ -359,7 +361,7 @@ queue_bytes(cuda_transfer *transfer, const fl_slot *slot, int64_t from, int64_t 
     return FL_OK;
 }
 
-/* Queues what comes before the first bytes of a batch. */
+/* Queues the wait that comes before the first bytes of a batch. */
 static int begin_copy_locked(cuda_transfer *transfer, fl_err *err)
 {
     if (transfer->copies->is_halted) return fl_fail(err, FL_ECLOSED, "the upload was halted");
@@ -378,7 +380,7 @@ queue_slice_locked(cuda_transfer *transfer, int32_t slice, const fl_slot *slot, 
     return FL_OK;
 }
 
-/* All bytes but those of slices that are queued. */
+/* Queues all bytes except the queued slices. */
 static int
 queue_rest_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, fl_err *err)
 {
@@ -403,7 +405,7 @@ queue_copy_locked(cuda_transfer *transfer, const fl_slot *slot, int64_t bytes, f
     return FL_OK;
 }
 
-enum { REST = -1 }; /* in place of a slice: all that is not queued, and what follows the copy */
+enum { REST = -1 }; /* instead of a slice: remaining bytes, and what follows */
 
 static int
 queue(cuda_transfer *transfer, int32_t slice, const fl_slot *slot, int64_t bytes, fl_err *err)
@@ -428,8 +430,8 @@ static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
     return status;
 }
 
-/* Whether the part was the last of its slice, which can be copied now. acq_rel: who queues a slice
- * has seen all of it filled. */
+/* Returns true if the part was the last of its slice, and the slice can be copied now. acq_rel: the
+ * thread that queues a slice has seen the whole slice filled. */
 static bool ends_slice(cuda_transfer *transfer, int32_t slice, const fl_slot *slot, int64_t bytes)
 {
     _Atomic int32_t *unfilled = &transfer->unfilled[slice];
@@ -443,7 +445,7 @@ static void part_filled(void *self, int32_t part, fl_slot *slot, int64_t bytes)
     cuda_transfer *transfer = self;
     if (transfer->slices.count > 0) {
         int32_t slice = slice_of(transfer, part);
-        /* What fails is left to the copy of the rest. */
+        /* If queueing fails, the copy of the rest includes the slice. */
         if (ends_slice(transfer, slice, slot, bytes))
             (void)queue(transfer, slice, slot, bytes, NULL);
     }
@@ -466,7 +468,7 @@ static int await_copy_on(const cuda_transfer *transfer, cudaStream_t stream, fl_
     return status;
 }
 
-/* Keeps the slot until the copy has read it. */
+/* Keeps the slot until the copy has read the slot's memory. */
 static void keep_slot(cuda_transfer *transfer, fl_slot *slot, int64_t bytes)
 {
     cuda_copy_stream *copies = transfer->copies;
@@ -500,7 +502,7 @@ static void abandon(void *self, fl_slot *slot, void *stream)
         keep_slot(transfer, slot, 0);
         return;
     }
-    /* Where the copy could not be started, a part of what it takes may be queued. */
+    /* If the copy could not be started, a part of its commands may be queued. */
     await_copies(transfer->copies);
     fl_slot_return(slot);
     put_free(transfer);

@@ -1,8 +1,8 @@
-/* fl_cuda_widen: FL_CAST_WIDEN. Integers of a batch become wider ones, of each row the first so
- * many.
+/* fl_cuda_widen: FL_CAST_WIDEN. Integers of a batch become wider; of each row, the first integers
+ * are taken.
  *
  * A thread makes packs of 16 bytes, so stores of a warp lie side by side. Integers are loaded one
- * by one, because a row begins at any of them; those of a warp lie side by side too. */
+ * by one, because a row may begin at any integer; loads of a warp also lie side by side. */
 #include "fl_cuda_widen.h"
 #include "fl_cuda_runtime.h"
 
@@ -14,17 +14,17 @@ struct span {
     const void *from;
     void *to;
     int64_t count;
-    uint32_t row, gap; /* integers that are taken of a row, and those behind them */
-    uint32_t sign;     /* the bit of the sign; 0: there is none */
+    uint32_t row, gap; /* integers that are taken of a row, and the integers after them */
+    uint32_t sign;     /* the bit of the sign; 0: integers without sign */
 };
 
-/* Elements of a pack. */
+/* The number of elements in a pack. */
 template <class To> static constexpr int N = sizeof(uint4) / sizeof(To);
 
-/* An element that is made, and the integer it is made of. */
+/* A result element, and the integer that it is made from. */
 struct cursor {
     int64_t at, from;
-    uint32_t place; /* in its row */
+    uint32_t place; /* position in its row */
 
     __device__ void move(const span &of)
     {
@@ -34,7 +34,7 @@ struct cursor {
         if (is_last) place = 0;
     }
 
-    /* By `step` elements: so many rows and so many places. */
+    /* Moves by `step` elements: this many rows and places. */
     __device__ void move(const span &of, int64_t step, int64_t rows, uint32_t places)
     {
         at += step;
@@ -56,7 +56,7 @@ template <class To> static __device__ To widen(const span &of, uint32_t integer)
     return (To)(integer ^ of.sign) - of.sign;
 }
 
-/* The integers of the pack at a cursor, one after the other. */
+/* Loads the integers of the pack at a cursor, one after the other. */
 template <class From, class To>
 static __device__ void load_pack(const span &of, cursor here, From *into)
 {
@@ -64,7 +64,7 @@ static __device__ void load_pack(const span &of, cursor here, From *into)
     for (int i = 0; i < N<To>; i++, here.move(of)) into[i] = load<From>(of, here);
 }
 
-/* As one store: an assignment may become four. */
+/* Stores a pack in one store, because an assignment may become four. */
 template <class From, class To>
 static __device__ void store_pack(const span &of, int64_t at, const From *integers)
 {
@@ -78,7 +78,7 @@ static __device__ void store_pack(const span &of, int64_t at, const From *intege
     __stwb((uint4 *)((To *)of.to + at), uint4{words[0], words[1], words[2], words[3]});
 }
 
-/* The packs of a thread lie `step` elements apart. */
+/* Widens a thread's packs, which lie `step` elements apart. */
 template <class From, class To>
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) k_widen(span of)
 {

@@ -1,17 +1,18 @@
 /* fl_cuda_windows: windows of tokens in a device's memory become the rows of x and y, widened, by
  * one kernel.
  *
- * Rows follow each other, and a block makes the same number of their elements, wherever rows end:
- * loads and stores of a warp lie side by side. */
+ * Rows follow each other, and each block makes the same number of their elements, wherever rows
+ * end, so loads and stores of a warp lie side by side. */
 #include "fl_cuda_windows.h"
 #include "fl_cuda_runtime.h"
 
 #include <cuda_runtime.h>
 
-static constexpr int THREADS = 256, AHEAD = 4; /* elements that a thread loads before it stores */
+static constexpr int THREADS = 256, AHEAD = 4; /* elements that a thread loads before storing */
 static constexpr int ELEMENTS = THREADS * AHEAD;
 
-/* Beyond the last element a thread loads that, too, so that no load waits for a branch. */
+/* Makes a block's elements. Past the last element a thread loads the last element again, so that no
+ * load waits for a branch. */
 template <class From, class To>
 static __device__ void
 make_elements(const fl_window_batch &of, const int64_t *starts, const int64_t count)

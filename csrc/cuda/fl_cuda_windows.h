@@ -1,4 +1,4 @@
-/* fl_cuda_windows: what fl_cuda calls in fl_cuda_windows.cu. Not for other floors. */
+/* fl_cuda_windows: the functions of fl_cuda_windows.cu that fl_cuda calls. Not for other floors. */
 #ifndef FL_CUDA_WINDOWS_H
 #define FL_CUDA_WINDOWS_H
 
@@ -10,11 +10,12 @@
 extern "C" {
 #endif
 
-/* Queues fl_cuda_gather_windows on the current device. Allocates nothing, waits for nothing. */
+/* Queues fl_cuda_gather_windows on the current device. Allocates nothing, never waits. */
 cudaError_t fl_cuda_queue_windows(void *stream, const fl_window_batch *windows,
                                   const int64_t *starts, int64_t count);
 
-/* As fl_cuda_load_passes. */
+/* Loads this file's kernels for the current device; fails if no code was compiled for the
+ * device. */
 cudaError_t fl_cuda_load_windows(void);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* fl_cpu_image: which table this machine takes; see fl_cpu_image.h. */
+/* fl_cpu_image: chooses the table for this machine; see fl_cpu_image.h. */
 #include "fl_cpu_image.h"
 
 #include "fl_cpu_level.h"

@@ -1,6 +1,6 @@
-/* fl_cpu_image_apart: blocks that have fills on their sides, for tables that cast one without.
+/* fl_cpu_image_apart: blocks with fills at their sides, for tables that cast blocks without fills.
  *
- * Each table compiles it for itself. */
+ * Each table compiles this file for itself. */
 #ifndef FL_CPU_IMAGE_APART_H
 #define FL_CPU_IMAGE_APART_H
 
@@ -11,8 +11,8 @@ static inline bool has_fill(const fl_image_block *block)
     return (block->before | block->after) != 0;
 }
 
-/* Casts a block in up to three pieces, the fills and what lies between, with what `ops` has for
- * them. */
+/* Casts a block in up to three pieces, both fills and the columns between, with the functions of
+ * `ops`. */
 static void cast_apart(const fl_image_ops *ops, fl_image_type type, void *dst, int64_t pitch,
                        const fl_image_block *block, const fl_image_cast *cast)
 {

@@ -1,7 +1,8 @@
-/* fl_cpu_image_arm: what fl_cpu_image_body takes of a machine, for 64-bit Arm.
+/* fl_cpu_image_arm: the machine-specific part of fl_cpu_image_body for 64-bit Arm.
  *
- * Included by fl_cpu_image_vector.h. A register is one lane. Instructions with the names of x86 do
- * the same here; what NEON does better in another way has a function of its own below. */
+ * Included by fl_cpu_image_vector.h. A register is one lane. Functions with names of x86
+ * instructions do the same here; if NEON has a better way, the operation has a separate function
+ * below. */
 #ifndef FL_CPU_IMAGE_ARM_H
 #define FL_CPU_IMAGE_ARM_H
 
@@ -50,7 +51,7 @@ FL_INLINE lane neon_add_epi32(lane a, lane b) { return (lane)((int32x4_t)a + (in
 
 FL_INLINE lane neon_slli_epi32(lane x, int by) { return (lane)((uint32x4_t)x << by); }
 
-/* How neon_sra_epi32 takes how far to shift. */
+/* Makes the shift count in the form that neon_sra_epi32 takes. */
 FL_INLINE lane neon_cvtsi32_si128(int32_t x) { return (lane)vdupq_n_s32(-x); }
 
 FL_INLINE lane neon_sra_epi32(lane x, lane by)
@@ -82,7 +83,7 @@ FL_INLINE line line_of(const fl_image_cast *cast)
                   vdupq_n_f32(cast->inverse)};
 }
 
-/* Rounding to nearest, denormal numbers kept, no traps. */
+/* Returns true with rounding to nearest, denormal numbers kept, and no traps. */
 FL_INLINE bool is_default_arithmetic(void)
 {
     uint64_t control;
@@ -106,8 +107,7 @@ FL_INLINE lane f16_of(float32x4_t a, float32x4_t b)
     return (lane)vcvt_high_f16_f32(vcvt_f16_f32(a), b);
 }
 
-/* The bits of each, of whose highest 16 the rest is rounded away: to nearest, ties to even; none is
- * NaN. */
+/* Returns bits whose highest 16 are the rounded bf16: to nearest, ties to even; no value is NaN. */
 FL_INLINE uint32x4_t bf16_bits(float32x4_t x)
 {
     uint32x4_t bits = (uint32x4_t)x;
@@ -146,7 +146,7 @@ FL_INLINE void cast_bytes(fl_image_type type, bool streams, char *dst, lane byte
     }
 }
 
-/* ---- layouts: loads and stores that take elements apart and put them together */
+/* ---- layouts: loads that split elements, and stores that join them */
 
 #define FL_DEFINE_SPLIT(channels)                                                      \
     FL_INLINE void split_##channels(uint8_t *dst, int64_t pitch, const uint8_t *src)   \
@@ -155,7 +155,7 @@ FL_INLINE void cast_bytes(fl_image_type type, bool streams, char *dst, lane byte
         FL_UNROLL for (int c = 0; c < channels; c++) store(dst + c * pitch, x.val[c]); \
     }
 
-/* A register of elements of each channel. */
+/* Joins a register of elements of each channel. */
 #define FL_JOIN(channels, bits, per_register)                       \
     do {                                                            \
         uint##bits##x##per_register##x##channels##_t x;             \
@@ -202,7 +202,7 @@ FL_INLINE lane weights_of(const int16_t *weight, int32_t taps)
     return load_lane(pairs);
 }
 
-/* `sum` and the products of eight samples and weights. */
+/* Returns `sum` plus the products of eight samples and weights. */
 FL_INLINE int32x4_t add_products(int32x4_t sum, int16x8_t x, int16x8_t weight)
 {
     return vmlal_high_s16(vmlal_s16(sum, vget_low_s16(x), vget_low_s16(weight)), x, weight);

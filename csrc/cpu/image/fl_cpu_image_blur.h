@@ -1,7 +1,7 @@
 /* fl_cpu_image_blur: operations that look at neighbours: sharpness and blur.
  *
- * Included by each file that fills a table of fl_image_ops, as fl_cpu_image_tone.h is. Torch's sums
- * go tap by tap in rows, one fma a tap. */
+ * Each file that fills a table of fl_image_ops includes this file. Torch's sums go tap by tap in
+ * rows, one fma a tap. */
 #ifndef FL_CPU_IMAGE_BLUR_H
 #define FL_CPU_IMAGE_BLUR_H
 
@@ -9,9 +9,9 @@
 
 #include "fl_blur.h"
 
-enum { PIECE_COLUMNS = 64, SHARP_COLUMNS = 256 }; /* worked at a time */
+enum { PIECE_COLUMNS = 64, SHARP_COLUMNS = 256 }; /* columns that are worked on at a time */
 
-/* To an integer, half to even, of 0 <= x < 2^22. */
+/* Rounds 0 <= x < 2^22 to an integer, half to even. */
 static inline float round_even(float x) { return (x + 0x1p23f) - 0x1p23f; }
 
 static inline void widen_row(float *restrict to, const uint8_t *restrict src, int64_t count)
@@ -64,18 +64,18 @@ static void tone_sharpen(uint8_t *dst, int64_t dst_pitch, const fl_image_planes 
 /* ---- blur
  *
  * The sum in torch's order takes width * height steps a pixel. Two sums, in x and then in y, take
- * width + height and are at most `error` away from it, so they round to the same byte unless they
- * are so close to a half: only these few pixels are summed in order. */
+ * width + height steps and differ by at most `error`, so they round to the same byte unless the sum
+ * is very close to a half: only these few pixels are summed in order. */
 
 enum { EXACT_LIST = 1024, FEW_TAPS = 9 };
 
-/* Pixels whose sums are in doubt, as places in the padded plane and in the result. */
+/* Pixels whose sums are in doubt, as positions in the padded plane and in the result. */
 typedef struct doubtful {
     int32_t count;
     int64_t from[EXACT_LIST], to[EXACT_LIST];
 } doubtful;
 
-/* One step of sums: fused, or rounded twice where bits do not matter and fused is slow. */
+/* Adds one product to sums: fused, or rounded twice if bits do not matter and fusing is slow. */
 static inline tone_floats
 add_product(tone_floats a, tone_floats b, tone_floats sum, bool is_in_order)
 {
@@ -92,7 +92,7 @@ add_product(tone_floats a, tone_floats b, tone_floats sum, bool is_in_order)
 #endif
 }
 
-/* The four bytes at base + at[k], as numbers whose lowest byte is the first. */
+/* Gathers the four bytes at base + at[k], as numbers whose lowest byte is the first. */
 static inline tone_mask gather_words(const uint8_t *base, const int32_t *at)
 {
     tone_mask words;
@@ -108,7 +108,8 @@ static inline tone_mask gather_words(const uint8_t *base, const int32_t *at)
     return words;
 }
 
-/* Adds `count` taps to the sums of pixels whose bytes are those of `words` from byte `first` on. */
+/* Adds `count` taps to the sums of pixels; the pixels' bytes are the bytes of `words` from `first`
+ * on. */
 static inline tone_floats
 add_taps(tone_floats sum, tone_mask words, int32_t first, int32_t count, const float *tap)
 {
@@ -120,8 +121,8 @@ add_taps(tone_floats sum, tone_mask words, int32_t first, int32_t count, const f
     return sum;
 }
 
-/* Those of TONE_FLOATS pixels, side by side because each step of one waits for the last; four taps
- * are read at once. A row of taps is at least 4 long. */
+/* Sums TONE_FLOATS pixels in order, side by side, because each step of a pixel's sum waits for the
+ * last step. Four taps are read at once, so a row of taps must be at least 4 long. */
 static inline tone_floats
 sum_pixels(const int32_t *at, const uint8_t *data, int64_t pitch, const fl_image_blur *blur)
 {
@@ -165,7 +166,7 @@ sum_in_order(doubtful *list, uint8_t *dst, const fl_image_planes *p, const fl_im
     list->count = 0;
 }
 
-/* Sums of height * width taps for `columns` places of rows that are width - 1 longer. */
+/* Sums of height * width taps for `columns` positions; rows are width - 1 longer. */
 typedef struct weighing {
     const float *rows[FL_MAX_BLUR];
     const float *taps; /* [height][width] */
@@ -174,7 +175,7 @@ typedef struct weighing {
     bool is_in_order;
 } weighing;
 
-/* `vectors` of them from column `at` on: constant where it is compiled. */
+/* Weighs `vectors` vectors from column `at` on. `vectors` must be constant at compile time. */
 static inline __attribute__((always_inline)) void
 weigh_vectors(float *to, const weighing *w, int64_t at, int vectors)
 {
@@ -191,7 +192,7 @@ weigh_vectors(float *to, const weighing *w, int64_t at, int vectors)
     memcpy(to + at, sum, (size_t)vectors * sizeof *sum);
 }
 
-/* The last step ends where the row does, and does some places twice. */
+/* Weighs a whole row. The last step ends at the end of the row, and does some positions twice. */
 static void weigh(float *to, const weighing *w)
 {
     int64_t at = 0, columns = w->columns;
@@ -211,7 +212,7 @@ static void weigh(float *to, const weighing *w)
     }
 }
 
-/* Rounds a row of sums, and lists those in doubt. */
+/* Rounds a row of sums, and lists sums in doubt. */
 static void round_row(uint8_t *restrict dst, const float *sums, int64_t columns, float error,
                       doubtful *list, int64_t from, int64_t to)
 {
@@ -233,7 +234,7 @@ static void round_row(uint8_t *restrict dst, const float *sums, int64_t columns,
     }
 }
 
-/* Those of the `size` rows of a ring that end with row `last`. */
+/* Points w to the rows of a ring of `size` rows that end with row `last`. */
 static void take_ring(weighing *w, const float *ring, int64_t pitch, int32_t size, int64_t last)
 {
     int64_t first = last + 1 - w->height;
@@ -266,7 +267,7 @@ static void blur_in_steps(uint8_t *dst, int64_t dst_pitch, const fl_image_planes
     sum_in_order(&list, dst, p, blur);
 }
 
-/* Few taps: in order at once. */
+/* For few taps: sums in order at once. */
 static void blur_in_order(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p,
                           const fl_image_blur *blur, float *memory)
 {

@@ -1,7 +1,7 @@
-/* fl_cpu_image_body: the source behind one table of SIMD kernels; included once by each of
- * fl_cpu_image_neon.c, fl_cpu_image_avx2.c and fl_cpu_image_avx512.c, which say for which
- * instructions (FL_VECTOR_BYTES a register) and name the table (FL_IMAGE_OPS), and the one for what
- * is shorter than a register (FL_NARROWER). */
+/* fl_cpu_image_body: the source of a table of SIMD kernels. fl_cpu_image_neon.c,
+ * fl_cpu_image_avx2.c and fl_cpu_image_avx512.c each include this file once. They set the length of
+ * a register (FL_VECTOR_BYTES), the table's name (FL_IMAGE_OPS), and the table for rows that are
+ * shorter than a register (FL_NARROWER). */
 #include "fl_cpu_image_cast.h"
 #include "fl_cpu_image_layout.h"
 #include "fl_cpu_image_noise.h"

@@ -1,23 +1,25 @@
-/* fl_cpu_image_cast: bytes to floats by arithmetic, where it gives the table, else by the table.
+/* fl_cpu_image_cast: casts bytes to floats by arithmetic if arithmetic gives the table, else by the
+ * table.
  *
  * Part of fl_cpu_image_body. A lookup takes one load an element; arithmetic does a register at a
- * time and is several times as fast. It depends on the rounding mode and on denormal numbers being
- * kept, which callers may have changed: then the table is read. */
+ * time and is several times as fast. Arithmetic depends on the rounding mode and on denormal
+ * numbers being kept. If a caller has changed either, the table is read. */
 #ifndef FL_CPU_IMAGE_CAST_H
 #define FL_CPU_IMAGE_CAST_H
 
 #include "fl_cpu_image_rows.h"
 
-/* Fewer elements in all are not written past the caches, because the wait for memory would be most
- * of the time, and no shorter rows, because a line that a row shares with its neighbours is. */
+/* Blocks of fewer than STREAMED elements are not written past the caches, because the wait for
+ * memory would be most of the time. Rows shorter than STREAMED_ROW are not, because a row shares
+ * its first and last cache line with its neighbours. */
 enum { LINE_BYTES = 64, STREAMED = 1024, STREAMED_ROW = 128, FRAMED_BYTES = 8192 };
 
-/* A step casts FLOATS elements; fl_cpu_image_arm.h has its own. */
+/* A step casts FLOATS elements; fl_cpu_image_arm.h has a step for Arm. */
 #if FL_VECTOR_BYTES > 16
 enum { FLOATS = VECTOR_BYTES / 4 };
 
-/* Rounding to nearest, denormal numbers kept, no traps; the flags of past exceptions do not count.
- */
+/* Returns true with rounding to nearest, denormal numbers kept, and no traps; flags of past
+ * exceptions do not count. */
 FL_INLINE bool is_default_arithmetic(void) { return (_mm_getcsr() & ~0x3FU) == 0x1F80; }
 
 typedef struct line {
@@ -37,7 +39,7 @@ FL_INLINE lane load_bytes(const uint8_t *src)
 
 FL_INLINE lane first_to_low(lane bytes) { return _mm_srli_si128(bytes, LANE_BYTES - FLOATS); }
 
-/* The values of FLOATS bytes. */
+/* Returns the values of FLOATS bytes. */
 FL_INLINE floats values_of(lane bytes, const line *by)
 {
 #if FL_VECTOR_BYTES == 64
@@ -51,7 +53,7 @@ FL_INLINE floats values_of(lane bytes, const line *by)
     return FL_V(fmadd_ps)(rest, by->inverse, quotient);
 }
 
-/* The highest 16 bits of each, rounded to nearest, ties to even; none is NaN. */
+/* Returns the highest 16 bits of each value, rounded to nearest, ties to even; no value is NaN. */
 FL_INLINE vector bf16_bits(floats x)
 {
 #if FL_VECTOR_BYTES == 64
@@ -87,7 +89,7 @@ FL_INLINE void store_halves(void *dst, halves x) { store_lane(dst, x); }
 FL_INLINE void stream_halves(void *dst, halves x) { _mm_stream_si128(dst, x); }
 #endif
 
-/* To stream, dst is at a multiple of the step's size. */
+/* Casts one step. If streams, dst must be at a multiple of the step's size. */
 FL_INLINE void cast_bytes(fl_image_type type, bool streams, char *dst, lane bytes, const line *by)
 {
     floats x = values_of(bytes, by);
@@ -102,19 +104,19 @@ FL_INLINE void cast_bytes(fl_image_type type, bool streams, char *dst, lane byte
 }
 #endif
 
-/* FLOATS bytes, of which *src is the first and the others lie before it. */
+/* Loads FLOATS bytes in reverse: *src is the first, and the rest lie before *src. */
 FL_INLINE lane load_reversed(const uint8_t *src)
 {
     return first_to_low(reverse_lane(load_bytes(src - (FLOATS - 1))));
 }
 
-/* How a row is cast: constants where it is compiled. */
+/* How a row is cast. The fields must be constants at compile time. */
 typedef struct way {
     fl_image_type type;
     bool reverses, streams;
 } way;
 
-/* Elements [i, i + FLOATS) of a row. */
+/* Casts elements [i, i + FLOATS) of a row. */
 FL_INLINE void
 cast_step(way how, bool streams, char *dst, const uint8_t *src, int64_t i, const line *by)
 {
@@ -122,13 +124,13 @@ cast_step(way how, bool streams, char *dst, const uint8_t *src, int64_t i, const
     cast_bytes(how.type, streams, dst + i * fl_image_type_bytes(how.type), bytes, by);
 }
 
-/* How many elements there are before the first that begins a line of the caches. */
+/* Returns how many elements lie before the first cache line that begins in the row. */
 FL_INLINE int64_t elements_to_line(const char *dst, fl_image_type type)
 {
     return (int64_t)(-(uintptr_t)dst % LINE_BYTES) / fl_image_type_bytes(type);
 }
 
-/* At least FLOATS elements; to stream them, STREAMED_ROW. */
+/* Casts a row of at least FLOATS elements; with streams, at least STREAMED_ROW elements. */
 FL_INLINE void cast_row(way how, char *dst, const uint8_t *src, int64_t count, const line *by)
 {
     int64_t i = how.streams ? elements_to_line(dst, how.type) : 0;
@@ -146,7 +148,7 @@ cast_rows(way how, char *dst, int64_t pitch, const fl_image_block *b, const fl_i
         cast_row(how, dst, src, b->columns, &by);
 }
 
-/* Rows that follow each other in memory are one. */
+/* Joins rows that follow each other in memory into one long row. */
 FL_INLINE fl_image_block as_long_rows(const fl_image_block *b, int64_t pitch, int64_t bytes)
 {
     fl_image_block rows = *b;
@@ -155,7 +157,7 @@ FL_INLINE fl_image_block as_long_rows(const fl_image_block *b, int64_t pitch, in
     return rows;
 }
 
-/* Without fills. */
+/* Casts a block without fills. */
 FL_INLINE void cast_columns(fl_image_type type, char *dst, int64_t pitch,
                             const fl_image_block *block, const fl_image_cast *cast)
 {
@@ -177,7 +179,8 @@ FL_INLINE void cast_columns(fl_image_type type, char *dst, int64_t pitch,
     if (is_streamed) end_streaming();
 }
 
-/* Rows are put together as bytes in the first cache and then cast in one piece. */
+/* Casts a block with fills: rows are assembled as bytes in the first cache and then cast in one
+ * piece. */
 FL_INLINE void
 cast_framed(fl_image_type type, char *dst, const fl_image_block *block, const fl_image_cast *cast)
 {
@@ -196,7 +199,7 @@ cast_framed(fl_image_type type, char *dst, const fl_image_block *block, const fl
     }
 }
 
-/* Whether they may be: they follow each other in the output. */
+/* Returns true if cast_framed can take the block: its rows follow each other in the output. */
 FL_INLINE bool is_framed(const fl_image_block *b, int64_t pitch, int64_t bytes)
 {
     return is_in_pieces(b) && pitch == (b->before + b->columns + b->after) * bytes;

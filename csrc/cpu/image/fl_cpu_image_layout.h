@@ -1,22 +1,22 @@
 /* fl_cpu_image_layout: pixels to planes and back, by shuffles of bytes.
  *
- * Part of fl_cpu_image_body. Each function works in steps of one length; the last step ends where
- * the data does and does some elements twice. Images narrower than a step go to the table of the
- * next narrower registers, FL_NARROWER. */
+ * Part of fl_cpu_image_body. Each function works in steps of one length; the last step ends at the
+ * end of the data, and does some elements twice. Images narrower than a step go to the table for
+ * narrower registers, FL_NARROWER. */
 #ifndef FL_CPU_IMAGE_LAYOUT_H
 #define FL_CPU_IMAGE_LAYOUT_H
 
 #include "fl_cpu_image_vector.h"
 
-/* NEON has instructions that do this while they load and store (fl_cpu_image_arm.h). */
+/* NEON has loads and stores that split and join (fl_cpu_image_arm.h). */
 #if FL_VECTOR_BYTES > 16
 /* ---- three channels
  *
- * A lane of three registers holds 48 bytes of pixels; element i of these is of channel i % 3. The
- * elements of one channel stand at other places in each register and fill a whole lane together:
- * so two choices collect a channel, and one shuffle sorts it. */
+ * The same lane of three registers holds 48 bytes of pixels; element i of these belongs to channel
+ * i % 3. The elements of one channel have different positions in each register, and together fill a
+ * whole lane. So two choices collect a channel, and one shuffle sorts it. */
 
-/* Ones where element i of a lane has i % 3 == 0, 1, 2; by bytes / 2 of an element. */
+/* Ones for elements i of a lane with i % 3 == 0, 1, 2; indexed by bytes / 2 of an element. */
 static const uint8_t third_masks[3][3][LANE_BYTES] = {
     {{255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255},
      {0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0, 255, 0, 0},
@@ -29,14 +29,14 @@ static const uint8_t third_masks[3][3][LANE_BYTES] = {
      {0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0, 0, 0}},
 };
 
-/* From the order in which the choices leave channel c to that of pixels. */
+/* The shuffles from the order after the choices of channel c to the order of pixels. */
 static const uint8_t split_orders[3][LANE_BYTES] = {
     {0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14, 1, 4, 7, 10, 13},
     {1, 4, 7, 10, 13, 0, 3, 6, 9, 12, 15, 2, 5, 8, 11, 14},
     {2, 5, 8, 11, 14, 1, 4, 7, 10, 13, 0, 3, 6, 9, 12, 15},
 };
 
-/* And back, by bytes / 2 of an element. */
+/* The shuffles for the way back; indexed by bytes / 2 of an element. */
 static const uint8_t join_orders[3][3][LANE_BYTES] = {
     {{0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15, 10, 5},
      {5, 0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15, 10},
@@ -51,14 +51,14 @@ static const uint8_t join_orders[3][3][LANE_BYTES] = {
 
 FL_INLINE vector table_lane(const uint8_t from[LANE_BYTES]) { return same_lanes(load_lane(from)); }
 
-/* 16 * LANES pixels. */
+/* Splits 16 * LANES pixels. */
 FL_INLINE void split_3(uint8_t *dst, int64_t pitch, const uint8_t *src)
 {
     vector x[3];
     FL_UNROLL for (int k = 0; k < 3; k++) x[k] = load_lanes(src + k * LANE_BYTES, 3 * LANE_BYTES);
     FL_UNROLL for (int c = 0; c < 3; c++)
     {
-        /* Byte q of register k is of channel (16 * k + q) % 3. */
+        /* Byte q of register k belongs to channel (16 * k + q) % 3. */
         vector first = table_lane(third_masks[0][c]),
                second = table_lane(third_masks[0][(c + 2) % 3]);
         vector mixed = choose(first, x[0], choose(second, x[1], x[2]));
@@ -66,7 +66,7 @@ FL_INLINE void split_3(uint8_t *dst, int64_t pitch, const uint8_t *src)
     }
 }
 
-/* VECTOR_BYTES / bytes pixels. */
+/* Joins VECTOR_BYTES / bytes pixels. */
 FL_INLINE void join_3(char *dst, const char *src, int64_t pitch, int32_t bytes)
 {
     int size = bytes / 2, step = LANE_BYTES / bytes % 3;
@@ -75,7 +75,7 @@ FL_INLINE void join_3(char *dst, const char *src, int64_t pitch, int32_t bytes)
         FL_V(shuffle_epi8)(load(src + c * pitch), table_lane(join_orders[size][c]));
     FL_UNROLL for (int k = 0; k < 3; k++)
     {
-        /* Element q of register k is of channel (step * k + q) % 3. */
+        /* Element q of register k belongs to channel (step * k + q) % 3. */
         int shift = step * k % 3;
         vector first = table_lane(third_masks[size][(3 - shift) % 3]);
         vector second = table_lane(third_masks[size][(4 - shift) % 3]);
@@ -86,7 +86,7 @@ FL_INLINE void join_3(char *dst, const char *src, int64_t pitch, int32_t bytes)
 
 /* ---- two and four channels */
 
-/* 16 * LANES pixels. */
+/* Splits 16 * LANES pixels. */
 FL_INLINE void split_2(uint8_t *dst, int64_t pitch, const uint8_t *src)
 {
     const vector order =
@@ -112,7 +112,8 @@ FL_INLINE void split_4(uint8_t *dst, int64_t pitch, const uint8_t *src)
     store(dst + 3 * pitch, FL_V(unpackhi_epi64)(high[0], high[1]));
 }
 
-/* out[0], out[1]: elements of a and b in turn, those of the low and of the high half of lanes. */
+/* Writes elements of a and b in turn: out[0] from the low halves of lanes, out[1] from the high
+ * halves. */
 FL_INLINE void interleave(vector out[2], vector a, vector b, int32_t bytes)
 {
     if (bytes == 1) {
@@ -130,7 +131,7 @@ FL_INLINE void interleave(vector out[2], vector a, vector b, int32_t bytes)
     }
 }
 
-/* VECTOR_BYTES / bytes pixels, as below. */
+/* Joins VECTOR_BYTES / bytes pixels, like join_4 below. */
 FL_INLINE void join_2(char *dst, const char *src, int64_t pitch, int32_t bytes)
 {
     vector out[2];

@@ -1,8 +1,8 @@
 /* fl_cpu_image_noise: normal random numbers added to bytes.
  *
- * Included by each file that fills a table of fl_image_ops, as fl_cpu_image_tone.h is. Logarithm,
- * sine and cosine are written out, every product and sum rounded, so that all tables and machines
- * have the same numbers. docs/internals/augmentations.md has them too. */
+ * Each file that fills a table of fl_image_ops includes this file. Logarithm, sine and cosine are
+ * written out, with every product and sum rounded, so that all tables and machines give the same
+ * numbers. docs/internals/augmentations.md also defines these functions. */
 #ifndef FL_CPU_IMAGE_NOISE_H
 #define FL_CPU_IMAGE_NOISE_H
 
@@ -10,7 +10,7 @@
 
 #include "fl_philox.h"
 
-enum { NOISE_NUMBERS = 4 * TONE_FLOATS }; /* made at a time: of as many blocks as floats */
+enum { NOISE_NUMBERS = 4 * TONE_FLOATS }; /* made at a time: a block for each float */
 
 static inline tone_floats tone_sqrt(tone_floats x)
 {
@@ -22,7 +22,7 @@ static inline tone_floats tone_sqrt(tone_floats x)
 #endif
 }
 
-/* Of numbers from 2^-24 to 1. */
+/* Computes the logarithm of numbers from 2^-24 to 1. */
 static inline tone_floats tone_log(tone_floats x)
 {
     static const float terms[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,
@@ -41,7 +41,7 @@ static inline tone_floats tone_log(tone_floats x)
     return sum + e * 0.693359375f;
 }
 
-/* Cosine and sine of a part of the circle, from 0 to 1. */
+/* Computes cosine and sine for a part of the circle, from 0 to 1. */
 static inline void tone_circle(tone_floats part, tone_floats *cosine, tone_floats *sine)
 {
     tone_floats quarters = part * 4.0f;
@@ -59,7 +59,7 @@ static inline void tone_circle(tone_floats part, tone_floats *cosine, tone_float
     *sine = tone_choose(turns_y, -y, y);
 }
 
-/* Words of TONE_FLOATS blocks from `first` on: word w of block k at words[w][k]. */
+/* Makes the words of TONE_FLOATS blocks from `first` on: word w of block k is words[w][k]. */
 static inline void make_words(uint64_t key, uint64_t first, uint32_t words[4][TONE_FLOATS])
 {
     for (int k = 0; k < TONE_FLOATS; k++) {
@@ -82,7 +82,7 @@ static inline tone_floats units_of(const uint32_t *words, int32_t more)
     return __builtin_convertvector(bits, tone_floats) * 0x1p-24f;
 }
 
-/* Normal numbers 4 * first to 4 * first + NOISE_NUMBERS. */
+/* Makes the normal numbers 4 * first to 4 * first + NOISE_NUMBERS - 1. */
 static void make_normal(uint64_t key, uint64_t first, float *out)
 {
     uint32_t words[4][TONE_FLOATS];
@@ -141,7 +141,7 @@ static void tone_cut_sums(uint8_t *restrict dst, const float *restrict sums, int
     for (int64_t i = 0; i < count; i++) dst[i] = (uint8_t)(int32_t)sums[i];
 }
 
-/* The table, as an initializer of fl_image_ops.tone. */
+/* The functions of fl_image_ops.tone, as an initializer. */
 /* clang-format off */
 #define FL_TONE_OPS                                                              \
     {.look_up = tone_look_up,   .range = tone_range,                             \

@@ -1,6 +1,7 @@
-/* fl_cpu_image_plain: fl_image_ops for any machine: the reference for the others.
+/* fl_cpu_image_plain: fl_image_ops for any machine, and the reference for all further tables.
  *
- * The loops are plain C that a compiler may vectorise for what every machine of its kind has. */
+ * The loops are plain, so that a compiler may vectorise them with instructions that every machine
+ * has. */
 #include "fl_cpu_image.h"
 
 #include "fl_cpu_image_apart.h"
@@ -35,7 +36,7 @@ static void join_channels(void *dst, const void *src, int64_t pitch, int64_t pix
 
 /* ---- values */
 
-/* Rows that follow each other in memory are one. */
+/* Joins rows that follow each other in memory into one. */
 static inline void join_rows(int64_t *rows, int64_t *columns)
 {
     *columns *= *rows;
@@ -64,7 +65,7 @@ copy_bytes(void *dst, int64_t pitch, const fl_image_block *block, const fl_image
     }
 }
 
-/* Elements of one row. `step` and `bytes` are constants where it is compiled. */
+/* Looks up the elements of one row. `step` and `bytes` must be constants at compile time. */
 static inline __attribute__((always_inline)) void
 look_up_row(char *dst, const uint8_t *src, int64_t count, int64_t step, const char *table,
             size_t bytes)
@@ -140,7 +141,8 @@ static void pick_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t 
             dst[row * dst_pitch + i] = src[row * src_pitch + axis->first[i]];
 }
 
-/* Result i of each row. Inlined for a count that is known, as the loop over samples goes away. */
+/* Computes result i of each row. Inlined for a known count, because the loop over samples then
+ * disappears. */
 static inline void
 sum_column(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch, int64_t rows,
            const fl_resample *axis, int32_t i, int32_t count)
@@ -180,7 +182,7 @@ static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
     }
 }
 
-/* A piece of a row: sums over its samples, one row at a time. */
+/* Columns in a piece of a row, which is summed over its samples one row at a time. */
 enum { PIECE = 256 };
 
 static void sum_rows(uint8_t *dst, const uint8_t *src, int64_t src_pitch, int64_t width,

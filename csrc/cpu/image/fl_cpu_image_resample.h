@@ -1,22 +1,23 @@
 /* fl_cpu_image_resample: sums of weighted bytes, two at a time (pmaddwd; smlal and smlal2).
  *
- * Part of fl_cpu_image_body. Sums are of int32 and exact, so their order does not matter. Along
- * rows, a block of 16 results of a row is one lane, and LANES rows are worked at once: what is
- * prepared for a block (where its samples are, their weights) serves all rows. Steps that would end
- * behind the last row or column begin earlier instead.
+ * Part of fl_cpu_image_body. Sums are int32 and exact, so their order does not matter. Along rows,
+ * a block of 16 results of a row is one lane, and LANES rows are worked on at once. The preparation
+ * of a block (the positions of its samples, and their weights) serves all rows. A step that would
+ * pass the last row or column begins earlier instead.
  *
- * Weights of Pillow are longer than int16 and come in two halves, whose sums are added: has_low is
- * a constant where these functions are compiled. */
+ * Pillow's weights are longer than int16 and come in two halves, whose sums are added: has_low must
+ * be a constant at compile time. */
 #ifndef FL_CPU_IMAGE_RESAMPLE_H
 #define FL_CPU_IMAGE_RESAMPLE_H
 
 #include "fl_cpu_image_vector.h"
 
 enum { BLOCK = 16, GROUP = 4, GROUPS = BLOCK / GROUP, MAX_PAIRS = 8, DOT = 16 };
-enum { AHEAD_ROWS = 16 }; /* that are prefetched before they are worked on */
-enum { BAND_ROWS = 256 }; /* that a block goes through: of more, caches would not hold the lines */
+enum { AHEAD_ROWS = 16 }; /* rows are prefetched this far ahead */
+enum { BAND_ROWS = 256 }; /* rows that a block goes through: caches hold no more lines */
 
-/* Four registers of int32 sums, one result an element: shifted, clamped to a byte, in order. */
+/* Turns four registers of int32 sums, one result an element, into bytes: shifted, clamped, in
+ * order. */
 FL_INLINE vector bytes_of(const vector sums[4], lane precision)
 {
     vector x[4];
@@ -29,17 +30,18 @@ FL_INLINE vector half_of(const fl_resample *axis)
     return FL_V(set1_epi32)((1 << axis->precision) >> 1);
 }
 
-/* Sums of both halves of weights, from the sums of each. */
+/* Joins the sums with both halves of the weights. */
 FL_INLINE vector join_halves(vector high, vector low)
 {
     return FL_V(add_epi32)(FL_V(slli_epi32)(high, 8), low);
 }
 
-/* ---- what fl_cpu_image_arm.h has in its own way */
+/* ---- functions that fl_cpu_image_arm.h has in a different form */
 
 #if FL_VECTOR_BYTES > 16
-/* Samples from `first` on in int16, those of a pair in the two halves of an int32. Bytes with the
- * highest bit set make zeros. Behind the samples the weights are 0, so any byte will do there. */
+/* Returns the shuffle that takes samples from `first` on to int16, a pair in the two halves of an
+ * int32. Indices with the highest bit set make zeros. After the last sample weights are 0, so any
+ * byte will do there. */
 FL_INLINE lane order_of(const int32_t *first, int32_t pair, int32_t from)
 {
     lane place = _mm_sub_epi32(load_lane(first), _mm_set1_epi32(from - 2 * pair));
@@ -56,7 +58,7 @@ FL_INLINE lane weights_of(const int16_t *weight, int32_t taps)
     return load_lane(pair);
 }
 
-/* `sum` and the products of samples and weights, as order_of and weights_of laid them out. */
+/* Returns `sum` plus the products of samples and weights, laid out by order_of and weights_of. */
 FL_INLINE vector add_pairs(vector sum, vector x, vector weight)
 {
     return FL_V(add_epi32)(sum, FL_V(madd_epi16)(x, weight));
@@ -73,7 +75,7 @@ FL_INLINE dots dot_16(const uint8_t *x, const int16_t *weight, dots sum)
     return _mm256_add_epi32(sum, products);
 }
 
-/* The sums of each of four. */
+/* Adds up each of four sums. */
 FL_INLINE lane join_dots(const dots sums[GROUP])
 {
     __m256i quarters =
@@ -81,8 +83,8 @@ FL_INLINE lane join_dots(const dots sums[GROUP])
     return _mm_add_epi32(_mm256_castsi256_si128(quarters), _mm256_extracti128_si256(quarters, 1));
 }
 
-/* One register of results: rows a and b are interleaved, so that a pair of samples with their
- * weights is one int32. */
+/* Adds two rows to one register of results: rows a and b are interleaved, so that an int32 holds a
+ * pair of samples or their weights. */
 FL_INLINE void add_rows(vector sums[4], vector a, vector b, vector weights)
 {
     vector low = FL_V(unpacklo_epi8)(a, b), high = FL_V(unpackhi_epi8)(a, b);
@@ -93,10 +95,10 @@ FL_INLINE void add_rows(vector sums[4], vector a, vector b, vector weights)
 }
 #endif
 
-/* ---- along rows, few taps: samples are shuffled to where their weights are */
+/* ---- along rows, few taps: samples are shuffled to the positions of their weights */
 
 /* Results at .. at + 15, in groups of four. Pair p of the samples of a group lies in 16 bytes from
- * `from[p]` of a row; order[p] makes of them int16, as add_pairs takes them. */
+ * `from[p]` of a row; order[p] makes int16 from the bytes, in the form for add_pairs. */
 typedef struct group_of {
     int32_t from[MAX_PAIRS];
     lane order[MAX_PAIRS], weight[MAX_PAIRS], low[MAX_PAIRS];
@@ -106,10 +108,10 @@ typedef struct block_of {
     group_of group[GROUPS];
     int32_t pairs;
     bool is_one_window; /* from[0] serves all pairs */
-    bool is_first;      /* of its rows, which may then be far away in memory */
+    bool is_first;      /* the first block of its rows, which may be far away in memory */
 } block_of;
 
-/* As many as the result with the most samples needs, of a block. */
+/* Returns how many pairs a block needs for the result with the most samples. */
 FL_INLINE int32_t pairs_of(const fl_resample *axis, int32_t at)
 {
     int64_t most = 0;
@@ -117,7 +119,7 @@ FL_INLINE int32_t pairs_of(const fl_resample *axis, int32_t at)
     return (int32_t)(most + 1) / 2;
 }
 
-/* Whether the samples before `taps` of four results lie in 16 bytes from `from`. */
+/* Returns true if the samples before `taps` of four results lie in 16 bytes from `from`. */
 FL_INLINE bool fits(const fl_resample *axis, int32_t at, int32_t from, int32_t taps)
 {
     for (int32_t j = at; j < at + GROUP; j++)
@@ -125,7 +127,7 @@ FL_INLINE bool fits(const fl_resample *axis, int32_t at, int32_t from, int32_t t
     return true;
 }
 
-/* False where a pair of four results does not fit. */
+/* Prepares a block; returns false if a pair of four results does not fit into 16 bytes. */
 static bool prepare_block(block_of *block, const fl_resample *axis, int32_t at)
 {
     int32_t last = axis->in - LANE_BYTES;
@@ -150,7 +152,7 @@ static bool prepare_block(block_of *block, const fl_resample *axis, int32_t at)
     return true;
 }
 
-/* Four results of LANES rows. */
+/* Sums four results of LANES rows. */
 FL_INLINE vector sum_group(const group_of *group, const uint8_t *src, int64_t pitch, int32_t pairs,
                            bool is_one_window, bool has_low, vector half)
 {
@@ -166,8 +168,8 @@ FL_INLINE vector sum_group(const group_of *group, const uint8_t *src, int64_t pi
     return has_low ? join_halves(sum, low) : sum;
 }
 
-/* The hardware foresees lines of one row, but a block takes one of each: all that other blocks will
- * need of LANES rows is asked for here. */
+/* Prefetches everything that all blocks will need of LANES rows. The hardware foresees the lines of
+ * one row, but a block takes one line of each row. */
 FL_INLINE void prefetch_rows(const uint8_t *src, int64_t pitch, const fl_resample *axis)
 {
     for (int row = 0; row < LANES; row++)
@@ -219,10 +221,10 @@ shuffle_block(const block_of *block, uint8_t *dst, int64_t dst_pitch, const uint
         shuffle_halves(block, dst, dst_pitch, src, src_pitch, rows, axis, true);
 }
 
-/* ---- along rows, many taps: one result is a sum over samples that lie side by side */
+/* ---- along rows, many taps: one result is a sum over adjacent samples */
 
-/* The last samples of a result, or all, if they are fewer than 16: bytes from .. from + 15 of a
- * row, with weight 0 where a byte is not a sample or belongs to a step before. */
+/* The last samples of a result; if there are fewer than 16, all samples. Bytes from .. from + 15 of
+ * a row, with weight 0 for a byte that is not a sample or belongs to an earlier step. */
 typedef struct tail_of {
     int32_t from;
     int16_t weight[DOT];
@@ -249,7 +251,7 @@ FL_INLINE dots sum_result(const uint8_t *row, const fl_resample *axis, int32_t i
     return sum;
 }
 
-/* Four results of a row as int32. */
+/* Computes four results of a row as int32. */
 FL_INLINE lane sum_results(const uint8_t *row, const fl_resample *axis, int32_t at,
                            const int16_t *weights, const tail_of tails[GROUP])
 {
@@ -289,7 +291,7 @@ static void dot_block(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64
 
 /* ---- the functions of the table */
 
-/* All results of at least LANES rows. */
+/* Computes all results of at least LANES rows. */
 static void resample_rows(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int64_t src_pitch,
                           int64_t rows, const fl_resample *axis)
 {
@@ -319,7 +321,7 @@ static void resample_x(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
     }
 }
 
-/* Weights k and k + 1 of a result, in each pair of int16. */
+/* Returns weights k and k + 1 of a result, in each pair of int16. */
 FL_INLINE vector pair_of(const int16_t *weight, int32_t k)
 {
     int32_t pair;
@@ -327,7 +329,7 @@ FL_INLINE vector pair_of(const int16_t *weight, int32_t k)
     return FL_V(set1_epi32)(pair);
 }
 
-/* A register of result i. */
+/* Computes a register of row i of the result. */
 FL_INLINE vector weigh_rows(const uint8_t *src, int64_t pitch, const fl_resample *axis, int32_t i,
                             bool has_low, vector half, lane precision)
 {
@@ -337,7 +339,7 @@ FL_INLINE vector weigh_rows(const uint8_t *src, int64_t pitch, const fl_resample
     vector sums[4] = {first, first, first, first}, low[4] = {half, half, half, half};
     for (int32_t k = 0; k < count; k += 2) {
         vector a = load(src + k * pitch);
-        /* Behind the last sample the weight is 0. */
+        /* The weight after the last sample is 0. */
         vector b = k + 1 < count ? load(src + (k + 1) * pitch) : a;
         add_rows(sums, a, b, pair_of(axis->weight + at, k));
         if (has_low) add_rows(low, a, b, pair_of(axis->low + at, k));

@@ -1,17 +1,17 @@
 /* fl_cpu_image_rows: blocks of rows copied, reversed and filled.
  *
- * Part of fl_cpu_image_body. Most rows are short: how one is worked is chosen once a block. A row
- * is pieces, of which the last one ends where the row does and does some bytes twice. */
+ * Part of fl_cpu_image_body. Most rows are short, so the method is chosen once for a block. A row
+ * is a number of pieces; the last piece ends at the end of the row, and does some bytes twice. */
 #ifndef FL_CPU_IMAGE_ROWS_H
 #define FL_CPU_IMAGE_ROWS_H
 
 #include "fl_cpu_image_apart.h"
 #include "fl_cpu_image_vector.h"
 
-/* From here on memcpy is as fast as pieces are. */
+/* From this length on memcpy is as fast as pieces. */
 enum { LONG_ROW = 256 };
 
-/* 16 and 8 bytes from the last to the first. */
+/* Reverses 16 bytes. */
 FL_INLINE lane reverse_lane(lane x)
 {
     return FL_L(shuffle_epi8)(
@@ -27,31 +27,31 @@ FL_INLINE uint64_t load_8(const uint8_t *src)
 
 FL_INLINE void store_8(uint8_t *dst, uint64_t word) { memcpy(dst, &word, sizeof word); }
 
-/* ---- rows with fills on their sides
+/* ---- rows with fills at their sides
  *
- * A row is pieces of 16 bytes. One shuffle takes bytes of the source, or 0 where there is fill, and
- * the fill is added. How many bytes are of either differs from block to block, but no branch
- * depends on it. */
+ * A row is pieces of 16 bytes. One shuffle takes bytes of the source, or 0 for fill, and the fill
+ * is added. The share of either differs from block to block, but no branch depends on the share. */
 
 enum { MOST_PIECES = 16 };
 
-/* 16 bytes of every row. */
+/* A piece: 16 bytes of every row. */
 typedef struct piece {
     int64_t at;   /* its first element in the row */
-    int64_t from; /* its lowest byte, from block->src on */
+    int64_t from; /* its lowest byte, counted from block->src */
     lane order, fill;
 } piece;
 
 FL_INLINE bool is_line(const fl_image_block *b) { return b->step == 1 || b->step == -1; }
 
-/* Whether a block with fills can be worked in pieces. */
+/* Returns true if a block with fills can be copied in pieces. */
 FL_INLINE bool is_in_pieces(const fl_image_block *b)
 {
     return is_line(b) && b->columns >= LANE_BYTES &&
            b->before + b->columns + b->after <= MOST_PIECES * LANE_BYTES;
 }
 
-/* 16 elements from `at` on: those of the 16 from column `first` on that the source has. */
+/* Makes the piece with 16 elements from `at` on. It takes 16 source columns from `first` on, as far
+ * as the source has the elements. */
 FL_INLINE piece make_piece(const fl_image_block *b, int64_t at)
 {
     const lane places = FL_L(setr_epi8)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -68,7 +68,7 @@ FL_INLINE piece make_piece(const fl_image_block *b, int64_t at)
                    .fill = FL_L(and_si128)(outside, FL_L(set1_epi8)((char)b->fill))};
 }
 
-/* All rows of one piece: its bytes stay in registers. */
+/* Copies one piece of all rows: its shuffle and fill stay in registers. */
 FL_INLINE void copy_piece(uint8_t *dst, int64_t pitch, const fl_image_block *b, piece p)
 {
     const uint8_t *src = b->src + p.from;
@@ -87,7 +87,7 @@ static void copy_pieces(uint8_t *dst, int64_t pitch, const fl_image_block *b)
     }
 }
 
-/* ---- copies: src is the first element to be read, the next one is behind or before it */
+/* ---- copies: src is the first element to read, and the next element lies after or before it */
 
 FL_INLINE void copy_lane(uint8_t *dst, const uint8_t *src, int64_t i, bool reverses)
 {
@@ -149,7 +149,7 @@ copy_bytes(void *dst, int64_t pitch, const fl_image_block *block, const fl_image
         fl_cpu_image_plain.cast[FL_IMAGE_U8](dst, pitch, block, cast);
 }
 
-/* ---- fills: a pattern of 4 bytes fits into each piece a whole number of times */
+/* ---- fills: every piece holds a whole number of patterns of 4 bytes */
 
 FL_INLINE void fill_row(char *dst, uint32_t pattern, int64_t count, int64_t length)
 {

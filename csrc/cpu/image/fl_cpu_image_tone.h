@@ -1,9 +1,9 @@
 /* fl_cpu_image_tone: operations on colours.
  *
- * Included by each file that fills a table of fl_image_ops, and compiled for its instructions:
- * plain loops that the compiler vectorises. Every float is rounded where torch rounds it, so no
- * operation may be fused but those written (-ffp-contract=off), and all tables have the same bits.
- */
+ * Each file that fills a table of fl_image_ops includes this file, and compiles it for its
+ * instructions: plain loops that the compiler vectorises. Every float is rounded exactly where
+ * torch rounds, so no operation may be fused but the written ones (-ffp-contract=off), and all
+ * tables have the same bits. */
 #ifndef FL_CPU_IMAGE_TONE_H
 #define FL_CPU_IMAGE_TONE_H
 
@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Rows that follow each other in memory are one. */
+/* Joins rows that follow each other in memory into one. */
 static inline fl_image_planes as_one_row(const fl_image_planes *planes)
 {
     fl_image_planes p = *planes;
@@ -29,8 +29,8 @@ static void look_up_bytes(uint8_t *row, int64_t count, const uint8_t *table)
 }
 
 #if defined(FL_VECTOR_BYTES) && FL_VECTOR_BYTES == 64
-/* The table in four registers: two permutations of a pair each, and the highest bit of a byte
- * chooses. Returns how many bytes are done. */
+/* Looks up with the table in four registers: two permutations of a pair each, and the highest bit
+ * of a byte chooses between them. Returns how many bytes are done. */
 __attribute__((target("avx512vbmi"))) static int64_t
 look_up_vectors(uint8_t *row, int64_t count, const uint8_t *table)
 {
@@ -75,8 +75,7 @@ static void tone_range(const fl_image_planes *planes, uint8_t *least, uint8_t *l
     *largest = high;
 }
 
-/* Equal bytes in a row would wait for each other's counts, so neighbours have counts of their own.
- */
+/* Equal bytes in a row would wait for each other's counts, so neighbours use separate counts. */
 static void tone_count(const fl_image_planes *planes, int64_t *count)
 {
     enum { APART = 4 };
@@ -96,7 +95,7 @@ static void tone_count(const fl_image_planes *planes, int64_t *count)
 
 static void tone_sum(const uint8_t *src, int64_t bytes, int64_t *sum)
 {
-    enum { PLACES = 32, STEPS = 1 << 16 }; /* as many bytes fit 32 bits */
+    enum { PLACES = 32, STEPS = 1 << 16 }; /* this many bytes fit 32 bits */
     while (bytes >= PLACES) {
         uint32_t part[PLACES] = {0};
         int64_t steps = fl_min(bytes / PLACES, STEPS);
@@ -149,7 +148,7 @@ static void tone_saturate(const fl_image_planes *planes, float factor, float res
     }
 }
 
-/* ---- hue: compilers do not make vectors of so many choices, so they are written */
+/* ---- hue: compilers do not vectorise so many choices, so vectors are written out */
 
 #ifdef FL_VECTOR_BYTES
 enum { TONE_BYTES = FL_VECTOR_BYTES };
@@ -175,7 +174,7 @@ static inline void tone_store(uint8_t *dst, tone_floats x)
     memcpy(dst, &bytes, sizeof bytes);
 }
 
-/* `ones` where the mask has ones, else `others`. */
+/* Returns `ones` if the mask has ones, else `others`, element by element. */
 static inline tone_floats tone_choose(tone_mask mask, tone_floats ones, tone_floats others)
 {
     return (tone_floats)((mask & (tone_mask)ones) | (~mask & (tone_mask)others));
@@ -187,7 +186,7 @@ static inline tone_floats clamp_unit(tone_floats x)
     return tone_choose(x > ones, ones, tone_choose(x < zeros, zeros, x));
 }
 
-/* Where a colour lies on the circle of hues, from 0 to 1, after it is turned. */
+/* Returns a colour's position on the circle of hues, from 0 to 1, after turning. */
 static inline tone_floats
 turned_hue(const tone_floats *color, tone_floats most, tone_floats spread, float turns)
 {
@@ -197,13 +196,13 @@ turned_hue(const tone_floats *color, tone_floats most, tone_floats spread, float
     tone_floats hue = tone_choose(most == color[1], (r + 2.0f) - b, (g + 4.0f) - r);
     hue = tone_choose(most == color[0], b - g, hue);
     hue = hue * (float)(1.0 / 6.0) + 1.0f;        /* from 5/6 to 11/6 */
-    hue -= tone_choose(hue >= ones, ones, zeros); /* exact, as fmod is */
+    hue -= tone_choose(hue >= ones, ones, zeros); /* exact, like fmod */
     hue += turns;
     hue -= tone_choose(hue >= ones, ones, zeros);
     return hue + tone_choose(hue < zeros, ones, zeros);
 }
 
-/* TONE_FLOATS pixels. */
+/* Turns TONE_FLOATS pixels. */
 static inline void turn_pixels(uint8_t *red, uint8_t *green, uint8_t *blue, float turns)
 {
     const tone_floats ones = (tone_floats){0} + 1;

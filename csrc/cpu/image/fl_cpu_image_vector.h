@@ -1,9 +1,9 @@
-/* fl_cpu_image_vector: registers of 16, 32 or 64 bytes as the kernels for images see them.
+/* fl_cpu_image_vector: registers of 16, 32 or 64 bytes, as the kernels for images see them.
  *
- * Included by fl_cpu_image_neon.c, fl_cpu_image_avx2.c and fl_cpu_image_avx512.c, which say how
- * long a register is (FL_VECTOR_BYTES). A register is lanes of 16 bytes; FL_V(op) is the
- * instruction of its length that works in each lane alike, FL_L(op) that for one lane. They have
- * the names of x86, where NEON has functions in their place (fl_cpu_image_arm.h). */
+ * fl_cpu_image_neon.c, fl_cpu_image_avx2.c and fl_cpu_image_avx512.c include this file, and set the
+ * length of a register (FL_VECTOR_BYTES). A register is lanes of 16 bytes; FL_V(op) is the
+ * instruction for a whole register that works in each lane alike, FL_L(op) the instruction for one
+ * lane. Names are x86's; for NEON, functions take their place (fl_cpu_image_arm.h). */
 #ifndef FL_CPU_IMAGE_VECTOR_H
 #define FL_CPU_IMAGE_VECTOR_H
 
@@ -16,7 +16,7 @@
 
 enum { LANE_BYTES = 16, VECTOR_BYTES = FL_VECTOR_BYTES, LANES = VECTOR_BYTES / LANE_BYTES };
 
-/* Where the next step begins: the last one ends at `count` >= step. */
+/* Returns the begin of the next step: the last step ends at `count` >= step. */
 FL_INLINE int64_t step_from(int64_t at, int64_t step, int64_t count)
 {
     return at + step <= count ? at : count - step;
@@ -45,7 +45,7 @@ FL_INLINE void store(void *at, vector x) { _mm512_storeu_si512(at, x); }
 FL_INLINE vector zeros(void) { return _mm512_setzero_si512(); }
 FL_INLINE vector same_lanes(lane x) { return _mm512_broadcast_i32x4(x); }
 
-/* Lane k is what lies at at + k * stride. */
+/* Loads lane k from at + k * stride. */
 FL_INLINE vector load_lanes(const void *at, int64_t stride)
 {
     const char *from = at;
@@ -64,7 +64,7 @@ FL_INLINE void store_lanes(void *at, int64_t stride, vector x)
     store_lane(to + 3 * stride, _mm512_extracti32x4_epi32(x, 3));
 }
 
-/* Bits of `ones` where the mask has ones, else of `others`. */
+/* Takes bits of `ones` if the mask has ones, else bits of `others`. */
 FL_INLINE vector choose(vector mask, vector ones, vector others)
 {
     return _mm512_ternarylogic_epi32(mask, ones, others, 0xCA);
@@ -79,7 +79,7 @@ FL_INLINE void store(void *at, vector x) { _mm256_storeu_si256(at, x); }
 FL_INLINE vector zeros(void) { return _mm256_setzero_si256(); }
 FL_INLINE vector same_lanes(lane x) { return _mm256_broadcastsi128_si256(x); }
 
-/* Lane k is what lies at at + k * stride. */
+/* Loads lane k from at + k * stride. */
 FL_INLINE vector load_lanes(const void *at, int64_t stride)
 {
     const char *from = at;
@@ -94,7 +94,7 @@ FL_INLINE void store_lanes(void *at, int64_t stride, vector x)
     store_lane(to + stride, _mm256_extracti128_si256(x, 1));
 }
 
-/* `ones` where bytes of the mask are 0xFF, `others` where they are 0. */
+/* Takes bytes of `ones` if the mask is 0xFF, bytes of `others` if it is 0. */
 FL_INLINE vector choose(vector mask, vector ones, vector others)
 {
     return _mm256_blendv_epi8(others, ones, mask);

@@ -1,7 +1,7 @@
-/* fl_cpu_image_warp: images sampled at any places: rotations, shears, perspectives.
+/* fl_cpu_image_warp: images sampled at computed positions: rotations, shears, perspectives.
  *
- * Included by each file that fills a table of fl_image_ops, as fl_cpu_image_tone.h is. Places are
- * computed a piece of a row at a time, then each channel is read there. */
+ * Each file that fills a table of fl_image_ops includes this file. Positions are computed for a
+ * piece of a row at a time, then each channel is read at these positions. */
 #ifndef FL_CPU_IMAGE_WARP_H
 #define FL_CPU_IMAGE_WARP_H
 
@@ -9,16 +9,17 @@
 
 enum { WARP_PIECE = 128 };
 
-/* Where the pixels of a piece are read, and how. */
+/* The positions and weights for reading the pixels of a piece. */
 typedef struct places {
-    float x[WARP_PIECE], y[WARP_PIECE]; /* in the image, pixels at whole numbers */
-    int32_t at[WARP_PIECE];             /* in a plane, with its border */
-    float inside[WARP_PIECE];           /* how much of it lies in the image */
+    float x[WARP_PIECE], y[WARP_PIECE]; /* in the image, with pixels at whole numbers */
+    int32_t at[WARP_PIECE];             /* offset in a plane, with its border */
+    float inside[WARP_PIECE];           /* the share of the pixel that lies in the image */
     float upper_left[WARP_PIECE], upper_right[WARP_PIECE];
     float lower_left[WARP_PIECE], lower_right[WARP_PIECE];
 } places;
 
-/* grid_sample's steps with align_corners=False; each product and sum is rounded but the last. */
+/* Computes positions by grid_sample's steps with align_corners=False; each product and sum is
+ * rounded, but in the last step the two are fused. */
 static inline void locate(places *to, const fl_image_warp *w, int64_t row, int64_t first, int count)
 {
     const float y = w->origin_y + (float)row, half_x = (float)w->width / 2;
@@ -38,7 +39,8 @@ static inline void locate(places *to, const fl_image_warp *w, int64_t row, int64
     }
 }
 
-/* Within the border, which is 2 wide: beyond it, all is the same. NaN is outside. */
+/* Clamps a position to the border, which is 2 wide, because everything beyond is the same. NaN is
+ * outside. */
 static inline float clamp_place(float x, float most)
 {
     x = x > -2 ? x : -2;
@@ -54,7 +56,7 @@ static inline float floor_of(float x)
 static inline float is_within(float x, float most) { return (float)((x >= 0) & (x <= most)); }
 
 /* A perspective divides by 0 at its horizon. torch's weights are NaN there, and the byte is 0 even
- * with a fill. So a place there counts as inside of the image, in its border, which is 0. */
+ * with a fill. So a position there counts as inside the image, in its border, which is 0. */
 static inline float is_nowhere(float x, float y)
 {
     float zero = (x - x) + (y - y);

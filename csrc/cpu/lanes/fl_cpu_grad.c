@@ -1,7 +1,8 @@
 /* fl_cpu_grad: the passes over gradients on the CPU.
  *
- * Chunks of a list are handed to the threads of a pool; what a chunk sums up lies in its own place
- * and is added in order at the end, so the result does not depend on who did what. */
+ * Chunks of a list are handed to the threads of a pool. The sum of each chunk is stored by itself,
+ * and the sums are added in order at the end, so the result does not depend on which thread did
+ * what. */
 #include "fl_cpu_grad.h"
 
 #include "fl_cpu_lanes.h"
@@ -11,9 +12,9 @@
 #include <stdatomic.h>
 
 enum {
-    SMALL_BYTES = 1 << 20, /* passes over less are done sooner than a thread is woken */
-    GRAIN = 8,             /* chunks a thread takes at a time */
-    SPANS_AHEAD = 8        /* whose first line is read ahead: small tensors lie anywhere */
+    SMALL_BYTES = 1 << 20, /* a smaller pass is over sooner than a thread wakes up */
+    GRAIN = 8,             /* chunks that a thread takes at a time */
+    SPANS_AHEAD = 8        /* spans whose first line is read ahead: small tensors lie anywhere */
 };
 
 typedef struct job job;
@@ -23,7 +24,7 @@ struct job {
     const fl_cpu_lanes *lanes;
     chunk_work *work;
     fl_tensor_list *list;       /* borrowed */
-    const fl_tensor_list *from; /* borrowed; of a combine */
+    const fl_tensor_list *from; /* borrowed; for a combine */
     int32_t norm_type;
     double factor, beta;
     _Atomic bool is_nonfinite; /* relaxed: read when the job is over */

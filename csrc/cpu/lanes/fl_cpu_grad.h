@@ -1,4 +1,4 @@
-/* fl_cpu_grad: passes over gradients on the CPU, the reference that other devices are tested
+/* fl_cpu_grad: passes over gradients on the CPU, the reference that further devices are tested
  * against. */
 #ifndef FL_CPU_GRAD_H
 #define FL_CPU_GRAD_H

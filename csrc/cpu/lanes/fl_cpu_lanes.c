@@ -1,4 +1,4 @@
-/* fl_cpu_lanes: which table this machine takes; see fl_cpu_lanes.h. */
+/* fl_cpu_lanes: chooses the table for this machine; see fl_cpu_lanes.h. */
 #include "fl_cpu_lanes.h"
 
 #include "fl_cpu_level.h"

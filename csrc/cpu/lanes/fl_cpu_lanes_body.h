@@ -1,9 +1,9 @@
-/* fl_cpu_lanes_body: the source behind one fl_cpu_lanes table; included once by each of
- * fl_cpu_lanes_*.c, which says for which instructions (FL_LANES; FL_LANE_DOUBLES a register, and
- * FL_LANE_FLOATS, where registers of floats hold more elements than those of doubles).
+/* fl_cpu_lanes_body: the source of an fl_cpu_lanes table. Each fl_cpu_lanes_*.c includes this file
+ * once, after setting the table's name (FL_LANES), the doubles in a register (FL_LANE_DOUBLES) and,
+ * if a register holds more floats than doubles, the floats (FL_LANE_FLOATS).
  *
- * A run is worked in blocks of LANES elements; the last one is filled up with zeros, which change
- * no sum, in a buffer of its own. Everything is inlined into the functions of the table. */
+ * A run is worked on in blocks of LANES elements. The last block is filled up with zeros, which
+ * change no sum, in a separate buffer. Everything is inlined into the functions of the table. */
 #include "fl_cpu_lanes.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@
 #include <arm_neon.h>
 #endif
 
-/* Where a register of floats fills several of doubles, they are its parts. */
+/* If a register of floats fills several registers of doubles, these are its parts. */
 #ifdef FL_LANE_FLOATS
 #define FL_EACH_PART(parts) _Pragma("GCC unroll 2") for (int part = 0; part < (parts); part++)
 #else
@@ -34,7 +34,7 @@ typedef FL_VECTOR(uint32_t, FLOATS) bits32;
 typedef FL_VECTOR(uint16_t, FLOATS) bits16;
 
 #define FL_INLINE static inline __attribute__((always_inline))
-/* How many elements a register holds. */
+/* The number of elements in a register. */
 #define FL_ELEMENTS(vector) ((int)(sizeof(vector) / sizeof((vector){0}[0])))
 /* Piece k is one register. */
 #define FL_EACH_PIECE(vector) \
@@ -112,7 +112,7 @@ static float float_of_half(uint16_t half)
         bits = 0x7f800000 | rest << 13 | (rest > 0x7c00 ? 0x400000 : 0);
     else if (rest >= 0x400)
         bits = (rest << 13) + 0x38000000;
-    else { /* rest * 2^-24: normal numbers with the exponent of 1/2^14, less that 1/2^14 */
+    else { /* rest * 2^-24: a normal number with the exponent of 1/2^14, minus 1/2^14 */
         float above, base;
         bits = rest << 13 | 0x38800000;
         memcpy(&above, &bits, sizeof above);
@@ -165,7 +165,7 @@ FL_INLINE wide widen_f64(wide x, int part)
     return x;
 }
 
-/* By hand where gcc would widen one half at a time. */
+/* Written by hand, because gcc would widen one half at a time. */
 FL_INLINE wide widen_f32(narrow x, int part)
 {
     (void)part;
@@ -181,7 +181,7 @@ FL_INLINE wide widen_f32(narrow x, int part)
 #endif
 }
 
-/* All bits of what is infinite or NaN. */
+/* Returns all bits set for elements that are infinite or NaN. */
 FL_INLINE bits64 nonfinite_f64(wide x)
 {
     const uint64_t exponent = 0x7ff0000000000000;
@@ -199,13 +199,13 @@ FL_INLINE bits32 nonfinite_f32(narrow x)
         for (int i = 0; i < FL_ELEMENTS(vector); i++) *(found) |= (bits)[i] != 0; \
     } while (0)
 
-/* ---- steps of a sum, and how lanes are joined */
+/* ---- steps of a sum, and joining lanes */
 
 FL_INLINE wide magnitude(wide x) { return (wide)((bits64)x & INT64_MAX); }
 
 FL_INLINE wide add_square_f64(wide sum, wide x) { return sum + x * x; }
 
-/* The square of what was a float is exact in double: fused or not, the sum is the same. */
+/* The square of a former float is exact in double: fused or not, the sum is the same. */
 FL_INLINE wide add_square_f32(wide sum, wide x)
 {
 #if FL_LANE_DOUBLES == 8
@@ -221,7 +221,7 @@ FL_INLINE wide add_square_f32(wide sum, wide x)
 
 FL_INLINE wide add_magnitude(wide sum, wide x) { return sum + magnitude(x); }
 
-/* A NaN stays: no number is larger. */
+/* Keeps a NaN, because no number is larger than NaN. */
 FL_INLINE wide keep_larger(wide most, wide x)
 {
     wide size = magnitude(x);
@@ -243,15 +243,15 @@ FL_INLINE double reduce(const wide *sum, double (*join)(double, double))
 
 /* ---- the functions of the table */
 
-/* The hardware reads ahead within a page only. */
+/* Prefetches, because the hardware reads ahead only within a page. */
 FL_INLINE void read_ahead(const void *block, size_t bytes)
 {
     for (size_t line = 0; line < bytes; line += LINE_BYTES)
         __builtin_prefetch((const char *)block + AHEAD_BYTES + line);
 }
 
-/* Runs the statements on each block of `count` elements of type T at `data`; `block` is its first
- * element. What they write to the last one, in its buffer, is copied back if `is_written`. */
+/* Runs the statements on each block of `count` elements of type T at `data`; `block` is the block's
+ * first element. The last block is in a buffer, which is copied back if `is_written`. */
 #define FL_EACH_BLOCK(T, data, count, is_written, ...)                  \
     do {                                                                \
         T *block = (T *)(data);                                         \

@@ -1,4 +1,4 @@
-/* fl_cpu_lanes_neon: fl_cpu_lanes for 64-bit Arm, all of which has these instructions. */
+/* fl_cpu_lanes_neon: fl_cpu_lanes for 64-bit Arm. Every such machine has these instructions. */
 #if defined(__aarch64__)
 #define FL_LANES fl_cpu_lanes_neon
 #define FL_LANES_NAME "neon"

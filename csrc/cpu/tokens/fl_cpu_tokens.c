@@ -1,4 +1,4 @@
-/* fl_cpu_tokens: which table this machine takes; see fl_cpu_tokens.h. */
+/* fl_cpu_tokens: chooses the table for this machine; see fl_cpu_tokens.h. */
 #include "fl_cpu_tokens.h"
 
 #include "fl_cpu_level.h"

@@ -17,7 +17,7 @@ static inline __m256i load_register(const char *at)
 }
 static inline void store_register(char *at, __m256i x) { _mm256_storeu_si256((__m256i *)at, x); }
 
-/* So much of a register. */
+/* These load this share of a register. */
 static inline __m128i half(const char *at) { return _mm_loadu_si128((const __m128i *)at); }
 static inline __m128i quarter(const char *at) { return _mm_loadl_epi64((const __m128i *)at); }
 static inline __m128i eighth(const char *at)

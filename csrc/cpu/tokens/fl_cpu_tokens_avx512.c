@@ -14,7 +14,7 @@
 static inline __m512i load_register(const char *at) { return _mm512_loadu_si512(at); }
 static inline void store_register(char *at, __m512i x) { _mm512_storeu_si512(at, x); }
 
-/* So much of a register. */
+/* These load this share of a register. */
 static inline __m256i half(const char *at) { return _mm256_loadu_si256((const __m256i *)at); }
 static inline __m128i quarter(const char *at) { return _mm_loadu_si128((const __m128i *)at); }
 static inline __m128i eighth(const char *at) { return _mm_loadl_epi64((const __m128i *)at); }

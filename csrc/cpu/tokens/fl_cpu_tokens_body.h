@@ -1,18 +1,19 @@
-/* fl_cpu_tokens_body: the source behind one fl_token_ops table; included once by each of
- * fl_cpu_tokens_*.c, which names the table (FL_TOKENS, FL_TOKENS_NAME) and, where instructions
- * widen tokens, says how long a register is (FL_VECTOR_BYTES) and how tokens are widened: by
- * FL_STEP bytes at a time, with FL_PUT.
+/* fl_cpu_tokens_body: the source of an fl_token_ops table. Each fl_cpu_tokens_*.c includes this
+ * file once, after setting the table's name (FL_TOKENS, FL_TOKENS_NAME). If instructions widen
+ * tokens, the file also sets the length of a register (FL_VECTOR_BYTES) and the widening: FL_STEP
+ * bytes at a time, with FL_PUT.
  *
- * With registers, a run is worked in blocks of one register of tokens, which is compared once and
- * then widened piece by piece, for x and again for y: a second load from the nearest cache costs
- * less than stores to y from where x begins, half of which would cross a cache line. */
+ * With registers, a run is worked on in blocks of one register of tokens. A block is compared once
+ * and then widened piece by piece, for x and again for y. The second load from the nearest cache
+ * costs less than storing to y from x's begin, because half of such stores would cross a cache
+ * line. */
 #include "fl_cpu_tokens.h"
 
 #include <string.h>
 
 #define FL_INLINE static inline __attribute__((always_inline))
 
-/* Element i, wherever it lies. U: the type without sign, in which a negative token is above
+/* Loads element i from any address. U is the type without sign; as U, a negative token is above
  * LARGEST, the largest of T. */
 #define FL_DEFINE_TYPE(name, T, U, LARGEST)                                                      \
     typedef T type_##name;                                                                       \
@@ -55,7 +56,7 @@ typedef uint16_t out_16;
 typedef uint32_t out_32;
 typedef uint64_t out_64;
 
-/* Tokens at <= i < count, one after the other. */
+/* Converts tokens at <= i < count, one after the other. */
 #define FL_DEFINE_ONES(from, to)                                                            \
     FL_INLINE bool ones_##from##_##to(char *restrict x, char *restrict y,                   \
                                       const char *restrict src, int64_t at, int64_t count,  \
@@ -89,7 +90,7 @@ typedef uint64_t out_64;
 #define FL_STEP(token_bytes, out_bytes) (FL_VECTOR_BYTES / (out_bytes) * (token_bytes))
 #define FL_PUT(dst, widen, at) store_register(dst, widen(at))
 
-/* A register of elements from the tokens at `at`. */
+/* These make a register of elements from the tokens at `at`. */
 #define widen_none(at) load_register(at)
 #define widen_u8_16(at) FL_V(cvtepu8_epi16)(half(at))
 #define widen_i8_16(at) FL_V(cvtepi8_epi16)(half(at))
@@ -116,7 +117,7 @@ FL_INLINE bool is_any(const void *vector)
     return all != 0;
 }
 
-/* widen: what FL_PUT takes to make elements of the output of the tokens of a step. */
+/* widen: the argument by which FL_PUT makes elements of the output from the tokens of a step. */
 #define FL_DEFINE_BLOCKS(from, to, widen)                                                  \
     FL_INLINE bool blocks_##from##_##to(char *x, char *y, const char *src, int64_t blocks, \
                                         int64_t shift, bits_##from most)                   \

@@ -1,7 +1,7 @@
 /* fl_cpu_tokens_neon: fl_token_ops for 64-bit Arm.
  *
- * A step takes one register of tokens and fills up to eight: tokens become twice as long, and the
- * two halves of what they fill are widened further. */
+ * A step takes one register of tokens and fills up to eight registers: tokens become twice as long,
+ * and each half of the result is widened further. */
 #if defined(__aarch64__)
 #define FL_TOKENS fl_cpu_tokens_neon
 #define FL_TOKENS_NAME "neon"
@@ -15,8 +15,8 @@
 
 static inline void widen_none(char *dst, uint8x16_t x) { vst1q_u8((uint8_t *)dst, x); }
 
-/* op, vector: of the tokens in x. next: what each half of them, twice as long, is passed to.
- * half_bytes: how much of the output that fills. */
+/* op, vector: for the tokens in x. next: takes each half of the tokens, twice as long. half_bytes:
+ * the bytes of output from one half. */
 #define FL_DEFINE_DOUBLING(name, op, vector, next, half_bytes)                              \
     static inline __attribute__((always_inline)) void widen_##name(char *dst, uint8x16_t x) \
     {                                                                                       \
