@@ -1,13 +1,23 @@
-"""Draws the pictures of docs/: the paths of a batch (SVG) and augmented images (PNG).
+"""Draws the pictures of docs/: the paths of a batch, a report and a comparison (SVG), and augmented
+images (PNG).
 
     python docs/pictures.py
 
-Each path is a row of boxes. Their colour says who does the work.
+Each path is a row of boxes. Their colour says who does the work. The report and the comparison are
+drawn from pictures/report.json and compare.txt, which two commands have measured and written:
+
+    fastloop run --report=report.json train.py --noise
+    fastloop compare --steps 400 --rounds 5 train.py > compare.txt
 """
 
 from __future__ import annotations
 
+import json
+import re
+import textwrap
+from html import escape
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent / "pictures"
 STYLE = """text { font: 13px system-ui, sans-serif; fill: #24292f } .small { font-size: 11px }
@@ -110,9 +120,74 @@ def draw(*names: str) -> str:
     return "\n".join([*lines, "</svg>", ""])
 
 
+SCREEN = """text { font: 14px ui-monospace, monospace; fill: #24292f; white-space: pre }
+.card { fill: #f6f8fa; stroke: #d0d7de } .told { font-weight: 600 }
+svg svg text { font-family: system-ui, sans-serif; font-size: 12px }
+:root { --data_wait: #d1495b; --host_to_device: #e0a030; --forward_backward: #2e7d6b;
+--clip_optimizer: #3d6fb6; --other: #8c959f; --line: #d1d9e0 }
+@media (prefers-color-scheme: dark) { text { fill: #e6edf3 }
+.card { fill: #151b23; stroke: #3d444d } :root { --line: #3d444d } }"""
+LETTER, LINE = 8.45, 20  # of the font, in pixels
+
+
+def draw_screen(lines: list[str], told: tuple[str, ...], chart: str = "") -> str:
+    """Return lines of a terminal as SVG, those that begin like one of `told` in bold, and a chart
+    of 640 by 206 below them."""
+    width, top = round(LETTER * max(map(len, lines)) + 32), LINE * len(lines) + 32
+    height = top + (round((width - 24) * 206 / 640) if chart else 0)
+    found = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">']
+    found += [f"<title>{escape(lines[0])}</title>", f"<style>{SCREEN}</style>"]
+    size = f'width="{width - 2}" height="{height - 2}"'
+    found.append(f'<rect class="card" x="1" y="1" {size} rx="8"/>')
+    for number, line in enumerate(lines):
+        kind = ' class="told"' if line.startswith(told) else ""
+        place = f'x="16" y="{LINE * number + 30}" xml:space="preserve"'
+        found.append(f"<text{kind} {place}>{escape(line)}</text>")
+    if chart:
+        place = f'x="8" y="{top - 8}" width="{width - 24}" height="{height - top}"'
+        found.append(chart.replace("<svg ", f"<svg {place} ", 1))
+    return "\n".join([*found, "</svg>", ""])
+
+
+def draw_report(found: dict[str, Any]) -> str:
+    """Return the verdict of a report, its table of a step and its chart."""
+    from fastloop.tools.report.page import make_page
+    from fastloop.tools.report.render import phase_rows
+    from fastloop.tools.report.summary import LABELS
+
+    verdict = textwrap.wrap(found["verdict"]["text"], 88)
+    lines = [f"$ fastloop run --report=run.html {found['command']}", "", *verdict, ""]
+    for part, *cells in phase_rows(found):
+        sign = "■" if part in LABELS.values() and part != LABELS["step"] else " "
+        lines.append(f"{sign} {part:18}" + "".join(f"{cell:>12}" for cell in cells))
+    chart = re.search(r"<svg .*?</svg>", make_page(found), re.DOTALL)
+    assert chart is not None
+    drawn = draw_screen(lines, tuple(verdict), chart[0])
+    for name, label in LABELS.items():
+        sign = f'<tspan style="fill: var(--{name})">■</tspan>'
+        drawn = drawn.replace(f">■ {label}", f">{sign} {label}")
+    return drawn
+
+
+def draw_comparison(text: str) -> str:
+    """Return what `fastloop compare` has printed."""
+    printed = [
+        part
+        for line in text.splitlines()
+        for part in textwrap.wrap(line, 118, subsequent_indent="    ", drop_whitespace=False)
+    ]
+    command = "$ fastloop compare --steps 400 --rounds 5 train.py"
+    return draw_screen([command, *printed], ("EQUAL", "SPEED"))
+
+
 def drawings() -> dict[str, str]:
     """Return all drawings by the name of their file."""
-    return {"paths.svg": draw(*PATHS), **{f"{name}.svg": draw(name) for name in PATHS}}
+    return {
+        "paths.svg": draw(*PATHS),
+        **{f"{name}.svg": draw(name) for name in PATHS},
+        "report.svg": draw_report(json.loads((FOLDER / "report.json").read_text())),
+        "compare.svg": draw_comparison((FOLDER / "compare.txt").read_text()),
+    }
 
 
 def augment_images() -> object:

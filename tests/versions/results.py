@@ -68,8 +68,8 @@ def summary(results: list[Result]) -> str:
     pythons = dict.fromkeys(r.cell.removeprefix("py") for r in forked if r.cell.startswith("py"))
     methods = dict.fromkeys(r.start_method for r in green)
     text = (
-        f"torch {', '.join(torches)} on CPython 3.11; CPython {', '.join(pythons)} with the\n"
-        f"newest torch for it; workers started by {', '.join(methods)}."
+        f"Tested with torch {', '.join(torches)} on CPython 3.11, and CPython "
+        f"{', '.join(pythons)}, each with its newest torch; with {', '.join(methods)} workers."
     )
     failed = [f"{r.cell} (torch {r.torch}, CPython {r.python})" for r in results if not r.is_green]
     return text + (f" FAILED: {', '.join(failed)}." if failed else "")
