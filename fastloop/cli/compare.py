@@ -30,11 +30,11 @@ from fastloop.base.names import read_options
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
 from fastloop.tools import text
-from fastloop.tools.compare import trials
+from fastloop.tools.compare import runs
 from fastloop.tools.report import files
 
 SCHEMA = "fastloop.compare/1"
-_STATUS = {trials.EQUAL: 0, trials.DIFFERENT: 1, trials.UNKNOWN: 3}
+_STATUS = {runs.EQUAL: 0, runs.DIFFERENT: 1, runs.UNKNOWN: 3}
 _FAILED = 2
 _NO_RECORD = "NOT JUDGED: the program has not imported torch, or has ended by os._exit()"
 _TAIL = 60  # lines of a program that failed
@@ -81,20 +81,20 @@ def _parse(args: list[str]) -> argparse.Namespace:
     return given
 
 
-def _make_environment(trial: dict[str, Any], what: str) -> dict[str, str]:
-    """Return the user's environment and the variables of a trial. FASTLOOP=0 keeps a program that
+def _make_environment(settings: dict[str, Any], what: str) -> dict[str, str]:
+    """Return the user's environment and the variables of one run. FASTLOOP=0 keeps a program that
     calls ``fastloop.patch()`` itself from patching in plain runs."""
     env = {**os.environ, **make_environment(what), "FASTLOOP_RUN": "1", "FASTLOOP_VERBOSE": "0"}
-    env["FASTLOOP_TRIAL"] = json.dumps(trial)
+    env["FASTLOOP_COMPARE"] = json.dumps(settings)
     if not what:
         env["FASTLOOP"] = "0"
-    if trial["seed"] is not None:
-        env["PYTHONHASHSEED"] = str(trial["seed"])
+    if settings["seed"] is not None:
+        env["PYTHONHASHSEED"] = str(settings["seed"])
     return env
 
 
 def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
-    """Run one trial, with `what` patched.
+    """Run the program once, with `what` patched.
 
     Returns:
         Its record, None if it has left none; and the end of its output if the program failed before
@@ -102,9 +102,9 @@ def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
     """
     with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
         record, printed = Path(folder, "record.json"), Path(folder, "printed")
-        trial = {"record": str(record), "steps": given.steps, "seed": given.seed}
+        settings = {"record": str(record), "steps": given.steps, "seed": given.seed}
         command = [sys.executable, *["-m"] * given.is_module, *given.program]
-        env = _make_environment(trial, what)
+        env = _make_environment(settings, what)
         with printed.open("w") as output:
             status = call(command, env=env, stdin=DEVNULL, stdout=output, stderr=STDOUT)
         found = json.loads(record.read_text()) if record.exists() else None
@@ -119,22 +119,22 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
     with text.progress("compare", 2 * given.rounds, files.say) as show:
         for number, kind in product(range(given.rounds), seen):
             show(f"round {number + 1} of {given.rounds}, {kind}")
-            trial, failure = _run(given, given.only if kind == "patched" else "")
+            run, failure = _run(given, given.only if kind == "patched" else "")
             if failure:
                 is_ours = kind == "patched" and number == 0
                 where = f"{kind} program fails" + is_ours * ", the plain one does not"
                 print(f"{failure}\nfastloop compare: the {where}", file=sys.stderr)
-                return _STATUS[trials.DIFFERENT] if is_ours else _FAILED
-            if trial is None:
+                return _STATUS[runs.DIFFERENT] if is_ours else _FAILED
+            if run is None:
                 print(_NO_RECORD)
-                return _STATUS[trials.UNKNOWN]
-            seen[kind].append(trial)
+                return _STATUS[runs.UNKNOWN]
+            seen[kind].append(run)
     print(f"{' '.join(given.program)}: {given.rounds} rounds of {given.steps} steps, in turns")
-    print(trials.make_table(**seen, limit=given.steps))
+    print(runs.make_table(**seen, limit=given.steps))
     if given.json is not None:
-        found = {"schema": SCHEMA, "arguments": args, **trials.to_dict(**seen)}
+        found = {"schema": SCHEMA, "arguments": args, **runs.to_dict(**seen)}
         given.json.write_text(json.dumps(found, indent=1) + "\n")
-    return _STATUS[trials.find_verdict(**seen).kind]
+    return _STATUS[runs.find_verdict(**seen).kind]
 
 
 def _compare_reports(paths: list[str]) -> int:

@@ -6,12 +6,12 @@ process. ``%load_ext fastloop`` arms a notebook.
 
 Environment variables:
     FASTLOOP_PATCH     what every interpreter patches: names with commas between
-    FASTLOOP_RUN       "1": this interpreter runs the program itself; takes out CHILDREN and TRIAL
+    FASTLOOP_RUN       "1": this interpreter runs the program itself; takes out CHILDREN and COMPARE
     FASTLOOP_CHILDREN  "0": the interpreters that the program starts are left alone
     FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between; each program
                        that it launches, as torchrun does, reports too if it takes a step
     FASTLOOP_COUNTS    set here: where interpreters hand over what they have done (counts.py)
-    FASTLOOP_TRIAL     compare's settings of a trial (tools/compare/watcher.py), as JSON
+    FASTLOOP_COMPARE   the settings of one run of compare (tools/compare/watcher.py), as JSON
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def start() -> None:
 
 
 def _start_program(what: str) -> None:
-    report, trial = os.environ.get("FASTLOOP_REPORT", ""), os.environ.pop("FASTLOOP_TRIAL", "")
+    report, compared = os.environ.get("FASTLOOP_REPORT", ""), os.environ.pop("FASTLOOP_COMPARE", "")
     if os.environ.pop("FASTLOOP_CHILDREN", "") == "0":
         os.environ.pop("FASTLOOP_PATCH", None)
         os.environ.pop("FASTLOOP_REPORT", None)
@@ -116,18 +116,18 @@ def _start_program(what: str) -> None:
     is_watched = bool(what) and not report and is_loud() and getattr(sys.stderr, "isatty", bool)()
 
     def then() -> None:
-        if trial:
+        if compared:
             from fastloop.tools.compare.watcher import begin
 
-            begin(trial, began)
+            begin(compared, began)
         elif report or is_watched:
             watched.append(_open_report(report))
 
-    if not trial:
+    if not compared:
         if what and "FASTLOOP_PATCH" in os.environ:
             open_counts()
         atexit.register(_say_end, os.getpid(), "run", bool(report), watched)
-    if what or trial or report:
+    if what or compared or report:
         arm(what, is_loud(), then)
 
 

@@ -2,8 +2,8 @@
 docs/internals/tools.md says how sizes are chosen and tried.
 
 An error counts as out of memory by its type; the CPU allocator of torch raises a bare RuntimeError,
-which counts by its text. Ranks talk between trials and not in them, so a rank that fails alone does
-not keep the others waiting.
+which counts by its text. Ranks talk between attempts, never during one, so a rank that fails alone
+keeps no rank waiting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GOOD_ENOUGH = 0.95  # of the best throughput
 _LARGEST = 8192  # micro-batch that is tried if nothing else ends the search
 
 
-class Trial(NamedTuple):
+class Attempt(NamedTuple):
     """Full steps with one micro-batch, on all ranks.
 
     Attributes:
@@ -65,7 +65,7 @@ class BatchPlan(NamedTuple):
         largest: the largest micro-batch tried that fits.
         is_limited: whether a larger one was tried, and did not fit.
         rule: one line on the learning rate if the effective batch changes; empty otherwise.
-        trials: all that was measured, by size.
+        attempts: all that was measured, by size.
     """
 
     micro_batch: int
@@ -74,7 +74,7 @@ class BatchPlan(NamedTuple):
     largest: int
     is_limited: bool
     rule: str
-    trials: tuple[Trial, ...]
+    attempts: tuple[Attempt, ...]
 
     def _repr_html_(self) -> str:
         return repr_html(self)
@@ -94,9 +94,11 @@ class BatchPlan(NamedTuple):
             f"{self.largest} is the largest micro-batch that fits; {ends}",
         ]
         rows = [["size", "a step", "samples/s", "peak", ""]]
-        for trial in self.trials:
-            speed, peak = f"{trial.samples_per_s:,.0f}", text.size(trial.peak_bytes)
-            rows.append([str(trial.size), text.seconds(trial.seconds), speed, peak, trial.why])
+        for attempt in self.attempts:
+            speed, peak = f"{attempt.samples_per_s:,.0f}", text.size(attempt.peak_bytes)
+            rows.append(
+                [str(attempt.size), text.seconds(attempt.seconds), speed, peak, attempt.why]
+            )
         return "\n".join([*lines, *text.table(rows)])
 
 
@@ -155,13 +157,13 @@ def find_batch_size(
         torch.OutOfMemoryError: not even the smallest micro-batch fits.
         RuntimeError: step_fn took no optimizer step; another rank has raised.
     """
-    ranks, tried = count_ranks(), list[Trial]()
+    ranks, tried = count_ranks(), list[Attempt]()
     with ExitStack() as undo:
         try:
             sizes = choose_sizes(batch_size, keep, lo, hi, ranks)
-            runner = _Trials(undo, step_fn, state, margin, trials)
+            runner = _Runner(undo, step_fn, state, margin, trials)
         except (TypeError, ValueError):
-            reduce_max([True, 0, 0, 0, 0, 0])  # the other ranks wait in their first trial
+            reduce_max([True, 0, 0, 0, 0, 0])  # the other ranks wait in their first attempt
             raise
         show = undo.enter_context(text.progress("find_batch_size", len(sizes)))
         for size in sizes:
@@ -193,12 +195,12 @@ def choose_sizes(
     return chosen
 
 
-def _make_plan(tried: list[Trial], ranks: int, batch: int | None, keep: str | None) -> BatchPlan:
-    fitting = [trial for trial in tried if not trial.why]
+def _make_plan(tried: list[Attempt], ranks: int, batch: int | None, keep: str | None) -> BatchPlan:
+    fitting = [attempt for attempt in tried if not attempt.why]
     if not fitting:
         fault = f"not even a micro-batch of {tried[0].size} fits: {tried[0].why}"
         raise torch.OutOfMemoryError(f"{fault}. Make the model or the samples smaller")
-    best = max(trial.samples_per_s for trial in fitting)
+    best = max(attempt.samples_per_s for attempt in fitting)
     size = next(t.size for t in fitting if t.samples_per_s >= _GOOD_ENOUGH * best)
     accumulate, rule = 1, ""
     if keep is not None and batch is not None:
@@ -212,11 +214,11 @@ def _make_plan(tried: list[Trial], ranks: int, batch: int | None, keep: str | No
     return BatchPlan(size, accumulate, ranks, fitting[-1].size, is_limited, rule, tuple(tried))
 
 
-# ---- trials
+# ---- attempts
 
 
-class _Trials:
-    """Runs trials. SYNC.
+class _Runner:
+    """Makes attempts. SYNC.
 
     Args:
         undo: gets functions that put back the changes of steps.
@@ -228,7 +230,7 @@ class _Trials:
         if not modules or not any(isinstance(one, Optimizer) for one in state):
             got = ", ".join(type(one).__name__ for one in state) or "nothing"
             raise TypeError(f"state must have a module and an optimizer, got {got} (pass both)")
-        # A trial may fail on one rank alone, so a forward must not wait for other ranks.
+        # An attempt may fail on one rank alone, so a forward must not wait for other ranks.
         parts = [part for module in modules for part in module.modules() if count_ranks() > 1]
         waits = (isinstance(p, SyncBatchNorm) or checks.look_up(p, "static_graph") for p in parts)
         if self._ranks.has_shards or any(waits):
@@ -239,7 +241,7 @@ class _Trials:
         self._margin = checks.read_number("margin", margin, 0.0, 0.9)
         devices = {p.device for module in modules for p in module.parameters()}
         self._devices = {device for device in devices if device.type != "cpu"}
-        self._bytes_a_sample = 0.0  # in the fullest trial on this rank
+        self._bytes_a_sample = 0.0  # in the fullest attempt on this rank
         self._stepped = [one for one in state if isinstance(one, TorchScaler)]  # it may skip all
         hook = register_optimizer_step_post_hook(lambda one, *_: self._stepped.append(one))
         undo.callback(hook.remove)
@@ -255,7 +257,7 @@ class _Trials:
                 reachable = (use.reserved_bytes + use.free_bytes) / use.total_bytes
                 memory(device, limit_fraction=min(reachable, use.limit_fraction) * (1 - margin))
 
-    def run(self, size: int) -> Trial:
+    def run(self, size: int) -> Attempt:
         """Try one size. SYNC: waits for the steps, and for the other ranks."""
         self._release()
         seconds, peak, why, error = 0.0, None, "", None
@@ -279,9 +281,9 @@ class _Trials:
         if has_raised or largest != -smallest:
             raise RuntimeError("find_batch_size() failed, or has other arguments, on another rank")
         if is_full:
-            return Trial(size, why=why or "out of memory on another rank")
+            return Attempt(size, why=why or "out of memory on another rank")
         self._bytes_a_sample = max(self._bytes_a_sample, (peak or 0) / size)
-        return Trial(size, slowest, None if peak is None else int(fullest))
+        return Attempt(size, slowest, None if peak is None else int(fullest))
 
     def _measure(self, size: int) -> tuple[float, int | None]:
         """Return the seconds of a step and its peak of memory on this rank."""

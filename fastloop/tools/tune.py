@@ -1,6 +1,6 @@
 """``fastloop.tune``: the number of workers, the depth of the queue and the path that a loop wants.
 
-`Search` chooses settings by arithmetic and by measurements; `_Trials` measures a loop over copies
+`Search` chooses settings by arithmetic and by measurements; `_Measurer` measures a loop over copies
 of the loader; all that iterating changes is put back. docs/internals/tools.md has the reasons.
 """
 
@@ -212,9 +212,9 @@ def tune(
     ram = checks.read_optional_int("ram_budget", ram_budget, 1) or max(1, available_bytes() // 2)
     now = Setting(loader.num_workers, loader.prefetch_factor or 0, checks.look_up(loader, "path"))
     with _unchanged(loader), text.progress("tune") as show:
-        trials = _Trials(loader, step, seconds, show)
-        batch = trials.measure_batch()
-        search = Search(batch, Budget(cpus, ram), trials.measure, now.prefetch or 2, wanted)
+        measurer = _Measurer(loader, step, seconds, show)
+        batch = measurer.measure_batch()
+        search = Search(batch, Budget(cpus, ram), measurer.measure, now.prefetch or 2, wanted)
         found = search.run(now)
     return Suggestion(now, found, search.measured, batch, _notes(loader, now, found, search))
 
@@ -368,7 +368,7 @@ class Search:
 # ---- measurements
 
 
-class _Trials:
+class _Measurer:
     """Measures a loop over copies of a loader, for some seconds in all."""
 
     def __init__(

@@ -27,10 +27,10 @@ def case_one_rank_has_less_memory() -> None:
     before = training.digest()
     plan = fastloop.find_batch_size(training.step, *training.state, batch_size=64, trials=1)
     assert (plan.largest, plan.ranks, plan.effective_batch) == (4, 2, 64), plan
-    why = [trial.why for trial in plan.trials if trial.why]
+    why = [trial.why for trial in plan.attempts if trial.why]
     assert why[0].startswith("OutOfMemoryError" if RANK else "out of memory on another rank")
     plans: list[object] = [None, None]
-    dist.all_gather_object(plans, (plan.micro_batch, plan.accumulate, plan.trials[0].seconds))
+    dist.all_gather_object(plans, (plan.micro_batch, plan.accumulate, plan.attempts[0].seconds))
     assert plans[0] == plans[1]
     assert training.digest() == before
     training.step(3)  # reduces

@@ -81,7 +81,7 @@ def test_without_a_batch_to_keep_sizes_are_doubled(
     monkeypatch: pytest.MonkeyPatch, limit: float
 ) -> None:
     plan = Bench(monkeypatch, saturating, limit).find(keep=None)
-    sizes = [trial.size for trial in plan.trials]
+    sizes = [trial.size for trial in plan.attempts]
     assert sizes == [2**i for i in range(len(sizes))]
     assert plan.largest == 2 ** math.floor(math.log2(min(limit, 8192)))
     assert plan.is_limited == (limit < 8192)
@@ -93,7 +93,7 @@ def test_bounds_are_kept_and_divisors_of_any_batch_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = Bench(monkeypatch).find(batch_size=90, lo=4, hi=20)
-    assert {trial.size for trial in plan.trials} == {5, 10, 18}
+    assert {trial.size for trial in plan.attempts} == {5, 10, 18}
     assert (plan.micro_batch, plan.accumulate) == (18, 5)
 
 
@@ -289,7 +289,7 @@ def test_the_hosts_memory_is_not_tried_beyond_what_smaller_steps_took(
     plan = fastloop.find_batch_size(step, bench.model, bench.optimizer, keep=None, margin=0.25)
     assert (plan.largest, max(tried), plan.is_limited) == (64, 64, True)
     assert "needs 1.25 KiB judged by smaller ones" in str(plan)
-    assert [trial.peak_bytes for trial in plan.trials[:2]] == [10, 20]
+    assert [trial.peak_bytes for trial in plan.attempts[:2]] == [10, 20]
 
 
 # ---- arguments

@@ -1,5 +1,5 @@
 """``python -m fastloop compare SCRIPT``: what is equal, what differs, what cannot be judged, and
-what the trials record."""
+what the runs record."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from time_limits import limit
 from torch.utils.data import DataLoader, TensorDataset
 
 from fastloop.cli import compare as compare_command
-from fastloop.tools.compare.trials import DIFFERENT, EQUAL, UNKNOWN, find_verdict, make_table
-from fastloop.tools.compare.watcher import EnoughSteps, TrialObserver
+from fastloop.tools.compare.runs import DIFFERENT, EQUAL, UNKNOWN, find_verdict, make_table
+from fastloop.tools.compare.watcher import EnoughSteps, RunObserver
 
-# ---- the verdict, of trials that are made up
+# ---- the verdict, of runs that are made up
 
 
-def trial(**changes: Any) -> dict[str, Any]:
+def a_run(**changes: Any) -> dict[str, Any]:
     losses = [[step, "float32", str(1.0 / step), f"0{step}"] for step in (1, 2, 3)]
     found: dict[str, Any] = {
         "steps": 3, "is_stopped": True, "step_ms": [9.0, 1.0, 1.0], "steps_per_second": 1000.0,
@@ -37,7 +37,7 @@ def trial(**changes: Any) -> dict[str, Any]:
 
 
 def other_loss() -> list[list[Any]]:
-    losses: list[list[Any]] = trial()["losses"]
+    losses: list[list[Any]] = a_run()["losses"]
     losses[1] = [2, "float32", "0.25", "ff"]
     return losses
 
@@ -46,29 +46,32 @@ def other_loss() -> list[list[Any]]:
     ("change", "text"),
     [
         ({"losses": other_loss()}, "step 3: the loss is 0.5 (02) in the plain run and 0.25 (ff)"),
-        ({"losses": trial()["losses"][:2]}, "step 4: only the plain run has another backward pass"),
+        (
+            {"losses": a_run()["losses"][:2]},
+            "step 4: only the plain run has another backward pass",
+        ),
         ({"steps": 2}, "the plain run has 3 steps, the patched one 2"),
         ({"parameters": "cd"}, "step 3: the losses are equal, the parameters after it are not"),
     ],
 )
 def test_a_difference_is_named(change: dict[str, Any], text: str) -> None:
-    verdict = find_verdict([trial()] * 2, [trial(), trial(**change)])
+    verdict = find_verdict([a_run()] * 2, [a_run(), a_run(**change)])
     assert verdict.kind == DIFFERENT and text in verdict.text
-    verdict = find_verdict([trial(), trial(**change)], [trial()] * 2)
+    verdict = find_verdict([a_run(), a_run(**change)], [a_run()] * 2)
     assert verdict.kind == UNKNOWN and "differs from itself: " in verdict.text
     assert "--seed 0" in verdict.text
 
 
 def test_what_is_equal_and_what_was_not_seen() -> None:
-    assert find_verdict([trial()] * 2, [trial()] * 2).kind == EQUAL
-    unseen = [trial(losses=[], parameters=None, steps=0, calls_of_other_threads=7)] * 2
+    assert find_verdict([a_run()] * 2, [a_run()] * 2).kind == EQUAL
+    unseen = [a_run(losses=[], parameters=None, steps=0, calls_of_other_threads=7)] * 2
     verdict = find_verdict(unseen, unseen)
     assert verdict.kind == UNKNOWN and "7 calls came from other threads" in verdict.text
 
 
 def test_the_table_has_medians_intervals_and_what_is_not_known() -> None:
-    plain = [trial(steps_per_second=rate) for rate in (90.0, 100.0, 110.0)]
-    patched = [trial(steps_per_second=rate, cpu_s=None) for rate in (180.0, 200.0, 220.0)]
+    plain = [a_run(steps_per_second=rate) for rate in (90.0, 100.0, 110.0)]
+    patched = [a_run(steps_per_second=rate, cpu_s=None) for rate in (180.0, 200.0, 220.0)]
     rows = {line[:20].strip(): line for line in make_table(plain, patched, 5).splitlines()}
     assert "100.0 (90.0 - 110.0)" in rows["steps a second"]
     assert rows["steps a second"].endswith("2x (2.00x - 2.00x) better")
@@ -89,23 +92,23 @@ def test_the_table_has_medians_intervals_and_what_is_not_known() -> None:
     ],
 )
 def test_only_what_is_within_3_percent_is_no_difference(rates: tuple[float, ...], row: str) -> None:
-    plain = [trial(total_s=4.0) for _ in rates]
-    patched = [trial(steps_per_second=rate * 10) for rate in rates]
+    plain = [a_run(total_s=4.0) for _ in rates]
+    patched = [a_run(steps_per_second=rate * 10) for rate in rates]
     table = make_table(plain, patched, 3)
     (found,) = (line for line in table.splitlines() if "steps a second  " in line)
     assert found.endswith(row) and table.splitlines()[-1] == f"SPEED: patched / plain: {row}"
     assert "0.75x (0.750x - 0.750x) better" in table  # start to last step: less is better
 
 
-# ---- what a trial records, in this process
+# ---- what a run records, in this process
 
 
 @pytest.fixture
-def observe() -> Iterator[Callable[[int], TrialObserver]]:
-    opened: list[TrialObserver] = []
+def observe() -> Iterator[Callable[[int], RunObserver]]:
+    opened: list[RunObserver] = []
 
-    def open_one(limit: int) -> TrialObserver:
-        opened.append(TrialObserver(limit, 0.0))
+    def open_one(limit: int) -> RunObserver:
+        opened.append(RunObserver(limit, 0.0))
         return opened[-1]
 
     before = torch.autograd.backward
@@ -124,7 +127,7 @@ class Model:
     def backward(self, x: torch.Tensor | float = 1.0) -> None:
         loss = (self.weight - x).square().sum()
         loss.backward()
-        loss.detach().zero_()  # the trial has a copy
+        loss.detach().zero_()  # the run has a copy
         self.backwards += 1
 
     def step(self, x: torch.Tensor | float = 1.0) -> None:
@@ -138,7 +141,7 @@ def loader() -> Any:
     return DataLoader(TensorDataset(torch.ones(8, 1)), 2)
 
 
-def test_a_loop_ends_after_its_last_step(observe: Callable[[int], TrialObserver]) -> None:
+def test_a_loop_ends_after_its_last_step(observe: Callable[[int], RunObserver]) -> None:
     model, observer = Model(), observe(6)
     with pytest.raises(EnoughSteps), suppress(Exception):  # what programs catch
         for _ in range(2):
@@ -154,7 +157,7 @@ def test_a_loop_ends_after_its_last_step(observe: Callable[[int], TrialObserver]
     assert len(found["parameters"]) == 64 and json.dumps(found)
 
 
-def test_a_loop_without_a_loader(observe: Callable[[int], TrialObserver]) -> None:
+def test_a_loop_without_a_loader(observe: Callable[[int], RunObserver]) -> None:
     model, observer = Model(), observe(3)
     with pytest.raises(EnoughSteps):
         for _ in range(100):
@@ -164,7 +167,7 @@ def test_a_loop_without_a_loader(observe: Callable[[int], TrialObserver]) -> Non
     assert [loss[0] for loss in found["losses"]] == [0, 1, 2]
 
 
-def test_micro_batches_are_losses_of_one_step(observe: Callable[[int], TrialObserver]) -> None:
+def test_micro_batches_are_losses_of_one_step(observe: Callable[[int], RunObserver]) -> None:
     model, observer = Model(), observe(2)
     with pytest.raises(EnoughSteps):
         for _ in range(2):
@@ -175,7 +178,7 @@ def test_micro_batches_are_losses_of_one_step(observe: Callable[[int], TrialObse
     assert [loss[0] for loss in observer.to_dict()["losses"]] == [0, 0, 1, 1]
 
 
-def test_a_short_loop_gives_what_there_was(observe: Callable[[int], TrialObserver]) -> None:
+def test_a_short_loop_gives_what_there_was(observe: Callable[[int], RunObserver]) -> None:
     model, observer = Model(), observe(50)
     for (x,) in loader():
         model.step(x)
@@ -191,7 +194,7 @@ def test_a_short_loop_gives_what_there_was(observe: Callable[[int], TrialObserve
     assert len(digests) == 1 and found["parameters"] not in digests
 
 
-def test_steps_that_a_scaler_skips_count(observe: Callable[[int], TrialObserver]) -> None:
+def test_steps_that_a_scaler_skips_count(observe: Callable[[int], RunObserver]) -> None:
     model, observer = Model(), observe(2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     with pytest.raises(EnoughSteps):
@@ -234,7 +237,7 @@ def test_a_program_that_computes_the_same(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["schema"] == compare_command.SCHEMA and found["verdict"]["kind"] == EQUAL
     assert found["costs"]["steps_per_second"]["patched"]["median"] > 0
-    assert [len(of) for of in found["trials"].values()] == [2, 2]
+    assert [len(of) for of in found["runs"].values()] == [2, 2]
 
 
 @pytest.mark.slow
@@ -270,7 +273,7 @@ def test_a_program_that_fails(tmp_path: Path, what: str, status: int, text: str)
 
 
 # A program that has a try around everything, and threads and forks of its own.
-TRIAL = """
+RUN = """
 import atexit, os, torch
 if os.fork() == 0:
     raise SystemExit
@@ -289,9 +292,9 @@ finally:
 
 @pytest.mark.slowest
 def test_a_program_is_ended_as_by_sys_exit(tmp_path: Path) -> None:
-    trial = {"record": str(tmp_path / "record.json"), "steps": 4, "seed": None}
-    env = compare_command._make_environment(trial, "")
-    command = [sys.executable, "-c", TRIAL]
+    settings = {"record": str(tmp_path / "record.json"), "steps": 4, "seed": None}
+    env = compare_command._make_environment(settings, "")
+    command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(300))
     assert done.stdout == "so do finally blocks\nexit handlers run\n", done.stderr
     assert done.returncode == 0 and done.stderr == ""

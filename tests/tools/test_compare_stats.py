@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fastloop.tools.compare.trials import judge, median_of, ratio_of
+from fastloop.tools.compare.runs import judge, median_of, ratio_of
 
 
 def noisy(around: float, seed: int, spread: float = 0.05) -> list[float]:

@@ -147,7 +147,7 @@ def trials_on(
     device: torch.device,
     margin: float,
     step: Callable[[int], object] = lambda n: None,
-) -> Iterator[batch_size._Trials]:
+) -> Iterator[batch_size._Runner]:
     monkeypatch.setattr(batch_size, "keep_random_state", lambda: lambda: None)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
 
@@ -156,7 +156,7 @@ def trials_on(
         optimizer.step()
 
     with ExitStack() as undo:
-        yield batch_size._Trials(undo, run, [On(device), optimizer], margin, 1)
+        yield batch_size._Runner(undo, run, [On(device), optimizer], margin, 1)
 
 
 def test_the_hosts_peak_is_the_growth_in_a_step_and_none_where_it_is_not_told(

@@ -1,6 +1,6 @@
-"""TrialObserver: watches the first steps of a program, their losses and costs, and then ends it.
+"""RunObserver: watches the first steps of a program, their losses and costs, and then ends it.
 
-``compare`` starts the program by python, with the settings of the trial in the environment; at its
+``compare`` starts the program by python, with the settings of the run in the environment; at its
 start (cli/start.py) the interpreter arranges that ``begin()`` runs once torch is imported. The
 observer hears of the loop as a report does, and of every root of a backward pass besides. After the
 last step it raises an exception that looks like ``sys.exit()``. Until then it never waits for the
@@ -47,7 +47,7 @@ def begin(settings: str, began: float) -> None:
     if read["seed"] is not None:
         for seed in (random.seed, torch.manual_seed, np.random.seed):
             seed(read["seed"])
-    observer = TrialObserver(read["steps"], began)
+    observer = RunObserver(read["steps"], began)
 
     def end() -> None:
         if os.getpid() == process:  # else a fork has come to the end of the program
@@ -61,7 +61,7 @@ class EnoughSteps(SystemExit):
     """Ends the program quietly: its ``finally`` blocks and exit handlers run."""
 
 
-class TrialObserver(LoopObserver):
+class RunObserver(LoopObserver):
     """Watches the thread that makes it, from then on until ``finish()``.
 
     Args:
@@ -147,7 +147,7 @@ class TrialObserver(LoopObserver):
     # ---- the record
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record of the trial, after ``finish()``; it waits for the GPU.
+        """Return the record of the run, after ``finish()``; it waits for the GPU.
         ``docs/api/tools.md`` describes the keys; None is unknown."""
         steps = list(self._recorder.steps)[: self._limit]
         later = steps[1:]  # the first warms up

@@ -1,5 +1,5 @@
-"""The meaning of the trials of one program, plain and patched: whether they compute the same, and
-their costs. Trials are dicts of ``TrialObserver.to_dict()``; nothing here imports torch.
+"""The meaning of the runs of one program, plain and patched: whether they compute the same, and
+their costs. Runs are dicts of ``RunObserver.to_dict()``; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastloop.tools.text import seconds, size, table
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
 _DRAWS = 2000
 _ALIKE = 0.03  # by how much a ratio may differ from 1 and count as no difference
-_Trial = dict[str, Any]
+_Run = dict[str, Any]
 
 
 # ---- medians and their intervals
@@ -76,7 +76,7 @@ class Verdict(NamedTuple):
     text: str
 
 
-def _find_difference(a: _Trial, b: _Trial, names: tuple[str, str]) -> str:
+def _find_difference(a: _Run, b: _Run, names: tuple[str, str]) -> str:
     """Return the first difference; "" if there is none."""
     for one, other in zip_longest(a["losses"], b["losses"]):
         if one is None or other is None:
@@ -93,8 +93,8 @@ def _find_difference(a: _Trial, b: _Trial, names: tuple[str, str]) -> str:
     return ""
 
 
-def find_verdict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> Verdict:
-    """Compare two or more plain trials with the patched ones. A program that differs from itself
+def find_verdict(plain: Sequence[_Run], patched: Sequence[_Run]) -> Verdict:
+    """Compare two or more plain runs with the patched ones. A program that differs from itself
     cannot be judged."""
     first = plain[0]
     if not first["losses"] and first["parameters"] is None:
@@ -115,7 +115,7 @@ def find_verdict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> Verdict:
 # ---- costs
 
 
-# The label of each key of a trial, and the format of its values. More is better for the first.
+# The label of each key of a run, and the format of its values. More is better for the first.
 _ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "steps_per_second": ("steps a second", "{:,.1f}".format),
     "data_wait_s": ("data wait a step", seconds),
@@ -136,11 +136,11 @@ class Costs(NamedTuple):
     ratio: Figure | None
 
 
-def _compute_costs(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> dict[str, Costs | None]:
-    """Return the costs by key; None if some trial has not measured them."""
+def _compute_costs(plain: Sequence[_Run], patched: Sequence[_Run]) -> dict[str, Costs | None]:
+    """Return the costs by key; None if some run has not measured them."""
     costs: dict[str, Costs | None] = dict.fromkeys(_ROWS)
     for key in costs:
-        a, b = ([trial[key] for trial in of] for of in (plain, patched))
+        a, b = ([run[key] for run in of] for of in (plain, patched))
         if None not in a + b:
             costs[key] = Costs(median_of(a), median_of(b), ratio_of(b, a) if all(a + b) else None)
     return costs
@@ -162,7 +162,7 @@ def _make_row(key: str, cost: Costs, more: str) -> list[str]:
     return [label, *cells, f"{found} {_interval(cost.ratio, show_ratio)}{note}"]
 
 
-def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -> str:
+def make_table(plain: Sequence[_Run], patched: Sequence[_Run], limit: int) -> str:
     """Return the costs that were measured, then the verdict; 100 columns and more."""
     costs, rounds, steps = _compute_costs(plain, patched), len(plain), plain[0]["steps"]
     more = f"--rounds {max(7, 2 * rounds + 1)}"
@@ -178,12 +178,12 @@ def make_table(plain: Sequence[_Trial], patched: Sequence[_Trial], limit: int) -
     return "\n".join([*lines, f"{title}: {found}", f"SPEED: patched / plain: {speed}"])
 
 
-def to_dict(plain: Sequence[_Trial], patched: Sequence[_Trial]) -> dict[str, Any]:
+def to_dict(plain: Sequence[_Run], patched: Sequence[_Run]) -> dict[str, Any]:
     """Return all of it for JSON; docs/api/tools.md describes the keys."""
     return {
         "verdict": _as_dict(find_verdict(plain, patched)),
         "costs": {key: _as_dict(cost) for key, cost in _compute_costs(plain, patched).items()},
-        "trials": {"plain": list(plain), "patched": list(patched)},
+        "runs": {"plain": list(plain), "patched": list(patched)},
     }
 
 
