@@ -1,4 +1,4 @@
-/* arena_fixture.h: arenas and regions as the tests of fl_arena and of slots over it use them. */
+/* arena_fixture.h: arenas and regions for the tests of fl_arena, and of slots over an arena. */
 #ifndef ARENA_FIXTURE_H
 #define ARENA_FIXTURE_H
 
@@ -52,7 +52,7 @@ static inline int64_t count_descriptors(void)
     return found;
 }
 
-/* How much address space this process may have. */
+/* Returns how much address space this process may have. */
 static inline int64_t address_space_limit(void)
 {
     struct rlimit limit;

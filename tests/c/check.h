@@ -24,7 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How many times as long as on an idle machine a test may take: run_programs.py measures it. */
+/* Returns how many times longer than on an idle machine a test may take; run_programs.py measures
+ * the factor. */
 static inline int slowness(void)
 {
     const char *told = getenv("TEST_SLOWNESS");
@@ -35,13 +36,13 @@ static inline int slowness(void)
 /* Longer than any program of tests takes. */
 #define HANG_SECONDS (unsigned)(120 * slowness())
 
-/* What must hold. CHECK_INT also prints the two integers. */
+/* CHECK ends the test unless the condition holds. CHECK_INT also prints the two integers. */
 #define CHECK(condition) check_that((condition), __FILE__, __LINE__, #condition)
 #define CHECK_INT(actual, expected) \
     check_equal((int64_t)(actual), (int64_t)(expected), __FILE__, __LINE__, #actual)
 #define RUN(test) run_test(#test, test)
 
-/* The sanitizers end a program that asks for an absurd size, where malloc says NULL. */
+/* Lets malloc return NULL for an absurd size, because the sanitizers would end the program. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
@@ -51,7 +52,7 @@ static inline void check_that(bool holds, const char *file, int line, const char
 {
     if (holds) return;
     fprintf(stderr, "\n%s:%d: CHECK(%s) failed\n", file, line, text);
-    _exit(1); /* other threads may still be at work: no destructor must wait for them */
+    _exit(1); /* threads may still be at work, so no destructor may wait for them */
 }
 
 static inline void
@@ -70,7 +71,7 @@ static inline void start_tests(void)
     fl_fork_install();
 }
 
-/* Whether the variable LEFT_OUT_TESTS of the environment has "program/name" among its words. */
+/* Returns true if the environment variable LEFT_OUT_TESTS has "program/name" among its words. */
 static inline bool is_left_out(const char *name)
 {
     const char *names = getenv("LEFT_OUT_TESTS");
@@ -100,7 +101,7 @@ static inline uint64_t next_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-/* In [0, limit). */
+/* Returns a number in [0, limit). */
 static inline int64_t random_below(uint64_t *state, int64_t limit)
 {
     return (int64_t)(next_random(state) % (uint64_t)limit);
@@ -125,8 +126,8 @@ static inline void sleep_ms(int64_t ms)
 }
 
 /* Calls `work` with resource 1, then 2, ... refused, until a call asks for fewer. Each call must
- * say FL_OK or what is missing, and leave nothing behind; the last one must say FL_OK. Returns how
- * many resources there were to refuse. */
+ * return FL_OK or the error of the missing resource, and leave nothing behind; the last call must
+ * return FL_OK. Returns how many resources could be refused. */
 static inline int64_t refuse_each(int (*work)(void *), void *arg)
 {
     for (int64_t n = 1;; n++) {
@@ -139,7 +140,7 @@ static inline int64_t refuse_each(int (*work)(void *), void *arg)
     }
 }
 
-/* The exit status of a forked child that runs `work`, or -1 if it died otherwise. */
+/* Runs `work` in a forked child and returns the child's exit status, or -1 if the child died. */
 static inline int run_child(int (*work)(void *), void *arg)
 {
     pid_t child = fork();

@@ -20,10 +20,10 @@ enum {
     BUFFERS = FL_COPY_AHEAD + 1, /* one more: in the consumer's hands */
     SLOT_BYTES = 64 * KIB,       /* what every request gets */
     LEND_BYTES = 64 * KIB,       /* suits every batch */
-    BUFFER_BYTES = 256 * KIB     /* no slot is larger */
+    BUFFER_BYTES = 256 * KIB     /* the largest slot */
 };
 
-/* A request as the consumer knows it; the key of its entry. */
+/* A request as the consumer knows it: the key of the request's entry. */
 typedef struct job {
     fl_request *request; /* NULL: a free place */
     int64_t tag;
@@ -34,7 +34,7 @@ typedef struct job {
 
 typedef struct copier_fixture copier_fixture;
 
-/* What buffers are for. */
+/* The memory of a buffer. */
 typedef struct dest_memory {
     copier_fixture *fixture;
     bool is_lent;
@@ -57,7 +57,7 @@ struct copier_fixture {
     int64_t damages; /* replies that could not be believed, so far */
     /* The copies. */
     _Atomic bool is_held;         /* they wait at the gate */
-    _Atomic bool fails;           /* looked at behind it */
+    _Atomic bool fails;           /* looked at after that */
     _Atomic int64_t begun, ended; /* so far */
     int64_t log[MOST_LOGGED];     /* tags of those that have begun */
     uint32_t seen;                /* of the queue's events */
@@ -111,7 +111,7 @@ static inline void lend_all(copier_fixture *f)
     while (fl_copier_buffers_needed(f->copier) > 0) lend(f, LEND_BYTES);
 }
 
-/* How many were not in use. */
+/* Takes back all unused buffers, and returns how many there were. */
 static inline int reclaim_all(copier_fixture *f)
 {
     fl_dest_buffer buffer;
@@ -156,7 +156,7 @@ static inline int open_table(copier_fixture *f)
     return fl_inflight_open(&config, &f->table, &f->err);
 }
 
-/* What cannot be had leaves the rest NULL. */
+/* Opens a fixture. If a part cannot be made, the rest stays NULL. */
 static inline int try_open_fixture(copier_fixture *f, int32_t workers, bool has_threads)
 {
     memset(f, 0, sizeof *f);
@@ -178,7 +178,8 @@ static inline int try_open_fixture(copier_fixture *f, int32_t workers, bool has_
     return FL_OK;
 }
 
-/* In order, with all the buffers it needs and workers that are the test. */
+/* Opens a fixture that takes batches in order, has all the buffers it needs, and plays the workers
+ * itself. */
 static inline void open_fixture(copier_fixture *f)
 {
     CHECK_INT(try_open_fixture(f, WORKERS, false), FL_OK);
@@ -272,15 +273,15 @@ static inline void await_ended(copier_fixture *f, int64_t count)
     await_count(&f->ended, count, fl_now_ns() + LONG_NS);
 }
 
-/* Lets one through that is held, and holds no more. */
+/* Lets one held copy through, and holds no more. */
 static inline void release(copier_fixture *f)
 {
     atomic_store(&f->is_held, false);
     CHECK(sem_post(&f->gate) == 0);
 }
 
-/* Whether there was an event since it was asked before: the thread, which is being held, does not
- * ask. */
+/* Returns true if an event has come since the last question. The copier's thread is held, so it
+ * does not take the event. */
 static inline bool has_event(copier_fixture *f)
 {
     return fl_shm_queue_watch(f->queue.shm, &f->seen, INT64_MIN);
@@ -288,7 +289,8 @@ static inline bool has_event(copier_fixture *f)
 
 /* ---- the end of a job */
 
-/* True: it has been copied, whole. What the thread chose to do after it is settled then. */
+/* Finishes a job; true: the whole batch has been copied. The thread has then settled what to do
+ * next. */
 static inline bool finish(copier_fixture *f, job *j)
 {
     fl_dest_buffer buffer = {.bytes = -1};
@@ -305,7 +307,7 @@ static inline bool finish(copier_fixture *f, job *j)
     return true;
 }
 
-/* Its worker has answered. */
+/* Drops a job whose worker has answered. */
 static inline void drop(copier_fixture *f, job *j)
 {
     CHECK(j->is_answered);

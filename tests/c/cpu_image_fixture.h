@@ -1,5 +1,5 @@
-/* cpu_image_fixture.h: the tables of kernels that this machine can run, and memory that ends where
- * the data does. */
+/* cpu_image_fixture.h: the tables of kernels that this machine can run, and memory that ends at the
+ * end of the data. */
 #ifndef CPU_IMAGE_FIXTURE_H
 #define CPU_IMAGE_FIXTURE_H
 
@@ -38,7 +38,7 @@ static inline void find_variants(void)
 /* ---- memory that faults on both sides */
 
 typedef struct fence {
-    uint8_t *data; /* owned, with a page before and one behind: FENCED bytes */
+    uint8_t *data; /* owned: FENCED bytes, with a page before and a page after */
 } fence;
 
 static fence fences[3]; /* source, result, expected result */
@@ -54,7 +54,7 @@ static inline void make_fences(void)
     }
 }
 
-/* `bytes` of it, at its end or its start. */
+/* Returns `bytes` of the memory, at its end or at its start. */
 static inline uint8_t *part_of(const fence *from, int64_t bytes, bool is_at_end)
 {
     CHECK(bytes >= 0 && bytes <= FENCED);

@@ -1,5 +1,5 @@
-/* madvise() as Linux has it, for programs under qemu-user, which says yes to most advice and does
- * nothing. Linked into the tests of the lane aarch64. */
+/* Replaces madvise() under qemu-user, which agrees to most advice and does nothing: does what Linux
+ * would do. Linked into the tests of the lane aarch64. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* What the thread looked up last: the mapping of a file that is still open. */
+/* The last lookup of the thread: the mapping of a file that is still open. */
 static _Thread_local struct mapping {
     unsigned long begin, end, offset;
     ino_t inode;

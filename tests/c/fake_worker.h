@@ -13,9 +13,9 @@ enum { DEPTH = 4, /* of a worker's queue */ TOO_MUCH = 1 << 20 };
 typedef enum batch_kind {
     BATCH,   /* to be copied */
     OTHER,   /* something else */
-    NOTHING, /* a batch of which nothing is to be copied */
+    NOTHING, /* a batch without anything to copy */
     NO_TURN, /* one without a turn */
-    TOO_LONG /* its worker says it is longer than its slot */
+    TOO_LONG /* a batch that claims to be longer than its slot */
 } batch_kind;
 
 /* Tags from 1000 on say their kind outright: 1000 * kind + turn. */
@@ -61,7 +61,8 @@ static inline int64_t read_tag(const fake_worker *w, const fl_request_message *r
     return tag;
 }
 
-/* Receives one request and answers it, or what fl_shm_queue_receive_request says. */
+/* Receives one request and answers it; otherwise returns the status of
+ * fl_shm_queue_receive_request. */
 static inline int serve_request(fake_worker *w, int64_t deadline_ns)
 {
     fl_request_message request;

@@ -1,4 +1,5 @@
-/* grad_fixture.h: elements of the four types, and what the passes must make of them, one by one. */
+/* grad_fixture.h: elements of the four types, and the expected result of each pass for each
+ * element. */
 #ifndef GRAD_FIXTURE_H
 #define GRAD_FIXTURE_H
 
@@ -11,7 +12,7 @@
 
 enum { REF_LANES = 32, VARIANTS = 3 };
 
-/* What this machine can run. */
+/* Finds the tables that this machine can run. */
 static inline int find_variants(const fl_cpu_lanes *found[VARIANTS])
 {
     int count = 0;
@@ -51,7 +52,7 @@ static inline void set_bits(int32_t type, void *data, int64_t at, uint64_t bits)
     memcpy((char *)data + at * bytes, &bits, (size_t)bytes);
 }
 
-/* From the definition of a binary float. */
+/* Computes the value of bits from the definition of a binary float. */
 static inline double value_of_bits(int32_t type, uint64_t bits)
 {
     int e = formats[type].exponent_bits, m = formats[type].mantissa_bits;
@@ -73,7 +74,7 @@ static inline double value_of(int32_t type, const void *data, int64_t at)
     return value_of_bits(type, bits_of(type, data, at));
 }
 
-/* To nearest, ties to even. `value` is a float for all but doubles. */
+/* Rounds to nearest, ties to even. `value` is a float for all types but double. */
 static inline uint64_t bits_of_value(int32_t type, double value)
 {
     int e = formats[type].exponent_bits, m = formats[type].mantissa_bits;
@@ -108,7 +109,7 @@ static inline bool is_nan_bits(int32_t type, uint64_t bits)
     return isnan(value_of_bits(type, bits));
 }
 
-/* The same bits, or both NaN. */
+/* Elements must have the same bits, or both be NaN. */
 static inline void
 check_elements(int32_t type, const void *actual, const void *expected, int64_t count)
 {

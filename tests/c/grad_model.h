@@ -8,7 +8,7 @@
 
 enum { GAP = 24 };
 
-/* Tensors side by side, with gaps that must stay as they are, and a copy of it all. */
+/* Tensors side by side, with gaps that must not change, and a copy of the whole memory. */
 typedef struct model {
     char *memory, *copy; /* owned */
     int64_t bytes;
@@ -21,7 +21,7 @@ typedef struct shape {
     int64_t shift; /* elements between a multiple of 16 and its first */
 } shape;
 
-/* Where the next tensor begins, if the last one ended at `end`. */
+/* Returns where the next tensor begins, if the last tensor ended at `end`. */
 static inline int64_t place_after(int64_t end, const shape *next)
 {
     return (end + GAP + 15) / 16 * 16 + next->shift * fl_float_bytes(next->type);
@@ -60,13 +60,13 @@ static inline void free_model(model *m)
     fl_free(m->copy);
 }
 
-/* Where a span lies in the copy. */
+/* Returns the address of a span in the copy. */
 static inline char *copy_of(const model *m, const fl_span *span)
 {
     return m->copy + (span->data - m->memory);
 }
 
-/* Whether the tensors are what the copy says; NaN is NaN. */
+/* Checks that the tensors equal the copy; any NaN equals any NaN. */
 static inline void check_model(const model *m)
 {
     char *end = m->memory;

@@ -62,7 +62,7 @@ static void test_invert(void)
     }
 }
 
-/* torch's _amp_update_scale_, as it is written there. */
+/* Computes torch's _amp_update_scale_, in torch's own steps. */
 static void torch_update(float *scale, int32_t *tracker, float found, const fl_scale_rule *rule)
 {
     if (found != 0) {
@@ -98,7 +98,7 @@ static void test_update_scale_is_torchs(void)
             ops->update_scale(queue, &rule, &found, &scale, &tracker, step % 2 ? &misses : NULL);
             torch_update(&should_be, &expected, found, &rule);
             CHECK(isfinite(scale) || isfinite(should_be) == 0);
-            if (!isfinite(should_be)) break; /* a backoff > 1: where torch's is infinite */
+            if (!isfinite(should_be)) break; /* a backoff > 1: torch's scale is infinite */
             check_double((double)scale, (double)should_be);
             CHECK_INT(tracker, expected);
             CHECK_INT(misses, 77);

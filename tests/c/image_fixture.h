@@ -1,8 +1,7 @@
-/* image_fixture.h: random plans and images, and what they make of each other pixel by pixel.
- *
- * The reference holds an image as pixels, of which each knows its bytes or the operation that
- * filled it. It follows the parameters that the plan drew, and knows nothing of segments or planes.
- */
+/* image_fixture.h: random plans and images, and the expected results, pixel by pixel. In the
+ * reference an image is pixels, and each pixel knows its byte or the operation that filled it.
+ * The reference follows the parameters that the plan drew, and knows nothing about segments or
+ * planes. */
 #ifndef IMAGE_FIXTURE_H
 #define IMAGE_FIXTURE_H
 
@@ -18,7 +17,7 @@ static inline int32_t type_bytes(fl_image_type type)
     return type == FL_IMAGE_U8 ? 1 : type == FL_IMAGE_F32 ? 4 : 2;
 }
 
-/* Which sample padding repeats at place i of an axis of `length`; -1: none. */
+/* Returns the sample that padding repeats at position i of an axis of `length`; -1: no sample. */
 static inline int32_t mirrored(int32_t i, int32_t length, fl_padding_mode mode)
 {
     if (i >= 0 && i < length) return i;
@@ -61,7 +60,7 @@ static inline void flip_picture(picture *p, bool is_x)
     replace(p, new);
 }
 
-/* Sample i of an axis, of which `at` gives the samples. */
+/* Returns sample i of a resized axis; `samples` are its source. */
 static inline uint8_t resized(const fl_resample *axis, int32_t i, const uint8_t *samples)
 {
     const uint8_t *x = samples + axis->first[i];
@@ -122,7 +121,7 @@ static inline void erase_picture(picture *p, const fl_image_params *at, int op)
             pixel_at(p, at->top + y, at->left + x)->fill = op;
 }
 
-/* *channels becomes that of the result. */
+/* Follows the operations, and sets *channels to the channels of the result. */
 static inline void
 follow(picture *p, const fl_image_op *ops, int32_t i, const fl_image_params *at, int32_t *channels)
 {
@@ -197,7 +196,8 @@ static inline void follow_range(picture *p, const fl_image_op *ops, const fl_ima
     }
 }
 
-/* What a plan made with `config` and parameters should write. The caller frees it. */
+/* Returns the output that a plan with `config` should write for these parameters. The caller frees
+ * the output. */
 static inline char *expected_output(const fl_image_config *config, const fl_image_params *params,
                                     const fl_image_source *source)
 {
@@ -235,11 +235,11 @@ static inline char *expected_output(const fl_image_config *config, const fl_imag
 
 /* ---- sources */
 
-/* How an image lies in memory. */
+/* The ways in which an image lies in memory. */
 typedef enum lying { AS_CHW, AS_HWC, AS_PADDED, AS_BACKWARD, AS_STEPPED, AS_WIDER_PIXELS } lying;
 enum { WAYS_TO_LIE = AS_WIDER_PIXELS + 1 };
 
-/* An image over fresh random memory, which holds nothing but it. *memory is the caller's. */
+/* Makes an image over fresh random memory that holds nothing else. *memory is the caller's. */
 static inline fl_image_source
 make_source(uint64_t *seed, lying how, fl_image_size size, int32_t channels, char **memory)
 {
@@ -278,7 +278,7 @@ static inline int find_tables(const fl_image_ops *tables[MAX_TABLES])
 
 /* ---- plans */
 
-/* A configuration with what it points to. */
+/* A configuration, with the memory that it points to. */
 typedef struct plan_case {
     fl_image_config config;
     fl_image_op ops[FL_MAX_IMAGE_OPS];
@@ -332,7 +332,7 @@ static inline void set_occurrences(plan_case *p)
             if (p->ops[k].kind == p->ops[i].kind) p->ops[i].occurrence++;
 }
 
-/* Which keeps the size and the channels. */
+/* Draws an operation that keeps the size and the channels. */
 static inline fl_image_op random_held(uint64_t *seed, const plan_case *p, bool is_ordered)
 {
     for (;;) {
@@ -380,7 +380,8 @@ static inline void make_tables(uint64_t *seed, plan_case *p)
     }
 }
 
-/* Fills of all operations: half of them what their bytes are cast to, the others any. */
+/* Sets the fills of all operations: half of them to the casts of their bytes, the rest to any
+ * elements. */
 static inline void make_fills(uint64_t *seed, plan_case *p)
 {
     int32_t bytes = type_bytes(p->config.type);

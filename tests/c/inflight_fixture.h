@@ -1,5 +1,5 @@
-/* inflight_fixture.h: a table of requests without a copier, over queues whose workers are the test
- * or threads. A task is its turn, and the key of its request is what the test knows of it. */
+/* inflight_fixture.h: a table of requests without a copier, over queues; the test or threads play
+ * the workers. A task is its turn, and the key of a request is the test's own record. */
 #ifndef INFLIGHT_FIXTURE_H
 #define INFLIGHT_FIXTURE_H
 
@@ -12,7 +12,7 @@
 #include "fl_hash.h"
 #include "fl_inflight.h"
 
-/* Whether workers may be replaced: whoever includes this may say so. */
+/* Workers may be replaced if the including file defines KEEPS_TASKS as true. */
 #ifndef KEEPS_TASKS
 #define KEEPS_TASKS false
 #endif
@@ -54,7 +54,7 @@ static inline void abandon_nothing(void *context, const fl_dest_buffer *buffer, 
     CHECK(context == NULL && buffer == NULL && slot == NULL); /* there is no copier */
 }
 
-/* What cannot be had leaves the rest NULL. */
+/* Opens a fixture. If a part cannot be made, the rest stays NULL. */
 static inline int try_open_table(inflight_fixture *f, int32_t workers, int64_t budget)
 {
     memset(f, 0, sizeof *f);
@@ -124,7 +124,7 @@ static inline int try_receive(inflight_fixture *f, task **out)
     return FL_OK;
 }
 
-/* NULL: there is no reply. */
+/* Receives a reply; NULL: there is none. */
 static inline task *receive(inflight_fixture *f)
 {
     task *t;
@@ -149,7 +149,7 @@ static inline int count_tasks(const inflight_fixture *f)
 
 /* ---- a worker that is the test */
 
-/* Its next request; false: there is none. */
+/* Takes the worker's next request; returns false if there is none. */
 static inline bool take_message(inflight_fixture *f, int32_t worker, fl_request_message *out)
 {
     int status = fl_shm_queue_receive_request(f->queue.shm, worker, out, INT64_MIN);
@@ -181,7 +181,7 @@ static inline void answer(inflight_fixture *f, int32_t worker, int64_t number, i
     fl_shm_queue_send_reply(f->queue.shm, worker, &reply);
 }
 
-/* One that needs so many. */
+/* Answers that the batch needs `needed` bytes. */
 static inline void refuse(inflight_fixture *f, int32_t worker, int64_t number, int64_t needed)
 {
     fl_reply_message reply = {.number = number, .kind = -1, .used = needed};
@@ -203,7 +203,7 @@ static inline void refuse_next(inflight_fixture *f, int32_t worker, int64_t need
 
 /* ---- close */
 
-/* No worker writes any more; nothing is lost. */
+/* Closes the table when no worker writes any more, and checks that nothing is lost. */
 static inline void close_table(inflight_fixture *f)
 {
     if (f->table != NULL) {

@@ -1,4 +1,4 @@
-/* picture_fixture.h: an image as pixels, of which each knows its bytes or the operation that filled
+/* picture_fixture.h: an image as pixels; each pixel knows its byte or the operation that filled
  * it. */
 #ifndef PICTURE_FIXTURE_H
 #define PICTURE_FIXTURE_H

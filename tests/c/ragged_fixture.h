@@ -47,7 +47,7 @@ open_ragged(ragged_fixture *fix, uint64_t *seed, fl_dtype dtype, int64_t longest
 
 static inline void close_ragged(ragged_fixture *fix) { free(fix->values); }
 
-/* Value i of sequence `row` as it comes out. */
+/* Writes the expected output for value i of sequence `row`. */
 static inline void
 put_value(const ragged_fixture *fix, int64_t row, int64_t i, bool is_widened, char *dst)
 {
@@ -75,7 +75,7 @@ static inline fl_table *open_one(fl_column *column)
     return table;
 }
 
-/* Gathers in parts, the last first, into a block that is fenced. The caller frees it. */
+/* Gathers in parts, the last part first, into a fenced block. The caller frees the block. */
 static inline char *
 gather_all(const fl_table *table, const fl_rows *rows, const fl_layout *layout, int32_t parts)
 {
@@ -87,7 +87,7 @@ gather_all(const fl_table *table, const fl_rows *rows, const fl_layout *layout, 
     return block;
 }
 
-/* Behind output i there is nothing but the fence. */
+/* Checks that only the fence follows output i. */
 static inline void check_fence(const fl_layout *layout, const char *block, int32_t i)
 {
     const fl_output *output = &layout->outputs[i];

@@ -1,7 +1,5 @@
-/* ring_fixture.h: a ring over a pool, with a fill that can be slow, held up at a gate, or fail.
- *
- * The tag of a batch says all about it: how many rows it has, which, and so what its slot must
- * hold once it is filled. */
+/* ring_fixture.h: a ring over a pool, with a fill that can be slow, held up at a gate, or fail. The
+ * tag of a batch determines its rows, and so the expected contents of its slot. */
 #ifndef RING_FIXTURE_H
 #define RING_FIXTURE_H
 
@@ -75,7 +73,7 @@ static inline int fill_part(const fl_batch *batch, int32_t part, fl_err *err)
     return FL_ESOURCE;
 }
 
-/* `shape` says threads, depth, order, and a fill if it is not fill_part. */
+/* Opens a ring; `shape` gives threads, depth, order, and a fill if it is not fill_part. */
 static inline void open_fixture(ring_fixture *r, fl_ring_config shape)
 {
     memset(r, 0, sizeof *r);
@@ -110,8 +108,7 @@ static inline int add_rows(fl_rows *rows, int64_t tag, fl_err *err)
     return FL_OK;
 }
 
-/* The batch of this tag as the next to be submitted; NULL if there are no rows for want of memory.
- */
+/* Prepares the batch with this tag as the next to submit; NULL: there is no memory for its rows. */
 static inline fl_batch *prepare_batch(ring_fixture *r, int64_t tag, int32_t parts, fl_err *err)
 {
     fl_batch *batch = fl_ring_prepare(r->ring);

@@ -15,7 +15,7 @@ typedef struct shm_fixture {
     char *mapping; /* owned */
     int64_t mapped_bytes, bytes;
     char *memory;      /* in the mapping: what is shared */
-    fl_shm_queue *shm; /* owned: the end of all, each part used by one process or thread */
+    fl_shm_queue *shm; /* owned: the end for every process; one process or thread uses each part */
     int32_t workers, depth;
 } shm_fixture;
 
@@ -27,7 +27,8 @@ static inline fl_shm_queue *open_end(void *memory, int32_t workers, int32_t dept
     return shm;
 }
 
-/* Shared with children forked later; behind its last byte is a page that nobody may touch. */
+/* Makes memory that is shared with children forked later. A page that nobody may touch follows the
+ * last byte. */
 static inline shm_fixture open_shm_fixture(int32_t workers, int32_t depth)
 {
     int64_t page = sysconf(_SC_PAGESIZE), bytes = fl_shm_queue_bytes(workers, depth);
@@ -107,7 +108,7 @@ static inline void check_reply(const fl_reply_message *reply)
     CHECK(memcmp(reply->fallbacks, good.fallbacks, sizeof good.fallbacks) == 0);
 }
 
-/* What the parent knows of a worker's requests and replies. */
+/* The parent's view of a worker's requests and replies. */
 typedef struct progress {
     int64_t sent, answered;
 } progress;
@@ -151,7 +152,7 @@ serve_one(fl_shm_queue *shm, int32_t worker, int64_t *expected, int64_t deadline
     return FL_OK;
 }
 
-/* How much fits into a few seconds. */
+/* How much slower a sanitizer makes the test, so that it fits into a few seconds. */
 #if defined(__SANITIZE_THREAD__)
 enum { LANE_SLOWNESS = 20 };
 #elif defined(__SANITIZE_ADDRESS__)

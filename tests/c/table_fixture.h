@@ -10,7 +10,7 @@
 #include "fl_cpu_rows.h"
 #include "fl_table.h"
 
-/* A column as a test describes it: of rows that are copied, or of images if it has a plan. */
+/* A column in a test's words: rows that are copied or, with a plan, images. */
 typedef struct column_spec {
     fl_tensor view;
     bool is_volatile;
@@ -37,7 +37,8 @@ static inline int open_column(const column_spec *spec, fl_column **out, fl_err *
     return fl_column_image_open(&config, out, err);
 }
 
-/* As a user of tables opens one: errors of a column name it, and nothing is left of a failure. */
+/* Opens a table as its users do: errors of a column name the column, and a failure leaves
+ * nothing. */
 static inline int open_specs(const column_spec *specs, int32_t count, fl_table **out, fl_err *err)
 {
     fl_column *columns[8] = {NULL};
@@ -50,7 +51,8 @@ static inline int open_specs(const column_spec *specs, int32_t count, fl_table *
     return status;
 }
 
-/* The layout of a batch that must be possible, of epoch 0. The caller closes it. */
+/* Returns the layout of a batch of epoch 0, which must be possible. The caller closes the
+ * layout. */
 static inline fl_layout layout_of(const fl_table *table, const fl_rows *rows)
 {
     fl_layout layout = {0};

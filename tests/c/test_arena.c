@@ -118,7 +118,7 @@ static void test_a_region_comes_back_zeroed(void)
     fl_arena_close(arena);
 }
 
-/* A program may have locked its memory, or a part of it, against being paged out. */
+/* A program may have locked its memory, or a part, against being paged out. */
 static void test_a_locked_region_comes_back_zeroed(void)
 {
     fl_arena *arena = open_arena(16 * MIB);
@@ -179,7 +179,7 @@ typedef struct market {
     _Atomic int64_t names;
 } market;
 
-/* A region whose every page says who got it, until it is given back. */
+/* Checks and gives back a region: every page names the owner until then. */
 static void check_and_give(fl_region *region)
 {
     if (region == NULL) return;

@@ -76,7 +76,7 @@ static void check_refused(fl_arena *arena, int64_t bytes)
     CHECK(region == NULL && err.code == FL_ENOMEM && err.text[0] != '\0');
 }
 
-/* Takes all that there is, in regions of `bytes`, and gives it back. */
+/* Takes regions of `bytes` until the arena is used up, and gives all back. */
 static int64_t use_up(fl_arena *arena, int64_t bytes)
 {
     enum { MOST = 1000 };
@@ -190,7 +190,7 @@ static void check_held(const family *f)
         CHECK(holds_only(fl_region_data(f->held[i]), (char)(10 + i), f->bytes));
 }
 
-/* The child of a parent with regions drops everything: nothing of it may have an effect. */
+/* Runs in a child of a parent with regions, and drops everything: no call may have an effect. */
 static int drop_everything(void *arg)
 {
     family *f = arg;

@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-/* A result that no test case has: shows that an output was left alone. */
+/* A result that no test case has, to show that an output was left alone. */
 enum { UNTOUCHED = 0x5A5A };
 
 typedef struct sum {
@@ -115,7 +115,7 @@ static void test_alloc_is_zeroed_and_aligned(void)
             char *memory = fl_alloc(sizes[i]);
             CHECK(memory != NULL && is_aligned(memory, 64));
             for (int64_t b = 0; b < sizes[i]; b++) CHECK(memory[b] == 0);
-            memset(memory, 0xEE, (size_t)sizes[i]); /* the second time it may come back */
+            memset(memory, 0xEE, (size_t)sizes[i]); /* memory may come back the second time */
             fl_free(memory);
         }
     }

@@ -64,7 +64,7 @@ static void test_tokens_limit_steps(void)
     CHECK(begin <= MOST);
 }
 
-/* Settings that users may change make no endless loop and no number too large. */
+/* Odd settings of users lead neither to an endless loop nor to a number that is too large. */
 static void test_odd_rules(void)
 {
     uint64_t state = 4;

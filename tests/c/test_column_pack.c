@@ -10,7 +10,7 @@ enum { OUTPUTS = 5, MAX_ROWS = 64 };
 
 static const char PADDING[16] = "\x5a\x4b\x3c\x2d\x1e\x0f\xf0\xe1\xd2\xc3\xb4\xa5\x96\x87\x78\x69";
 
-/* The reference: who lies where, and the segments of all rows. */
+/* The reference: the position of each sequence, and the segments of all rows. */
 typedef struct expected {
     int64_t rows, width, segments, longest;
     int64_t used[MAX_ROWS];
@@ -83,8 +83,8 @@ static int open_pack(const fl_column_pack_config *configs, int32_t count, fl_tab
     return status;
 }
 
-/* What lies at element `at` of the rows laid end to end: the sample, or -1 for padding, and the
- * place in it. */
+/* Finds element `at` of the rows laid end to end: the sample (-1: padding), and the position in the
+ * sample. */
 static int64_t
 find_element(const expected *want, const int64_t *lengths, int64_t at, int64_t *place)
 {
@@ -381,7 +381,7 @@ static void test_offsets_that_grow_are_cut(void)
     close_ragged(&fix);
 }
 
-/* What is then missing is padding, not what the memory held before. */
+/* Missing elements become padding, not the old contents of the memory. */
 static void test_offsets_that_fall_are_padded(void)
 {
     uint64_t seed = 36;

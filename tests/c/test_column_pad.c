@@ -184,7 +184,7 @@ static void test_pairs_of_beginnings_and_ends(void)
     }
 }
 
-/* A tensor over a buffer may begin at any byte of it. */
+/* A tensor over a buffer may begin at any byte. */
 static void test_values_at_an_odd_address(void)
 {
     uint64_t seed = 26;
@@ -298,7 +298,7 @@ static void test_a_batch_without_samples_is_refused(void)
     close_ragged(&fix);
 }
 
-/* Offsets that somebody changed behind our back: at layout, and between layout and gather. */
+/* Offsets may change unexpectedly: before layout, and between layout and gather. */
 static void test_changed_offsets_name_field_and_row(void)
 {
     uint64_t seed = 27;

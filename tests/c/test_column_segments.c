@@ -1,5 +1,5 @@
-/* Tests of fl_column_segments: every gather is compared with a copy made row by row from where the
- * rows of each segment lie. */
+/* Tests of fl_column_segments: every gather is compared with a copy that is made row by row from
+ * each segment. */
 #include "check.h"
 
 #include "fl_column_segments.h"
@@ -16,9 +16,9 @@ static const fl_dtype UINT16 = {1, 16, 1}, INT64 = {0, 64, 1};
 /* Arrays of rows of `items` elements of 2 bytes, and the column over them. */
 typedef struct fixture {
     fl_segment segments[MAX_SEGMENTS];
-    char *memory[MAX_SEGMENTS];     /* owned; NULL where an array lies elsewhere */
-    int64_t *index[MAX_SEGMENTS];   /* owned; NULL: the segment is a whole array */
-    const char *rows[2 * MAX_ROWS]; /* where each row of the column begins */
+    char *memory[MAX_SEGMENTS];   /* owned; NULL: the array lies in memory of a different segment */
+    int64_t *index[MAX_SEGMENTS]; /* owned; NULL: the segment is a whole array */
+    const char *rows[2 * MAX_ROWS]; /* the address of each row of the column */
     int64_t length, items, item_stride;
     int32_t count;
     fl_convert *convert; /* of uint16 to int64 */
@@ -42,8 +42,8 @@ static void note_rows(fixture *fix, const fl_segment *segment)
     }
 }
 
-/* Makes a segment of `rows` rows, backwards if the stride is negative; where it has an index, that
- * repeats rows and leaves others out. */
+/* Makes a segment of `rows` rows, backwards if the stride is negative. With an index, the index
+ * repeats rows and leaves rows out. */
 static void make_segment(fixture *fix, uint64_t *seed, int64_t rows, bool is_back, bool has_index)
 {
     int32_t at = fix->count;
@@ -98,7 +98,8 @@ static int gather(const fl_table *table, const fl_rows *rows, int32_t parts, cha
     return FL_OK;
 }
 
-/* Whether the elements of a row lie at `row`, packed, and widened where the column converts. */
+/* Returns true if the elements of a row lie at `row`, packed and, if the column converts,
+ * widened. */
 static bool is_row(const fixture *fix, const char *row, const char *from)
 {
     for (int64_t k = 0; k < fix->items; k++) {
@@ -182,7 +183,7 @@ static void test_a_cut_file_names_row_and_array(void)
     fl_table *table;
     CHECK_INT(open_table(&fix, true, &table, NULL), FL_OK);
     CHECK_INT(ftruncate(file.fd, PAGE), 0);
-    const int64_t bad = 5 + 4; /* the first row behind the end of the file */
+    const int64_t bad = 5 + 4; /* the first row after the end of the file */
     int64_t index[] = {22, 0, 8, bad, 5};
     static char block[5 * 1024];
     fl_rows rows = {.index = index, .count = 3};

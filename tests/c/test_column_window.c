@@ -121,9 +121,9 @@ static void test_batches(void)
             check_batches(has_y, has_documents);
 }
 
-/* ---- batches whose x and y are made where they go */
+/* ---- batches whose x and y are made at their destination */
 
-/* In place of the device. */
+/* Widens an output, as the device would. */
 static void widen(const fl_output *output, char *buffer)
 {
     const fl_transfer_cast *cast = &output->cast;
@@ -152,7 +152,8 @@ static void check_cut_layout(const fl_layout *layout, int64_t count, bool has_y,
     CHECK_INT(layout->delivered_bytes, layout->bytes + (1 + has_y) * made);
 }
 
-/* What lies where x and y are delivered, and the other tensors, are those of a whole batch. */
+/* Checks that x and y, once delivered, and the remaining tensors equal the tensors of a whole
+ * batch. */
 static void check_cut_batch(const window_world *world, const fl_table *cut, int64_t count,
                             int32_t parts, int64_t token)
 {
@@ -211,7 +212,7 @@ static void test_narrow_tokens_for_a_device(void)
         }
 }
 
-/* What is no narrower, and what no device makes. */
+/* Tokens that are not narrower, and tokens that no device widens, are not cut. */
 static void test_what_is_not_cut(void)
 {
     static const fl_dtype dtypes[] = {{0, 64, 1}, {0, 32, 1}, {1, 32, 1}, {1, 16, 1}};

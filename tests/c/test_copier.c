@@ -1,5 +1,5 @@
-/* What is copied, when, in which order, and who waits for that. The test answers for the workers,
- * so it knows what is where. */
+/* Tests of what is copied, when, in which order, and who waits. The test plays the workers, so it
+ * knows which memory holds what. */
 #include "copier_fixture.h"
 
 static void check_log(const copier_fixture *f, const int64_t *tags, int64_t count)
@@ -80,7 +80,7 @@ static void *release_at_event(void *arg)
     return NULL;
 }
 
-/* What is copied then is finished as before; the rest is left to the consumer. */
+/* A copy that has begun is finished as before; the rest is left to the consumer. */
 static void test_a_stop_waits_for_the_copy_and_there_is_no_other(void)
 {
     copier_fixture f;
@@ -111,7 +111,7 @@ static void test_a_stop_waits_for_the_copy_and_there_is_no_other(void)
 
 /* ---- which, and in which order */
 
-/* Two have arrived, the later first; a buffer comes, and another. */
+/* Two batches have arrived, the later first; then two buffers come. */
 static void test_the_next_turn_goes_first_or_else_who_came_first(void)
 {
     for (int in_order = 0; in_order < 2; in_order++) {
@@ -132,7 +132,8 @@ static void test_the_next_turn_goes_first_or_else_who_came_first(void)
     }
 }
 
-/* They are there before those of the window, and pass the time until these come. */
+/* Batches outside the window arrive first, and pass the time until the batches of the window
+ * come. */
 static void test_only_what_is_in_the_window_is_copied(void)
 {
     copier_fixture f;
@@ -162,7 +163,7 @@ static void test_only_what_is_in_the_window_is_copied(void)
     close_fixture(&f);
 }
 
-/* With a buffer for a good batch, and one that suits another of whatever size. */
+/* Lends a buffer that suits a good batch, and a buffer that suits the batch under test. */
 static void lend_for(copier_fixture *f, int64_t bytes)
 {
     lend(f, LEND_BYTES);
@@ -175,7 +176,7 @@ static void open_empty_fixture(copier_fixture *f)
     fl_copier_set_window(f->copier, 0);
 }
 
-/* Of two that have arrived the first is looked at while the thread is held. */
+/* Two batches have arrived. The copier looks at the first while its thread is held. */
 static void leave_alone(int64_t tag, bool is_in_order)
 {
     copier_fixture f;
@@ -207,8 +208,8 @@ static void test_what_is_not_to_be_copied_is_left_alone(void)
             leave_alone(1000 * kinds[i] + 1, in_order == 1);
 }
 
-/* What a worker may say that it has built, or by how much more than its slot; whether it is copied.
- */
+/* Sends a reply of this kind that claims `upload` bytes, or `beyond` more than its slot; returns
+ * true if the batch is copied. */
 static bool copy_reply(int32_t kind, int64_t upload, int64_t beyond)
 {
     copier_fixture f;
@@ -320,9 +321,9 @@ static void test_a_finish_waits_for_a_copy_that_fails_too(void)
     close_fixture(&f);
 }
 
-/* ---- a worker that writes where it has no business any more */
+/* ---- a worker that writes to memory after its time */
 
-/* The reply where it lies in the shared memory. */
+/* Returns the reply in the shared memory. */
 static fl_reply_message *find_reply(const copier_fixture *f, const job *j)
 {
     char *start = f->queue.memory, *end = start + f->queue.bytes;

@@ -15,7 +15,7 @@ static void *restart(void *arg)
     return NULL;
 }
 
-/* The reply has been seen by the copier alone. Its slot is not used again while it is read. */
+/* Only the copier has seen the reply. The slot is not used again during the read. */
 static void test_a_copy_that_runs_is_waited_for(void)
 {
     copier_fixture f;
@@ -42,7 +42,7 @@ static void test_a_copy_that_runs_is_waited_for(void)
     close_fixture(&f);
 }
 
-/* Those of copies that have ended, and of batches that wait for a buffer. */
+/* Replies of ended copies are forgotten, and so are replies of batches that wait for a buffer. */
 static void test_replies_of_the_predecessor_are_forgotten(void)
 {
     copier_fixture f;

@@ -20,9 +20,8 @@ static job *find_answered(copier_fixture *f, int64_t tag)
     return NULL;
 }
 
-/* Its batch is where the copier says, or still in its slot; those finished before are looked at by
- * nobody.
- */
+/* Checks a job: its batch lies in the copier's buffer, or still in its slot. Nobody looks at jobs
+ * that were finished before. */
 static void take_in(copier_fixture *f, job *j, uint64_t *random)
 {
     bool is_unwanted = j->is_finished;
@@ -96,7 +95,7 @@ static void test_a_buffer_or_a_turn_is_an_event_if_it_makes_work(void)
     close_fixture(&f);
 }
 
-/* Without being told, the thread would look once a second. */
+/* Without a wake-up the thread would look once a second. */
 static void test_the_thread_is_told_of_a_buffer_and_of_a_turn(void)
 {
     for (int by_turn = 0; by_turn < 2; by_turn++) {
@@ -110,7 +109,7 @@ static void test_the_thread_is_told_of_a_buffer_and_of_a_turn(void)
             if (by_turn == 1) lend_all(&f);
             serve(&f, j);
             receive_all(&f);
-            sleep_ms(2); /* it has looked */
+            sleep_ms(2); /* the copier has looked */
             if (by_turn == 1)
                 fl_copier_set_window(f.copier, n);
             else
@@ -155,7 +154,7 @@ static int run_without(void *arg)
     }
     job *j = NULL;
     CHECK_INT(f.err.code, status);
-    CHECK_INT(try_submit(&f, 30, &j), FL_OK); /* nothing was lost by it */
+    CHECK_INT(try_submit(&f, 30, &j), FL_OK); /* nothing was lost */
     while (!j->is_answered)
         if (!receive(&f)) await_reply(&f);
     close_fixture(&f);

@@ -1,5 +1,5 @@
-/* Tests of fl_cpu_image: each table this machine can run against arithmetic on single elements, for
- * all lengths, and with memory that ends where the data does. */
+/* Tests of fl_cpu_image: each table that this machine can run against arithmetic on single
+ * elements, for all lengths, with memory that ends at the end of the data. */
 #include "cpu_image_fixture.h"
 
 #include <math.h>
@@ -106,7 +106,7 @@ static void set_random_weight(fl_resample *axis, int64_t k, int64_t weight, uint
     axis->weight[k] = (int16_t)(weight / 256);
 }
 
-/* Weights of any size, as long as no sum leaves int32; `taps` of them at most; in two halves or
+/* Draws weights of any size for which no sum leaves int32, of at most `taps` taps, in two halves or
  * not. */
 static fl_resample random_axis(int32_t in, int32_t out, int32_t taps, uint64_t *state)
 {
@@ -206,7 +206,7 @@ static void check_resample(const fl_resample *axis, int64_t across, bool is_x, u
 {
     int64_t random = random_below(state, 256);
     int64_t gap = random & 1 ? random_below(state, 40) : 0;
-    /* What lies before the first sample is not there. */
+    /* Memory before the first sample does not exist. */
     int64_t lead = axis->first[0], in = axis->in - lead;
     rows_of from = lay_rows(is_x ? across : in, is_x ? in : across, gap, random & 2);
     from.start -= lead * (is_x ? 1 : from.pitch);
@@ -260,7 +260,7 @@ static void test_every_count_of_rows_and_columns(void)
 {
     uint64_t state = 11;
     fl_resample axis = bilinear_axis(50, 37), steep = bilinear_axis(200, 19);
-    for (int64_t across = 0; across < LENGTHS; across++) { /* more than one band of rows, too */
+    for (int64_t across = 0; across < LENGTHS; across++) { /* also more than one band of rows */
         check_resample(&axis, across, true, &state);
         check_resample(&axis, across, false, &state);
         check_resample(&steep, across, true, &state);

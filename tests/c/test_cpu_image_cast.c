@@ -1,5 +1,5 @@
-/* Tests of the casts of fl_cpu_image: each table this machine can run against lookups of single
- * elements, for all shapes of blocks, and with memory that ends where the data does. */
+/* Tests of the casts of fl_cpu_image: each table that this machine can run against lookups of
+ * single elements, for all shapes of blocks, with memory that ends at the end of the data. */
 #include "cpu_image_fixture.h"
 
 #include <fenv.h>
@@ -17,7 +17,7 @@ static uint16_t bf16_of(float x)
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* By arithmetic in double, which holds every float and its rounding to 11 bits exactly. */
+/* Rounds by arithmetic in double, which holds every float and its rounding to 11 bits exactly. */
 static uint16_t f16_of(float x)
 {
     double size = fabs((double)x);
@@ -31,7 +31,7 @@ static uint16_t f16_of(float x)
     return (uint16_t)(sign | (uint16_t)((exponent + 13) * 1024 + (int)units));
 }
 
-/* A table and the numbers it comes from. */
+/* A table, and the numbers that the table comes from. */
 typedef struct cast_case {
     _Alignas(64) uint8_t table[256 * 4];
     fl_image_cast cast;
@@ -48,7 +48,8 @@ static void set_element(uint8_t *table, fl_image_type type, int v, float x)
         memcpy(table + 2 * v, &half, 2);
 }
 
-/* Whether the quotient by a product with the inverse is that of a division, for all 256. */
+/* Makes a table; returns true if the quotient by a product with the inverse equals a division for
+ * all 256 bytes. */
 static bool make_line(cast_case *c, fl_image_type type, float scale, float mean, float std)
 {
     c->cast = (fl_image_cast){c->table, true, scale, mean, std, 1 / std, false};
@@ -63,7 +64,7 @@ static bool make_line(cast_case *c, fl_image_type type, float scale, float mean,
     return is_same;
 }
 
-/* The block over memory that holds nothing but it, as `expected` has it. */
+/* Casts the block over memory that holds nothing else, and compares with `expected`. */
 static void check_block(const cast_case *c, fl_image_type type, const fl_image_block *shape,
                         int64_t gap, bool is_at_end, uint64_t *state)
 {
@@ -118,7 +119,7 @@ static void test_casts_by_arithmetic(void)
             }
 }
 
-/* From every place in a line of the caches, at lengths where results are written past them. */
+/* Casts from every position in a cache line, at lengths that are written past the caches. */
 static void test_casts_that_are_streamed(void)
 {
     static cast_case c;
@@ -181,7 +182,7 @@ static void test_casts_by_any_table(void)
                 check_cast(&c, type, count, is_at_end, &state);
 }
 
-/* What a thread has set for its own arithmetic does not change a result. */
+/* The rounding that a thread has set for its own arithmetic does not change a result. */
 static void test_casts_under_other_rounding(void)
 {
     static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
@@ -222,8 +223,8 @@ static void test_casts_where_denormal_numbers_are_flushed(void)
 }
 #endif
 
-/* Of every width, with rows that lie apart in either direction, from the last element to the first
- * and with steps between elements, with fills on either side or none. */
+/* Blocks have every width, rows that lie apart in either direction, elements in reverse or with
+ * steps between, and fills on either side or none. */
 static void test_blocks(void)
 {
     static const int64_t steps[] = {1, 1, 1, -1, -1, 0, 2, -3};

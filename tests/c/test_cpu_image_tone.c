@@ -1,6 +1,6 @@
-/* Tests of the kernels on colours: each table this machine can run against the plain one, whose
- * bits the tests of plans hold to formulas, for all lengths, and with memory that ends where the
- * planes do. */
+/* Tests of the kernels on colours: each table that this machine can run against the plain table,
+ * for all lengths, with memory that ends at the end of the planes. The tests of plans check the
+ * plain table against formulas. */
 #include "cpu_image_fixture.h"
 
 #include "fl_blur.h"
@@ -22,7 +22,7 @@ typedef enum call {
     CALLS
 } call;
 
-/* Bytes in place, and what the others return. */
+/* The bytes of an operation in place, and the numbers that an operation returns. */
 typedef struct result {
     int64_t numbers[256];
     uint8_t grey[FENCED / PLANES];
@@ -81,7 +81,7 @@ static void test_all_tables_have_the_bits_of_the_plain_one(void)
             }
 }
 
-/* Of planes that end where the memory does, into a result that does, too. */
+/* Blurs planes that end at the end of their memory, into a result that also does. */
 static void check_blur(int64_t columns, bool is_at_end, uint64_t *state)
 {
     int32_t width = 1 + 2 * (int32_t)random_below(state, 8);

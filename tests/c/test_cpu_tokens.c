@@ -91,13 +91,13 @@ static void check_limit(const fl_token_ops *ops, fl_token_type type, int64_t cou
         memcpy(source + i * bytes, &negative, (size_t)bytes);
         CHECK(!ops->convert[type][FL_TOKEN_OUT_32](x, NULL, source, count, shift, 100));
         CHECK(ops->convert[type][FL_TOKEN_OUT_16](x, y, source, count, shift, UINT64_MAX));
-        /* Of all bits: the largest token without a sign, which is no token with one. */
+        /* All bits: the largest token without a sign, and no token with a sign. */
         uint64_t largest = UINT64_MAX >> (64 - 8 * bytes);
         for (uint64_t most = largest; most < UINT64_MAX; most = most * 2 + 1)
             CHECK_INT(ops->convert[type][FL_TOKEN_OUT_64](x, y, source, count, shift, most),
                       !is_signed(type));
     }
-    memset(source, 0x7F, ROOM); /* what lies behind is not looked at */
+    memset(source, 0x7F, ROOM); /* memory after the tokens is not looked at */
     memset(source, 0, (size_t)((count + shift) * bytes));
     CHECK(ops->convert[type][FL_TOKEN_OUT_64](x, y, source, count, shift, 100));
 }

@@ -71,8 +71,8 @@ static int64_t count_empty(const fixture *f)
 
 static char buffer[BYTES];
 
-/* Whoever is last starts the copy: the thread that fills, or, if the buffer comes last, the caller
- * that set it. */
+/* The last step starts the copy: the thread that fills the last part or, if the buffer comes last,
+ * the caller that set the buffer. */
 static void test_the_last_part_or_the_buffer_starts_the_copy(void)
 {
     fixture f = open_fixture();
@@ -122,7 +122,7 @@ static void test_finish_starts_what_was_not_started(void)
     close_fixture(&f);
 }
 
-/* Behind the copy, whoever starts it; a transfer that is used again has none. */
+/* Casts follow the copy, whoever starts it; a transfer that is used again has no casts. */
 static void test_bytes_become_elements(void)
 {
     static const uint16_t halves[2][256] = {[0] = {[7] = 70, [9] = 90}, [1] = {[7] = 71, [9] = 91}};
@@ -161,7 +161,7 @@ static void test_bytes_become_elements(void)
     close_fixture(&f);
 }
 
-/* Of rows of five halves the last three, with a sign and without. */
+/* Takes the last three halves of rows of five, with a sign and without. */
 static void test_integers_become_wider(void)
 {
     enum { COUNT = 30, TO = (BYTES + 15) / 16 * 16 };
@@ -302,7 +302,7 @@ static int64_t count_threads(void)
     return count;
 }
 
-/* Small ones start no threads. */
+/* Small batches start no threads. */
 static void test_threads_share_the_copy_of_a_large_batch(void)
 {
     static const int64_t sizes[] = {100, 1 << 20, (12 << 20) + 5};

@@ -1,5 +1,5 @@
-/* How many CPUs a process may keep busy: its affinity, and the quotas of its control groups, whose
- * files lie below a folder that stands for the root. */
+/* Tests of how many CPUs a process may keep busy: its affinity, and the quotas of its control
+ * groups. The groups' files lie below a folder that stands for the root. */
 #include "check.h"
 #include "fl_cpus.h"
 
@@ -97,7 +97,7 @@ static void test_both_versions_count(void)
     check_quota("3:cpu:/\n0::/box\n", 2);
 }
 
-/* A thread for half a CPU would use up what the others need. */
+/* A thread for half a CPU would use up the time of the full threads. */
 static void test_a_part_of_a_cpu_is_left_but_one_thread_runs(void)
 {
     clear_root();

@@ -11,7 +11,7 @@ typedef struct result {
     bool mask[MOST];
 } result;
 
-/* Whether token t of a file ends a document. */
+/* Returns true if token t of a file ends a document. */
 static bool is_end(const fl_document_rule *rule, const uint16_t *file, int64_t t)
 {
     if (rule->has_eos) return file[t] == EOS;
@@ -79,7 +79,7 @@ static void test_documents_by_index(void)
     for (int r = 0; r < ROUNDS; r++) {
         int64_t ends[3 * MOST], count = 0, at = 0;
         int64_t longest = 1 + r % 30;
-        while (at < MOST) { /* empty documents, too */
+        while (at < MOST) { /* also empty documents */
             int64_t tokens = random_below(&state, longest + 1) + (count % 3 > 1);
             at = fl_min(MOST, at + tokens);
             ends[count++] = at;

@@ -1,5 +1,5 @@
-/* Tests of fl_gate: readers stay out while it is closed, whoever closes waits for those inside, and
- * a table reads where its arrays lie after a move. */
+/* Tests of fl_gate: readers stay out while the gate is closed, a closing thread waits for readers
+ * inside, and a table reads its arrays at their new addresses after a move. */
 #include "table_fixture.h"
 
 #include "fl_gate.h"
@@ -36,7 +36,7 @@ static void *read_on(void *arg)
 
 static pthread_mutex_t movers = PTHREAD_MUTEX_INITIALIZER;
 
-/* To the other side. */
+/* Moves the memory to the other side. */
 static void move_once(shared *s)
 {
     fl_gate_close(&s->gate);
@@ -105,7 +105,7 @@ static void test_closed_twice_it_opens_at_the_second_open(void)
     fl_gate_destroy(&s.gate);
 }
 
-/* In the child of a process that holds it closed, with a reader inside. */
+/* Runs in the child of a process that holds the gate closed, with a reader inside. */
 static int use_in_child(void *arg)
 {
     fl_gate *gate = arg;

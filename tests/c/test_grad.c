@@ -82,7 +82,7 @@ static void test_norm_check(void)
     }
 }
 
-/* The sum of doubles may be infinite though each of them is finite, and the other way round. */
+/* The sum of doubles may be infinite although each double is finite, and the other way round. */
 static void test_finite_is_said_of_elements(void)
 {
     shape shapes[] = {{20000, FL_F64, 0}, {300000, FL_F32, 0}};
@@ -138,7 +138,7 @@ static void test_unscale(void)
     }
 }
 
-/* With a factor of 1, memory that cannot be written does. */
+/* With a factor of 1, a pass over read-only memory succeeds. */
 static void test_a_factor_of_one_writes_nothing(void)
 {
     enum { BYTES = 1200000 };
@@ -240,7 +240,7 @@ static void test_passes_of_several_threads(void)
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) /* too slow there */
-/* 4 GiB of halves, most of them pages of zeros that take no memory. */
+/* The test has 4 GiB of halves, mostly pages of zeros that take no memory. */
 static void test_more_than_two_billion_elements(void)
 {
     const int64_t count = ((int64_t)1 << 31) + 3 * FL_CHUNK + 5, bytes = 2 * count;

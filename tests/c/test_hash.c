@@ -1,4 +1,4 @@
-/* Tests of fl_hash: which changes it must show. */
+/* Tests of fl_hash: the changes that it must show. */
 #include "check.h"
 
 #include "fl_hash.h"
@@ -23,7 +23,7 @@ static void test_every_changed_word_shows(void)
     }
 }
 
-/* No two of these are the same bytes. */
+/* Every two of these inputs have different bytes. */
 static void test_lengths_and_places_show(void)
 {
     uint64_t sums[2 * MOST];

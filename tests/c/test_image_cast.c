@@ -36,7 +36,7 @@ static double bf16_value(uint32_t bits)
     return value;
 }
 
-/* Of all elements of 16 bits the nearest one; of two, the one whose last bit is 0. */
+/* Returns the 16-bit element nearest to the value; between two, the element whose last bit is 0. */
 static uint16_t nearest(double (*value_of)(uint32_t), uint32_t infinity, double value)
 {
     uint32_t best = 0, sign = signbit(value) ? 0x8000 : 0;
@@ -83,7 +83,7 @@ static void test_a_table_is_linear_if_all_of_it_is(void)
             check_table(type, linears[n]);
 }
 
-/* Where a step overflows, or a quotient is not a number. */
+/* A step may overflow, or a quotient may be NaN. */
 static void test_values_that_are_not_finite_are_looked_up(void)
 {
     static const float odd[][3] = {{1, 0, 0}, {1, INFINITY, 1}, {NAN, 0, 1}, {1, 0, 1e-44f}};
@@ -94,7 +94,7 @@ static void test_values_that_are_not_finite_are_looked_up(void)
     }
 }
 
-/* Halves end at 65504: what rounds to more is infinite, which lookups give, too. */
+/* Halves end at 65504: a value that rounds to more is infinite, and lookups give the same. */
 static void test_halves_that_overflow(void)
 {
     float linear[3] = {1, 0, 0.0038f};

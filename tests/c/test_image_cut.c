@@ -13,7 +13,8 @@ typedef struct cut_case {
 
 static int64_t element_bytes(const cut_case *k) { return type_bytes(k->config.type); }
 
-/* Fills with what some byte becomes, which need not be the byte it names. */
+/* Adds an operation whose fill is the cast of some byte, perhaps not of the byte that the operation
+ * names. */
 static void add_op(uint64_t *seed, cut_case *k, fl_image_op op)
 {
     for (int32_t c = 0; c < k->config.channels; c++) {
@@ -25,7 +26,7 @@ static void add_op(uint64_t *seed, cut_case *k, fl_image_op op)
     k->ops[k->config.count++] = op;
 }
 
-/* What is filled before a resize is bytes: there it becomes what the tables say. */
+/* Elements that are filled before a resize are bytes, and become what the tables say. */
 static void fill_resized(cut_case *k)
 {
     int32_t last = k->config.count - 1;
@@ -157,7 +158,7 @@ static void test_fills_that_no_byte_becomes(void)
 {
     static const struct {
         fl_image_op op;
-        const char *name; /* NULL: it fills nothing */
+        const char *name; /* NULL: the operation fills nothing */
     } cases[] = {
         {{.kind = FL_OP_PAD, .padding = {0, 1, 0, 0}}, "Pad fills channel 0"},
         {{.kind = FL_OP_PAD}, NULL},

@@ -1,5 +1,5 @@
-/* Tests of fl_image_draws: how many words each step draws and what becomes of them, failures that
- * leave the generator as it was, and columns whose rows have drawn parameters. */
+/* Tests of fl_image_draws: how many words each step draws and what the words become, failures that
+ * leave the generator unchanged, and columns whose rows have drawn parameters. */
 #include "table_fixture.h"
 
 #include "fl_cpu_image.h"
@@ -43,7 +43,7 @@ static fl_image_draws *open_draws(const fl_image_plan *plan, bool is_v1, float l
     return draws;
 }
 
-/* The parameters of ROWS rows from this seed; *random is then behind them. */
+/* Draws the parameters of ROWS rows from this seed; *random then stands after them. */
 static void draw_rows(fl_image_draws *draws, fl_torch_random *random, fl_image_params *out)
 {
     CHECK_INT(fl_image_draws_make(draws, random, ROWS, &plain_exp, NULL), FL_OK);
@@ -55,7 +55,8 @@ static bool is_same_state(const fl_torch_random *a, const fl_torch_random *b)
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-/* A crop of this size of padded images; v1 draws both numbers or none, v2 those of longer axes. */
+/* Checks a crop of this size from padded images: v1 draws both numbers or none, v2 one for each
+ * longer axis. */
 static void check_crop(bool is_v1, fl_image_size size, bool draws_top, bool draws_left)
 {
     fl_image_op op = {.kind = FL_OP_RANDOM_CROP, .size = size, .padding = {1, 0, 2, 1}};
@@ -221,7 +222,7 @@ static void test_resized_crops(void)
     check_resized_crop(3, 4, (fl_image_size){20, 21});
 }
 
-/* torchvision cannot crop it. */
+/* torchvision cannot crop this rectangle. */
 static void test_a_crop_of_no_pixels(void)
 {
     fl_image_op op = resized_crop(9, 9);
@@ -241,7 +242,7 @@ static void test_a_crop_of_no_pixels(void)
     fl_image_plan_close(plan);
 }
 
-/* Where the last bit of exp() decides, torch is asked. Here it does for each rectangle whose edges
+/* If the last bit of exp() decides, torch is asked. Here that is so for each rectangle whose edges
  * are a whole number and a half. */
 static void test_exp_is_asked_where_its_last_bit_decides(void)
 {

@@ -4,7 +4,7 @@
 
 #include <pthread.h>
 
-/* ThreadSanitizer takes 20 times as long; one thread at a time is nothing to it. */
+/* ThreadSanitizer takes 20 times as long, and one thread at a time tells it nothing. */
 #if defined(__SANITIZE_THREAD__)
 enum { PLANS = 60, LARGE_PLANS = 3 };
 #else
@@ -72,7 +72,7 @@ static int check_plans(uint64_t seed, int count, int32_t most_ops, int32_t longe
     return opened / table_count;
 }
 
-/* Of the others, an error says why they cannot be; test_image_plan_open looks at those. */
+/* For impossible plans, an error gives the reason; test_image_plan_open checks these errors. */
 static void test_plans_equal_the_reference(void)
 {
     CHECK(check_plans(1, PLANS, 6, 40) > PLANS / 3);
@@ -115,7 +115,7 @@ static void test_a_crop_of_a_resized_image_is_that_of_the_whole(void)
     }
 }
 
-/* Padding is all that is left of the image: the resize before it is not run. */
+/* The image that is left is only padding, so the resize before is not run. */
 static void test_a_crop_that_is_padding_alone_reads_nothing(void)
 {
     uint64_t seed = 5;
@@ -253,7 +253,7 @@ static void test_each_allocation_may_fail(void)
     CHECK(most > 15);
 }
 
-/* Once crops of all sizes have been seen. */
+/* The test begins once crops of all sizes have been seen. */
 static void test_a_warm_plan_allocates_nothing(void)
 {
     plan_case p;

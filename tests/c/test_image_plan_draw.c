@@ -1,4 +1,5 @@
-/* Tests of what fl_image_plan refuses, of the sizes of results and of the parameters it draws. */
+/* Tests of what fl_image_plan refuses, of the sizes of results, and of the parameters that it
+ * draws. */
 #include "image_fixture.h"
 
 static fl_image_config
@@ -238,7 +239,7 @@ static fl_image_params drawn(fl_image_op op, int32_t height, int32_t width, int6
     return params;
 }
 
-/* What torchvision's _compute_resized_output_size says. */
+/* The expected sizes come from torchvision's _compute_resized_output_size. */
 static void test_sizes_of_resize(void)
 {
     static const struct {
@@ -275,7 +276,7 @@ static void check_params(fl_image_params p, int32_t top, int32_t left, const int
     for (int i = 0; i < 4; i++) CHECK_INT(p.padding[i], padding[i]);
 }
 
-/* Half of an odd rest rounds to even; what is missing is padded, one more behind. */
+/* Half of an odd rest rounds to even; missing columns are padded, one more at the end. */
 static void test_where_a_center_crop_lies(void)
 {
     fl_image_op op = {.kind = FL_OP_CENTER_CROP, .size = {4, 6}};
@@ -341,7 +342,7 @@ static void test_crops_of_an_area_and_a_ratio(void)
         upright += p.size.height > p.size.width;
     }
     CHECK(areas / 2000 > 0.36 && areas / 2000 < 0.385);
-    CHECK(upright > 1000 && upright < 1250); /* a wide crop often does not fit, and is drawn anew */
+    CHECK(upright > 1000 && upright < 1250); /* a wide crop often does not fit */
 }
 
 static void test_the_ratio_of_a_crop_is_exact(void)
@@ -353,7 +354,7 @@ static void test_the_ratio_of_a_crop_is_exact(void)
         CHECK(p.size.width == 200 && p.size.height == 50);
     }
     op.ratio[0] = op.ratio[1] = 1e-6, op.scale[0] = op.scale[1] = 1;
-    fl_image_params thin = drawn(op, 1000, 1000, 0); /* no try fits: they are 10^6 rows high */
+    fl_image_params thin = drawn(op, 1000, 1000, 0); /* no try fits: the tries are 10^6 rows high */
     CHECK(thin.size.width == 1 && thin.size.height == 1000 && thin.left == 499);
 }
 
@@ -386,8 +387,8 @@ static void test_an_erasing_is_smaller_than_the_image(void)
     CHECK(!drawn(op, 20, 12, 0).is_applied);
 }
 
-/* What users can reproduce: these must never change. A model in Python with the exp and log of its
- * C library drew the same. */
+/* Users can reproduce these parameters, so they must never change. A model in Python with the exp
+ * and log of its C library drew the same. */
 static void test_parameters_that_have_been_drawn_before(void)
 {
     static const int32_t expected[4][8] = {{36, 36, 215, 280, 131, 62, 70, 148},

@@ -265,7 +265,7 @@ static void test_of_a_worker_that_is_gone_the_replies_remain(void)
     task *t[4];
     open_each_state(&f, t);
     CHECK(fl_inflight_first_key(f.table, 0) == t[1]);
-    fl_inflight_cancel(f.table, 1, true); /* another */
+    fl_inflight_cancel(f.table, 1, true); /* a different worker */
     CHECK_INT(count_tasks(&f), 4);
     fl_inflight_cancel(f.table, 0, true);
     CHECK(count_tasks(&f) == 1 && t[0]->is_answered && fl_inflight_is_idle(f.table));
@@ -276,7 +276,7 @@ static void test_of_a_worker_that_is_gone_the_replies_remain(void)
     close_table(&f);
 }
 
-/* It reads the tasks that it passes over: their slots are not used again before it has. */
+/* The worker reads the tasks that it passes over: their slots are not used again before that. */
 static void test_of_a_worker_that_answers_no_more_the_slots_remain(void)
 {
     inflight_fixture f;
@@ -449,7 +449,7 @@ static void test_a_forked_child_leaves_all_to_its_parent(void)
     close_table(&f);
 }
 
-/* In a child, which ends without a look at what is lost. */
+/* Runs in a child, which ends without looking for lost memory. */
 static int close_with_workers(void *arg)
 {
     inflight_fixture f;
@@ -463,7 +463,7 @@ static int close_with_workers(void *arg)
     CHECK_INT(count_tasks(&f), 0);
     fl_pool_trim(f.pool);
     memcpy(&turn, data, sizeof turn);
-    CHECK_INT(turn, 2); /* where a worker may write is neither emptied nor used again */
+    CHECK_INT(turn, 2); /* memory that a worker may write to is neither emptied nor used again */
     CHECK(held_bytes(f.arena) > 0);
     return 0;
 }
@@ -496,7 +496,7 @@ static int go_through_all(void *arg)
     }
     if (status == FL_OK) CHECK_INT(count_tasks(&f), 0);
     if (status != FL_OK) CHECK(f.err.code == status && f.err.text[0] != '\0');
-    close_table(&f); /* nothing was lost by it */
+    close_table(&f); /* nothing was lost */
     return status;
 }
 

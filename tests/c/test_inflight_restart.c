@@ -85,7 +85,7 @@ static void test_each_state_becomes_deferred(void)
     refuse_next(&f, 0, 3 * LEAST);
     CHECK(receive(&f) == NULL && t[1]->request->state == FL_TOO_LARGE);
     CHECK(t[2]->request->state == FL_SENT && t[3]->request->state == FL_DEFERRED);
-    CHECK(begun_key(&f, 0, 2) == NULL); /* it had made that batch */
+    CHECK(begun_key(&f, 0, 2) == NULL); /* the worker had made that batch */
     fl_inflight_restart(f.table, 0);
     f.largest = 1;
     for (int i = 1; i < 4; i++) CHECK_INT(t[i]->request->state, FL_DEFERRED);
@@ -160,7 +160,8 @@ typedef struct life {
     int64_t refused[DEPTH]; /* tags of batches that were too large, by request % DEPTH */
 } life;
 
-/* Takes a request, writes over its task, or answers: one step, after which it may die. */
+/* Does one step: takes a request, writes over its task, or answers. The worker may die after the
+ * step. */
 static void step(inflight_fixture *f, int32_t worker, life *l, uint64_t *seed)
 {
     if (!l->has_request) {

@@ -1,5 +1,6 @@
-/* A table of requests and workers that are threads: batches of all sizes arrive whole, each once,
- * within budgets that hold one of them, some, or all; workers answer no more in between. */
+/* Tests of a table of requests with workers that are threads: batches of all sizes arrive whole,
+ * each once, within budgets that hold one batch, some, or all; now and then a worker stops
+ * answering. */
 #include "inflight_fixture.h"
 
 enum { BATCHES = 2000 / LANE_SLOWNESS, AHEAD = 12 };
@@ -42,7 +43,7 @@ static task *await_task(trial *t)
     return received;
 }
 
-/* As loops do: tags below 1000, which are the turns. */
+/* Runs as loops do: tags below 1000 are the turns. */
 static void run(trial *t, uint64_t seed)
 {
     int64_t submitted = 0, held = 0;

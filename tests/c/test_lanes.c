@@ -188,7 +188,7 @@ static void test_combine_every_pair(void)
         }
 }
 
-/* What is added to itself. */
+/* A tensor may be added to itself. */
 static void test_combine_in_place(void)
 {
     char content[100 * 8], expected[100 * 8];
@@ -396,7 +396,7 @@ static void test_one_bad_element_is_found_anywhere(void)
     }
 }
 
-/* Runs that begin or end where memory does. */
+/* Runs begin or end at the edge of memory. */
 static void test_nothing_beyond_a_run_is_touched(void)
 {
     enum { PAGE = 4096 };

@@ -1,8 +1,8 @@
-/* Tests of fl_layout, and of a table's columns of a kind that the tests make: several outputs, of
- * which one has no dimension for samples, and notes from layout for gather. */
+/* Tests of fl_layout, and of a table whose columns are of a kind that the tests make: several
+ * outputs, one without a dimension for samples, and notes from layout for gather. */
 #include "table_fixture.h"
 
-/* ---- where outputs lie */
+/* ---- positions of outputs */
 
 static void test_outputs_are_contiguous_tensors(void)
 {
@@ -75,7 +75,7 @@ static int reserve(void *arg)
     return FL_OK;
 }
 
-/* Slices are of the output with most bytes a sample; what has no samples has none. */
+/* Slices belong to the output with most bytes a sample; an output without samples has no slices. */
 static void test_large_batches_have_slices(void)
 {
     enum { ROWS = 100 };
@@ -95,7 +95,7 @@ static void test_large_batches_have_slices(void)
     fl_layout_slice(&layout, ROWS, &slices);
     CHECK_INT(slices.count, 4);
     layout.parts = 50;
-    layout.outputs[2].is_cast = true; /* maps lie behind these images */
+    layout.outputs[2].is_cast = true; /* maps follow these images */
     layout.outputs[2].cast = (fl_transfer_cast){.kind = FL_CAST_IMAGES, .image_bytes = 300000};
     fl_layout_slice(&layout, ROWS, &slices);
     CHECK(slices.count == 7 && slices.sample_bytes == 300000);
@@ -124,8 +124,8 @@ static void test_memory_is_kept_for_the_next_batch(void)
     fl_layout_close(&layout);
 }
 
-/* ---- a kind of column: row r has r + 1 bytes of value r. One output has the bytes of all rows one
- * after another, the other their sums, which it notes at layout. */
+/* ---- a kind of column: row r has r + 1 bytes of value r. The first output has the bytes of all
+ * rows one after another, the second output the sums, which the column notes at layout. */
 
 static int layout_packed(const fl_column *column, fl_column_batch *batch, fl_err *err)
 {

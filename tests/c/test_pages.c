@@ -27,7 +27,7 @@ static void test_open_gives_aligned_memory(void)
         CHECK(pages.data != NULL && pages.capacity >= sizes[i]);
         CHECK(pages.is_mapped == (sizes[i] >= FL_PAGES_MAPPED_FROM));
         CHECK(is_aligned(pages.data, pages.is_mapped ? 2 * MIB : 64));
-        memset(pages.data, 0x77, (size_t)pages.capacity); /* every byte of it is ours */
+        memset(pages.data, 0x77, (size_t)pages.capacity); /* the caller may write every byte */
         fl_pages_close(&pages);
         CHECK(pages.data == NULL && pages.capacity == 0 && !pages.is_mapped);
         fl_pages_close(&pages);
@@ -74,7 +74,7 @@ static void test_open_of_an_absurd_size_fails(void)
     }
 }
 
-/* The kernel would map it, and end the process when it is filled. */
+/* The kernel would map this size, and end the process while the mapping is filled. */
 static void test_open_of_more_than_the_machine_has_fails(void)
 {
     struct sysinfo info;
@@ -165,7 +165,7 @@ static int64_t sum_lengths(const struct iovec *pieces, int count)
     return sum;
 }
 
-/* Copies pieces all of which can be read, and compares with memcpy. */
+/* Copies readable pieces, and compares with memcpy. */
 static void check_whole_copy(guard_fn *guard, const struct iovec *pieces, int count)
 {
     int64_t bytes = sum_lengths(pieces, count), at = 0;
@@ -248,8 +248,8 @@ static void test_guard_copies_mixed_lengths(void)
     free(source);
 }
 
-/* Cuts a mapped file of `pages` pages behind page `kept`, then copies pieces of `length` that
- * follow each other from `start` on: the count must end inside the first one that is not whole. */
+/* Cuts a mapped file of `pages` pages after page `kept`, then copies pieces of `length` that follow
+ * each other from `start` on: the count must end inside the first piece that is not whole. */
 static void check_cut_file(guard_fn *guard, int flags, int64_t pages, int64_t kept, int64_t start,
                            int64_t length)
 {
@@ -349,7 +349,7 @@ static void test_guard_leaves_nothing_open(void)
     CHECK(mapped_bytes() - mapped < 50 * MIB);
 }
 
-/* From here on this process may not copy by process_vm_readv and writev, as in some sandboxes. */
+/* Forbids process_vm_readv and writev to this process, like some sandboxes do. */
 static bool enter_sandbox(void)
 {
     struct sock_filter steps[] = {
@@ -384,7 +384,7 @@ static int copy_in_a_sandbox(void *arg)
     return 0;
 }
 
-/* Runs first: the child must find out for itself how it copies. */
+/* This test runs first: the child must find out for itself how it copies. */
 static void test_guard_copies_in_a_sandbox(void)
 {
     int status = run_child(copy_in_a_sandbox, NULL);

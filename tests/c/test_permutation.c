@@ -59,7 +59,7 @@ static void test_a_block_is_its_places(void)
     }
 }
 
-/* Where index i of 7 lands, over epochs: chi-square with 6 degrees of freedom. */
+/* Counts the position of index i of 7 over epochs: chi-square with 6 degrees of freedom. */
 static void test_small_orders_are_even(void)
 {
     enum { COUNT = 7, EPOCHS = 7000 };

@@ -1,4 +1,4 @@
-/* Tests of fl_philox: the known answers of Random123, and where a sample's numbers come from. */
+/* Tests of fl_philox: the known answers of Random123, and the counter of a sample's numbers. */
 #include "check.h"
 
 #include "fl_philox.h"
@@ -20,7 +20,7 @@ static void test_known_answers(void)
                 (uint32_t[]){0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-/* What users can reproduce: it must never change. */
+/* Users can reproduce these numbers, so they must never change. */
 static void test_the_counter_of_a_sample(void)
 {
     fl_sample_key key = {.seed = 42, .index = INT64_C(0x123456789a), .epoch = 7, .view = 3};

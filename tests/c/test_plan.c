@@ -129,7 +129,7 @@ static void test_rows_of_an_absurd_count_fail(void)
 
 /* ---- blocks to batches */
 
-/* Feeds `stream` in blocks of changing size, every other one as a range where it is one. */
+/* Feeds `stream` in blocks of changing size; every second block is a range if the indices allow. */
 typedef struct block_source {
     const int64_t *stream;
     int64_t count, next, step;
@@ -254,7 +254,7 @@ static void test_empty_blocks_and_batches(void)
 
 /* ---- down to rows */
 
-/* Resolves one list of indices (or a range of them) and says how it went. */
+/* Resolves one list of indices, or a range, and returns the status. */
 static int resolve(fl_plan *plan, const int64_t *index, int64_t count, fl_rows *rows, fl_err *err)
 {
     fl_rows_clear(rows);
@@ -271,7 +271,7 @@ static int resolve_range(fl_plan *plan, int64_t first, int64_t count, fl_rows *r
     return fl_plan_resolve(plan, rows, err);
 }
 
-/* What Python's list indexing does at one level. */
+/* Does what Python's list indexing does at one level. */
 static int64_t wrap(int64_t index, int64_t length) { return index < 0 ? index + length : index; }
 
 enum { ROWS = 50, INNER = 20, OUTER = 30 };

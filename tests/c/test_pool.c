@@ -119,7 +119,7 @@ static void test_trim_gives_every_empty_slot_back(void)
     fl_pool_trim(pool);
     check_counts(pool, 0, 4, 0, 0);
     fl_slot_return(get_slot(pool, 64));
-    check_counts(pool, 0, 5, 0, 1); /* made anew, but not because others were away */
+    check_counts(pool, 0, 5, 0, 1); /* made again, but not because slots were lent */
     fl_pool_close(pool);
 }
 

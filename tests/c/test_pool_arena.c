@@ -1,5 +1,5 @@
-/* Tests of fl_slot over an arena: slots that worker processes see, and what happens to their
- * memory when it is kept, given away, or outlives pool and arena. */
+/* Tests of fl_slot over an arena: slots that worker processes see, and what happens to the memory
+ * of a slot that is kept, given away, or outlives pool and arena. */
 #include "check.h"
 
 #include "arena_fixture.h"
@@ -265,7 +265,7 @@ typedef struct family {
     fl_slot *lent, *held;
 } family;
 
-/* A worker writes into the slot it was told of, and all that it inherited is inert. */
+/* A worker writes into the slot that it was told of, and everything that it inherited is inert. */
 static int work_in_child(void *arg)
 {
     family *f = arg;
@@ -315,7 +315,8 @@ static int do_nothing(void *arg)
     return 0;
 }
 
-/* A child may still look at what was lent when it was forked, and only at that. */
+/* A child may still look at memory that was lent when the child was forked, and only at that
+ * memory. */
 static void test_what_is_lent_during_a_fork_is_left_alone(void)
 {
     fl_arena *arena = open_arena(64 * MIB);

@@ -1,5 +1,5 @@
-/* Tests of fl_slot and fl_fork together: what a worker has inherited stays as it is while the
- * worker lives, and only so long. */
+/* Tests of fl_slot and fl_fork together: memory that a worker has inherited stays unchanged while
+ * the worker lives, and no longer. */
 #include "check.h"
 
 #include "arena_fixture.h"
@@ -38,7 +38,7 @@ static fl_slot *lend_filled(char byte)
     return slot;
 }
 
-/* As many as would have cycled: none of them is over `data`. */
+/* Takes as many slots as would have cycled: no slot is over `data`. */
 static void cycle_without(const char *data)
 {
     for (int i = 0; i < 2 * RESERVE; i++) {
@@ -48,7 +48,7 @@ static void cycle_without(const char *data)
     }
 }
 
-/* A slot is made over `data`, after a few others at most, and not made anew. */
+/* Checks that a slot over `data` comes back, at most a few slots later, and is not a new one. */
 static void check_comes_back(const char *data)
 {
     fl_slot *slots[2 * RESERVE];
@@ -69,7 +69,7 @@ typedef struct worker {
 
 typedef int look(void *arg);
 
-/* A worker that looks when it is told to end, and exits with what it has seen. */
+/* Starts a worker that looks when it is told to end, and exits with what it has seen. */
 static worker start_worker(look *look_at, void *arg)
 {
     worker w;
@@ -91,7 +91,7 @@ static worker start_worker(look *look_at, void *arg)
     return w;
 }
 
-/* The worker has ended, and has seen what it should; nobody is told. */
+/* Waits for the worker's end: the worker has seen what it should; nobody is told. */
 static void await_end(worker *w)
 {
     int status;
@@ -148,7 +148,7 @@ static void test_the_last_worker_counts(void)
     close_all();
 }
 
-/* Of what is given before the fork, or lent after it, the worker has nothing. */
+/* A worker gets nothing of memory that is given back before the fork, or lent after it. */
 static void test_a_worker_that_stays_holds_nothing_else_up(void)
 {
     open_shared_pool();
@@ -240,14 +240,14 @@ static void test_an_end_told_in_the_worker_itself_changes_nothing(void)
     CHECK_INT(run_child(tells_of_itself_and_forks, &number), 0);
     fl_fork_expected();
     fl_slot_give(lent);
-    fl_fork_end(number); /* it has forked, and that is known */
+    fl_fork_end(number); /* the worker has forked, and that is known */
     cycle_without(data);
     CHECK(holds_only(data, 7, BYTES));
     close_all();
 }
 
-/* As where the start of one makes a second process: the second sees what was lent since the first.
- */
+/* The start of one worker may make a second process, which sees memory that was lent since the
+ * first fork. */
 static void test_all_forks_of_a_worker_count(void)
 {
     open_shared_pool();
@@ -275,7 +275,7 @@ static void test_what_is_seen_outlives_the_pool(void)
         char *data = fl_slot_data(lent);
         worker w = start_worker(sees_seven, data);
         if (is_before) fl_slot_give(lent);
-        if (is_before) cycle_without(data); /* it was looked at once */
+        if (is_before) cycle_without(data); /* the slot was looked at once */
         fl_pool_close(pool);
         if (!is_before) fl_slot_give(lent);
         CHECK(holds_only(data, 7, BYTES));
@@ -312,7 +312,7 @@ static int expect_and_end(void *arg)
 
 static void test_every_refused_resource(void) { CHECK_INT(refuse_each(expect_and_end, NULL), 2); }
 
-/* A worker has pools and workers of its own, also where its parent's lock was held. */
+/* A worker has its own pools and workers, even if its parent's lock was held at the fork. */
 static int start_another(void *arg)
 {
     (void)arg;
@@ -355,7 +355,7 @@ static void *give_in_turn(void *arg)
 
 static int64_t *words_of(int64_t n) { return (int64_t *)(void *)fl_slot_data(x.handed[n]); }
 
-/* What was lent at the fork holds its number for as long as the worker is there. */
+/* Memory that was lent at the fork holds the worker's number as long as the worker lives. */
 static int sees_its_own(void *arg)
 {
     (void)arg;
@@ -398,7 +398,7 @@ static void test_threads_give_while_workers_start_and_end(void)
     fl_arena_close(arena);
 }
 
-/* Threads that start workers at once do not take one another's forks for their own. */
+/* Threads that start workers at once do not take each other's forks for their own. */
 static void *expect_for_a_while(void *arg)
 {
     int64_t number;
@@ -438,7 +438,7 @@ static void *expect_often(void *arg)
     return NULL;
 }
 
-/* Whoever had the lock in the parent is not there to give it back. */
+/* The thread that held the lock in the parent does not exist in the child to give the lock back. */
 static void test_a_child_that_was_forked_while_others_expect(void)
 {
     pthread_t thread;

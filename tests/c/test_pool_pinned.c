@@ -55,7 +55,7 @@ static fl_slot *get_pinned(fl_pool *pool, int64_t bytes)
     return slot;
 }
 
-/* With an arena and without. */
+/* Runs a test with an arena and without. */
 static void for_each_pool(void (*test)(fl_pool *pool))
 {
     for (int i = 0; i < 2; i++) {

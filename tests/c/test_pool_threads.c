@@ -136,7 +136,7 @@ static void *get_and_return(void *arg)
         memset(fl_slot_data(slot), (int)i, (size_t)(64 + i));
         fl_pool_reserve(pool, 1 + i % 3);
         if (i % 97 == 0) fl_pool_trim(pool);
-        CHECK_INT(*mine, before); /* nobody else has it */
+        CHECK_INT(*mine, before); /* no other thread has the slot */
         fl_slot_return(slot);
     }
     return NULL;
@@ -161,7 +161,7 @@ typedef struct family {
     fl_slot *lent[4], *held;
 } family;
 
-/* The child of a parent with lent slots drops everything: nothing of it may have an effect. */
+/* Runs in a child of a parent with lent slots, and drops everything: no call may have an effect. */
 static int drop_everything(void *arg)
 {
     family *f = arg;

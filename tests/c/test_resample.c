@@ -7,8 +7,8 @@ enum { IN = 9, MOST = 20 };
 
 static const uint8_t samples[IN] = {13, 250, 7, 0, 255, 128, 99, 201, 64};
 
-/* torch.nn.functional.interpolate of the samples, antialias=True where there are weights;
- * PIL.Image.resize of an image of one row. */
+/* Answers of torch.nn.functional.interpolate over the samples, with antialias=True if there are
+ * weights, and of PIL.Image.resize over an image of one row. */
 static const struct answer {
     fl_interpolation how;
     int32_t out;

@@ -164,9 +164,9 @@ static void test_a_ring_that_does_not_run_ahead(void)
         for (int64_t tag = 0; tag < 3; tag++) submit_batch(&r, tag, 1);
         sleep_ms(10);
         for (int64_t tag = 0; tag < 3; tag++) {
-            CHECK_INT(r.fills, tag); /* read when it is received, not before */
+            CHECK_INT(r.fills, tag); /* read when the batch is received, not before */
             fl_batch batch;
-            CHECK_INT(fl_ring_receive(r.ring, 0, &batch, NULL), FL_OK); /* it has no need to wait */
+            CHECK_INT(fl_ring_receive(r.ring, 0, &batch, NULL), FL_OK); /* no need to wait */
             check_words(batch.slot, tag);
             fl_slot_return(batch.slot);
         }
@@ -190,7 +190,7 @@ static void test_helpers_copy_parts(void)
     close_fixture(&r);
 }
 
-/* A consumer who fills himself comes back to look for signals, and loses nothing by it. */
+/* A consumer that fills parts comes back to look for signals, and loses nothing. */
 static void test_receive_fills_no_longer_than_it_may_wait(void)
 {
     ring_fixture r;
@@ -202,14 +202,15 @@ static void test_receive_fills_no_longer_than_it_may_wait(void)
     CHECK_INT(r.fills, 1);
     CHECK_INT(receive_status(&r, 15), FL_ETIMEOUT);
     CHECK(r.fills >= 2 && r.fills <= 3);
-    CHECK_INT(receive_status(&r, 0), FL_OK); /* does not wait, so it fills to the end */
+    CHECK_INT(receive_status(&r, 0), FL_OK); /* receive does not wait, so it fills to the end */
     CHECK_INT(r.fills, 8);
     receive_and_give(&r, 10);
     CHECK_INT(r.fills, 9);
     close_fixture(&r);
 }
 
-/* Whether the consumer fills the second batch while the only thread is stuck in the first. */
+/* Returns true if the consumer fills the second batch while the only thread is stuck in the
+ * first. */
 static bool consumer_fills_second(bool consumer_fills, bool may_wait)
 {
     ring_fixture r;
@@ -266,7 +267,7 @@ static void check_taken_error(ring_fixture *r, int64_t tag, int32_t part)
     CHECK_INT(err.code, FL_ESOURCE);
     CHECK_INT(err.value, tag);
     if (part != ALL) CHECK_INT(err.field, part);
-    CHECK_INT(fl_ring_pending(r->ring), pending - 1); /* it is used up */
+    CHECK_INT(fl_ring_pending(r->ring), pending - 1); /* the batch is used up */
     fl_slot_return(batch.slot);
 }
 
@@ -419,7 +420,7 @@ static void test_hold_batches(void)
                 held[tag] = receive_batch(&r, tag);
                 fl_slot_lend(held[tag], 1);
                 if (tag < hold) continue;
-                check_words(held[tag - hold], tag - hold); /* still as it was */
+                check_words(held[tag - hold], tag - hold); /* still unchanged */
                 fl_slot_give(held[tag - hold]);
             }
             fl_pool_stats stats;
@@ -434,7 +435,7 @@ static void test_hold_batches(void)
     }
 }
 
-/* The layout's memory is the ring's, as that of the rows is. */
+/* The layout's memory belongs to the ring, like the memory of the rows. */
 static void test_a_batch_is_laid_out_in_the_memory_of_the_one_before(void)
 {
     ring_fixture r;

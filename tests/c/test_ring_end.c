@@ -110,7 +110,8 @@ static void test_reset_starts_again_at_zero(void)
     }
 }
 
-/* With batches stuck in a fill, filled, failed and a sentinel: none of them may come afterwards. */
+/* There are batches stuck in a fill, filled, failed and a sentinel: none of them may come
+ * afterwards. */
 static void test_reset_waits_for_parts_in_flight(void)
 {
     for (int in_order = 0; in_order < 2; in_order++) {
@@ -255,7 +256,7 @@ static void test_fork_with_an_open_ring(void)
     }
 }
 
-/* Threads lock and unlock the ring's mutex all the time: some child inherits it locked. */
+/* Threads lock and unlock the ring's mutex all the time, so some child inherits a locked mutex. */
 static void test_fork_at_any_moment(void)
 {
     ring_fixture r;
@@ -271,7 +272,7 @@ static void test_fork_at_any_moment(void)
 
 /* ---- refused resources */
 
-/* Submits three batches, or sentinels where there was no memory, and receives them all. */
+/* Submits three batches, or sentinels if there was no memory, and receives them all. */
 static int submit_and_receive(ring_fixture *r)
 {
     int first = FL_OK;
@@ -310,7 +311,7 @@ static int open_submit_and_receive(void *arg)
     int status = fl_ring_open(&shape, &r.ring, &err);
     if (status == FL_OK) {
         status = submit_and_receive(&r);
-        if (status != FL_OK) CHECK_INT(submit_and_receive(&r), FL_OK); /* it goes on */
+        if (status != FL_OK) CHECK_INT(submit_and_receive(&r), FL_OK); /* the ring goes on */
     } else {
         CHECK(r.ring == NULL && err.code == status && err.text[0] != '\0');
     }

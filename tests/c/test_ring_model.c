@@ -1,10 +1,12 @@
-/* Long random runs of fl_ring against a model: what was submitted must come, filled rightly, in its
- * order, once, whatever is submitted, received, kept, given back, timed out and reset around it. */
+/* Long random runs of fl_ring against a model: every submitted batch must come, filled rightly, in
+ * its order, once, whatever happens around it: submitting, receiving, keeping, giving back,
+ * timeouts and resets. */
 #include "ring_fixture.h"
 
 enum { DEPTH = 5, MOST_HELD = DEPTH + 3, STEPS = 1500 };
 
-/* What a tag means: one in eight fails, one in sixteen each is a sentinel or a failed one. */
+/* The meaning of a tag: one in eight fails; one in sixteen is a sentinel, one in sixteen a failed
+ * sentinel. */
 static bool is_sentinel(int64_t tag) { return tag % 16 == 5 || tag % 16 == 6; }
 static bool is_failing(int64_t tag) { return tag % 16 == 6 || tag % 8 == 3; }
 
@@ -59,7 +61,7 @@ static void keep(model *m, fl_slot *slot, int64_t tag)
     m->held_tags[m->held_count++] = tag;
 }
 
-/* Strikes the batch with this tag from the model and returns where it stood. */
+/* Removes the batch with this tag from the model and returns its position. */
 static int64_t strike(model *m, int64_t tag)
 {
     int64_t place = 0;

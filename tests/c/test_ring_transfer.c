@@ -2,11 +2,11 @@
  * batch is told of its parts. */
 #include "ring_fixture.h"
 
-/* A transfer that counts what it is told. */
+/* A transfer that counts its calls. */
 typedef struct transfer {
     int64_t tag; /* of its batch */
     int32_t parts;
-    sem_t *gate; /* a start waits here; NULL: it does not */
+    sem_t *gate; /* a start waits here; NULL: start does not wait */
     _Atomic int32_t filled, starts;
 } transfer;
 
@@ -29,7 +29,7 @@ static int start_transfer(void *context, fl_slot *slot, int64_t bytes, fl_err *e
 {
     transfer *t = context;
     check_batch(t, slot, bytes);
-    CHECK_INT(t->filled, t->parts); /* all others have been filled */
+    CHECK_INT(t->filled, t->parts); /* all other parts have been filled */
     check_words(slot, t->tag);
     if (t->gate != NULL) sem_wait(t->gate);
     atomic_fetch_add(&t->starts, 1);
@@ -106,7 +106,7 @@ static void test_a_part_can_be_added(void)
         while (!fl_ring_is_ready(r.ring)) sleep_ms(1);
         while (t[3].filled < 2) sleep_ms(1);
         fl_ring_add_part(r.ring, 2);
-        while (t[3].starts < 1) sleep_ms(1); /* nobody asks for it */
+        while (t[3].starts < 1) sleep_ms(1); /* nobody asks for the batch */
         fl_ring_add_part(r.ring, 0);
         CHECK(!fl_ring_is_ready(r.ring));
         CHECK_INT(receive_status(&r, 0), FL_ETIMEOUT);
@@ -145,7 +145,7 @@ static void test_a_part_that_was_added_is_not_wanted(void)
     }
 }
 
-/* Such a batch takes no slot of the pool. */
+/* A batch with its own memory takes no slot of the pool. */
 static void test_memory_that_the_submitter_names(void)
 {
     enum { BYTES = 4096 };

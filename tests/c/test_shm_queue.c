@@ -14,7 +14,7 @@ typedef struct model {
         progress b;
         int64_t received;
         int64_t replies[MOST_DEPTH];  /* numbers, published, oldest first */
-        int64_t arrivals[MOST_DEPTH]; /* of these */
+        int64_t arrivals[MOST_DEPTH]; /* arrivals of the replies */
         int64_t published, answered;  /* how many; number of the next that may be answered */
         bool is_ended;
     } workers[MOST_WORKERS];

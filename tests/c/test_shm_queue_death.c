@@ -1,6 +1,6 @@
-/* Tests of fl_shm_queue when processes are killed or stopped at random instants: the others go on,
- * and what the dead one wrote is there whole or not at all. test_shm_queue_steps.c looks at every
- * instant. */
+/* Tests of fl_shm_queue with processes that are killed or stopped at random instants: the remaining
+ * processes go on, and the dead one's messages are there whole or not at all.
+ * test_shm_queue_steps.c looks at every instant. */
 #include "check.h"
 
 #include "shm_queue_fixture.h"
@@ -11,7 +11,7 @@ enum { WORKERS = 3, DEPTH = 4 };
 
 /* ---- at random instants */
 
-enum { MORE = 30 }; /* replies of each of the others that prove that they go on */
+enum { MORE = 30 }; /* replies from each remaining worker that prove that the workers go on */
 
 typedef struct crew {
     shm_fixture r;
@@ -21,7 +21,7 @@ typedef struct crew {
     uint64_t seed;
 } crew;
 
-/* Ends with the work, or with whoever gives it. */
+/* Works until the work or its giver ends. */
 static void work(fl_shm_queue *shm, int32_t worker, pid_t parent)
 {
     int64_t served = 0;
@@ -78,7 +78,7 @@ static void go_on_at_random(crew *c)
     while (fl_now_ns() < until_ns) continue;
 }
 
-/* With SIGSTOP it is stopped, with SIGKILL dead, when this returns. */
+/* Sends the signal: on return the worker is stopped by SIGSTOP, dead by SIGKILL. */
 static void strike(crew *c, int32_t worker, int signal_number)
 {
     int status;
@@ -88,7 +88,7 @@ static void strike(crew *c, int32_t worker, int signal_number)
     c->is_gone[worker] = true;
 }
 
-/* The dead one's replies are taken: there can be no more of them. */
+/* Takes the dead worker's replies: no more of them can come. */
 static void check_dead(crew *c, int32_t worker)
 {
     int64_t answered = c->b[worker].answered;
@@ -156,12 +156,12 @@ static void test_a_worker_is_stopped_at_random_instants(void)
     }
     go_on_without(&c);
     strike(&c, 1, SIGSTOP);
-    strike(&c, 1, SIGKILL); /* of all states a stopped worker may die in */
+    strike(&c, 1, SIGKILL); /* a stopped worker may die in any state */
     go_on_without(&c);
     dismiss_crew(&c);
 }
 
-/* The successor gets the requests that are left, before it runs or while it does. */
+/* Replaces a worker: the successor gets the remaining requests, before it runs or while it runs. */
 static void replace(crew *c, int32_t worker)
 {
     while (take_next(c->r.shm, c->b) >= 0) continue;
@@ -190,7 +190,7 @@ static void test_workers_are_killed_and_replaced(void)
 
 /* ---- the parent is killed */
 
-/* The parent's process: gives work until it dies. */
+/* Runs as the parent's process: gives work until it dies. */
 static void give_work(fl_shm_queue *shm, int exits, bool is_idle)
 {
     progress b[WORKERS] = {{0}};

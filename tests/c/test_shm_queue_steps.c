@@ -1,7 +1,6 @@
-/* Tests of fl_shm_queue that step through a process (ptrace) and look at each instant in between:
- * what it leaves behind if it dies there, and what it misses if all happens just there.
- *
- * Under ThreadSanitizer most instructions are its own, so there nothing is stepped through. */
+/* Tests of fl_shm_queue that step through a process (ptrace) and look at each instant: what the
+ * process leaves if it dies there, and what it misses if everything happens just there. Under
+ * ThreadSanitizer most instructions belong to the sanitizer, so nothing is stepped through. */
 #include "check.h"
 
 #include "shm_queue_fixture.h"
@@ -10,16 +9,17 @@
 #include <signal.h>
 #include <sys/ptrace.h>
 
-/* Of two instructions one is looked at; the checks of AddressSanitizer are instructions as well. */
+/* Every second instruction is looked at, because the checks of AddressSanitizer are also
+ * instructions. */
 enum { WORKERS = 3, DEPTH = 4, STRIDE = LANE_SLOWNESS == 1 ? 2 : 61 };
 
-/* ---- a death at every instruction: the survivors' part is played by another child each time */
+/* ---- a death at every instruction: each time a new child plays the survivors */
 
 typedef struct scene {
     shm_fixture r;
     progress b[WORKERS];
     int64_t served[WORKERS];
-    int64_t until_ns; /* all waits that must be ended by others */
+    int64_t until_ns; /* the deadline of waits that a different process must end */
 } scene;
 
 /* Worker 0 has passed some messages and has a request, workers 1 and 2 have one each. */
@@ -49,7 +49,7 @@ static int look_once(void *arg)
     return 0;
 }
 
-/* In a child, because it changes what it finds: here all is as it was. */
+/* Looks in a child, because looking changes the scene; here everything stays unchanged. */
 static void look_apart(void (*look)(scene *), scene *s)
 {
     char *before = malloc((size_t)s->r.bytes);
@@ -60,7 +60,7 @@ static void look_apart(void (*look)(scene *), scene *s)
     free(before);
 }
 
-/* A child that has stopped before it runs `act`. */
+/* Starts a child that has stopped before it runs `act`. */
 static pid_t start_traced(void (*act)(scene *), scene *s)
 {
     pid_t child = fork();
@@ -114,13 +114,13 @@ static void look_as_parent(scene *s)
     }
     CHECK_INT(of_others, 2 * DEPTH * (WORKERS - 1));
     CHECK(of_dead <= 1);
-    while (send_next(s->r.shm, 0, &s->b[0])) continue; /* and does not wait for it either */
+    while (send_next(s->r.shm, 0, &s->b[0])) continue; /* and does not wait for the parent either */
     CHECK_INT(s->b[0].sent - s->b[0].answered, DEPTH);
     fl_shm_queue_end(s->r.shm, 0);
     close_all(&s->r);
 }
 
-/* The parent replaces worker 0: the next process has the requests sent to it, each once. */
+/* The parent replaces worker 0: the next process gets the dead worker's requests, each once. */
 static void look_as_parent_with_a_successor(scene *s)
 {
     int64_t begun = fl_shm_queue_begun(s->r.shm, 0);
@@ -203,7 +203,7 @@ static bool go_on_to_stop(pid_t child, int how, int *status)
     CHECK(ptrace((enum __ptrace_request)how, child, NULL, NULL) == 0);
     for (int64_t tries = 1;; tries++) {
         bool may_sleep =
-            tries % 64 == 0 && is_sleeping(child); /* asked before it may have stopped */
+            tries % 64 == 0 && is_sleeping(child); /* asked before the child may have stopped */
         pid_t changed = waitpid(child, status, WNOHANG);
         CHECK(changed >= 0);
         if (changed == child) return WIFSTOPPED(*status);
@@ -224,8 +224,8 @@ static void go_on_to_end(pid_t child, bool is_stopped)
     CHECK_INT(status, 0);
 }
 
-/* Runs `sleeper` in a child, which `happen` must wake: before its first instruction, after it,
- * after the second, ... and when it sleeps. */
+/* Runs `sleeper` in a child, which `happen` must wake: before the first instruction, after the
+ * first, after the second, ..., and when the child sleeps. */
 static void happen_at_every_instruction(void (*sleeper)(scene *), void (*happen)(scene *))
 {
     bool is_stopped = true;
@@ -317,7 +317,7 @@ static void serve_twice(scene *s)
     serve_in_time(s);
 }
 
-/* True when the teller got so far as `at` instructions before it had told. */
+/* Returns true if the teller got as far as `at` instructions before it had told. */
 static bool tell_late(int64_t at)
 {
     scene s = set_scene(false);
@@ -327,10 +327,10 @@ static bool tell_late(int64_t at)
     int status = 0;
     for (int64_t i = 0; i < at; i++) {
         CHECK(go_on_to_stop(teller, PTRACE_SINGLESTEP, &status));
-        if (WSTOPSIG(status) == SIGSTOP) break; /* it has told */
+        if (WSTOPSIG(status) == SIGSTOP) break; /* the teller has told */
     }
     bool is_late = at == 0 || WSTOPSIG(status) != SIGSTOP;
-    /* To its first call of the system: it has announced itself and is about to sleep. */
+    /* The sleeper runs to its first system call: it has announced itself and is about to sleep. */
     CHECK(go_on_to_stop(sleeper, PTRACE_SYSCALL, &status));
     if (is_late) CHECK(go_on_to_stop(teller, PTRACE_CONT, &status));
     bool is_stopped = true;

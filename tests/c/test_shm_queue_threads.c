@@ -1,7 +1,7 @@
 /* Tests of fl_shm_queue by threads and by forked processes: no message is torn, no wake-up is lost.
- *
- * All waits have deadlines that no wait which works comes near: a lost wake-up fails a CHECK after
- * LONG_NS. ThreadSanitizer sees the threads; processes it cannot look into, there it only runs. */
+ * Every wait has a deadline that a working wait never comes near: a lost wake-up fails a CHECK
+ * after LONG_NS. ThreadSanitizer sees the threads; it cannot look into processes, and only runs
+ * them. */
 #include "check.h"
 
 #include "shm_queue_fixture.h"
@@ -25,7 +25,7 @@ typedef struct side {
     fl_shm_queue *shm;
     int32_t worker;
     int64_t pause_ns;
-    int64_t served; /* written before it ends */
+    int64_t served; /* written before the worker ends */
 } side;
 
 static void serve_until_the_end(side *s)
@@ -57,7 +57,7 @@ static void drive(shm_fixture *r, int64_t count, int64_t pause_ns)
             while (b[w].sent < count && send_next(r->shm, w, &b[w])) continue;
         int64_t until_ns = fl_now_ns() + LONG_NS;
         CHECK(fl_shm_queue_wait(r->shm, until_ns));
-        CHECK(fl_now_ns() < until_ns); /* it also says so of what it finds at the deadline */
+        CHECK(fl_now_ns() < until_ns); /* true also for a reply at the deadline */
         for (int32_t w; (w = take_next(r->shm, b)) >= 0; left--)
             if (b[w].answered == count) fl_shm_queue_end(r->shm, w);
         pause_up_to(&seed, pause_ns);
@@ -158,7 +158,7 @@ static void test_end_and_close_wake_who_sleeps(void)
     }
 }
 
-/* A request and the end sent right after it: the worker must have the request first. */
+/* A request is followed at once by the end: the worker must have the request first. */
 static void test_end_overtakes_no_request(void)
 {
     uint64_t seed = 4;
@@ -237,7 +237,7 @@ static void test_futex_wait_returns(void)
     fl_futex_wake(&word); /* nobody is there */
 }
 
-/* The word turns: even, it is the child's turn. */
+/* Takes turns over a word: even, it is the child's turn. */
 static int turn_about(void *arg)
 {
     _Atomic uint32_t *word = arg;

@@ -1,5 +1,5 @@
-/* The parent's second thread: what it sees of replies that the first has not taken, and how both
- * are woken. */
+/* Tests of the parent's second thread: what it sees of replies that the first thread has not taken,
+ * and how both threads are woken. */
 #include "shm_queue_fixture.h"
 
 #include "fl_thread.h"

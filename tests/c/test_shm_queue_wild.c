@@ -1,10 +1,10 @@
-/* Tests of fl_shm_queue whose memory is overwritten, word by word: no reply or request is believed
- * that was not written, nobody goes on for ever, and what is not found out does no harm. */
+/* Tests of fl_shm_queue whose memory is overwritten, word by word: no false reply or request is
+ * believed, no call goes on for ever, and damage that is not found does no harm. */
 #include "shm_queue_fixture.h"
 
 enum { WORKERS = 2, DEPTH = 2, VALUES = 9, MORE = 6, ROUNDS = 2 * MORE };
 
-/* Of the values that a word may get, so many apart. */
+/* The distance between the values that a word gets. */
 enum { STRIDE = LANE_SLOWNESS == 1 ? 1 : 5 };
 
 typedef struct scene {
@@ -15,10 +15,11 @@ typedef struct scene {
     bool is_gone[WORKERS];   /* the worker has been told the end */
     bool has_found[WORKERS]; /* the worker has found damage */
     bool is_found;           /* the parent has */
-    int32_t culprit;         /* whom it named */
+    int32_t culprit;         /* the worker that the error named */
 } scene;
 
-/* Messages have passed; `asked` are unanswered, of which `answered` have replies that wait. */
+/* Sets a scene: messages have passed; `asked` requests are unanswered, and `answered` replies
+ * wait. */
 static scene set_scene(int asked, int answered)
 {
     scene s = {.r = open_shm_fixture(WORKERS, DEPTH), .culprit = -1};
@@ -35,7 +36,7 @@ static scene set_scene(int asked, int answered)
     return s;
 }
 
-/* All that the worker is asked for, which is no more than there is. */
+/* Does everything that the worker is asked for. */
 static void act_as_worker(scene *s, int32_t w)
 {
     int status = FL_OK;
@@ -73,7 +74,7 @@ static void act_as_parent(scene *s, const int64_t *aims)
         CHECK(is_there || status != FL_OK);
         if (status != FL_OK) break;
         progress *b = &s->b[reply.worker];
-        check_reply(&reply); /* what was written for this request, and no other */
+        check_reply(&reply); /* the message for this request, and no other */
         CHECK(reply.number == b->answered && b->answered < b->sent);
         b->answered++;
     }
@@ -85,8 +86,8 @@ static void act_as_parent(scene *s, const int64_t *aims)
     CHECK_INT(reply.worker, s->culprit);
 }
 
-/* Goes on with `more` requests after words were overwritten: true where the parent finds out. What
- * it does not find out, nor a worker, has done no harm. */
+/* Goes on with `more` requests after words were overwritten. Returns true if the parent finds out.
+ * Damage that neither the parent nor a worker finds must have done no harm. */
 static bool go_on(scene *s, int more)
 {
     int64_t aims[WORKERS];
@@ -113,7 +114,7 @@ static uint32_t choose_value(int which, uint32_t before, uint64_t *seed)
     return which < 7 ? values[which] : (uint32_t)next_random(seed);
 }
 
-/* How often the parent finds out of a write to each word. */
+/* Counts how often the parent finds out about a write to each word. */
 static void overwrite_each_word(int asked, int answered, int64_t *found, int64_t *written)
 {
     uint64_t seed = (uint64_t)(asked * 10 + answered);
@@ -142,7 +143,7 @@ static void test_each_word_is_overwritten_with_each_value(void)
     CHECK(found > written / 20 && found < written);
 }
 
-/* Some words at a time, or a whole run of them. */
+/* Overwrites some words at a time, or a whole run of words. */
 static void test_many_words_are_overwritten(void)
 {
     uint64_t seed = 4;
@@ -163,7 +164,7 @@ static void test_many_words_are_overwritten(void)
     CHECK(found > runs / 4);
 }
 
-/* Whether the worker minds them or not. */
+/* The parent finds out whether or not the worker minds the words. */
 static void test_the_words_that_the_parent_writes_are_compared(void)
 {
     const int64_t messages = sizeof(fl_request_message) + sizeof(fl_reply_message);
@@ -198,7 +199,7 @@ static void test_a_false_end_is_found(void)
     for (uint32_t state = 1; state <= no_state; state++) {
         scene s = set_scene(1, 1);
         uint32_t *words = (uint32_t *)(void *)s.r.memory;
-        fl_shm_queue_end(s.r.shm, 1); /* shows where the state lies */
+        fl_shm_queue_end(s.r.shm, 1); /* shows which word is the state */
         int64_t at = 0;
         scene untold = set_scene(1, 1);
         while (words[at] != 1 || ((uint32_t *)(void *)untold.r.memory)[at] != 0) at++;

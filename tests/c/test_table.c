@@ -4,7 +4,7 @@
 
 enum { FENCE = 64, FENCE_BYTE = 0x3C, MAX_FIELDS = 4, PAGE = 4096 };
 
-/* How a view lies over its memory. */
+/* The ways in which a view lies over its memory. */
 typedef enum view_kind {
     PLAIN,
     PADDED,
@@ -22,7 +22,8 @@ typedef struct source {
     column_spec column;
 } source;
 
-/* A view of `ndim` dimensions over fresh random memory that ends where the view may end. */
+/* Makes a view of `ndim` dimensions over fresh random memory that ends at the view's last possible
+ * byte. */
 static source
 make_source(uint64_t *seed, view_kind how, int item, int32_t ndim, const int64_t *shape)
 {
@@ -65,8 +66,8 @@ static char *copy_elements(const fl_tensor *view, int32_t d, const char *src, ch
     return dst;
 }
 
-/* Where the fields of a batch begin; returns how long its block is. Their tensors must have the
- * shapes of the views, one after another. */
+/* Computes where the fields of a batch begin, and returns the length of the block. The tensors must
+ * have the shapes of the views, one after another. */
 static int64_t lay_out(const fl_table *table, const column_spec *columns, int32_t count,
                        const fl_rows *rows, int64_t *offsets)
 {
@@ -99,7 +100,7 @@ static int64_t lay_out(const fl_table *table, const column_spec *columns, int32_
     return bytes;
 }
 
-/* What a batch must look like; fields at `offsets`, FENCE_BYTE everywhere else. */
+/* Returns the expected block; fields at `offsets`, FENCE_BYTE everywhere else. */
 static char *expect_block(const column_spec *columns, int32_t count, const fl_rows *rows,
                           const int64_t *offsets, int64_t bytes)
 {
@@ -117,7 +118,7 @@ static char *expect_block(const column_spec *columns, int32_t count, const fl_ro
 }
 
 /* Gathers in `parts` parts, last part first, and compares the block to the last byte: padding and
- * what lies behind must be as they were. */
+ * the memory after the block must be unchanged. */
 static void check_gather(const fl_table *table, const column_spec *columns, int32_t count,
                          const fl_rows *rows, int32_t parts)
 {
@@ -150,7 +151,8 @@ static void check_both_kinds(const fl_table *table, const column_spec *columns, 
     check_gather(table, columns, fields, &range, parts);
 }
 
-/* Opens a table over the sources, calls check_both_kinds with some part counts, frees it all. */
+/* Opens a table over the sources, calls check_both_kinds with some part counts, frees
+ * everything. */
 static void check_sources(source *sources, int32_t fields, int64_t count, uint64_t *seed)
 {
     column_spec columns[MAX_FIELDS];
@@ -237,8 +239,8 @@ static void test_several_fields(void)
     }
 }
 
-/* Each byte of a batch is written by one part, padding by none: a part is run over a block of
- * zeroes and one of ones, and what is equal after is what it wrote. */
+/* One part writes each byte of a batch, and no part writes padding. A part is run over a block of
+ * zeroes and a block of ones: bytes that are equal afterwards are the bytes it wrote. */
 static void test_parts_write_disjoint_memory(void)
 {
     uint64_t seed = 11;
@@ -270,7 +272,7 @@ static void test_parts_write_disjoint_memory(void)
     free(b.memory);
 }
 
-/* What a ring's threads call is the gather, to where the batch says. */
+/* A ring's threads call the gather, which writes to the batch's memory. */
 static void test_a_batch_is_filled_from_its_table(void)
 {
     uint64_t seed = 12;
@@ -321,8 +323,8 @@ static void test_every_refused_resource(void)
 
 /* ---- files cut short */
 
-/* Field 1 of 2 lies in a mapped file cut to `kept` bytes; `view` says how. Each part must name
- * the first of its rows that reaches beyond the cut, or copy all of them rightly. */
+/* Field 1 of 2 lies in a mapped file cut to `kept` bytes; `view` describes the field. Each part
+ * must name the first of its rows that reaches beyond the cut, or copy all its rows. */
 static void check_cut_table(fl_tensor view, int64_t kept, const fl_rows *rows, int32_t parts)
 {
     uint64_t seed = 13;

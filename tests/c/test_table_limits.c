@@ -77,7 +77,7 @@ static void test_parts_grow_with_the_batch(void)
     fl_table_close(table);
     column = bare_column(4, 1000, 5);
     CHECK_INT(open_specs(&column, 1, &table, NULL), FL_OK);
-    CHECK_INT(count_parts(table, 256), 1); /* 5 KB: no thread wakes up for that */
+    CHECK_INT(count_parts(table, 256), 1); /* 5 KB: too little to wake a thread */
     fl_table_close(table);
 }
 
@@ -100,7 +100,7 @@ static void test_empty_table_and_empty_batch(void)
 {
     for (int is_volatile = 0; is_volatile < 2; is_volatile++) {
         column_spec columns[] = {bare_column(4, 0, 3), bare_column(4, 0, 3)};
-        columns[1].view.stride[0] = 100; /* no memory at all under either */
+        columns[1].view.stride[0] = 100; /* neither view has any memory */
         columns[0].is_volatile = is_volatile;
         char block[64];
         fl_table *table;

@@ -12,7 +12,7 @@ enum { ROWS = 23, HEIGHT = 9, WIDTH = 11, CHANNELS = 3, IMAGE = HEIGHT * WIDTH *
 enum { CROP_HEIGHT = 6, CROP_WIDTH = 7, OUT = CROP_HEIGHT * CROP_WIDTH * CHANNELS };
 enum { PAGE = 4096, FENCE = 64, FENCE_BYTE = 0x3C };
 
-/* Labels of 8 bytes and images, of which either may lie in a mapped file. */
+/* Labels of 8 bytes and images; either may lie in a mapped file. */
 typedef struct fixture {
     char *images; /* owned: ROWS * IMAGE bytes */
     int64_t labels[ROWS];
@@ -198,8 +198,7 @@ static void test_a_batch_is_filled_in_its_epoch(void)
     close_fixture(&fix);
 }
 
-/* Bytes that are cast at the destination lie there behind all that is filled, and the strides of a
- * result are the caller's. */
+/* Results of casts lie after the filled bytes, and the caller gives the strides of a result. */
 static void test_a_layout_says_what_is_cast(void)
 {
     fixture fix;
@@ -263,7 +262,7 @@ static int open_made_there(void *arg)
     return FL_OK;
 }
 
-/* What is filled are images, maps and values, of which the destination makes the batch. */
+/* Images, maps and values are filled; the destination makes the batch from them. */
 static void test_a_layout_of_images_that_are_made_there(void)
 {
     enum { MAP = (CROP_HEIGHT + CROP_WIDTH) * 4, VALUES = CHANNELS * (256 + 2) * 4 };
@@ -420,7 +419,7 @@ static int open_and_gather(void *arg)
     return status;
 }
 
-/* A plan is new each time, because one that was used once has what it needs. */
+/* Makes a new plan each time, because a used plan has all the memory that it needs. */
 static int with_new_plan(void *arg)
 {
     fixture *fix = arg;
@@ -447,7 +446,7 @@ static void test_every_refused_resource(void)
 
 static void test_a_used_table_asks_for_nothing(void)
 {
-    /* Volatile memory is read through a memfd where the kernel has no process_vm_readv. */
+    /* Volatile memory is read through a memfd if the kernel has no process_vm_readv. */
     int kinds = strcmp(fl_safe_read_method(), "process_vm") == 0 ? 2 : 1;
     for (int is_volatile = 0; is_volatile < kinds; is_volatile++) {
         fixture fix;

@@ -1,5 +1,5 @@
 /* Tests of fl_tensor_list: what a collection rebuilds, how chunks are numbered, which tensors
- * overlap. No memory of a tensor is touched, so any address and any size will do. */
+ * overlap. No test touches the memory of a tensor, so any address and any size will do. */
 #include "check.h"
 
 #include "fl_tensor_list.h"
@@ -26,7 +26,7 @@ static void check_empty(const fl_tensor_list *list)
     CHECK(list->count == 0 && list->chunks == 0 && list->bytes == 0 && list->collected == 0);
 }
 
-/* Whether the list is what these tensors must make. */
+/* Checks that the list is what these tensors must make. */
 static void check_built(const fl_tensor_list *list, const tensor *tensors, int64_t count)
 {
     int64_t spans = 0, chunks = 0, bytes = 0;
@@ -167,7 +167,7 @@ static void check_shared(const tensor *tensors, int64_t count)
 {
     fl_tensor_list list = {0};
     const tensor fine[] = {{4096, 7, FL_F32}, {8192, FL_CHUNK + 1, FL_F64}};
-    for (int round = 0; round < 3; round++) { /* on an empty list, again, on one with others */
+    for (int round = 0; round < 3; round++) { /* on an empty list, again, on a full list */
         fl_err err = {0};
         CHECK_INT(collect(&list, tensors, count, &err), FL_EINVAL);
         CHECK(err.code == FL_EINVAL && strstr(err.text, "share memory") != NULL);
@@ -233,7 +233,8 @@ static bool has_shared(const tensor *tensors, int64_t count)
     return false;
 }
 
-/* Against a comparison of all with all, in address ranges from a few bytes to all there are. */
+/* Compares with a comparison of every pair, in address ranges from a few bytes to the whole
+ * space. */
 static void test_overlap_of_random_tensors(void)
 {
     uint64_t state = 1;
@@ -265,7 +266,8 @@ static void test_overlap_of_random_tensors(void)
     fl_tensor_list_close(&list);
 }
 
-/* 5 000 tensors in random order, step bytes from one to the next; then one amid another. */
+/* Checks 5 000 tensors in random order, step bytes from one to the next; then one tensor inside a
+ * second. */
 static void check_many(uint64_t *state, uintptr_t lowest, uintptr_t step)
 {
     static tensor tensors[MANY];

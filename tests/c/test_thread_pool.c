@@ -103,7 +103,7 @@ static void test_late_helpers_find_nothing_to_do(void)
         CHECK_INT(t.calls, calls);
     }
     sleep_ms(5);
-    check_threads_at_once(pool, 8); /* all of them are there for the next */
+    check_threads_at_once(pool, 8); /* all threads are there for the next job */
     fl_thread_pool_close(pool);
 }
 
@@ -128,7 +128,7 @@ static void test_several_callers_at_once(void)
     fl_thread_pool_close(pool);
 }
 
-/* A job that goes on until it is told to end. */
+/* A job that goes on until the test tells it to end. */
 typedef struct held_job {
     fl_thread_pool *pool;
     _Atomic bool is_going, may_end;

@@ -35,7 +35,7 @@ static void *work_on_loan(void *arg)
 
 static _Atomic int loans;
 
-/* As GOMP_parallel. */
+/* Lends threads like GOMP_parallel. */
 static void lend_threads(void (*work)(void *), void *arg, unsigned threads, unsigned flags)
 {
     loan l = {work, arg};

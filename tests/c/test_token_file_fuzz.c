@@ -67,7 +67,7 @@ static fl_token_type some_type(uint64_t *random)
                                    : (fl_token_type)random_below(random, FL_TOKEN_TYPES);
 }
 
-/* Whether what was found lies in a file of `size`: to its last byte. */
+/* Checks that the layout lies in a file of `size`, and reaches its last byte. */
 static void check_layout(const fl_token_layout *found, int64_t size)
 {
     CHECK(found->type < FL_TOKEN_TYPES && found->count >= 1 && found->first_byte >= 0);

@@ -1,4 +1,5 @@
-/* Tests of fl_token_reader: the narrow type, and rows of it, of which a device makes x and y. */
+/* Tests of fl_token_reader: the narrow type, and rows of that type, from which a device makes x and
+ * y. */
 #include "token_fixture.h"
 
 static fl_token_type narrow_type(const fl_token_source *sources, int64_t count)
@@ -49,7 +50,8 @@ static void test_the_narrow_type_holds_all_that_pass(void)
     }
 }
 
-/* Rows of x and the token behind it, of files of two types, where a window is several pieces. */
+/* Reads rows of x and the token after it, from files of two types, with windows of several
+ * pieces. */
 static void
 check_narrow_rows(const fl_token_type types[2], token_place place, fl_token_io io, int64_t length)
 {
@@ -133,7 +135,7 @@ static void test_parts_of_files(void)
     check_parts(IN_FILE, FL_TOKEN_MMAP);
 }
 
-/* A token out of range is found where it is the target of the last alone. */
+/* A token out of range is found even if it is only the target of the last token. */
 static void test_narrow_tokens_are_checked(void)
 {
     tokens from = make_tokens(FL_TOKEN_I64, 5);
@@ -156,7 +158,7 @@ static void test_narrow_tokens_are_checked(void)
             CHECK_INT(fl_token_reader_read(reader, &window, 1, &rows, 0, &err),
                       is_inside ? FL_ETOKEN : FL_OK);
             CHECK(!is_inside || (err.value == token && err.length == at));
-            bool is_among = at >= 25; /* of the part, which has no target behind it */
+            bool is_among = at >= 25; /* in the part, which has no target after its last token */
             CHECK_INT(fl_token_reader_copy(reader, (fl_window){0, 25}, 6, memory, &err),
                       is_among && is_inside ? FL_ETOKEN : FL_OK);
             memset(from.memory + HEAD + at * 8, 0, 8);

@@ -64,7 +64,7 @@ static void check_read(fl_token_reader *reader, const tokens *from, int64_t file
     drop_batch(&made);
 }
 
-/* Files of all types in one reader, whose windows come in any order. */
+/* Reads files of all types in one reader, with windows in any order. */
 static void check_places(token_place place, fl_token_io io, const char *how)
 {
     tokens from[FL_TOKEN_TYPES];
@@ -119,7 +119,7 @@ static void check_documents(token_place first, token_place second, fl_token_io i
     for (int64_t w = 0; w < 4; w++)
         for (int64_t t = 0; t < 20000; t++) {
             int64_t at = windows[w].first + t, i = w * 20000 + t;
-            int64_t since = (at - 1) % 997; /* of the token behind the last EOS */
+            int64_t since = (at - 1) % 997; /* since the token after the last EOS */
             CHECK_INT(made.rows.position[i], fl_min(t, since));
             CHECK_INT(made.rows.document[i], (at - 1) / 997 - (windows[w].first - 1) / 997);
             CHECK_INT(made.rows.mask[i], at % 997 != 0);
@@ -137,8 +137,8 @@ static void test_documents_across_pieces(void)
     check_documents(IN_MAPPED_MEMORY, IN_MEMORY, FL_TOKEN_PREAD);
 }
 
-/* An EOS that the type cannot hold is in no file of that type; a source's own ends do not count
- * then. */
+/* A type may be too narrow for the EOS. Then no file of that type has the EOS, and a source's own
+ * ends do not count. */
 static void test_eos_beyond_the_type(void)
 {
     tokens from = make_tokens(FL_TOKEN_U8, 6);
@@ -174,7 +174,7 @@ static void test_targets_and_widths(void)
         fl_token_reader *reader;
         CHECK_INT(fl_token_reader_open(&config, &reader, NULL), FL_OK);
         batch made = make_batch(1, 50, targets != FL_TARGETS_NONE, false);
-        /* The last tokens of the file: no target is read where there is none. */
+        /* The window has the last tokens of the file: no target is read if there is none. */
         fl_window window = {0, TOKENS - fl_token_reader_window(reader)};
         const char *last = from.memory + HEAD + window.first * 2;
         CHECK_INT(fl_token_reader_read(reader, &window, 1, &made.rows, 0, NULL), FL_OK);
@@ -187,7 +187,7 @@ static void test_targets_and_widths(void)
     drop_tokens(&from);
 }
 
-/* A file that is cut says which one and where: the first byte that is gone. */
+/* Checks that the error of a cut file names the file and the first byte that is gone. */
 static void check_cut(fl_token_io io, int64_t size, int64_t byte)
 {
     tokens from[2] = {make_tokens(FL_TOKEN_U16, 8), make_tokens(FL_TOKEN_U16, 9)};
@@ -301,7 +301,7 @@ static void test_what_a_token_out_of_range_is(void)
     }
 }
 
-/* As a conversion does that another thread's write comes behind. */
+/* Refuses the tokens, and mends them at once, as if a second thread had written good tokens. */
 static bool
 mend_and_refuse(void *x, void *y, const void *src, int64_t count, int64_t shift, uint64_t most)
 {
@@ -310,7 +310,7 @@ mend_and_refuse(void *x, void *y, const void *src, int64_t count, int64_t shift,
     return false;
 }
 
-/* Nothing is looked for beyond the window, where the memory may end. */
+/* Nothing is looked for beyond the window, because the memory may end there. */
 static void test_a_token_that_is_mended_meanwhile(void)
 {
     fl_token_ops ops = *fl_cpu_token_ops_find();
@@ -351,7 +351,7 @@ static void test_what_is_mapped(void)
     drop_tokens(&from);
 }
 
-/* Until reads are known to be quick, batches are read ahead; then no more. */
+/* Batches are read ahead until reads are known to be quick, and then no more. */
 static void test_reading_ahead_ends(void)
 {
     tokens from = make_tokens(FL_TOKEN_U16, 13);
@@ -374,7 +374,7 @@ static bool is_cached(const tokens *from, int64_t byte)
     return state & 1;
 }
 
-/* What is read soon is in the page cache before anybody reads it, and no more than that. */
+/* A window is in the page cache before it is read, and no more than the window is. */
 static void test_windows_are_read_ahead(void)
 {
     tokens from = make_tokens(FL_TOKEN_I64, 15);

@@ -11,7 +11,7 @@ static void test_known_words(void)
     uint32_t word = fl_torch_random_word(&random);
     CHECK_INT(word, 3499211612u);
     for (int i = 1; i < 10000; i++) word = fl_torch_random_word(&random);
-    CHECK_INT(word, 4123659995u); /* as the C++ standard has it */
+    CHECK_INT(word, 4123659995u); /* from the C++ standard */
 }
 
 static void test_the_low_half_of_a_seed_makes_the_words(void)
@@ -111,7 +111,7 @@ static void check_refused(int64_t at, int64_t value, int64_t bytes)
     CHECK(memcmp(&random, &before, sizeof random) == 0);
 }
 
-/* Behind a seed, left is 1 and next 0. */
+/* After a seed, left is 1 and next 0. */
 static void test_states_that_torch_cannot_make(void)
 {
     check_refused(8, 0, 4);

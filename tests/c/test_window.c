@@ -16,7 +16,7 @@ static fl_windows *open_windows(const int64_t *tokens, int64_t files, int64_t le
     return windows;
 }
 
-/* The windows of all files one after the other, each where it still fits whatever the jitter. */
+/* Counts the windows of all files one after the other; each window must fit for every jitter. */
 static void check_against_counting(int64_t length, int64_t stride, fl_window_mode mode)
 {
     fl_windows *windows = open_windows(lengths, FILES, length, stride, mode);
@@ -60,7 +60,7 @@ static void test_jitter_takes_every_offset(void)
     fl_windows_close(windows);
 }
 
-/* Each place of each file where a window fits, as often as every other. */
+/* Each position of each file at which a window fits comes equally often. */
 static void test_random_is_uniform(void)
 {
     enum { LENGTH = 4, DRAWS = 40000, PLACES = 7 + 1 + 97 + 4 + 26 };

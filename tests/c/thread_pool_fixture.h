@@ -1,5 +1,5 @@
-/* What the tests of fl_thread_pool share: jobs that count their parts, and jobs that gather
- * threads. */
+/* thread_pool_fixture.h: shared by the tests of fl_thread_pool: jobs that count their parts, and
+ * jobs that gather threads. */
 #ifndef THREAD_POOL_FIXTURE_H
 #define THREAD_POOL_FIXTURE_H
 
@@ -11,8 +11,8 @@
 
 enum { MOST_PARTS = 1000, PATIENCE_MS = 20000 };
 
-/* A job that counts. `done` is plain memory, so that TSan sees parts that two threads do, and what
- * the caller reads without having waited for it. */
+/* A job that counts. `done` is plain memory, so that ThreadSanitizer finds parts that two threads
+ * do, and reads by a caller that has not waited. */
 typedef struct tally {
     int32_t done[MOST_PARTS];
     int64_t parts, grain;
@@ -78,7 +78,7 @@ static inline void check_threads_at_once(fl_thread_pool *pool, int32_t threads)
     CHECK_INT(g.begun, threads);
 }
 
-/* For run_child. */
+/* Runs in a child, for run_child. */
 static inline int use_in_child(void *arg)
 {
     fl_thread_pool *pool = arg;

@@ -10,7 +10,7 @@ enum { TOKENS = 60000, LENGTH_MOST = 40000, HEAD = 6 };
 
 typedef enum token_place { IN_MEMORY, IN_MAPPED_MEMORY, IN_FILE, PLACES } token_place;
 
-/* Tokens of one type, in memory and in a file behind HEAD bytes. */
+/* Tokens of one type, in memory and in a file after HEAD bytes. */
 typedef struct tokens {
     char *memory; /* owned; HEAD bytes, then the tokens */
     mapped_file file;

@@ -1,6 +1,5 @@
-/* tone_fixture.h: what operations on colours do to a picture, pixel by pixel.
- *
- * Written from the formulas of fl_image_ops.h, without tables: each byte is computed anew. */
+/* tone_fixture.h: the effect of operations on colours on a picture, pixel by pixel. The code
+ * follows the formulas of fl_image_ops.h, without tables: each byte is computed by itself. */
 #ifndef TONE_FIXTURE_H
 #define TONE_FIXTURE_H
 
@@ -53,7 +52,7 @@ static inline void autocontrast_picture(picture *p, int32_t channels)
     }
 }
 
-/* How many pixels have a byte below v, at most `limit`. */
+/* Equalizes: the table counts pixels with a byte below v, at most `limit`. */
 static inline void equalize_picture(picture *p, int32_t channels)
 {
     for (int32_t c = 0; c < channels; c++) {
@@ -79,7 +78,7 @@ static inline void blend_pixel(pixel *at, int32_t channels, float other, double 
             cut_to_byte(fmaf(other, (float)(1 - factor), (float)at->byte[c] * (float)factor));
 }
 
-/* Only for images whose sum is exact. */
+/* Changes the contrast; only for images whose sum is exact. */
 static inline void contrast_picture(picture *p, int32_t channels, double factor)
 {
     double sum = 0;
@@ -215,7 +214,8 @@ blur_picture(picture *p, int32_t channels, int32_t width, int32_t height, float 
     free(before.pixels);
 }
 
-/* By the plain kernel, whose numbers tests in Python compute anew, on all channels at once. */
+/* Adds noise by the plain kernel, on all channels at once; tests in Python compute its numbers
+ * independently. */
 static inline void
 add_noise_to_picture(picture *p, int32_t channels, const fl_image_op *op, uint64_t key)
 {
@@ -230,7 +230,7 @@ add_noise_to_picture(picture *p, int32_t channels, const fl_image_op *op, uint64
     free(bytes);
 }
 
-/* Of an operation that is applied, on a picture without fills. */
+/* Applies an operation to a picture without fills; the operation must be applied. */
 static inline void
 change_tone(picture *p, const fl_image_op *op, const fl_image_params *at, int32_t channels)
 {
@@ -254,7 +254,7 @@ change_tone(picture *p, const fl_image_op *op, const fl_image_params *at, int32_
         CHECK(false);
 }
 
-/* *channels becomes that of the result. */
+/* Follows the operations, and sets *channels to the channels of the result. */
 static inline void follow_tone(picture *p, const fl_image_op *ops, int32_t i,
                                const fl_image_params *at, int32_t *channels)
 {

@@ -1,6 +1,5 @@
-/* warp_fixture.h: what turning, shearing and tilting does to a picture, pixel by pixel.
- *
- * Matrices are those of fl_warp; what lies outside of the picture is asked for each tap. */
+/* warp_fixture.h: the effect of turning, shearing and tilting on a picture, pixel by pixel.
+ * Matrices are fl_warp's; each tap checks if it lies outside the picture. */
 #ifndef WARP_FIXTURE_H
 #define WARP_FIXTURE_H
 

@@ -1,4 +1,4 @@
-/* cast_fixture.h: memory that a cast reads and writes, and what is to be in it afterwards. */
+/* cast_fixture.h: memory that a cast reads and writes, and the memory's expected contents. */
 #ifndef CAST_FIXTURE_H
 #define CAST_FIXTURE_H
 
@@ -26,8 +26,8 @@ static inline char *allocate(int64_t bytes)
     return data;
 }
 
-/* For a cast that reads so many random bytes, of integers from the second on. Either what is read
- * or what is written ends where the memory does. Nothing is expected to change yet. */
+/* Opens a buffer for a cast that reads this many random bytes, or integers from the second on.
+ * Either the input or the output ends at the end of the memory. No change is expected yet. */
 static inline void open_cast_buffer(cast_buffer *b, fl_transfer_cast cast, int64_t read,
                                     bool reads_first, uint64_t *seed)
 {

@@ -22,7 +22,7 @@ enum { DEVICE = 1 };
 
 static const fl_grad_ops *const cuda = &fl_cuda_grad_ops, *const cpu = &fl_cpu_grad_ops;
 
-/* With scratch of exactly as many bytes as the lists ask for. */
+/* Opens a queue with exactly the scratch that the lists ask for. */
 static inline fl_cuda_queue open_queue(const fl_tensor_list *list, const fl_tensor_list *from)
 {
     int64_t bytes = fl_cuda_scratch_bytes(list);
@@ -41,10 +41,10 @@ static inline void close_queue(fl_cuda_queue *queue)
     free(queue->scratch);
 }
 
-/* Device 0 is where the thread wants to be. */
+/* Makes device 0 the thread's choice. */
 static inline void choose_device_0(void) { CHECK_INT(cudaSetDevice(0), cudaSuccess); }
 
-/* Nothing of a call is left with the thread. */
+/* Checks that no error or device of a call is left with the thread. */
 static inline void check_thread(void)
 {
     int device;
@@ -67,7 +67,7 @@ static inline fl_tensor_list list_of_copy(const model *m)
     return list;
 }
 
-/* The same but for the order of additions. */
+/* Checks that two numbers are equal except for the order of additions. */
 static inline void check_near(double actual, double expected)
 {
     if (isnan(expected) || isinf(expected))
@@ -76,7 +76,7 @@ static inline void check_near(double actual, double expected)
         CHECK(fabs(actual - expected) <= 4 * DBL_EPSILON * fabs(expected));
 }
 
-/* As many tensors of all types, small ones. */
+/* Makes this many small tensors of all types. */
 static inline model make_many(int64_t count)
 {
     shape *shapes = fl_alloc(count * (int64_t)sizeof *shapes);
@@ -88,7 +88,8 @@ static inline model make_many(int64_t count)
     return m;
 }
 
-/* The norm is near the CPU's, and *found_inf, which `was` this, what the CPU makes of it. */
+/* Checks that the norm is near the CPU's, and that *found_inf, which `was` given before, equals the
+ * CPU's. */
 static inline void
 check_norm(model *m, fl_cuda_queue *queue, int32_t norm_type, fl_divisor divisor, float was)
 {

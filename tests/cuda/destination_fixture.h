@@ -13,14 +13,15 @@ static const fl_transfer_ops *const ops = &fl_cuda_transfer_ops;
 
 enum { MOST_BUFFERS = 256, MOST_LOOKS = 256 };
 
-/* Of the calls that could fail, every so-manieth does. */
-#if defined(__SANITIZE_THREAD__) /* is slow, and leaves mappings behind: a process has 65530 */
+/* One in SAMPLE of the calls that can fail does fail. */
+#if defined(__SANITIZE_THREAD__) /* ThreadSanitizer is slow, and leaves mappings: a process has \
+                                    65530 */
 enum { SAMPLE = 3 };
 #else
 enum { SAMPLE = 1 };
 #endif
 
-/* What a kernel reads, and what it must find. */
+/* The memory that a kernel reads, and the expected contents. */
 typedef struct look {
     const char *view;
     int64_t tag;
@@ -85,8 +86,8 @@ static inline void fill_or_check(void *arg)
     if (!f->is_check) memset(f->view, f->byte, (size_t)f->bytes);
 }
 
-/* All that are free there are filled, or it is checked that they still are: later, by kernels. How
- * many they are. */
+/* Fills all free buffers, or checks their contents, by kernels that run later. Returns how many
+ * buffers there are. */
 static inline int
 use_free_buffers(buffer_heap *heap, cudaStream_t stream, filling *fillings, bool is_check)
 {

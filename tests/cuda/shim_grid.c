@@ -1,9 +1,8 @@
-/* shim_grid: a kernel's grid on the CPU. WORKERS threads run a block each, until there are none
- * left; the threads of a block are fibers of one of them, which change at barriers alone, in an
- * order that is shuffled. ThreadSanitizer is told that each fiber is a thread, and of the order
- * that barriers, fences and atomic operations make; of any other it knows nothing.
- *
- * This file is compiled without sanitizers: what it keeps is none of the kernel's. */
+/* shim_grid: a kernel's grid on the CPU. WORKERS threads run a block each until no block is left.
+ * The threads of a block are fibers of one worker, which change only at barriers, in a shuffled
+ * order. ThreadSanitizer is told that each fiber is a thread, and told the order that barriers,
+ * fences and atomic operations make; it knows no other order. This file is compiled without
+ * sanitizers, because its own data are not the kernel's. */
 #define _GNU_SOURCE
 #include "shim_grid.h"
 
@@ -63,7 +62,7 @@ static struct {
 
 __thread const shim_place *shim_here;
 
-/* ---- sanitizers, where the program has one */
+/* ---- sanitizers, if the program has one */
 
 enum { NO_SYNC = 1 };
 
@@ -86,7 +85,7 @@ static void release(void *address)
     if (__tsan_release != NULL) __tsan_release(address);
 }
 
-/* __builtin_longjmp must be called in another function than __builtin_setjmp. */
+/* __builtin_longjmp must be called in a different function than __builtin_setjmp. */
 __attribute__((noinline, noreturn)) static void go_on(void **left_at)
 {
     __builtin_longjmp(left_at, 1);
@@ -154,7 +153,7 @@ static void make_fiber(worker *w, unsigned number)
                 (unsigned)(uintptr_t)f);
 }
 
-/* Whether all of these wait, or are done. */
+/* Returns true if each of these fibers waits, or is done. */
 static bool are_waiting(const fiber *fibers, unsigned count, int state)
 {
     bool is_any = false;
@@ -264,9 +263,9 @@ static void run(void *arg)
 
 /* ---- limits */
 
-/* Of compute capability 7.0 and later, with a driver that knows CUDA 12.1. More than 48 KB of
- * shared memory would have to be asked for. 64 registers are what
- * tests/packaging/test_cuda_build.py has ptxas confirm. */
+/* The limits of compute capability 7.0 and later, with a driver that knows CUDA 12.1. A kernel must
+ * ask for more than 48 KB of shared memory. tests/packaging/test_cuda_build.py has ptxas confirm
+ * the 64 registers. */
 const shim_limits shim_usual_limits = {
     .parameter_bytes = 32764,
     .shared_bytes = 48 << 10,
@@ -282,8 +281,8 @@ static const shim_limits *most = &shim_usual_limits; /* of the thread that tests
 
 void shim_set_limits(const shim_limits *limits) { most = limits; }
 
-/* The __shared__ variables of all kernels, which here are thread-local ones, and what else there is
- * of these in the program or module: more than any kernel has. */
+/* Adds up the __shared__ variables of all kernels, which are thread-local variables here, with
+ * every other thread-local variable of the program or module: more than any kernel has. */
 static int add_static_bytes(struct dl_phdr_info *info, size_t size, void *out)
 {
     size_t tls_bytes = 0;

@@ -22,10 +22,11 @@ typedef struct shim_launch {
     const void *kernel; /* what is loaded */
 } shim_launch;
 
-/* Queues it; frees the arguments when it has run, or failed. Beyond a limit it fails as in CUDA. */
+/* Queues the launch; frees the arguments when it has run or failed. Beyond a limit it fails as in
+ * CUDA. */
 cudaError_t shim_queue(cudaStream_t stream, shim_launch launch);
 
-/* What a device and its driver take. */
+/* The limits of a device and its driver. */
 typedef struct shim_limits {
     size_t parameter_bytes;
     size_t shared_bytes;         /* of a block, static and dynamic */
@@ -51,14 +52,14 @@ typedef struct shim_place {
 
 extern __thread const shim_place *shim_here; /* the thread of a grid that runs */
 
-/* Waits for all threads of the block; whether any of them said so. */
+/* Waits for all threads of the block; returns true if any of them voted so. */
 bool shim_barrier(bool vote);
 
-/* What lane + delta of the warp gives; its own where there is none. */
+/* Returns the value of lane + delta of the warp; its own value if there is no such lane. */
 double shim_shuffle_down(double value, unsigned delta);
 
-/* Orders what this thread wrote before an atomic operation with what another one, that saw it,
- * reads after its own fence. */
+/* Orders this thread's writes before an atomic operation with the reads of a second thread, after
+ * that thread has seen the operation and passed its own fence. */
 void shim_fence(void);
 void shim_before_atomic(void *address);
 void shim_after_atomic(void *address);

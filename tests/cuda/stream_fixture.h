@@ -25,7 +25,7 @@ static inline void *open_stream_there(void *out)
     return NULL;
 }
 
-/* The same, and this thread has chosen no device. */
+/* Opens a stream on a second thread, so this thread has chosen no device. */
 static inline cudaStream_t open_stream_from_another_thread(void)
 {
     cudaStream_t stream;

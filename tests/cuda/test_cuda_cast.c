@@ -1,5 +1,5 @@
-/* Bytes that become other elements on the device: the kernel, compiled as C++, against the table
- * that it looks up in; what it is refused. */
+/* Tests of bytes that become wider elements on the device: the kernel, compiled as C++, against its
+ * table; and launches that are refused. */
 #include "cast_fixture.h"
 
 #include "fl_cuda_cast.h"
@@ -23,7 +23,7 @@ static void expect_elements(cast_buffer *b)
     }
 }
 
-/* Fills the tables, too, which the cast borrows. */
+/* Opens a buffer and fills the tables, which the cast borrows. */
 static void open_buffer(cast_buffer *b, fl_transfer_cast cast, char *tables, bool reads_first)
 {
     uint64_t seed = (uint64_t)(cast.count * 131 + cast.plane * 7 + cast.channels + cast.bytes);
@@ -32,8 +32,8 @@ static void open_buffer(cast_buffer *b, fl_transfer_cast cast, char *tables, boo
     fill_random(&seed, tables, MOST_TABLE_BYTES);
 }
 
-/* Every element is that of the table, and nothing else has changed; or the launch has failed, and
- * nothing has. */
+/* Checks that every element is the table's, and nothing else has changed; or that the launch has
+ * failed, and nothing has changed. */
 static void check_cast(fl_transfer_cast cast, int32_t processors, cudaError_t error)
 {
     for (int is_first = 0; is_first < 2; is_first++) {
@@ -76,7 +76,7 @@ static void test_large_batches(void)
             check_cast_everywhere(count, planes[i], 1 + (int32_t)i % 2);
 }
 
-/* As many as an image may have, in one channel. */
+/* One channel has as many elements as an image may have. */
 static void test_the_largest_cycle(void)
 {
     for (int32_t channels = 1; channels <= FL_CAST_CHANNELS; channels++)

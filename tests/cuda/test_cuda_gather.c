@@ -6,7 +6,7 @@
 
 enum { GUARD = 0x5A, MOST = 40 };
 
-/* A column, and what its batch must be. Both memories end where the column does. */
+/* A column, and its expected batch. Both memories end at the end of the column. */
 typedef struct table {
     fl_row_column column;
     char *memory, *made, *expected; /* owned */
@@ -71,7 +71,7 @@ static void check_one(int64_t bytes, int64_t gap, int64_t offset, int64_t rows, 
     free(picked);
 }
 
-/* Units of 1 to 16 bytes: by the size of rows, by what lies between them, by where a batch lies. */
+/* Units are 1 to 16 bytes: by the size of rows, by their distance, by the batch's address. */
 static void test_rows_of_every_size_and_place(void)
 {
     for (int64_t bytes = 1; bytes <= 48; bytes += bytes < 18 ? 1 : 6)
@@ -92,7 +92,8 @@ static void test_batches_of_many_blocks(void)
     check_one(400, 0, 0, 300, 200);
 }
 
-/* Several kernels where there are more columns than one takes; those without bytes take none. */
+/* Several kernels run if there are more columns than one kernel takes; columns without bytes need
+ * no kernel. */
 static void test_columns_of_one_batch(void)
 {
     static const int64_t sizes[] = {4, 0, 3072, 1, 8, 24, 2, 0, 17};
@@ -138,7 +139,7 @@ static void test_nothing_is_launched_for_no_rows(void)
     CHECK_INT(fake_launches(), before);
 }
 
-/* The error names the call, and nothing is left of it with the thread. */
+/* The error names the call, and leaves nothing with the thread. */
 static void test_a_launch_that_fails(void)
 {
     fl_err err;
@@ -151,7 +152,7 @@ static void test_a_launch_that_fails(void)
             bool has_failed = fake_calls() >= n;
             fake_fail_at(0, cudaSuccess, false);
             CHECK_INT(cudaGetLastError(), cudaSuccess);
-            choose_device_0(); /* where it could not be put back */
+            choose_device_0(); /* if the device could not be restored */
             if (status == FL_OK && !has_failed) break;
             if (status == FL_OK) continue; /* only putting the device back failed */
             CHECK_INT(status, FL_EDEVICE);

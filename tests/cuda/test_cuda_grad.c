@@ -79,7 +79,7 @@ static float found_by_each(model *m, fl_cuda_queue *queue, int32_t norm_type)
     return found[0];
 }
 
-/* The sum of doubles may be infinite though each of them is finite, and the other way round. */
+/* The sum of doubles may be infinite although each double is finite, and the other way round. */
 static void check_finite_of_elements(bool is_fp64_slow)
 {
     for (int32_t type = 0; type < FL_FLOATS; type++) {
@@ -132,7 +132,7 @@ static void check_bits(model *m, int32_t norm_type, double *norm)
     close_queue(&queue);
 }
 
-/* For any number of blocks, in any order, wherever the tensors lie. */
+/* The bits are the same for any number of blocks, in any order, for tensors at any address. */
 static void test_norms_have_the_same_bits(void)
 {
     for (int32_t norm_type = 0; norm_type < FL_NORMS; norm_type++) {
@@ -153,8 +153,8 @@ static void test_norms_have_the_same_bits(void)
     }
 }
 
-/* Tensors of a type, each this many elements off; more of them than a thread loads at a time, and
- * ends of all kinds. */
+/* Makes tensors of a type, each this many elements off; longer than a thread's loads, with ends of
+ * all kinds. */
 static model make_shifted(int32_t type, int64_t shift)
 {
     const int64_t sizes[] = {3, 2057, 5003, FL_CHUNK - 1, FL_CHUNK, FL_CHUNK + 1, FL_CHUNK + 9};
@@ -184,7 +184,7 @@ static void test_norms_at_every_start_have_the_same_bits(void)
     }
 }
 
-/* ---- norm_check where arithmetic in double is slow */
+/* ---- norm_check with slow arithmetic in double */
 
 enum { RANDOM, HUGE, TINY, DENORMAL, MIXED, MIXES };
 
@@ -217,7 +217,7 @@ static double exact_norm(const model *m)
     return (double)sqrtl(sum);
 }
 
-/* The bound that docs/internals/cuda.md derives, and what a double adds to it. */
+/* Checks the bound that docs/internals/cuda.md derives, plus the error of a double. */
 static void check_exact(model *m, bool is_fp64_slow)
 {
     const double bound = is_fp64_slow ? 1.5 / (1 << 24) + 1e-12 : 4 * DBL_EPSILON;
@@ -247,8 +247,8 @@ static void test_norms_are_near_the_exact_one(void)
             }
 }
 
-/* Every element the same, so that all roundings go the same way; sums around the limits of what is
- * formed anew. */
+/* All elements are equal, so that all roundings go the same way; sums lie around the limits at
+ * which a sum is computed again. */
 static void test_norms_of_equal_elements(void)
 {
     for (int exponent = -149; exponent < 128; exponent += exponent < -75 || exponent > 55 ? 1 : 7)
@@ -344,7 +344,7 @@ static void test_scale_at_every_start(void)
         }
 }
 
-/* With a factor of 1, memory that cannot be written does. */
+/* With a factor of 1, a pass over read-only memory succeeds. */
 static void test_a_factor_of_one_writes_nothing(void)
 {
     enum { BYTES = 1 << 17 };
@@ -369,7 +369,8 @@ static void test_a_factor_of_one_writes_nothing(void)
 
 /* ---- combine */
 
-/* Sizes around packs and chunks; the tensors of each list off by as many elements as it says. */
+/* Makes tensors with sizes around packs and chunks; the tensors of each list are off by the list's
+ * shift. */
 static model make_pair(int32_t type, int64_t shift, int mix)
 {
     shape shapes[SIZES / 7 + 2];
@@ -425,7 +426,7 @@ static void test_combine(void)
         }
 }
 
-/* Each list at each start, which may be another's. */
+/* Each list has each start, and both may have different starts. */
 static void test_combine_at_every_start(void)
 {
     for (int32_t a = 0; a < FL_FLOATS; a++)
@@ -450,7 +451,7 @@ static void test_combine_at_every_start(void)
                 }
 }
 
-/* 4 GiB of halves, pages of zeros that take no memory. */
+/* The test has 4 GiB of halves, pages of zeros that take no memory. */
 static void test_more_than_two_billion_elements(void)
 {
     const int64_t count = ((int64_t)1 << 31) + 3 * FL_CHUNK + 5;

@@ -24,7 +24,7 @@ static const fl_image_op_kind late[] = {
     FL_OP_COLOR_JITTER,    FL_OP_COLOR_JITTER,        FL_OP_RANDOM_GRAYSCALE,
     FL_OP_ERASE,           FL_OP_CHANNEL_PERMUTATION, FL_OP_PHOTOMETRIC_DISTORT};
 
-/* Owned memory that ends where its contents do. */
+/* Allocates owned memory that ends at the end of its contents. */
 static char *allocate(int64_t bytes)
 {
     void *data;
@@ -35,7 +35,8 @@ static char *allocate(int64_t bytes)
 
 #define ANY_OF(seed, kinds) (kinds)[random_below(seed, sizeof(kinds) / sizeof *(kinds))]
 
-/* Operations that change colours, or hold such, behind those of the case. */
+/* Adds operations that change colours, or hold such operations, after the operations of the
+ * case. */
 static void add_colors(uint64_t *seed, plan_case *p)
 {
     for (int32_t n = 1 + (int32_t)random_below(seed, 4); n > 0; n--) {
@@ -48,7 +49,7 @@ static void add_colors(uint64_t *seed, plan_case *p)
 
 enum { RESIZES = 1, COLORS = 2 };
 
-/* One that moves pixels, and does what else it is told to. */
+/* Opens a plan that moves pixels, and does the further things it is told to. */
 static fl_image_plan *open_moving(uint64_t *seed, plan_case *p, int32_t longest, int does)
 {
     fl_image_plan *plan = NULL;
@@ -110,7 +111,7 @@ open_sent(const plan_case *p, const fl_image_plan *plan, fl_tensor view, bool is
     return column;
 }
 
-/* The same batch, of what a table fills in two parts and is copied to where the kernel runs. */
+/* Checks the same batch from a table that fills two parts, copied to the kernel's memory. */
 static void check_sent(fl_column *column, const int64_t *rows, int64_t count, const char *expected)
 {
     fl_table *table;
@@ -227,7 +228,7 @@ static void test_batches_are_what_the_plan_makes_on_the_cpu(void)
     check_plans(9, PLANS, 20, COLORS | RESIZES);
 }
 
-/* Of several blocks, the last of which is not full. */
+/* Each image has several blocks, and the last block is not full. */
 static void test_images_of_several_blocks(void)
 {
     check_plans(2, PLANS / 10, 70, 0);
@@ -235,8 +236,8 @@ static void test_images_of_several_blocks(void)
     check_plans(10, PLANS / 10, 70, COLORS | RESIZES);
 }
 
-/* One operation on images that are large enough to meet what seldom rounds in another way. Of those
- * that are even, whose sum float32 does not count one by one, a contrast shows the last bit. */
+/* Runs one operation on images that are large enough for the rare roundings. If is_even, float32
+ * cannot count the sums one by one, so a contrast shows the last bit. */
 static void check_large(fl_image_op op, int32_t channels, bool is_even)
 {
     uint64_t seed = 11;

@@ -61,7 +61,8 @@ static void check_scale(int64_t count, bool is_refused)
     free_model(&m);
 }
 
-/* A driver from before CUDA 12.1: models of a few tensors run, others are told of it. */
+/* With a driver from before CUDA 12.1, models of a few tensors run, and larger models get an
+ * error. */
 static void test_4_kilobytes_of_parameters(void)
 {
     shim_limits limits = shim_usual_limits;
@@ -75,7 +76,7 @@ static void test_4_kilobytes_of_parameters(void)
     check_scale(FL_CUDA_ROWS + 1, false);
 }
 
-/* A block of 256 threads takes a quarter of them. */
+/* A block of 256 threads takes a quarter of the registers. */
 static void test_registers(void)
 {
     shim_limits limits = shim_usual_limits;

@@ -1,4 +1,5 @@
-/* Tests of what the CUDA backend queues: tables of all sizes, passes in a row, calls that fail. */
+/* Tests of the work that the CUDA backend queues: tables of all sizes, passes in a row, calls that
+ * fail. */
 #include "cuda_fixture.h"
 
 #include "fl_cuda_kernels.h"
@@ -42,7 +43,7 @@ static void test_one_launch_for_any_number_of_tensors(void)
         check_passes_over(rest[i]);
 }
 
-/* Lists in turns on one stream: each pass leaves scratch as the next one needs it. */
+/* Two lists take turns on one stream: each pass leaves scratch as the next pass needs it. */
 static void test_passes_in_a_row(void)
 {
     model small = make_many(40), large = make_many(1400);
@@ -126,8 +127,8 @@ static void refuse_call(int64_t n, one_pass *work, model *m, const fl_tensor_lis
     close_queue(&queue);
 }
 
-/* Refuses each call in turn but for the last two: they put the thread's device back, and nothing
- * can be done about it if they fail. */
+/* Refuses each call in turn except the last two: these put the thread's device back, and their
+ * failure cannot be helped. */
 static void check_refused_calls(one_pass *work, int64_t count, int64_t calls)
 {
     model m = make_many(count), twin = make_many(count), from = make_many(count);
@@ -199,7 +200,7 @@ static void test_a_captured_pass(void)
     capture_pass(FL_CUDA_ROWS + 1, 3);
 }
 
-/* What is in no state for a pass is an error that says so. */
+/* A capture in no state for a pass gives an error that says so. */
 static void test_a_capture_that_is_broken(void)
 {
     model m = make_many(3);
@@ -262,7 +263,7 @@ static int run_each_pass(void *arg)
     return 0;
 }
 
-/* Its thread has chosen none, so it is on device 0. */
+/* The thread has chosen no device, so it is on device 0. */
 static void test_no_context_on_a_device_that_nobody_chose(void)
 {
     CHECK_INT(run_child(run_each_pass, NULL), 0);

@@ -8,7 +8,7 @@ enum { GUARD = 0x5A, MOST = 40, VALUES = 5000 };
 
 static uint64_t seed = 11;
 
-/* In [0, limit). */
+/* Returns a number in [0, limit). */
 static int64_t draw(int64_t limit)
 {
     uint32_t number;
@@ -16,7 +16,7 @@ static int64_t draw(int64_t limit)
     return number % limit;
 }
 
-/* Owned memory that ends where its contents do. */
+/* Allocates owned memory that ends at the end of its contents. */
 static char *allocate(int64_t bytes)
 {
     void *data;
@@ -25,7 +25,8 @@ static char *allocate(int64_t bytes)
     return data;
 }
 
-/* Pieces of this width, or of any up to -width, with sequences that are no longer. */
+/* Makes pieces of this width or, if it is negative, of any width up to -width, with sequences that
+ * are no longer. */
 static fl_piece *open_pieces(int64_t count, int64_t width)
 {
     fl_piece *pieces = (fl_piece *)allocate((count + 1) * (int64_t)sizeof *pieces);
@@ -99,7 +100,7 @@ list_outputs(fl_piece_batch *outputs, int32_t most, fl_piece_batch like, const c
     return count;
 }
 
-/* Pieces that differ have their padding behind them. */
+/* Checks one kernel. Pieces of different widths have their padding at the end. */
 static void check_one(int64_t pieces, int64_t width, bool is_left, bool says_width)
 {
     fl_piece_batch outputs[MOST], like = {.piece_count = pieces, .is_left = is_left};

@@ -1,5 +1,5 @@
-/* Host memory that kernels read over the link: registered once, until nothing reads it any more,
- * whatever fails. */
+/* Tests of host memory that kernels read over the link: registered once, until no kernel reads it
+ * any more, whatever fails. */
 #include "cuda_fixture.h"
 
 #include <sys/wait.h>
@@ -112,7 +112,7 @@ static void test_memory_that_is_registered_is_refused(void)
     free(r.memory);
 }
 
-/* Where nothing is registered nothing but the events makes close wait. */
+/* If nothing is registered, only the events make close wait. */
 static void fail_each_call(bool is_pageable)
 {
     fl_err err;
@@ -140,7 +140,7 @@ static void fail_each_call(bool is_pageable)
         }
         fake_fail_at(0, cudaSuccess, false);
         CHECK_INT(cudaGetLastError(), cudaSuccess);
-        choose_device_0(); /* where it could not be put back */
+        choose_device_0(); /* if the device could not be restored */
         CHECK_INT(registered(), 0);
         CHECK(fake_is_clean());
         free(r.memory);

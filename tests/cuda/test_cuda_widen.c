@@ -27,7 +27,7 @@ static void expect_elements(cast_buffer *b)
     }
 }
 
-/* How far what is read reaches. */
+/* Returns how many bytes the cast reads. */
 static int64_t read_bytes(const fl_transfer_cast *cast)
 {
     int64_t rows = (cast->count + cast->row - 1) / cast->row;
@@ -94,7 +94,7 @@ static void test_large_batches(void)
             check_every_type(count, rows[i], rows[i] + (int64_t)i % 2, 1 + (int32_t)i % 2);
 }
 
-/* As long as a window may be. */
+/* The row is as long as a window may be. */
 static void test_the_longest_row(void)
 {
     check_every_type(5000, INT32_MAX, INT32_MAX, 1);

@@ -6,7 +6,7 @@
 
 enum { GUARD = 0x5A };
 
-/* Owned memory that ends where its contents do. */
+/* Allocates owned memory that ends at the end of its contents. */
 static char *allocate(int64_t bytes)
 {
     void *data;
@@ -15,7 +15,7 @@ static char *allocate(int64_t bytes)
     return data;
 }
 
-/* Tokens, windows of them, and what x and y must be. */
+/* Tokens, windows over the tokens, and the expected x and y. */
 typedef struct windows {
     fl_window_batch batch;
     char *from, *x, *y, *expected_x, *expected_y; /* owned */

@@ -1,5 +1,5 @@
-/* Batches of workers that are copied while their consumer does nothing, and those that are not. The
- * test answers for the workers, so it knows what is where. */
+/* Tests of workers' batches that are copied while their consumer does nothing, and of batches that
+ * are not. The test plays the workers, so it knows which memory holds what. */
 #include "transfer_copier_fixture.h"
 
 enum { SEEDS = 40 };
@@ -39,7 +39,8 @@ static void test_a_batch_is_copied_while_the_consumer_does_nothing(void)
         CHECK_INT(await_next(&l, &j), FL_OK);
         calls = fake_calls();
         CHECK_INT(hand_out(&l, j), FL_OK);
-        /* A wait is all that is left to do; before and after it, which device the thread is on. */
+        /* Only a wait is left to do, and a question about the thread's device before and after
+         * it. */
         CHECK_INT(fake_calls(), calls + 3);
         close_loop(&l);
     }
@@ -68,7 +69,7 @@ static void test_no_more_than_the_window_is_copied_ahead(void)
     for (int64_t n = 0; n < 4; n++) {
         CHECK_INT(take_batch(&l, &tag), FL_OK);
         CHECK_INT(tag, n);
-        if (n < 2) await_copies(before + 3 + n); /* it has long been there */
+        if (n < 2) await_copies(before + 3 + n); /* the batch has long been there */
         if (n < 2) check_copied(&l, n + 2);
     }
     CHECK_INT(copies, before + 4);
@@ -77,7 +78,7 @@ static void test_no_more_than_the_window_is_copied_ahead(void)
     CHECK(fake_is_clean());
 }
 
-/* It is there, and so are buffers. */
+/* The batch has arrived, and there are buffers. */
 static void test_a_batch_is_copied_once_it_is_expected(void)
 {
     loop l;
@@ -121,8 +122,8 @@ static void test_the_only_block_is_for_the_next_turn(void)
     CHECK(fake_is_clean());
 }
 
-/* What must not be copied is answered first, and looked at before what the thread is seen to copy.
- * With room for both. */
+/* A batch that must not be copied is answered and looked at before a batch that the thread is seen
+ * to copy. There is room for both. */
 static void leave_alone(int64_t tag, bool is_in_order)
 {
     loop l;
@@ -183,7 +184,7 @@ static void test_a_block_that_is_too_small_is_passed_over_and_recalled(void)
 
 /* ---- batches that are dropped */
 
-/* One batch in each state, seen to be in it. */
+/* Drops one batch in each state, seen to be in that state. */
 static void drop_each_state(fake_order order, uint64_t seed)
 {
     static filling fills[MOST_BUFFERS], checks[MOST_BUFFERS];
@@ -193,7 +194,7 @@ static void drop_each_state(fake_order order, uint64_t seed)
     open_loop(&l, BY_HAND);
     send_tags(&l, (const int64_t[]){0, 1, 2, 3}, 4);
     serve(&l, 0, 1);
-    CHECK_INT(take_batch(&l, &tag), FL_OK); /* the kernel that reads it may still be to run */
+    CHECK_INT(take_batch(&l, &tag), FL_OK); /* its kernel may not have run yet */
     int64_t before = copies;
     serve(&l, 1, 1);
     await_copies(before + 1); /* 1 is queued */
@@ -204,7 +205,7 @@ static void drop_each_state(fake_order order, uint64_t seed)
     leave_loop(&l);
     CHECK(use_free_buffers(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
     fake_synchronize(NULL);
-    ops->halt(l.copy_stream); /* no copy is late any more */
+    ops->halt(l.copy_stream); /* from here on no copy can be late */
     (void)use_free_buffers(&l.heap, NULL, checks, true);
     l.is_short = false;
     lend_buffers(&l);

@@ -1,5 +1,5 @@
-/* Graphs that are captured while batches are uploaded: the rules by which the fake runtime keeps
- * captured work and other work apart, and that uploads spoil no capture. */
+/* Tests of graphs that are captured while batches are uploaded: the rules by which the fake runtime
+ * keeps captured work apart from other work, and that uploads spoil no capture. */
 #include "stream_fixture.h"
 #include "transfer_fixture.h"
 
@@ -36,7 +36,7 @@ static void begin(cudaStream_t stream, capture_mode mode)
     CHECK_INT(cudaStreamBeginCapture(stream, mode), cudaSuccess);
 }
 
-/* The graph is of so many nodes, or there is this error. */
+/* Ends the capture: the graph has this many nodes, or there is this error. */
 static void end(cudaStream_t stream, cudaError_t error, int64_t nodes)
 {
     cudaGraph_t graph;
@@ -128,7 +128,8 @@ static void test_captures_are_isolated(void)
     CHECK_INT(cudaStreamWaitEvent(stream, event, 0), cudaErrorStreamCaptureIsolation);
     CHECK_INT(cudaEventRecord(inside, stream), cudaErrorStreamCaptureInvalidated);
     end(stream, cudaErrorStreamCaptureInvalidated, 0);
-    /* An event of it: not to be asked for, not even in the relaxed mode; behind it, no wait. */
+    /* An event of the capture may not be asked for, not even in the relaxed mode, and no wait may
+     * follow. */
     begin(stream, RELAXED);
     set_mode(RELAXED);
     CHECK_INT(cudaEventRecord(inside, stream), cudaSuccess);
@@ -155,7 +156,8 @@ static void test_captures_are_isolated(void)
     CHECK_INT(cudaStreamDestroy(second), cudaSuccess);
 }
 
-/* A stream that waits for captured work becomes part of the capture, which has to wait for it. */
+/* A stream that waits for captured work becomes part of the capture, which must then wait for the
+ * stream. */
 static void test_a_capture_takes_in_who_waits_for_it(void)
 {
     cudaStream_t stream = new_stream(), side = new_stream();
@@ -215,8 +217,8 @@ static void train(loop *l, int64_t from, int64_t to)
     }
 }
 
-/* Another thread captures in the mode that forbids the most, from before the first slot is pinned
- * until the last one goes. */
+/* A second thread captures in the mode that forbids the most, from before the first slot is pinned
+ * until the last slot goes. */
 static void test_no_capture_is_spoiled(void)
 {
     fl_ring_config shape;
@@ -240,8 +242,8 @@ static void test_no_capture_is_spoiled(void)
     CHECK(fake_is_clean());
 }
 
-/* To drop a batch while the loop's own stream is captured breaks the capture, and nothing else:
- * the buffer serves again at once. */
+/* A batch that is dropped while the loop's own stream is captured breaks the capture, and nothing
+ * else: the buffer is used again at once. */
 static void test_a_batch_that_is_dropped_in_a_capture(void)
 {
     loop l;
@@ -271,7 +273,7 @@ static void test_a_batch_that_is_dropped_in_a_capture(void)
 }
 
 /* The loop's stream is captured on device 1, while the thread is on device 0: the buffer is
- * refused, and the copy stream stays out of the graph. The batch comes behind the capture. */
+ * refused, and the copy stream stays out of the graph. The batch comes after the capture. */
 static void test_no_buffer_is_set_in_a_capture_on_another_device(void)
 {
     loop l;

@@ -57,7 +57,7 @@ static void take_elsewhere(shape s)
 
 static void test_the_current_stream_may_change(void) { each_way(take_elsewhere); }
 
-/* There is no buffer, and then there is: the batch comes again. */
+/* At first there is no buffer, and later there is one: the batch comes again. */
 static void run_short(shape s)
 {
     loop l;
@@ -113,7 +113,7 @@ static void *train_on_device_1(void *arg)
     return NULL;
 }
 
-/* The other device's own stream is the current one there, and another loop runs beside it. */
+/* The second device's own stream is current there, and a second loop runs beside it. */
 static void use_two_devices(shape s)
 {
     pthread_t thread;
@@ -142,7 +142,7 @@ static int train_on_device_1_alone(void *arg)
     return 0;
 }
 
-/* No thread has chosen device 0, where each of them is to begin with. */
+/* No thread has chosen device 0, on which every thread begins. */
 static void test_no_context_on_a_device_that_nobody_chose(void)
 {
     CHECK_INT(run_child(train_on_device_1_alone, NULL), 0);
@@ -150,7 +150,7 @@ static void test_no_context_on_a_device_that_nobody_chose(void)
 
 /* ---- batches that are dropped */
 
-/* Sent, arrived, queued: whatever it has come to when the consumer leaves. */
+/* The consumer leaves while batches are sent, arrived and queued. */
 static void leave_early(shape s)
 {
     static filling fills[MOST_BUFFERS], checks[MOST_BUFFERS];

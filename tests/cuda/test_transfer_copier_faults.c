@@ -6,8 +6,8 @@ enum { BATCHES = 9, SEEDS = 12, TRIES = 3 };
 
 /* ---- calls that fail */
 
-/* Trains through failures, each of which must be met once, in a sentence, with the batch still to
- * come. Returns the first status. */
+/* Trains through failures: each must be met once, in a sentence, and its batch must still come.
+ * Returns the first status. */
 static int train_through(loop *l)
 {
     int first = FL_OK;
@@ -54,7 +54,7 @@ typedef struct failure {
     bool is_sticky;
 } failure;
 
-/* With call n failing; false when there were fewer. */
+/* Trains with call n failing; returns false if there were fewer calls. */
 static bool fail_call(const failure *f, int64_t n)
 {
     loop l;
@@ -65,7 +65,7 @@ static bool fail_call(const failure *f, int64_t n)
     bool has_failed = fake_calls() >= n;
     if (status == FL_OK && has_failed && f->is_sticky && f->work == train_through) {
         int64_t tag;
-        post(&l, BATCHES); /* it was the last call */
+        post(&l, BATCHES); /* this was the last call */
         status = take_batch(&l, &tag);
     }
     int expected = f->error == cudaErrorMemoryAllocation ? FL_ENOMEM : FL_EDEVICE;
@@ -117,7 +117,7 @@ static void test_an_error_that_stays_is_met_by_every_take(void)
 
 /* ---- one step of a copy fails, on the copier's thread */
 
-/* Whatever was queued before: `then` takes the batch or drops it. */
+/* Makes one step fail after any queued work; `then` takes the batch or drops it. */
 static void fail_step(int64_t n, void (*then)(loop *))
 {
     static filling fills[MOST_BUFFERS], checks[MOST_BUFFERS];
@@ -135,7 +135,7 @@ static void fail_step(int64_t n, void (*then)(loop *))
     reclaim_buffers(&l, INT64_MAX);
     CHECK(use_free_buffers(&l.heap, NULL, fills, false) >= FL_COPY_AHEAD);
     fake_synchronize(NULL);
-    ops->halt(l.copy_stream); /* no copy is late any more */
+    ops->halt(l.copy_stream); /* from here on no copy can be late */
     (void)use_free_buffers(&l.heap, NULL, checks, true);
     close_loop(&l);
 }
@@ -147,7 +147,7 @@ static void take_first(loop *l)
     CHECK_INT(tag, 0);
 }
 
-/* The take fails, too, and then the batch is dropped. */
+/* Taking the batch also fails, and then the batch is dropped. */
 static void fail_to_take(loop *l)
 {
     int64_t tag;
@@ -271,7 +271,7 @@ static void train_every_way(shape s)
     open_loop(&l, s);
     train(&l, 0, BATCHES);
     fake_synchronize(s.stream);     /* runs no copy that nobody waits for */
-    reclaim_buffers(&l, INT64_MAX); /* the consumer does it himself */
+    reclaim_buffers(&l, INT64_MAX); /* the consumer does this himself */
     train(&l, BATCHES, 2 * BATCHES);
     for (int64_t n = 0; n < 3 * s.workers; n++) post(&l, 2 * BATCHES + n);
     CHECK_INT(submit_missing(&l), FL_OK);

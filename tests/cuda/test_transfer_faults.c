@@ -7,8 +7,8 @@ enum { BATCHES = 10, SEEDS = 12, TRIES = 3 };
 
 /* ---- calls that fail */
 
-/* Trains through failures, each of which must be met once, in a sentence, as a batch of its own or
- * with the batch still to come. Returns the first status. */
+/* Trains through failures: each must be met once, in a sentence, either as its own batch or with
+ * the batch still to come. Returns the first status. */
 static int train_through(loop *l)
 {
     int first = FL_OK;
@@ -29,7 +29,7 @@ static int train_through(loop *l)
     return first;
 }
 
-/* With call n failing; false when there were fewer. */
+/* Trains with call n failing; returns false if there were fewer calls. */
 static bool
 fail_call(fl_ring_config shape, cudaStream_t stream, int64_t n, cudaError_t error, bool is_sticky)
 {
@@ -44,7 +44,7 @@ fail_call(fl_ring_config shape, cudaStream_t stream, int64_t n, cudaError_t erro
     bool has_failed = fake_calls() >= n;
     if (status == FL_OK && has_failed && is_sticky) {
         int64_t tag;
-        submit_upload(&l, BATCHES, 1); /* it was the last call */
+        submit_upload(&l, BATCHES, 1); /* this was the last call */
         status = deliver_next(&l, &tag);
     }
     int expected = error == cudaErrorMemoryAllocation ? FL_ENOMEM : FL_EDEVICE;
@@ -140,7 +140,8 @@ static enum cudaStreamCaptureMode take_mode(void)
     return mode;
 }
 
-/* With exchange n of the mode for captures failing; false when there were fewer. */
+/* Trains with exchange n of the mode for captures failing; returns false if there were fewer
+ * exchanges. */
 static bool fail_exchange(fl_ring_config shape, cudaStream_t stream, int64_t n)
 {
     loop l;
@@ -155,7 +156,7 @@ static bool fail_exchange(fl_ring_config shape, cudaStream_t stream, int64_t n)
     close_loop(&l);
     bool was_met = fake_exchanges() >= n;
     fake_fail_exchange(0);
-    (void)take_mode(); /* left behind where it was the one that puts it back that failed */
+    (void)take_mode(); /* left over if the failed exchange was the one that restores the mode */
     return was_met;
 }
 
@@ -278,7 +279,8 @@ static void test_no_call_can_be_left_out(void)
 
 /* ---- pinned slots */
 
-/* Not when they are made: their pages are there once they have been filled. */
+/* Slots are not pinned when they are made, because their pages exist only once they have been
+ * filled. */
 static void test_slots_are_pinned_until_they_go(void)
 {
     fl_pool *pool = open_pool(2);
@@ -302,11 +304,11 @@ static void test_slots_are_pinned_until_they_go(void)
     CHECK_INT(fl_slot_pin(slots[0], 10, NULL), FL_OK);
     fl_pool_close(pool);
     CHECK(!fake_is_clean());
-    fl_slot_return(slots[0]); /* behind the pool */
+    fl_slot_return(slots[0]); /* after the pool */
     CHECK(fake_is_clean());
 }
 
-/* Batches that grow are pinned anew as often as they double, and what they outgrow stays pinned. */
+/* Growing batches are pinned again only as often as they double, and outgrown slots stay pinned. */
 static void test_a_slot_that_is_too_small(void)
 {
     int64_t page = sysconf(_SC_PAGESIZE);
@@ -316,7 +318,7 @@ static void test_a_slot_that_is_too_small(void)
         fake_pin_costs begin = fake_count_pins();
         for (int64_t pages = 1; pages <= 64; pages += step) {
             fl_slot *slot = get_slot(pool, pages * page);
-            if (pages == 33) fl_slot_return(slot); /* it never came to be pinned */
+            if (pages == 33) fl_slot_return(slot); /* the slot was never pinned */
             if (pages == 33) slot = get_slot(pool, 100 * page);
             CHECK_INT(fl_slot_pin(slot, pages * page, NULL), FL_OK);
             CHECK_INT(fake_count_pins().unregistered, begin.unregistered);
@@ -359,7 +361,7 @@ static fl_pool *open_arena_pool(fl_arena *arena, int32_t device)
     return pool;
 }
 
-/* Whole pages, and none behind them; more when more is wanted, and then twice as many at least. */
+/* Whole pages are pinned, and none after them; if more is wanted, at least twice as many. */
 static void test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used(void)
 {
     fl_arena *arena = open_arena(MIB);
@@ -388,7 +390,8 @@ static void test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used(void)
     fl_arena_close(arena);
 }
 
-/* It is never more than the region; outgrown ones are together no larger than the last. */
+/* The pinned part is never larger than the region; outgrown slots together are no larger than the
+ * last. */
 static void test_a_slot_of_an_arena_grows(void)
 {
     fl_arena *arena = open_arena(64 * MIB);
@@ -401,7 +404,8 @@ static void test_a_slot_of_an_arena_grows(void)
         fl_slot_return(slot);
     }
     fake_pin_costs end = fake_count_pins();
-    /* From a page to 4 MiB; each time that doubles, and each time the region does. */
+    /* Sizes go from a page to 4 MiB: one registration each time the size doubles, and one each time
+     * the region does. */
     CHECK(end.registered - begin.registered <= 1 + 2 * 10);
     CHECK_INT(end.unregistered, begin.unregistered);
     fl_pool_close(pool);
@@ -409,8 +413,8 @@ static void test_a_slot_of_an_arena_grows(void)
     fl_arena_close(arena);
 }
 
-/* A collective runs that waits for this host: to unpin would wait for it. A batch of every size
- * arrives whole, also from a region that was pinned in several ranges. */
+/* A running collective waits for this host, so unpinning would wait for the collective. A batch of
+ * every size arrives whole, also from a region that was pinned in several ranges. */
 static void grow_beside_a_collective(fl_arena *arena)
 {
     fl_pool *pool;
@@ -460,7 +464,7 @@ static void unpin_while_held(int32_t device, char *data)
     ops->unpin(device, data);
 }
 
-/* Whoever is last to let go: the pool, or a slot behind it. */
+/* Either the pool or a slot that outlives the pool is the last to let go. */
 static void test_a_slot_is_unpinned_before_its_memory_goes(void)
 {
     for (int is_behind = 0; is_behind < 2; is_behind++) {
@@ -480,7 +484,7 @@ static void test_a_slot_is_unpinned_before_its_memory_goes(void)
     }
 }
 
-/* What was pinned before still is, and more can be pinned later. */
+/* Bytes that were pinned before stay pinned, and more can be pinned later. */
 static void test_a_slot_of_an_arena_that_cannot_be_pinned(void)
 {
     fl_arena *arena = open_arena(MIB);

@@ -1,8 +1,10 @@
-/* Streams take so much and no more: then the host blocks in the call until the device has run some
- * of it. What uploads need, and who may be held up by a thread that is blocked. */
+/* Tests with streams that take only so much work: then the host blocks in the call until the
+ * device has run some. The tests count what uploads need, and find who may be held up by a
+ * blocked thread. */
 #include "transfer_fixture.h"
 
-/* On the stream for copies: wait, copy, casts, record, for each batch up to that one. */
+/* Counts the launches on the stream for copies, up to this batch: wait, copy, casts and record for
+ * each. */
 static int64_t count_launches(int64_t tags)
 {
     int64_t count = 0;
@@ -43,9 +45,9 @@ static void run_round(loop *l, int64_t depth)
     }
 }
 
-/* Under the copy stream's mutex a batch is three launches and one for each cast on the stream for
- * copies, whatever the device does; on the consumer's it is one when the buffer is set, and one in
- * finish. */
+/* Under the copy stream's mutex a batch takes three launches, and one for each cast, on the stream
+ * for copies, whatever the device does. On the consumer's stream it takes one launch when the
+ * buffer is set, and one in finish. */
 static void test_a_batch_needs_so_much_room(void)
 {
     fl_ring_config shape;

@@ -106,7 +106,8 @@ static void test_a_batch_is_copied_as_soon_as_it_is_filled(void)
         check_device_words(fake_host_view(slot_of(&l, 7)->buffer->memory), 7);
         int64_t calls = fake_calls();
         take_tag(&l, 7);
-        /* A wait is all that is left to do; before and after it, which device the thread is on. */
+        /* Only a wait is left to do, and a question about the thread's device before and after
+         * it. */
         CHECK_INT(fake_calls(), calls + 3);
         fake_synchronize(NULL);
         close_loop(&l);
@@ -119,8 +120,8 @@ static void await_ready(loop *l, int64_t place)
     while (atomic_load(&l->r.done) < 2 * (place + 1)) sleep_ms(1);
 }
 
-/* Filled without a buffer, and then it has one: the copy does not wait for the delivery either, and
- * its slot is pinned only then, by the ring's thread, once. */
+/* The batch is filled without a buffer, and then gets one: the copy does not wait for the delivery,
+ * and only then does the ring's thread pin the slot, once. */
 static void test_a_batch_that_waited_for_its_block_is_copied_at_once(void)
 {
     for (int threads = 1; threads < 4; threads++) {
@@ -198,7 +199,7 @@ static void test_a_slice_is_copied_as_soon_as_it_is_filled(void)
     CHECK(fake_is_clean());
 }
 
-/* The host goes on although nothing has been copied, and no slot serves twice. */
+/* The host goes on although nothing has been copied, and no slot is used twice. */
 static void test_nobody_waits_for_a_copy(void)
 {
     loop l;
@@ -211,14 +212,15 @@ static void test_nobody_waits_for_a_copy(void)
     fake_synchronize(NULL);
     submit_upload(&l, BATCHES, 1);
     fl_pool_count(l.r.pool, &stats);
-    /* And one is in use: all are kept, because what is unpinned is to be pinned again. */
+    /* One slot is in use, and all are kept, because an unpinned slot would have to be pinned
+     * again. */
     CHECK(stats.made == BATCHES && stats.empty == BATCHES - 1);
     close_loop(&l);
     CHECK(fake_is_clean());
 }
 
-/* ---- a batch of images that a kernel makes behind the copy: of two, as wide as high, the first is
- * turned upside down and the second flipped, and bytes become halves */
+/* ---- a batch of two square images that a kernel makes after the copy: the first is turned upside
+ * down, the second flipped, and bytes become halves */
 
 enum { EDGE = 3, PIXELS = EDGE * EDGE, IMAGES_AT = 192, MAPS_AT = 32, VALUES_AT = 96 };
 
@@ -233,7 +235,7 @@ static const fl_image_batch two_images = {.from_steps = {PIXELS, PIXELS, EDGE, 1
 
 static const int32_t two_maps[] = {2, 1, 0, 0, 1, 2, 0, 1, 2, 2, 1, 0};
 
-/* What lies behind IMAGES_AT in the slot, as the cast says. */
+/* Fills the slot from IMAGES_AT on, as the cast says. */
 static void fill_images(char *slot, uint8_t first)
 {
     char *images = slot + IMAGES_AT;
@@ -312,7 +314,8 @@ static void take_elsewhere(fl_ring_config shape)
 
 static void test_the_current_stream_may_change(void) { each_way(take_elsewhere); }
 
-/* There was no buffer when the batch was submitted; there was when it was delivered, or later. */
+/* There was no buffer when the batch was submitted, but there was one when it was delivered, or
+ * later. */
 static void run_short(fl_ring_config shape)
 {
     loop l;
@@ -370,10 +373,10 @@ static void fail_a_part(fl_ring_config shape)
     close_loop(&l);
 }
 
-/* Slices of it may have been queued; then somebody else uses its buffer. */
+/* Slices of the batch may have been queued; then the buffer is used for a different batch. */
 static void test_a_batch_that_cannot_be_filled(void) { each_way(fail_a_part); }
 
-/* Slices of it are queued and not copied yet, and another thread trims the pool. */
+/* Slices of the batch are queued and not copied yet, and a second thread trims the pool. */
 static void test_a_slot_is_kept_until_its_slices_are_copied(void)
 {
     loop l;
@@ -416,7 +419,7 @@ static void *train_on_device_1(void *arg)
     return NULL;
 }
 
-/* The other device's own stream is the current one there, and another loop runs beside it. */
+/* The second device's own stream is current there, and a second loop runs beside it. */
 static void use_two_devices(fl_ring_config shape)
 {
     pthread_t thread;
@@ -456,8 +459,8 @@ static int train_on_device_1_alone(void *arg)
     return 0;
 }
 
-/* An event of a green context cannot be recorded on a stream of the primary one: said before any is
- * made, and outside of it the loop goes on. */
+/* An event of a green context cannot be recorded on a stream of the primary context. The error
+ * comes before any event is made, and outside the green context the loop goes on. */
 static void test_a_green_context_is_named(void)
 {
     loop l;
@@ -478,7 +481,7 @@ static void test_a_green_context_is_named(void)
     close_loop(&l);
 }
 
-/* No thread has chosen device 0, where each of them is to begin with. */
+/* No thread has chosen device 0, on which every thread begins. */
 static void test_no_context_on_a_device_that_nobody_chose(void)
 {
     CHECK_INT(run_child(train_on_device_1_alone, NULL), 0);

@@ -18,8 +18,8 @@ enum {
     MOST_WORKERS = 3,
     MOST_JOBS = 16,
     FIRST_BUFFER = 32 * KIB,
-    /* Of the runtime: register; wait, copy, record; before and after, which device the thread is
-       on. */
+    /* Calls of the runtime: register; wait, copy, record; and a question about the thread's device
+     * before and after. */
     PIN_CALLS = 3,
     COPY_CALLS = 5
 };
@@ -61,13 +61,13 @@ typedef struct loop {
     int64_t buffer_bytes; /* the largest batch so far */
     look looks[MOST_LOOKS];
     int64_t launched;
-    bool is_short; /* there is no device memory */
+    bool is_short; /* true: there is no device memory */
     fl_err err;    /* of the last failure */
 } loop;
 
 /* ---- what the copier's thread does */
 
-static _Atomic int64_t copies; /* so far, by the threads of all couriers */
+static _Atomic int64_t copies; /* copies so far, by the threads of all couriers */
 
 static inline int
 copy_and_count(const fl_dest_buffer *buffer, fl_slot *slot, int64_t bytes, fl_err *err)
@@ -80,7 +80,7 @@ copy_and_count(const fl_dest_buffer *buffer, fl_slot *slot, int64_t bytes, fl_er
 
 /* ---- buffers */
 
-/* A buffer for a batch of so many bytes, set as a transfer's. */
+/* Makes a buffer for a batch of `bytes`, set on a transfer. */
 static inline int make_buffer(loop *l, int64_t bytes, fl_dest_buffer *out)
 {
     void *transfer;
@@ -108,7 +108,7 @@ static inline void reclaim_buffers(loop *l, int64_t bytes)
     }
 }
 
-/* What fails here is met when a batch needs it. */
+/* Lends buffers. If a buffer cannot be made, the batch that needs it meets the error. */
 static inline void lend_buffers(loop *l)
 {
     fl_dest_buffer spare;
@@ -222,7 +222,7 @@ static inline int try_receive(loop *l)
     fl_request *request;
     fl_err err;
     int status = fl_inflight_receive(l->table, &request, &err);
-    if (status == FL_EDAMAGE) { /* a reply that nobody believes is no batch */
+    if (status == FL_EDAMAGE) { /* a damaged reply does not count as a batch */
         l->damages++;
         return FL_OK;
     }
@@ -241,7 +241,7 @@ static inline bool receive(loop *l)
     return status == FL_OK;
 }
 
-/* The job whose turn it is, if its answer is there. */
+/* Returns the job whose turn it is, if its answer is there. */
 static inline job *find_next(loop *l)
 {
     job *found = NULL;
@@ -288,7 +288,8 @@ static inline int upload_job(loop *l, job *j, int64_t bytes)
     return FL_OK;
 }
 
-/* Hands the batch to a kernel and lets go of it; after a failure it is still there. */
+/* Hands the batch to a kernel and lets go of the batch; after a failure the batch is still
+ * there. */
 static inline int hand_out(loop *l, job *j)
 {
     finish_job(l, j);
@@ -334,7 +335,7 @@ static inline void pass_on(loop *l)
     lend_buffers(l);
 }
 
-/* The next batch; *tag: which it is, -1: it could not even be sent for. */
+/* Takes the next batch; *tag names it, -1: not even its request could be sent. */
 static inline int take_batch(loop *l, int64_t *tag)
 {
     job *j;
@@ -423,7 +424,7 @@ static inline void close_loop(loop *l)
 
 /* ---- what many tests do */
 
-/* false: there are no more shapes. */
+/* Makes the i-th shape; returns false if there are no more shapes. */
 static inline bool next_shape(int i, shape *out)
 {
     *out = (shape){.workers = 1 + i / 2, .is_in_order = i % 2 == 0, .has_threads = true};
@@ -462,8 +463,8 @@ static inline void serve(loop *l, int32_t worker, int times)
     for (int i = 0; i < times; i++) CHECK_INT(serve_request(&l->fakes[worker], INT64_MIN), FL_OK);
 }
 
-/* Waits until the thread has copied so many, or failed to. What it chooses to do next is settled
- * once such a request is finished. */
+/* Waits until the thread has copied this many batches, or failed to. The thread's next choice is
+ * settled once such a request is finished. */
 static inline void await_copies(int64_t count)
 {
     int64_t deadline_ns = fl_now_ns() + LONG_NS;

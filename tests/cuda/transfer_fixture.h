@@ -25,9 +25,9 @@ typedef struct loop {
     buffer_heap heap;
     look looks[MOST_LOOKS];
     int64_t launched;
-    bool has_window;     /* batches that are not next have no buffer at first: see look_ahead */
+    bool has_window;     /* batches after the next have no buffer at first: see look_ahead */
     bool has_slices;     /* batches are copied in up to three slices, as they are filled */
-    bool is_short;       /* there is no device memory */
+    bool is_short;       /* true: there is no device memory */
     bool is_undelivered; /* `undelivered` was received, and could not be delivered */
     fl_batch undelivered;
     fl_err err; /* of the last failure */
@@ -112,12 +112,12 @@ static inline int set_buffer(loop *l, upload_slot *t)
     return status;
 }
 
-/* ---- what is cast of a batch behind its copy: its bytes, to elements of 2 and of 4 bytes by
- * tables; its halves, of each four the last three, to integers of 8 bytes */
+/* ---- casts of a batch after its copy: its bytes, to elements of 2 and of 4 bytes by tables; its
+ * halves, the last three of every four, to integers of 8 bytes */
 
 static inline int32_t count_casts(int64_t tag) { return (int32_t)(tag % (MOST_CASTS + 1)); }
 
-/* Of three channels, for either size. */
+/* The tables of three channels, for either size. */
 static uint32_t cast_tables[3 * 256];
 
 __attribute__((constructor)) static void fill_cast_tables(void)
@@ -240,8 +240,8 @@ static inline void look_ahead(loop *l)
     }
 }
 
-/* Takes the next batch, queues a kernel that reads it and lets go of it. A batch that could not be
- * handed out comes again. *tag: which it is. */
+/* Takes the next batch, queues a kernel that reads it, and lets go of it. A batch that could not be
+ * handed out comes again. *tag names the batch. */
 static inline int deliver_next(loop *l, int64_t *tag)
 {
     int status = FL_OK;

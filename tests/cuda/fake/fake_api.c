@@ -18,7 +18,7 @@ static struct {
 } sites[MOST_SITES];
 static int site_count, ignored_site = -1;
 
-/* Whether this call is to be left out: it comes from the site that is ignored. */
+/* Returns true if the call comes from the ignored site and is to be left out. */
 static bool is_ignored(const char *name, const void *address)
 {
     int at = 0;

@@ -5,7 +5,7 @@
 
 #include "fake_run.h"
 
-/* What CUDA's documentation says of a call. */
+/* The properties of a call, from CUDA's documentation. */
 typedef enum fake_need {
     FAKE_NO_CONTEXT, /* asks about devices and errors alone */
     FAKE_CONTEXT,    /* makes the primary context of the thread's current device */
@@ -24,17 +24,18 @@ cudaError_t fake_leave(cudaError_t error);
 bool fake_has_failed(void); /* for good */
 int fake_current_device(void);
 
-/* Whether the kernel was not loaded on the device before; it is now. */
+/* Loads the kernel on the device; returns true if it was not loaded before. */
 bool fake_load(int device, const void *function);
 
-/* ---- captures of graphs, in fake_capture.c: what a call has to fail with, if anything. Then the
- * captures concerned are spoiled, as CUDA has it. */
+/* ---- captures of graphs, in fake_capture.c: the error of a call, if any. An error spoils the
+ * captures concerned, as in CUDA. */
 
-/* A call that CUDA calls potentially unsafe: it may wait for work, or queue some on the NULL
+/* Checks a call that CUDA calls potentially unsafe: it may wait for work, or queue work on the NULL
  * stream. */
 cudaError_t fake_be_unsafe(void);
 
-/* A call that uses the stream; one that asks whether it is over. */
+/* The first checks a call that uses the stream, the second a call that asks if the stream's work is
+ * over. */
 cudaError_t fake_use_stream(struct CUstream_st *stream);
 cudaError_t fake_query_stream(struct CUstream_st *stream);
 cudaError_t fake_query_event(cudaEvent_t event);

@@ -1,6 +1,6 @@
-/* fake_capture: graphs that are captured from streams, and how CUDA keeps the captured and the
- * other work apart. Errors and their causes are those of the CUDA programming guide ("Prohibited
- * and Unhandled Operations", "Invalidation") and of cudaThreadExchangeStreamCaptureMode. */
+/* fake_capture: graphs that are captured from streams, and how CUDA keeps captured work apart from
+ * other work. Errors and their causes follow the CUDA programming guide ("Prohibited and Unhandled
+ * Operations", "Invalidation") and cudaThreadExchangeStreamCaptureMode. */
 #include "fake_call.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ struct CUgraph_st {
     int64_t nodes;
 };
 
-/* Kept until the process ends: events refer to it. */
+/* Kept until the process ends, because events refer to the capture. */
 struct fake_capture {
     struct CUstream_st *origin;
     enum cudaStreamCaptureMode mode;
@@ -153,7 +153,7 @@ static void free_graph(struct CUgraph_st *graph)
     free(graph);
 }
 
-/* The streams leave the capture; what it has come to. */
+/* Ends a capture: its streams leave, and the result is returned. */
 static cudaError_t end_capture(fake_capture *capture)
 {
     cudaError_t error = capture->is_spoiled ? cudaErrorStreamCaptureInvalidated : cudaSuccess;

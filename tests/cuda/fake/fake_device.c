@@ -1,8 +1,7 @@
 /* fake_device: devices and their primary contexts, errors, and the part that all calls share; see
- * fake_cuda.h and fake_call.h.
- *
- * The runtime makes the primary context of a thread's current device, device 0 where it has chosen
- * none, in the first call that needs one; cudaSetDevice makes that of its device (CUDA 12). */
+ * fake_cuda.h and fake_call.h. The first call that needs a context makes the primary context of the
+ * thread's current device, device 0 if the thread has chosen none; cudaSetDevice makes the context
+ * of its device (CUDA 12). */
 #define FAKE_DEVICE_C
 #include "fake_call.h"
 
@@ -12,18 +11,18 @@
 enum { MOST_KERNELS = 32 };
 
 /* Under the mutex. */
-static _Atomic int64_t calls; /* read without it */
+static _Atomic int64_t calls; /* read without the mutex */
 static int64_t fail_at, exchanges, fail_exchange_at;
 static cudaError_t fail_error, sticky_error;
 static bool fails_for_good;
 static bool is_default_chosen;
-static _Atomic bool is_started; /* read without it */
+static _Atomic bool is_started; /* read without the mutex */
 static bool has_context[FAKE_DEVICES];
 static int processors = 2;
 static int fp64_ratio = 2;
 static bool reads_pageable;
 static bool has_code = true;
-static const void *loaded[FAKE_DEVICES][MOST_KERNELS]; /* NULL behind the last */
+static const void *loaded[FAKE_DEVICES][MOST_KERNELS]; /* NULL after the last */
 
 static _Thread_local int current_device;
 static _Thread_local bool is_chosen[FAKE_DEVICES];

@@ -1,4 +1,4 @@
-/* fake_kernels: stands in for the kernels, and for fl_cuda_grad.c, where no pass is run. */
+/* fake_kernels: stands in for the kernels, and for fl_cuda_grad.c, in tests that run no pass. */
 #include "fake_cuda.h"
 #include "fl_cuda.h"
 #include "fl_cpu_image.h"
@@ -105,7 +105,7 @@ static int32_t clamp_byte(int64_t sum, int32_t precision)
     return value < 0 ? 0 : value > 255 ? 255 : (int32_t)value;
 }
 
-/* Of the result of a resize: the map's own taps, rows first. */
+/* Computes a byte of a resize with the map's own taps, rows first. */
 static int32_t resize_one(const fl_image_batch *of, const int32_t *crop, const uint8_t *plane,
                           int32_t row, int32_t column)
 {
@@ -122,7 +122,7 @@ static int32_t resize_one(const fl_image_batch *of, const int32_t *crop, const u
     return clamp_byte(sum, y[2]);
 }
 
-/* Which of the values becomes an element, before what is erased. */
+/* Returns the value that becomes an element, before erasing. */
 static int32_t
 value_at(const fl_image_batch *of, const int32_t *map, const uint8_t *plane, int32_t y, int32_t x)
 {
@@ -145,7 +145,7 @@ erase_at(const fl_image_batch *of, const int32_t *map, int32_t y, int32_t x, int
     return value;
 }
 
-/* One step as the CPU does it. */
+/* Does one step as the CPU does. */
 static void run_step(fl_image_view *view, const fl_color_step *step)
 {
     int status = step->tone == FL_TONE_GREY ? fl_tone_grey(view, 3, NULL)
@@ -256,9 +256,9 @@ cudaError_t fl_cuda_load_widens(void)
     return fl_cuda_load(&kernel, 1);
 }
 
-cudaError_t fl_cuda_load_colors(void) { return cudaSuccess; } /* run_images does it */
+cudaError_t fl_cuda_load_colors(void) { return cudaSuccess; } /* run_images does the work */
 
-/* Never queued where no kernel is: its tests run the kernel itself. */
+/* Never queued here: the tests of gathers run the kernel itself. */
 cudaError_t fl_cuda_load_gathers(void) { return cudaSuccess; }
 
 cudaError_t fl_cuda_load_pieces(void) { return cudaSuccess; }

@@ -9,8 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Device memory lies in a file that is mapped twice: where nothing may be touched, the address the
- * test gets, and where the work does. */
+/* A block of device memory: a file that is mapped twice, at the test's address, which nothing may
+ * touch, and at the address for work. */
 typedef struct block {
     char *memory, *view;
     size_t bytes;
@@ -29,7 +29,8 @@ static void lock(void) { pthread_mutex_lock(&fake_mutex); }
 
 static void unlock(void) { pthread_mutex_unlock(&fake_mutex); }
 
-/* A forked child must not find it held by a thread that is not there. */
+/* Holds the mutex over forks, because a child must not find it held by a thread that does not exist
+ * there. */
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(lock, unlock, unlock); }
 
 /* Under the mutex. */
@@ -264,7 +265,7 @@ void fake_queue(struct CUstream_st *stream, fake_op work)
     stream->last = op;
 }
 
-/* The i-th stream: those of the devices, then the others; NULL behind the last. */
+/* Returns the i-th stream: first the streams of the devices, then the rest; NULL after the last. */
 struct CUstream_st *fake_stream_at(uint64_t i)
 {
     if (i < FAKE_DEVICES) return &own_streams[i];
@@ -296,7 +297,7 @@ void fake_end_spins(void)
     pthread_mutex_unlock(&fake_mutex);
 }
 
-/* From the stream that `from` falls on, the next one that can go on. */
+/* Returns the next stream that can go on, from the stream that `from` selects. */
 static struct CUstream_st *find_runnable(uint64_t from)
 {
     uint64_t count = 0;

@@ -10,7 +10,8 @@ const void *fake_exchange_table(const void *torchs);
 
 void fake_set_current_stream(int device, cudaStream_t stream);
 
-/* A new stream of the device. The thread is put back as torch puts it: where there is a context. */
+/* Makes a new stream of the device. Afterwards the thread's device is restored as torch does: if it
+ * has a context. */
 cudaStream_t fake_new_stream(int device);
 
 /* Queues a kernel that compares device memory with the bytes as they are now. */
@@ -19,7 +20,8 @@ void fake_launch_compare(cudaStream_t stream, const void *memory, const void *by
 /* Queues a kernel that fills device memory with the byte. */
 void fake_launch_fill(cudaStream_t stream, const void *memory, int byte, size_t count);
 
-/* Kernels that have compared so far, and of these, those that found something else. */
+/* The first counts the kernels that have compared so far, the second the kernels that found a
+ * difference. */
 int64_t fake_compared(void);
 int64_t fake_mismatches(void);
 

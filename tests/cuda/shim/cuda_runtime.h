@@ -94,7 +94,7 @@ shim_call<Params...> *shim_copy(void (*kernel)(Params...), void **args, std::ind
         shim_call<Params...>{kernel, {*static_cast<const std::decay_t<Params> *>(args[I])...}};
 }
 
-/* Parameters lie behind each other, each at a multiple of its alignment. */
+/* Parameters follow each other, each at a multiple of its alignment. */
 template <class... Params> constexpr size_t shim_parameter_bytes()
 {
     size_t bytes = 0;
