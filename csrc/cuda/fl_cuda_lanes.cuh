@@ -59,7 +59,7 @@ template <class T, int N> struct alignas(16) pack {
     T at[N];
 };
 
-/* How a pack is loaded and, except for NARROW, stored. */
+/* The way to load a pack and, except for NARROW, to store it. */
 enum access {
     WIDE,   /* 16 bytes at a time: the pack is whole, and lies at a multiple of 16 bytes */
     NARROW, /* element by element: the pack is whole */

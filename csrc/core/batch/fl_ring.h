@@ -57,9 +57,9 @@ int fl_ring_submit(fl_ring *ring, fl_err *err);
 void fl_ring_submit_sentinel(fl_ring *ring, int status, const fl_err *error, int64_t tag);
 
 /* Receives the next batch: its slot, READY, is then the caller's; its row list and its layout stay
- * valid until the next fl_ring_prepare. If the batch is not ready, the caller fills parts of this
- * batch or of later batches and waits, for wait_ms or one part longer. With wait_ms 0 the caller
- * fills parts that no thread has begun and does not wait.
+ * valid until the next fl_ring_prepare. If the batch is not ready, the caller fills parts of
+ * submitted batches and waits, for wait_ms or one part longer. With wait_ms 0 the caller fills
+ * parts that no thread has begun and does not wait.
  *
  * FL_OK; FL_EEND: nothing is submitted; FL_ETIMEOUT: not yet; FL_ECLOSED: stopped; FL_EFORK. Any
  * other status is the batch's own error: *out names the batch, which is used up. If the failed

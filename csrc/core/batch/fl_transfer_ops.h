@@ -86,7 +86,8 @@ typedef struct fl_transfer_ops {
      * to their pool. */
     void (*halt)(void *copy_stream);
 
-    /* SYNC: halts. Every transfer has been finished, abandoned or cancelled. NULL is fine. */
+    /* SYNC. Halts, and frees the copy stream. Every transfer must have been finished, abandoned or
+     * cancelled. NULL is fine. */
     void (*close)(void *copy_stream);
 
     /* Gives the slots of finished transfers back to their pool, if their copies are over. Returns
@@ -110,16 +111,17 @@ typedef struct fl_transfer_ops {
 
     /* Sets the buffer that the batch goes to. `buffer` is borrowed until `stream` waits for the
      * copy, or until the transfer is cancelled; the copy begins after the work that is queued on
-     * `stream` now. *is_filled: all parts were reported before this call, so the caller must see
-     * that start is called. FL_ENOMEM, FL_EDEVICE: nothing has changed. */
+     * `stream` now. *is_filled: all parts were reported before this call, so the caller calls
+     * start, or has start called. FL_ENOMEM, FL_EDEVICE: nothing has changed. */
     int (*set_buffer)(void *transfer, void *buffer, void *stream, bool *is_filled, fl_err *err);
 
     /* Returns true if the copy has been started. The consumer must have received the batch. */
     bool (*is_started)(const void *transfer);
 
     /* Reports that this part of the batch, in the first `bytes` of the slot, is filled. If the
-     * buffer is set, the last part of a slice queues the slice's copy, and the last part of all
-     * starts the copy of the rest. If a copy fails here, finish returns the error. */
+     * buffer is set, the last part of a slice queues the slice's copy, and the last part of the
+     * batch starts the copy of the rest. If starting fails here, finish tries again and returns the
+     * error. */
     void (*part_filled)(void *transfer, int32_t part, fl_slot *slot, int64_t bytes);
 
     /* Pins the slot (fl_slot_pin), which may take long, and starts the copy of a filled batch whose
@@ -157,9 +159,9 @@ typedef struct fl_dest_buffer {
     int64_t copied; /* bytes copied, once a batch is there */
 } fl_dest_buffer;
 
-/* How many batches are copied before the consumer asks for them: the first batch is copied during
- * the consumer's step, the copy of the second is queued. The copies together take no more than
- * FL_COPY_AHEAD_BYTES, but one batch is always copied. */
+/* Limits on batches that are copied before the consumer asks for them: the first batch is copied
+ * during the consumer's step, the copy of the second is queued. The copies together take no more
+ * than FL_COPY_AHEAD_BYTES, but one batch is always copied. */
 enum { FL_COPY_AHEAD = 2, FL_COPY_AHEAD_BYTES = 512 << 20 };
 
 /* Returns how many batches of `bytes` to copy ahead. */

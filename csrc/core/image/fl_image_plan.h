@@ -87,9 +87,9 @@ int32_t fl_image_plan_map_length(const fl_image_plan *plan);
  * each operation that erases: top, left, bottom and right of the rectangle, and -1 - i; later
  * rectangles count. Then come the steps on colours, an fl_color_step each.
  *
- * If the plan resizes, rows and columns are those of its resized image, and six numbers follow: how
- * many rows of the image are resized, the first row, the step to the next row (1 or -1); then the
- * same for columns. The result depends on the arguments only. */
+ * If the plan resizes, the rows and columns above belong to the resized image, and six numbers
+ * follow: how many rows of the image are resized, the first row, the step to the next row (1 or
+ * -1); then the same for columns. The result depends on the arguments only. */
 void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map);
 
 /* Describes a batch of this plan; the caller sets addresses and steps. */
@@ -113,13 +113,14 @@ void fl_image_plan_write_values(const fl_image_plan *plan, char *out);
 int64_t fl_image_plan_taps_bytes(const fl_image_plan *plan);
 int fl_image_plan_write_taps(const fl_image_plan *plan, int32_t *out, fl_err *err); /* FL_ENOMEM */
 
-/* For callers without the table of all lengths: counts the numbers of the taps for the two lengths
- * that one map names, and writes these numbers after the map. Any thread. FL_ENOMEM. */
+/* These serve callers without the table of all lengths: the first counts the numbers of the taps
+ * for the two lengths that one map names, the second writes these numbers after the map. Any
+ * thread. FL_ENOMEM. */
 int32_t fl_image_plan_own_taps(const fl_image_plan *plan);
 int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err *err);
 
-/* For the functions above: the description of results, the weights of resizes, and the view after
- * operations that move pixels, for an image without memory; steps on colours are noted. */
+/* These serve the functions above: the description of results, the weights of resizes, and the view
+ * after operations that move pixels, for an image without memory; steps on colours are noted. */
 const fl_image_output *fl_image_plan_output(const fl_image_plan *plan);
 fl_resample_cache *fl_image_plan_cache(const fl_image_plan *plan);
 void fl_image_plan_move(const fl_image_plan *plan, const fl_image_params *params,

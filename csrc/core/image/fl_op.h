@@ -109,7 +109,7 @@ void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_imag
 /* The `size` of operations that keep the size. */
 int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 
-/* For warps, which sample the image at computed places. */
+/* These serve warps, which sample the image at computed positions. */
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err);
 int fl_op_warped_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 /* Turn the view by an angle like torchvision's rotate, or transform it like torchvision's affine.

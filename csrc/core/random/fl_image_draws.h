@@ -11,7 +11,8 @@
 #include "fl_torch_random.h"
 
 /* Computes torch.exp() of a float32 into *out. Called only if the last bit decides, because torch's
- * last bit differs from C libraries. Returns 0; -1: the value is not known, and the draw fails. */
+ * last bit may differ from the C library's. Returns 0; -1: the value is not known, and the draw
+ * fails. */
 typedef struct fl_torch_exp {
     int (*call)(void *context, float x, float *out);
     void *context; /* borrowed */
@@ -19,7 +20,7 @@ typedef struct fl_torch_exp {
 
 typedef struct fl_image_draws fl_image_draws;
 
-/* What the versions of torchvision and torch decide, beside the plan. */
+/* The choices that the versions of torchvision and torch make, beside the plan. */
 typedef struct fl_draw_ways {
     bool is_v1; /* true: operations of torchvision.transforms, not of v2. RandomCrop of v1 draws two
                    numbers unless the size fits; v2 draws one number for each axis that is longer.

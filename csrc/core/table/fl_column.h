@@ -23,8 +23,8 @@ typedef struct fl_column_batch {
     int32_t field;      /* the column's index in its table, for errors */
     fl_output *outputs; /* the column's own, `column->outputs` many: layout sets them (all fields
                            but offset and cast.to), gather reads them */
-    fl_notes *notes; /* the column's own: layout writes, gather reads. Notes of earlier columns of
-                        the table lie before these notes, and are written before */
+    fl_notes *notes; /* the column's own: layout writes, gather reads. The notes of earlier columns
+                        come before these in memory, and are written first */
     int64_t work_bytes; /* set by layout: the cost of gathering, in bytes that are copied; at most
                            INT64_MAX */
     bool may_wait; /* gathering may wait for a disk; the same as is_volatile, unless layout knows
@@ -34,8 +34,7 @@ typedef struct fl_column_batch {
 typedef struct fl_column_ops {
     /* Describes the outputs for a batch. The consumer calls layout for every batch. If only the
      * number of rows matters, layout takes few ns; it allocates nothing after the largest batch,
-     * and does not block. FL_EINVAL (the batch is too large, or rows cannot be right),
-     * FL_ENOMEM. */
+     * and does not block. FL_EINVAL (the batch is too large, or has impossible rows), FL_ENOMEM. */
     int (*layout)(const fl_column *column, fl_column_batch *batch, fl_err *err);
 
     /* Writes rows from <= i < to of the batch to the outputs in `buffer`, each output at its

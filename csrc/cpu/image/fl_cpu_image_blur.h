@@ -267,7 +267,7 @@ static void blur_in_steps(uint8_t *dst, int64_t dst_pitch, const fl_image_planes
     sum_in_order(&list, dst, p, blur);
 }
 
-/* For few taps: sums in order at once. */
+/* Blurs with few taps, summing in order at once. */
 static void blur_in_order(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *p,
                           const fl_image_blur *blur, float *memory)
 {

@@ -110,7 +110,7 @@ FL_INLINE lane load_reversed(const uint8_t *src)
     return first_to_low(reverse_lane(load_bytes(src - (FLOATS - 1))));
 }
 
-/* How a row is cast. The fields must be constants at compile time. */
+/* The way to cast a row. The fields must be constants at compile time. */
 typedef struct way {
     fl_image_type type;
     bool reverses, streams;
