@@ -15,15 +15,15 @@ from fastloop.data.sequences.ragged import RaggedArray as RaggedArray
 from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
 from fastloop.loader.dataloader import DataLoader as DataLoader
 from fastloop.loader.dataloader import (
-    LoaderStats as LoaderStats,
-)
-from fastloop.loader.dataloader import (
-    WorkerStats as WorkerStats,
-)
-from fastloop.loader.dataloader import (
     stats as stats,
 )
 from fastloop.loader.device_iter import prefetch as prefetch
+from fastloop.loader.stats import (
+    LoaderStats as LoaderStats,
+)
+from fastloop.loader.stats import (
+    WorkerStats as WorkerStats,
+)
 from fastloop.patching.patch import (
     PatchState as PatchState,
 )

@@ -16,7 +16,7 @@ import torch.utils.data
 from fastloop.base.checks import look_up, refuse_if
 from fastloop.compat.late_import import after_import
 from fastloop.loader.dataloader import DataLoader
-from fastloop.loader.open import unwrap
+from fastloop.loader.stats import unwrap
 
 _MODULE = "accelerate.data_loader"
 _MAKERS = ("prepare_data_loader", "skip_first_batches")

@@ -20,12 +20,12 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from fastloop.loader.resume.state import State
+from fastloop.loader.resume.epoch import LoaderState
 
 _FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_loop")
 
 
-def as_counted(state: State) -> State:
+def as_counted(state: LoaderState) -> LoaderState:
     """Return the state as Lightning counts it, if Lightning is loading it on this thread."""
     progress = _find_progress()
     if progress is None or state.yielded == 0:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from fastloop._core import Collate, ThreadPool, WorkerEnd
-from fastloop.compat.torch_parts import collate_functions, default_collate, is_known
-from fastloop.data.columns import below_subsets, own
+from fastloop.compat.torch_parts import collate_functions, default_collate
+from fastloop.data.columns import below_subsets, default_functions, is_default_collate, own
 
 _T = TypeVar("_T")
 
@@ -27,33 +27,11 @@ _T = TypeVar("_T")
 # ---- the collate in C
 
 
-@cache
-def _defaults() -> dict[Any, Callable[..., Any]]:
-    """The functions of torch that C stands in for, by the type of leaf."""
-    functions = collate_functions()
-    return {
-        torch.Tensor: functions.collate_tensor_fn,
-        np.ndarray: functions.collate_numpy_array_fn,
-        (np.bool_, np.number, np.object_): functions.collate_numpy_scalar_fn,
-        float: functions.collate_float_fn,
-        int: functions.collate_int_fn,
-        str: functions.collate_str_fn,
-        bytes: functions.collate_str_fn,
-    }
-
-
-def is_default_collate(collate_fn: object) -> bool:
-    """Tell whether this is torch's ``default_collate``, with its own table of types."""
-    if collate_fn is not default_collate or not is_known("collate", "default_collate is left"):
-        return False
-    return bool(collate_functions().default_collate_fn_map == _defaults())
-
-
 def _walk_container(fast: Collate, batch: Any) -> Any:
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
         return fast.stack(batch)
 
-    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(_defaults(), stack)
+    leaves: dict[Any, Callable[..., Any]] = dict.fromkeys(default_functions(), stack)
     return collate_functions().collate(batch, collate_fn_map=leaves)
 
 

@@ -10,7 +10,7 @@ torch's. An attribute that is assigned to a dataset in an epoch is seen by the n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -19,11 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.utils import data as torch_data
+from torch.utils.data import Dataset
 
 from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Windows, int64_array
 from fastloop.base.checks import look_up
 from fastloop.compat.moves import pin_storage
 from fastloop.compat.tensors import DTYPES
+from fastloop.compat.torch_parts import collate_functions, default_collate, is_known
+from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
 from fastloop.data.samplers import Vector
 
@@ -32,7 +35,8 @@ class NotCoveredError(Exception):
     """The array path does not take this loader. The text says why."""
 
 
-LEFT_COLLATE = "C does not make the batches of "  # begins reasons that hold for any dataset
+# Begins the reasons that hold for any dataset.
+LEFT_COLLATE = "fastloop does not accelerate batches of "
 
 
 def leave_if(applies: object, reason: str) -> None:
@@ -78,7 +82,7 @@ class Request(NamedTuple):
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
 
 
-_RESIDENT = ("cuda",)  # devices that gather rows of their own memory
+_RESIDENT = ("cuda",)  # types of devices that gather rows of their own memory
 
 # torch indexes with bytes and bools as with masks.
 _INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -90,32 +94,27 @@ def gathers(device: torch.device) -> bool:
 
 
 def check_tensor(name: str, tensor: object) -> None:
-    """Raise NotCoveredError for a tensor that C does not gather from."""
+    """Raise NotCoveredError for a tensor whose rows fastloop does not gather."""
     if type(tensor) is not torch.Tensor:
         raise NotCoveredError(f"{name} is a {type(tensor).__name__}, not a plain torch.Tensor")
-    if (fault := _find_fault(tensor)) != "":
-        raise NotCoveredError(f"{name} {fault}")
-
-
-def _find_fault(tensor: torch.Tensor) -> str:
-    """Return why C does not gather from a plain tensor, or ""."""
     if tensor.device.type not in ("cpu", *_RESIDENT):
-        return f"is on {tensor.device}"
+        raise NotCoveredError(f"{name} is on {tensor.device}")
     if tensor.layout is not torch.strided:
-        return f"has layout {tensor.layout}"
+        raise NotCoveredError(f"{name} has layout {tensor.layout}")
     if tensor.is_nested:
-        return "is nested"
+        raise NotCoveredError(f"{name} is nested")
     if tensor.is_quantized:
-        return "is quantized"
+        raise NotCoveredError(f"{name} is quantized")
     if tensor.requires_grad:
-        return "requires grad"
+        raise NotCoveredError(f"{name} requires grad")
     if tensor.is_conj():
-        return "is a conjugate view"
+        raise NotCoveredError(f"{name} is a conjugate view")
     if tensor.is_neg():
-        return "is a negative view"
+        raise NotCoveredError(f"{name} is a negative view")
     if tensor.ndim == 0:
-        return "has no dimension to index"
-    return "" if tensor.dtype in _DTYPES else f"has dtype {tensor.dtype}"
+        raise NotCoveredError(f"{name} has no dimension to index")
+    if tensor.dtype not in _DTYPES:
+        raise NotCoveredError(f"{name} has dtype {tensor.dtype}")
 
 
 def as_vector(indices: Any) -> Vector | None:
@@ -150,7 +149,7 @@ def count_from_0(rows: Vector, length: int) -> Vector:
     return rows if low >= 0 else np.where(rows < 0, rows + length, rows)
 
 
-def _is_tight(array: Any) -> bool:
+def _has_rows_without_gaps(array: Any) -> bool:
     """Tell whether rows have the strides of C's, in dimensions of one element, too."""
     shape, is_tensor = array.shape[1:], isinstance(array, torch.Tensor)
     strides = array.stride() if is_tensor else [each / array.itemsize for each in array.strides]
@@ -202,19 +201,22 @@ class Column:
         arrays = [part.array for part in source] if isinstance(source, tuple) else [source]
         if self.plan is not None:
             return False
-        return not all(_is_tight(a) for a in arrays if isinstance(a, (torch.Tensor, np.ndarray)))
+        return not all(
+            _has_rows_without_gaps(a) for a in arrays if isinstance(a, (torch.Tensor, np.ndarray))
+        )
 
-    def for_core(self, pin: bool) -> tuple[Any, str, Any]:
-        """Return the field as ``Table`` takes it; `pin` as in ``open_source``."""
-
-        def keep(array: Any) -> Any:
-            return pin_storage(array) if pin and isinstance(array, torch.Tensor) else array
-
-        if isinstance(self.source, tuple):
-            parts = (part for array, rows, _ in self.source for part in (keep(array), rows))
-            return (self.cast, *parts), self.name, tuple(segment.file for segment in self.source)
-        source = keep(self.source)
+    def for_table(self, pin: bool) -> tuple[Any, str, Any]:
+        """Return the field as ``Table`` takes it; `pin` as in ``open_columns``."""
+        source: Any = self.source
+        if isinstance(source, tuple):
+            parts = (part for each in source for part in (_pin(each.array, pin), each.rows))
+            return (self.cast, *parts), self.name, tuple(segment.file for segment in source)
+        source = _pin(source, pin)
         return source if self.plan is None else (source, self.plan), self.name, self.file
+
+
+def _pin(array: Any, pin: bool) -> Any:
+    return pin_storage(array) if pin and isinstance(array, torch.Tensor) else array
 
 
 @dataclass
@@ -226,14 +228,14 @@ class Columns:
             the next output, a tuple of structures for a list, a dict of structures for a dict.
         kind: the kind of data, for ``stats().why``.
         maps: the rows that each Subset, or the dataset's own indices, select; innermost first.
-        table: the columns as C takes them. ``open_source`` sets it, and the next.
+        table: the columns as C takes them. ``open_columns`` sets it, and the next.
         dataset: the one below all Subsets.
         original: the code that C stands in for (``compared.Original``), or None.
         wrap: turns a batch into what is handed out, or None.
         device: holds all of the data, and gathers batches; None: they are in host memory.
         is_fetched: the device gathers batches, and reads the data in host memory.
         gives_views: single samples of the dataset are views of its data.
-        note: what else ``stats().why`` says; `why` is all of it, which ``open_source`` sets.
+        note: what else ``stats().why`` says; `why` is all of it, which ``open_columns`` sets.
     """
 
     structure: Any
@@ -296,6 +298,28 @@ def find_collate(collate_fn: object) -> Callable[[Any, Any, Request], Columns] |
     return answer  # type: ignore[no-any-return]
 
 
+@cache
+def default_functions() -> dict[Any, Callable[..., Any]]:
+    """Return torch's functions for the leaves of a batch, by the type of leaf."""
+    functions = collate_functions()
+    return {
+        torch.Tensor: functions.collate_tensor_fn,
+        np.ndarray: functions.collate_numpy_array_fn,
+        (np.bool_, np.number, np.object_): functions.collate_numpy_scalar_fn,
+        float: functions.collate_float_fn,
+        int: functions.collate_int_fn,
+        str: functions.collate_str_fn,
+        bytes: functions.collate_str_fn,
+    }
+
+
+def is_default_collate(collate_fn: object) -> bool:
+    """Tell whether this is torch's ``default_collate``, with its own table of types."""
+    if collate_fn is not default_collate or not is_known("collate", "default_collate is left"):
+        return False
+    return bool(collate_functions().default_collate_fn_map == default_functions())
+
+
 def check_single(request: Request, name: str = "", gives_views: bool = True) -> None:
     """Raise NotCoveredError for single samples that the array path does not make.
 
@@ -306,7 +330,8 @@ def check_single(request: Request, name: str = "", gives_views: bool = True) -> 
     if request.is_batched:
         return
     if not request.has_ints():
-        leave_if(name, f"the sampler may yield values that do not index a {name}")
+        if name:
+            raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
     elif gives_views and request.workers == 0 and not request.is_asked:
         raise NotCoveredError("single samples are views of the data, as torch's")
 
@@ -355,43 +380,90 @@ def _of_ndarray(dataset: Any, request: Request) -> Columns:
 _MOST_SAMPLES, _MOST_BYTES = 1 << 16, 1 << 26
 
 
-def _is_own(part: Any) -> bool:
+def _owns_memory(part: Any) -> bool:
     """Tell whether a part of a sample is a number, or has no gaps, in memory that torch or NumPy
     allocated for this process alone."""
     if type(part) is np.ndarray:
         owner = part if part.base is None else part.base
         return type(owner) is np.ndarray and owner.flags.owndata and part.flags.carray
     if type(part) is torch.Tensor:
-        storage, is_tight = part.untyped_storage(), part.is_contiguous()
-        return is_tight and part.is_cpu and storage.resizable() and not storage.is_shared()
+        storage = part.untyped_storage()
+        is_private = storage.resizable() and not storage.is_shared()
+        return part.is_contiguous() and part.is_cpu and is_private
     return type(part) in (int, float) or isinstance(part, np.number)
 
 
 def _of_samples(samples: Any, request: Request) -> Columns:
     """Return the columns of a list of samples, stacked, under torch's own samplers alone."""
     name = type(samples).__name__
-    leave_if(not request.in_blocks(), f"the dataset is a {name}, not plain array data")
-    leave_if(request.workers == 0, "the dataset is a list, which may change without workers")
-    is_few = len(request.sampler) * 2 < len(samples)
-    leave_if(is_few, "an epoch has less than half of the list")
-    leave_if(len(samples) == 0, "the list is empty")
+    if not request.in_blocks():
+        raise NotCoveredError(f"the dataset is a {name}, not plain array data")
+    if request.workers == 0:
+        raise NotCoveredError("the dataset is a list, which may change without workers")
+    if len(request.sampler) * 2 < len(samples):
+        raise NotCoveredError("an epoch has less than half of the list")
+    if len(samples) == 0:
+        raise NotCoveredError("the list is empty")
     is_tuple = set(map(type, samples)) == {tuple}
     rows = samples if is_tuple else [(sample,) for sample in samples]
     total = len(rows) * sum(look_up(part, "nbytes", 0) for part in rows[0])
-    is_large = len(rows) > _MOST_SAMPLES or total > _MOST_BYTES
-    leave_if(is_large, f"the list has {len(rows):,} samples of {total:,} bytes")
+    if len(rows) > _MOST_SAMPLES or total > _MOST_BYTES:
+        raise NotCoveredError(f"the list has {len(rows):,} samples of {total:,} bytes")
     kinds = {(type(row), *((type(x), look_up(x, "dtype")) for x in row)) for row in rows}
-    leave_if(len(kinds) > 1, "the samples have several types or dtypes")
+    if len(kinds) > 1:
+        raise NotCoveredError("the samples have several types or dtypes")
     parts = list(zip(*rows, strict=True))
     columns = Columns((None,) * len(parts) if is_tuple else None, kind="samples, stacked at iter()")
     for i, part in enumerate(parts):
-        are_own = all(map(_is_own, part))
-        leave_if(not are_own, "the samples have gaps, or lie in memory that others have, too")
+        if not all(map(_owns_memory, part)):
+            raise NotCoveredError("the samples have gaps, or lie in memory that others have, too")
         columns.add(f"part {i} of the samples", torch_data.default_collate(list(part)))
     return columns
 
 
 # ---- torch's datasets that are made of other datasets
+
+
+# Of the containers that may hold datasets: the methods that return an iterable over the items.
+_ITEMS: dict[type, Any] = {list: list.__iter__, tuple: tuple.__iter__, dict: dict.values}
+
+
+def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
+    """Yield every EpochDataset that `dataset` is or holds in attributes, once each."""
+    if not type.__subclasses__(EpochDataset):
+        return  # no module of such datasets is imported
+    seen: set[int] = set()
+    waiting = [dataset]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or not (issubclass(type(found), Dataset) or found is dataset):
+            continue
+        seen.add(id(found))
+        if isinstance(found, EpochDataset):
+            yield found
+            continue
+        lists_datasets = isinstance(found, (torch_data.ConcatDataset, torch_data.StackDataset))
+        for value in look_up(found, "__dict__", {}).values():  # a loader takes any object
+            # By type, and past the methods of a subclass: a list may load what it lists, and an
+            # object that stands for another may raise when it is asked what it is.
+            for container, items_of in _ITEMS.items():
+                if issubclass(type(value), container):
+                    # The first item tells whether it lists datasets: it may list millions of files.
+                    first = next(iter(items_of(value)), None)
+                    if lists_datasets or issubclass(type(first), Dataset):
+                        waiting.extend(items_of(value))
+                    break
+            else:
+                waiting.append(value)
+
+
+def epochs_within(dataset: Any) -> list[Epoch]:
+    """Return the epochs of the datasets within `dataset`, once each."""
+    epochs: dict[Epoch, None] = {}
+    for found in datasets_within(dataset):
+        if found._epoch is not None:
+            epochs[found._epoch] = None
+    return list(epochs)
 
 
 def below_subsets(dataset: Any) -> tuple[Any, list[Any]]:
@@ -414,7 +486,8 @@ def rows_of(subset: Any) -> Vector:
 
 def _pick(column: Column, rows: Vector) -> Column:
     segment, *others = column.segments()
-    leave_if(others, "a Subset of a ConcatDataset lies within another dataset")
+    if others:
+        raise NotCoveredError("a Subset of a ConcatDataset lies within another dataset")
     length = segment.length
     try:
         rows = count_from_0(rows, length)
@@ -465,8 +538,9 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
     for column, length in zip(columns, lengths, strict=True):
         found = column.segments()
         rows = sum(segment.length for segment in found)
-        fault = f"{column.name} has {rows} rows, and had {length} rows when"
-        leave_if(rows != length, f"{fault} the ConcatDataset was made")
+        if rows != length:
+            fault = f"{column.name} has {rows} rows, and had {length} rows when"
+            raise NotCoveredError(f"{fault} the ConcatDataset was made")
         segments += found
     return replace(first, source=tuple(segments), file=None)
 

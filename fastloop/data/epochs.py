@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.utils.data import ConcatDataset, Dataset, StackDataset
+from torch.utils.data import Dataset
 
-from fastloop.base.checks import look_up, read_int
+from fastloop.base.checks import read_int
 
 EPOCHS = 2**32
-# Of the containers that may hold datasets: the methods that return an iterable over the items.
-_ITEMS: dict[type, Any] = {list: list.__iter__, tuple: tuple.__iter__, dict: dict.values}
 _BLOCK = 1024  # epochs whose words share memory, and so one file descriptor
 
 _T = TypeVar("_T")
@@ -162,6 +160,9 @@ class IteratorEpochs:
         return IteratorEpochs, (self.epochs, True, self._words)
 
 
+NO_EPOCHS = IteratorEpochs(())  # of all iterators whose datasets have none
+
+
 class _Held(threading.local):
     epochs: IteratorEpochs | None = None
 
@@ -198,38 +199,3 @@ class EpochDataset(Dataset[Any]):
         epoch = check_epoch(epoch)
         if self._epoch is not None:
             self._epoch.set(epoch)
-
-
-def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
-    """Yield every EpochDataset that `dataset` is or holds in attributes, once each."""
-    if not type.__subclasses__(EpochDataset):
-        return  # no module of such datasets is imported
-    seen: set[int] = set()
-    waiting = [dataset]
-    while waiting:
-        found = waiting.pop()
-        if id(found) in seen or not (issubclass(type(found), Dataset) or found is dataset):
-            continue
-        seen.add(id(found))
-        if isinstance(found, EpochDataset):
-            yield found
-            continue
-        lists_datasets = isinstance(found, ConcatDataset | StackDataset)
-        for value in look_up(found, "__dict__", {}).values():  # a loader takes any object
-            # By type, and past the methods of a subclass: a list may load what it lists, and an
-            # object that stands for another may raise when it is asked what it is.
-            items = next(
-                (own for kind, own in _ITEMS.items() if issubclass(type(value), kind)), None
-            )
-            if items is None:
-                waiting.append(value)
-                continue
-            # The first item tells whether it lists datasets: it may list millions of files.
-            if lists_datasets or issubclass(type(next(iter(items(value)), None)), Dataset):
-                waiting.extend(items(value))
-
-
-def epochs_within(dataset: Any) -> list[Epoch]:
-    """Return the epochs of the datasets within `dataset`, once each."""
-    epochs = (found._epoch for found in datasets_within(dataset))
-    return list(dict.fromkeys(epoch for epoch in epochs if epoch is not None))

@@ -38,7 +38,7 @@ def is_stream(dataset: object) -> bool:
     return isinstance(dataset, IterableDataset) and not isinstance(dataset, IterDataPipe)
 
 
-def has_place(dataset: object) -> bool:
+def has_cursor(dataset: object) -> bool:
     """Tell whether the place of a dataset is noted with its batches."""
     return is_stream(dataset) or is_stateful(dataset)
 
@@ -223,7 +223,7 @@ class ReaderStates(NamedTuple):
         return any(state["steps"] > 0 and not state["fetcher_ended"] for state in fetchers)
 
 
-class _Place:
+class _Cursor:
     """The place of one reader: after the batches that the loop has."""
 
     def __init__(self, start: ReaderState) -> None:
@@ -279,7 +279,7 @@ class DatasetStates:
         shown = ReaderStates() if is_over else start
         self.base_seed, self._last_worker = shown.base_seed, shown.last_worker
         new = new_reader_state(is_stream(loader.dataset))
-        self._places = [_Place(state) for state in shown.readers or [new] * (self._count or 1)]
+        self._cursors = [_Cursor(state) for state in shown.readers or [new] * (self._count or 1)]
         self._ahead: deque[tuple[int, int, bytes | None]] = deque()
         self._before: DatasetStates | None = None
 
@@ -311,11 +311,11 @@ class DatasetStates:
 
         Raises: what state_dict() of the dataset or its iterator raised.
         """
-        is_here = self._places[worker].has_begun or not self.wants_initial
+        is_here = self._cursors[worker].has_begun or not self.wants_initial
         states = self if is_here else self._before
         if states is None:
             return self.make_reader(worker)
-        state = states._places[worker].save(is_ahead=True)
+        state = states._cursors[worker].save(is_ahead=True)
         if not has_state(state):
             return None
         is_over = not is_here and not is_resuming
@@ -324,7 +324,7 @@ class DatasetStates:
     def can_succeed(self, worker: int) -> bool:
         """Tell whether a state says where the next epoch of a worker begins."""
         try:
-            return has_state(self._places[worker].save(is_ahead=True))
+            return has_state(self._cursors[worker].save(is_ahead=True))
         except Exception:  # of the user's state_dict()
             return False
 
@@ -339,17 +339,17 @@ class DatasetStates:
 
     def begin(self, worker: int, state: bytes | None) -> None:
         """Note the state before a worker's first batch."""
-        self._places[worker].has_begun = True
+        self._cursors[worker].has_begun = True
         if state is not None:
-            self._places[worker].state = state
+            self._cursors[worker].state = state
 
     def receive(self, worker: int) -> None:
         """Note that a batch has come; it may be read ahead."""
-        self._places[worker].received += 1
+        self._cursors[worker].received += 1
 
     def end(self, worker: int, state: bytes | None) -> None:
         """Note that a worker has no more batches than have come, and its last state."""
-        self._places[worker].end = self._places[worker].received, state
+        self._cursors[worker].end = self._cursors[worker].received, state
 
     def note(self, number: int, worker: int, state: bytes | None, yielded: int) -> None:
         """Note that a batch is handed out.
@@ -365,7 +365,7 @@ class DatasetStates:
     def _take(self, yielded: int) -> None:
         while self._ahead and self._ahead[0][0] <= yielded:
             _, self._last_worker, state = self._ahead.popleft()
-            self._places[self._last_worker].take(state)
+            self._cursors[self._last_worker].take(state)
 
     # ---- saving
 
@@ -380,12 +380,12 @@ class DatasetStates:
         self._take(yielded)
         if self._count == 0:
             if self.reader is None or self._ahead:
-                return ReaderStates([self._places[0].save()])
+                return ReaderStates([self._cursors[0].save()])
             state = self.reader.state()
             if not has_state(state):
                 fetcher_state_of(state)["steps"] = yielded
             return ReaderStates([state])
-        readers = [place.save() for place in self._places]
+        readers = [cursor.save() for cursor in self._cursors]
         return ReaderStates(readers, self._count, self._last_worker, self.base_seed)
 
 

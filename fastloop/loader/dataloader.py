@@ -6,22 +6,21 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from fastloop.base.checks import check_callable, read_choice, read_int
+from fastloop.base.checks import check_callable, look_up, read_choice, read_int
 from fastloop.base.machine import read_cpus
-from fastloop.base.shown import repr_html, repr_of
+from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.columns import adapters
-from fastloop.data.stateful import has_place
-from fastloop.loader.open import iterate_anew, open_iterator, unwrap
-from fastloop.loader.resume.ranks import join_states
-from fastloop.loader.route import PATHS, choose_route
-from fastloop.loader.shared import CLOSED, Shared, shared_of
+from fastloop.loader.device_iter import open_on_device
+from fastloop.loader.resume import saving
+from fastloop.loader.route import PATHS, choose_route, drop_broken_workers, fast_iterator
+from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, Shared, shared_of
+from fastloop.loader.stats import LoaderStats, compute_stats, unwrap
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _collate_fn_t, _worker_init_fn_t
@@ -30,94 +29,6 @@ if TYPE_CHECKING:
 _T_co = TypeVar("_T_co", covariant=True)
 _BUDGET = "or None: a quarter of the memory available"
 _SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
-
-
-@dataclass(frozen=True)
-class WorkerStats:
-    """Counts of one worker process or thread.
-
-    Attributes:
-        batches: batches it has built.
-        seconds_busy: seconds from a request to its answer: loading, collating, packing.
-        seconds_waiting: seconds it had nothing to do.
-        seconds_waiting_for_lock: of those busy, the seconds that a thread was ready to run Python
-            but another held the interpreter lock. An estimate: after a batch (every 10 ms at most)
-            the thread gives the lock up for a moment and measures how long it takes to get it
-            back; that times the number of sleeps that the kernel has counted while it made the
-            batch, and at most the time it was not on a CPU then. Near 0, more threads load more.
-            If it is most of ``seconds_busy``, the dataset is Python that holds the lock, and
-            ``path="process"`` is faster. None for processes, each of which has a lock of its own.
-    """
-
-    batches: int
-    seconds_busy: float
-    seconds_waiting: float
-    seconds_waiting_for_lock: float | None = None
-
-
-@dataclass(frozen=True)
-class LoaderStats:
-    """Counts since the loader was made, over all of its iterators.
-
-    Attributes:
-        path: how batches are made now: ``"array"`` (C, no Python per sample), ``"process"``
-            (worker processes over shared memory), ``"thread"`` (worker threads), ``"sync"`` (in
-            this process) or ``"torch"``.
-        why: why that path; where transforms run, if batches go to a device; and why torch uploads
-            batches to a CUDA device, where it does so because fastloop's own uploads do not work
-            there.
-        batches: batches given to the user, or uploaded ahead for the loop.
-        samples: samples in them; None where they are not counted: all paths but ``"array"``.
-        bytes: bytes of their memory, alignment included; None on the thread, sync and torch paths.
-        waits: how many batches ``next()`` had to wait for. Without workers that is every one; on
-            the process path replies of persistent workers to ``iter()`` count as well, and a
-            batch that came out of order counts by itself.
-        seconds_waited: seconds blocked in that, and no others. With workers (threads on the array
-            path, which also makes what it would wait for): until the batch has arrived. It
-            leaves out what is done with a batch that is there: opening, unpickling (but on the
-            torch path), pinning, uploading. Without workers: all of the making of the batch,
-            sampler, dataset and collate included, but on the array path only the gathering.
-        slots_lent: blocks of batch memory whose tensors are alive now.
-        slots_replaced: blocks made because more than usual were held by the user.
-        restarts: dead worker processes that were replaced (``on_worker_death="restart"``).
-        prefetch_factor: batches each worker is asked for ahead; with ``"auto"``, now.
-        workers: on the process and thread paths, of each worker of the latest iterator; of a
-            process as far as its replies have been taken.
-        fallbacks: leaves of batches that torch's own functions collated, by reason, by the latest
-            iterator.
-    """
-
-    path: str
-    why: str
-    batches: int
-    samples: int | None
-    bytes: int | None
-    waits: int
-    seconds_waited: float
-    slots_lent: int
-    slots_replaced: int
-    restarts: int = 0
-    prefetch_factor: int | None = None
-    workers: tuple[WorkerStats, ...] = ()
-    fallbacks: dict[str, int] = field(default_factory=dict)
-
-    def _repr_html_(self) -> str:
-        return repr_html(self)
-
-    def __repr__(self) -> str:
-        parts = [f"LoaderStats(path={self.path!r}: {self.why}", f"{self.batches:,} batches"]
-        if self.samples is not None:
-            parts[-1] += f", {self.samples:,} samples"
-        if self.bytes is not None:
-            parts[-1] += f", {self.bytes / 1e6:,.1f} MB"
-        parts.append(f"waited {self.waits:,} times, {self.seconds_waited:.3f} s")
-        parts.append(f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced")
-        if self.restarts > 0:
-            parts.append(f"{self.restarts:,} workers replaced after their death")
-        parts += map(repr, self.workers)
-        if self.fallbacks:
-            parts.append(f"fallbacks to torch's collate: {self.fallbacks}")
-        return "; ".join(parts) + ")"
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -260,8 +171,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 f"{max(1, int(read_cpus().usable))}; fastloop.tune(loader) measures which is best)"
             )
         if wanted == "auto":
-            from fastloop.loader.workers.common import FIRST_DEPTH, AutoDepth
-
             prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None
         data = dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn
         how = pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator
@@ -299,11 +208,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return shared or self.__dict__.setdefault("_shared", Shared())
 
     def __iter__(self) -> BaseIter:
-        self._shared.position.warn_of_end(self)
-        iterator: BaseIter | None = iterate_anew(self, super().__iter__)
+        position = self._shared.position
+        if position.start.yielded > 0:  # a loaded state
+            saving.warn_of_end(position, self)
+        if look_up(self, "_iterator") is not None:
+            drop_broken_workers(self)
+        iterator: BaseIter | None = super().__iter__()
         if iterator is None:  # persistent workers, and close() has come in between
             raise RuntimeError(CLOSED)
-        self._shared.position.begin(iterator)
+        position.begin(iterator)
         return iterator
 
     def _get_iterator(self, *args: Any, **kwargs: Any) -> BaseIter:
@@ -311,10 +224,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._check_arguments()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
-        torchs_own = functools.partial(super()._get_iterator, *args, **kwargs)
-        placing = self.device, self.device_transform, self.static_buffers, self.batch_transform
-        iterator: BaseIter = open_iterator(self, self._shared, torchs_own, self.path, *placing)
-        self._shared.note_open(iterator)
+        shared = self._shared
+        make_torch_iterator = functools.partial(super()._get_iterator, *args, **kwargs)
+        make = functools.partial(
+            fast_iterator, self, self.path, shared, make_torch_iterator=make_torch_iterator
+        )
+        is_here = self.device is None and self.batch_transform is None
+        iterator: BaseIter = make() if is_here else open_on_device(self, make)
+        shared.note_open(iterator)
         return iterator
 
     def check_worker_number_rationality(self) -> None:
@@ -349,7 +266,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Raises: what ``state_dict()`` of the dataset raised, or of its iterator; else nothing.
         """
-        return self._shared.position.save(self)
+        return saving.save(self._shared.position, self)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
         """Let the next ``iter()`` go on where the loader that saved ``state`` stood.
@@ -396,9 +313,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ValueError: it is damaged or not from this class, or with ``strict`` does not fit.
             In each case nothing has changed.
         """
-        self._shared.position.load(self, state, strict)
-        if has_place(self.dataset):
-            self._iterator = None  # persistent workers cannot be set to a place
+        saving.load(self._shared.position, self, state, strict)
 
     @staticmethod
     def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -415,11 +330,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             TypeError, ValueError: ``states`` must be a list of states of this version; or the ranks
             disagree about the place or the facts of the loader, and the text says in what.
         """
-        return join_states(states)
+        return saving.join_states(states)
 
     def stats(self) -> LoaderStats:
         """Return what this loader has done so far, and the path it takes now. Costs no sync."""
-        return _compute_stats(self, self.path, self._shared)
+        return compute_stats(self, self.path, self._shared)
 
     def close(self) -> None:
         """End the threads or workers of all iterators and give unused batch memory back.
@@ -476,9 +391,6 @@ _OWN = {name: getattr(DataLoader, name) for name in DataLoader.__annotations__}
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-# ---- counts
-
-
 def stats(loader: Any) -> LoaderStats:
     """Return the counts of any loader so far, and the path that it takes now. Costs no sync.
 
@@ -500,30 +412,6 @@ def stats(loader: Any) -> LoaderStats:
     if isinstance(found, DataLoader):
         return found.stats()
     if (shared := shared_of.get(found)) is not None:
-        return _compute_stats(found, "auto", shared)
+        return compute_stats(found, "auto", shared)
     why = "fastloop has made no iterator of this loader; call fastloop.patch() before iter()"
     return LoaderStats("torch", why, 0, None, None, 0, 0.0, 0, 0)
-
-
-def _compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
-    """Return the counts of a loader whose iterators are given ``path`` and ``shared``."""
-    route = choose_route(loader, path, shared.changed)
-    count = shared.count()
-    workers, fallbacks = shared.count_workers()
-    place = shared.place if route.path == "array" else ""
-    fault = f"; torch uploads: {shared.fault}" if shared.fault else ""
-    return LoaderStats(
-        path=route.path,
-        why=f"{route.why}{place}{fault}",
-        batches=count["batches"],
-        samples=count["samples"] if route.path == "array" else None,
-        bytes=count["bytes"] if route.path in ("array", "process") else None,
-        waits=count["waits"],
-        seconds_waited=count["wait_ns"] / 1e9,
-        slots_lent=count["lent"],
-        slots_replaced=count["replaced"],
-        restarts=count["restarts"],
-        prefetch_factor=shared.depth or loader.prefetch_factor,
-        workers=tuple(WorkerStats(n, *(ns / 1e9 for ns in times)) for n, *times in workers),
-        fallbacks=fallbacks,
-    )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from fastloop.base.checks import look_up, read_int
 from fastloop.compat.torch_parts import BaseIter
+from fastloop.data.columns import is_default_collate
 from fastloop.device.accelerator import Accelerator, HostAccelerator, open_accelerator
 from fastloop.device.prefetch import NoUpload, Prefetcher, Transform, Uploader
 
@@ -101,6 +102,31 @@ class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
     def close(self) -> None:
         self._drop()
         getattr(self._source, "close", bool)()  # torch's have none
+
+
+def open_on_device(loader: Any, make_iterator: Callable[[Accelerator | None], Any]) -> Any:
+    """Return an iterator over the batches of a ``fastloop.DataLoader`` on its device, transformed.
+
+    Args:
+        make_iterator: makes the loader's iterator; its batches may be on this device already.
+    """
+    device, transform = loader.device, loader.device_transform
+    is_static, batch_transform = loader.static_buffers, loader.batch_transform
+    is_unchanged = transform is None and not is_static
+    accelerator = None
+    if device is not None and not (is_unchanged and torch.device(device).type == "cpu"):
+        accelerator = open_accelerator(device)
+    iterator = make_iterator(accelerator)
+    if accelerator is None and device is not None and getattr(iterator, "is_resident", False):
+        accelerator = open_accelerator(device)  # the CPU, for data that lie elsewhere
+    if batch_transform is not None:
+        # Nobody else holds a batch that torch's collate has made.
+        may_overwrite = loader._auto_collation and is_default_collate(loader.collate_fn)
+        transform = join_transforms(iterator, batch_transform, may_overwrite, transform)
+        return DeviceIter(iterator, accelerator, transform, is_static)
+    if accelerator is None or (is_unchanged and getattr(iterator, "is_on_device", False)):
+        return iterator
+    return DeviceIter(iterator, accelerator, transform, is_static)
 
 
 def join_transforms(

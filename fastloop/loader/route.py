@@ -1,6 +1,8 @@
-"""The path that a loader takes, and why. Any ``torch.utils.data.DataLoader`` has a path, which is
-chosen anew at every ``iter()``: an ordered list of routes is asked, and the first that takes the
-loader wins. Loaders that no path of fastloop takes run torch's own code.
+"""The path that a loader takes, why, and the iterator of the path.
+
+Any ``torch.utils.data.DataLoader`` has a path. It is chosen anew at every ``iter()``: an ordered
+list of routes is asked, and the first that takes the loader wins. Loaders that no path of fastloop
+takes run torch's own code.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataPipe
 
-from fastloop.base.checks import look_up, refuse_if
+from fastloop.base.checks import look_up, make_message
 from fastloop.compat import torch_parts
 from fastloop.compat.torch_parts import (
     BaseIter,
@@ -22,10 +25,19 @@ from fastloop.compat.torch_parts import (
     difference,
     is_known,
 )
-from fastloop.data.collate import is_default_collate
-from fastloop.data.columns import Columns, NotCoveredError, adapters, below_subsets, find_collate
-from fastloop.data.epochs import datasets_within
-from fastloop.loader.arrays.source import check_resident, open_source, request_of
+from fastloop.data.columns import (
+    LEFT_COLLATE,
+    Columns,
+    NotCoveredError,
+    Request,
+    adapters,
+    below_subsets,
+    datasets_within,
+    find_collate,
+    is_default_collate,
+)
+from fastloop.loader.arrays.iterator import ArrayIter, find_blocks, open_columns, yields_ints
+from fastloop.loader.shared import LoaderProxy, Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
 _NESTING = (torch_data.ConcatDataset, torch_data.StackDataset, torch_data.Subset)
@@ -44,14 +56,8 @@ _ITER_METHODS = Methods(
 class Route(NamedTuple):
     path: str
     why: str
-    source: Columns | None = None
+    columns: Columns | None = None
     samples: Any = None  # stand in for the dataset
-
-
-def is_torch_altered() -> bool:
-    """Tell whether this version of fastloop does not know torch's iterators, or a program has
-    replaced their methods."""
-    return bool(_ITER_METHODS.find_replaced()) or not is_known("torch", "Loaders are left")
 
 
 def is_users_own(loader: DataLoader[Any], left_collate: object) -> bool:
@@ -102,6 +108,103 @@ def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = F
     return Route("torch", difference(route.path))
 
 
+def fast_iterator(
+    loader: DataLoader[Any],
+    path: str,
+    shared: Shared,
+    accelerator: Any = None,
+    make_torch_iterator: Callable[[], Any] | None = None,
+) -> Any:
+    """Return the fastest iterator that gives the batches of torch's ``iter(loader)``.
+
+    Args:
+        loader: any torch DataLoader, or an object with the attributes of a loader that torch's
+            iterators read. The caller warns of more workers than CPUs, as with torch's iterators.
+        path: as the argument of ``fastloop.DataLoader``.
+        shared: memory and counts to go on with.
+        accelerator: the device of the batches. They are there if the iterator's ``is_on_device``
+            is true, else in CPU memory.
+        make_torch_iterator: makes the iterator that torch alone would make, for a release of torch
+            whose iterators fastloop does not know, or whose methods a program has replaced.
+    """
+    if make_torch_iterator is not None and (
+        _ITER_METHODS.find_replaced() or not is_known("torch", "Loaders are left")
+    ):
+        return make_torch_iterator()
+    route = choose_route(loader, path, shared.changed, pin=True)
+    if (wanted := look_up(loader, "transforms_on", "auto")) != "auto":  # torch's loaders have none
+        _check_transforms(loader, route, wanted)
+    shared.why = route.why
+    shared.left_collate = loader.collate_fn if route.why.startswith(LEFT_COLLATE) else None
+    # Iterators over workers are imported when the first is made: most programs have one kind or
+    # none.
+    if route.path == "thread":
+        from fastloop.loader.workers.threads import ThreadIter
+
+        return ThreadIter(loader, shared, accelerator)
+    if (columns := route.columns) is not None:
+        if columns.device is not None:
+            from fastloop.loader.arrays.resident import ResidentIter
+
+            return ResidentIter(loader, columns, shared, accelerator)
+        original, made = columns.original, ArrayIter
+        if original is not None:
+            made = original.iterator_class(loader.num_workers)
+        return made(loader, columns, shared, accelerator, is_live=path == "array")
+    if route.samples is not None:
+        loader = LoaderProxy(loader, dataset=route.samples)  # type: ignore[assignment]
+    if route.path == "process":
+        from fastloop.loader.workers.processes import ProcessIter
+
+        return ProcessIter(loader, shared, accelerator)
+    if loader.num_workers > 0:
+        return TorchProcessIter(loader, shared)
+    return SyncIter(loader, shared, uses_native_collate=route.path == "sync")
+
+
+def drop_broken_workers(loader: DataLoader[Any]) -> None:
+    """Close the iterator of persistent workers that a fork, a death or Ctrl-C has made useless. The
+    next iterator goes on with the seed of these workers."""
+    iterator: Any = look_up(loader, "_iterator")
+    if look_up(iterator, "is_broken", bool)():
+        iterator.close()
+        iterator._shared.position.kept_seed = iterator._base_seed
+        loader._iterator = None
+
+
+def _check_transforms(loader: Any, route: Route, wanted: str) -> None:
+    """Raise ValueError for a loader whose transforms cannot run where `transforms_on` says."""
+    columns = route.columns
+    images: list[Any] = [c for c in columns.all if c.plan] if columns is not None else []
+    resident = columns.device if columns is not None else None
+
+    def refuse(rule: str, fault: str) -> None:
+        raise ValueError(make_message("transforms_on", f"{rule} for this loader", wanted, fault))
+
+    if resident is not None:
+        if wanted == "cpu" and images:
+            there = f"the data are on {resident}, where a kernel does it: dataset.to('cpu')"
+            refuse("'auto' or 'device'", there)
+        return
+    if wanted != "device":
+        return
+    rule = "'auto' or 'cpu'"
+    if columns is None:
+        refuse(rule, f"it takes path={route.path!r}: {route.why}")
+    if loader.device is None:
+        refuse(rule, "no device= is passed")
+    if loader.num_workers == 0:
+        refuse(rule, "num_workers is 0, and threads must fill what is uploaded")
+    for column in images:
+        if not column.plan.map_length:
+            refuse(
+                rule,
+                f"{column.name}: its transform does more than crop, pad, flip, resize once, change "
+                "colours, erase and cast, in this order, or pads before it resizes, or takes "
+                "images of several sizes",
+            )
+
+
 @dataclass
 class _Search:
     """A search for the route of a loader; arguments as for ``choose_route``.
@@ -125,28 +228,12 @@ class _Search:
 # ---- the routes, in the order in which they are asked; None: the next one is asked
 
 
-def _thread_route(search: _Search) -> Route | None:
-    if search.path != "thread":
-        return None
-    loader = search.loader
-    dataset, workers, context = loader.dataset, loader.num_workers, loader.multiprocessing_context
-    fault = ""
-    if workers == 0:
-        fault = "with num_workers=0; pass the number of threads"
-    elif context is not None:
-        fault = f"with multiprocessing_context={context!r}; leave it out"
-    elif isinstance(dataset, IterDataPipe | MapDataPipe):
-        fault = "a DataPipe, which asks in which worker process it is; use path='process'"
-    elif isinstance(dataset, IterableDataset) and workers > 1:
-        fault = f"an IterableDataset with num_workers={workers}: each thread would give all of "
-        fault += "it; pass num_workers=1, which reads ahead, or use path='process'"
-    refuse_if(fault, f"path='thread' cannot load {fault}")
-    return Route("thread", "path='thread' was asked for")
-
-
 def _route_that_was_asked_for(search: _Search) -> Route | None:
     path, workers = search.path, search.loader.num_workers
-    if path != "torch" and isinstance(search.loader.dataset, IterDataPipe | MapDataPipe):
+    if path == "thread":
+        if fault := _why_no_threads(search.loader):
+            raise ValueError(f"path='thread' cannot load {fault}")
+    elif path != "torch" and isinstance(search.loader.dataset, (IterDataPipe, MapDataPipe)):
         return Route("torch", "the dataset is a data pipe")
     if path in ("process", "sync") and path != search.other:
         fault = f"path={path!r} cannot load with num_workers={workers}"
@@ -158,37 +245,71 @@ def _route_that_was_asked_for(search: _Search) -> Route | None:
     return None
 
 
+def _why_no_threads(loader: DataLoader[Any]) -> str:
+    dataset, workers, context = loader.dataset, loader.num_workers, loader.multiprocessing_context
+    if workers == 0:
+        return "with num_workers=0; pass the number of threads"
+    if context is not None:
+        return f"with multiprocessing_context={context!r}; leave it out"
+    if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+        return "a DataPipe, which asks in which worker process it is; use path='process'"
+    if isinstance(dataset, IterableDataset) and workers > 1:
+        fault = f"an IterableDataset with num_workers={workers}: each thread would give all of "
+        return f"{fault}it; pass num_workers=1, which reads ahead, or use path='process'"
+    return ""
+
+
 def _array_route(search: _Search) -> Route | None:
-    loader, path = search.loader, search.path
-    for found in datasets_within(loader.dataset):
+    try:
+        return _take_arrays(search.loader, search.path, search.pin)
+    except NotCoveredError as error:
+        search.why = str(error)
+    for found in datasets_within(search.loader.dataset):
         # Python would run the transform slower, and with other random numbers, so the user must ask
         # for that path.
         if reason := look_up(found, "_untranslated", ""):  # of an ArrayDataset or a subclass
             remedy = f"use path={search.other!r}, which calls it for every sample"
-            raise ValueError(f"path={path!r} cannot load this: {reason}; {remedy}")
-    try:
-        return _take_arrays(loader, path, search.pin and loader.num_workers > 0)
-    except NotCoveredError as error:
-        search.why = str(error)
-    if path == "array":
+            raise ValueError(f"path={search.path!r} cannot load this: {reason}; {remedy}")
+    if search.path == "array":
         raise ValueError(f"path='array' cannot load this: {search.why}; use path='auto'")
     return None
 
 
 def _take_arrays(loader: DataLoader[Any], path: str, pin: bool) -> Route:
     """Raises NotCoveredError."""
+    workers, seeder = loader.num_workers, ""
     if replaced := _SAMPLE_METHODS.find_replaced():
         raise NotCoveredError(f"torch's {replaced} was replaced by another")
-    request, seeder = request_of(loader, path), ""
+    request = Request(
+        collate_fn=loader.collate_fn,
+        is_batched=loader._auto_collation,
+        sampler=loader.sampler,
+        has_ints=lambda: yields_ints(loader.sampler),
+        in_blocks=lambda: find_blocks(loader._index_sampler) is not None,
+        workers=workers,
+        in_order=loader.in_order,
+        has_init=workers > 0 and loader.worker_init_fn is not None,
+        is_asked=path == "array",
+        device=look_up(loader, "device"),
+        why_no_kernels=_why_no_kernels,
+    )
     if request.has_init and not (seeder := adapters().name_of_seeder(loader.worker_init_fn)):
         raise NotCoveredError("worker_init_fn runs in worker processes")
-    if loader.num_workers > 0 and loader.prefetch_factor == 0:
+    if workers > 0 and loader.prefetch_factor == 0:
         raise NotCoveredError("prefetch_factor is 0")
-    source = open_source(loader.dataset, request, pin)
-    if source.device is not None and not source.is_fetched:
-        check_resident(loader, source)
+    columns = open_columns(loader.dataset, request, pin and workers > 0)
+    if columns.device is not None and not columns.is_fetched:
+        from fastloop.loader.arrays.resident import check_resident
+
+        check_resident(loader, columns)
     does_nothing = f"; {seeder} has nothing to seed in threads of C" if seeder else ""
-    return Route("array", source.why + does_nothing, source)
+    return Route("array", columns.why + does_nothing, columns)
+
+
+def _why_no_kernels(device: torch.device) -> str:
+    from fastloop.loader.arrays.resident import why_no_kernels
+
+    return why_no_kernels(device)
 
 
 def _sample_route(search: _Search) -> Route | None:
@@ -207,7 +328,6 @@ def _sample_route(search: _Search) -> Route | None:
 
 
 _ROUTES: tuple[Callable[[_Search], Route | None], ...] = (
-    _thread_route,
     _route_that_was_asked_for,
     _array_route,
     _sample_route,

@@ -15,15 +15,16 @@ from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, FinalizerBase, ThreadPool, keep_heap
+from fastloop.base.machine import budget_of
 from fastloop.base.threads import NextLock, thread_pool
 from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
 from fastloop.data.collate import Collation, call_lent, make_collate
-from fastloop.data.epochs import datasets_within
+from fastloop.data.columns import datasets_within
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
-from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.resume.position import Position, ResumableIter
+from fastloop.device.destinations import Destination, find_destination, is_pinned_by_torch
+from fastloop.loader.resume.epoch import Position, ResumableIter
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
 _KILLED_S = 5.0  # for a worker after SIGTERM
@@ -34,6 +35,14 @@ _SIZE_ERRORS = ("stack expects each tensor to be equal size", "storage that is n
 # (batches, ns at work, ns waiting) of each worker, for threads also the ns they waited for the
 # interpreter lock; and fallbacks by reason.
 WorkerCounts = tuple[tuple[tuple[int, ...], ...], dict[str, int]]
+
+
+FIRST_DEPTH = 2  # torch's default of prefetch_factor
+
+
+class AutoDepth(int):
+    """``loader.prefetch_factor`` with "auto": torch's default to code that wants a number, and
+    still "auto" to a loader that is made anew from it."""
 
 
 class Shared:
@@ -55,7 +64,9 @@ class Shared:
         self.why = ""  # why the latest iterator is of its path
         self.left_collate: Any = None  # which C does not know
         self.noted: set[str] = set()  # how its iterators were made
-        self.place = ""  # where transforms run, where batches go to a device
+        # Of the latest array iterator: the CUDA device that batches are uploaded to or -1, whether
+        # the device finishes the transforms, and the argument transforms_on.
+        self.transforms_run: tuple[int, bool, str] = -1, False, "auto"
         self.changed = ""  # says that data were changed in place, once threads have noticed it
         # Of paths that run torch's iterators, and of pools that were replaced.
         self.counts: Counter[str] = Counter()
@@ -85,6 +96,26 @@ class Shared:
             self.fault = find_upload_fault(accelerator)
         memory = self.memory(is_shared, fields, index)
         return memory, find_destination(accelerator, memory.device >= 0, is_pinned)
+
+    def open_array_destination(
+        self, accelerator: Accelerator | None, is_pinned: bool, workers: int, fields: int
+    ) -> Destination | None:
+        """Return where batches of the array path arrive; None: in memory of ``memory``."""
+        # Without workers a copy by fastloop would wait for all that the loop has queued.
+        if accelerator is None or workers == 0:
+            return find_destination(accelerator, False, is_pinned)
+        return self.open_destination(accelerator, is_pinned, False, fields)[1]
+
+    def open_worker_destination(
+        self, loader: DataLoader[Any], accelerator: Accelerator | None
+    ) -> tuple[BatchPool, Destination | None]:
+        """Return what ``open_destination`` returns for worker processes."""
+        return self.open_destination(accelerator, is_pinned_by_torch(loader), is_shared=True)
+
+    def read_budget(self, loader: DataLoader[Any]) -> int:
+        """Return the bytes that batches in pinned memory may take."""
+        self.budget = budget_of(loader, self.budget)
+        return self.budget
 
     def memory(self, is_shared: bool, fields: int = 0, device: int = -1) -> BatchPool:
         """Return memory for batches of this many tensors, pinned for the device where it can be.
@@ -222,10 +253,10 @@ class SyncIter(SingleIter, LockedIter):
     """The iterator of torch without workers.
 
     Args:
-        has_own_collate: the collate is in C where torch's default is asked for.
+        uses_native_collate: fastloop's collate stands in for torch's default.
     """
 
-    def __init__(self, loader: DataLoader[Any], shared: Shared, has_own_collate: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], shared: Shared, uses_native_collate: bool) -> None:
         self._shared = shared
         self._begin_epoch(loader)
         states = self._epoch.states
@@ -238,7 +269,7 @@ class SyncIter(SingleIter, LockedIter):
                 states.reader.load_dataset()
         self._datasets.call(super().__init__, taken)
         self._dataset = self._dataset_fetcher.dataset = loader.dataset
-        is_tried = has_own_collate and self._auto_collation
+        is_tried = uses_native_collate and self._auto_collation
         found = Collation(self._dataset, self._collate_fn, is_tried, shared.collate_here)
         self._dataset_fetcher.collate_fn, self._collation = found.function, found
         shared.latest = weakref.ref(self)

@@ -19,9 +19,8 @@ from fastloop.data.columns import own
 from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.open import iterate_anew, open_iterator
-from fastloop.loader.resume.position import Position
-from fastloop.loader.route import is_users_own
+from fastloop.loader.resume.epoch import Position
+from fastloop.loader.route import drop_broken_workers, fast_iterator, is_users_own
 from fastloop.loader.shared import PlainIter, Shared, SyncIter, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
@@ -91,8 +90,8 @@ class LoaderSeam(Seam):
             if is_users_own(loader, shared.left_collate):
                 iterator = PlainIter(loader, shared)
             else:
-                torchs_own = functools.partial(before, loader)
-                iterator = open_iterator(loader, shared, torchs_own)
+                make_torch_iterator = functools.partial(before, loader)
+                iterator = fast_iterator(loader, "auto", shared, None, make_torch_iterator)
             how = _describe(loader, iterator, shared.why)
             loaders, epochs = self.served.get(how, (0, 0))
             self.served[how] = loaders + (how not in shared.noted), epochs + 1
@@ -109,7 +108,9 @@ class LoaderSeam(Seam):
                 self._seen.setdefault(loader)
                 if _overrides(loader):
                     self._leave(loader)
-            return iterate_anew(loader, functools.partial(before, loader))
+            if look_up(loader, "_iterator") is not None:
+                drop_broken_workers(loader)
+            return before(loader)
 
         return __iter__
 

@@ -25,7 +25,7 @@ from fastloop.base import checks
 from fastloop.base.machine import available_bytes, read_cpus, scheduled_ns
 from fastloop.base.nested import list_leaves
 from fastloop.base.shown import repr_html
-from fastloop.data.epochs import epochs_within
+from fastloop.data.columns import epochs_within
 from fastloop.tools import text
 from fastloop.tools.report.loader_source import find_remedy
 from fastloop.tools.user_step import explaining_step, keep_random_state, keep_state

@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, Subset, random_split
 from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, TokenDataset, _core
-from fastloop.loader.arrays.source import open_source, request_of
+from fastloop.loader.route import choose_route
 
 T, BATCH = 16, 5
 COUNTS = (400, 9, 300)
@@ -183,7 +183,7 @@ def test_narrow_tokens_travel_narrow_to_a_device(
 ) -> None:
     values = np.arange(100).astype(dtype)
     dataset = TokenDataset.from_buffers(values, np.array([0, 100]), T, **options)
-    table = open_source(dataset, request_of(DataLoader(dataset), "auto"), pin=False).table
+    table = choose_route(DataLoader(dataset), "auto", "").columns.table
     there = table.for_device()
     assert (there is not table) is is_narrow
     rows = dataset[0] if isinstance(dataset[0], tuple) else (dataset[0],)

@@ -16,7 +16,7 @@ import fastloop
 from fastloop.device import availability
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
-from fastloop.loader.open import fast_iterator
+from fastloop.loader.route import fast_iterator
 from fastloop.step.grad_list import GradList
 
 CUDA = torch.device("cuda", 0)

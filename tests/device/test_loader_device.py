@@ -31,7 +31,7 @@ from lazy_device import LazyAccelerator, LazyDevice
 from torch.utils.data import IterableDataset
 from torch.utils.data._utils import pin_memory
 
-import fastloop.loader.open
+import fastloop.loader.device_iter
 from fastloop import ArrayDataset, DataLoader, Stepper
 from fastloop import transforms as T
 from fastloop.device.accelerator import Accelerator
@@ -44,7 +44,9 @@ every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
     device = LazyDevice("copies-late")
-    monkeypatch.setattr(fastloop.loader.open, "open_accelerator", lambda _: LazyAccelerator(device))
+    monkeypatch.setattr(
+        fastloop.loader.device_iter, "open_accelerator", lambda _: LazyAccelerator(device)
+    )
     return device
 
 

@@ -7,7 +7,6 @@ from lazy_device import LazyAccelerator, LazyDevice
 from streams import OfDataset, OwnIterator
 
 import fastloop.loader.device_iter
-import fastloop.loader.open
 from fastloop import DataLoader, prefetch
 
 LENGTHS = {0: [9], 2: [5, 2]}
@@ -16,8 +15,9 @@ LENGTHS = {0: [9], 2: [5, 2]}
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> LazyDevice:
     device = LazyDevice("copies-late")
-    for module in (fastloop.loader.open, fastloop.loader.device_iter):
-        monkeypatch.setattr(module, "open_accelerator", lambda _: LazyAccelerator(device))
+    monkeypatch.setattr(
+        fastloop.loader.device_iter, "open_accelerator", lambda _: LazyAccelerator(device)
+    )
     return device
 
 

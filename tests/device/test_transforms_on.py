@@ -8,11 +8,11 @@ import torch
 from helpers import TorchLoader, bits
 from lazy_device import LazyAccelerator, LazyDevice
 
-import fastloop.loader.open
+import fastloop.loader.device_iter
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
 from fastloop.data import columns
-from fastloop.loader.arrays.source import open_source, request_of
+from fastloop.loader.route import choose_route
 
 COUNT = 30
 IMAGES = torch.randint(256, (COUNT, 3, 12, 10), dtype=torch.uint8)
@@ -85,7 +85,9 @@ def test_the_cpu_does_it_where_the_device_is_the_cpu() -> None:
 def test_the_cpu_does_it_where_no_kernel_can(disabled: str, monkeypatch: Any) -> None:
     monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", disabled)
     device = LazyDevice("copies-late")
-    monkeypatch.setattr(fastloop.loader.open, "open_accelerator", lambda _: LazyAccelerator(device))
+    monkeypatch.setattr(
+        fastloop.loader.device_iter, "open_accelerator", lambda _: LazyAccelerator(device)
+    )
     data = dataset()
     for where in ("auto", "cpu", "device"):
         loader = loader_of(data, transforms_on=where, device="cuda")
@@ -125,7 +127,7 @@ def test_explain_says_what_a_kernel_does() -> None:
 def test_a_table_for_a_device_takes_images_as_they_are() -> None:
     def table_of(transform: Any) -> Any:
         data = dataset(transform)
-        return open_source(data, request_of(DataLoader(data), "auto"), pin=False).table
+        return choose_route(DataLoader(data), "auto", "").columns.table
 
     table, computed = table_of(T.RandomHorizontalFlip()), table_of(TURNED)
     assert table.for_device() is table and table.for_device(True) is not table

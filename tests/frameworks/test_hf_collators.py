@@ -410,7 +410,7 @@ def test_code_that_is_not_known_is_left(
     monkeypatch.setattr(owner, name, lambda *a, **k: before(*a, **k))
     versions = [sys.modules[name].__version__ for name in ("transformers", "datasets")]
     of = f"transformers {versions[0]} with datasets {versions[1]}"
-    left = "C does not make the batches of DataCollatorWithPadding"
+    left = "fastloop does not accelerate batches of DataCollatorWithPadding"
     assert loader.stats().why == f"{left}: fastloop does not know {of}"
     with fastloop.patched("dataloader"):
         loaders = DataLoader(base().with_format("torch"), **options)

@@ -9,7 +9,7 @@ import torch
 import fastloop
 from fastloop import _core
 from fastloop.device.accelerator import open_accelerator
-from fastloop.loader.open import fast_iterator
+from fastloop.loader.route import fast_iterator
 from fastloop.step import grad_list
 
 DEVICE = "cuda"

@@ -12,7 +12,7 @@ from helpers import TorchLoader, assert_same
 from token_writers import some_tokens, write_llmc
 
 from fastloop import DataLoader, TokenDataset
-from fastloop.loader.arrays.source import open_source, request_of
+from fastloop.loader.route import choose_route
 
 PATHS = [("array", 0), ("array", 2), ("sync", 0), ("process", 2), ("torch", 0), ("torch", 2)]
 T, BATCH = 100, 7
@@ -28,7 +28,7 @@ def buffers(dtype: str, **options: Any) -> TokenDataset:
 
 def travels_narrow(data: TokenDataset) -> bool:
     """Whether the loader's threads fill its batches with narrow tokens."""
-    table = open_source(data, request_of(DataLoader(data), "auto"), pin=False).table
+    table = choose_route(DataLoader(data), "auto", "").columns.table
     return table.for_device() is not table
 
 

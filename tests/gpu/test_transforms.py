@@ -11,8 +11,7 @@ from helpers import TorchLoader, bits
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
 from fastloop.device.accelerator import open_accelerator
-from fastloop.loader.arrays.source import open_source, request_of
-from fastloop.loader.open import fast_iterator
+from fastloop.loader.route import choose_route, fast_iterator
 
 PATHS = [("array", 0), ("array", 2), ("sync", 0), ("process", 2), ("torch", 0), ("torch", 2)]
 every_path = pytest.mark.parametrize(("path", "workers"), PATHS)
@@ -50,7 +49,7 @@ def on_device(data: ArrayDataset, path: str, workers: int, **kwargs: Any) -> Any
 
 def travels_cut(data: ArrayDataset) -> bool:
     """Whether the loader's threads fill its batches with bytes."""
-    table = open_source(data, request_of(DataLoader(data), "auto"), pin=False).table
+    table = choose_route(DataLoader(data), "auto", "").columns.table
     return table.for_device() is not table
 
 

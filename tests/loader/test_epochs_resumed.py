@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader
 from fastloop.adapters import lightning
-from fastloop.loader.resume.state import State
+from fastloop.loader.resume.epoch import LoaderState
 
 
 def of_rank(rank: int = 0, path: str = "array-0", dataset: Any = None) -> Any:
@@ -230,7 +230,7 @@ def test_lightning_that_counts_an_epoch_as_trained(
         loader.sampler.set_epoch(told)
     else:
         loader, again = (make_loader(make_dataset(), "array-0") for _ in range(2))
-    monkeypatch.setattr(lightning, "as_counted", State.next_epoch)
+    monkeypatch.setattr(lightning, "as_counted", LoaderState.next_epoch)
     again.load_state_dict(saved(loader, 3))
     assert epochs_of(again) == {(told or 0) + 1}
 

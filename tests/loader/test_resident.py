@@ -35,7 +35,6 @@ from fastloop._core import Gatherer
 from fastloop.data import columns
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.loader.arrays import resident as resident_module
-from fastloop.loader.arrays import source as source_module
 from fastloop.loader.arrays.resident import ResidentIter
 
 N = 50
@@ -289,8 +288,7 @@ def test_tables_of_images_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
     """They are sent by iter(), and read by kernels of any stream."""
     streams, tables = Streams(), []
     monkeypatch.setattr(resident_module, "open_accelerator", lambda device: streams)
-    for module in (resident_module, source_module):
-        monkeypatch.setattr(module, "runs_kernels", lambda device: True)
+    monkeypatch.setattr(resident_module, "runs_kernels", lambda device: True)
 
     class Gatherer:
         def __init__(self, *args: Any) -> None:

@@ -51,7 +51,7 @@ def test_without_a_kernel_the_collate_makes_the_batches(collate: Any) -> None:
 
 
 def test_what_the_device_does_not_make_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastloop.loader.arrays.source.runs_kernels", lambda device: True)
+    monkeypatch.setattr("fastloop.loader.arrays.resident.runs_kernels", lambda device: True)
     assert path_and_why(data().to("cpu"), PadCollate()) == (
         "array",
         "ArrayDataset of tensors on cpu, PadCollate",

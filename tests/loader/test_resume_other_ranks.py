@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler, TokenDataset
 from fastloop.adapters import lightning
-from fastloop.loader.resume.state import State
+from fastloop.loader.resume.epoch import LoaderState
 
 SAMPLES = 203
 LENGTHS = [1 + i * 7 % 13 for i in range(SAMPLES)]
@@ -417,7 +417,7 @@ def test_a_dealt_state_is_a_copy_and_its_next_epoch_is_whole(monkeypatch: Any) -
     state["dealt"][0][0], state["fits"]["drop_last"] = 9, "?"
     state["set_epochs"].append(3)
     assert json.dumps(loader.state_dict()) == saved
-    monkeypatch.setattr(lightning, "as_counted", State.next_epoch)
+    monkeypatch.setattr(lightning, "as_counted", LoaderState.next_epoch)
     loader.load_state_dict(json.loads(saved))
     assert loader.state_dict()["dealt"] == []
     assert len(list(loader)) == len(loader)

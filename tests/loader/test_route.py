@@ -34,7 +34,7 @@ from torch.utils.data._utils import collate
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
-from fastloop.loader.arrays import blocks
+from fastloop.loader.arrays import iterator as array_iterator
 
 X = torch.arange(24.0).reshape(8, 3)
 Y = [1, 2]
@@ -477,7 +477,9 @@ def test_iter_reads_the_indices_of_a_sampler_once(monkeypatch: pytest.MonkeyPatc
     """A SubsetRandomSampler may have millions of them in a list."""
     sampler = torch.utils.data.SubsetRandomSampler([3, 1, 2])
     loader = DataLoader(TensorDataset(X), 2, sampler=sampler)
-    true_vector, reads = blocks.as_vector, []
-    monkeypatch.setattr(blocks, "as_vector", lambda found: reads.append(1) or true_vector(found))
+    true_vector, reads = array_iterator.as_vector, []
+    monkeypatch.setattr(
+        array_iterator, "as_vector", lambda found: reads.append(1) or true_vector(found)
+    )
     iter(loader)
     assert len(reads) == 1

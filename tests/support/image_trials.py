@@ -10,7 +10,7 @@ from upload_trials import each_way_with_workers
 
 from fastloop import ArrayDataset, DataLoader
 from fastloop import transforms as T
-from fastloop.loader.open import fast_iterator
+from fastloop.loader.route import fast_iterator
 
 
 def images_from_end_to_end() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 from upload_device import EAGER, LAZY, RANDOM, Device, FakeAccelerator, fake
 
-from fastloop.loader.open import fast_iterator
+from fastloop.loader.route import fast_iterator
 
 LENGTH = 40
 Pair = namedtuple("Pair", "image label")

@@ -13,7 +13,7 @@ from upload_device import Device, FakeAccelerator, expect, fake
 from upload_trials import each_way
 
 from fastloop import DataLoader, TokenDataset
-from fastloop.loader.open import fast_iterator
+from fastloop.loader.route import fast_iterator
 
 
 def token_loader(data: Any, workers: int, device: Device) -> tuple[Any, Any]:

@@ -235,7 +235,7 @@ def a_loader_from_end_to_end() -> None:
     """Every epoch of a loader, its state, and the pool that the next one finds."""
     from fastloop import ArrayDataset, DataLoader
     from fastloop.device.availability import has_uploads
-    from fastloop.loader.open import fast_iterator
+    from fastloop.loader.route import fast_iterator
 
     data = ArrayDataset(*SOURCES)
     for workers, seed, device, accelerator in each_way_with_workers():
@@ -273,7 +273,7 @@ def a_loader_from_end_to_end() -> None:
 def sequences_from_end_to_end() -> None:
     """Each batch is what the collate makes of its samples; numbers stay numbers."""
     from fastloop import ArrayDataset, DataLoader, PackCollate, PadCollate, RaggedArray
-    from fastloop.loader.open import fast_iterator
+    from fastloop.loader.route import fast_iterator
 
     ids = RaggedArray(torch.arange(400, dtype=torch.int32), [*range(0, 390, 10), 390, 400])
     data = ArrayDataset(input_ids=ids[:40], label=torch.arange(40))
@@ -394,7 +394,7 @@ def slots_cannot_be_pinned() -> None:
 def nothing_can_be_pinned() -> None:
     """torch uploads every batch, after one warning, and it is not tried again."""
     from fastloop import ArrayDataset, DataLoader
-    from fastloop.loader.open import fast_iterator
+    from fastloop.loader.route import fast_iterator
 
     loader: Any = DataLoader(ArrayDataset(*SOURCES), 7, num_workers=2)
     expected: Any = DataLoader(ArrayDataset(*SOURCES), 7, path="torch")

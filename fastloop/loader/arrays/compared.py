@@ -16,7 +16,7 @@ import torch
 from fastloop._core import ImageDraws
 from fastloop.compat.torch_parts import MapFetcher
 from fastloop.compat.verification import Verification, is_alone
-from fastloop.data.columns import Columns, NotCoveredError, leave_if
+from fastloop.data.columns import Columns, NotCoveredError
 from fastloop.loader.arrays.iterator import _LISTS, ArrayIter, make_batch
 
 _FIRST = 8  # samples of the first batch, which is compared once a process and plan
@@ -37,9 +37,11 @@ class Original:
     draws: ImageDraws | None = None
     is_same: Callable[[], bool] = lambda: True
 
-    def needs_indices(self, workers: int) -> bool:
-        """Tell whether batches are drawn or compared when their indices are known."""
-        return self.draws is not None or (workers == 0 and self.verification.every > 0)
+    def iterator_class(self, workers: int) -> type[ArrayIter]:
+        """Return the class of iterators: batches may be drawn or compared when their indices are
+        known."""
+        needs_indices = self.draws is not None or (workers == 0 and self.verification.every > 0)
+        return ComparedIter if needs_indices else ArrayIter
 
     def draw(self, rows: int, generator: torch.Generator) -> None:
         if self.draws is not None:
@@ -65,8 +67,9 @@ class Original:
                 self.compare(columns, rows, fetcher)
         except Exception as error:
             raise NotCoveredError(f"the original raises {type(error).__name__}") from error
-        is_other = self.verification.unchecked or self.verification.falls_back
-        leave_if(is_other, f"C's {self.verification.what} differed from {self.verification.whose}")
+        if self.verification.unchecked or self.verification.falls_back:
+            what, whose = self.verification.what, self.verification.whose
+            raise NotCoveredError(f"fastloop's {what} differed from {whose}")
 
 
 class ComparedIter(ArrayIter):
@@ -80,10 +83,10 @@ class ComparedIter(ArrayIter):
     _is_left = False
 
     def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
-        draws = self._source.original.draws
+        draws = self._columns.original.draws
         if draws is not None:
             draws.seed(int(self._base_seed), self._num_workers)
-        return self._drawing(self._source.original), _LISTS, None
+        return self._drawing(self._columns.original), _LISTS, None
 
     def _drawing(self, original: Original) -> Iterator[Any]:
         """Yield the indices of batches: lists for C, tuples for the original."""
@@ -95,7 +98,7 @@ class ComparedIter(ArrayIter):
             self._is_left = self._is_left or not original.is_same()
             if not self._is_left and original.verification.is_due(len(batch)) and is_alone():
                 with suppress(Exception):  # C raises it, too
-                    original.compare(self._source, batch, self._dataset_fetcher)
+                    original.compare(self._columns, batch, self._dataset_fetcher)
                 self._is_left = original.verification.falls_back
             if not self._is_left:
                 original.draw(len(batch), torch.default_generator)

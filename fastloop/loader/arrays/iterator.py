@@ -1,41 +1,239 @@
-"""The iterator of the array path: torch's base iterator over batches that C gathers."""
+"""The array path: the columns of one loader and their table, torch's samplers as blocks of indices,
+and torch's base iterator over batches that threads gather from the table.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
+from operator import methodcaller
 from typing import Any
 
 import torch
+from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
 
-from fastloop._core import ArrayLoader, BatchPool
+from fastloop._core import ArrayLoader, BatchPool, ImagePlan, SequenceColumn, Table
 from fastloop.base.checks import look_up
-from fastloop.base.machine import budget_of
 from fastloop.base.threads import count_alone
+from fastloop.compat import torch_parts
 from fastloop.compat.moves import tensors_in, watch
 from fastloop.compat.ranges import named, tools
-from fastloop.compat.requirements import kernels_are_disabled
-from fastloop.compat.torch_parts import MapFetcher, pin_memory
-from fastloop.data.columns import Columns
-from fastloop.data.epochs import EpochDataset
-from fastloop.data.samplers import ShuffleSampler
-from fastloop.device.accelerator import Accelerator
-from fastloop.device.destinations import Destination, find_destination
-from fastloop.loader.arrays.blocks import Block, find_blocks, rest_of_block
-from fastloop.loader.resume.position import LoaderEpoch, ResumableIter
-from fastloop.loader.resume.ranks import blocks_after
+from fastloop.compat.torch_parts import MapFetcher, Methods, difference, pin_memory
+from fastloop.data.columns import (
+    Column,
+    Columns,
+    NotCoveredError,
+    Request,
+    as_vector,
+    below_subsets,
+    columns_of,
+    find_collate,
+    gathers,
+    is_default_collate,
+    rows_of,
+)
+from fastloop.data.epochs import IteratorEpochs
+from fastloop.data.samplers import ShuffleSampler, distributed_order, permutation
+from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter, blocks_after
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
 
 
-def random_epoch(source: Columns, datasets: Any) -> int:
-    """Return the epoch of the random transforms of a dataset; `datasets` are the iterator's."""
-    epoch = source.dataset._epoch if isinstance(source.dataset, EpochDataset) else None
+# ---- the columns of one loader
+
+_LONGEST = 2**31 - 1  # bytes of a row that a device gathers
+
+
+def _columns_of_batches(dataset: Any, request: Request) -> tuple[Columns, str]:
+    """Return the columns of the batches that the collate function makes, and its name."""
+    collate_fn, default = request.collate_fn, torch_parts.default_collate
+    is_default = collate_fn is (default if request.is_batched else torch_parts.default_convert)
+    answer = None if is_default or not request.is_batched else find_collate(collate_fn)
+    # PadCollate and PackCollate collate fields without sequences by torch's default.
+    is_torchs = is_default_collate(default) or not request.is_batched
+    if not (is_torchs and (is_default or answer is not None)):
+        why = "collate_fn is not torch's default, or its registry was extended"
+        raise NotCoveredError(difference("collate") or why)
+    if answer is None:
+        return columns_of(dataset, request), "default collate"
+    if "__getitems__" in look_up(dataset, "__dict__", ()):
+        raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
+    name = look_up(collate_fn, "__name__", type(collate_fn).__name__)
+    return answer(collate_fn, dataset, request), name
+
+
+def open_columns(dataset: Any, request: Request, pin: bool) -> Columns:
+    """Return the columns of a loader's dataset with their table. Raises NotCoveredError.
+
+    Args:
+        dataset: any.
+        pin: threads will read ahead, so keep the storages of tensors from being resized.
+    """
+    name = type(dataset).__name__
+    dataset, subsets = below_subsets(dataset)
+    maps = tuple(map(rows_of, subsets))
+    try:
+        columns, how = _columns_of_batches(dataset, request)
+        columns.dataset = dataset
+        if not (request.is_batched or request.is_asked):
+            for column in columns.all:
+                if column.has_gaps:
+                    what = f"single samples of {column.name} have strides, which torch's keep"
+                    raise NotCoveredError(what)
+        if columns.device is None and (device := _find_device(columns)) is not None:
+            columns.device, columns.kind = device, f"tensors on {device}"
+        columns.why = f"{name} of {columns.kind}, {how}{columns.note}"
+        if columns.device is None:
+            fields = tuple(map(methodcaller("for_table", pin), columns.all))
+            columns.table = Table(torch.Tensor, fields)
+            watch(columns.table)
+    except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        raise NotCoveredError(str(error)) from error
+    if columns.original is not None:
+        columns.original.check(columns)
+    columns.maps += maps
+    return columns
+
+
+def _find_device(columns: Columns) -> torch.device | None:
+    """Return the device that the data lie on; None: host memory. Raises NotCoveredError."""
+    found: dict[torch.device, str] = {}  # and the name of the first column there
+    for column in columns.all:
+        source, device = column.source, torch.device("cpu")
+        if isinstance(source, tuple):
+            for array, _, _ in source:
+                if isinstance(array, torch.Tensor) and gathers(array.device):
+                    raise NotCoveredError(
+                        f"{column.name} is on {array.device}, within another dataset"
+                    )
+        values = source.sources[0] if isinstance(source, SequenceColumn) else source
+        if isinstance(values, torch.Tensor):
+            device = values.device
+        found.setdefault(device, column.name)
+    resident = list(filter(gathers, found))
+    if not resident:
+        return None
+    on = resident[0]
+    if len(found) > 1:
+        names = ", ".join(f"{name} is on {device}" for device, name in found.items())
+        raise NotCoveredError(f"the data lie on several devices: {names}")
+    for column in columns.all:
+        if fault := _why_not_gathered(column):
+            raise NotCoveredError(f"{column.name} is on {on}, and {fault}")
+    return on
+
+
+def _why_not_gathered(column: Column) -> str:
+    """Return why a device does not gather the rows of a column in its memory, or ""."""
+    source: Any = column.source
+    plan, is_sequence = column.plan, isinstance(source, SequenceColumn)
+    row = (source.sources[0] if is_sequence else source)[:1]
+    if plan is not None and not (isinstance(plan, ImagePlan) and plan.map_length > 0):
+        return "its transform computes pixels"
+    if not row.is_contiguous():
+        return "its rows are not contiguous"
+    if row.nbytes > _LONGEST:
+        return f"a row takes {row.nbytes:,} bytes"
+    if is_sequence and row.itemsize > 8:
+        return f"its sequences are of {row.dtype}"
+    return ""
+
+
+# ---- torch's samplers as blocks of int64 indices: their numbers, drawn at the same moments
+
+# A tensor or, for consecutive indices, a pair (first, count). It is drawn when the first batch that
+# needs it is asked for, because torch's samplers are generators and draw then.
+Block = torch.Tensor | tuple[int, int]
+
+
+def _sequential(sampler: Any) -> Iterator[Block]:
+    yield 0, len(sampler.data_source)
+
+
+def _random(sampler: Any) -> Iterator[Block]:
+    n = len(sampler.data_source)
+    generator = sampler.generator
+    if generator is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        generator = torch.Generator().manual_seed(seed)
+    whole, rest = divmod(sampler.num_samples, 32 if sampler.replacement else n)
+    if sampler.replacement:
+        for size in chain(repeat(32, whole), (rest,)):
+            draws = torch.randint(high=n, size=(size,), dtype=torch.int64, generator=generator)
+            yield draws.cpu()
+        return
+    for _ in range(whole):
+        yield permutation(n, generator)
+    yield permutation(n, generator)[:rest]
+
+
+def _subset(sampler: Any) -> Iterator[Block]:
+    indices = torch.from_numpy(as_vector(sampler.indices))
+    yield indices[permutation(len(indices), sampler.generator)]
+
+
+def _weighted(sampler: Any) -> Iterator[Block]:
+    how = sampler.weights, sampler.num_samples, sampler.replacement
+    yield torch.multinomial(*how, generator=sampler.generator).cpu()
+
+
+def _distributed(sampler: Any) -> Iterator[Block]:
+    indices, total = distributed_order(sampler), sampler.total_size
+    n = len(indices)
+    if not sampler.drop_last:
+        indices = indices.repeat(max(1, math.ceil(total / max(1, n))))
+    if sampler.drop_last or n <= total:
+        indices = indices[:total]
+    if (count := len(indices)) != total:
+        raise AssertionError(f"Number of indices ({count}) does not match total_size ({total})")
+    yield indices[sampler.rank : total : sampler.num_replicas].contiguous()
+
+
+_MAKERS: dict[type, Callable[[Any], Iterator[Block]]] = {
+    torch_data.SequentialSampler: _sequential,
+    torch_data.RandomSampler: _random,
+    torch_data.SubsetRandomSampler: _subset,
+    torch_data.WeightedRandomSampler: _weighted,
+    torch_data.DistributedSampler: _distributed,
+    ShuffleSampler: ShuffleSampler.blocks,
+}
+_ITERS = Methods(*((cls, "__iter__") for cls in (torch_data.BatchSampler, *_MAKERS)))
+
+
+def yields_ints(sampler: Any) -> bool:
+    """Tell whether a sampler is known here, by exact type, and yields integers alone."""
+    has_indices = type(sampler) is torch_data.SubsetRandomSampler
+    return type(sampler) in _MAKERS and not (has_indices and as_vector(sampler.indices) is None)
+
+
+def find_blocks(index_sampler: Any) -> Iterator[Block] | None:
+    """Return the blocks of a plain ``BatchSampler`` over a sampler known here.
+
+    None for any other; it is then iterated in Python. Nothing is drawn before the first block.
+    """
+    if type(index_sampler) is not torch_data.BatchSampler or _ITERS.find_replaced():
+        return None
+    sampler = index_sampler.sampler
+    return _MAKERS[type(sampler)](sampler) if yields_ints(sampler) else None
+
+
+def rest_of_block(block: Block, rows: int) -> Block:
+    """Return a block without its first rows."""
+    if isinstance(block, tuple):
+        first, count = block
+        return first + rows, count - rows
+    return block[rows:]
+
+
+def random_epoch(dataset: Any, datasets: IteratorEpochs) -> int:
+    """Return the epoch of a dataset's random numbers; `datasets` has the iterator's epochs."""
+    epoch = look_up(dataset, "_epoch") if datasets.epochs else None
     return (epoch and datasets.number_of(epoch)) or 0
 
 
@@ -92,8 +290,8 @@ def _level_of_program() -> int:
 
 
 class ArrayIter(ResumableIter):
-    """An iterator over batches that C gathers. Random numbers are drawn when torch draws them: the
-    base seed in ``__init__``, the permutation when the first index is needed."""
+    """An iterator over batches that threads gather. Random numbers are drawn when torch draws them:
+    the base seed in ``__init__``, the permutation when the first index is needed."""
 
     _shared: Shared
     _workers = ()  # torch's name for the worker processes
@@ -102,9 +300,9 @@ class ArrayIter(ResumableIter):
     def __init__(
         self,
         loader: DataLoader[Any],
-        source: Columns,
+        columns: Columns,
         shared: Shared,
-        accelerator: Accelerator | None,
+        accelerator: Any,
         is_live: bool = False,
     ) -> None:
         """Args: is_live: read the data when gathering, changed or not; ``path="array"`` asks so."""
@@ -113,24 +311,26 @@ class ArrayIter(ResumableIter):
         super().__init__(loader)
         if self._num_workers == 0 and self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
-        self._source = source
+        self._columns = columns
         self._transforms_on = look_up(loader, "transforms_on", "auto")
         self._prefetch_factor = loader.prefetch_factor
         # A single worker keeps the order in torch, too; here the consumer helps it.
         self._in_order = loader.in_order or self._num_workers == 1
-        self._fetches_singles = source.gives_views and self._num_workers == 0 and not is_live
+        self._fetches_singles = columns.gives_views and self._num_workers == 0 and not is_live
         self._versions: dict[torch.Tensor, int] = {}
         if self._num_workers > 0 and not is_live:
             # Workers see changes of shared tensors; torch counts none of inference tensors.
-            for tensor in tensors_in(source.table):
+            for tensor in tensors_in(columns.table):
                 if not (tensor.is_inference() or tensor.is_shared()):  # type: ignore[no-untyped-call]
                     self._versions[tensor] = tensor._version
-        self._destination = self._open_destination(accelerator)
-        # The budget is one of pinned memory; without workers no batch is made ahead of its use.
-        is_ahead = self._destination is not None and self._num_workers > 0
-        if is_ahead:
-            shared.budget = budget_of(loader, shared.budget)
-        self._budget = shared.budget if is_ahead else sys.maxsize
+        self._budget = sys.maxsize
+        if accelerator is not None or self._pin_memory:
+            self._destination = shared.open_array_destination(
+                accelerator, self._pin_memory, self._num_workers, columns.table.outputs
+            )
+            # The budget is one of pinned memory. Without workers no batch is made ahead of its use.
+            if self._destination is not None and self._num_workers > 0:
+                self._budget = shared.read_budget(loader)
         self._pin_memory = self._pin_memory and accelerator is None
         self._open_loader()
         # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
@@ -140,33 +340,25 @@ class ArrayIter(ResumableIter):
         else:
             self._restart()
 
-    def _open_destination(self, accelerator: Accelerator | None) -> Destination | None:
-        """Return where batches arrive; None: in the loader's own CPU memory."""
-        # Without workers a copy by C would wait for all that the loop has queued.
-        if accelerator is None or self._num_workers == 0:
-            return find_destination(accelerator, False, self._pin_memory)
-        fields = self._source.table.outputs
-        return self._shared.open_destination(accelerator, self._pin_memory, False, fields)[1]
-
     def _open_loader(self) -> None:
-        source, destination = self._source, self._destination
+        columns, destination = self._columns, self._destination
         fetcher = MapFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         if self._num_workers == 0:
-            self._dataset_fetcher = fetcher  # by torch's name, for others
+            self._dataset_fetcher = fetcher  # by torch's name, for other programs
         device = destination.index if destination is not None else -1
-        table = source.table
+        table = columns.table
         if device >= 0 and self._transforms_on != "cpu":
-            # Where C uploads, images stay bytes and tokens stay narrow: the device casts them.
+            # Images stay bytes and tokens stay narrow until the upload: the device casts them.
             table = table.for_device(self._transforms_on == "device")
             watch(table)
-        self._shared.place = self._name_place(device, table is not source.table)
+        self._shared.transforms_run = device, table is not columns.table, self._transforms_on
         self._is_closed = False
         self._array_loader = ArrayLoader(
             table=table,
-            pool=self._shared.memory(False, source.table.outputs, device),
+            pool=self._shared.memory(False, columns.table.outputs, device),
             fetch=partial(self._datasets.call, fetcher.fetch),
-            structure=source.structure,
-            maps=source.maps,
+            structure=columns.structure,
+            maps=columns.maps,
             workers=self._num_workers,
             prefetch=self._prefetch_factor or 1,
             in_order=self._in_order,
@@ -174,30 +366,15 @@ class ArrayIter(ResumableIter):
             timeout=self._timeout,
             destination=destination,
             budget=self._budget,
-            wrap=source.wrap,
+            wrap=columns.wrap,
         )
-
-    def _name_place(self, device: int, is_cut: bool) -> str:
-        """Return where transforms run, for ``stats().why``; "" without transforms or a device."""
-        if not any(column.plan for column in self._source.all):
-            return ""
-        if device >= 0 and is_cut:
-            what = "transforms" if self._transforms_on == "device" else "the transforms' last step"
-            return f"; {what} by a kernel on cuda:{device}"
-        if self._transforms_on != "device":
-            return "; transforms on the CPU" if device >= 0 else ""
-        disabled = "FASTLOOP_DISABLE_CUDA is set" if kernels_are_disabled() else ""
-        reason = self._shared.fault or disabled or "the device runs no kernel of fastloop"
-        return f"; transforms on the CPU, because {reason}"
-
-    @property
-    def _random_epoch(self) -> int:
-        return random_epoch(self._source, self._datasets)
 
     def _restart(self) -> None:
         if self._destination is not None:
             self._destination.check()
-        self._array_loader.restart(*self._open_indices(), self._random_epoch)
+        self._array_loader.restart(
+            *self._open_indices(), random_epoch(self._columns.dataset, self._datasets)
+        )
 
     def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
         """Return the first arguments of ``ArrayLoader.restart``."""
@@ -211,7 +388,8 @@ class ArrayIter(ResumableIter):
         return self._sampler_iter, _BATCHES if self._auto_collation else singles, None
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        self._warn_of_change()  # first: as an error it must leave everything as it was
+        if not first_iter:
+            self._warn_of_change()  # first: as an error it must leave all as it was
         super()._reset(loader, first_iter)
         # At the end of an epoch it closes, unless it is persistent; a forked child has none.
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
@@ -248,7 +426,9 @@ class ArrayIter(ResumableIter):
             count = block[1] if isinstance(block, tuple) else len(block)
             source = chain((rest_of_block(block, count - left),), source)
         self._open_loader()
-        self._array_loader.restart(source, kind, batch_sampler, self._random_epoch)
+        self._array_loader.restart(
+            source, kind, batch_sampler, random_epoch(self._columns.dataset, self._datasets)
+        )
         return True
 
     def _next_data(self) -> Any:

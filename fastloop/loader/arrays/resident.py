@@ -16,15 +16,20 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import Gatherer, ImagePlan, SequenceColumn, Windows
 from fastloop.base.nested import list_leaves
+from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.compat.tensors import DTYPES
 from fastloop.compat.torch_parts import SingleIter
-from fastloop.data.columns import Column, Columns, as_vector, count_from_0
-from fastloop.data.field import Array
+from fastloop.data.columns import Column, Columns, NotCoveredError, as_vector, count_from_0
 from fastloop.data.samplers import Vector
 from fastloop.device.accelerator import Accelerator, open_accelerator
-from fastloop.loader.arrays.blocks import Block, find_blocks
-from fastloop.loader.arrays.iterator import random_epoch, refuse_batches, skip_blocks
-from fastloop.loader.arrays.source import runs_kernels
+from fastloop.device.availability import fault_of, find_fault
+from fastloop.loader.arrays.iterator import (
+    Block,
+    find_blocks,
+    random_epoch,
+    refuse_batches,
+    skip_blocks,
+)
 from fastloop.loader.shared import LockedIter, Shared
 
 
@@ -33,7 +38,7 @@ def _send_tensor(accelerator: Accelerator, here: torch.Tensor) -> Any:
     return accelerator.move(here if accelerator.device.type == "cpu" else here.pin_memory())
 
 
-def _send(numbers: Array, accelerator: Accelerator) -> Any:
+def _send(numbers: Any, accelerator: Accelerator) -> Any:
     return _send_tensor(accelerator, torch.from_numpy(numbers))
 
 
@@ -46,12 +51,35 @@ def _new_tensor(column: Column, device: torch.device, count: int) -> torch.Tenso
     return torch.empty_strided(shape, steps, dtype=getattr(torch, plan.out_dtype), device=device)
 
 
+def runs_kernels(device: torch.device | None) -> bool:
+    """Tell whether kernels gather batches on a device; else torch's operations do. Warns once."""
+    return not kernels_are_disabled() and not find_fault(device, "gathers batches")
+
+
+def why_no_kernels(device: torch.device) -> str:
+    return "FASTLOOP_DISABLE_CUDA" if kernels_are_disabled() else fault_of(device)
+
+
+def check_resident(loader: DataLoader[Any], columns: Columns) -> None:
+    """Raise NotCoveredError for a loader whose batches the device of the data does not gather."""
+    where = f"the data are on {columns.device}"
+    if loader.num_workers > 0:
+        raise NotCoveredError(f"{where}, which gathers them with num_workers=0")
+    if loader.pin_memory:
+        raise NotCoveredError(f"{where}, and pin_memory is for data in host memory")
+    has_sequences = any(isinstance(column.source, SequenceColumn) for column in columns.all)
+    needs_kernels = has_sequences or any(column.plan for column in columns.all)
+    if needs_kernels and not runs_kernels(columns.device):
+        what = "sequences" if has_sequences else "a transform"
+        raise NotCoveredError(f"{where}, which runs no kernel of {what}")
+
+
 class ResidentIter(SingleIter, LockedIter):
     """An iterator over batches that their device gathers. Random numbers are drawn when torch draws
     them, on the CPU. Nothing waits for the device.
 
     Args:
-        source: columns that one device gathers.
+        columns: the columns, which one device gathers.
         accelerator: where the user wants batches; None: where the data are.
     """
 
@@ -60,18 +88,18 @@ class ResidentIter(SingleIter, LockedIter):
     def __init__(
         self,
         loader: DataLoader[Any],
-        source: Columns,
+        columns: Columns,
         shared: Shared,
         accelerator: Accelerator | None,
     ) -> None:
         self._shared = shared
         self._begin_epoch(loader)
         super().__init__(loader)
-        self._source = source
-        self._tensors: tuple[Any, ...] = tuple(column.source for column in source.all)
+        self._columns = columns
+        self._tensors: tuple[Any, ...] = tuple(column.source for column in columns.all)
         windows = self._tensors[0]  # of tokens: rows are then where these begin
         self._windows = windows if isinstance(windows, Windows) else None
-        self._accelerator = open_accelerator(cast(torch.device, source.device))
+        self._accelerator = open_accelerator(cast(torch.device, columns.device))
         device = self._accelerator.device
         self._is_there = accelerator is not None and accelerator.device == device
         self._in_c = runs_kernels(device)
@@ -90,14 +118,14 @@ class ResidentIter(SingleIter, LockedIter):
             self._blocks = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
 
     def _open_gatherer(self, device: torch.device) -> Gatherer:
-        source, index = self._source, device.index or 0
-        fields = [each for each in source.all if not isinstance(each.source, SequenceColumn)]
+        columns, index = self._columns, device.index or 0
+        fields = [each for each in columns.all if not isinstance(each.source, SequenceColumn)]
         self._has_sequences = len(fields) < len(self._tensors)
 
         def make(count: int) -> list[torch.Tensor]:
             return [_new_tensor(column, device, count) for column in fields]
 
-        regions: Any = source.dataset._register(index) if source.is_fetched else repeat(None)
+        regions: Any = columns.dataset._register(index) if columns.is_fetched else repeat(None)
         self._plans: list[Any] = [column.plan for column in fields if column.plan]
         tables = [np.frombuffer(plan.values(), np.uint8) for plan in self._plans]
         self._tables = [_send(table, self._accelerator) for table in tables]
@@ -110,7 +138,7 @@ class ResidentIter(SingleIter, LockedIter):
             each if isinstance(each, SequenceColumn) else next(given) for each in self._tensors
         )
         if self._windows is not None:
-            (tokens,), make, shift = source.dataset._resident()
+            (tokens,), make, shift = columns.dataset._resident()
             sources = ((tokens, shift),)
         memory = (make if self._in_c else None, torch.empty_like)
         empties = {
@@ -118,28 +146,28 @@ class ResidentIter(SingleIter, LockedIter):
             for number, dtype in DTYPES.items()
         }
         sequences = (partial(_send_tensor, self._accelerator), empties)
-        return Gatherer(torch.Tensor, memory, source.structure, sources, index, sequences)
+        return Gatherer(torch.Tensor, memory, columns.structure, sources, index, sequences)
 
     @property
     def is_on_device(self) -> bool:
         # Batches that torch's fetcher makes lie where the data do.
-        return self._is_there and (self._blocks is not None or not self._source.is_fetched)
+        return self._is_there and (self._blocks is not None or not self._columns.is_fetched)
 
     def _making(self) -> AbstractContextManager[Any]:
         """Return a context with the stream that makes batches. Reads over the link overlap with
         what the loop has queued."""
-        return self._accelerator.copy_stream() if self._source.is_fetched else nullcontext()
+        return self._accelerator.copy_stream() if self._columns.is_fetched else nullcontext()
 
     def _resolve(self, rows: Vector) -> Vector:
         """Return the rows of the data for indices of the dataset."""
-        for taken in reversed(self._source.maps):
+        for taken in reversed(self._columns.maps):
             rows = taken[count_from_0(rows, len(taken))]
         length = min(map(len, self._tensors))
         is_rest = len(self._rows_here) > self._taken
         self._length = max(self._length, length) if is_rest else length
         rows = count_from_0(rows, length)
         if self._windows is not None:
-            epoch = random_epoch(self._source, self._datasets)
+            epoch = random_epoch(self._columns.dataset, self._datasets)
             rows = self._windows.starts(rows, epoch).numpy()
         return np.require(rows, requirements="W")  # torch warns of others
 
@@ -179,7 +207,7 @@ class ResidentIter(SingleIter, LockedIter):
             self._sent = self._accelerator.record_event()  # behind the cat
 
     def _next_data(self) -> Any:
-        if not self._source.is_fetched:
+        if not self._columns.is_fetched:
             return self._make()
         self._accelerator.check()
         with self._making():
@@ -219,13 +247,13 @@ class ResidentIter(SingleIter, LockedIter):
         if self._auto_collation or type(indices) is list:
             return as_vector(indices), False
         # A single row of plain tensors there is a view of them.
-        is_made = self._windows is not None or self._plans or self._source.is_fetched
+        is_made = self._windows is not None or self._plans or self._columns.is_fetched
         return (as_vector([indices]), True) if is_made and type(indices) is int else (None, False)
 
     def _gather(self, first: int, count: int, is_single: bool) -> Any:
         """Return the batch of these rows of those that were read."""
         if self._windows is not None and not self._in_c:
-            made = self._source.dataset._gather(self._rows_here[first : first + count])
+            made = self._columns.dataset._gather(self._rows_here[first : first + count])
             return self._gatherer.arrange(made, is_single)
         maps = self._send_maps(first, count) if self._plans else ()
         rows = self._rows_here[first : first + count] if self._has_sequences else None
@@ -233,7 +261,10 @@ class ResidentIter(SingleIter, LockedIter):
 
     def _send_maps(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
         """Draw random parameters on the CPU. Return where pixels come from, on the device."""
-        rows, epoch = self._rows_here[first:][:count], random_epoch(self._source, self._datasets)
+        rows, epoch = (
+            self._rows_here[first:][:count],
+            random_epoch(self._columns.dataset, self._datasets),
+        )
         maps = [np.empty((count, plan.map_length), np.int32) for plan in self._plans]
         for plan, numbers in zip(self._plans, maps, strict=True):
             plan.map(rows, numbers, epoch)

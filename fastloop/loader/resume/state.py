@@ -1,5 +1,5 @@
-"""``State`` is where a loader stands, as ``state_dict()`` says it: how it is written, checked and
-compared with the loader that loads it.
+"""A ``LoaderState`` as the dict of ``state_dict()``: how the dict is written, checked and compared
+with the loader that loads it.
 
 The dict holds numbers, strings, lists and dicts only. Its keys and types are the same for every
 loader at all times, because torch.distributed.checkpoint loads into a state that is there. Its size
@@ -11,160 +11,92 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
-from torch.utils.data.distributed import DistributedSampler
-from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader
 
-from fastloop.base.checks import look_up, make_message, read_int, read_optional_int, refuse_if
+from fastloop.base.checks import look_up, make_message, read_int, read_optional_int
 from fastloop.data.epochs import EPOCHS
-from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler, read_ranks
-from fastloop.data.stateful import ReaderState, ReaderStates, has_place, is_stream, new_reader_state
+from fastloop.data.samplers import LengthBucketBatchSampler, read_ranks
+from fastloop.data.stateful import (
+    ReaderState,
+    ReaderStates,
+    has_cursor,
+    is_stream,
+    new_reader_state,
+)
+from fastloop.loader.resume.epoch import (
+    GENERATORS,
+    TORCH,
+    VERSION,
+    LoaderState,
+    generators_of,
+    sampler_with_epoch,
+    samplers_of,
+)
 
-VERSION = 1
-TORCH = "torch"  # the name of torch's global generator, which belongs to the program
-GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of generators
 MOMENTS = ("now", "iter", "next")  # at saving, before iter(sampler), before its first item
 
-SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, ShuffleSampler)
 _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
-
 _REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 _BATCHING = (BatchSampler, LengthBucketBatchSampler)
 _SNAPSHOT = {"_worker_snapshots": {}, "_last_yielded_worker_id": -1, "_base_seed": -1}
-
-Generators = dict[str, torch.Generator]
-RandomStates = dict[str, torch.Tensor]
-
-
-# ---- what a loader draws its order from
-
-
-def samplers_of(loader: DataLoader[Any]) -> tuple[Any, Any]:
-    """Return the sampler that yields batches (samples, with batch_size=None), and the one that it
-    takes indices from."""
-    outer = loader._index_sampler
-    return outer, look_up(outer, "sampler")
-
-
-def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
-    """Return the sampler that has set_epoch(), as DistributedSampler does, or None."""
-    for sampler in samplers_of(loader):
-        has_setter = callable(look_up(sampler, "set_epoch"))
-        if has_setter and type(look_up(sampler, "epoch")) is int:
-            return sampler
-    return None
-
-
-def generators_of(loader: DataLoader[Any]) -> Generators:
-    """Return the generators that an epoch's order may depend on, each once, by their owners."""
-    outer, inner = samplers_of(loader)
-    is_map = loader._dataset_kind == 0  # else the seeds of workers alone are drawn
-    found: Generators = {}
-    sampler = inner if type(outer) is BatchSampler else outer
-    is_given = type(sampler) in SEEDED and sampler.generator not in (None, torch.default_generator)
-    if is_map and not is_given and type(sampler) not in _SEEDLESS:
-        found[TORCH] = torch.default_generator
-    owners = (loader, outer, inner) if is_map else (loader,)
-    for name, owner in zip(GENERATORS[1:], owners, strict=False):
-        generator = look_up(owner, "generator")
-        known = torch.default_generator, *found.values()
-        if issubclass(type(generator), torch.Generator) and generator not in known:
-            found[name] = generator
-    return found
-
-
-def states_of(generators: Generators) -> RandomStates:
-    """Return the states that generators have now."""
-    return {name: generator.get_state() for name, generator in generators.items()}
 
 
 # ---- the dict
 
 
-@dataclass
-class State:
-    """The place of a loader: in the middle of an epoch, or before one that has yet to begin."""
+def to_dict(state: LoaderState) -> dict[str, Any]:
+    """Return the dict of ``state_dict()``, which shares nothing with this state."""
+    readers = _write_readers(state.readers)
+    found = {**vars(state), **(deepcopy(readers) if state.readers.readers else readers)}
+    del found["readers"], found["is_spent"]
+    for name in ("fits", "set_epochs", "joined"):
+        found[name] = found[name].copy()  # joined is empty but in a dict
+    found["dealt"] = [list(before) for before in state.dealt]
+    found["generators"] = {}
+    for moment in MOMENTS:
+        states = state.generators.get(moment, {})
+        texts = {name: each.numpy().tobytes().hex() for name, each in states.items()}
+        found["generators"][moment] = dict.fromkeys(GENERATORS, "") | texts
+    return found
 
-    epoch: int = 0
-    yielded: int = 0
-    begun: bool = False
-    draws_base_seed: bool = True  # the next new epoch does
-    draws_each_epoch: bool = True  # those after it do
-    not_resumable: str = ""  # why the epoch cannot go on in the middle; "": it can
-    dealt: list[list[int]] = field(default_factory=list)  # samplers.Dealt; `yielded` counts anew
-    sampler_epoch: int = -1  # -1: the sampler has none
-    random_epoch: int = 0  # of datasets' random numbers; before an epoch the lowest it may have
-    set_epochs: list[int | None] = field(default_factory=list)  # by set_epoch(), of each dataset
-    fits: dict[str, str] = field(default_factory=dict)  # as describe() returns it
-    generators: dict[str, RandomStates] = field(default_factory=dict)  # at each of MOMENTS
-    rank: int = 0  # that saved it, where the dataset has a place of its own
-    joined: list[dict[str, Any]] = field(default_factory=list)  # of each rank, by join_states()
-    readers: ReaderStates = field(default_factory=ReaderStates)
-    version: int = VERSION
-    is_spent: bool = False  # no batch of the epoch is left, whatever was yielded; not in the dict
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the dict of ``state_dict()``, which shares nothing with this state."""
-        readers = _write_readers(self.readers)
-        found = {**vars(self), **(deepcopy(readers) if self.readers.readers else readers)}
-        del found["readers"], found["is_spent"]
-        for name in ("fits", "set_epochs", "joined"):
-            found[name] = found[name].copy()  # joined is empty but in a dict
-        found["dealt"] = [list(before) for before in self.dealt]
-        found["generators"] = {}
-        for moment in MOMENTS:
-            states = self.generators.get(moment, {})
-            texts = {name: state.numpy().tobytes().hex() for name, state in states.items()}
-            found["generators"][moment] = dict.fromkeys(GENERATORS, "") | texts
-        return found
+def from_dict(saved: Any, loader: DataLoader[Any]) -> LoaderState:
+    """Return the state in a dict of ``to_dict()``. Other keys, as accelerate's, are ignored.
 
-    @classmethod
-    def from_dict(cls, saved: Any, loader: DataLoader[Any]) -> State:
-        """Return the state in a dict of ``to_dict()``. Other keys, as accelerate's, are ignored.
+    Args:
+        loader: each state of a generator is tried on one of the same device.
 
-        Args:
-            loader: each state of a generator is tried on one of the same device.
-
-        Raises:
-            TypeError: the dict or a part of it has the wrong type.
-            ValueError: the dict was not made by ``to_dict()``, or is damaged.
-        """
-        like = State(fits=describe(loader)).to_dict()
-        like = {name: part for name, part in like.items() if part is not None}
-        _check("state", saved, like)
-        if saved["version"] != VERSION:
-            _refuse("state['version']", str(VERSION), saved["version"])
-        if saved["yielded"] > 0 and not saved["begun"]:
-            _refuse("state['yielded']", "0 where no epoch has begun", saved["yielded"])
-        for number in saved["set_epochs"]:
-            read_optional_int("state['set_epochs']: each", number, 0, EPOCHS - 1, _REMEDY)
-        for before in saved["dealt"]:
-            are_ints = isinstance(before, list) and all(type(count) is int for count in before)
-            is_right = are_ints and len(before) == 3 and max(before) < 2**31
-            if not is_right or min(before[0], before[1] + 1, before[2]) < 1:
-                _refuse("state['dealt']: each", "[ranks, batch_size, batches]", before)
-        own = {name: deepcopy(saved[name]) for name in like.keys() - {"_snapshot"}}
-        state = cls(**own, readers=deepcopy(_read_readers(saved)))
-        if saved["generators"].keys() != set(MOMENTS):
-            _refuse("state['generators']", f"about {MOMENTS}", [*saved["generators"]])
-        generators = {TORCH: torch.default_generator, **generators_of(loader)}
-        state.generators = {
-            moment: {name: _decode(name, text, generators) for name, text in texts.items() if text}
-            for moment, texts in saved["generators"].items()
-        }
-        return state
-
-    def next_epoch(self) -> State:
-        """Return the state before the epoch that follows."""
-        state = replace(self, epoch=self.epoch + 1, random_epoch=self.random_epoch + 1)
-        sampler_epoch = self.sampler_epoch + (self.sampler_epoch >= 0)
-        state = replace(state, yielded=0, begun=False, not_resumable="", dealt=[])
-        return replace(state, sampler_epoch=sampler_epoch)
+    Raises:
+        TypeError: the dict or a part of it has the wrong type.
+        ValueError: the dict was not made by ``to_dict()``, or is damaged.
+    """
+    like = to_dict(LoaderState(fits=describe(loader)))
+    like = {name: part for name, part in like.items() if part is not None}
+    _check("state", saved, like)
+    if saved["version"] != VERSION:
+        _refuse("state['version']", str(VERSION), saved["version"])
+    if saved["yielded"] > 0 and not saved["begun"]:
+        _refuse("state['yielded']", "0 where no epoch has begun", saved["yielded"])
+    for number in saved["set_epochs"]:
+        read_optional_int("state['set_epochs']: each", number, 0, EPOCHS - 1, _REMEDY)
+    for before in saved["dealt"]:
+        are_ints = isinstance(before, list) and all(type(count) is int for count in before)
+        is_right = are_ints and len(before) == 3 and max(before) < 2**31
+        if not is_right or min(before[0], before[1] + 1, before[2]) < 1:
+            _refuse("state['dealt']: each", "[ranks, batch_size, batches]", before)
+    own = {name: deepcopy(saved[name]) for name in like.keys() - {"_snapshot"}}
+    state = LoaderState(**own, readers=deepcopy(_read_readers(saved)))
+    if saved["generators"].keys() != set(MOMENTS):
+        _refuse("state['generators']", f"about {MOMENTS}", [*saved["generators"]])
+    generators = {TORCH: torch.default_generator, **generators_of(loader)}
+    state.generators = {
+        moment: {name: _decode(name, text, generators) for name, text in texts.items() if text}
+        for moment, texts in saved["generators"].items()
+    }
+    return state
 
 
 def check_dict(name: str, saved: Any, keys: Container[str] | None = None) -> None:
@@ -172,7 +104,7 @@ def check_dict(name: str, saved: Any, keys: Container[str] | None = None) -> Non
 
     Args: keys: those that it must have; None: all.
     """
-    like = {key: part for key, part in State().to_dict().items() if part is not None}
+    like = {key: part for key, part in to_dict(LoaderState()).items() if part is not None}
     _check(name, saved, {key: like[key] for key in like if keys is None or key in keys})
 
 
@@ -187,11 +119,12 @@ def _check(name: str, value: Any, like: Any) -> None:
     elif like is not None and not isinstance(value, type(like)):
         raise TypeError(make_message(name, f"a {type(like).__name__}", value, _REMEDY))
     for key, part in like.items() if isinstance(like, dict) else ():
-        refuse_if(key not in value, f"{name} has no {key!r}; {_REMEDY}")
+        if key not in value:
+            raise ValueError(f"{name} has no {key!r}; {_REMEDY}")
         _check(f"{name}[{key!r}]", value[key], part)
 
 
-def _decode(name: str, text: str, generators: Generators) -> torch.Tensor:
+def _decode(name: str, text: str, generators: dict[str, torch.Generator]) -> torch.Tensor:
     try:
         state = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
         if name in generators:  # else find_differences() says that it is absent
@@ -259,12 +192,12 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
         # The length of a LengthBucketBatchSampler differs from epoch to epoch.
         facts[f"{name}_length"] = look_up(sampler, "fingerprint") or length_of(sampler)
     facts.update({f"sampler.{name}": look_up(items, name) for name in _SETTINGS})
-    has_own = is_stream(loader.dataset) or has_place(loader.dataset)
+    has_own = is_stream(loader.dataset) or has_cursor(loader.dataset)
     facts["ranks"] = read_ranks()[0] if has_own else None
     return {n: str(fact) if type(fact) in (bool, int, str) else "" for n, fact in facts.items()}
 
 
-def find_differences(loader: DataLoader[Any], state: State) -> list[str]:
+def find_differences(loader: DataLoader[Any], state: LoaderState) -> list[str]:
     """Return why a loader is not the one that `state` was saved of; [] if it may be."""
     here = describe(loader)
 
@@ -272,7 +205,7 @@ def find_differences(loader: DataLoader[Any], state: State) -> list[str]:
         text = f"{name} is {there or 'absent'} in the state and {here or 'absent'} here"
         return text + " (load DataLoader.join_states() of all ranks)" * (name == "ranks")
 
-    if state.readers.has_states and not has_place(loader.dataset):
+    if state.readers.has_states and not has_cursor(loader.dataset):
         name = type(loader.dataset).__name__
         return [f"the state has states of a dataset, and {name} has no load_state_dict()"]
     found = [differ(n, state.fits[n], here[n]) for n in here if state.fits[n] != here[n]]

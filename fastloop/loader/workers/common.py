@@ -22,7 +22,7 @@ from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later, interrupts_held
 from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
-from fastloop.loader.shared import CLOSED, LockedIter, Shared
+from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, LockedIter, Shared
 from fastloop.loader.workers.batch_pickle import Order
 from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
 
@@ -356,13 +356,7 @@ class WorkerIter(MultiIter, LockedIter):
     __del__ = FinalizerBase.__del__  # torch's own stands before it
 
 
-FIRST_DEPTH = 2  # torch's default
 _DEEPEST = 16
-
-
-class AutoDepth(int):
-    """``loader.prefetch_factor`` with "auto": torch's default to code that wants a number, and
-    still "auto" to a loader that is made anew from it."""
 
 
 class QueueDepth:

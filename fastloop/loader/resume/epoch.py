@@ -1,0 +1,513 @@
+"""The epochs of a loader, as ``iter()`` needs them. A loader's ``Position`` is its latest epoch and
+the ``LoaderState`` that the next ``iter()`` begins from. A ``LoaderEpoch`` is one pass of an
+iterator over the sampler, from the beginning or from the middle. ``ResumableIter`` is the base of
+iterators that have an epoch. ``saving.py`` writes and loads states.
+
+A sampler draws from generators. An epoch notes their states twice: before ``iter(sampler)``, and
+before the first item is asked for. A resumed epoch draws again from these states and skips the
+batches that were yielded; no sample is loaded for that. This code runs once an epoch, on the thread
+that iterates.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Any, cast
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
+
+from fastloop._core import FinalizerBase
+from fastloop.base.checks import look_up
+from fastloop.base.interrupts import interrupt_later
+from fastloop.base.threads import NextLock
+from fastloop.compat.torch_parts import BaseIter, call_as_torch
+from fastloop.data.columns import epochs_within
+from fastloop.data.epochs import NO_EPOCHS, IteratorEpochs
+from fastloop.data.samplers import (
+    Dealt,
+    EpochSampler,
+    LengthBucketBatchSampler,
+    ShuffleSampler,
+    distributed_order,
+)
+from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_cursor, is_stream
+
+VERSION = 1
+TORCH = "torch"  # the name of torch's global generator, which belongs to the program
+GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of generators
+
+_SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, ShuffleSampler)
+# The iter() of these samplers draws nothing. They draw when they are asked for the first item.
+_LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
+
+Generators = dict[str, torch.Generator]
+RandomStates = dict[str, torch.Tensor]
+
+
+@dataclass
+class LoaderState:
+    """The position of a loader: in the middle of an epoch, or before an epoch that has yet to
+    begin."""
+
+    epoch: int = 0
+    yielded: int = 0
+    begun: bool = False
+    draws_base_seed: bool = True  # the next new epoch does
+    draws_each_epoch: bool = True  # the epochs after the next do
+    not_resumable: str = ""  # why the epoch cannot go on in the middle; "": it can
+    dealt: list[list[int]] = field(default_factory=list)  # samplers.Dealt; `yielded` counts anew
+    sampler_epoch: int = -1  # -1: the sampler has none
+    random_epoch: int = 0  # of datasets' random numbers; before an epoch the lowest it may have
+    set_epochs: list[int | None] = field(default_factory=list)  # by set_epoch(), of each dataset
+    fits: dict[str, str] = field(default_factory=dict)  # as state.describe() returns it
+    generators: dict[str, RandomStates] = field(default_factory=dict)  # at each of state.MOMENTS
+    rank: int = 0  # that saved it, if the dataset has a position of its own
+    joined: list[dict[str, Any]] = field(default_factory=list)  # of each rank, by join_states()
+    readers: ReaderStates = field(default_factory=ReaderStates)
+    version: int = VERSION
+    is_spent: bool = False  # the epoch has no batch left, whatever was yielded; not in the dict
+
+    def next_epoch(self) -> LoaderState:
+        """Return the state before the epoch that follows."""
+        state = replace(self, epoch=self.epoch + 1, random_epoch=self.random_epoch + 1)
+        sampler_epoch = self.sampler_epoch + (self.sampler_epoch >= 0)
+        state = replace(state, yielded=0, begun=False, not_resumable="", dealt=[])
+        return replace(state, sampler_epoch=sampler_epoch)
+
+
+# ---- what a loader draws its order from
+
+
+def samplers_of(loader: DataLoader[Any]) -> tuple[Any, Any]:
+    """Return the sampler that yields batches (samples, with batch_size=None), and the sampler that
+    it takes indices from."""
+    outer = loader._index_sampler
+    return outer, look_up(outer, "sampler")
+
+
+def sampler_with_epoch(loader: DataLoader[Any]) -> Any:
+    """Return the sampler that has set_epoch(), as DistributedSampler does, or None."""
+    outer = loader._index_sampler
+    for sampler in (outer, look_up(outer, "sampler")):
+        has_setter = callable(look_up(sampler, "set_epoch"))
+        if has_setter and type(look_up(sampler, "epoch")) is int:
+            return sampler
+    return None
+
+
+def generators_of(loader: DataLoader[Any]) -> Generators:
+    """Return the generators that an epoch's order may depend on, each once, by their owners."""
+    outer = loader._index_sampler
+    inner = look_up(outer, "sampler")
+    is_map = loader._dataset_kind == 0  # else the seeds of workers alone are drawn
+    found: Generators = {}
+    sampler = inner if type(outer) is BatchSampler else outer
+    is_given = type(sampler) in _SEEDED and sampler.generator not in (None, torch.default_generator)
+    if is_map and not is_given and type(sampler) not in _SEEDLESS:
+        found[TORCH] = torch.default_generator
+    owners = (loader, outer, inner) if is_map else (loader,)
+    for name, owner in zip(GENERATORS[1:], owners, strict=False):
+        generator = look_up(owner, "generator")
+        known = torch.default_generator, *found.values()
+        if issubclass(type(generator), torch.Generator) and generator not in known:
+            found[name] = generator
+    return found
+
+
+def states_of(generators: Generators) -> RandomStates:
+    """Return the states that generators have now."""
+    return {name: generator.get_state() for name, generator in generators.items()}
+
+
+@contextmanager
+def _restoring(*generators: torch.Generator) -> Iterator[None]:
+    """Give generators back the states that they have now, at the end of the block."""
+    before = [generator.get_state() for generator in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+# ---- the rest of an epoch
+
+
+def _count_passed(dealt: Dealt) -> int:
+    return sum(ranks * size * batches for ranks, size, batches in dealt)
+
+
+def count_rest(sampler: Any, ranks: int, dealt: Dealt) -> int:
+    """Return the rows of each rank, after what ranks before have had."""
+    is_ours = type(sampler) is ShuffleSampler
+    rest = (sampler.length if is_ours else len(sampler.dataset)) - _count_passed(dealt)
+    return rest // ranks if getattr(sampler, "drop_last", False) else -(-rest // ranks)
+
+
+def blocks_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[torch.Tensor]:
+    """Yield the rows of a rank, without the first ones, after what ranks before have had. Padding
+    is the beginning of the epoch's order, as torch's is."""
+    passed = _count_passed(dealt)
+    if type(sampler) is ShuffleSampler:
+        yield from sampler.blocks(first, passed)
+        return
+    order, ranks = distributed_order(sampler), sampler.num_replicas
+    rounds = torch.arange(first, max(count_rest(sampler, ranks, dealt), first), device="cpu")
+    yield order[(passed + sampler.rank + rounds * ranks) % len(order)]
+
+
+def _items_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[Any]:
+    """Return the items of a sampler as ``blocks_after`` yields its rows."""
+    if isinstance(sampler, LengthBucketBatchSampler):
+        return sampler.iter_from(first, dealt)
+    is_batched = type(sampler) is BatchSampler
+    inner: Any = sampler.sampler if is_batched else sampler
+    blocks = blocks_after(inner, dealt, first * (sampler.batch_size if is_batched else 1))
+    rows = chain.from_iterable(block.tolist() for block in blocks)
+    return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last)) if is_batched else rows
+
+
+def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
+    """Return the items of a sampler without the items of batches that were yielded."""
+    sampler, count = epoch.sampler, epoch.skipped
+    if epoch.state.dealt:
+        return _items_after(sampler, epoch.state.dealt, count)
+    if epoch.is_stream or count == 0:
+        return items  # the items of a stream are all alike
+    is_batched = type(sampler) is BatchSampler
+    inner = sampler.sampler if is_batched else sampler
+    if isinstance(inner, EpochSampler) and type(inner).__iter__ is EpochSampler.__iter__:
+        if not is_batched:
+            return inner.iter_from(count)
+        rows = inner.iter_from(min(count * sampler.batch_size, len(cast(Any, inner))))
+        return iter(BatchSampler(rows, sampler.batch_size, sampler.drop_last))
+    passed = sum(1 for _ in islice(items, count))
+    if passed < count:
+        name = type(sampler).__name__
+        text = f"the state counts {count} batches, but the sampler ({name}) ended after {passed}"
+        raise ValueError(f"{text}; set it to where it began, or do not load the state")
+    return items
+
+
+class LoaderEpoch:
+    """One pass of an iterator over the sampler.
+
+    Args:
+        loader: whose iterator begins.
+        position: of the loader.
+        datasets: the epochs of the iterator's datasets, which begin here.
+        has_states: the iterator asks the dataset for its states, if the loader has a state.
+
+    Attributes:
+        state: where the epoch begins.
+        is_resumed: `state` was saved in this epoch, after its order was drawn.
+        draws_seed: whether a base seed is drawn. None: as torch's iterator does by itself.
+        kept_seed: the base seed of persistent workers that the iterator replaces; None: none.
+        lent: the state of torch's generator for the draws that begin this epoch.
+        states: the states of the dataset, if it has a position of its own.
+        iterator: returns the iterator that the loop has.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        position: Position,
+        datasets: IteratorEpochs,
+        has_states: bool,
+    ) -> None:
+        start, self.kept_seed = position.start, position.kept_seed
+        is_new = position.is_loaded and not start.begun
+        self.sampler: Any = loader._index_sampler
+        # If nobody can ask for a state, the user's objects are not asked what resuming alone needs.
+        is_asked, is_kept = position.can_be_asked, self.kept_seed is not None
+        if is_asked and position.dataset is not loader.dataset:
+            position.look_at(loader.dataset)
+        self.batch_size = look_up(self.sampler, "batch_size") if is_asked else None
+        self.with_epoch: Any = None
+        if is_asked or datasets.epochs:
+            self.with_epoch = sampler_with_epoch(loader)
+        self.generators = generators_of(loader) if is_asked or is_kept else {}
+        self.is_stream = is_stream(loader.dataset) if not is_asked else position.is_stream
+        self.is_resumed, self.is_over = start.begun, False
+        self.iterator: Callable[[], Any] = lambda: None
+        self.draws_seed: bool | None = None  # it was drawn before the state was saved
+        set_epochs = [epoch.users for epoch in datasets.epochs] if datasets.epochs else []
+        if start.begun:
+            self.state = replace(start)
+            if len(start.set_epochs) != len(set_epochs):  # the state is of other datasets
+                self.state.set_epochs = set_epochs
+        else:
+            number = start.random_epoch
+            if self.with_epoch is not None:
+                number = max(number, look_up(self.with_epoch, "epoch", 0))
+            self.state = LoaderState(
+                start.epoch, begun=True, random_epoch=number, set_epochs=set_epochs
+            )
+            if is_new:
+                self.draws_seed = start.draws_base_seed
+            elif is_kept:
+                self.draws_seed = False
+            elif position.draws_each_epoch is not None:
+                self.draws_seed = position.draws_otherwise(loader)
+        self.lent = position.torch_state_to_lend() if is_new else None
+        self.states: DatasetStates | None = None
+        if is_asked and has_states and position.has_cursor:
+            readers = fit_readers(loader, start.readers) if position.is_loaded else ReaderStates()
+            self.states = DatasetStates(loader, readers, is_new)
+        if datasets.epochs:
+            datasets.begin(self.state.set_epochs, self.state.random_epoch)
+        self.skipped = self.yielded = self.state.yielded
+        self.at_iter = self.state.generators.get("iter", {})
+        self.at_next = self.state.generators.get("next", {})
+
+    def _enter_sampler_epoch(self) -> None:
+        """Note the sampler's epoch; a resumed one is set again, whatever set_epoch() said since."""
+        if not self.is_resumed:
+            self.state.sampler_epoch = look_up(self.with_epoch, "epoch", -1)
+        elif look_up(self.with_epoch, "epoch") != self.state.sampler_epoch >= 0:
+            self.with_epoch.set_epoch(self.state.sampler_epoch)
+
+    def _set_generators(self, states: Mapping[str, torch.Tensor]) -> None:
+        for name, state in states.items():
+            self.generators[name].set_state(state)
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Lend torch's generator the state that it had when the state was saved, for draws that
+        begin an epoch as it would have begun there."""
+        if self.lent is None:
+            yield
+            return
+        with _restoring(torch.default_generator):
+            torch.default_generator.set_state(self.lent)
+            yield
+            self.lent = torch.default_generator.get_state()
+
+    def drawing_iter(self) -> AbstractContextManager[None]:
+        """Return the context of ``iter(sampler)``. The draw of a base seed may be in it."""
+        if self.with_epoch is not None:
+            self._enter_sampler_epoch()
+        if self.is_resumed:
+            return self._drawing_again()
+        if self.lent is not None:
+            return self._drawing_lent()
+        if self.generators and type(self.sampler) not in _LAZY:
+            self.at_iter = states_of(self.generators)
+        return nullcontext()
+
+    @contextmanager
+    def _drawing_lent(self) -> Iterator[None]:
+        with self.lending():
+            if type(self.sampler) not in _LAZY:
+                self.at_iter = states_of(self.generators)
+            yield
+
+    @contextmanager
+    def _drawing_again(self) -> Iterator[None]:
+        # A finished epoch draws nothing: loading has set the states after it.
+        over = self.generators.values() if self.state.is_spent else ()
+        with _restoring(torch.default_generator, *over):
+            if not self.state.is_spent:
+                self._set_generators(self.at_iter)
+            yield
+
+    def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
+        """Yield one iterator over the rest of `source`; runs when the first item is asked for.
+
+        Args: skip: takes this epoch and `source`, and leaves out the items yielded already.
+        """
+        if self.is_resumed or self.lent is not None:
+            yield from self._remaining_again(source, skip)
+            return
+        if type(self.sampler) in _LAZY and self.with_epoch is not None:
+            self._enter_sampler_epoch()
+        if self.generators:
+            self.at_next = states_of(self.generators)
+        yield source
+
+    def _remaining_again(self, source: Any, skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
+        if self.state.is_spent:
+            return
+        first: list[Any] = []
+        # A state saved before the first item was drawn has none of torch's own generator: the draw
+        # is then still to come, from the program's numbers.
+        is_kept = self.is_resumed and TORCH in self.at_next
+        with self.lending(), _restoring(*((torch.default_generator,) if is_kept else ())):
+            if self.with_epoch is not None and (self.is_resumed or type(self.sampler) in _LAZY):
+                self._enter_sampler_epoch()
+            self.at_next = {**states_of(self.generators), **self.at_next}
+            if self.is_resumed:
+                self._set_generators(self.at_next)
+                source = skip(self, source)
+            if self.skipped == 0:
+                first = list(islice(source, 1))
+        yield chain(first, source)
+
+    def count(self) -> int:
+        """Return the number of batches yielded so far."""
+        iterator = self.iterator()
+        if iterator is not None and iterator._epoch is self:
+            self.yielded = iterator._num_yielded
+        return self.yielded
+
+
+class ResumableIter(FinalizerBase, BaseIter):
+    """Base that makes torch's iterators resumable.
+
+    It comes after torch's iterator in the list of bases, so it can replace the sampler's iterator
+    after torch's base class has made it and before torch's code asks for the first index.
+    ``_begin_epoch`` must be called before ``__init__``.
+    """
+
+    _num_yielded = 0
+    _has_states = True  # of a dataset that has a position of its own
+    _in_processes = False  # samples are fetched in worker processes
+    _shared: Any
+    _epoch: LoaderEpoch
+    _destination: Any = None  # of batches that C copies to another place
+
+    @property
+    def is_on_device(self) -> bool:
+        """Tell whether batches are on the device when they are handed out."""
+        return self._destination is not None and self._destination.is_on_device
+
+    def _begin_epoch(self, loader: DataLoader[Any]) -> None:
+        """Decide which epoch this is. ``_shared`` must be set."""
+        if "_datasets" not in self.__dict__:
+            epochs = epochs_within(loader.dataset)
+            self._datasets = IteratorEpochs(epochs, self._in_processes) if epochs else NO_EPOCHS
+        before = getattr(self.__dict__.get("_epoch"), "states", None)
+        position = self._shared.position
+        self._epoch = LoaderEpoch(loader, position, self._datasets, self._has_states)
+        self._epoch.iterator = weakref.ref(self)
+        if (states := self._epoch.states) is not None:
+            states.is_here = not self._in_processes
+            if before is not None:
+                states.follow(before)
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._next_lock = NextLock()
+        epoch, kind = self._epoch, "MultiProcessing" if loader.num_workers > 0 else "SingleProcess"
+        caller = f"_{kind}DataLoaderIter.__init__"
+        if epoch.draws_seed is False:
+            # torch's __init__ draws a seed in any case; the draw is undone.
+            with _restoring(torch.default_generator, *epoch.generators.values()):
+                call_as_torch(caller, super().__init__, loader)
+            if self._num_workers == 0:  # with workers _reset() does this
+                with epoch.drawing_iter():
+                    self._sampler_iter = iter(self._index_sampler)
+        else:
+            with epoch.drawing_iter():
+                call_as_torch(caller, super().__init__, loader)
+        if epoch.states is not None and epoch.states.base_seed >= 0:
+            self._base_seed = epoch.states.base_seed
+        elif epoch.kept_seed is not None:
+            self._base_seed = epoch.kept_seed
+        self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
+        self._skip_yielded()
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        if not first_iter:
+            self._keep_count()
+            self._begin_epoch(loader)
+            if self._epoch.draws_seed:
+                with self._epoch.lending():
+                    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        with self._epoch.drawing_iter():
+            super()._reset(loader, first_iter)
+        self._skip_yielded()
+
+    def await_states(self) -> None:
+        """Wait until all states of the dataset at the beginning of the epoch have come."""
+
+    def _skip_yielded(self) -> None:
+        if self._epoch.states is not None:
+            self._epoch.states.base_seed = int(self._base_seed)
+        remaining = self._epoch.remaining(self._sampler_iter, skip_items)
+        self._sampler_iter = chain.from_iterable(remaining)
+        self._num_yielded = self._epoch.skipped
+
+    def _keep_count(self) -> None:
+        epoch = self.__dict__.get("_epoch")
+        if epoch is not None:
+            epoch.yielded = self._num_yielded
+
+    def _finalize(self) -> None:
+        self._keep_count()
+
+    _interrupt_later = staticmethod(interrupt_later)
+
+
+# ---- between epochs
+
+
+def draws_each_epoch(loader: DataLoader[Any]) -> bool:
+    """Tell whether torch draws a base seed at every iter(). Persistent workers keep their first."""
+    return not (loader.persistent_workers and loader.num_workers > 0)
+
+
+class Position:
+    """The latest epoch of a loader, and the state that the next iter() begins from.
+
+    Args: can_be_asked: the loader has a ``state_dict()``; torch's has none.
+
+    Attributes:
+        is_loaded: `start` was loaded, and iter() has not been called since.
+        kept_seed: the seed of persistent workers that the next iterator replaces, or None.
+        draws_each_epoch: of the loader that saved the loaded state; None: no state was loaded.
+        dataset: the dataset that `is_stream` and `has_cursor` are about.
+    """
+
+    def __init__(self, can_be_asked: bool = True) -> None:
+        self.can_be_asked = can_be_asked
+        self.start = LoaderState()
+        self.is_loaded = False
+        self.current: LoaderEpoch | None = None
+        self.kept_seed: int | None = None
+        self.torch_at_loading: torch.Tensor | None = None
+        self.draws_each_epoch: bool | None = None
+        self.dataset: Any = None
+        self.is_stream = self.has_cursor = False
+
+    def look_at(self, dataset: Any) -> None:
+        """Ask a dataset once for what its class says, because torch forbids a loader another."""
+        self.dataset = dataset
+        self.is_stream, self.has_cursor = is_stream(dataset), has_cursor(dataset)
+
+    def copy(self) -> Position:
+        """Return the position of a copy of the loader, which has no iterator."""
+        position = copy(self)
+        position.current = position.dataset = None
+        return position
+
+    def begin(self, iterator: BaseIter) -> None:
+        """Note the iterator that iter() is about to return."""
+        epoch: LoaderEpoch | None = look_up(iterator, "_epoch")
+        if epoch is None:
+            return
+        epoch.iterator = weakref.ref(iterator)
+        self.start = LoaderState(epoch.state.epoch + 1, random_epoch=epoch.state.random_epoch + 1)
+        self.current, self.is_loaded, self.kept_seed = epoch, False, None
+
+    def draws_otherwise(self, loader: DataLoader[Any]) -> bool | None:
+        """Tell whether a base seed is drawn in each epoch, if the loader that saved the loaded
+        state differed from this one in that; else None."""
+        draws = self.draws_each_epoch
+        return None if draws == draws_each_epoch(loader) else draws
+
+    def torch_state_to_lend(self) -> torch.Tensor | None:
+        """Return the state of torch's generator at saving, unless the program has restored it, or
+        has seeded that generator or drawn from it since loading."""
+        saved = self.start.generators["now"].get(TORCH)
+        at_loading, now = self.torch_at_loading, torch.default_generator.get_state()
+        is_untouched = at_loading is not None and torch.equal(at_loading, now)
+        return saved if is_untouched and saved is not None and not saved.equal(now) else None

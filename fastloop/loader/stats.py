@@ -1,0 +1,158 @@
+"""What ``stats()`` says of a loader: its path and why, and the counts of its iterators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from fastloop.base.checks import look_up
+from fastloop.base.shown import repr_html
+from fastloop.compat.requirements import kernels_are_disabled
+from fastloop.data.columns import Columns
+from fastloop.loader.route import choose_route
+from fastloop.loader.shared import Shared
+
+# The attributes in which frameworks keep a loader that they have wrapped.
+_WRAPPED = ("base_dataloader", "dataloader", "_dataloader")
+
+
+@dataclass(frozen=True)
+class WorkerStats:
+    """Counts of one worker process or thread.
+
+    Attributes:
+        batches: batches it has built.
+        seconds_busy: seconds from a request to its answer: loading, collating, packing.
+        seconds_waiting: seconds it had nothing to do.
+        seconds_waiting_for_lock: of those busy, the seconds that a thread was ready to run Python
+            but another held the interpreter lock. An estimate: after a batch (every 10 ms at most)
+            the thread gives the lock up for a moment and measures how long it takes to get it
+            back; that times the number of sleeps that the kernel has counted while it made the
+            batch, and at most the time it was not on a CPU then. Near 0, more threads load more.
+            If it is most of ``seconds_busy``, the dataset is Python that holds the lock, and
+            ``path="process"`` is faster. None for processes, each of which has a lock of its own.
+    """
+
+    batches: int
+    seconds_busy: float
+    seconds_waiting: float
+    seconds_waiting_for_lock: float | None = None
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """Counts since the loader was made, over all of its iterators.
+
+    Attributes:
+        path: how batches are made now: ``"array"`` (C, no Python per sample), ``"process"``
+            (worker processes over shared memory), ``"thread"`` (worker threads), ``"sync"`` (in
+            this process) or ``"torch"``.
+        why: why that path; where transforms run, if batches go to a device; and why torch uploads
+            batches to a CUDA device, where it does so because fastloop's own uploads do not work
+            there.
+        batches: batches given to the user, or uploaded ahead for the loop.
+        samples: samples in them; None where they are not counted: all paths but ``"array"``.
+        bytes: bytes of their memory, alignment included; None on the thread, sync and torch paths.
+        waits: how many batches ``next()`` had to wait for. Without workers that is every one; on
+            the process path replies of persistent workers to ``iter()`` count as well, and a
+            batch that came out of order counts by itself.
+        seconds_waited: seconds blocked in that, and no others. With workers (threads on the array
+            path, which also makes what it would wait for): until the batch has arrived. It
+            leaves out what is done with a batch that is there: opening, unpickling (but on the
+            torch path), pinning, uploading. Without workers: all of the making of the batch,
+            sampler, dataset and collate included, but on the array path only the gathering.
+        slots_lent: blocks of batch memory whose tensors are alive now.
+        slots_replaced: blocks made because more than usual were held by the user.
+        restarts: dead worker processes that were replaced (``on_worker_death="restart"``).
+        prefetch_factor: batches each worker is asked for ahead; with ``"auto"``, now.
+        workers: on the process and thread paths, of each worker of the latest iterator; of a
+            process as far as its replies have been taken.
+        fallbacks: leaves of batches that torch's own functions collated, by reason, by the latest
+            iterator.
+    """
+
+    path: str
+    why: str
+    batches: int
+    samples: int | None
+    bytes: int | None
+    waits: int
+    seconds_waited: float
+    slots_lent: int
+    slots_replaced: int
+    restarts: int = 0
+    prefetch_factor: int | None = None
+    workers: tuple[WorkerStats, ...] = ()
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        return repr_html(self)
+
+    def __repr__(self) -> str:
+        parts = [f"LoaderStats(path={self.path!r}: {self.why}", f"{self.batches:,} batches"]
+        if self.samples is not None:
+            parts[-1] += f", {self.samples:,} samples"
+        if self.bytes is not None:
+            parts[-1] += f", {self.bytes / 1e6:,.1f} MB"
+        parts.append(f"waited {self.waits:,} times, {self.seconds_waited:.3f} s")
+        parts.append(f"slots: {self.slots_lent} lent, {self.slots_replaced} replaced")
+        if self.restarts > 0:
+            parts.append(f"{self.restarts:,} workers replaced after their death")
+        parts += map(repr, self.workers)
+        if self.fallbacks:
+            parts.append(f"fallbacks to torch's collate: {self.fallbacks}")
+        return "; ".join(parts) + ")"
+
+
+def compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
+    """Return the counts of a loader whose iterators are given ``path`` and ``shared``."""
+    route = choose_route(loader, path, shared.changed)
+    count = shared.count()
+    workers, fallbacks = shared.count_workers()
+    transforms = "" if route.columns is None else _describe_transforms(route.columns, shared)
+    fault = f"; torch uploads: {shared.fault}" if shared.fault else ""
+    return LoaderStats(
+        path=route.path,
+        why=f"{route.why}{transforms}{fault}",
+        batches=count["batches"],
+        samples=count["samples"] if route.path == "array" else None,
+        bytes=count["bytes"] if route.path in ("array", "process") else None,
+        waits=count["waits"],
+        seconds_waited=count["wait_ns"] / 1e9,
+        slots_lent=count["lent"],
+        slots_replaced=count["replaced"],
+        restarts=count["restarts"],
+        prefetch_factor=shared.depth or loader.prefetch_factor,
+        workers=tuple(WorkerStats(n, *(ns / 1e9 for ns in times)) for n, *times in workers),
+        fallbacks=fallbacks,
+    )
+
+
+def _describe_transforms(columns: Columns, shared: Shared) -> str:
+    """Say where transforms run, for ``stats().why``; "" without transforms or a device."""
+    if not any(column.plan for column in columns.all):
+        return ""
+    device, is_split, transforms_on = shared.transforms_run
+    if device >= 0 and is_split:
+        what = "transforms" if transforms_on == "device" else "the transforms' last step"
+        return f"; {what} by a kernel on cuda:{device}"
+    if transforms_on != "device":
+        return "; transforms on the CPU" if device >= 0 else ""
+    disabled = "FASTLOOP_DISABLE_CUDA is set" if kernels_are_disabled() else ""
+    reason = shared.fault or disabled or "the device runs no kernel of fastloop"
+    return f"; transforms on the CPU, because {reason}"
+
+
+def unwrap(loader: Any) -> Any:
+    """Return the loader of torch's class, or of a subclass, inside the wrappers of frameworks; the
+    innermost object where there is none."""
+    # By type(), not isinstance(): accelerate's wrappers fake `__class__`.
+    while not issubclass(type(loader), DataLoader):
+        inside = (look_up(loader, "__dict__", {}).get(name) for name in _WRAPPED)
+        found = next((value for value in inside if value is not None), None)
+        if found is None:
+            break
+        loader = found
+    return loader
