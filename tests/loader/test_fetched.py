@@ -130,7 +130,7 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
 
         def set_rows(self, indices: Any, length: int) -> None: ...
 
-        def take(self, first: int, count: int, maps: Any, is_single: bool) -> list[torch.Tensor]:
+        def take(self, first: int, count: int, maps: Any, *more: Any) -> list[torch.Tensor]:
             streams.done.append(("gather", streams.stream))
             return [*maps, torch.zeros(count)]
 
