@@ -11,7 +11,9 @@ from sources import ROOT
 
 from fastloop.compat.requirements import NEWEST_TESTED, OLDEST
 
-RESULTS: list[dict[str, Any]] = json.loads((ROOT / "docs/results/versions.json").read_text())
+RECORD: dict[str, Any] = json.loads((ROOT / "docs/results/versions.json").read_text())
+RESULTS: list[dict[str, Any]] = RECORD["cells"]
+ADAPTERS: list[dict[str, Any]] = RECORD["adapters"]
 GREEN = [result for result in RESULTS if result["passed"] and not result["why"]]
 
 
@@ -85,3 +87,36 @@ def test_pages_name_the_releases_that_are_known() -> None:
     ranges = re.compile(r"(torchvision|transformers|datasets) (\d+\.\d+ and \d+\.\d+)")
     for path, text in texts.items():
         assert all(known[name] == found for name, found in ranges.findall(text)), path
+
+
+# ---- adapters
+
+
+def adapter_modules() -> set[str]:
+    """Each module of adapters/ that knows a package; originals.py asks for all of them."""
+    names = {path.stem for path in (ROOT / "fastloop/adapters").glob("*.py")}
+    return names - {"__init__", "originals"}
+
+
+def test_every_adapter_has_a_line_and_every_line_an_adapter() -> None:
+    lines = [line["adapter"] for line in ADAPTERS]
+    modules = adapter_modules()
+    assert [name for name in modules if not any(map(name.startswith, lines))] == []
+    assert [line for line in lines if not any(name.startswith(line) for name in modules)] == []
+
+
+def test_the_tests_of_adapters_are_there() -> None:
+    names = [name for line in ADAPTERS for name in line["tests"]]
+    assert names and [name for name in names if not (ROOT / "tests" / name).is_file()] == []
+
+
+def test_adapters_name_the_releases_that_are_known_or_installed_for_tests() -> None:
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    pins = {
+        name: ".".join(version.split(".")[:2])
+        for name, _, version in (line.partition(";")[0].partition("==") for line in lines)
+    }
+    known = {name: releases.split(" and ") for name, releases in known_releases().items()}
+    for line in ADAPTERS:
+        for name, releases in line["versions"].items():
+            assert releases == known.get(name, [pins.get(name)]), name

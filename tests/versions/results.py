@@ -1,6 +1,7 @@
-"""Makes the table of docs/results/versions.md and a sentence of README.md from versions.json beside
-that page, which holds one result of `make matrix` a cell. With --check it only says whether they
-are up to date."""
+"""Makes the tables of docs/results/versions.md and a sentence of README.md from versions.json.
+"cells" of that file has one result of `make matrix` a cell; "adapters" has the releases that
+each adapter was tested with, and its tests. With --check it only says whether they are up to
+date."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs/results/versions.json"
 BEGIN = "<!-- made by tests/versions/results.py -->"
+BEGIN_ADAPTERS = "<!-- adapters, made by tests/versions/results.py -->"
 END = "<!-- end of the table -->"
 
 
@@ -44,15 +46,14 @@ def order(result: Result) -> tuple[bool, bool, list[int], str]:
 
 
 def load() -> dict[str, Result]:
-    if not FILE.exists():
-        return {}
-    results = [Result(**fields) for fields in json.loads(FILE.read_text())]
+    results = [Result(**fields) for fields in json.loads(FILE.read_text())["cells"]]
     return {result.cell: result for result in results}
 
 
 def save(results: dict[str, Result]) -> None:
     rows = [asdict(result) for result in sorted(results.values(), key=order)]
-    FILE.write_text(json.dumps(rows, indent=1) + "\n")
+    found = {**json.loads(FILE.read_text()), "cells": rows}
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def table(header: str, rows: list[list[str]]) -> str:
@@ -87,9 +88,18 @@ def long_table(results: list[Result]) -> str:
     return table(header, rows)
 
 
-def with_table(text: str, made: str) -> str:
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}"
+def adapters_table() -> str:
+    rows = []
+    for found in json.loads(FILE.read_text())["adapters"]:
+        versions = (f"{name} {', '.join(each)}" for name, each in found["versions"].items())
+        tests = (f"`{name}`" for name in found["tests"])
+        rows.append([f"`{found['adapter']}`", "; ".join(versions), ", ".join(tests)])
+    return table("| adapter | releases | tests |", rows)
+
+
+def with_table(text: str, made: str, begin: str = BEGIN) -> str:
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{made}\n{END}{rest.partition(END)[2]}"
 
 
 def main(is_check: bool) -> int:
@@ -99,6 +109,8 @@ def main(is_check: bool) -> int:
     for path, make in pages.items():
         text = path.read_text()
         wanted = with_table(text, make(results))
+        if BEGIN_ADAPTERS in text:
+            wanted = with_table(wanted, adapters_table(), BEGIN_ADAPTERS)
         if text != wanted:
             stale.append(path.name)
         if not is_check:
