@@ -19,7 +19,7 @@ RENAMED = {
     "gpu/index": "results/gpu/index",
     "image-folder": "use/images",
     "limits": "use/equality",
-    "ranks": "use/ranks",
+    "ranks": "use/ranks-and-resuming",
     "report": "use/measuring",
     "resuming": "use/ranks-and-resuming",
     "see": "use/measuring",
