@@ -2,7 +2,7 @@
 
 A batch is taken apart into fields. C writes the sequences (``Collate``) if they are lists of plain
 numbers, arrays or tensors; torch's functions do otherwise, with the same results.
-docs/use/text.md has the rules in one piece.
+docs/use/text.md and docs/api/data.md have the rules.
 """
 
 from __future__ import annotations
