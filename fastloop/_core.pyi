@@ -22,24 +22,7 @@ class SequenceColumn:
     @property
     def sources(self) -> tuple[Any, ...]: ...
     def __new__(
-        cls,
-        tensor_type: type,
-        output: str,
-        offsets: Any,
-        values: Any = None,
-        *,
-        main: Any = None,
-        leader: int = 0,
-        is_left: bool = False,
-        multiple: int = 1,
-        max_length: int = 9223372036854775807,
-        max_tokens: int = 0,
-        is_int64: bool = False,
-        is_label: bool = False,
-        padding: bytes | int | None = None,
-        ignored: int | None = None,
-        name: str = "",
-        main_name: str = "",
+        cls, tensor_type: type, offsets: Any, values: Any, config: tuple[Any, ...]
     ) -> SequenceColumn: ...
     def __len__(self) -> int: ...
 
@@ -165,22 +148,7 @@ class BatchPool:
 
 @final
 class ArrayLoader:
-    def __new__(
-        cls,
-        table: Table,
-        pool: BatchPool,
-        fetch: Any,
-        structure: Any,
-        maps: tuple[Any, ...],
-        workers: int,
-        prefetch: int,
-        in_order: bool,
-        persistent: bool,
-        timeout: float,
-        destination: Any = None,
-        budget: int = 9223372036854775807,
-        wrap: Callable[[Any], Any] | None = None,
-    ) -> ArrayLoader: ...
+    def __new__(cls, table: Table, pool: BatchPool, config: tuple[Any, ...]) -> ArrayLoader: ...
     def __iter__(self) -> ArrayLoader: ...
     def __next__(self) -> Any: ...
     def restart(

@@ -30,6 +30,7 @@ from fastloop.data.columns import (
     leave_if,
 )
 from fastloop.data.field import Array, MappedFile
+from fastloop.data.sequences.column import SequenceOutput
 from fastloop.loader.arrays.compared import Original
 
 # The dtype that both formats make of Arrow's, by its kind.
@@ -90,7 +91,7 @@ class _Samples:
     def add(self, output: str, lists: tuple[Array, Array], kind: str, **options: Any) -> None:
         """Add an output that C makes of lists."""
         values, ends = lists
-        column = SequenceColumn(torch.Tensor, kind, ends, values, **options)
+        column = SequenceColumn(torch.Tensor, ends, values, SequenceOutput(kind, **options))
         self.outputs[output] = Column(output, column, self.file)
 
     def add_rows(self, output: str, name: str, ndims: tuple[int, ...] = ()) -> None:

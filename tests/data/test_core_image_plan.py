@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fastloop import _core, transforms
+from fastloop.loader.arrays.iterator import ArrayConfig
 
 HEIGHT, WIDTH = 9, 7
 PAD, CENTER_CROP, RANDOM_CROP, RESIZE, FLIP, INVERT = map(
@@ -287,9 +288,7 @@ def test_a_table_for_a_device_is_for_a_device_alone() -> None:
     assert plan.uncut == "" and there is not table
     with pytest.raises(ValueError, match="no table for a device"):
         _core.copy_row(there, 0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
-    more: dict[str, Any] = {"structure": (None,), "maps": (), "workers": 1, "prefetch": 1}
-    more |= {"in_order": True, "persistent": False, "timeout": 0}
     with pytest.raises(ValueError, match="that go there"):
-        _core.ArrayLoader(there, pool=_core.BatchPool(1), fetch=list, **more)
+        _core.ArrayLoader(there, _core.BatchPool(1), ArrayConfig((None,)))
     plain = _core.Table(torch.Tensor, ((images, "a", None),))
     assert plain.for_device() is plain

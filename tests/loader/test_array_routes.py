@@ -25,6 +25,7 @@ from helpers import (
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, random_split
 
 from fastloop import ArrayDataset, DataLoader, ShuffleSampler, _core
+from fastloop.loader.arrays.iterator import ArrayConfig
 
 both = pytest.mark.parametrize("workers", [0, 2])
 
@@ -298,9 +299,7 @@ def test_structures_that_do_not_fit_are_refused() -> None:
         deep = (deep,)
     for structure in (None, (None,), (None, 3), {"x": None}, [None, None], deep):
         with pytest.raises((ValueError, RecursionError)):
-            _core.ArrayLoader(
-                table, _core.BatchPool(2), None, structure, (), 0, 1, True, False, 0.0
-            )
+            _core.ArrayLoader(table, _core.BatchPool(2), ArrayConfig(structure))
 
 
 ROWS_WITH_GAPS: dict[str, Any] = {

@@ -29,6 +29,8 @@ from fastloop import (
     ShuffleSampler,
     _core,
 )
+from fastloop.data.sequences.column import SequenceOutput
+from fastloop.loader.arrays.iterator import ArrayConfig
 
 LENGTHS = np.random.default_rng(4).integers(0, 30, N)
 LENGTHS[[0, 7, 8]] = 0, 1, 29
@@ -191,27 +193,22 @@ def test_batches_stay_as_they_are() -> None:
     assert_same(kept, wanted)
 
 
+def make_column(
+    kind: str, offsets: Any = OFFSETS, values: Any = VALUES, **config: Any
+) -> _core.SequenceColumn:
+    return _core.SequenceColumn(torch.Tensor, offsets, values, SequenceOutput(kind, **config))
+
+
 def test_one_sample_keeps_the_dimensions_that_count_no_samples() -> None:
-    options: dict[str, Any] = {"main": OFFSETS}
     columns = (
-        _core.SequenceColumn(torch.Tensor, "positions", OFFSETS, **options),
-        _core.SequenceColumn(torch.Tensor, "bounds", OFFSETS, leader=1, **options),
-        _core.SequenceColumn(torch.Tensor, "longest", OFFSETS, leader=2, **options),
-        _core.SequenceColumn(torch.Tensor, "mask", OFFSETS),
+        make_column("positions", main=OFFSETS),
+        make_column("bounds", main=OFFSETS, leader=1),
+        make_column("longest", main=OFFSETS, leader=2),
+        make_column("mask"),
     )
     table = _core.Table(torch.Tensor, tuple((column, "", None) for column in columns))
-    loader = _core.ArrayLoader(
-        table=table,
-        pool=_core.BatchPool(table.outputs),
-        fetch=None,
-        structure=(None,) * 4,
-        maps=(),
-        workers=0,
-        prefetch=1,
-        in_order=True,
-        persistent=False,
-        timeout=0,
-    )
+    pool = _core.BatchPool(table.outputs)
+    loader = _core.ArrayLoader(table, pool, ArrayConfig((None,) * 4))
     loader.restart([8], 2, None)
     bounds, mask = torch.tensor([0, 29], dtype=torch.int32), torch.ones(29, dtype=torch.int64)
     assert_same(next(loader), [torch.arange(29)[None], bounds, 29, mask])
@@ -239,15 +236,12 @@ WRONG_COLUMNS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", WRONG_COLUMNS)
 def test_columns_that_cannot_be(case: str) -> None:
     output, changed, text = WRONG_COLUMNS[case]
-    options = {"offsets": OFFSETS, "values": VALUES, "padding": bytes(8), **changed}
     with pytest.raises(ValueError, match=text):
-        _core.SequenceColumn(torch.Tensor, output, **options)
+        make_column(output, **{"padding": bytes(8), **changed})
 
 
 def test_a_device_knows_no_ignored_values() -> None:
-    column = _core.SequenceColumn(
-        torch.Tensor, "padded", OFFSETS, VALUES, padding=bytes(8), ignored=3
-    )
+    column = make_column("padded", padding=bytes(8), ignored=3)
     with pytest.raises(ValueError, match="none of which is ignored"):
         _core.Gatherer(torch.Tensor, (None, None), None, (column,), 0, (None, None))
 

@@ -21,6 +21,7 @@ from fastloop import (
     _core,
 )
 from fastloop.data import columns
+from fastloop.data.sequences.column import SequenceOutput
 
 RNG = np.random.default_rng(7)
 DTYPES = [
@@ -247,7 +248,7 @@ element = numbers[:1].view(torch.uint8).numpy().tobytes()
 
 def column(output: str = "padded", given: Any = numbers, **more: Any) -> _core.SequenceColumn:
     more.setdefault("padding", bytes(given.itemsize))
-    return _core.SequenceColumn(torch.Tensor, output, offsets, given, **more)
+    return _core.SequenceColumn(torch.Tensor, offsets, given, SequenceOutput(output, **more))
 
 
 def send(pieces: torch.Tensor) -> torch.Tensor:

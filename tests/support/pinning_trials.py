@@ -16,6 +16,7 @@ from time_limits import limit
 from upload_device import EAGER, FIELDS, LAZY, RANDOM, SOURCES, Device, core, fake, make_table
 
 from fastloop import ArrayDataset, DataLoader
+from fastloop.loader.arrays.iterator import ArrayConfig
 
 AHEAD = 2  # FL_COPY_AHEAD
 AHEAD_BYTES = 512 << 20  # FL_COPY_AHEAD_BYTES
@@ -25,19 +26,10 @@ LONG_S = 120
 
 def make_feed(device: Device, workers: int, prefetch: int, **more: Any) -> Any:
     table = more.pop("table", None) or make_table()
-    return core.ArrayLoader(
-        table=table,
-        pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
-        fetch=None,
-        structure=(None,) * table.outputs,
-        maps=(),
-        workers=workers,
-        prefetch=prefetch,
-        in_order=more.pop("in_order", True),
-        persistent=more.pop("persistent", False),
-        timeout=0,
-        **{"destination": device, "budget": 1 << 40, **more},
-    )
+    pool = more.pop("slots", None) or core.BatchPool(3, device=device.device)
+    given = {"workers": workers, "prefetch": prefetch, "destination": device, "budget": 1 << 40}
+    config = ArrayConfig((None,) * table.outputs, **{**given, **more})
+    return core.ArrayLoader(table, pool, config)
 
 
 def bytes_of(rows: int) -> int:

@@ -34,24 +34,17 @@ from upload_device import (
     on_another_thread,
 )
 
+from fastloop.loader.arrays.iterator import ArrayConfig
+
 LIST, DICT = (None,) * 3, dict.fromkeys(NAMES)
 NESTED = {"inner": {NAMES[0]: None}, "others": (None, None)}
 
 
 def make_feed(device: Device, workers: int = 2, structure: Any = LIST, **more: Any) -> Any:
-    return core.ArrayLoader(
-        table=make_table().for_device(IS_SENT),
-        pool=more.pop("slots", None) or core.BatchPool(3, device=device.device),
-        fetch=lambda item: item,
-        structure=structure,
-        maps=more.pop("maps", ()),
-        workers=workers,
-        prefetch=2,
-        in_order=True,
-        persistent=more.pop("persistent", False),
-        timeout=0,
-        **{"destination": device, **more},
-    )
+    pool = more.pop("slots", None) or core.BatchPool(3, device=device.device)
+    given = {"fetch": lambda item: item, "workers": workers, "prefetch": 2, "destination": device}
+    config = ArrayConfig(structure, **{**given, **more})
+    return core.ArrayLoader(make_table().for_device(IS_SENT), pool, config)
 
 
 def batches(seed: int, count: int = 12) -> list[list[int]]:
@@ -512,21 +505,11 @@ def a_batch_cannot_be_filled() -> None:
             address = array.__array_interface__["data"][0] - array.offset
             size = array.offset + 58 * width  # in the middle of a page
             device = Device()
+            file = (str(path), address, lambda: path.stat().st_size)
             feed = core.ArrayLoader(
-                table=core.Table(
-                    torch.Tensor,
-                    ((array, "a", (str(path), address, lambda: path.stat().st_size)),),
-                ),
-                pool=core.BatchPool(1, device=0),
-                fetch=None,
-                structure=(None,),
-                maps=(),
-                workers=workers,
-                prefetch=2,
-                in_order=True,
-                persistent=False,
-                timeout=0,
-                destination=device,
+                core.Table(torch.Tensor, ((array, "a", file),)),
+                core.BatchPool(1, device=0),
+                ArrayConfig((None,), workers=workers, prefetch=2, destination=device),
             )
             os.truncate(path, size)
             # Row 60 lies in the last page, which reads as zeros, row 63 reaches beyond it.

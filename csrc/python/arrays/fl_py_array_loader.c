@@ -75,66 +75,90 @@ static PyObject *loader_next(fl_py_array_loader *self)
     return result;
 }
 
-/* Whether the arguments of ArrayLoader go together; else ValueError. */
-static bool check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, PyObject *structure,
-                        bool has_destination)
+/* The configuration as Python gives it; objects are borrowed. */
+typedef struct loader_config {
+    PyObject *structure, *maps, *fetch, *wrap, *timeout, *destination;
+    int workers, in_order, persistent;
+    long long prefetch, budget;
+} loader_config;
+
+/* Reads a tuple. 0, or -1 and an exception. */
+static int read_config(PyObject *tuple, loader_config *out)
 {
-    int32_t outputs = fl_table_outputs(table->table);
-    if (pool->device >= 0 && !has_destination)
-        PyErr_Format(PyExc_ValueError, "slots of a device need a destination");
-    else if (table->share != FL_PY_HOST_ALL && pool->device < 0)
-        PyErr_Format(PyExc_ValueError, "a table for a device is for batches that go there");
-    else if (pool->arena != NULL)
-        PyErr_Format(PyExc_ValueError, "slots shared with workers are not for threads");
-    else if (pool->fields < outputs)
-        PyErr_Format(PyExc_ValueError, "slots have room for fewer tensors than the table makes");
-    else
-        return fl_py_structure_check(structure, outputs) == 0;
-    return false;
+    return PyArg_ParseTuple(tuple, "OO!OOiLppOOL:ArrayLoader", &out->structure, &PyTuple_Type,
+                            &out->maps, &out->fetch, &out->wrap, &out->workers, &out->prefetch,
+                            &out->in_order, &out->persistent, &out->timeout, &out->destination,
+                            &out->budget)
+               ? 0
+               : -1;
 }
 
-/* The ring's parts, for so many threads as workers; 0, or -1 and an exception. */
-static int open_ring(fl_py_array_ring *ring, PyObject *maps, PyObject *destination, int64_t budget,
-                     int workers, bool is_in_order)
+/* 0 if table, pool and configuration go together; else -1 and ValueError. */
+static int
+check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, const loader_config *config)
+{
+    int32_t outputs = fl_table_outputs(table->table);
+    const char *text = NULL;
+    if (pool->device >= 0 && config->destination == Py_None)
+        text = "slots of a device need a destination";
+    else if (table->share != FL_PY_HOST_ALL && pool->device < 0)
+        text = "a table for a device is for batches that go there";
+    else if (pool->arena != NULL)
+        text = "slots shared with workers are not for threads";
+    else if (pool->fields < outputs)
+        text = "slots have room for fewer tensors than the table makes";
+    else
+        return fl_py_structure_check(config->structure, outputs);
+    PyErr_SetString(PyExc_ValueError, text);
+    return -1;
+}
+
+/* Reads how far the ring runs ahead, and for how long next() waits. */
+static int set_times(fl_py_array_ring *ring, const loader_config *config)
+{
+    double seconds = PyFloat_AsDouble(config->timeout);
+    if (seconds == -1.0 && PyErr_Occurred()) return -1;
+    if (seconds > 0) ring->timeout_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 2;
+    ring->runs_ahead = config->workers > 0;
+    ring->depth = 1;
+    if (!ring->runs_ahead ||
+        (config->prefetch >= 1 && fl_mul(config->workers, config->prefetch, &ring->depth)))
+        return 0;
+    PyErr_Format(PyExc_ValueError, "prefetch must be positive, got %lld", config->prefetch);
+    return -1;
+}
+
+/* Opens the destination, the indices and the ring with its threads. 0, or -1 and an exception. */
+static int open_ring(fl_py_array_ring *ring, const loader_config *config)
 {
     const fl_py_table *table = ring->table;
     int32_t helpers = (int32_t)fl_min(fl_cpu_count(), 1 + MAX_HELPERS) - 1;
-    if (destination != Py_None) {
+    if (config->destination != Py_None) {
         ring->destination.base.copy_stream = atomic_exchange(&ring->pool->copies, NULL);
-        if (fl_py_array_destination_open(&ring->destination, destination, table, ring->pool->device,
-                                         ring->depth, budget) != 0)
+        if (fl_py_array_destination_open(&ring->destination, config->destination, table,
+                                         ring->pool->device, ring->depth, config->budget) != 0)
             return -1;
     }
     int64_t length = fl_table_length(table->table);
-    if (fl_py_index_source_open(&ring->indices, &table->dlpack, maps, length, table->has_views) !=
-        0)
+    if (fl_py_index_source_open(&ring->indices, &table->dlpack, config->maps, length,
+                                table->has_views) != 0)
         return -1;
-    return fl_py_array_ring_open(ring, workers > 0 ? workers : helpers, is_in_order);
+    return fl_py_array_ring_open(ring, config->workers > 0 ? config->workers : helpers,
+                                 config->in_order);
 }
 
 static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"table",       "pool",     "fetch",    "structure",  "maps",
-                               "workers",     "prefetch", "in_order", "persistent", "timeout",
-                               "destination", "budget",   "wrap",     NULL};
+    static char *keywords[] = {"table", "pool", "config", NULL};
     fl_py_state *state = PyType_GetModuleState(type);
-    PyObject *table, *pool, *fetch, *structure, *maps, *timeout;
-    PyObject *destination = Py_None, *wrap = Py_None;
-    int workers, in_order, persistent;
-    long long prefetch, budget = INT64_MAX;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O!O!OOO!iLppO|OLO:ArrayLoader", keywords, state->table_type, &table,
-            state->batch_pool_type, &pool, &fetch, &structure, &PyTuple_Type, &maps, &workers,
-            &prefetch, &in_order, &persistent, &timeout, &destination, &budget, &wrap))
+    PyObject *table, *pool, *tuple;
+    loader_config config;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!:ArrayLoader", keywords,
+                                     state->table_type, &table, state->batch_pool_type, &pool,
+                                     &PyTuple_Type, &tuple) ||
+        read_config(tuple, &config) != 0 ||
+        check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, &config) != 0)
         return NULL;
-    if (!check_parts((fl_py_table *)table, (fl_py_batch_pool *)pool, structure,
-                     destination != Py_None))
-        return NULL;
-    double seconds = PyFloat_AsDouble(timeout);
-    if (seconds == -1.0 && PyErr_Occurred()) return NULL;
-    int64_t depth = 1;
-    if (workers > 0 && (prefetch < 1 || !fl_mul(workers, prefetch, &depth)))
-        return PyErr_Format(PyExc_ValueError, "prefetch must be positive, got %lld", prefetch);
     fl_py_array_loader *self = (fl_py_array_loader *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->generation = fl_fork_generation();
@@ -142,24 +166,20 @@ static PyObject *loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     fl_py_array_ring *ring = &self->ring;
     ring->table = (fl_py_table *)Py_NewRef(table);
     ring->pool = (fl_py_batch_pool *)Py_NewRef(pool);
-    ring->fetch = Py_NewRef(fetch);
-    ring->structure = Py_NewRef(structure);
-    ring->timeout = Py_NewRef(timeout);
-    ring->wrap = Py_NewRef(wrap);
-    if (seconds > 0) ring->timeout_ns = seconds < 1e9 ? (int64_t)(seconds * 1e9) : INT64_MAX / 2;
-    ring->is_persistent = persistent;
-    ring->runs_ahead = workers > 0;
-    ring->depth = depth;
+    ring->fetch = Py_NewRef(config.fetch);
+    ring->structure = Py_NewRef(config.structure);
+    ring->timeout = Py_NewRef(config.timeout);
+    ring->wrap = Py_NewRef(config.wrap);
+    ring->is_persistent = config.persistent;
     ring->reads_files = fl_table_is_volatile(ring->table->table);
     ring->next_sentinel = FL_PY_TAG_SENTINEL + 1;
     ring->sentinels = PyDict_New();
     if (self->lock == NULL) PyErr_NoMemory();
-    if (ring->sentinels == NULL || self->lock == NULL ||
-        open_ring(ring, maps, destination, budget, workers, in_order) != 0) {
-        Py_DECREF(self);
-        return NULL;
-    }
-    return (PyObject *)self;
+    if (ring->sentinels != NULL && self->lock != NULL && set_times(ring, &config) == 0 &&
+        open_ring(ring, &config) == 0)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
 }
 
 static int loader_traverse(fl_py_array_loader *self, visitproc visit, void *arg)
@@ -304,19 +324,9 @@ static PyMethodDef loader_methods[] = {
     {"close", (PyCFunction)loader_close, METH_NOARGS, close_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    loader_doc,
-    "ArrayLoader(table, pool, fetch, structure, maps, workers, prefetch, in_order, persistent,\n"
-    "            timeout, destination=None, budget=2**63 - 1, wrap=None)\n--\n\n"
-    "Iterator over batches of `table`; begins with restart().\n\n"
-    "fetch: called with an item of the source that holds no plain integers, or an index out of\n"
-    "bounds: its error is raised. None: indices out of bounds have an error of ours.\n"
-    "structure: of a batch: None for the next output of the table, a tuple of structures for a\n"
-    "list, a dict of structures for a dict. maps: int64 vectors of nested subsets, innermost\n"
-    "first. timeout: seconds or 0. budget: bytes that batches may take in pinned\n"
-    "memory before they are handed out; one always may. wrap: called with a batch, returns what "
-    "is\n"
-    "handed out in its place.");
+PyDoc_STRVAR(loader_doc, "ArrayLoader(table, pool, config)\n--\n\n"
+                         "Iterator over batches of `table`; begins with restart().\n\n"
+                         "config: an ArrayConfig of fastloop/loader/arrays, or such a tuple.");
 
 static PyType_Slot loader_slots[] = {{Py_tp_doc, (void *)loader_doc},
                                      {Py_tp_new, loader_new},

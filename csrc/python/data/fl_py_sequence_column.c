@@ -18,13 +18,24 @@ static const struct {
     {"longest", true, false, FL_PACK_LONGEST}};
 enum { OUTPUTS = sizeof outputs / sizeof *outputs, INT = 0, UINT = 1, MOST_BYTES = 16 };
 
-/* The arguments as Python gives them; objects are borrowed. */
-typedef struct column_arguments {
-    PyObject *tensor_type, *offsets, *values, *main, *padding, *ignored, *name, *main_name;
+/* The configuration as Python gives it; objects are borrowed. */
+typedef struct column_config {
     const char *output;
-    int leader, is_left, is_int64, is_label;
+    PyObject *padding, *ignored, *main, *name, *main_name;
+    int is_int64, is_left, is_label, leader;
     long long multiple, max_length, max_tokens;
-} column_arguments;
+} column_config;
+
+/* Reads a tuple. 0, or -1 and an exception. */
+static int read_config(PyObject *tuple, column_config *out)
+{
+    return PyArg_ParseTuple(tuple, "sOOppLLpOiLUU:SequenceColumn", &out->output, &out->padding,
+                            &out->ignored, &out->is_int64, &out->is_left, &out->multiple,
+                            &out->max_length, &out->is_label, &out->main, &out->leader,
+                            &out->max_tokens, &out->name, &out->main_name)
+               ? 0
+               : -1;
+}
 
 static int find_output(const char *name)
 {
@@ -78,131 +89,116 @@ static int set_values(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *o
 }
 
 /* The element that pads, of the output's dtype: its bytes, or an int, and the output is int64. */
-static int set_padding(column_arguments *args, const fl_ragged *ragged, char *padding)
+static int set_padding(column_config *given, const fl_ragged *ragged, char *padding)
 {
     bool is_integer = ragged->dtype.code == INT || ragged->dtype.code == UINT;
-    bool is_number = PyLong_CheckExact(args->padding);
-    int64_t number = is_number ? PyLong_AsLongLong(args->padding) : 0;
+    bool is_number = PyLong_CheckExact(given->padding);
+    int64_t number = is_number ? PyLong_AsLongLong(given->padding) : 0;
     if (number == -1 && PyErr_Occurred()) return -1;
-    if (is_number) args->is_int64 = ragged->dtype.code != INT || ragged->dtype.bits != 64;
-    int64_t bytes = args->is_int64 ? (int64_t)sizeof number : fl_dtype_bytes(ragged->dtype);
-    bool fits = PyBytes_Check(args->padding) && PyBytes_GET_SIZE(args->padding) == bytes;
-    if (!(is_number || fits) || (args->is_int64 && !is_integer)) {
+    if (is_number) given->is_int64 = ragged->dtype.code != INT || ragged->dtype.bits != 64;
+    int64_t bytes = given->is_int64 ? (int64_t)sizeof number : fl_dtype_bytes(ragged->dtype);
+    bool fits = PyBytes_Check(given->padding) && PyBytes_GET_SIZE(given->padding) == bytes;
+    if (!(is_number || fits) || (given->is_int64 && !is_integer)) {
         PyErr_SetString(PyExc_ValueError, "SequenceColumn: padding is no element of the output");
         return -1;
     }
-    memcpy(padding, is_number ? (const char *)&number : PyBytes_AS_STRING(args->padding),
+    memcpy(padding, is_number ? (const char *)&number : PyBytes_AS_STRING(given->padding),
            (size_t)bytes);
     return 0;
 }
 
 /* Values that come out as padding, of an output of int64. */
-static int set_ignored(const column_arguments *args, fl_column_pad_config *config)
+static int set_ignored(const column_config *given, fl_column_pad_config *config)
 {
-    if (args->ignored == Py_None) return 0;
+    if (given->ignored == Py_None) return 0;
     config->has_ignored = true;
-    config->ignored = PyLong_AsLongLong(args->ignored);
+    config->ignored = PyLong_AsLongLong(given->ignored);
     if (config->ignored == -1 && PyErr_Occurred()) return -1;
-    if (args->is_int64 || (config->ragged.dtype.code == INT && config->ragged.dtype.bits == 64))
+    if (given->is_int64 || (config->ragged.dtype.code == INT && config->ragged.dtype.bits == 64))
         return 0;
     PyErr_SetString(PyExc_ValueError, "SequenceColumn: ignored is for an output of int64");
     return -1;
 }
 
 static int
-set_pad(fl_py_sequence_column *self, const fl_ragged *ragged, column_arguments *args, int output)
+set_pad(fl_py_sequence_column *self, const fl_ragged *ragged, column_config *given, int output)
 {
     fl_column_pad_config *config = &self->pad;
     *config = (fl_column_pad_config){.ragged = *ragged,
                                      .output = (fl_pad_output)output,
-                                     .is_left = args->is_left != 0,
-                                     .multiple = args->multiple,
-                                     .max_length = args->max_length,
+                                     .is_left = given->is_left != 0,
+                                     .multiple = given->multiple,
+                                     .max_length = given->max_length,
                                      .ops = &fl_cpu_sequence_ops};
-    if (args->multiple < 1 || args->max_length < 1) {
+    if (given->multiple < 1 || given->max_length < 1) {
         PyErr_SetString(PyExc_ValueError, "SequenceColumn: multiple and max_length are at least 1");
         return -1;
     }
     if (output != FL_PAD_VALUES) return 0;
-    if (set_padding(args, ragged, config->padding) != 0) return -1;
-    config->is_widened = args->is_int64 != 0;
-    return set_ignored(args, config);
+    if (set_padding(given, ragged, config->padding) != 0) return -1;
+    config->is_widened = given->is_int64 != 0;
+    return set_ignored(given, config);
 }
 
 static int set_pack(fl_py_sequence_column *self, const fl_py_dlpack *dlpack,
-                    const fl_ragged *ragged, column_arguments *args, int output)
+                    const fl_ragged *ragged, column_config *given, int output)
 {
     fl_column_pack_config *config = &self->pack;
     *config = (fl_column_pack_config){.ragged = *ragged,
-                                      .leader = args->leader,
+                                      .leader = given->leader,
                                       .output = (fl_pack_output)output,
-                                      .is_label = args->is_label != 0,
-                                      .max_tokens = args->max_tokens,
-                                      .name = PyUnicode_AsUTF8(args->name),
-                                      .main_name = PyUnicode_AsUTF8(args->main_name),
+                                      .is_label = given->is_label != 0,
+                                      .max_tokens = given->max_tokens,
+                                      .name = PyUnicode_AsUTF8(given->name),
+                                      .main_name = PyUnicode_AsUTF8(given->main_name),
                                       .ops = &fl_cpu_sequence_ops};
     if (config->name == NULL || config->main_name == NULL) return -1;
-    if (set_offsets(dlpack, args->main, &config->main) != 0) return -1;
-    if (args->leader < 0 || args->max_tokens < 0 || config->main.length != ragged->length) {
+    if (set_offsets(dlpack, given->main, &config->main) != 0) return -1;
+    if (given->leader < 0 || given->max_tokens < 0 || config->main.length != ragged->length) {
         PyErr_SetString(PyExc_ValueError,
                         "SequenceColumn: main has another length, or leader or max_tokens is "
                         "negative");
         return -1;
     }
     if (output != FL_PACK_VALUES) return 0;
-    if (set_padding(args, ragged, config->padding) != 0) return -1;
-    config->is_widened = args->is_int64 != 0;
+    if (set_padding(given, ragged, config->padding) != 0) return -1;
+    config->is_widened = given->is_int64 != 0;
     return 0;
 }
 
-static int set_config(fl_py_sequence_column *self, column_arguments *args)
+static int set_config(fl_py_sequence_column *self, PyObject *tensor_type, column_config *given)
 {
     fl_py_dlpack dlpack;
     fl_ragged ragged = {0};
-    int i = find_output(args->output);
-    if (i < 0 || fl_py_dlpack_open(args->tensor_type, &dlpack) != 0) return -1;
+    int i = find_output(given->output);
+    if (i < 0 || fl_py_dlpack_open(tensor_type, &dlpack) != 0) return -1;
     self->is_packed = outputs[i].is_packed;
-    int status = set_offsets(&dlpack, args->offsets, &ragged);
+    int status = set_offsets(&dlpack, self->offsets, &ragged);
     if (status == 0 && outputs[i].has_values)
-        status = set_values(&dlpack, args->values, &ragged, &self->device);
+        status = set_values(&dlpack, self->values, &ragged, &self->device);
     if (status == 0)
-        status = self->is_packed ? set_pack(self, &dlpack, &ragged, args, outputs[i].output)
-                                 : set_pad(self, &ragged, args, outputs[i].output);
+        status = self->is_packed ? set_pack(self, &dlpack, &ragged, given, outputs[i].output)
+                                 : set_pad(self, &ragged, given, outputs[i].output);
     fl_py_dlpack_close(&dlpack);
     return status;
 }
 
 static PyObject *column_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"tensor_type", "output",   "offsets",  "values",     "main",
-                               "leader",      "is_left",  "multiple", "max_length", "max_tokens",
-                               "is_int64",    "is_label", "padding",  "ignored",    "name",
-                               "main_name",   NULL};
-    column_arguments given = {.values = Py_None,
-                              .main = Py_None,
-                              .ignored = Py_None,
-                              .padding = Py_None,
-                              .multiple = 1,
-                              .max_length = INT64_MAX};
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OsO|O$OipLLLppOOUU:SequenceColumn", keywords, &given.tensor_type,
-            &given.output, &given.offsets, &given.values, &given.main, &given.leader,
-            &given.is_left, &given.multiple, &given.max_length, &given.max_tokens, &given.is_int64,
-            &given.is_label, &given.padding, &given.ignored, &given.name, &given.main_name))
+    static char *keywords[] = {"tensor_type", "offsets", "values", "config", NULL};
+    PyObject *tensor_type, *offsets, *values, *tuple;
+    column_config given;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO!:SequenceColumn", keywords, &tensor_type,
+                                     &offsets, &values, &PyTuple_Type, &tuple) ||
+        read_config(tuple, &given) != 0)
         return NULL;
     fl_py_sequence_column *self = (fl_py_sequence_column *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->device = FL_PY_CPU;
-    self->values = Py_NewRef(given.values);
-    self->offsets = Py_NewRef(given.offsets);
-    self->main = Py_NewRef(given.main);
-    self->name = given.name != NULL ? Py_NewRef(given.name) : PyUnicode_FromString("");
-    self->main_name =
-        given.main_name != NULL ? Py_NewRef(given.main_name) : PyUnicode_FromString("");
-    given.name = self->name;
-    given.main_name = self->main_name;
-    if (self->name != NULL && self->main_name != NULL && set_config(self, &given) == 0)
-        return (PyObject *)self;
+    self->values = Py_NewRef(values);
+    self->offsets = Py_NewRef(offsets);
+    self->config = Py_NewRef(tuple);
+    if (set_config(self, tensor_type, &given) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -271,7 +267,7 @@ static int column_traverse(fl_py_sequence_column *self, visitproc visit, void *a
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->values);
     Py_VISIT(self->offsets);
-    Py_VISIT(self->main);
+    Py_VISIT(self->config);
     return 0;
 }
 
@@ -283,29 +279,18 @@ static void column_dealloc(fl_py_sequence_column *self)
     PyObject_GC_UnTrack(self);
     Py_XDECREF(self->values);
     Py_XDECREF(self->offsets);
-    Py_XDECREF(self->main);
-    Py_XDECREF(self->name);
-    Py_XDECREF(self->main_name);
+    Py_XDECREF(self->config);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
 PyDoc_STRVAR(
     column_doc,
-    "SequenceColumn(tensor_type, output, offsets, values=None, *, main=None, leader=0,\n"
-    "               is_left=False, multiple=1, max_length=2**63 - 1, max_tokens=0,\n"
-    "               is_int64=False, is_label=False, padding=None, ignored=None, name='',\n"
-    "               main_name='')\n--\n\n"
+    "SequenceColumn(tensor_type, offsets, values, config)\n--\n\n"
     "One output of a batch of sequences, as a source of a Table.\n\n"
-    "output: 'padded', 'mask' or 'lengths' of PadCollate; 'packed', 'positions', 'bounds' or\n"
-    "'longest' of PackCollate. offsets: int32 or int64 vector, or [n, 2] of beginnings and ends.\n"
-    "values: contiguous vector, for 'padded' and 'packed', on the CPU or, for a Gatherer,\n"
-    "on a CUDA device. padding: bytes of an element of the output; or an int, and integers\n"
-    "come out as int64. ignored: of an int64 output of 'padded' in a Table, the value that\n"
-    "comes out as padding.\n"
-    "main: offsets of the main field, for PackCollate's; leader: how many columns before this one\n"
-    "in the table is the first of them, 0 for that itself. max_tokens: 0 for one row. name,\n"
-    "main_name: how errors call the fields.");
+    "offsets: int32 or int64 vector, or [n, 2] of beginnings and ends. values: contiguous vector\n"
+    "on the CPU or, for a Gatherer, on a CUDA device; None for an output without values. config:\n"
+    "a SequenceOutput of fastloop/data/sequences, or such a tuple.");
 
 static PyType_Slot column_slots[] = {{Py_tp_doc, (void *)column_doc},
                                      {Py_tp_new, column_new},

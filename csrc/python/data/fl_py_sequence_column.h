@@ -13,10 +13,10 @@
 
 typedef struct fl_py_sequence_column {
     PyObject_HEAD
-    PyObject *values, *offsets, *main; /* owned: tensors and ndarrays, alive while views are */
-    PyObject *name, *main_name;        /* owned: str */
-    int32_t device;                    /* of the values: FL_PY_CPU, or the index of a CUDA device */
-    bool is_packed;                    /* which of the two below is used */
+    PyObject *values, *offsets; /* owned: tensors and ndarrays that the column reads */
+    PyObject *config;           /* owned: tuple that keeps the main offsets and the names alive */
+    int32_t device;             /* of the values: FL_PY_CPU, or the index of a CUDA device */
+    bool is_packed;             /* then `pack` is used, else `pad` */
     fl_column_pad_config pad;
     fl_column_pack_config pack;
 } fl_py_sequence_column;

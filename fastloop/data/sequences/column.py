@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,35 @@ from fastloop.data.field import Array, Field
 from fastloop.data.sequences.ragged import RaggedArray
 
 Source = Field | RaggedArray
+
+
+class SequenceOutput(NamedTuple):
+    """The output of a batch that a SequenceColumn makes. The core reads the fields in this order.
+
+    Attributes:
+        kind: "padded", "mask" or "lengths" of PadCollate; "packed", "positions", "bounds" or
+            "longest" of PackCollate.
+        padding: the bytes of an element of the output; or an int, and integers come out as int64.
+        ignored: of an int64 output of "padded" in a Table, the value that comes out as padding.
+        main: the offsets of the main field, for PackCollate's outputs.
+        leader: how many columns before this one PackCollate's first column stands in the table.
+        max_tokens: 0 for one row.
+        name, main_name: how errors call the fields.
+    """
+
+    kind: str
+    padding: bytes | int | None = None
+    ignored: int | None = None
+    is_int64: bool = False
+    is_left: bool = False
+    multiple: int = 1
+    max_length: int = sys.maxsize
+    is_label: bool = False
+    main: Array | None = None
+    leader: int = 0
+    max_tokens: int = 0
+    name: str = ""
+    main_name: str = ""
 
 
 def values_of(field: Source) -> torch.Tensor | Array:
@@ -42,4 +72,5 @@ def sequence_column(field: Source, output: str, **options: Any) -> tuple[Any, ..
         is_plain = values.flags.c_contiguous and values.flags.aligned
     leave_if(not is_plain, f"the values of {name} are not contiguous")
     flat, offsets = values.reshape(-1), offsets_of(field)
-    return name, SequenceColumn(torch.Tensor, output, offsets, flat, **options), field.file
+    column = SequenceColumn(torch.Tensor, offsets, flat, SequenceOutput(output, **options))
+    return name, column, field.file

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, repeat
 from operator import methodcaller
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import data as torch_data
@@ -259,13 +259,37 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
+class ArrayConfig(NamedTuple):
+    """How an ArrayLoader makes batches of a table. The core reads the fields in this order.
+
+    Attributes:
+        structure: the containers around the outputs of a batch; see ``Columns``.
+        maps: int64 vectors of nested subsets, innermost first.
+        fetch: is called with an item of the sampler that holds no plain integers, and with an index
+            out of bounds, whose error it raises. None: an IndexError of fastloop.
+        wrap: is called with a batch, and returns what is handed out.
+        timeout: in seconds; 0: none.
+        budget: bytes of pinned memory that batches may take before they are handed out; one batch
+            always may.
+    """
+
+    structure: Any
+    maps: tuple[Any, ...] = ()
+    fetch: Callable[[Any], Any] | None = None
+    wrap: Callable[[Any], Any] | None = None
+    workers: int = 0
+    prefetch: int = 1
+    in_order: bool = True
+    persistent: bool = False
+    timeout: float = 0
+    destination: Any = None
+    budget: int = sys.maxsize
+
+
 def make_batch(columns: Columns, rows: list[int]) -> Any:
     """Return the batch that C makes of these rows."""
-    loader = ArrayLoader(
-        table=columns.table, pool=BatchPool(columns.table.outputs), fetch=None,
-        structure=columns.structure, maps=columns.maps, workers=0, prefetch=1, in_order=True,
-        persistent=False, timeout=0, wrap=columns.wrap,
-    )  # fmt: skip
+    config = ArrayConfig(columns.structure, columns.maps, wrap=columns.wrap)
+    loader = ArrayLoader(columns.table, BatchPool(columns.table.outputs), config)
     loader.restart(iter([rows]), _BATCHES, None, 0)
     return next(loader)
 
@@ -353,12 +377,11 @@ class ArrayIter(ResumableIter):
             watch(table)
         self._shared.transforms_run = device, table is not columns.table, self._transforms_on
         self._is_closed = False
-        self._array_loader = ArrayLoader(
-            table=table,
-            pool=self._shared.memory(False, columns.table.outputs, device),
+        config = ArrayConfig(
+            columns.structure,
+            columns.maps,
             fetch=partial(self._datasets.call, fetcher.fetch),
-            structure=columns.structure,
-            maps=columns.maps,
+            wrap=columns.wrap,
             workers=self._num_workers,
             prefetch=self._prefetch_factor or 1,
             in_order=self._in_order,
@@ -366,8 +389,9 @@ class ArrayIter(ResumableIter):
             timeout=self._timeout,
             destination=destination,
             budget=self._budget,
-            wrap=columns.wrap,
         )
+        pool = self._shared.memory(False, columns.table.outputs, device)
+        self._array_loader = ArrayLoader(table, pool, config)
 
     def _restart(self) -> None:
         if self._destination is not None:
