@@ -140,7 +140,7 @@ class Chain:
 
     def _add(self, op: Any, **others: Any) -> None:
         """Add fastloop's operation of this name; `others`: arguments in place of attributes."""
-        self.ops += make_own(image_ops.get_operation(type(op).__name__), op, **others)._chain()
+        self.ops += make_own(image_ops.get_operation(type(op).__name__), op, **others)._operations()
 
     # ---- one function for each sort of operation
 

@@ -97,7 +97,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
 class LabelledSamples(FolderSamples):
     """Samples of one of these datasets with a ``target_transform``, or of Subsets of one."""
 
-    _is_stand_in = _borrows_places = True
+    _is_stand_in = _borrows_slots = True
     _find_obstacle = staticmethod(_find_obstacle)
 
     def __init__(self, dataset: Any) -> None:

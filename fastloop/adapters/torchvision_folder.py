@@ -28,7 +28,7 @@ from torch.utils.data import get_worker_info
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import DECODERS, verification_of
-from fastloop.data.collate import borrow_places
+from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import below_subsets
 from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import AutoDecoder
@@ -56,7 +56,7 @@ class FolderSamples:
     """
 
     _is_stand_in = True  # for a dataset
-    _borrows_places = True
+    _borrows_slots = True
     _form: tuple[tuple[int, ...], str] = (0, 0, 3), "HWC"  # of images: 0 for edges that differ
 
     def __init__(self, dataset: Any) -> None:
@@ -96,7 +96,7 @@ class FolderSamples:
                 found = [subset.indices[row] for row in found]
         except (IndexError, TypeError):  # torchvision makes the samples before it
             return [self._dataset[row] for row in rows]
-        with borrow_places(self._plan.empty(), len(found)) as places:
+        with borrow_slots(self._plan.empty(), len(found)) as places:
             # A list of map() would end where a target_transform raises StopIteration.
             images = zip(self._read_ahead(found), found, places, strict=True)
             return [self._make(*each) for each in images]

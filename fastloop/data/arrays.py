@@ -14,15 +14,15 @@ import torch
 from fastloop._core import ImagePlan, Region
 from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
 from fastloop.compat.moves import register
-from fastloop.data.collate import borrow_places
+from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, gathers
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, check_room, read_row, torch_dtype
 from fastloop.data.sequences.column import sequence_column
 from fastloop.data.sequences.ragged import RaggedArray
-from fastloop.data.transforms.cut import CutPlan
 from fastloop.data.transforms.dataset_transform import FieldTransform, for_masks, is_torchvision
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS, Plan
+from fastloop.data.transforms.split import SplitPlan
 
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
 _VIEWS = 256
@@ -38,7 +38,7 @@ def _make_field(name: str, value: object) -> Field | RaggedArray:
 
 
 def read_item(item: Any, rows: int) -> tuple[int, int]:
-    """Return row and view of ``index`` or ``(index, view)``, in a dataset of this many rows."""
+    """Return row and view for ``index`` or ``(index, view)``, in a dataset of `rows` rows."""
     index, view = item if isinstance(item, tuple) and len(item) == 2 else (item, 0)
     try:
         row, view = read_row(index, rows), operator.index(view)
@@ -50,8 +50,8 @@ def read_item(item: Any, rows: int) -> tuple[int, int]:
 
 
 def read_views(transform: Mapping[Any, Any], fields: Sequence[Any]) -> list[str]:
-    """Return the keys of a transform that name views of the first field: those that are not fields,
-    if there are at least two."""
+    """Return the keys of a transform that name views of the first field. If at least two keys are
+    not fields, these keys are views."""
     names = [key for key in transform if key not in fields and isinstance(key, str)]
     return names if len(names) > 1 else []
 
@@ -65,46 +65,47 @@ class ArrayDataset(EpochDataset):
             path of a ``.npy`` file (opened as a read-only memmap), a torch tensor on the CPU or a
             CUDA device, a ``RaggedArray``, or a list of numbers (labels), which is copied. The
             first dimension counts samples and must be the same for all.
-        transform: image operations that C does on uint8: an operation or a ``Compose`` of
-            ``fastloop.transforms`` for the first field, or a dict of them by field name (or
-            position). A tuple of names is an image and its masks: masks get the image's geometry,
-            with the nearest pixel. Two or more names that are not fields are views: they take the
-            place of the first field, each made of it with a seed of its own (``seed`` + 0, 1, ...).
-            Transforms of torchvision's ``v2`` are translated; any other callable is called by
-            Python with each row.
-        layout: of images in fields with transforms, ``"CHW"`` or ``"HWC"``.
-        out_layout: of the results, ``"CHW"``, ``"HWC"``, or ``"channels_last"``: the shape of CHW
-            with the strides of HWC.
-        seed: of the transforms' random parameters.
-        gather: ``"device"``: in a loader with ``device="cuda"`` and without workers the device
-            reads the rows of each batch in host memory, which is registered with the driver (about
-            0.1 s a GB, at the first ``iter()``) as long as the dataset lives. Elsewhere it has no
-            effect. Experimental: it has run on a simulated device only, not on a GPU yet.
-            ``"auto"``: the CPU copies the rows.
+        transform: an operation or a ``Compose`` of ``fastloop.transforms`` for the first field, or
+            a dict with an operation by field name (or position); fastloop applies operations to
+            uint8 images. A tuple of names is an image and its masks: masks get the image's
+            geometry, with the nearest pixel. Two or more names that are not fields are views: they
+            replace the first field, and each is made of this field with its own seed (``seed`` + 0,
+            1, ...). Transforms of torchvision's ``v2`` are translated. Python calls any other
+            callable with each row.
+        layout: the layout of images in fields with transforms, ``"CHW"`` or ``"HWC"``.
+        out_layout: the layout of results, ``"CHW"``, ``"HWC"``, or ``"channels_last"``: the shape
+            of CHW with the strides of HWC.
+        seed: the seed of the transforms' random parameters.
+        gather: ``"device"``: in a loader with ``device="cuda"`` and without workers, the device
+            reads the rows of each batch from host memory. This memory is registered with the driver
+            (about 0.1 s a GB, at the first ``iter()``) for the dataset's lifetime. In any other
+            loader, ``"device"`` has no effect. Experimental: ``gather="device"`` has run on a
+            simulated device only, not on a GPU yet. ``"auto"``: the CPU copies the rows.
 
     Sample ``i`` is the tuple (for named fields, the dict) of row ``i`` of every field as torch
     tensors, 0-d for 1-d fields, 1-d for a RaggedArray. Rows share memory with their source, as in
-    ``torch.utils.data.TensorDataset``, except rows of read-only or mapped arrays and of arrays
-    whose strides torch does not have, which are copied.
+    ``torch.utils.data.TensorDataset``. Rows of read-only or mapped arrays, and of arrays with
+    strides that torch does not have, are copies.
 
-    With transforms, random parameters are a function of (seed, epoch, ``i``, view, operation)
-    alone. Sample ``(i, view)``, view 0 to 255, is another random result for row ``i``; ``i`` alone
-    is view 0. A slice, a list, a vector or a mask gives a batch. Loaders of fastloop count epochs;
-    with a loader of torch, call ``set_epoch()`` before each.
+    With transforms, random parameters are a function of (seed, epoch, ``i``, view, operation) only.
+    Sample ``(i, view)``, view 0 to 255, is a different random result for row ``i``; ``i`` alone is
+    view 0. A slice, a list, a vector or a mask gives a batch. fastloop's loaders count epochs; with
+    torch's loader, call ``set_epoch()`` before each epoch.
 
-    In ``fastloop.DataLoader`` C gathers the batches; in ``torch.utils.data.DataLoader`` the dataset
-    gives the same batches.
+    For example, ``ArrayDataset(image=images, label=labels)`` gives samples
+    ``{"image": ..., "label": ...}``. ``fastloop.DataLoader`` gathers batches straight from the
+    arrays; in ``torch.utils.data.DataLoader`` the dataset gives the same batches.
 
     Raises:
-        TypeError: no field, positional and named fields together, a field of another type or with a
-            dtype that torch does not have, images that are not uint8.
+        TypeError: no field; positional and named fields together; a field of a type that is not
+            listed, or with a dtype that torch does not have; images that are not uint8.
         ValueError: fields of different length or without a dimension; a file that is not a regular
             .npy file; transforms that do not go with the images; ``gather="device"`` for fields or
             transforms that devices cannot read or do.
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
-    _borrows_places = True  # of the batch that is being made
+    _borrows_slots = True  # in the batch that is being made
 
     def __init__(
         self,
@@ -121,7 +122,8 @@ class ArrayDataset(EpochDataset):
         read_choice("layout", layout, LAYOUTS)
         read_choice("out_layout", out_layout, OUT_LAYOUTS)
         if bool(fields) == bool(named):
-            raise TypeError("fields must be given all by position or all by name, at least one")
+            got = f"{len(fields)} by position and {len(named)} by name"
+            raise TypeError(f"fields must be given all by position or all by name, got {got}")
         self._keys = tuple(named) if named else None
         values = list(named.values() if named else fields)
         given: Any = transform if isinstance(transform, Mapping) else {}
@@ -140,44 +142,43 @@ class ArrayDataset(EpochDataset):
         )
         if len(set(map(len, self._fields))) > 1:
             each = ", ".join(f"{field.name} has {len(field)}" for field in self._fields)
-            raise ValueError(f"fields must have the same number of rows, but {each}")
+            raise ValueError(f"fields must have the same number of rows, got {each}")
         if not isinstance(transform, Mapping):
             given = {keys[0]: transform}
-        places = [keys.index(read_choice("each key of transform", key, keys)) for key in given]
+        positions = [keys.index(read_choice("each key of transform", key, keys)) for key in given]
         self._transforms = {  # by position of the field
             i: self._make_transform(i, each, layout, out_layout)
-            for i, each in zip(places, given.values(), strict=True)
+            for i, each in zip(positions, given.values(), strict=True)
             if each is not None
         }
         transforms = self._transforms.values()
         if any(t.plan is not None and t.plan.is_random for t in transforms):
             self._epoch = Epoch()
-        # Functions get rows unchanged.
+        # A function gets rows unchanged: only operations have layouts.
         has_layouts = any(t.plan is not None or is_torchvision(t.transform) for t in transforms)
         if (layout, out_layout) != ("CHW", "CHW") and not has_layouts:
             raise ValueError(
                 "layout and out_layout must be left out without image operations in transform "
                 "(pass ToDtype(torch.uint8) of fastloop.transforms to change the layout alone)"
             )
-        for field, fault in zip(self._fields, self._unfetched(), strict=True):
+        if gather == "device":
             remedy = "pass a copy, numpy.array(...), or leave gather out"
-            refuse_if(
-                gather == "device" and fault, f"gather='device': {field.name} {fault} ({remedy})"
-            )
+            for field, fault in zip(self._fields, self._unfetched(), strict=True):
+                refuse_if(fault, f"gather='device': {field.name} {fault} ({remedy})")
 
     def _unfetched(self) -> Iterator[str]:
-        """Yield why devices cannot make the rows of each field of host memory, or ""."""
+        """Yield for each field why devices cannot make its rows from host memory, or ""."""
         for i, (field, plan) in enumerate(zip(self._fields, self._plans, strict=True)):
             if isinstance(field, RaggedArray):
                 yield "is a RaggedArray"
             elif i in self._transforms and (plan is None or plan.map_length == 0):
-                yield "has a transform that no kernel does all of (docs/use/devices.md)"
+                yield "has a transform that no single kernel runs (docs/use/devices.md)"
             else:
                 yield field.unfetched
 
     def _register(self, device: int) -> tuple[Region, ...]:
-        """Register the memory of all fields, for kernels of a CUDA device to read. Errors are those
-        of ``moves.register``."""
+        """Register the fields' memory, so that kernels of a CUDA device can read it. Raises as
+        ``moves.register``."""
         fields: Any = self._fields
         regions = register([field.rows for field in fields], device)
         for field, region in zip(fields, regions, strict=True):
@@ -185,27 +186,27 @@ class ArrayDataset(EpochDataset):
         return regions
 
     def to(self, device: torch.device | str | int) -> ArrayDataset:
-        """Return a dataset whose fields lie on a device, where C gathers the batches of loaders
-        without workers, pads and packs sequences, and crops, pads, flips, resizes, colours, erases
-        and casts images. It counts epochs of its own.
+        """Return a dataset with its fields on a device. In loaders without workers, the device
+        gathers the batches, pads and packs sequences, and crops, pads, flips, resizes, colours,
+        erases and casts images. The new dataset counts its own epochs.
 
         Experimental: loaders over data on a GPU have run on a simulated device only, not on a GPU.
 
         Raises:
-            TypeError: there are functions as transforms, or operations that do more.
+            TypeError: a transform is a function, or has operations that the device cannot do.
             MemoryError: a CUDA device has less free memory than the fields take.
         """
-        if self._cut:
-            raise TypeError("to() takes no transforms that Python runs")
+        if self._python_reason:
+            raise TypeError(f"to() takes no transforms that Python runs, got {self._python_reason}")
         device = torch.empty(0, device=device).device
-        every = range(len(self._fields))
-        places = [0 if i < self._views else i for i in every]  # views share a field
-        sources = {i: self._fields[i] for i in places}
+        # Views share a field.
+        indices = [0 if i < self._views else i for i in range(len(self._fields))]
+        sources = {i: self._fields[i] for i in indices}
         check_room(device, sum(each.bytes_for(device) for each in sources.values()), "the fields")
         moved = {i: source.to(device) for i, source in sources.items()}
         made = copy.copy(self)
         made._gather = "auto"
-        pairs = zip(self._fields, places, strict=True)
+        pairs = zip(self._fields, indices, strict=True)
         made._fields = tuple(_make_field(field.name, moved[i]) for field, i in pairs)
         there: Any = made._fields
         made._transforms = {
@@ -215,46 +216,49 @@ class ArrayDataset(EpochDataset):
         return made
 
     def _make_transform(
-        self, place: int, transform: Any, layout: str, out_layout: str
+        self, position: int, transform: Any, layout: str, out_layout: str
     ) -> FieldTransform:
-        field = self._fields[place]
+        field = self._fields[position]
         if isinstance(field, RaggedArray):
-            remedy = "name a field of images, as in transform={'image': ...}"
-            raise TypeError(f"{field.name} is a RaggedArray, which has no transforms ({remedy})")
+            rule = "images to have a transform, got a RaggedArray"
+            raise TypeError(
+                f"{field.name} must be {rule} (name a field: transform={{'image': ...}})"
+            )
         if isinstance(transform, type) or not callable(transform):
             rule = "an operation of fastloop.transforms, a Compose of several, or a function"
             kind = transform if isinstance(transform, type) else type(transform)
             raise TypeError(make_message(f"{field.name}: transform", rule, kind))
-        seed = (self._seed + place * (place < self._views)) % 2**64
+        seed = (self._seed + position * (position < self._views)) % 2**64
         return FieldTransform(field, transform, layout, out_layout, seed)
 
     @property
     def _plans(self) -> tuple[ImagePlan | None, ...]:
-        """The plans of C for each field; None if it has none."""
+        """The plan for each field; None if the field has none, or Python runs a part."""
         found = map(self._transforms.get, range(len(self._fields)))
         return tuple(t.plan.core if t and isinstance(t.plan, Plan) else None for t in found)
 
     @property
-    def _cut(self) -> str:
-        """The reason why the loader's threads cannot make the samples, or ""."""
+    def _python_reason(self) -> str:
+        """The reason why Python runs a transform or a part, so that the loader's threads cannot
+        make the samples; or ""."""
         plans = (t.plan for t in self._transforms.values())
         return next(
-            (plan.reason for plan in plans if isinstance(plan, CutPlan)), self._untranslated
+            (plan.reason for plan in plans if isinstance(plan, SplitPlan)), self._untranslated
         )
 
     @property
     def _untranslated(self) -> str:
-        """The reason why C cannot do all of the transforms, or ""."""
+        """The reason why Python runs a whole transform, or ""."""
         return next((t.untranslated for t in self._transforms.values() if t.untranslated), "")
 
     def _columns(self, request: Request) -> Columns:
         has_sequences = not all(isinstance(field, Field) for field in self._fields)
         check_single(request, "RaggedArray" if has_sequences else "", gives_views=False)
-        if self._cut:
-            raise NotCoveredError(self._cut)
+        if self._python_reason:
+            raise NotCoveredError(self._python_reason)
         structure = dict.fromkeys(self._keys) if self._keys else (None,) * len(self._fields)
         columns = Columns(structure, gives_views=False)
-        columns.note = ", transforms in C" if self._transforms else ""
+        columns.note = ", native transforms" if self._transforms else ""
         for field, plan in zip(self._fields, self._plans, strict=True):
             if isinstance(field, Field):
                 columns.add(field.name, field.source, field.file, plan)
@@ -267,15 +271,15 @@ class ArrayDataset(EpochDataset):
         return self._fetched(columns, request) if self._gather == "device" else columns
 
     def _fetched(self, columns: Columns, request: Request) -> Columns:
-        """Return the columns for a device that reads the rows in host memory, if it can."""
+        """Return the columns for a device that reads the rows from host memory, if it can."""
         device = torch.device("cpu" if request.device is None else request.device)
-        on, reason = request.why_no_kernels(device), ""
+        fault, reason = request.why_no_kernels(device), ""
         if not gathers(device):
             reason = f"with device={request.device!r}"
         elif request.workers > 0:
             reason = f"with num_workers={request.workers}"
-        elif on:
-            reason = f"without kernels ({on})"
+        elif fault:
+            reason = f"without kernels ({fault})"
         if reason:
             columns.note += f"; gather='device' has no effect {reason}"
             return columns
@@ -297,11 +301,12 @@ class ArrayDataset(EpochDataset):
             return [self[index] for index in indices]
         like = next((each.like() for each in self._transforms.values()), None)
         items = list(indices)
-        with borrow_places(like, len(items)) as places:
-            return [self._get(*pair) for pair in zip(items, places, strict=True)]
+        with borrow_slots(like, len(items)) as slots:
+            return [self._get(*pair) for pair in zip(items, slots, strict=True)]
 
-    def _get(self, index: Any, place: torch.Tensor | None) -> Any:
-        """Return what is at an index. A place is memory for the result of the first transform."""
+    def _get(self, index: Any, slot: torch.Tensor | None) -> Any:
+        """Return the sample, or the batch, at an index. A slot is memory for the result of the
+        first transform."""
         if not self._transforms:  # each field takes any index that its array takes
             return self._as_sample([field[index] for field in self._fields])
         rows: Any
@@ -310,8 +315,8 @@ class ArrayDataset(EpochDataset):
             rows, view = read_item(index, len(self))
             made = {}
             for i, each in self._transforms.items():
-                made[i] = each.apply(rows, epoch, view, place)
-                place = None
+                made[i] = each.apply(rows, epoch, view, slot)
+                slot = None
         else:
             items = [read_item(item, len(self)) for item in several]
             rows = [row for row, _ in items]
@@ -331,7 +336,7 @@ class ArrayDataset(EpochDataset):
         return tuple(rows) if self._keys is None else dict(zip(self._keys, rows, strict=True))
 
     def _items_of(self, index: Any) -> list[Any] | None:
-        """Return the items of an index of several samples, or None for one of a single sample."""
+        """Return the items of an index for several samples; None if the index is for one sample."""
         if isinstance(index, slice):
             return list(range(len(self))[index])
         if isinstance(index, torch.Tensor) and index.dtype is torch.uint8 and index.ndim > 0:
@@ -352,13 +357,13 @@ class ArrayDataset(EpochDataset):
         """Return the random parameters of a sample: one dict for each operation, in order.
 
         Args:
-            index: of the sample, an int.
-            epoch: None: the one that ``dataset[index]`` has now.
-            view: of the sample.
-            field: its name or position, if several have transforms.
+            index: the sample's index, an int.
+            epoch: an epoch; None: the epoch that ``dataset[index]`` has now.
+            view: the sample's view, 0 to 255.
+            field: the name or position of a field, if several fields have transforms.
         """
         if not self._transforms:
-            raise TypeError("params() is for datasets that were given a transform")
+            raise TypeError("params() needs a transform, got a dataset without one")
         row, view = read_item((index, view), len(self))
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
         keys = self._names
@@ -367,12 +372,12 @@ class ArrayDataset(EpochDataset):
         return transforms[read_choice("field", only, tuple(transforms))].params(row, epoch, view)
 
     def explain(self) -> str:
-        """Return where each operation runs and why, a line for each field and operation, and what
-        sets the random parameters."""
-        lines, others = [], self._cut
+        """Return a text with a line for each field and operation: the place and the reason of its
+        work, and the source of random parameters."""
+        lines, reason = [], self._python_reason
         for i, field in enumerate(self._fields):
             transform = self._transforms.get(i)
-            lines += transform.explain(others) if transform else [f"{field.name}: {field!r}"]
+            lines += transform.explain(reason) if transform else [f"{field.name}: {field!r}"]
         if self._gather == "device":
             fields: Any = self._fields[max(0, self._views - 1) :]
             total = sum(int(field.source.nbytes) for field in fields)

@@ -1,8 +1,8 @@
-"""The Python around the collate in C: for which collate functions it stands in, and how datasets
-write samples straight into the memory of the batch that is being made.
+"""The Python around the native collate: the collate functions that it replaces, and the memory that
+a batch lends to datasets.
 
-A thread that fetches a batch *lends* its collate, and a dataset *borrows* places in the batch. The
-collate then finds the samples in place. Nobody else may see these samples before the collate,
+A thread that fetches a batch *lends* its collate, and a dataset *borrows* slots in the batch and
+writes its samples there. The collate then copies nothing. Only the collate may see these samples,
 because a later batch overwrites them.
 """
 
@@ -24,7 +24,7 @@ from fastloop.data.columns import below_subsets, default_functions, is_default_c
 _T = TypeVar("_T")
 
 
-# ---- the collate in C
+# ---- the native collate
 
 
 def _walk_container(fast: Collate, batch: Any) -> Any:
@@ -41,7 +41,7 @@ def make_collate(
     """Return a function that makes the batches of ``default_collate``.
 
     Args:
-        worker_end: in a worker process, where batches are built.
+        worker_end: a worker process's memory for batches; None: batches are ordinary tensors.
         thread_pool: threads that share long copies; None: the calling thread copies alone.
     """
     return Collate(
@@ -56,17 +56,18 @@ def make_collate(
 
 
 class Collation:
-    """The collate of one iterator or worker: in C for torch's default and fastloop's own.
+    """The collate of one iterator or worker: native for torch's default and fastloop's own.
 
     Args:
-        dataset, collate_fn: those of the loader.
+        dataset, collate_fn: the loader's.
         is_batched: ``collate_fn`` gets lists of samples.
-        open_core: returns the collate in C, in whose memory batches are made.
+        open_core: returns the native collate, which owns the memory of batches.
 
     Attributes:
         function: does the work of ``collate_fn``.
-        core: the collate in C; None if ``collate_fn`` is unknown here and must be called.
-        lender: the same, where samples may lie in the batch's memory.
+        core: the native collate; None if ``collate_fn`` is a function that must be called.
+        lender: the native collate if the dataset may write samples into the batch's memory; else
+            None.
     """
 
     def __init__(
@@ -78,14 +79,14 @@ class Collation:
         self.function: Callable[[Any], Any] = collate_fn if core is None else core
         if is_sequence:
             self.function = partial(collate_fn.collate, core)
-        # Only the collate sees samples of these.
-        is_lent = is_default and own(below_subsets(dataset)[0], "_borrows_places")
+        # Only the collate sees the samples of such datasets.
+        is_lent = is_default and own(below_subsets(dataset)[0], "_borrows_slots")
         self.lender = core if is_lent else None
         self._before = {} if core is None else core.fallbacks()
 
     def fallbacks(self) -> dict[str, int]:
-        """Return how many leaves torch's functions have collated since the beginning, by reason."""
-        # Without global names: a finalizer calls it while the interpreter clears modules.
+        """Return the numbers of leaves that torch's functions have collated so far, by reason."""
+        # Without global names: a finalizer calls this while the interpreter clears modules.
         now = {} if self.core is None else self.core.fallbacks()
         counts = {reason: n - self._before.get(reason, 0) for reason, n in now.items()}
         return {reason: n for reason, n in counts.items() if n > 0}
@@ -93,19 +94,19 @@ class Collation:
 
 # ---- memory of the batch that is being made
 
-_lent = threading.local()  # .collate: for which this thread fetches a batch
+_lent = threading.local()  # .collate: this thread fetches a batch for that collate
 
 
 def lend(collate: Collate | None) -> Collate | None:
-    """Lend this collate to the datasets of this thread, until the next call. Return the one that
-    was lent before."""
+    """Lend this collate to the datasets of this thread, until the next call. Return the collate
+    that was lent before."""
     before: Collate | None = getattr(_lent, "collate", None)
     _lent.collate = collate
     return before
 
 
 def call_lent(collate: Collate | None, function: Callable[[], _T]) -> _T:
-    """Return ``function()``, during which this thread lends the collate."""
+    """Return ``function()``. During the call, this thread lends the collate."""
     before = lend(collate)
     try:
         return function()
@@ -114,10 +115,10 @@ def call_lent(collate: Collate | None, function: Callable[[], _T]) -> _T:
 
 
 @contextmanager
-def borrow_places(like: torch.Tensor | None, count: int) -> Iterator[Sequence[torch.Tensor | None]]:
-    """Borrow a tensor for each of ``count`` samples that are like this one: in the batch that is
-    being made, or None each if nothing is lent or ``like`` is None."""
-    collate = lend(None)  # a dataset that is read meanwhile, by a decoder, makes no samples
+def borrow_slots(like: torch.Tensor | None, count: int) -> Iterator[Sequence[torch.Tensor | None]]:
+    """Borrow ``count`` tensors like this one in the batch that is being made. If no collate is lent
+    or ``like`` is None, give ``count`` times None."""
+    collate = lend(None)  # a dataset that a decoder reads meanwhile borrows nothing
     try:
         if collate is None or like is None or count == 0:
             yield [None] * count

@@ -1,5 +1,5 @@
-"""Field: one array of a dataset, its checks, and how its rows are read. The files that users name
-are opened here, too."""
+"""Field: one array of a dataset, its checks, and the ways to read its rows. This module also opens
+the files that users name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DTYPES = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
     "float16 float32 float64 complex64 complex128".split()
 )
-_REMEDIES = {  # by dtype.kind of NumPy
+_REMEDIES = {  # by NumPy's dtype.kind
     "O": "pad rows of different length into a numeric array, resize images to one size, pass "
     "RaggedArray.from_list(rows), or write a Dataset with a collate_fn",
     **dict.fromkeys("SUT", "encode the text as integers"),
@@ -31,51 +31,35 @@ _REMEDIES = {  # by dtype.kind of NumPy
 }
 _SPECIAL_FILES = {"p": "FIFO", "s": "socket", "c": "character device", "b": "block device"}
 
-# A path, the address at which the file's first byte would be mapped, and a function that returns
-# the size of the file.
+# A path, the address that the file's first byte would have, and a function that returns the size of
+# the file.
 MappedFile = tuple[str, int, Callable[[], int] | None]
 
 
 # ---- files
 
 
-def _check_is_regular(path: str, name: str, remedy: str, mode: int) -> None:
-    kind = _SPECIAL_FILES.get(stat.filemode(mode)[0])
-    refuse_if(kind, f"{name}: {path!r} must be a regular file, got a {kind} ({remedy})")
-
-
 def open_regular(path: str, name: str, remedy: str) -> BinaryIO:
-    """Open a file for reading.
+    """Open a file for reading; the caller closes it.
 
     Raises:
         ValueError: the file is a FIFO, a socket or a device; the text begins with ``name``.
     """
-
-    def open_at_once(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-
-    # Opening a FIFO or a device may have effects, so the kind is checked before. Another file may
-    # lie there a moment later, so the kind of the open file is checked as well.
-    _check_is_regular(path, name, remedy, os.stat(path).st_mode)
-    file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 (the caller closes it)
-    try:
-        _check_is_regular(path, name, remedy, os.fstat(file.fileno()).st_mode)
-    except ValueError:
-        file.close()
-        raise
-    return file
+    # A FIFO without a writer would keep open() waiting, so the kind is checked before.
+    kind = _SPECIAL_FILES.get(stat.filemode(os.stat(path).st_mode)[0])
+    refuse_if(kind, f"{name}: {path!r} must be a regular file, got a {kind} ({remedy})")
+    return open(path, "rb")
 
 
 def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Return shape, whether the order is Fortran's, and dtype; leave the file at its first element.
 
-    Errors are those of NumPy's reader, of many types.
+    Errors come from NumPy's reader and have many types.
     """
     npy = np.lib.format
     version = npy.read_magic(file)
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"the format has version {version}, which NumPy does not have")
-    # Versions 2 and 3 differ in how names of columns are encoded, and columns are refused.
+    refuse_if(version > (3, 0), f"the format's version must be at most (3, 0), got {version}")
+    # Versions 2 and 3 differ in the encoding of column names, and columns are refused.
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = read(file)
     refuse_if(dtype.hasobject, "Python objects cannot be mapped")
@@ -89,21 +73,21 @@ def _map_npy(name: str, path: str) -> Array:
             try:
                 shape, is_fortran, dtype = read_npy_header(file)
                 order: Any = "F" if is_fortran else "C"
-                # Not numpy.lib.format.open_memmap, which would open the path once more.
+                # numpy.lib.format.open_memmap would open the path once more.
                 return np.memmap(file, dtype, "r", file.tell(), shape, order)
             except OSError:
                 raise
             except Exception as error:  # NumPy's reader raises many types
                 raise ValueError(
                     f"{name}: {path!r} cannot be opened as a .npy file: {error} "
-                    "(of an .npz archive, pass the arrays of numpy.load())"
+                    "(for an .npz archive, pass the arrays of numpy.load())"
                 ) from error
     except OSError as error:
         raise type(error)(error.errno, f"{name}: {error.strerror or error}", path) from error
 
 
 def find_file(array: Array) -> MappedFile | None:
-    """Return the mapped file in which an array lies, or None if it lies in other memory."""
+    """Return the mapped file that holds an array, or None if the array is not mapped."""
     path, root = "a mapped file", None
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
@@ -112,7 +96,7 @@ def find_file(array: Array) -> MappedFile | None:
         base = base.obj if isinstance(base, memoryview) else look_up(base, "base")
     if base is None:
         return None
-    if root is None:  # a bare mmap does not say where it lies in the file
+    if root is None:  # a bare mmap does not know its offset in the file
         return path, 0, None
     return path, root.__array_interface__["data"][0] - root.offset, base.size
 
@@ -121,11 +105,11 @@ def find_file(array: Array) -> MappedFile | None:
 
 
 def read_row(index: Any, rows: int) -> int:
-    """Return the row of an index, which may be negative, among this many rows.
+    """Return the row in [0, rows) for an index, which may be negative.
 
     Raises:
-        TypeError: not an int.
-        IndexError: out of range.
+        TypeError: the index is not an int.
+        IndexError: the index is out of range.
     """
     try:
         row = operator.index(index)
@@ -137,7 +121,7 @@ def read_row(index: Any, rows: int) -> int:
 
 
 def torch_dtype(source: torch.Tensor | Array) -> torch.dtype:
-    """Return the dtype that rows have as tensors."""
+    """Return the dtype of the rows as tensors."""
     if isinstance(source, torch.Tensor):
         return source.dtype
     return torch.from_numpy(np.empty(0, source.dtype)).dtype
@@ -160,25 +144,27 @@ def _check_array(name: str, array: object) -> None:
 
 
 def check_room(device: torch.device, needed: int, what: str) -> None:
-    """Raise MemoryError unless so many bytes are free on a CUDA device, torch's cached ones
-    included."""
+    """Raise MemoryError unless `needed` bytes are free on a CUDA device. Bytes in torch's cache
+    count as free."""
     if device.type != "cuda":
         return
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + kept
     if needed > free:
-        text = f"{what} take {needed:,} bytes, and {device} has {free:,} that are free"
-        raise MemoryError(f"{text} (leave them on the CPU, and pass device= to the loader)")
+        raise MemoryError(
+            f"{what} must fit into the free memory of {device}, {free:,} bytes, got {needed:,} "
+            f"bytes (leave {what} on the CPU, and pass device= to the loader)"
+        )
 
 
 class Field:
-    """One column: its memory, its name in errors, and how a row is taken as torch would."""
+    """One column: its memory, its name in errors, and its rows as torch's tensors."""
 
     source: torch.Tensor | Array
     opened: str | None = None  # the path that was given, absolute
     file: MappedFile | None = None
-    rows: torch.Tensor | None = None  # the source as torch has it, if it can
-    region: Region | None = None  # that its rows lie in, where devices read them
+    rows: torch.Tensor | None = None  # the source as a tensor, if torch can have such a tensor
+    region: Region | None = None  # the registered memory that devices read the rows from
     _table: Table | None = None
 
     def __init__(self, name: str, value: Any, may_be_resident: bool = False) -> None:
@@ -195,11 +181,11 @@ class Field:
             self.source = self.rows = value
         else:
             _check_array(name, value)
-            # np.ulonglong is a uint64 that torch does not know by that name.
+            # np.ulonglong is a uint64 with a name that torch does not know.
             array = self.source = np.asarray(value).view(np.dtype(value.dtype.name))
             self.file = find_file(value)
-            is_whole = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
-            if array.flags.writeable and array.flags.aligned and is_whole and self.file is None:
+            has_strides = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
+            if array.flags.writeable and array.flags.aligned and has_strides and not self.file:
                 self.rows = torch.from_numpy(array)
         if value.ndim == 0:
             raise ValueError(f"{name} must have a dimension that counts samples, got shape ()")
@@ -226,7 +212,7 @@ class Field:
         return self._read_mapped(array, index)
 
     def bytes_for(self, device: torch.device) -> int:
-        """Return how many bytes ``to()`` copies."""
+        """Return the number of bytes that ``to()`` copies."""
         is_there = isinstance(self.source, torch.Tensor) and self.source.device == device
         return 0 if is_there else int(self.source.nbytes)
 
@@ -235,13 +221,13 @@ class Field:
         return self.read_range(0, len(self)).to(device).contiguous()
 
     def image(self, index: int) -> torch.Tensor | Array:
-        """Return a row where it lies; of a mapped file, a copy."""
+        """Return a row without a copy; if the field is a mapped file, return a copy."""
         if self.rows is not None:
             return self.rows[index]
         return self.source[index] if self.file is None else self[index]
 
     def read_range(self, begin: int, end: int) -> torch.Tensor:
-        """Return ``self[begin:end]``, of a mapped file in one piece and not row by row."""
+        """Return ``self[begin:end]``; a mapped file is read in one piece, not row by row."""
         if self.file is None:
             return self[begin:end]
         part = np.asarray(self.source)[begin:end]
@@ -251,19 +237,19 @@ class Field:
         return out
 
     def _read_mapped(self, array: Array, index: Any) -> torch.Tensor:
-        """Copy rows of a mapped file. If the file has become shorter, C raises an OSError where
+        """Copy rows of a mapped file. If the file has become shorter, the table raises an OSError;
         NumPy would end the process."""
         if self._table is None:
             self._table = Table(torch.Tensor, ((array, self.name, self.file),))
         rows = np.arange(len(array))[index]
         out = torch.empty((rows.size, *array.shape[1:]), dtype=torch_dtype(array))
-        for row, place in zip(rows.flat, out, strict=True):
-            copy_row(self._table, int(row), (place,))
+        for row, target in zip(rows.flat, out, strict=True):
+            copy_row(self._table, int(row), (target,))
         return out.view((*rows.shape, *array.shape[1:]))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         source: object = self.opened
-        if source is None:  # a view pickles no more than it shows
+        if source is None:  # a view pickles only its own elements
             source = np.array(self.source) if isinstance(self.source, np.ndarray) else self.source
         return Field, (self.name, source, True)
 

@@ -1,8 +1,8 @@
-"""Samplers whose order is a function of (seed, epoch), so that an epoch can go on at any place
-without computing the items before it: ``iter_from`` gives the rest.
+"""Samplers with an order that is a function of (seed, epoch). An epoch can resume at any item
+without computing the items before: ``iter_from`` gives the rest.
 
-Every rank computes the order of all ranks and takes its share, so no rank has more items than
-another.
+Every rank computes the order of all ranks and takes its share, so all ranks have equally many
+items.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from fastloop._core import Permutation, bucket_steps
-from fastloop.base.checks import look_up, read_int, read_optional_int, refuse_if
+from fastloop.base.checks import look_up, read_int, read_optional_int
 from fastloop.base.shown import repr_of
 from fastloop.base.threads import on_this_thread
 from fastloop.data.epochs import check_epoch
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 Item = TypeVar("Item", covariant=True)
-# [ranks, batch_size (0: none), batches] of each number of ranks that an epoch has had before.
+# [ranks, batch_size (0: none), batches] for each number of ranks that an epoch has had before.
 Dealt = Sequence[Sequence[int]]
 
-_BLOCK = 4096  # indices of a ShuffleSampler that are computed at once
-_MOST = 2**62  # of indices, and of the length of a sample
+_BLOCK = 4096  # indices that a ShuffleSampler computes at once
+_MOST = 2**62  # the largest number of indices, and the largest length of a sample
 
 
 def read_ranks(num_replicas: Any = None, rank: Any = None) -> tuple[int, int]:
-    """Return number of ranks and rank: as given, else those of torch.distributed, else one rank."""
+    """Return the number of ranks and the rank: as given, else torch.distributed's, else 1 and 0."""
     is_running = dist.is_available() and dist.is_initialized()
     world = dist.get_world_size() if is_running else 1
     if num_replicas is not None:
         world = read_int("num_replicas", num_replicas, 1)
     if rank is not None:
-        return world, read_int("rank", rank, 0, world - 1, "pass num_replicas, too")
+        return world, read_int("rank", rank, 0, world - 1, "pass num_replicas as well")
     if world > 1 and not is_running:
         raise ValueError(f"rank must be given with num_replicas={world}, got None")
     return world, dist.get_rank() if is_running else 0
@@ -79,18 +79,19 @@ class EpochSampler(Sampler[Item]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next ``iter()`` gives.
+        """Choose the epoch of the next ``iter()``.
 
-        Call it before each epoch, as for a DistributedSampler: nothing else counts epochs, so
-        without it all epochs have the same order.
+        Call ``set_epoch`` before each epoch, as for a DistributedSampler: a sampler does not count
+        epochs, so without the call all epochs have the same order.
 
         Raises:
-            ValueError: not in [0, 2**32).
+            ValueError: epoch is not in [0, 2**32).
         """
         self.epoch = check_epoch(epoch)
 
     def iter_from(self, first: int) -> Iterator[Item]:
-        """Yield the items of ``iter()`` without the first ``first``, which are not computed."""
+        """Yield the items of ``iter()`` from the item ``first`` on. Earlier items are not
+        computed."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[Item]:
@@ -101,33 +102,34 @@ class EpochSampler(Sampler[Item]):
         return repr_of(self, *parts, f"seed={self.seed}", f"epoch={self.epoch}", ranks)
 
     def _check_first(self, first: int, count: int) -> None:
-        fault = (
-            f"epoch {self.epoch} of this {type(self).__name__} has {count} items and cannot begin"
-        )
-        remedy = "make the sampler with the arguments it was saved with"
-        refuse_if(not 0 <= first <= count, f"{fault} after {first}; {remedy}")
+        if not 0 <= first <= count:
+            raise ValueError(
+                f"epoch {self.epoch} of this {type(self).__name__} has {count} items and cannot "
+                f"begin after {first} (make the sampler with the arguments of the saved run)"
+            )
 
 
 class ShuffleSampler(EpochSampler[int]):
-    """All indices of a dataset in random order, in memory that does not grow with their number.
+    """All indices of a dataset in random order, in an amount of memory that does not grow.
 
-    The order is a permutation computed from (seed, epoch) while it is read; up to 4096 indices are
-    listed, and then all permutations are equally likely. Each rank takes every
-    ``num_replicas``-th index; if the length does not divide evenly, the last ranks take some of the
-    first indices again, as a DistributedSampler does. Call ``set_epoch(e)`` before each epoch.
+    The order is a permutation computed from (seed, epoch) during the iteration. Up to 4096 indices
+    are shuffled as a list, and then all permutations are equally likely. Each rank takes every
+    ``num_replicas``-th index. If the length does not divide evenly, the last ranks repeat some of
+    the first indices, as a DistributedSampler does. Call ``set_epoch(e)`` before each epoch.
 
     Args:
         length_or_dataset: the number of indices, or an object with a ``len()``.
         seed: from 0 to 2**64 - 1.
-        num_replicas: number of ranks. Default: that of ``torch.distributed`` if initialised, else
-            1.
-        rank: of this process. Default: that of ``torch.distributed`` if initialised, else 0.
+        num_replicas: the number of ranks. Default: the number in ``torch.distributed`` if
+            initialised, else 1.
+        rank: this process's rank. Default: the rank in ``torch.distributed`` if initialised, else
+            0.
 
     Yields:
         int, from 0 to length - 1.
 
     Raises:
-        TypeError: an argument of another type.
+        TypeError: an argument has a wrong type.
         ValueError: a number out of range; several ranks without ``rank`` or a process group.
     """
 
@@ -148,38 +150,41 @@ class ShuffleSampler(EpochSampler[int]):
         return self._repr(f"{self.length:,} indices")
 
     def __len__(self) -> int:
-        """The number of indices of one rank."""
+        """The number of indices for one rank."""
         return -(-self.length // self.num_replicas)
 
     def blocks(self, first: int = 0, passed: int = 0) -> Iterator[torch.Tensor]:
-        """Yield the indices as int64 tensors, without the first ``first``. The epoch is read when
-        the first tensor is asked for, as in torch's samplers.
+        """Yield the indices as int64 tensors, from index ``first`` of this rank on. As in torch's
+        samplers, the epoch is read when the first tensor is asked for.
 
-        Args: passed: other ranks have had so many indices of the order; these share the rest."""
-        yield from self._cut(Permutation(self.length, self.seed, self.epoch), first, passed)
+        Args: passed: an earlier set of ranks has had this many indices; the ranks share the
+            rest."""
+        yield from self._blocks(Permutation(self.length, self.seed, self.epoch), first, passed)
 
     def iter_from(self, first: int) -> Iterator[int]:
         self._check_first(first, len(self))
         permutation = Permutation(self.length, self.seed, self.epoch)
-        return chain.from_iterable(block.tolist() for block in self._cut(permutation, first))
+        return chain.from_iterable(block.tolist() for block in self._blocks(permutation, first))
 
-    def _cut(self, permutation: Permutation, first: int, passed: int = 0) -> Iterator[torch.Tensor]:
+    def _blocks(
+        self, permutation: Permutation, first: int, passed: int = 0
+    ) -> Iterator[torch.Tensor]:
         count, offset = -(-(self.length - passed) // self.num_replicas), passed + self.rank
-        # Every rank has all places but maybe the last.
+        # The last round of indices may be too short for this rank.
         is_short = offset + (count - 1) * self.num_replicas >= self.length
         whole = count - is_short
         for begin in range(first, whole, _BLOCK):
-            place = offset + begin * self.num_replicas
+            start = offset + begin * self.num_replicas
             size = min(_BLOCK, whole - begin)
-            yield torch.from_numpy(permutation.block(place, size, self.num_replicas))
+            yield torch.from_numpy(permutation.block(start, size, self.num_replicas))
         if is_short and first < count:
-            place = (offset + whole * self.num_replicas) % self.length
-            yield torch.from_numpy(permutation.block(place, 1))
+            start = (offset + whole * self.num_replicas) % self.length
+            yield torch.from_numpy(permutation.block(start, 1))
 
 
 def _read_lengths(given: Any, max_tokens: int | None) -> Vector:
     """Return a copy as a contiguous vector."""
-    given = look_up(given, "lengths", given)  # of a RaggedArray
+    given = look_up(given, "lengths", given)  # a RaggedArray has this attribute
     lengths = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
     if lengths.ndim != 1:
         remedy = "pass [len(text) for text in texts]"
@@ -194,37 +199,41 @@ def _read_lengths(given: Any, max_tokens: int | None) -> Vector:
 
 
 class LengthBucketBatchSampler(EpochSampler[list[int]]):
-    """Batches of samples of similar length, so that little of a padded batch is padding.
+    """Batches of samples with similar lengths, so that padded batches have little padding.
 
-    The samples are shuffled and cut into mega-batches. Each mega-batch is sorted by length, longest
-    first, and cut into steps; samples that do not fill a step go on to the next mega-batch. A step
-    is one batch for every rank, of samples that are neighbours in length, so ranks have equal work
-    and equally many batches. The step with the longest sample changes places with the first, so
+    The samples are shuffled and split into mega-batches. Each mega-batch is sorted by length,
+    longest first, and split into steps; samples that do not fill a step go on to the next
+    mega-batch. A step is one batch for every rank, with samples that are neighbours in length, so
+    ranks have equal work and equally many batches. The step with the longest sample comes first, so
     that a lack of memory shows at once. The order is a function of (seed, epoch) and the lengths:
     call ``set_epoch(e)`` before each epoch.
 
-    The last step may be incomplete. ``drop_last=True`` drops it. Otherwise the ranks share it, and
-    if its samples do not divide evenly, the longest of them come twice.
+    The last step may be incomplete. ``drop_last=True`` drops this step. Otherwise the ranks share
+    the step, and if its samples do not divide evenly, the longest samples come twice.
+
+    For example, ``LengthBucketBatchSampler(ragged.lengths, max_tokens=8192)``.
 
     Args:
-        lengths: tokens of each sample, as they will be padded (so cut at ``max_length``): a
+        lengths: the number of tokens in each sample, as padded (so truncated at ``max_length``): a
             sequence, ndarray or tensor of integers, or a ``RaggedArray``.
-        batch_size: samples of a batch; the most that it has, if ``max_tokens`` is given as well.
-        max_tokens: the most tokens of a padded batch: its samples times the longest of them.
-        mega_batch_mult: about how many steps a mega-batch has; fewer if there would be fewer than
-            four mega-batches.
+        batch_size: the number of samples in a batch; with ``max_tokens``, the largest number.
+        max_tokens: the largest number of tokens in a padded batch: its number of samples times its
+            longest sample.
+        mega_batch_mult: the approximate number of steps in a mega-batch. If there would be fewer
+            than four mega-batches, a mega-batch has fewer steps.
         shuffle: False sorts all samples by length, the same in every epoch: for evaluation.
         seed: from 0 to 2**64 - 1.
         drop_last: whether an incomplete last step is left out.
-        num_replicas: number of ranks. Default: that of ``torch.distributed`` if initialised, else
-            1.
-        rank: of this process. Default: that of ``torch.distributed`` if initialised, else 0.
+        num_replicas: the number of ranks. Default: the number in ``torch.distributed`` if
+            initialised, else 1.
+        rank: this process's rank. Default: the rank in ``torch.distributed`` if initialised, else
+            0.
 
     Yields:
-        list[int]: the samples of a batch of this rank, longest first.
+        list[int]: the samples of one batch for this rank, longest first.
 
     Raises:
-        TypeError: an argument of another type.
+        TypeError: an argument has a wrong type.
         ValueError: a number out of range; neither ``batch_size`` nor ``max_tokens``; a sample
             longer than ``max_tokens``; several ranks without ``rank`` or a process group.
     """
@@ -244,24 +253,24 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
     ) -> None:
         super().__init__(seed, num_replicas, rank)
         if batch_size is None and max_tokens is None:
-            raise ValueError("batch_size or max_tokens must be given, to say how large batches are")
+            raise ValueError("batch_size or max_tokens must be given, got None for both")
         self.batch_size = read_optional_int("batch_size", batch_size, 1)
         self.max_tokens = read_optional_int("max_tokens", max_tokens, 1)
         self.mega_batch_mult = read_int("mega_batch_mult", mega_batch_mult, 1)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         self._lengths = _read_lengths(lengths, self.max_tokens)
-        # Of the last epoch, whole and after other ranks, with the settings from which they were
-        # made, which users may change.
+        # The last epoch's steps with their settings, because users may change the settings. By
+        # whether an earlier set of ranks has had a part of the epoch.
         self._steps: dict[bool, tuple[tuple[Any, ...], list[Vector]]] = {}
 
     @property
     def sampler(self) -> LengthBucketBatchSampler:
-        """Itself: frameworks call ``batch_sampler.sampler.set_epoch()``."""
+        """The sampler itself: frameworks call ``batch_sampler.sampler.set_epoch()``."""
         return self
 
     @cached_property
     def fingerprint(self) -> str:
-        """A text that differs if the batches of equal (seed, epoch) and ranks do."""
+        """A text that differs if the batches for the same (seed, epoch) and ranks differ."""
         return (
             f"{len(self._lengths)} samples of lengths {zlib.crc32(self._lengths.data):08x} by "
             f"{self.max_tokens} tokens and {self.mega_batch_mult} steps"
@@ -273,11 +282,11 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         return self._repr(f"{len(self._lengths):,} samples", *given)
 
     def __len__(self) -> int:
-        """The number of batches of one rank; with ``max_tokens`` it depends on the epoch."""
+        """The number of batches for one rank; with ``max_tokens`` it depends on the epoch."""
         return self.length_of(self.epoch)
 
     def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
-        """Return ``len()`` of this epoch, or of its rest after other ranks."""
+        """Return the number of batches in an epoch, less the batches that were dealt before."""
         return len(self._steps_of(epoch, dealt))
 
     def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
@@ -289,16 +298,16 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
     # ---- the order
 
     def as_with(self, ranks: int, size: int) -> LengthBucketBatchSampler:
-        """Return a copy for another number of ranks or another batch size; else this sampler."""
+        """Return a sampler with this number of ranks and batch size: this sampler, or a copy."""
         if (ranks, size or None) == (self.num_replicas, self.batch_size):
             return self
-        other = copy(self)
-        other.num_replicas, other.batch_size = ranks, size or None
-        return other
+        made = copy(self)
+        made.num_replicas, made.batch_size = ranks, size or None
+        return made
 
     def _steps_of(self, epoch: int, dealt: Dealt = ()) -> list[Vector]:
-        """Return the samples of each step, longest first: one batch for every rank. Those that
-        other ranks have had before are left out."""
+        """Return the samples of each step, longest first: one batch for every rank. Samples that
+        were dealt before are left out."""
         settings = (self.seed, self.shuffle, self.drop_last, self.batch_size, self.max_tokens)
         had = tuple(map(tuple, dealt))
         key = (epoch, had, self.num_replicas, self.mega_batch_mult, *settings)
@@ -308,13 +317,13 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
             shuffled = np.arange(count)
             if self.shuffle:
                 shuffled = Permutation(count, self.seed, epoch).block(0, count)
-            is_left = np.ones(count, bool)
+            remains = np.ones(count, bool)
             for ranks, size, batches in had:
                 for step in self.as_with(ranks, size)._make_steps(shuffled)[:batches]:
-                    is_left[step] = False
-                shuffled = shuffled[is_left[shuffled]]
+                    remains[step] = False
+                shuffled = shuffled[remains[shuffled]]
             kept = key, self._make_steps(shuffled)
-            of_epoch = {whose: one for whose, one in self._steps.items() if one[0][0] == epoch}
+            of_epoch = {part: each for part, each in self._steps.items() if each[0][0] == epoch}
             self._steps = {**of_epoch, had != (): kept}
         return kept[1]
 

@@ -575,7 +575,7 @@ def test_what_a_gate_holds_keeps_the_size_and_is_no_value() -> None:
             ArrayDataset(images, transform=gate)
     crops = T.RandomChoice([T.CenterCrop(3), T.RandomResizedCrop(3)])
     assert ArrayDataset(images, transform=crops)[0][0].shape == (3, 3, 3)
-    with pytest.raises(ValueError, match="ToDtype must stand behind RandomApply, which holds it"):
+    with pytest.raises(ValueError, match="ToDtype must stand after RandomApply, not inside"):
         T.RandomApply([T.ToDtype(torch.float32)])
 
 
@@ -588,5 +588,5 @@ def test_colors_need_one_or_three_channels(op: Any) -> None:
     with pytest.raises(TypeError, match=f"{name}: the channels of images must be 1 or 3, got 4$"):
         ArrayDataset(images, transform=op)
     late = T.Compose([T.ToDtype(torch.float32), op])
-    with pytest.raises(ValueError, match=f"{name} must stand before ToDtype, because C changes"):
+    with pytest.raises(ValueError, match=f"{name} must stand before ToDtype: it changes"):
         ArrayDataset(images[:, :3], transform=late)

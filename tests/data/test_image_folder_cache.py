@@ -95,8 +95,8 @@ def test_without_a_transform_images_of_one_size(tmp_path: Path) -> None:
 
 def test_other_sizes_are_an_error(root: Path) -> None:
     text = (
-        r"^images of a cache must be of one size, \(\d+, \d+\) as of '.*02\.JPEG', got "
-        r"\(\d+, \d+\) of '.*\.(jpg|png|JPEG)' \(begin the transform with Resize\(\(height, width"
+        r"^images of a cache must have one size, \(\d+, \d+\) as '.*02\.JPEG' has, got "
+        r"\(\d+, \d+\) for '.*\.(jpg|png|JPEG)' \(begin the transform with Resize\(\(height, width"
     )
     for ops in ([], [T.Resize(20)], [T.RandomCrop(8, pad_if_needed=True)]):
         with pytest.raises(ValueError, match=text):
@@ -230,8 +230,8 @@ def test_other_options_are_an_error(root: Path) -> None:
     ):
         ops = arguments.pop("ops", HEAD)
         text = (
-            rf"^options of the cache {folder} must be those of its images, \{{'decode'.*, got \{{"
-            r"'decode'.* \(pass another folder, or delete it\)$"
+            rf"^options of the cache {folder} must be \{{'decode'.*, got \{{"
+            r"'decode'.* \(or pass a new folder\)$"
         )
         with pytest.raises(ValueError, match=text):
             cached(root, *ops, **arguments)
@@ -556,22 +556,3 @@ STEPS = [
     (os, "unlink"),
     (decode_room, "check_image"),
 ]
-
-
-@pytest.mark.parametrize("name", [IMAGES, UNFINISHED, LOCK])
-def test_a_fifo_in_the_place_of_a_file_is_refused(root: Path, tmp_path: Path, name: str) -> None:
-    (tmp_path / "cache").mkdir()
-    os.mkfifo(tmp_path / "cache" / name)
-
-    def end(*_: Any) -> None:
-        raise KeyboardInterrupt("it waits for somebody who writes to the FIFO")
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(8)
-    try:
-        text = f"^cache: .*{name}' must be a regular file, got a FIFO .remove it.$"
-        with pytest.raises(ValueError, match=text):
-            ImageFolder(root, T.Resize((8, 8)), cache=f"u8:{tmp_path / 'cache'}")
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

@@ -21,7 +21,7 @@ from workers import on_collection
 
 from fastloop import DataLoader, ImageFolder, _core
 from fastloop import transforms as T
-from fastloop.data.collate import borrow_places, make_collate
+from fastloop.data.collate import borrow_slots, make_collate
 
 TRAIN = T.Compose(
     [
@@ -117,7 +117,7 @@ class Spy:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: list[bool] = []
-        borrow = borrow_places
+        borrow = borrow_slots
 
         @contextmanager
         def spying(like: Any, count: int) -> Any:
@@ -125,7 +125,7 @@ class Spy:
                 self.found.append(places[0] is not None)
                 yield places
 
-        monkeypatch.setattr("fastloop.data.image_folder.dataset.borrow_places", spying)
+        monkeypatch.setattr("fastloop.data.image_folder.dataset.borrow_slots", spying)
 
 
 def identity(batch: Any) -> Any:

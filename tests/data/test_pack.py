@@ -135,7 +135,7 @@ def test_labels_of_bools_cannot_hold_their_padding(path: str, name: str) -> None
     rows = RaggedArray.from_list([[True, False], [True]])
     ids = {} if name == "input_ids" else {"input_ids": RaggedArray.from_list([[1, 2], [3]])}
     data = ArrayDataset(**ids, **{name: rows})
-    text = "is bool, which cannot hold its padding -100 .give it a wider dtype, such as int64"
+    text = "must be an int in .0, 1. for bool, got -100 .or give the field a wider dtype"
     with pytest.raises(ValueError, match=text) as raised:
         list(DataLoader(data, 2, collate_fn=PackCollate(), path=path))
     assert "padding_value" not in str(raised.value)

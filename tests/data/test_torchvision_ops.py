@@ -114,7 +114,7 @@ UNTRANSLATED: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: sys.modules["torchvision"].transforms.RandomCrop(4),
-        r"^field 0: RandomCrop must be .*, got one of torchvision.transforms \(write",
+        r"^field 0: RandomCrop must be .*, got v1's of torchvision \(write",
     ),
     (
         lambda: v2.ConvertImageDtype(torch.float32),
@@ -140,7 +140,7 @@ UNTRANSLATED: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: v2.Compose([v2.ToDtype(torch.float32), v2.Resize(4)]),
-        "^field 0: Resize must stand before ToDtype, because C resizes uint8 images$",
+        "^field 0: Resize must stand before ToDtype: it resizes uint8 images$",
     ),
 ]
 
@@ -149,13 +149,13 @@ UNTRANSLATED: list[tuple[Callable[[], Any], str]] = [
 def test_what_is_not_translated_runs_as_it_is(make: Callable[[], Any], reason: str) -> None:
     transform = make()
     dataset = ArrayDataset(IMAGES, np.arange(6), transform=transform)
-    with pytest.raises(TypeError, match=r"^params\(\) .* C does; " + reason.removeprefix("^")):
+    with pytest.raises(TypeError, match=r"^params\(\) .* Python's: " + reason.removeprefix("^")):
         dataset.params(0)
     assert dataset._plans == (None, None)
     assert reason.removeprefix("^field 0: ").split(" ")[0] in dataset.explain()
     assert "path='process' or 'sync'" in dataset.explain()
     both = ArrayDataset(IMAGES, IMAGES, transform={0: transform, 1: T.Pad(1)})
-    line = r"\nfield 1: uint8 .*, by C, in dataset\[i\], because "
+    line = r"\nfield 1: uint8 .*, native, in dataset\[i\], because "
     assert re.search(line + reason.removeprefix("^").removesuffix("$"), both.explain())
     for i in range(6):
         torch.manual_seed(i)

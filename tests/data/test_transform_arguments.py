@@ -141,7 +141,7 @@ def test_interpolations_have_names_enums_and_numbers() -> None:
 
 
 def test_sizes_may_be_numpys() -> None:
-    assert T.RandomCrop(np.int64(4), padding=np.uint8(1)).spec(lambda: (0, 0)) == {
+    assert T.RandomCrop(np.int64(4), padding=np.uint8(1)).encode(lambda: (0, 0)) == {
         "size": (4, 4),
         "padding": (1, 1, 1, 1),
         "pad_if_needed": False,

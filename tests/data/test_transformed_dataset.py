@@ -226,7 +226,9 @@ def test_without_transforms_slices_and_lists_are_taken_as_ever() -> None:
     assert_same(dataset.__getitems__([1]), [(torch.from_numpy(IMAGES.copy())[1],)])
     dataset.set_epoch(3)
     assert dataset._epoch is None
-    with pytest.raises(TypeError, match=r"^params\(\) is for datasets that were given a transform"):
+    with pytest.raises(
+        TypeError, match=r"^params\(\) needs a transform, got a dataset without one"
+    ):
         dataset.params(0)
 
 
@@ -349,7 +351,7 @@ def test_texts_say_what_becomes_of_each_field() -> None:
     )
     lines = dataset.explain().split("\n")
     assert lines[0].startswith(
-        "field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, by C, "
+        "field 'image': uint8 (3, 9, 10) CHW -> float32 (3, 8, 8) CHW, native, "
     )
     assert [line.strip().partition("(")[0] for line in lines[1:-3]] == [name for name, _ in OPS]
     assert "to float32; " in lines[3]
@@ -402,7 +404,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: dataset_of(transform=T.Compose([FLOAT, T.Resize(4)])),
         ValueError,
-        "^field 0: Resize must stand before ToDtype, because C resizes uint8 images$",
+        "^field 0: Resize must stand before ToDtype: it resizes uint8 images$",
     ),
     (
         lambda: dataset_of(transform=T.Compose([FLOAT, T.ToDtype(torch.uint8)])),

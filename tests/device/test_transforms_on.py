@@ -77,7 +77,7 @@ def test_the_cpu_does_it_where_the_device_is_the_cpu() -> None:
     data.set_epoch(0)
     loader = loader_of(data, transforms_on="device")
     assert_epochs(loader, data)
-    why = "transforms in C; transforms on the CPU, because the device runs no kernel of fastloop"
+    why = "native transforms; transforms on the CPU, because the device runs no kernel of fastloop"
     assert loader.stats().why.endswith(why)
 
 
@@ -119,7 +119,7 @@ def test_data_without_transforms_have_nothing_to_do_there() -> None:
 
 
 def test_explain_says_what_a_kernel_does() -> None:
-    does = "a kernel does all of it"
+    does = "one kernel runs the transform"
     for transform, text in ((MOVED, does), (T.ColorJitter(0.5), does), (TURNED, "an error")):
         assert f"with transforms_on='device': {text}" in dataset(transform).explain()
 

@@ -78,7 +78,7 @@ def test_a_field_that_is_no_array(
 
 
 def test_no_field_both_kinds_of_field_and_unequal_fields() -> None:
-    with pytest.raises(TypeError, match="at least one"):
+    with pytest.raises(TypeError, match="got 0 by position and 0 by name"):
         ArrayDataset()
     with pytest.raises(TypeError, match="all by position or all by name"):
         ArrayDataset(GOOD, x=GOOD)
@@ -119,7 +119,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         ValueError,
         "cannot be opened as",
     ),
-    "archive": (_archive, ValueError, r"cannot be opened as .*of an .npz archive, pass"),
+    "archive": (_archive, ValueError, r"cannot be opened as .*for an .npz archive, pass"),
     "scalar": (_npy(np.array(1.0)), ValueError, "counts samples"),
     "strings": (_npy(np.array(["a", "b"])), TypeError, "encode the text as integers"),
     "big-endian": (_npy(np.zeros(3, ">i4")), TypeError, "newbyteorder"),
@@ -151,8 +151,8 @@ def test_a_path_that_is_no_regular_file(tmp_path: Path) -> None:
     """In a process of its own: a FIFO would keep this one waiting for somebody who writes to it,
     and a device may give bytes without end."""
     lines = run_program(tmp_path, "special_files").splitlines()
-    kinds = ["FIFO", "FIFO", "socket", "character device", "character device", "FIFO"]
-    names = ["fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null", "late.npy"]
+    kinds = ["FIFO", "FIFO", "socket", "character device", "character device"]
+    names = ["fifo.npy", "link.npy", "socket.npy", "/dev/zero", "/dev/null"]
     assert len(lines) == len(kinds)
     for line, kind, name in zip(lines, kinds, names, strict=True):
         assert line.startswith("field 'x': '/")

@@ -155,8 +155,8 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "has rows with gaps": (IMAGES[..., ::2], {}),
     "is on meta": (torch.empty(N, device="meta"), {}),
     "is a RaggedArray": (RaggedArray.from_list([[1.0]] * N), {}),
-    "has a transform that no kernel does": (IMAGES, {"transform": T.RandomRotation(9)}),
-    "has a transform that no kernel": (IMAGES, {"transform": lambda image: image}),
+    "has a transform that no single kernel runs": (IMAGES, {"transform": T.RandomRotation(9)}),
+    "has a transform that no single kernel": (IMAGES, {"transform": lambda image: image}),
 }
 
 

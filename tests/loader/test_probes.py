@@ -229,7 +229,7 @@ MEANINGS: dict[str, Callable[[], Any]] = {
 def test_the_programs_classes_may_use_fastloops_names_for_something_else(
     meaning: str, workers: int
 ) -> None:
-    names = ("_columns", "_borrows_places", "_uses_core")
+    names = ("_columns", "_borrows_slots", "_uses_core")
     body = {name: MEANINGS[meaning]() for name in names}
     dataset: Any = type("Table", (Rows,), body)()
     collate_fn: Any = type("Joined", (Join,), body)()

@@ -397,7 +397,9 @@ def test_a_device_without_room_is_named_before_anything_is_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     leave_100_bytes(monkeypatch)
-    with pytest.raises(MemoryError, match="take 3,400 bytes, and cuda:0 has 100 that are free"):
+    with pytest.raises(
+        MemoryError, match="must fit into the free memory of cuda:0, 100 bytes, got 3,400"
+    ):
         ArrayDataset(ROWS, LABELS).to("cuda")
 
 

@@ -308,24 +308,24 @@ LEFT_TO_OTHERS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no sequences": (
         lambda: ArrayDataset(Y),
         {"collate_fn": PadCollate()},
-        "samples must be of fields with",
+        "samples must have a field with",
     ),
     "value": (
         DATASETS["masked"],
         {"collate_fn": PadCollate({"labels": 0.5})},
-        "cannot hold its padding 0.5",
+        "must be an int in .* for int64, got 0.5",
     ),
     "strides": (lambda: ArrayDataset(STRIDED), {"collate_fn": PadCollate()}, "not contiguous"),
     "tensors": (
         lambda: TensorDataset(torch.zeros(9, 2)),
         {"collate_fn": PackCollate()},
-        "gather for PackCollate from an ArrayDataset, and the dataset is a TensorDataset",
+        "the array path of PackCollate needs an ArrayDataset, got a TensorDataset",
     ),
     "lists": (DATASETS["one"], {"batch_size": None, "sampler": [[0, 1]]}, "do not index a Ragged"),
     "name": (
         lambda: ArrayDataset(x=ragged(), max_length_q=Y),
         {"collate_fn": PackCollate()},
-        "the name of a field and of another output",
+        "the name of a field and of an output",
     ),
 }
 

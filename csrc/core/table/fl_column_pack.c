@@ -47,10 +47,9 @@ check_lengths(const fl_column_pack_config *config, const fl_column_batch *batch,
         if (status != FL_OK) return fl_column_name_row(err, status, batch, row);
         if (length != packing->sequences[i].length)
             return fl_fail(err, FL_EINVAL,
-                           "%s of sample %lld has %lld elements, but %s has %lld; sequences of a "
-                           "sample are packed side by side and must have one length",
-                           config->name, (long long)i, (long long)length, config->main_name,
-                           (long long)packing->sequences[i].length);
+                           "%s of sample %lld must have %lld elements, as %s has, got %lld",
+                           config->name, (long long)i, (long long)packing->sequences[i].length,
+                           config->main_name, (long long)length);
     }
     return FL_OK;
 }

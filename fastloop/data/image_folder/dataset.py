@@ -1,4 +1,4 @@
-"""ImageFolder: images in files, a folder for each class, as a map-style dataset."""
+"""ImageFolder: images in files, with a folder for each class, as a map-style dataset."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ import torch
 
 from fastloop.base.checks import check_type, check_value, make_message, read_choice, read_int
 from fastloop.data.arrays import ArrayDataset, read_item, read_views
-from fastloop.data.collate import borrow_places
+from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import Columns, NotCoveredError, Request
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Array, open_regular, read_npy_header
+from fastloop.data.field import Array, read_npy_header
 from fastloop.data.image_folder import decode as decoders
-from fastloop.data.transforms.cut import CutPlan, Piece
 from fastloop.data.transforms.dataset_transform import WHOLE, Pieces, compile_transform, why_not
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
 from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
+from fastloop.data.transforms.split import Piece, SplitPlan
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 _FIX = "begin the transform with Resize((height, width)), or with Resize(size) and CenterCrop(size)"
-_MAX_SKIPPED = 32  # files in a row; more are not an accident
+_MAX_SKIPPED = 32  # files in a row; more than this many are not an accident
 
 
 def _read_function(name: str, value: Any, words: Sequence[str], rule: str) -> Any:
-    """Return `value` if it is a function or one of the words; a class is neither."""
+    """Return `value` if it is a function or one of the words. A class is refused."""
     is_function = callable(value) and not isinstance(value, type)
     check_type(name, value, is_function or (isinstance(value, str) and value in words), rule)
     return value
 
 
 def _read_extensions(extensions: Any) -> tuple[str, ...]:
-    """Return the extensions in lower case, as names of files are compared."""
+    """Return the extensions in lower case, for comparisons with names in lower case."""
     if extensions is None:
         return _EXTENSIONS
     given = (extensions,) if isinstance(extensions, str) else tuple(extensions)
@@ -51,22 +51,22 @@ def _read_extensions(extensions: Any) -> tuple[str, ...]:
     return tuple(name.lower() for name in given)
 
 
-# ---- the cache: decoded images in one .npy file, with a note behind the images that says of which
-# files and options they are. One process makes the file under another name, behind a lock, and
-# renames it. So the file is whole or not there, and a reader needs no lock.
+# ---- the cache: decoded images in one .npy file. A note after the images names their files and
+# options. One process holds a lock, makes the file under a temporary name and renames it. So the
+# file is complete or absent, and a reader needs no lock.
 
 _KIND = "u8:"
 _IMAGES, _UNFINISHED, _LOCK = "fastloop-images.npy", "fastloop-unfinished.npy", "fastloop-lock"
 _BLOCK = 16  # images that a thread makes at once
 
-# Returns the image of a row, and the row of the file that it comes from. Called by several threads.
+# Returns the image of a row, and the row of the image's file. Several threads call this function.
 Make = Callable[[int], tuple[Array, int]]
 
 
 def _digest_files(root: str, paths: Sequence[str]) -> str:
-    """Return a digest of name, size and mtime of each file.
+    """Return a digest of every file's name, size and mtime.
 
-    A file that `stat` cannot reach counts as one of size -1: the decoder reports it.
+    A file that `stat` cannot reach counts with size -1: the decoder reports the file.
     """
     files = []
     for path in paths:
@@ -82,21 +82,22 @@ def _digest_files(root: str, paths: Sequence[str]) -> str:
 def _open_cache(
     argument: Any, root: str, paths: Sequence[str], options: dict[str, Any], make: Make
 ) -> tuple[str, dict[int, int]]:
-    """Return the path of the images, and for each row with the image of another file its row.
+    """Return the path of the images, and the replaced rows: the row of the file that was read
+    instead, by row.
 
-    Waits while another process makes the images.
+    If a second process makes the images at this moment, wait for that process.
 
     Args:
         argument: ``"u8:<folder>"``.
-        root: of the files. Names are relative to it, so that all may be moved.
-        paths: of the files.
-        options: that images depend on. They go through JSON.
+        root: the root of the files. Names are relative to the root, so that you may move all files.
+        paths: the files.
+        options: the options that images depend on, as JSON has them.
         make: called for each row if the images are not there.
 
     Raises:
         OSError: the folder cannot be read or written, or is full.
-        ValueError: another argument; the folder has images of other options; or sizes of images
-            differ.
+        ValueError: a wrong argument; the folder has images with different options; or sizes of
+            images differ.
     """
     if not isinstance(argument, str) or not argument.startswith(_KIND) or argument == _KIND:
         raise ValueError(make_message("cache", "'u8:<folder>'", argument))
@@ -108,40 +109,37 @@ def _open_cache(
     note = {"version": 1, "options": options, "files": _digest_files(root, paths)}
     path = os.path.join(folder, _IMAGES)
     os.makedirs(folder, exist_ok=True)
-    for name in (_IMAGES, _UNFINISHED, _LOCK):
-        with contextlib.suppress(OSError):  # there is none, or it cannot be read and is made anew
-            open_regular(os.path.join(folder, name), "cache", "remove it").close()
     replaced = _read_cache(path, note)
     if replaced is None:
         with open(os.path.join(folder, _LOCK), "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it if this process dies
             try:
-                replaced = _read_cache(path, note)  # another process may have made the images
+                replaced = _read_cache(path, note)  # a second process may have made the images
                 if replaced is None:
                     replaced = _build(path, note, paths, make)
-            finally:  # closing is not enough: a fork has it open, too
+            finally:  # closing is not enough, because a forked process keeps the file open
                 fcntl.flock(lock, fcntl.LOCK_UN)
     return path, replaced
 
 
 def _read_cache(path: str, note: dict[str, Any]) -> dict[int, int] | None:
-    """Return which rows were replaced, or None if the images are not there, damaged or old."""
+    """Return the replaced rows, or None if the images are absent, damaged or old."""
     try:
         with open(path, "rb") as file:
             shape, _, dtype = read_npy_header(file)
             file.seek(int(np.prod(shape)), os.SEEK_CUR)
             found = json.loads(file.read())
         replaced, options = dict(found.pop("replaced")), found["options"]
-    except Exception:  # the file is not there; NumPy and json raise many types if it is damaged
+    except Exception:  # absent, or damaged: NumPy and json raise many types
         return None
-    name, wanted = f"options of the cache {os.path.dirname(path)!r}", note["options"]
-    rule, remedy = f"those of its images, {options}", "pass another folder, or delete it"
-    check_value(name, wanted, options == wanted, rule, remedy)
+    if options != note["options"]:
+        name, remedy = f"options of the cache {os.path.dirname(path)!r}", "or pass a new folder"
+        raise ValueError(make_message(name, f"{options}", note["options"], remedy))
     return replaced if found == note and dtype == np.uint8 else None
 
 
 def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) -> dict[int, int]:
-    """Make the images, and return which rows were replaced."""
+    """Make the images, and return the replaced rows."""
     unfinished = os.path.join(os.path.dirname(path), _UNFINISHED)
     first, source = make(0)
     replaced = {} if source == 0 else {0: source}
@@ -150,9 +148,9 @@ def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) ->
         for row in range(begin, min(begin + _BLOCK, len(images))):
             image, source = make(row)
             if image.shape != first.shape:
-                rule = f"of one size, {first.shape[:2]} as of {paths[0]!r}"
-                got = f"{image.shape[:2]} of {paths[row]!r}"
-                raise ValueError(f"images of a cache must be {rule}, got {got} ({_FIX})")
+                rule = f"have one size, {first.shape[:2]} as {paths[0]!r} has"
+                got = f"{image.shape[:2]} for {paths[row]!r}"
+                raise ValueError(f"images of a cache must {rule}, got {got} ({_FIX})")
             images[row] = image
             if source != row:
                 replaced[row] = source
@@ -161,13 +159,14 @@ def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) ->
         try:
             shape = len(paths), *first.shape
             images = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
-            with open(unfinished, "r+b") as file:  # a full disk is met here: later it is a SIGBUS
+            # A full disk is an error here. Later, a write to the mapping would be a SIGBUS.
+            with open(unfinished, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
         except OSError as error:
             raise OSError(error.errno, error.strerror, unfinished) from error
         images[0] = first
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "fastloop-cache") as pool:
-            # An error, or Ctrl-C, ends the loop over results, which cancels the rest.
+            # An error, or Ctrl-C, ends the loop over results and so cancels the rest.
             list(pool.map(work, range(1, len(images), _BLOCK)))
         images.flush()
         with open(unfinished, "ab") as end:
@@ -188,57 +187,61 @@ def _join(parts: Sequence[Any]) -> Any:
 
 
 class ImageFolder(EpochDataset):
-    """Images in files: ``root/class/.../name.jpg``. Classes and samples are torchvision's.
+    """Images in files: ``root/class/.../name.jpg``. Classes and samples are as in torchvision.
 
     Args:
         root: the folder with a folder for each class.
         transform: an operation or a ``Compose`` of ``fastloop.transforms``, or of torchvision's
-            ``v2``, which is translated: C does it, and its random parameters are a function of
-            (seed, epoch, index, view). Any other callable gets a ``PIL.Image`` in RGB, as from
-            torchvision's ImageFolder, in Python. None: images unchanged. A dict of two or more, by
-            name, gives as many views of an image that is decoded once, with random numbers of their
-            own (``seed`` + 0, 1, ...): samples are (view, ..., class).
-        target_transform: a function of the number of a class, called for each sample behind its
-            transform, in Python; samples have its result. May be assigned later.
-        decode: ``"auto"``: simplejpeg for JPEG if it is installed, and Pillow;
-            or a function from the bytes of a file to a ``numpy.ndarray`` of uint8 and shape
-            [height, width, 3], RGB. It should release the interpreter lock. Its result is read
-            before its next call in the same thread, so it may use memory again.
-        extensions: of files that are images, ``[".jpg", ...]``; None: torchvision's.
-        is_valid_file: in place of extensions, a function that tells of a path whether the file is
-            an image.
+            ``v2``, which is translated. fastloop runs these, and their random parameters are a
+            function of (seed, epoch, index, view). Python calls any other callable with a
+            ``PIL.Image`` in RGB, as from torchvision's ImageFolder. None: images unchanged. A dict
+            with two or more transforms, by name, gives as many views of an image that is decoded
+            once; each view has its own seed (``seed`` + 0, 1, ...), and samples are
+            (view, ..., class).
+        target_transform: a function of the number of a class. Python calls the function for each
+            sample, after the transform; samples have the result. May be assigned later.
+        decode: ``"auto"``: simplejpeg for JPEG if simplejpeg is installed, and Pillow; or a
+            function from a file's bytes to a ``numpy.ndarray`` of uint8 with shape
+            [height, width, 3], RGB. The function should release the interpreter lock. Its result is
+            read before its next call in the same thread, so the function may reuse the memory.
+        extensions: the extensions of images, ``[".jpg", ...]``; None: torchvision's.
+        is_valid_file: instead of extensions, a function from a path to True if the file is an
+            image.
         allow_empty: whether classes without an image are allowed.
-        on_error: for a file that cannot be read or decoded. ``"raise"``; ``"skip"``: image and
-            class of the next file in ``samples`` that can be read take its place, so batches keep
-            their size; or a function from (path, error) to an image to take its place.
-        cache: ``"u8:<folder>"``: all images, decoded and through the ``Resize`` and ``CenterCrop``
-            that ``transform`` begins with, are written to a file in that folder before this
-            returns, unless they are there; from then on loaders read them as arrays.
-        out_layout: of results, ``"CHW"``, ``"HWC"`` or ``"channels_last"``.
-        seed: of the transforms' random parameters.
+        on_error: for a file that cannot be read or decoded. ``"raise"``; ``"skip"``: take image and
+            class of the next file in ``samples`` that can be read, so that batches keep their size;
+            or a function from (path, error) to an image.
+        cache: ``"u8:<folder>"``: all images, decoded and after the ``Resize`` and ``CenterCrop`` at
+            the begin of ``transform``, are written to a file in that folder, unless the file is
+            there. The constructor waits for that. Then loaders read the images as arrays.
+        out_layout: the layout of results, ``"CHW"``, ``"HWC"`` or ``"channels_last"``.
+        seed: the seed of the transforms' random parameters.
 
     Attributes:
-        classes, class_to_idx: the names of the classes, and the number of each.
+        classes, class_to_idx: the names of the classes, and the number of each class.
         samples, imgs: a list of (path, number of the class).
         targets: a list of the numbers of the classes.
-        skipped_files: the files that ``on_error="skip"`` has replaced in this process, in the
-            order in which they were met, and those that were replaced in the cache.
+        skipped_files: the files that ``on_error="skip"`` has replaced in this process, in the order
+            of their errors, and the files that were replaced in the cache.
 
-    Sample ``i`` is (image, number of its class): a tensor, uint8 of shape [3, height, width]
-    unless a transform changes that, and an int. Sample ``(i, view)``, view 0 to 255, is another
-    random result for image ``i``. Works in ``torch.utils.data.DataLoader``, too, with the same
-    bits; call ``set_epoch()`` before each epoch there. A subclass may override ``find_classes`` and
-    ``make_dataset``, as those of torchvision's.
+    Sample ``i`` is (image, number of the class): a tensor, uint8 with shape [3, height, width]
+    unless a transform changes that, and an int. Sample ``(i, view)``, view 0 to 255, is a different
+    random result for image ``i``. ``torch.utils.data.DataLoader`` gives the same bits; there, call
+    ``set_epoch()`` before each epoch. A subclass may override ``find_classes`` and
+    ``make_dataset``, as in torchvision.
+
+    For example, ``ImageFolder("train", Compose([RandomResizedCrop(224),
+    ToDtype(torch.float32, scale=True)]))``.
 
     Raises:
-        FileNotFoundError: no root, no class in it, or no image in a class.
-        TypeError, ValueError: wrong arguments; with a cache, images of different sizes, or a
-            folder that has the cache of other options.
+        FileNotFoundError: no root, no class in the root, or no image in a class.
+        TypeError, ValueError: wrong arguments; with a cache, images of different sizes, or a folder
+            with a cache that has different options.
         ImportError: neither simplejpeg nor Pillow is installed.
-        OSError: from samples: a file that cannot be read or decoded. It names path and decoders.
+        OSError: from samples: a file cannot be read or decoded. The text names path and decoders.
     """
 
-    _borrows_places = True  # of the batch that is being made
+    _borrows_slots = True  # in the batch that is being made
     _decodes_files = True  # a sample takes long
 
     def __init__(
@@ -258,8 +261,8 @@ class ImageFolder(EpochDataset):
     ) -> None:
         self.root = os.path.expanduser(os.fsdecode(root))
         self.target_transform = target_transform
-        has_others = extensions is None and is_valid_file is not None
-        self.extensions = None if has_others else _read_extensions(extensions)
+        is_by_function = extensions is None and is_valid_file is not None
+        self.extensions = None if is_by_function else _read_extensions(extensions)
         self._seed = read_int("seed", seed, 0, 2**64 - 1)
         self._out_layout = read_choice("out_layout", out_layout, OUT_LAYOUTS)
         rule = "'auto', or a function from bytes to an array [height, width, 3] of uint8"
@@ -269,8 +272,8 @@ class ImageFolder(EpochDataset):
         self._on_error = _read_function("on_error", on_error, ("raise", "skip"), rule)
         self._transform = transform
         views = read_views(transform, ()) if isinstance(transform, Mapping) else []
-        # By name of the view; one without views, and none if Python runs the transform.
-        self._plans: dict[str, CutPlan] = {}
+        # By name of the view. One plan without views; no plan if Python runs the transform.
+        self._plans: dict[str, SplitPlan] = {}
         self._why_python = ""
         for i, name in enumerate(views or ["transform"]):
             each = transform[name] if views else transform
@@ -293,8 +296,8 @@ class ImageFolder(EpochDataset):
         self._cached = None if cache is None else self._read_images(cache)
 
     def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
-        """Return the names of the classes, which are the folders in the root, and the number of
-        each."""
+        """Return the names of the classes, which are the folders in the root, and each class's
+        number."""
         with os.scandir(directory) as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
         if not classes:
@@ -309,8 +312,9 @@ class ImageFolder(EpochDataset):
         is_valid_file: Callable[[str], bool] | None = None,
         allow_empty: bool = False,
     ) -> list[tuple[str, int]]:
-        """Return (path, number of the class) of each file in the folders of the classes that has
-        one of the extensions, or that ``is_valid_file`` takes, at any depth and behind links."""
+        """Return (path, number of the class) for each file in the classes' folders that has one of
+        the extensions, or that ``is_valid_file`` takes. Folders are walked to any depth, and links
+        are followed."""
         if not class_to_idx:
             raise ValueError(
                 "'class_to_index' must have at least one entry to collect any samples."
@@ -334,25 +338,25 @@ class ImageFolder(EpochDataset):
             raise FileNotFoundError(text)
         return samples
 
-    def _compile(self, transform: Any, seed: int) -> tuple[CutPlan | None, str]:
-        """Return the plans, or None and why C cannot do the transform."""
+    def _compile(self, transform: Any, seed: int) -> tuple[SplitPlan | None, str]:
+        """Return the plans, or None and why Python has to run the transform."""
         rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
         given = WHOLE if transform is None else _read_function("transform", transform, (), rule)
         out = self._out_layout
 
-        def cut(pieces: Pieces) -> CutPlan:
+        def split(pieces: Pieces) -> SplitPlan:
             if len(pieces) > 1 and not is_own(transform):  # torchvision's functions get PIL images
                 raise ValueError(next(why_not(p.calls[0]) for p in pieces if not p.ops))
-            return CutPlan(pieces, (0, 0, 3), "HWC", out, seed)
+            return SplitPlan(pieces, (0, 0, 3), "HWC", out, seed)
 
-        plans, reason = compile_transform(given, cut)
-        rule = f"'CHW' if C does not do the transform: {reason}"
+        plans, reason = compile_transform(given, split)
+        rule = f"'CHW' if Python runs the transform: {reason}"
         check_value("out_layout", out, plans is not None or out == "CHW", rule)
         return plans, reason
 
     @property
     def transform(self) -> Any:
-        """The transform that was given. Read-only: it was compiled then."""
+        """The transform that was given. Read-only, because ``__init__`` has compiled it."""
         return self._transform
 
     def _size_remedy(self) -> str:
@@ -371,18 +375,18 @@ class ImageFolder(EpochDataset):
             return [self[index] for index in indices]
         plans = self._one_plans() if self._cached is None else None
         plan = None if plans is None else plans.whole
-        # torch's collate stacks channels_last in another layout.
+        # torch's collate changes the layout of channels_last.
         like = plan.empty() if plan is not None and plan.out_layout != "channels_last" else None
-        with borrow_places(like, len(indices)) as places:
-            # One by one: a worker thread that is closed stops between two samples.
-            pairs = zip(indices, places, strict=True)
-            return [self._sample(*read_item(index, len(self)), place) for index, place in pairs]
+        with borrow_slots(like, len(indices)) as slots:
+            # One by one, because a worker thread that is closed stops between two samples.
+            pairs = zip(indices, slots, strict=True)
+            return [self._sample(*read_item(index, len(self)), slot) for index, slot in pairs]
 
-    def _one_plans(self) -> CutPlan | None:
-        """Return the plans of a transform without views, if C does it."""
+    def _one_plans(self) -> SplitPlan | None:
+        """Return the plans of a transform without views; None if Python runs the transform."""
         return next(iter(self._plans.values())) if len(self._plans) == 1 else None
 
-    def _sample(self, row: int, view: int, place: torch.Tensor | None = None) -> Any:
+    def _sample(self, row: int, view: int, slot: torch.Tensor | None = None) -> Any:
         arrays = self._arrays
         images: list[Any]
         target: Any
@@ -392,7 +396,7 @@ class ImageFolder(EpochDataset):
         else:
             pixels, source = self._read(row)
             target, plans, epoch = self.samples[source][1], self._plans.values(), self._epoch_now()
-            images = [each.apply(pixels, row, epoch, view, place) for each in plans]
+            images = [each.apply(pixels, row, epoch, view, slot) for each in plans]
             if not plans:
                 images = [self._transform(import_module("PIL.Image").fromarray(pixels))]
         if self.target_transform is not None:
@@ -400,7 +404,7 @@ class ImageFolder(EpochDataset):
         return (*images, target)
 
     def _read(self, row: int) -> tuple[Array, int]:
-        """Return the image of a row, and the row of the file that it comes from."""
+        """Return the image of a row, and the row of the image's file."""
         first: OSError | None = None
         tries = min(_MAX_SKIPPED, len(self)) if self._on_error == "skip" else 1
         for source in range(row, row + tries):
@@ -420,7 +424,7 @@ class ImageFolder(EpochDataset):
 
     def _note_skipped(self, path: str, error: object) -> None:
         if not self.skipped_files:
-            text = "the file after it takes its place. skipped_files lists those of this process"
+            text = "the next file is read instead (skipped_files lists this process's files)"
             warnings.warn(f"ImageFolder skips {error}; {text}", stacklevel=2)
         if path not in self.skipped_files:
             self.skipped_files.append(path)
@@ -432,7 +436,7 @@ class ImageFolder(EpochDataset):
         """The cached images and their classes, if there is a cache."""
         arrays = self._cached
         if arrays is not None and len(arrays) != len(self.samples):
-            got = f"{len(self.samples)} (take a torch.utils.data.Subset, and leave samples alone)"
+            got = f"{len(self.samples)} (pass a torch.utils.data.Subset, and leave samples alone)"
             raise RuntimeError(f"samples must have the {len(arrays)} files of the cache, got {got}")
         return arrays
 
@@ -450,12 +454,12 @@ class ImageFolder(EpochDataset):
         return columns
 
     def _read_images(self, argument: Any) -> ArrayDataset:
-        rule = f"None if C does not do the transform: {self._why_python}"
+        rule = f"None if Python runs the transform: {self._why_python}"
         check_value("cache", argument, self._plans, rule)
         one = self._one_plans()
         ops = () if one is None else one.parts
         self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
-        baked = CutPlan((Piece(self._baked, ()),), (0, 0, 3), "HWC", "HWC", 0)
+        baked = SplitPlan((Piece(self._baked, ()),), (0, 0, 3), "HWC", "HWC", 0)
 
         def make(row: int) -> tuple[Array, int]:
             pixels, source = self._read(row)
@@ -489,17 +493,17 @@ class ImageFolder(EpochDataset):
     ) -> list[dict[str, Any]]:
         """Return the random parameters of a sample: one dict for each operation, in order.
 
-        Reads the file, because they depend on the size of the image.
+        Reads the file, because random parameters depend on the size of the image.
 
         Args:
-            index: of the sample.
-            epoch: None: the one that ``dataset[index]`` has now.
-            view: of the sample.
-            field: the name of a view, where ``transform`` has several.
+            index: the sample's index.
+            epoch: an epoch; None: the epoch that ``dataset[index]`` has now.
+            view: the sample's view, 0 to 255.
+            field: the name of a view, if ``transform`` has several.
         """
         if not self._plans or self._transform is None:
-            why = self._why_python or "there is none"
-            raise TypeError(f"params() is for transforms that C does; {why}")
+            got = f"Python's: {self._why_python}" if self._why_python else "None"
+            raise TypeError(f"params() needs a transform that fastloop runs, got {got}")
         row, view = read_item((index, view), len(self))
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
         plans = self._one_plans()
@@ -512,7 +516,8 @@ class ImageFolder(EpochDataset):
         return plans.params(self._read(row)[0], row, epoch, view)
 
     def explain(self) -> str:
-        """Return a text: the decoders, where each operation runs and why, the random parameters."""
+        """Return a text: the decoders, each operation's place of work with the reason, and the
+        source of random parameters."""
         lines = [f"{len(self)} files of {len(self.classes)} classes in {self.root!r}"]
         if self.target_transform is not None:
             lines.append("labels: target_transform, in Python, for each sample")
@@ -522,13 +527,12 @@ class ImageFolder(EpochDataset):
             return "\n".join([*lines, self._cached.explain()])
         is_ours = isinstance(self._decode, decoders.AutoDecoder)
         who = self._decode.name if is_ours else decoders.name_of(self._decode)
-        where = "in the worker that loads the sample, or where dataset[i] is asked for"
-        lines.append(f"decode: {who}, {where}")
+        lines.append(f"decode: {who}, in the worker that loads the sample, or in dataset[i]")
         if not self._plans:
             numbers = "with a PIL.Image, and random numbers of the process"
             lines.append(f"transform: Python, {numbers}, because {self._why_python}")
         for name, each in self._plans.items():
-            lines.append(f"{name}: by C, behind the decoder, to {self._out_layout}")
+            lines.append(f"{name}: native, after the decoder, to {self._out_layout}")
             lines += each.explain()
         if self._epoch is not None:
             lines.append(f"random parameters: seed {self._seed}, {self._epoch.explain()}")

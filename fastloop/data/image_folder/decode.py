@@ -1,7 +1,7 @@
-"""Decoders: they make an RGB image of the bytes of a file, and do not look at the file's name.
+"""Decoders: a decoder makes an RGB image from a file's bytes and does not look at the file's name.
 
-A decoder may return memory that it writes to again: the image is read before the next call of the
-decoder in the same thread.
+A decoder may reuse the memory of its result: the image is read before the decoder's next call in
+the same thread.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def find_module(name: str) -> Any:
 
 
 class AutoDecoder:
-    """The installed decoders: the first that takes a file decodes it; if it fails, the next does.
+    """The installed decoders. simplejpeg decodes JPEG files; if simplejpeg fails, and for all other
+    files, Pillow decodes.
 
-    The last is Pillow, which decides: an image is the result of
-    ``PIL.Image.open(file).convert("RGB")``.
+    Pillow's result is the rule: an image is ``PIL.Image.open(file).convert("RGB")``.
 
     Args:
-        own: holds the memory for an image (new pages cost a third of the time): None: of each
-            thread; else of all, which take turns.
+        own: holds the memory for an image (new pages would take a third of the time). None: each
+            thread has its own memory. Else all threads share this object's memory and take turns.
 
     Raises:
-        ImportError: there is neither simplejpeg nor Pillow.
+        ImportError: neither simplejpeg nor Pillow is installed.
     """
 
     def __init__(self, own: Any = None) -> None:
@@ -55,11 +55,11 @@ class AutoDecoder:
     def _by_simplejpeg(self, module: Any, data: bytes) -> Array:
         """Decode a JPEG with Pillow's arithmetic and so with Pillow's bits."""
         height, width, colors, _ = module.decode_jpeg_header(data)
-        # simplejpeg and Pillow make RGB of these differently.
+        # simplejpeg and Pillow convert these colors to RGB differently.
         refuse_if(colors in ("CMYK", "YCCK"), f"its colors are {colors}")
         pillow = sys.modules.get("PIL.Image")
         limit = _MAX_PIXELS if pillow is None else pillow.MAX_IMAGE_PIXELS
-        if limit is not None and height * width > 2 * limit:  # Pillow refuses these bombs, too
+        if limit is not None and height * width > 2 * limit:  # Pillow's own limit
             most = f"more than twice PIL.Image.MAX_IMAGE_PIXELS={limit}"
             raise ValueError(f"it has {height} x {width} pixels, {most}")
         count = height * width * 3
@@ -70,10 +70,10 @@ class AutoDecoder:
         return image
 
     def _by_pillow(self, module: Any, data: bytes) -> Array:
-        """Decode a file of any format as torchvision's loader does."""
+        """Decode a file of any format, as torchvision's loader does."""
         try:
             image = module.open(io.BytesIO(data))
-        except module.UnidentifiedImageError:  # its text has an address
+        except module.UnidentifiedImageError:  # Pillow's text has an address
             raise ValueError("it has no format that Pillow knows") from None
         with image:
             return np.asarray(image.convert("RGB"))
@@ -88,17 +88,18 @@ class AutoDecoder:
                     raise
                 except Exception as error:  # decoders raise many types
                     reasons.append(f"{name}: {str(error) or type(error).__name__}")
-        text = "; ".join(reasons) or f"{self.name} takes no such file: pip install pillow"
-        raise ValueError(text)
+        raise ValueError(
+            "; ".join(reasons) or f"{self.name} takes no such file: pip install pillow"
+        )
 
     def __reduce__(self) -> tuple[type[AutoDecoder], tuple[()]]:
-        """Look for decoders again: another process may have other modules."""
+        """Look for decoders again, because the new process may have different modules."""
         return AutoDecoder, ()
 
 
 def name_of(function: Any) -> str:
-    """Return the name by which errors and caches know a decoder or an on_error function, or the
-    word that stands for one."""
+    """Return the name of a decoder or an on_error function in errors and caches. A word, such as
+    "skip", is its own name."""
     if isinstance(function, (AutoDecoder, str)):
         return function if isinstance(function, str) else "auto"
     name = look_up(function, "__qualname__", type(function).__qualname__)
@@ -109,8 +110,8 @@ def check_image(image: Any, who: str, path: str) -> Array:
     """Return the result of a user's function if it is an image.
 
     Raises:
-        TypeError, ValueError: it is not. The fault is the function's and not the file's, so
-            ``on_error`` does not apply.
+        TypeError, ValueError: the result is not an image. The fault is the function's and not the
+            file's, so ``on_error`` does not apply.
     """
     is_image = isinstance(image, np.ndarray)
     shape = image.shape if is_image else ()
@@ -123,11 +124,11 @@ def check_image(image: Any, who: str, path: str) -> Array:
 
 
 def read_image(decode: Callable[[bytes], Any], path: str) -> Array:
-    """Return the image in a file. It may lie in memory of the decoder.
+    """Return the image in a file. The image may lie in the decoder's memory.
 
     Raises:
-        OSError: the file cannot be read or decoded; the text names it and the decoders.
-        TypeError, ValueError: the decoder's result has the wrong type or shape.
+        OSError: the file cannot be read or decoded; the text names the file and the decoders.
+        TypeError, ValueError: the decoder's result has a wrong type or shape.
     """
     who = name_of(decode)
     try:
@@ -138,7 +139,7 @@ def read_image(decode: Callable[[bytes], Any], path: str) -> Array:
     except MemoryError:
         raise
     except Exception as error:  # decoders raise many types
-        if isinstance(error, OSError) and error.filename == path:  # of opening it
+        if isinstance(error, OSError) and error.filename == path:  # raised by open()
             raise
         text = str(error) or type(error).__name__
         raise OSError(f"{path!r} cannot be decoded with {who}: {text}") from error

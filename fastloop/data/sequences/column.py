@@ -1,4 +1,4 @@
-"""One column of sequences: an output that C makes of a RaggedArray, or of a field of rows."""
+"""One column of sequences: an output that the core makes of a RaggedArray or a field of rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def values_of(field: Source) -> torch.Tensor | Array:
 
 
 def offsets_of(field: Source) -> Array:
-    """Return where sequences begin; those of a field of 2-D arrays are of equal length."""
+    """Return the begins of sequences. The rows of a 2-D field are sequences of equal length."""
     if isinstance(field, RaggedArray):
         return field.offsets
     rows, width = field.source.shape
@@ -59,18 +59,18 @@ def offsets_of(field: Source) -> Array:
 
 
 def sequence_column(field: Source, output: str, **options: Any) -> tuple[Any, ...]:
-    """Return the arguments of ``Columns.add`` for an output that C makes of sequences."""
+    """Return the arguments of ``Columns.add`` for an output that is made of sequences."""
     name, values = field.name, values_of(field)
     # A subclass may override anything.
     leave_if(type(field) not in (Field, RaggedArray), f"{name} is a {type(field).__name__}")
     if isinstance(values, torch.Tensor):
         check_tensor(name, values)
-        is_plain = values.is_contiguous()
+        is_contiguous = values.is_contiguous()
         if values.device.type == "cpu":
             values = pin_storage(values)
     else:
-        is_plain = values.flags.c_contiguous and values.flags.aligned
-    leave_if(not is_plain, f"the values of {name} are not contiguous")
+        is_contiguous = values.flags.c_contiguous and values.flags.aligned
+    leave_if(not is_contiguous, f"the values of {name} are not contiguous")
     flat, offsets = values.reshape(-1), offsets_of(field)
     column = SequenceColumn(torch.Tensor, offsets, flat, SequenceOutput(output, **options))
     return name, column, field.file

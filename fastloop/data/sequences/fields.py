@@ -1,4 +1,4 @@
-"""The fields of samples with sequences: what a collate takes apart, names, padding and dtypes; and
+"""The fields of samples with sequences: taking samples apart; names, padding and dtypes; and
 sequences as tensors.
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastloop.base.checks import check_type, refuse_if
+from fastloop.base.checks import make_message, refuse_if
 
 LABEL_PADDING = -100
 
-# Hugging Face's names, and the padding that its tokenizers and collators give them. Integers of
-# these names come out as int64. The user chooses the padding of input_ids and decoder_input_ids.
+# Hugging Face's names, with the padding of its tokenizers and collators. Integers with these names
+# come out as int64. The user chooses the padding of input_ids and decoder_input_ids.
 _PADDING: dict[Hashable, int] = {
     **dict.fromkeys(("labels", "label", "label_ids"), -100),
     **dict.fromkeys(("attention_mask", "decoder_attention_mask"), 0),
@@ -36,18 +36,18 @@ class SampleField:
     name: Hashable  # in the batch
     values: list[Any]
     holds_sequences: bool
-    is_named: bool  # in dicts, whose names have a meaning
+    is_named: bool  # samples are dicts, so names have a meaning
 
-    def of_sample(self, i: int) -> str:
-        """Return the name of a value in errors."""
-        return f"{self.key!r} of sample {i}" if self.is_named else f"place {self.key} of sample {i}"
+    def name_in(self, i: int) -> str:
+        """Return the name of sample i's value in errors."""
+        return f"{self.key!r} of sample {i}" if self.is_named else f"item {self.key} of sample {i}"
 
     def is_int64(self, mask: str = "") -> bool:
         """Tell whether the integers come out as int64. ``mask``: the name of the mask."""
         return self.is_named and (self.key in _INT64 or self.key == mask)
 
     def padding(self, given: Any, mask: str = "") -> Any:
-        """Return the padding value, of the argument ``padding_value``."""
+        """Return the field's padding value. ``given``: the argument ``padding_value``."""
         if isinstance(given, Mapping):
             if self.key in given or self.name in given:
                 return given[self.key if self.key in given else self.name]
@@ -56,7 +56,7 @@ class SampleField:
         return known.get(self.key, given)
 
     def lengths(self) -> list[int]:
-        """Return the elements of each sequence."""
+        """Return the length of each sequence."""
         try:
             return [len(value) for value in self.values]
         except TypeError:
@@ -68,22 +68,24 @@ class SampleField:
 class Fields:
     """A batch, taken apart."""
 
-    kind: type  # of a sample: dict; list for tuples and lists; object for bare sequences
+    kind: type  # dict; list if samples are tuples or lists; object for bare sequences
     all: list[SampleField]
 
     def main(self) -> SampleField:
         """Return the field that gives a batch its mask, lengths and segments."""
         sequences = [field for field in self.all if field.holds_sequences]
-        keys, rule = [field.key for field in self.all], f"of fields with {_SEQUENCE}"
-        check_type("samples", keys, sequences, rule, "for others, use torch's default collate")
+        keys, rule = [field.key for field in self.all], f"have a field with {_SEQUENCE}"
+        if not sequences:
+            remedy = "without sequences, use torch's default collate"
+            raise TypeError(f"samples must {rule}, got fields {keys} ({remedy})")
         return next((field for field in sequences if field.key == "input_ids"), sequences[0])
 
     def has(self, name: str) -> bool:
-        """Tell whether the batch has a field of this name."""
+        """Tell whether the batch has a field with this name."""
         return self.kind is dict and any(field.name == name for field in self.all)
 
     def join(self, outputs: dict[Hashable, Any]) -> Any:
-        """Return the batch of these outputs."""
+        """Return the batch that holds these outputs."""
         if self.kind is dict:
             return outputs
         values = list(outputs.values())
@@ -91,14 +93,14 @@ class Fields:
 
 
 def is_number(value: object) -> bool:
-    """Tell a number that a sequence may hold, bools and 0-d tensors included."""
+    """Tell whether a sequence may hold this value as a number. Bools and 0-d tensors count."""
     if isinstance(value, torch.Tensor):
         return value.ndim == 0
     return isinstance(value, (int, float, np.number, np.bool_))
 
 
 def is_sequence(value: object) -> bool:
-    """Tell a sequence; of a list, the first element decides."""
+    """Tell whether a value is a sequence. The first element of a list decides."""
     if isinstance(value, (list, tuple)):
         return not value or is_number(value[0])
     return isinstance(value, (np.ndarray, torch.Tensor)) and value.ndim == 1
@@ -115,11 +117,12 @@ def _kind_of(samples: Sequence[Any]) -> type:
         return dict
     if isinstance(first, tuple):
         return list
-    if isinstance(first, list):  # a sequence, or fields: an empty list leaves it to the next
+    if isinstance(first, list):  # a sequence, or fields; if the list is empty, the next one decides
         full = next((sample for sample in samples if not isinstance(sample, list) or sample), [])
-        # The types of a long list are found ten times as fast as each number is looked at.
-        is_plain = isinstance(full, list) and set(map(type, full)) <= {int, float, bool}
-        is_bare = is_plain or (isinstance(full, list) and all(map(is_number, full)))
+        if not isinstance(full, list):
+            return list
+        # The types of a long list are found in a tenth of the time that all numbers would take.
+        is_bare = set(map(type, full)) <= {int, float, bool} or all(map(is_number, full))
         return object if is_bare else list
     if is_sequence(first):
         return object
@@ -138,7 +141,7 @@ def _take_key(samples: Sequence[Any], key: Hashable) -> list[Any]:
         raise error(f"sample {i} must be {rule}, got {_describe(samples[i])}") from None
 
 
-def _take_places(samples: Sequence[Any]) -> list[list[Any]]:
+def _take_items(samples: Sequence[Any]) -> list[list[Any]]:
     size = len(samples[0])
     for i, sample in enumerate(samples):
         is_tuple = isinstance(sample, (tuple, list))
@@ -153,9 +156,9 @@ def take_apart(samples: Sequence[Any]) -> Fields:
     """Return the fields of a batch.
 
     Raises:
-        TypeError: samples that are neither fields nor sequences, or not alike.
-        ValueError: no samples, or tuples of different length.
-        KeyError: a dict that lacks a key of the first.
+        TypeError: samples are neither fields nor sequences, or not alike.
+        ValueError: no samples, or tuples of different lengths.
+        KeyError: a dict lacks a key that sample 0 has.
     """
     refuse_if(len(samples) == 0, "the batch has no samples")
     kind = _kind_of(samples)
@@ -163,9 +166,9 @@ def take_apart(samples: Sequence[Any]) -> Fields:
     if kind is dict:
         columns = {key: _take_key(samples, key) for key in samples[0]}
     else:
-        columns = dict(enumerate([list(samples)] if kind is object else _take_places(samples)))
+        columns = dict(enumerate([list(samples)] if kind is object else _take_items(samples)))
     names = {key: key for key in columns}
-    if "input_ids" in names and "labels" not in names:  # as DataCollatorWithPadding names them
+    if "input_ids" in names and "labels" not in names:  # as in DataCollatorWithPadding
         label = [key for key in ("label", "label_ids") if key in names][:1]
         names |= dict.fromkeys(label, "labels")
     fields = [
@@ -179,27 +182,26 @@ def take_apart(samples: Sequence[Any]) -> Fields:
 
 
 def check_element(field: SampleField, value: Any, dtype: torch.dtype) -> Any:
-    """Return the padding value as a number that the dtype of the field can hold.
+    """Return the padding value as a number of the field's dtype.
 
     Raises:
-        ValueError: the dtype cannot hold it.
+        ValueError: the dtype cannot hold the value.
     """
     if dtype.is_floating_point or dtype.is_complex:
         return float(value)
     low, high = (0, 1) if dtype is torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
     if np.isfinite(float(value)) and int(value) == value and low <= value <= high:
         return int(value)
-    name = str(dtype).removeprefix("torch.")
-    fault = f"{field.of_sample(0)} is {name}, which cannot hold its padding {value!r}"
-    remedy = f"give it a wider dtype, such as int64, or a padding from {low} to {high}"
-    raise ValueError(f"{fault} ({remedy})")
+    rule = f"an int in [{low}, {high}] for {str(dtype).removeprefix('torch.')}"
+    remedy = "or give the field a wider dtype, for example int64"
+    raise ValueError(make_message(f"the padding of {field.name_in(0)}", rule, value, remedy))
 
 
 def tensor_of(what: str, value: Any) -> torch.Tensor:
     """Return a sequence as a tensor made by torch's functions.
 
     Raises:
-        TypeError: it is not a sequence of numbers; the text begins with ``what``.
+        TypeError: the value is not a sequence of numbers; the text begins with ``what``.
     """
     if not is_sequence(value):
         raise TypeError(f"{what} must be {_SEQUENCE}, got {_describe(value)}")
@@ -207,16 +209,16 @@ def tensor_of(what: str, value: Any) -> torch.Tensor:
         if isinstance(value, np.ndarray):
             return torch.from_numpy(np.array(value))
         return value if isinstance(value, torch.Tensor) else torch.tensor(value)
-    except Exception as error:  # torch raises several types for dtypes that it does not have
+    except Exception as error:  # for unknown dtypes, torch raises several types
         raise TypeError(f"{what} cannot be a tensor: {error}") from error
 
 
 def unify_lists(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Give tensors that were lists one dtype: bool, int64 or that of floats or complex numbers."""
+    """Give tensors that were lists one dtype: bool, int64, torch's default or a complex dtype."""
     found = [tensor.dtype for tensor in tensors if tensor.numel() > 0]
     dtype = reduce(torch.promote_types, found) if found else torch.int64
     if dtype.is_floating_point:
-        dtype = torch.get_default_dtype()  # whichever NumPy's floats have
+        dtype = torch.get_default_dtype()  # also for lists with NumPy's floats
     elif not (dtype.is_complex or dtype is torch.bool):
         dtype = torch.int64
     return [tensor.to(dtype) for tensor in tensors]
@@ -226,9 +228,9 @@ def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
     """Return the sequences of a field as 1-D tensors of one dtype, made by torch's functions.
 
     Raises:
-        TypeError: a value that is not a sequence, or of another dtype than the first.
+        TypeError: a value is not a sequence, or its dtype is not the first value's.
     """
-    tensors = [tensor_of(field.of_sample(i), value) for i, value in enumerate(field.values)]
+    tensors = [tensor_of(field.name_in(i), value) for i, value in enumerate(field.values)]
     are_lists = [isinstance(value, (list, tuple)) for value in field.values]
     if all(are_lists):
         return unify_lists(tensors)
@@ -236,16 +238,16 @@ def as_tensors(field: SampleField, is_int64: bool) -> list[torch.Tensor]:
     kinds = list(zip(are_lists, dtypes, strict=True))
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
-        first, other = (f"a {type(field.values[i]).__name__} of {dtypes[i]}" for i in (0, odd))
-        remedy = "lists alone, or arrays and tensors of one dtype"
-        rule = f"like that of sample 0, {first}"
-        raise TypeError(f"{field.of_sample(odd)} must be {rule}, got {other} ({remedy})")
+        first, got = (f"a {type(field.values[i]).__name__} of {dtypes[i]}" for i in (0, odd))
+        remedy = "pass only lists, or arrays and tensors of one dtype"
+        rule = f"{first}, as in sample 0"
+        raise TypeError(f"{field.name_in(odd)} must be {rule}, got {got} ({remedy})")
     dtype = tensors[0].dtype
     is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
     return [tensor.to(torch.int64) for tensor in tensors] if is_int64 and is_integer else tensors
 
 
 def element_of(field: SampleField, value: Any, dtype: torch.dtype) -> bytes:
-    """Return the bytes of a padding value in the dtype of the field."""
+    """Return the bytes of a padding value in the field's dtype."""
     element = torch.tensor([check_element(field, value, dtype)], dtype=dtype, device="cpu")
     return element.view(torch.uint8).numpy().tobytes()

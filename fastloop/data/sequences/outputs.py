@@ -1,4 +1,4 @@
-"""The outputs of PadCollate and PackCollate over arrays, as columns that C gathers.
+"""The outputs of PadCollate and PackCollate over arrays, as columns that the array path gathers.
 
 A column is one output of a batch. docs/use/text.md describes the outputs.
 """
@@ -37,7 +37,7 @@ class _Batch:
         self.names: list[Hashable] = []
 
     def add(self, name: Hashable, *column: Any) -> None:
-        leave_if(name in self.names, f"{name!r} is the name of a field and of another output")
+        leave_if(name in self.names, f"{name!r} is the name of a field and of an output")
         self.names.append(name)
         self.columns.add(*column)
 
@@ -46,7 +46,7 @@ class _Batch:
         self.add(field.name, source.name, source.source, source.file, plan)
 
     def add_made(self, name: Hashable, output: str, /, **options: Any) -> None:
-        """Add an output that C makes of the lengths of the main field's sequences."""
+        """Add an output that depends only on the lengths of the main field's sequences."""
         self.add(name, *sequence_column(self.sources[self.main.key][0], output, **options))
 
     def add_values(
@@ -70,18 +70,19 @@ def _open_batch(collate: Any, dataset: object) -> _Batch:
     """Begin a batch of a dataset.
 
     Raises:
-        NotCoveredError: fields that C does not gather from.
-        TypeError, ValueError: errors that the collate itself raises.
+        NotCoveredError: the array path does not gather from these fields.
+        TypeError, ValueError: errors of the collate itself.
     """
+    name = type(collate).__name__
     if type(dataset) is not ArrayDataset:
-        served, name = type(collate).__name__, type(dataset).__name__
-        text = f"threads of C gather for {served} from an ArrayDataset"
-        raise NotCoveredError(f"{text}, and the dataset is a {name}")
-    leave_if(dataset._cut, dataset._cut)
+        raise NotCoveredError(
+            f"the array path of {name} needs an ArrayDataset, got a {type(dataset).__name__}"
+        )
+    leave_if(dataset._python_reason, dataset._python_reason)
     batch = _Batch(dataset)
-    batch.columns.note = ", transforms in C" if dataset._transforms else ""
+    batch.columns.note = ", native transforms" if dataset._transforms else ""
     if dataset._gather == "device":
-        batch.columns.note += f"; gather='device' has no effect with {type(collate).__name__}"
+        batch.columns.note += f"; gather='device' has no effect with {name}"
     return batch
 
 
@@ -108,7 +109,7 @@ def columns_of_packed(collate: Any, dataset: object) -> Columns:
     """Return the columns of the batches that a PackCollate makes. Raises as ``_open_batch``."""
     batch = _open_batch(collate, dataset)
     fields, main = batch.fields, batch.main
-    packed: list[int] = []  # the places of packed outputs; the first packs for the others
+    packed: list[int] = []  # indices of packed outputs; the first one packs for all
 
     def options(field: SampleField) -> dict[str, Any]:
         packed.append(len(batch.names))
@@ -116,7 +117,7 @@ def columns_of_packed(collate: Any, dataset: object) -> Columns:
             "main": offsets_of(batch.sources[main.key][0]),
             "leader": packed[-1] - packed[0],
             "max_tokens": collate.max_tokens or 0,
-            "name": f"{'' if field.is_named else 'place '}{field.key!r}",
+            "name": f"{'' if field.is_named else 'item '}{field.key!r}",
             "main_name": repr(main.key),
         }
 

@@ -1,7 +1,7 @@
-"""PadCollate and PackCollate: samples with sequences of different length as batches.
+"""PadCollate and PackCollate: samples with sequences of different lengths as batches.
 
-A batch is taken apart into fields. C writes the sequences (``Collate``) if they are lists of plain
-numbers, arrays or tensors; torch's functions do otherwise, with the same results.
+A batch is taken apart into fields. If the sequences are lists of plain numbers, arrays or tensors,
+the native collate (``Collate``) writes them. Else torch's functions do, with the same results.
 docs/use/text.md and docs/api/data.md have the rules.
 """
 
@@ -32,16 +32,17 @@ from fastloop.data.sequences.fields import (
     take_apart,
 )
 
-_INT32_MAX = 2**31 - 1  # that cu_seqlens can count
+_INT32_MAX = 2**31 - 1  # the largest number in cu_seqlens
 
 
-def _collate_others(field: SampleField, core: Collate | None) -> Any:
+def _collate_default(field: SampleField, core: Collate | None) -> Any:
     values = field.values if field.is_named else tuple(field.values)
     return default_collate(values) if core is None else core.stack(values)
 
 
 def _lay(tensors: list[torch.Tensor], starts: list[int], shape: tuple[int, int], value: Any) -> Any:
-    """Return a tensor with each of these at its start, rows end to end; the rest is the padding."""
+    """Return a tensor with each of these tensors at its start; the starts count through all rows,
+    and the rest is padding."""
     laid = tensors[0].new_full(shape, value)
     flat = laid.view(-1)
     for start, tensor in zip(starts, tensors, strict=True):
@@ -54,16 +55,16 @@ def _float_bits() -> int:
 
 
 class SequenceCollate:
-    """The base of both classes: where batches are built.
+    """The base of both classes: the owner of a batch's memory.
 
-    ``collate`` is given a ``Collate``, in whose memory it makes the tensors; loaders of fastloop
-    pass theirs. With None, torch's functions do everything.
+    fastloop's loaders pass ``collate`` a ``Collate``, which owns the memory of the batch. With
+    None, torch's functions do everything.
     """
 
-    _own: Collate | None = None  # for calls by others
+    _own: Collate | None = None  # for calls outside of fastloop's loaders
 
     def __init__(self) -> None:
-        self._elements: dict[Any, bytes] = {}  # of padding, by key and dtype
+        self._elements: dict[Any, bytes] = {}  # the bytes of padding, by key and dtype
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         if self._own is None:
@@ -71,7 +72,7 @@ class SequenceCollate:
         return self.collate(self._own, samples)
 
     def collate(self, core: Collate | None, samples: Sequence[Any]) -> Any:
-        """Return the batch of these samples."""
+        """Return the batch that holds these samples."""
         if core is not None and not core.begin():
             core = None
         fields = take_apart(samples)
@@ -97,7 +98,7 @@ class SequenceCollate:
 
 
 def _read_name(argument: str, value: Any, name: str) -> str:
-    """Return the name of an output, or "" for none."""
+    """Return the name of an output, or "" for no output."""
     if isinstance(value, bool):
         return name if value else ""
     if isinstance(value, str) and value:
@@ -109,34 +110,38 @@ class PadCollate(SequenceCollate):
     """A ``collate_fn`` that pads sequences to the longest in a batch.
 
     Args:
-        padding_value: a number, or a dict of numbers by key (by place for tuples). With a number,
-            and for keys that the dict lacks, labels are padded with -100, masks with 0; see below.
-        padding_side: ``"right"`` or ``"left"``: where padding goes.
-        pad_to_multiple_of: widths are rounded up to a multiple of this.
-        max_length: sequences are cut to their first ``max_length`` elements.
+        padding_value: a number, or a dict of numbers by key (by index for tuples). With a number,
+            and for keys that the dict lacks, labels are padded with -100 and masks with 0; see
+            below.
+        padding_side: ``"right"`` or ``"left"``: the side that gets padding.
+        pad_to_multiple_of: widths are rounded up to a multiple of this number.
+        max_length: sequences are truncated to their first ``max_length`` elements.
         return_mask: whether batches have a mask, int64 ``[batch, width]``, 1 at elements and 0 at
-            padding. It is called ``"attention_mask"``, or by the name given here.
-        return_lengths: whether batches have the lengths, int64 ``[batch]``. They are called
-            ``"lengths"``, or by the name given here.
+            padding. True names the mask ``"attention_mask"``; a text is its name.
+        return_lengths: whether batches have the lengths, int64 ``[batch]``. True names the lengths
+            ``"lengths"``; a text is their name.
 
     A sample is a dict or a tuple of fields, or one sequence. Fields of sequences (lists of numbers,
-    1-D arrays or tensors) come out as ``[batch, width]``, each of its own width; other fields as
-    ``default_collate`` makes them. Mask and lengths are those of ``input_ids``, else of the first
-    field of sequences. Lists of ints become int64, lists with floats torch's default dtype; arrays
-    and tensors keep theirs. Dicts come out as dicts, tuples as lists with mask and lengths at the
-    end.
+    1-D arrays or tensors) come out as ``[batch, width]``, each with its own width. Any other field
+    comes out as from ``default_collate``. Mask and lengths describe ``input_ids``, or else the
+    first field of sequences. Lists of ints become int64, lists with floats torch's default dtype;
+    arrays and tensors keep their dtype. Dicts come out as dicts, tuples as lists with mask and
+    lengths at the end.
 
-    The names of Hugging Face have its conventions: ``labels`` (``label``, ``label_ids``) are padded
-    with -100, ``attention_mask``, ``token_type_ids`` and ``position_ids`` with 0,
-    ``special_tokens_mask`` with 1; these and ``input_ids`` are int64; beside ``input_ids``,
-    ``label`` comes out as ``labels``.
+    For example, ``PadCollate(return_mask=True)`` makes ``{"input_ids": ..., "attention_mask":
+    ...}`` from samples ``{"input_ids": [5, 6, 7]}``.
+
+    Hugging Face's names have Hugging Face's conventions: ``labels`` (``label``, ``label_ids``) are
+    padded with -100, ``attention_mask``, ``token_type_ids`` and ``position_ids`` with 0,
+    ``special_tokens_mask`` with 1. These fields and ``input_ids`` are int64. If samples have
+    ``input_ids``, ``label`` comes out as ``labels``.
 
     Raises:
-        TypeError, ValueError: arguments, when made; when called, samples that are not alike, values
-            that are not sequences, a padding value that a dtype cannot hold.
+        TypeError, ValueError: when made: a wrong argument; when called: samples that are not alike,
+            values that are not sequences, a padding value that a dtype cannot hold.
     """
 
-    _uses_core = True  # the collate in C
+    _uses_core = True  # the native collate
 
     def __init__(
         self,
@@ -169,7 +174,7 @@ class PadCollate(SequenceCollate):
         mask = lengths = None
         for field in fields.all:
             if not field.holds_sequences:
-                outputs[field.name] = _collate_others(field, core)
+                outputs[field.name] = _collate_default(field, core)
             elif field is main:
                 wanted = (bool(n) and not fields.has(n) for n in (self._mask, self._lengths))
                 outputs[field.name], mask, lengths = self._pad(core, field, *wanted)
@@ -183,10 +188,10 @@ class PadCollate(SequenceCollate):
     ) -> Any:
         """Return the tuple (padded, mask or None, lengths or None)."""
         value, is_int64 = field.padding(self.padding_value, self._mask), field.is_int64(self._mask)
-        is_left, multiple = self.padding_side == "left", self.pad_to_multiple_of or 1
+        pad_left, multiple = self.padding_side == "left", self.pad_to_multiple_of or 1
         if core is not None:
             most = -1 if self.max_length is None else self.max_length
-            layout = partial(self._fill, field, value), is_int64, is_left, multiple, most
+            layout = partial(self._fill, field, value), is_int64, pad_left, multiple, most
             result = core.pad(field.values, *layout, has_mask, has_lengths, _float_bits())
             if result is not NotImplemented:
                 return result
@@ -194,7 +199,7 @@ class PadCollate(SequenceCollate):
         sizes = list(map(len, tensors))
         width = -(-max(sizes) // multiple) * multiple
         value = check_element(field, value, tensors[0].dtype)
-        starts = [i * width + (width - size) * is_left for i, size in enumerate(sizes)]
+        starts = [i * width + (width - size) * pad_left for i, size in enumerate(sizes)]
         shape = len(tensors), width
         padded = _lay(tensors, starts, shape, value)
         ones = [padded.new_ones(size, dtype=torch.int64) for size in sizes]
@@ -206,43 +211,43 @@ class PadCollate(SequenceCollate):
 
 
 class Rows(NamedTuple):
-    """The places of the sequences of a batch in the rows that are packed."""
+    """The layout of a batch's sequences in packed rows."""
 
     shape: tuple[int, int]
-    order: list[int]  # of samples, as they lie there
-    starts: list[int]  # of each in that order, in the rows laid end to end
-    bounds: list[int]  # of segments, padding too
-    longest: int  # of segments
+    order: list[int]  # the samples, in the order of the rows
+    starts: list[int]  # the first token of each sample in that order, counted through all rows
+    bounds: list[int]  # the ends of segments; the padding of a row is a segment
+    longest: int  # the length of the longest segment
 
 
 class PackCollate(SequenceCollate):
     """A ``collate_fn`` that lays sequences end to end, without padding between them.
 
     Args:
-        max_tokens: the tokens of a row. Each sample goes into the first row with room for it, and
-            rows are filled up with padding. None: one row of all tokens, as
-            ``DataCollatorWithFlattening`` makes it.
-        return_position_ids: whether batches have positions, int64 of the shape of the rows: 0, 1,
+        max_tokens: the number of tokens in a row. Each sample goes into the first row with enough
+            room, and rows are filled up with padding. None: one row for all tokens, as from
+            ``DataCollatorWithFlattening``.
+        return_position_ids: whether batches have positions, int64 with the shape of the rows: 0, 1,
             2, ... in each sequence.
-        return_cu_seqlens: whether batches say where sequences begin, for attention of variable
-            length: int32 ``[segments + 1]`` over the rows laid end to end, as ``"cu_seq_lens_q"``
-            and ``"cu_seq_lens_k"``; the length of the longest as an int, ``"max_length_q"`` and
-            ``"max_length_k"``. The padding of a row is a segment of its own.
+        return_cu_seqlens: whether batches have the bounds of sequences, for attention of variable
+            length: int32 ``[segments + 1]``, counted through all rows, as ``"cu_seq_lens_q"`` and
+            ``"cu_seq_lens_k"``; and the longest length as an int, ``"max_length_q"`` and
+            ``"max_length_k"``. The padding of a row is a segment.
 
-    Every field of sequences comes out as ``[rows, tokens]``; in a sample they have one length.
-    Other fields come out as ``default_collate`` makes them, ``attention_mask`` not at all. Beside
-    ``input_ids`` there are ``labels``, made of input_ids if samples have none; the first of each
-    sequence, and padding, is -100. Padding of other fields is 0. Samples and dtypes are as for
-    ``PadCollate``; from tuples and bare sequences a list is made: fields, position_ids, cu_seqlens
-    and the length of the longest, without labels.
+    Every field of sequences comes out as ``[rows, tokens]``; the sequences of one sample must have
+    one length. ``attention_mask`` does not come out. Any other field comes out as from
+    ``default_collate``. With ``input_ids`` come ``labels``, which are made from ``input_ids`` if
+    samples have no labels; the first label of each sequence, and padding, is -100. All other
+    padding is 0. Samples and dtypes are as for ``PadCollate``. For tuples and bare sequences the
+    batch is a list: fields, position_ids, cu_seqlens and the longest length, without labels.
 
     Raises:
-        TypeError, ValueError: arguments, when made; when called, samples that are not alike, values
-            that are not sequences, fields of different length, a sample longer than
+        TypeError, ValueError: when made: a wrong argument; when called: samples that are not alike,
+            values that are not sequences, fields of different lengths, a sample longer than
             ``max_tokens``.
     """
 
-    _uses_core = True  # the collate in C
+    _uses_core = True  # the native collate
 
     def __init__(
         self,
@@ -265,14 +270,13 @@ class PackCollate(SequenceCollate):
         rows = Rows(*pack_rows(lengths, self.max_tokens or 0))
         for field in fields.all:
             if not field.holds_sequences:
-                outputs[field.name] = _collate_others(field, core)
+                outputs[field.name] = _collate_default(field, core)
             elif field.key != "attention_mask":
                 own = field.lengths()
                 if own != lengths:
                     i = next(i for i in range(len(own)) if own[i] != lengths[i])
-                    got = f"{own[i]} elements, but {main.key!r} has {lengths[i]}"
-                    rule = "sequences of a sample are packed side by side and must have one length"
-                    raise ValueError(f"{field.of_sample(i)} has {got}; {rule}")
+                    rule = f"{lengths[i]} elements, as {main.key!r} has"
+                    raise ValueError(f"{field.name_in(i)} must have {rule}, got {own[i]}")
                 outputs[field.name] = self._pack(core, field, rows, own)
         if main.key == "input_ids" and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)
@@ -306,7 +310,7 @@ class PackCollate(SequenceCollate):
         made: dict[str, Any] = {"position_ids": position_ids} if has_positions else {}
         made |= {f"cu_seq_lens_{end}": each for end, each in zip(ends, bounds, strict=True)}
         first = fields.main().values[0]
-        if isinstance(first, torch.Tensor):  # on a device, perhaps
+        if isinstance(first, torch.Tensor):  # perhaps on a device
             made = {name: each.to(first.device) for name, each in made.items()}
         return made | {f"max_length_{end}": rows.longest for end in ends}
 

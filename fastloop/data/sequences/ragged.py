@@ -1,4 +1,4 @@
-"""RaggedArray: sequences of different length in one array."""
+"""RaggedArray: sequences of different lengths in one array."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ def _read_offsets(offsets: object, length: int) -> Offsets:
     if copy.size > 0 and copy.dtype not in (np.int32, np.int64):
         remedy = "pass offsets.astype('int64')"
         raise TypeError(f"offsets must be int32 or int64, got {copy.dtype} ({remedy})")
-    rule = "a vector of n + 1 offsets for n sequences"
-    got = f"shape {copy.shape} (as in [0, 3, 5] for sequences of 3 and 2 values)"
-    refuse_if(copy.ndim != 1 or copy.size == 0, f"offsets must be {rule}, got {got}")
+    if copy.ndim != 1 or copy.size == 0:
+        raise ValueError(
+            f"offsets must be a vector of n + 1 offsets for n sequences, got shape {copy.shape} "
+            "(for example, pass [0, 3, 5] for sequences of 3 and 2 values)"
+        )
     falls = np.flatnonzero(copy[1:] < copy[:-1])
     if falls.size:
         at = int(falls[0]) + 1
         rule = f"at least offsets[{at - 1}]={copy[at - 1]}"
-        remedy = "of lengths, pass numpy.append(0, numpy.cumsum(lengths))"
+        remedy = "if you have lengths, pass numpy.append(0, numpy.cumsum(lengths))"
         raise ValueError(make_message(f"offsets[{at}]", rule, int(copy[at]), remedy))
-    rule, got = f"[0, {length}], the length of values", f"{copy[0]} to {copy[-1]}"
-    refuse_if(copy[0] < 0 or copy[-1] > length, f"offsets must lie in {rule}, got {got}")
+    if copy[0] < 0 or copy[-1] > length:
+        rule = f"lie in [0, {length}], the range of values"
+        raise ValueError(f"offsets must {rule}, got {copy[0]} to {copy[-1]}")
     copy.flags.writeable = False
     return copy
 
 
 def _as_rows(index: Any) -> Array:
-    """Return a list, a vector or a mask as an array. NumPy alone would take a tensor of one element
-    for a number."""
+    """Return a list, a vector or a mask as an array. NumPy's own indexing would take a tensor of
+    one element for a number."""
     rows = np.asarray(index)
     if rows.ndim != 1 or (rows.dtype.kind not in "iub" and rows.size):
         rule, got = "a vector of integers or bools", f"shape {rows.shape} and dtype {rows.dtype}"
@@ -56,9 +59,8 @@ def _as_dtype(values: torch.Tensor, dtype: Any) -> torch.Tensor:
     before = values.float() if values.dtype is torch.bfloat16 else values  # NumPy has no bfloat16
     changed = np.flatnonzero(before.numpy() != converted.numpy())
     if changed.size:
-        odd = f"{values[changed[0]].item()} (pass a wider dtype, or None)"
-        rule = "hold all numbers of sequences"
-        raise ValueError(f"dtype must {rule}, got {dtype!r}, which does not have {odd}")
+        rule = f"a dtype that holds every number of sequences, such as {values[changed[0]].item()}"
+        raise ValueError(make_message("dtype", rule, dtype, "pass a wider dtype, or None"))
     return converted
 
 
@@ -66,26 +68,28 @@ _ARROW_LISTS = r"(large_)?list<.*: (bool|u?int\d+|halffloat|float|double)( not n
 
 
 class RaggedArray(Sequence[torch.Tensor]):
-    """Sequences of different length, one after the other in a 1-D array.
+    """Sequences of different lengths, one after the other in a 1-D array.
 
     Args:
         values: 1-D: an ndarray, a memmap, the path of a ``.npy`` file (opened as a read-only
-            memmap) or a tensor on the CPU or a CUDA device, of any dtype that torch has. It is not
-            copied.
+            memmap) or a tensor on the CPU or a CUDA device, of any dtype that torch has. The values
+            are not copied.
         offsets: 1-D, int32 or int64, or a list of integers, ``[n + 1]``: sequence ``i`` is
-            ``values[offsets[i]:offsets[i + 1]]``. They may begin anywhere and must not fall. They
-            are copied.
+            ``values[offsets[i]:offsets[i + 1]]``. Offsets may begin anywhere and must not fall.
+            They are copied.
 
-    ``array[i]`` is sequence ``i`` as a 1-D tensor. It shares memory with the values unless these
-    are read-only or mapped. ``array[i:k]`` is a RaggedArray of the same values; a slice with a
-    step, a list, a vector or a mask gives one of copies.
+    For example, ``RaggedArray([7, 8, 9, 5, 6], [0, 3, 5])`` has the sequences [7, 8, 9] and [5, 6].
 
-    As a field of ``ArrayDataset`` it is collated by ``PadCollate`` and ``PackCollate``.
+    ``array[i]`` is sequence ``i`` as a 1-D tensor. The tensor shares memory with the values, unless
+    the values are read-only or mapped. ``array[i:k]`` is a RaggedArray over the same values; a
+    slice with a step, a list, a vector or a mask gives a RaggedArray of copies.
+
+    As a field of ``ArrayDataset`` a RaggedArray is collated by ``PadCollate`` and ``PackCollate``.
 
     Attributes:
-        values: as given; of a path, its memmap.
+        values: as given; for a path, the memmap.
         offsets: ``[n + 1]``, read-only.
-        file: the mapped file in which the values lie, or None.
+        file: the mapped file that holds the values, or None.
 
     Raises:
         TypeError: offsets that are not int32 or int64; values of a dtype that torch does not have.
@@ -94,18 +98,19 @@ class RaggedArray(Sequence[torch.Tensor]):
         OSError: a file that cannot be opened; later, a mapped file that has become shorter.
     """
 
-    name = "a RaggedArray"  # in errors; as the field of a dataset it has another
+    name = "a RaggedArray"  # in errors; a dataset's field has a name of its own
 
     def __init__(self, values: object, offsets: object) -> None:
         field = self._field = Field("values", values, may_be_resident=True)
         self.values, self.file = field.source, field.file
         shape = tuple(self.values.shape)
-        remedy = "pass values.reshape(-1), and offsets that count its elements"
-        refuse_if(len(shape) != 1, f"values must be a vector, got shape {shape} ({remedy})")
+        if len(shape) != 1:
+            remedy = "pass values.reshape(-1), and offsets that count its elements"
+            raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
         self.offsets = _read_offsets(offsets, shape[0])
 
     def _over(self, offsets: Offsets, name: str | None = None) -> RaggedArray:
-        """Return an array of the same values with other offsets, or with a name in errors."""
+        """Return an array over the same values with these offsets and this name in errors."""
         array = type(self).__new__(type(self))
         vars(array).update(vars(self), offsets=offsets, name=name or self.name)
         return array
@@ -116,13 +121,12 @@ class RaggedArray(Sequence[torch.Tensor]):
 
         Args:
             sequences: lists or tuples of numbers, 1-D ndarrays or 1-D tensors.
-            dtype: of torch or NumPy. None: that of the arrays; for lists int64, torch's default
-                dtype if they hold a float, bool if they hold bools alone.
+            dtype: a dtype of torch or NumPy. None: the arrays' dtype. None for lists: int64,
+                torch's default dtype if a list holds a float, bool if all lists hold only bools.
 
         Raises:
-            TypeError: an element that is not a sequence of numbers, or, of lists, has an integer
-                beyond int64.
-            ValueError: ``dtype``, of integers or bools, does not have one of the numbers.
+            TypeError: an element is not a sequence of numbers; a list has an integer beyond int64.
+            ValueError: ``dtype`` is of integers or bools and cannot hold one of the numbers.
         """
         with torch.device("cpu"):
             tensors = [tensor_of(f"sequences[{i}]", each) for i, each in enumerate(sequences)]
@@ -134,13 +138,13 @@ class RaggedArray(Sequence[torch.Tensor]):
 
     @classmethod
     def from_arrow(cls, column: Any) -> RaggedArray:
-        """Make a RaggedArray of a pyarrow ``Array`` or ``ChunkedArray`` of lists of numbers.
+        """Make a RaggedArray from a pyarrow ``Array`` or ``ChunkedArray`` of lists of numbers.
 
-        The values of a column of one chunk are not copied, unless they are bools.
+        If the column has one chunk and its values are not bools, the values are not copied.
 
         Raises:
-            TypeError: a column of another type.
-            ValueError: a column with nulls.
+            TypeError: the column is not such an array.
+            ValueError: the column has nulls.
         """
         kind = str(getattr(column, "type", "no Arrow type"))
         if not re.fullmatch(_ARROW_LISTS, kind):
@@ -150,7 +154,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         chunks = getattr(column, "chunks", [column]) or [column.combine_chunks()]
         flat = [chunk.flatten() for chunk in chunks]
         lists, numbers = (sum(each.null_count for each in parts) for parts in (chunks, flat))
-        got = f"{lists} null lists and {numbers} null values (fill or drop them first)"
+        got = f"{lists} null lists and {numbers} null values (fill or drop the nulls first)"
         refuse_if(lists or numbers, f"column must have no nulls, got {got}")
         values = [part.to_numpy(zero_copy_only=False) for part in flat]
         lengths = np.concatenate([chunk.value_lengths().to_numpy() for chunk in chunks])
@@ -158,14 +162,14 @@ class RaggedArray(Sequence[torch.Tensor]):
         return cls(values[0] if len(values) == 1 else np.concatenate(values), offsets)
 
     def bytes_for(self, device: torch.device) -> int:
-        """Return how many bytes ``to()`` copies."""
+        """Return the number of bytes that ``to()`` copies."""
         values = self.values
         if isinstance(values, torch.Tensor) and values.device == device:
             return 0
         return int(self.offsets[-1] - self.offsets[0]) * values.itemsize
 
     def to(self, device: torch.device | str | int) -> RaggedArray:
-        """Return the array with its values on a device; a view takes along no more than it shows.
+        """Return the array with its values on a device. A view moves only its own sequences.
         Offsets stay on the CPU.
 
         Experimental: loaders over data on a GPU have run on a simulated device only, not on a GPU.
@@ -177,7 +181,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         check_room(device, self.bytes_for(device), "the values")
         begin, end = map(int, self.offsets[[0, -1]])
         values = self._field.read_range(begin, end).to(device).contiguous()
-        return _make(type(self), values, self.offsets - begin, self._others())
+        return _make(type(self), values, self.offsets - begin, self._extras())
 
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -204,35 +208,35 @@ class RaggedArray(Sequence[torch.Tensor]):
         begin, end = map(int, self.offsets[row : row + 2])
         sequence = self._field.read_range(begin, end)
         if len(sequence) != end - begin:
-            what = f"sequence {row} is values[{begin}:{end}]"
-            raise ValueError(f"{what}, but values was resized to {len(self._field)}")
+            got = f"values that were resized to {len(self._field)}"
+            raise ValueError(f"sequence {row} must be values[{begin}:{end}], got {got}")
         return sequence
 
-    def _others(self) -> dict[str, Any]:
-        """Return the attributes that ``__init__`` does not set, a subclass's too."""
+    def _extras(self) -> dict[str, Any]:
+        """Return the attributes that ``__init__`` does not set, for example a subclass's."""
         made = ("_field", "values", "file", "offsets")
         return {name: value for name, value in vars(self).items() if name not in made}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A view pickles no more than it shows."""
+        """Pickle only the sequences of a view."""
         values, offsets, path = self.values, self.offsets, self._field.opened
         if path is not None:
-            return _make, (type(self), path, np.array(offsets), self._others())
+            return _make, (type(self), path, np.array(offsets), self._extras())
         begin, end = int(offsets[0]), int(offsets[-1])
         if isinstance(values, np.ndarray):
             values = np.array(values[begin:end])
         elif (begin, end) != (0, len(values)):
             values = values[begin:end].clone()
-        return _make, (type(self), values, offsets - begin, self._others())
+        return _make, (type(self), values, offsets - begin, self._extras())
 
     def __repr__(self) -> str:
         dtype = str(self.values.dtype).removeprefix("torch.")
         return f"RaggedArray({len(self)} sequences of {dtype}, {int(self.lengths.sum())} values)"
 
 
-def _make(cls: type[RaggedArray], values: Any, offsets: Any, others: dict[str, Any]) -> RaggedArray:
-    """Make an array of a class that may have an ``__init__`` of its own."""
+def _make(cls: type[RaggedArray], values: Any, offsets: Any, extras: dict[str, Any]) -> RaggedArray:
+    """Make an array of a class that may have its own ``__init__``."""
     array = cls.__new__(cls)
     RaggedArray.__init__(array, values, offsets)
-    vars(array).update(others)
+    vars(array).update(extras)
     return array

@@ -1,4 +1,4 @@
-"""Image transforms, compiled to one plan that C runs."""
+"""Image transforms, compiled to one native plan."""
 
 from fastloop.compat.requirements import require_torch
 

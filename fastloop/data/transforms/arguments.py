@@ -1,7 +1,7 @@
-"""The kinds of arguments that image operations have: how each is read, and how C is told of it.
+"""The kinds of arguments of image operations: how each is read and how it is encoded for the core.
 
-An operation is a dataclass whose fields are annotated with these kinds. Readers accept the values
-that torchvision's v2 accepts, and return the value of torchvision's attribute.
+An operation is a dataclass, and its fields are annotated with these kinds. Readers accept the
+values that torchvision's v2 accepts, and return the value of torchvision's attribute.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from fastloop.base import checks
 
 
 class InterpolationMode(enum.Enum):
-    """How resizes compute pixels, by torchvision's names. Its values are taken as well."""
+    """The ways in which resizes compute pixels, with torchvision's names. Operations take a member
+    or its value."""
 
     NEAREST = "nearest"
     NEAREST_EXACT = "nearest-exact"
     BILINEAR = "bilinear"
     BICUBIC = "bicubic"
-    BOX = "box"  # this and the next ones are for PIL images; operations of C do not have them
+    BOX = "box"  # from here on for PIL images only: fastloop's operations refuse these members
     HAMMING = "hamming"
     LANCZOS = "lanczos"
 
 
 DTYPES = {getattr(torch, name): name for name in ("uint8", "float16", "bfloat16", "float32")}
 _PILLOW = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # constants of PIL.Image
-_MAX_LENGTH = IMAGE_LIMITS["EDGE"]  # of an edge or a padding, in pixels
+_MAX_LENGTH = IMAGE_LIMITS["EDGE"]  # the largest edge or padding, in pixels
 _MAX_OPS = IMAGE_LIMITS["POLICY_OPS"]
 _MAX_TAPS = IMAGE_LIMITS["BLUR"]
 _SIZE = "an int >= 1 for a square, or (height, width)"
@@ -42,24 +43,24 @@ _PADDING = "an int >= 0, (left and right, top and bottom), or (left, top, right,
 
 
 def check(op: object, name: str, is_right: object, rule: str, remedy: str = "") -> None:
-    """Raise ValueError unless an argument that was read `is_right` beside the others."""
+    """Raise ValueError unless an argument `is_right` together with the operation's arguments."""
     checks.check_value(f"{type(op).__name__}: {name}", getattr(op, name), is_right, rule, remedy)
 
 
 class Argument(NamedTuple):
-    """One kind of argument. None is not read where it is the default.
+    """One kind of argument. If None is the default, None is not read.
 
     Attributes:
-        read: called with the argument's name, such as "RandomCrop: size", and the value given;
+        read: called with the argument's name, for example "RandomCrop: size", and the given value;
             returns the attribute, or raises TypeError or ValueError.
-        encode: makes the field of fl_image_op from the attribute. None: C is not told of it.
+        encode: makes the field of fl_image_op from the attribute. None: the core has no such field.
     """
 
     read: Callable[[str, Any], Any]
     encode: Callable[[Any], Any] | None = None
 
     def __repr__(self) -> str:
-        return "Argument"  # help() shows it for each argument
+        return "Argument"  # a short text, because help() shows the text for each argument
 
 
 def _as_list(value: Any) -> Any:
@@ -116,7 +117,7 @@ def _each_of(fill: Any) -> Sequence[Any]:
 
 
 def to_floats(fill: Any) -> tuple[float, ...]:
-    """Return the numbers of a fill: one for all channels, or one for each."""
+    """Return the numbers of a fill: one for all channels, or one for each channel."""
     return tuple(map(checks.to_float, _each_of(fill)))
 
 
@@ -134,7 +135,8 @@ def _read_erased(name: str, value: Any) -> list[float]:
 
 
 def _read_interpolation(name: str, value: Any) -> str:
-    """Return the name of an InterpolationMode, torchvision's too, or of a constant of Pillow."""
+    """Return the name of an interpolation, given as a name, as an InterpolationMode of fastloop or
+    torchvision, or as a constant of Pillow."""
     mode = checks.look_up(value, "value", value)
     mode = _PILLOW.get(mode, value) if isinstance(mode, int) else mode
     return str(checks.read_choice(name, mode, tuple(INTERPOLATIONS)))
@@ -147,7 +149,7 @@ def _read_flag(name: str, value: Any) -> bool:
 
 
 def _read_unchanged(name: str, value: Any, low: float, high: float) -> Any:
-    """Return a number within [low, high] with its type, which texts show."""
+    """Return a number within [low, high] with its type, because texts show the type."""
     checks.read_number(name, value, low, high)
     return value
 
@@ -169,7 +171,7 @@ def _read_range(name: str, value: Any, high: float = math.inf, is_ratio: bool = 
 def _read_statistics(name: str, value: Any, is_divisor: bool = False) -> list[float]:
     """Return the means or the standard deviations of a Normalize."""
     rule = "one number for each channel, or one for all, finite in float32"
-    rule += " and other than 0" if is_divisor else ""
+    rule += " and not 0" if is_divisor else ""
     each = _as_list(value)
     checks.check_type(name, value, checks.are_numbers(each) and each, rule)
     numbers = list(map(checks.to_float, each))
@@ -180,7 +182,7 @@ def _read_statistics(name: str, value: Any, is_divisor: bool = False) -> list[fl
 
 
 def _read_jitter(name: str, value: Any, is_hue: bool = False) -> tuple[float, float] | None:
-    """Return the bounds of a factor, or None if it is always the one that changes nothing."""
+    """Return the bounds of a factor, or None if the factor always changes nothing."""
     low, high, middle = (-0.5, 0.5, 0.0) if is_hue else (0.0, math.inf, 1.0)
     rule = f"a number >= 0, or (min, max) with {low:g} <= min <= max <= {high:g}"
     ends = value
@@ -286,7 +288,7 @@ Interpolation = Annotated[
     Any, Argument(_read_interpolation, lambda how: INTERPOLATIONS.get(how, how))
 ]
 Flag = Annotated[bool, Argument(_read_flag)]
-CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # that C is told of
+CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # a flag that the core has as well
 Probability = Annotated[float, Argument(read_probability, float)]
 Scale = Annotated[Sequence[float], Argument(_read_range, tuple)]
 Share = Annotated[Sequence[float], Argument(partial(_read_range, high=1), tuple)]

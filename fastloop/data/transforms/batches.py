@@ -1,7 +1,8 @@
 """MixUp and CutMix: operations on whole batches with torchvision v2's arguments and arithmetic.
 
-Called, they draw from torch's generator as torchvision's do. As ``batch_transform=`` of a loader
-their parameters are a function of seed, epoch and number of the batch.
+If you call an operation, it draws from torch's generator, as torchvision's do. As
+``batch_transform=`` of a loader, its parameters are a function of seed, epoch and number of the
+batch.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ Params = dict[str, Any]
 
 
 class _Draws(NamedTuple):
-    beta: Callable[[float], float]  # of Beta(alpha, alpha)
+    beta: Callable[[float], float]  # draws from Beta(alpha, alpha)
     below: Callable[[int], int]
-    choose: Callable[[Sequence[float]], int]  # by probabilities
+    choose: Callable[[Sequence[float]], int]  # draws an index, given probabilities
 
 
 def _draw_of_torch(alpha: float) -> float:
@@ -43,7 +44,7 @@ _TORCHS = _Draws(
 
 
 def _keyed(seed: int, epoch: int, batch: int) -> _Draws:
-    """Return the numbers of Python's generator, which is seeded by a text of the key."""
+    """Return draws from Python's generator, seeded with the key as a text."""
     numbers = random.Random(f"{seed} {epoch} {batch}")
     return _Draws(
         lambda alpha: numbers.betavariate(alpha, alpha),
@@ -53,7 +54,7 @@ def _keyed(seed: int, epoch: int, batch: int) -> _Draws:
 
 
 def _find_labels(batch: Any) -> Any:
-    """Return the labels where torchvision looks for them."""
+    """Return the labels of a batch, found as torchvision finds labels."""
     second = batch[1] if isinstance(batch, (tuple, list)) else batch
     if not isinstance(second, Mapping):
         return second
@@ -70,21 +71,22 @@ class BatchOp:
     seed = 0
 
     def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:
-        """Return the parameters of a batch of images of this (height, width)."""
+        """Return the parameters for a batch of images with this (height, width)."""
         raise NotImplementedError
 
     def apply(self, batch: Any, params: Params, in_place: bool) -> Any:
-        """Return the batch with these parameters; in place, its images are overwritten."""
+        """Return the mixed batch. If in_place, the images are overwritten."""
 
     def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:
-        """Return the batch with parameters that are drawn for it."""
+        """Draw parameters, and return the mixed batch."""
 
     def params(self, batch: int, epoch: int, size: tuple[int, int]) -> Params:
         """Return the parameters that a loader gives a batch.
 
         Args:
-            batch: its number in the epoch, from 0.
-            epoch: the loader's, from 0, or that of a sampler's ``set_epoch()`` if that is larger.
+            batch: the batch's number in the epoch, from 0.
+            epoch: the loader's epoch, from 0, or the epoch of a sampler's ``set_epoch()`` if that
+                is larger.
             size: (height, width) of the images.
         """
         return self.draw(_keyed(self.seed, epoch, batch), size)
@@ -126,7 +128,7 @@ class _Mix(BatchOp):
         leaves = (leaf for _, leaf in list_leaves(batch) if isinstance(leaf, Tensor))
         images = next((leaf for leaf in leaves if leaf is not labels), labels)
         rule = "indices [N], or probabilities [N, num_classes]"
-        widths = labels.shape[1:]  # of probabilities, one number
+        widths = labels.shape[1:]  # one number if the labels are probabilities
         is_right = labels.ndim == 1 or (labels.ndim == 2 and self.num_classes in (None, *widths))
         checks.check_value(f"{name}: labels", tuple(labels.shape), is_right, rule)
         if labels.ndim == 1 and self.num_classes is None:
@@ -160,11 +162,11 @@ class MixUp(_Mix):
     """Mix each image of a batch with the one before it.
 
     Args:
-        alpha: of the Beta distribution of the share of each image.
-        num_classes: for labels that are indices; None for probabilities.
-        labels_getter: a function from the batch to its labels. "default": the second item, or the
-            entry of a dict whose name is like "labels".
-        seed: of parameters in a loader.
+        alpha: the parameter of the Beta distribution of each image's share.
+        num_classes: the number of classes if labels are indices; None if they are probabilities.
+        labels_getter: a function from the batch to its labels. "default": the second item, or a
+            dict's entry with a name like "labels".
+        seed: the seed of parameters in a loader.
     """
 
     def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:
@@ -176,8 +178,9 @@ class MixUp(_Mix):
         is_float = dtype.is_floating_point
         checks.check_type("MixUp: images", dtype, is_float, "of a float dtype", remedy)
         rows = images if images.is_contiguous() else images.movedim(1, -1)
-        is_plain = type(images) is Tensor and images.dtype is torch.float32
-        if not in_place or not is_plain or not rows.is_contiguous() or rows.device.type != "cpu":
+        if not in_place or type(images) is not Tensor or dtype is not torch.float32:
+            return _mix(images, share)
+        if not rows.is_contiguous() or rows.device.type != "cpu":
             return _mix(images, share)
         thread_pool().mix_rows(rows.flatten(1).numpy(), share, 1.0 - share)
         return images
@@ -187,8 +190,8 @@ class CutMix(_Mix):
     """Put a rectangle of the image before into each image of a batch.
 
     Args:
-        alpha: of the Beta distribution of the area that stays.
-        num_classes, labels_getter, seed: as of MixUp.
+        alpha: the parameter of the Beta distribution of the area that stays.
+        num_classes, labels_getter, seed: as in MixUp.
     """
 
     def draw(self, draws: _Draws, size: tuple[int, int]) -> Params:

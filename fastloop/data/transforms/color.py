@@ -1,9 +1,10 @@
 """The operations on colours, with names, arguments and defaults of torchvision's v2.
 
-Each is a dataclass, as in ops.py. C computes on uint8 images, with torchvision's bits.
+Each is a dataclass, as in ops.py. fastloop computes on uint8 images, with torchvision's bits.
 """
 
-# No `from __future__ import annotations`: it would make text of the annotations, which are read.
+# No `from __future__ import annotations`: operations read their annotations, and the import would
+# turn annotations into text.
 
 import math
 from collections.abc import Sequence
@@ -28,8 +29,8 @@ class Color(Geometry):
     """Base of operations that compute pixels of uint8 images.
 
     Attributes:
-        shown: arguments that torchvision's text has first.
-        counted: arguments that are the numbers of the kind.
+        shown: arguments that come first in torchvision's text.
+        counted: arguments that are the core's numbers for this operation.
     """
 
     shown: ClassVar[tuple[str, ...]] = ()
@@ -41,16 +42,16 @@ class Color(Geometry):
         super().__post_init__()
         self.__dict__ = {name: getattr(self, name) for name in self.shown} | vars(self)
 
-    def numbers(self) -> Sequence[float]:
-        """Return the numbers of fl_image_op that the kind has for itself."""
+    def encode_numbers(self) -> Sequence[float]:
+        """Return the core's numbers for this operation."""
         return [getattr(self, name) for name in self.counted]
 
-    def spec(self, get_size: GetSize) -> dict[str, Any]:
-        return {**super().spec(get_size), "number": tuple(map(float, self.numbers()))}
+    def encode(self, get_size: GetSize) -> dict[str, Any]:
+        return {**super().encode(get_size), "number": tuple(map(float, self.encode_numbers()))}
 
 
 class _Applied(Color):
-    told = ("apply",)
+    reported = ("apply",)
     shown = ("p",)
 
 
@@ -70,7 +71,7 @@ class RandomSolarize(_Applied):
     """Invert the numbers from a threshold on, with probability ``p``.
 
     Args:
-        threshold: the least number that is inverted, at most 255.
+        threshold: the smallest number that is inverted, at most 255.
         p: probability.
     """
 
@@ -86,7 +87,7 @@ class RandomPosterize(_Applied):
     """Keep the highest bits of each number, with probability ``p``.
 
     Args:
-        bits: how many are kept, 0 to 8.
+        bits: the number of bits that are kept, 0 to 8.
         p: probability.
     """
 
@@ -115,7 +116,7 @@ class Grayscale(Color):
     """Make an image grey.
 
     Args:
-        num_output_channels: 1, or 3 that are equal.
+        num_output_channels: 1, or 3 for three equal channels.
     """
 
     kind = IMAGE_OPS["Grayscale"]
@@ -146,11 +147,11 @@ class _Jittered(Color):
     saturation: Any
     hue: Any
 
-    def numbers(self) -> Sequence[float]:
+    def encode_numbers(self) -> Sequence[float]:
         ranges = (self.brightness, self.contrast, self.saturation, self.hue)
         return [number for ends in ranges for number in ends or _STAYS]
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         factors = (None if number != number else number for number in values["number"][:4])
         return dict(zip(_FACTORS, factors, strict=True))
 
@@ -160,10 +161,10 @@ class ColorJitter(_Jittered):
     """Change brightness, contrast, saturation and hue by random factors, in a random order.
 
     Args:
-        brightness: bounds of the factor, or a number n for [max(0, 1 - n), 1 + n]. None: it stays.
-        contrast: likewise.
-        saturation: likewise.
-        hue: bounds of how far hues are turned, in [-0.5, 0.5], or a number n for [-n, n].
+        brightness: bounds of the factor, or a number n for [max(0, 1 - n), 1 + n]. None: no change.
+        contrast: as brightness.
+        saturation: as brightness.
+        hue: bounds of the turn of hues, in [-0.5, 0.5], or a number n for [-n, n]. None: no change.
     """
 
     kind = IMAGE_OPS["ColorJitter"]
@@ -173,8 +174,8 @@ class ColorJitter(_Jittered):
     saturation: arg.Jitter = None
     hue: arg.HueJitter = None
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
-        return {"fn_idx": values["order"], **super().tell(values, parts)}
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        return {"fn_idx": values["order"], **super().report(values, parts)}
 
 
 class RandomChannelPermutation(Color):
@@ -182,7 +183,7 @@ class RandomChannelPermutation(Color):
 
     kind = IMAGE_OPS["RandomChannelPermutation"]
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"permutation": values["order"]}
 
 
@@ -193,10 +194,10 @@ class RandomPhotometricDistort(_Jittered):
 
     Args:
         brightness: bounds of the factor.
-        contrast: likewise.
-        saturation: likewise.
-        hue: bounds of how far hues are turned, in [-0.5, 0.5].
-        p: probability of each.
+        contrast: bounds of the factor.
+        saturation: bounds of the factor.
+        hue: bounds of the turn of hues, in [-0.5, 0.5].
+        p: probability of each change.
     """
 
     kind = IMAGE_OPS["RandomPhotometricDistort"]
@@ -208,10 +209,10 @@ class RandomPhotometricDistort(_Jittered):
     hue: arg.HueFactors = (-0.05, 0.05)
     p: arg.Probability = 0.5
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         early, permutation = values["is_early"], values["order"] or None
-        others = {"contrast_before": early, "channel_permutation": permutation}
-        return super().tell(values, parts) | others
+        factors = super().report(values, parts)
+        return factors | {"contrast_before": early, "channel_permutation": permutation}
 
 
 @dataclass(repr=False, eq=False)
@@ -219,7 +220,7 @@ class RandomAdjustSharpness(_Applied):
     """Change the sharpness, with probability ``p``.
 
     Args:
-        sharpness_factor: a number >= 0: 0 blurs, 1 changes nothing, 2 doubles it.
+        sharpness_factor: a number >= 0: 0 blurs, 1 changes nothing, 2 doubles the sharpness.
         p: probability.
     """
 
@@ -245,15 +246,15 @@ class GaussianBlur(Color):
     kernel_size: arg.Taps
     sigma: arg.Sigma = (0.1, 2.0)
 
-    def numbers(self) -> Sequence[float]:
+    def encode_numbers(self) -> Sequence[float]:
         return tuple(self.sigma)
 
-    def spec(self, get_size: GetSize) -> dict[str, Any]:
+    def encode(self, get_size: GetSize) -> dict[str, Any]:
         taps: Any = self.kernel_size
         width, height = taps
-        return {**super().spec(get_size), "size": (height, width)}
+        return {**super().encode(get_size), "size": (height, width)}
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"sigma": [values["number"][0]] * 2}
 
 
@@ -262,14 +263,14 @@ class GaussianNoise(Color):
     """Add normal random numbers.
 
     Args:
-        mean: of the numbers, where 1 is white.
-        sigma: their standard deviation.
-        clip: keep results within black and white. False: what is beyond wraps around.
+        mean: the mean of the random numbers; 1 is white.
+        sigma: the standard deviation of the random numbers.
+        clip: keep results within black and white. False: numbers outside wrap around.
     """
 
     kind = IMAGE_OPS["GaussianNoise"]
     counted = ("mean", "sigma", "clip")
-    told = ("seed",)
+    reported = ("seed",)
 
     mean: arg.Mean = 0.0
     sigma: arg.NoiseSigma = 0.1

@@ -1,10 +1,11 @@
 """The operations of fastloop.transforms, with names, arguments and defaults of torchvision's v2.
 
-Each is a dataclass. The annotation of a field says how the argument is read and how C is told of it
-(arguments.py), so an operation of C is its docstring, its number and its fields.
+Each is a dataclass. A field's annotation says how the argument is read and encoded (arguments.py),
+so an operation consists of a docstring, a number and fields.
 """
 
-# No `from __future__ import annotations`: it would make text of the annotations, which are read.
+# No `from __future__ import annotations`: operations read their annotations, and the import would
+# turn annotations into text.
 
 import copy
 import functools
@@ -12,7 +13,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -34,14 +35,15 @@ _BOX = ("top", "left", "height", "width")
 
 
 def get_operation(name: str) -> type[ImageOp] | None:
-    """Return the operation of this name, or None."""
+    """Return the operation with this name, or None."""
     modules = (globals(), *map(vars, (color, warp, policy)))
     named = next((module[name] for module in modules if name in module), None)
     return named if isinstance(named, type) and issubclass(named, ImageOp) else None
 
 
 def is_own(op: object) -> TypeGuard[ImageOp]:
-    """Tell whether `op` is an operation of fastloop. A subclass is not: it may do anything."""
+    """Tell whether `op` is an operation of fastloop. A subclass is not, because a subclass may do
+    anything."""
     return isinstance(op, ImageOp) and get_operation(type(op).__name__) is type(op)
 
 
@@ -52,28 +54,33 @@ def _read_transforms(
     check_type(argument, transforms, isinstance(transforms, Sequence), rule)
     check_value(argument, transforms, len(transforms) > 0, rule)
     for i, op in enumerate(transforms):
-        is_right = is_own(op) or (takes_functions and callable(op) and not isinstance(op, type))
-        remedy = "a function may stand in a Compose" if callable(op) else ""
-        check_type(f"{name}: item {i}", op, is_right, "an operation of fastloop.transforms", remedy)
+        if not is_own(op) and not (takes_functions and callable(op) and not isinstance(op, type)):
+            rule = "an operation of fastloop.transforms"
+            remedy = "a function may stand in a Compose" if callable(op) else ""
+            raise TypeError(checks.make_message(f"{name}: item {i}", rule, op, remedy))
     return transforms
 
 
 class Compose(ImageOp):
     """Apply operations one after the other.
 
+    For example, ``Compose([RandomCrop(32, padding=4), RandomHorizontalFlip(), ToDtype(
+    torch.float32, scale=True)])``.
+
     Args:
-        transforms: operations of this module or functions; a Compose stands for its own. C does
-            what stands before and behind a function, which gets a tensor [C, H, W].
+        transforms: operations of this module, or functions; a Compose inside counts as its own
+            operations. Python calls a function with a tensor [C, H, W]; fastloop runs the
+            operations before and after the function.
     """
 
     def __init__(self, transforms: Any) -> None:
         self.transforms = _read_transforms("Compose", transforms, takes_functions=True)
 
-    def _chain(self) -> Iterator[Geometry | Values]:
+    def _operations(self) -> Iterator[Geometry | Values]:
         for op in self.transforms:
             name = checks.look_up(op, "__name__", op)
-            refuse_if(not is_own(op), f"{name} is a function, which C cannot run")
-            yield from op._chain()
+            refuse_if(not is_own(op), f"{name} must be an operation of fastloop, got a function")
+            yield from op._operations()
 
     def __call__(self, image: Any) -> torch.Tensor:
         if isinstance(self.transforms[0], ToImage):
@@ -95,24 +102,24 @@ def _show(transforms: Sequence[ImageOp], name: str) -> str:
     return "\n  ".join([f"{name}(", *"\n".join(lines).split("\n")]) + "\n)"
 
 
-# ---- operations that hold others, which are drawn and applied by C
+# ---- operations with parts. The core draws and applies the parts.
 
 
 class _Gate(Geometry):
-    _work = "chance decides what is applied"
+    _work = "random numbers decide which parts are applied"
     transforms: Sequence[ImageOp]
 
     def _hold(self, transforms: Any) -> Iterator[tuple[Geometry, ...]]:
-        """Yield what each transform stands for."""
+        """Yield the plan's operations for each transform."""
         self.transforms = _read_transforms(type(self).__name__, transforms)
         for op in transforms:
-            held: Any = tuple(op._chain())
+            held: Any = tuple(op._operations())
             for part in held:
-                rule = f"must stand behind {type(self).__name__}, which holds it"
+                rule = f"must stand after {type(self).__name__}, not inside"
                 refuse_if(isinstance(part, Values), f"{type(part).__name__} {rule}")
             yield held
 
-    def spec(self, get_size: GetSize) -> dict[str, Any]:
+    def encode(self, get_size: GetSize) -> dict[str, Any]:
         return {}
 
 
@@ -121,7 +128,7 @@ class RandomApply(_Gate):
 
     Args:
         transforms: operations of this module that keep size and channels.
-        p: probability of all of them.
+        p: the probability that the whole list is applied.
     """
 
     kind = IMAGE_OPS["RandomApply"]
@@ -130,10 +137,10 @@ class RandomApply(_Gate):
         self._parts = tuple(op for held in self._hold(transforms) for op in held)
         self.p = arg.read_probability("RandomApply: p", p)
 
-    def spec(self, get_size: GetSize) -> dict[str, Any]:
+    def encode(self, get_size: GetSize) -> dict[str, Any]:
         return {"p": float(self.p)}
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"apply": True, "transforms": parts} if values["applied"] else {"apply": False}
 
     def __repr__(self) -> str:
@@ -147,20 +154,20 @@ class _Branch(Geometry):
     def __init__(self, parts: tuple[Geometry, ...], end: float) -> None:
         self._parts, self.end = parts, end
 
-    def spec(self, get_size: GetSize) -> dict[str, Any]:
+    def encode(self, get_size: GetSize) -> dict[str, Any]:
         return {"number": (self.end,)}
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"transforms": parts}
 
 
 def _read_shares(p: Any, count: int) -> list[float]:
-    """Return probabilities whose sum is 1."""
+    """Return probabilities with the sum 1."""
     shares = [1] * count if p is None else p
     name, rule = "RandomChoice: p", f"{count} numbers >= 0, one for each transform"
     check_type(name, p, checks.are_numbers(shares), rule)
-    is_right = len(shares) == count and min(shares) >= 0 and 0 < sum(shares) < math.inf
-    check_value(name, p, is_right, rule)
+    if len(shares) != count or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+        raise ValueError(checks.make_message(name, rule, p))
     return [share / sum(shares) for share in shares]
 
 
@@ -168,16 +175,16 @@ class RandomChoice(_Gate):
     """Apply one of several operations.
 
     Args:
-        transforms: operations of this module whose results have one size and number of channels;
-            or ``MixUp`` and ``CutMix``, for batches.
-        p: how probable each of them is, up to a common factor. None: all are alike.
+        transforms: operations of this module; their results must have one size and number of
+            channels. Or ``MixUp`` and ``CutMix``, for batches.
+        p: the probability of each operation, up to a common factor. None: equal probabilities.
     """
 
     kind = IMAGE_OPS["RandomChoice"]
 
     def __new__(cls, transforms: Any, p: Any = None) -> Any:
         if checks.is_sequence(transforms) and any(isinstance(op, BatchOp) for op in transforms):
-            rule = "an operation on batches, as the others"
+            rule = "an operation on batches, as the rest of the list"
             for i, op in enumerate(transforms):
                 check_type(f"RandomChoice: item {i}", op, isinstance(op, BatchOp), rule)
             return BatchChoice(transforms, _read_shares(p, len(transforms)))
@@ -192,7 +199,7 @@ class RandomChoice(_Gate):
         ends = itertools.accumulate(self.p)
         self._parts = tuple(_Branch(*each) for each in zip(held, ends, strict=True))
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         chosen = values["order"][0]
         return {"chosen": chosen, "transforms": parts[chosen]["transforms"]}
 
@@ -209,17 +216,17 @@ class RandomOrder(_Gate):
     def __init__(self, transforms: Any) -> None:
         self._parts = tuple(_Branch(held, 1.0) for held in self._hold(transforms))
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"order": values["order"], "transforms": [part["transforms"] for part in parts]}
 
 
 def for_masks(ops: Iterable[Geometry | Values]) -> Iterator[Geometry]:
-    """Yield what is done to a mask: the geometry of the image, of the nearest pixel. The drawn
-    parameters are the image's, because those of a kind are counted alike."""
+    """Yield the operations for a mask: the image's geometry, with the nearest pixel. The drawn
+    parameters are the image's, because the occurrences of a kind are counted in the same way."""
     for op in ops:
-        name, is_right = type(op).__name__, not isinstance(op, policy.Policy)
-        rule = "operations on images and masks alike"
-        check_value("a transform with masks", name, is_right, rule)
+        if isinstance(op, policy.Policy):
+            rule = "operations on images and masks alike"
+            raise ValueError(f"a transform with masks must be {rule}, got {type(op).__name__!r}")
         is_color = isinstance(op, color.Color) and not isinstance(op, warp.Warp)
         if is_color or isinstance(op, (Values, RandomErasing)):
             continue
@@ -231,11 +238,11 @@ def for_masks(ops: Iterable[Geometry | Values]) -> Iterator[Geometry]:
         yield twin
 
 
-# ---- operations that change no number: plans leave them out
+# ---- operations that change no number. Plans leave these operations out.
 
 
 class _Unchanged(ImageOp):
-    def _chain(self) -> Iterator[Geometry | Values]:
+    def _operations(self) -> Iterator[Geometry | Values]:
         return iter(())
 
     def __call__(self, image: Any) -> Any:
@@ -252,13 +259,14 @@ class ToImage(_Unchanged):
     def __call__(self, image: Any) -> torch.Tensor:
         if isinstance(image, np.ndarray):
             return torch.from_numpy(np.atleast_3d(image)).permute(2, 0, 1).contiguous()
-        is_right, rule = isinstance(image, torch.Tensor), "a torch.Tensor or a numpy.ndarray"
-        check_type("ToImage: the image", image, is_right, rule, "numpy.asarray(image)")
-        return cast(torch.Tensor, image)
+        if not isinstance(image, torch.Tensor):
+            rule, remedy = "a torch.Tensor or a numpy.ndarray", "pass numpy.asarray(image)"
+            raise TypeError(checks.make_message("ToImage: the image", rule, image, remedy))
+        return image
 
 
 class ToPureTensor(_Unchanged):
-    """Return a torch.Tensor in place of one of torchvision's ``tv_tensors``."""
+    """Return a torch.Tensor for a tensor of torchvision's ``tv_tensors``."""
 
     def __call__(self, image: Any) -> Any:
         is_tv_tensor = type(image).__module__.startswith("torchvision.tv_tensors")
@@ -274,8 +282,8 @@ class _Padded(Geometry):
     padding_mode: str
 
     def _check(self) -> None:
-        is_right = self.padding_mode == "constant" or len(arg.to_floats(self.fill)) <= 1
-        arg.check(self, "fill", is_right, f"one number with padding_mode={self.padding_mode!r}")
+        can_fill = self.padding_mode == "constant" or len(arg.to_floats(self.fill)) <= 1
+        arg.check(self, "fill", can_fill, f"one number with padding_mode={self.padding_mode!r}")
 
 
 @dataclass(repr=False, eq=False)
@@ -285,7 +293,7 @@ class Pad(_Padded):
     Args:
         padding: pixels on each side; or (left and right, top and bottom); or (left, top, right,
             bottom).
-        fill: the number in constant padding, or one for each channel.
+        fill: the number in constant padding, or one number for each channel.
         padding_mode: ``"constant"``, ``"edge"``, ``"reflect"`` or ``"symmetric"``.
     """
 
@@ -299,7 +307,7 @@ class Pad(_Padded):
 
 @dataclass(repr=False, eq=False)
 class CenterCrop(Geometry):
-    """Cut out the middle of an image, padded with 0 where the image is smaller.
+    """Crop the middle of an image. If the image is too small, it is padded with 0.
 
     Args:
         size: (height, width), or an int for a square.
@@ -315,18 +323,18 @@ class CenterCrop(Geometry):
 
 @dataclass(repr=False, eq=False)
 class RandomCrop(_Padded):
-    """Cut out a part at a random place.
+    """Crop a part at a random position.
 
     Args:
         size: (height, width), or an int for a square.
-        padding: as of Pad, before the crop. None: none.
+        padding: as in Pad, before the crop. None: no padding.
         pad_if_needed: pad an image that is smaller than ``size`` by the difference, on both sides.
-        fill: as of Pad.
-        padding_mode: as of Pad.
+        fill: as in Pad.
+        padding_mode: as in Pad.
     """
 
     kind = IMAGE_OPS["RandomCrop"]
-    told = (*_BOX, "padding")
+    reported = (*_BOX, "padding")
 
     size: arg.Size
     padding: arg.CropPadding = None
@@ -342,10 +350,10 @@ class _Resampled(Geometry):
     antialias: bool | None
 
     def _check(self) -> None:
-        # C has the integer algorithm that torch has for antialias=True, and no other.
+        # The core has only torch's integer algorithm for antialias=True.
         is_on = isinstance(self.antialias, (bool, np.bool_)) and self.antialias
-        is_right = is_on or self.interpolation not in ("bilinear", "bicubic")
-        arg.check(self, "antialias", is_right, f"True with interpolation={self.interpolation!r}")
+        is_covered = is_on or self.interpolation not in ("bilinear", "bicubic")
+        arg.check(self, "antialias", is_covered, f"True with interpolation={self.interpolation!r}")
 
 
 @dataclass(repr=False, eq=False)
@@ -356,7 +364,7 @@ class Resize(_Resampled):
         size: (height, width); or an int for the shorter edge; or None if ``max_size`` is the
             longer edge.
         interpolation: ``"bilinear"``, ``"bicubic"``, ``"nearest"`` or ``"nearest-exact"``.
-        max_size: the most that the longer edge may have. Goes with an int as size, or None.
+        max_size: the largest longer edge, in pixels; only with an int, or None, as ``size``.
         antialias: True. False is not covered for bilinear and bicubic.
     """
 
@@ -379,7 +387,7 @@ class Resize(_Resampled):
             rule = f"an int > size={edges[0]}, the shorter edge"
             arg.check(self, "max_size", self.max_size > edges[0], rule)
 
-    def spec(self, get_size: GetSize) -> dict[str, Any]:
+    def encode(self, get_size: GetSize) -> dict[str, Any]:
         size: Any = self.size
         if size is None:
             assert self.max_size is not None
@@ -390,23 +398,23 @@ class Resize(_Resampled):
             arg.check(self, "max_size", short > 0, rule)
         height, width = size if len(size) == 2 else (size[0], 0)
         longest = (self.max_size or 0) if width == 0 else 0
-        return {**super().spec(get_size), "size": (height, width), "max_size": longest}
+        return {**super().encode(get_size), "size": (height, width), "max_size": longest}
 
 
 @dataclass(repr=False, eq=False)
 class RandomResizedCrop(_Resampled):
-    """Cut out a part of random area, aspect ratio and place, and resize it.
+    """Crop a part with random area, aspect ratio and position, and resize the part.
 
     Args:
         size: (height, width) of the result, or an int for a square.
-        scale: bounds of the crop's area, as a share of the image's.
-        ratio: bounds of its width over its height.
-        interpolation: as of Resize.
-        antialias: as of Resize.
+        scale: bounds of the crop's area, as a share of the image's area.
+        ratio: bounds of the crop's width divided by its height.
+        interpolation: as in Resize.
+        antialias: as in Resize.
     """
 
     kind = IMAGE_OPS["RandomResizedCrop"]
-    told = _BOX
+    reported = _BOX
 
     size: arg.Size
     scale: arg.Scale = (0.08, 1.0)
@@ -417,7 +425,7 @@ class RandomResizedCrop(_Resampled):
 
 @dataclass(repr=False, eq=False)
 class _RandomFlip(Geometry):
-    told = ("flip",)
+    reported = ("flip",)
 
     p: arg.Probability = 0.5
 
@@ -436,19 +444,19 @@ class RandomVerticalFlip(_RandomFlip):
 
 @dataclass(repr=False, eq=False)
 class RandomErasing(Geometry):
-    """Fill a rectangle of random area, aspect ratio and place, with probability ``p``.
+    """Fill a rectangle with random area, aspect ratio and position, with probability ``p``.
 
     Args:
         p: probability.
-        scale: bounds of the rectangle's area, as a share of the image's.
-        ratio: bounds of its height over its width.
-        value: the number it is filled with, or one for each channel. ``"random"`` is not covered.
-        inplace: taken because torchvision has it; your image is never written to.
+        scale: bounds of the rectangle's area, as a share of the image's area.
+        ratio: bounds of the rectangle's height divided by its width.
+        value: the fill, one number, or one number for each channel. ``"random"`` is not covered.
+        inplace: accepted, as in torchvision, without effect: your image is never written to.
     """
 
     kind = IMAGE_OPS["RandomErasing"]
     fill_name = "value"
-    told = ("erase", *_BOX)
+    reported = ("erase", *_BOX)
     _work = "fills a rectangle of the result"
 
     p: arg.Probability = 0.5
@@ -469,8 +477,8 @@ class ToDtype(Values):
         dtype: ``torch.float32``, ``torch.float16``, ``torch.bfloat16`` or ``torch.uint8``.
         scale: from uint8, divide by 255 (more exactly: multiply by float32's 1/255).
 
-    A transform of several operations computes in float32 and rounds once, at the end, to the dtype
-    of the last ToDtype.
+    A transform with several operations computes in float32 and rounds once, at the end, to the
+    dtype of the last ToDtype.
     """
 
     dtype: arg.Dtype
@@ -504,9 +512,10 @@ class Normalize(Values):
     """Compute (number - mean) / std of float images, channel by channel.
 
     Args:
-        mean: one for each channel, or one for all.
-        std: likewise.
-        inplace: write to the float image that this is called with. Without effect in a dataset.
+        mean: one number for each channel, or one number for all channels.
+        std: as mean.
+        inplace: if you call the operation with a float image, write to that image. Without effect
+            in a dataset.
     """
 
     mean: arg.Means
@@ -534,9 +543,9 @@ class Normalize(Values):
     def __call__(self, image: Any) -> torch.Tensor:
         """Normalize a float tensor [..., C, H, W] by torch."""
         name, rule = "Normalize: the image", "a float tensor [..., C, H, W]"
-        is_right = isinstance(image, torch.Tensor) and image.is_floating_point()
-        got, remedy = checks.look_up(image, "dtype", image), "put ToDtype(torch.float32) before"
-        check_type(name, got, is_right, rule, remedy)
+        if not isinstance(image, torch.Tensor) or not image.is_floating_point():
+            got, remedy = checks.look_up(image, "dtype", image), "put ToDtype(torch.float32) before"
+            raise TypeError(checks.make_message(name, rule, got, remedy))
         check_value(name, image.shape, image.ndim >= 3, rule)
         both = torch.tensor(self._statistics(image.shape[-3]), dtype=image.dtype, device="cpu")
         mean, std = both.to(image.device)[..., None, None]

@@ -1,9 +1,9 @@
-"""From a chain of image operations to one plan of the C core.
+"""From a chain of image operations to one plan of the core.
 
-There are two sorts of operations. A `Geometry` moves pixels: C does it, on uint8. A `Values`
-changes numbers: torch does it here, once, on all 256 numbers that a byte can be, and C looks them
-up. So each number has torch's own arithmetic, in float32, and is rounded once to the dtype of the
-output. A fill that comes after a Values is computed in the same way.
+There are two sorts of operations. A `Geometry` moves pixels: the core runs the operation on uint8.
+A `Values` changes numbers: torch computes the operation here, once, for the 256 values of a byte,
+and the core looks results up. So each number has torch's own arithmetic, in float32, and is rounded
+once to the dtype of the output. A fill that comes after a Values is computed in the same way.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any, cast
 import torch
 
 from fastloop._core import IMAGE_LIMITS, ImagePlan
-from fastloop.base.checks import check_type, check_value, refuse_if
+from fastloop.base.checks import check_type, check_value
 from fastloop.data.transforms.arguments import DTYPES, Argument, to_floats
 
 LAYOUTS = ("CHW", "HWC")
 OUT_LAYOUTS = (*LAYOUTS, "channels_last")
 _MAX_CHANNELS = IMAGE_LIMITS["CHANNELS"]
 
-Parts = list[dict[str, Any]]  # what users are told of the operations that one holds
+Parts = list[dict[str, Any]]  # the parameters that params() shows for an operation's parts
 GetSize = Callable[[], tuple[int, int]]  # returns (height, width) of images before an operation
 
 
 class ImageOp:
-    """Base of all operations. Called with an image, an operation works alone.
+    """Base of all operations. You can call an operation with one image.
 
-    A class with arguments is a dataclass whose fields are annotated with kinds of arguments.
+    A class with arguments is a dataclass, and its fields are annotated with kinds of arguments.
     """
 
     _parts: tuple[Any, ...] = ()
@@ -55,25 +55,25 @@ class ImageOp:
     def _check(self) -> None:
         """Refuse arguments that do not go with each other."""
 
-    def _chain(self) -> Iterator[Any]:
-        """Yield the operations that this one stands for, each a Geometry or a Values."""
+    def _operations(self) -> Iterator[Any]:
+        """Yield the plan's operations for this object, each a Geometry or a Values."""
         yield self
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The operations that it holds."""
+        """The operations inside this operation."""
         return self._parts
 
     @property
     def work(self) -> str:
-        """A few words that tell users how the operation is done."""
+        """A few words for explain() about the operation's work."""
         return self._work
 
     def __call__(self, image: Any) -> torch.Tensor:
-        """Apply the operation to one image, a CPU tensor of uint8 of shape [C, H, W].
+        """Apply the operation to one image, a CPU tensor of uint8 with shape [C, H, W].
 
         Random parameters come from torch's global generator, so ``torch.manual_seed`` reproduces
-        them. The result is a new tensor.
+        the result. The result is a new tensor.
         """
         name, rule = f"{type(self).__name__}: the image", "one CPU tensor of uint8 [C, H, W]"
         is_tensor = isinstance(image, torch.Tensor)
@@ -84,7 +84,7 @@ class ImageOp:
         check_value(name, image.shape, len(shape) == 3, rule)
         compiled = self._compiled
         if compiled is None or compiled[0] != shape:
-            compiled = self._compiled = shape, compile_plan(tuple(self._chain()), shape)
+            compiled = self._compiled = shape, compile_plan(tuple(self._operations()), shape)
         _, plan = compiled
         index = int(torch.randint(2**63 - 1, (), device="cpu")) if plan.is_random else 0
         return plan.apply(image.detach(), index)
@@ -93,20 +93,20 @@ class ImageOp:
         return {name: value for name, value in vars(self).items() if name != "_compiled"}
 
     def __repr__(self) -> str:
-        """Return torchvision's text: attributes of these types, in their order."""
+        """Return torchvision's text: the attributes with these types, in order."""
         kinds = (bool, int, float, str, tuple, list, enum.Enum)
         shown = (f"{k}={v}" for k, v in vars(self).items() if isinstance(v, kinds) and k[0] != "_")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class Geometry(ImageOp):
-    """An operation that C does.
+    """An operation that the core runs.
 
     Attributes:
-        kind: its number in C.
-        fill_name: the attribute with the numbers that it fills in, if it does.
-        told: the names of drawn parameters that params() tells users. A name that C does not have,
-            such as "flip", tells whether the operation is applied.
+        kind: the operation's number in the core.
+        fill_name: the attribute with the numbers for filled pixels; "": the operation fills none.
+        reported: the names of drawn parameters that params() shows. A name that the core does not
+            have, for example "flip", means: whether the operation is applied.
         bytes_only: a verb, if the operation must stand before ToDtype.
         is_color: images must have 1 or 3 channels.
     """
@@ -116,10 +116,10 @@ class Geometry(ImageOp):
     bytes_only = ""
     is_color = False
     fill_name = ""
-    told: tuple[str, ...] = ()
+    reported: tuple[str, ...] = ()
     _work = "moves uint8 pixels"
 
-    def spec(self, get_size: GetSize) -> dict[str, Any]:
+    def encode(self, get_size: GetSize) -> dict[str, Any]:
         """Return the fields of fl_image_op that come from the arguments."""
         return {
             name: argument.encode(getattr(self, name))
@@ -129,23 +129,24 @@ class Geometry(ImageOp):
 
     @property
     def colors(self) -> tuple[float, ...]:
-        """The numbers of what is outside of a sampled image."""
+        """The numbers of pixels outside of a sampled image."""
         return ()
 
     def change(self, numbers: Numbers) -> Numbers:
-        """Return the numbers that a byte can be after the operation."""
+        """Return the possible numbers after the operation."""
         return numbers
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
-        """Return the parameters that users are told, from those that C drew and those of parts."""
-        return {name: values.get(name, values["applied"]) for name in self.told}
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+        """Return the parameters that params() shows, from the core's drawn values and the
+        parameters of parts."""
+        return {name: values.get(name, values["applied"]) for name in self.reported}
 
 
 class Values(ImageOp):
-    """An operation on each number by itself, done by torch for all numbers that there can be."""
+    """An operation on single numbers. torch computes the results for all possible numbers."""
 
     is_random = False
-    _work = "torch computes it for each value of a byte; C looks it up"
+    _work = "torch computes a table for the values of a byte; fastloop looks results up"
 
     def change(self, numbers: Numbers) -> Numbers:
         """Return the numbers after the operation."""
@@ -157,8 +158,8 @@ class Numbers:
     """Numbers on their way through the operations of a chain."""
 
     values: torch.Tensor  # [channels, count]: uint8, and float32 from the first ToDtype on
-    dtype: torch.dtype  # of the output, if the chain ended here
-    # (scale, mean, std) of each channel in turn, if values are (uint8 * scale - mean) / std.
+    dtype: torch.dtype  # the output's dtype, if the chain ended here
+    # (scale, mean, std) for each channel in turn, if values are (uint8 * scale - mean) / std.
     linear: tuple[float, ...] | None = None
 
     @property
@@ -166,13 +167,13 @@ class Numbers:
         return self.values.dtype is torch.uint8
 
     def elements(self) -> bytes:
-        """Return the numbers in the dtype of the output."""
+        """Return the numbers in the output's dtype."""
         values = self.values.to(self.dtype).contiguous()
         return values.view(torch.uint8).numpy().tobytes()
 
 
 def _fill_numbers(op: Geometry, image: Numbers) -> Numbers:
-    """Return the fill of an operation for each channel, in images that have these numbers."""
+    """Return an operation's fill for each channel, in images with these numbers."""
     name, channels = f"{type(op).__name__}: {op.fill_name}", len(image.values)
     fill = to_floats(getattr(op, op.fill_name))
     rule = f"one number, or one for each of {channels} channels"
@@ -182,10 +183,8 @@ def _fill_numbers(op: Geometry, image: Numbers) -> Numbers:
     check_value(name, list(fill), is_right, "in [0, 255] for uint8 images", remedy)
     as_computed = torch.tensor(fill, dtype=torch.float32, device="cpu")
     there = as_computed.to(image.dtype).isfinite().tolist()
-    is_right = all(
-        fits or not math.isfinite(given) for given, fits in zip(fill, there, strict=True)
-    )
-    check_value(name, list(fill), is_right, f"finite in {DTYPES[image.dtype]}")
+    fits = [ok or not math.isfinite(given) for given, ok in zip(fill, there, strict=True)]
+    check_value(name, list(fill), all(fits), f"finite in {DTYPES[image.dtype]}")
     elements = as_computed.to(image.values.dtype)
     return Numbers(elements.expand(channels)[:, None], image.dtype)
 
@@ -196,7 +195,7 @@ class Plan:
 
     ops: tuple[Geometry | Values, ...]
     core: ImagePlan
-    dtype: torch.dtype  # of the output
+    dtype: torch.dtype  # the output's dtype
     out_layout: str
 
     @property
@@ -204,7 +203,7 @@ class Plan:
         return any(op.is_random for op in self.ops)
 
     def empty(self, *count: int) -> torch.Tensor:
-        """Return memory for the result of one image, or for a batch of this many."""
+        """Return memory for the result of one image, or for a batch of `count` results."""
         shape = self._shape
         if self.out_layout != "channels_last":
             return torch.empty((*count, *shape), dtype=self.dtype, device="cpu")
@@ -218,7 +217,8 @@ class Plan:
 
     @cached_property
     def _like(self) -> torch.Tensor:
-        """A tensor like a result, of one element. empty_like() takes half the time of empty()."""
+        """A tensor like a result, with memory for one element. empty_like() takes half the time
+        that empty() would take."""
         return torch.empty(1, dtype=self.dtype, device="cpu").expand(self._shape)
 
     def fits(self, out: torch.Tensor) -> bool:
@@ -230,7 +230,7 @@ class Plan:
         """Return the result for an image in the plan's layout.
 
         Args:
-            out: memory for the result, as ``empty()`` makes it. None: memory of its own.
+            out: memory for the result, as from ``empty()``. None: new memory.
         """
         if isinstance(image, torch.Tensor) and type(image) is not torch.Tensor:
             image = image.as_subclass(torch.Tensor)
@@ -244,20 +244,20 @@ class Plan:
         self, index: int, epoch: int, view: int, size: tuple[int, int]
     ) -> list[dict[str, Any]]:
         """Return the parameters that are drawn for a sample, one dict for each operation."""
-        return _tell(self.ops, iter(self.core.draw(index, epoch, view, *size)))
+        return _report(self.ops, iter(self.core.draw(index, epoch, view, *size)))
 
 
-def _tell(
+def _report(
     ops: Sequence[Geometry | Values], drawn: Iterator[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return a dict for each operation, from those of C, one for each and for each part."""
+    """Return a dict for each operation. The core has drawn a dict for each Geometry and part."""
     params: list[dict[str, Any]] = []
     for op in ops:
-        told: dict[str, Any] = {"op": type(op).__name__}
+        shown: dict[str, Any] = {"op": type(op).__name__}
         if isinstance(op, Geometry):
             values = next(drawn)
-            told |= op.tell(values, _tell(op.parts, drawn))
-        params.append(told)
+            shown |= op.report(values, _report(op.parts, drawn))
+        params.append(shown)
     return params
 
 
@@ -267,21 +267,22 @@ def explain_ops(ops: Sequence[Geometry | Values]) -> list[str]:
 
 
 def _flatten(ops: Sequence[Geometry | Values]) -> Iterator[Geometry | Values]:
-    """Yield the operations, each before those that it holds."""
+    """Yield the operations, each before its parts."""
     for op in ops:
         yield op
         yield from _flatten(op.parts)
 
 
 def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[int, int, int]:
-    """Return (channels, height, width) of images of this shape."""
+    """Return (channels, height, width) of images with this shape."""
     name, shape = "the shape of images", tuple(shape)
     one = "array[:, None]" if layout == "CHW" else "array[..., None]"
     check_value(name, shape, len(shape) == 3, layout, f"pass {one} for images of one channel")
     channels, height, width = shape if layout == "CHW" else (shape[2], *shape[:2])
-    other, others = ("HWC", shape[2]) if layout == "CHW" else ("CHW", shape[0])
-    is_other = 1 <= others <= _MAX_CHANNELS
-    remedy = f"pass layout={other!r}" if is_other else "split the channels into several fields"
+    swapped, count = ("HWC", shape[2]) if layout == "CHW" else ("CHW", shape[0])
+    remedy = "split the channels into several fields"
+    if 1 <= count <= _MAX_CHANNELS:
+        remedy = f"pass layout={swapped!r}"
     rule = f"{layout} with 1 to {_MAX_CHANNELS} channels"
     check_value(name, shape, 1 <= channels <= _MAX_CHANNELS, rule, remedy)
     is_right = (height == 0) == (width == 0) and (height != 0 or may_differ)
@@ -291,12 +292,12 @@ def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[in
 
 def _check_images(op: Geometry, numbers: Numbers) -> None:
     name, channels = type(op).__name__, len(numbers.values)
-    is_late = op.bytes_only and not numbers.is_byte
-    refuse_if(is_late, f"{name} must stand before ToDtype, because C {op.bytes_only} uint8 images")
+    if op.bytes_only and not numbers.is_byte:
+        raise ValueError(f"{name} must stand before ToDtype: it {op.bytes_only} uint8 images")
     rule = f"one number, or one for each of {channels} channels"
     check_value(f"{name}: fill", list(op.colors), len(op.colors) in (0, 1, channels), rule)
-    is_right = not op.is_color or channels in (1, 3)
-    check_type(f"{name}: the channels of images", channels, is_right, "1 or 3")
+    has_colors = not op.is_color or channels in (1, 3)
+    check_type(f"{name}: the channels of images", channels, has_colors, "1 or 3")
 
 
 def compile_plan(
@@ -308,11 +309,11 @@ def compile_plan(
     may_differ: bool = False,
     before: Sequence[Geometry | Values] = (),
 ) -> Plan:
-    """Compile a chain of operations for images of this shape.
+    """Compile a chain of operations for images with this shape.
 
     Args:
-        may_differ: height and width may be 0: images of different sizes with results of one.
-        before: operations of other plans, which count as occurrences for random numbers.
+        may_differ: height and width may be 0: images have different sizes, and results one size.
+        before: operations of earlier plans; they count as occurrences for random numbers.
 
     Raises:
         ValueError, TypeError: the operations do not go with the images or with each other. The
@@ -343,7 +344,7 @@ def compile_plan(
         _check_images(op, numbers)
         span = sum(1 for _ in _flatten(op.parts))
         spec: dict[str, Any] = {"kind": op.kind, "occurrence": counts[op.kind], "span": span}
-        spec |= op.spec(get_size)
+        spec |= op.encode(get_size)
         counts[op.kind] += 1
         if op.fill_name:
             fill = _fill_numbers(op, numbers)

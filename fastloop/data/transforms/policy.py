@@ -1,7 +1,8 @@
-"""The operations that draw others from a table, with names, arguments and defaults of torchvision's
-v2. The tables are C's."""
+"""The operations that draw operations from a table, with names, arguments and defaults of
+torchvision's v2. The core has the tables."""
 
-# No `from __future__ import annotations`: it would make text of the annotations, which are read.
+# No `from __future__ import annotations`: operations read their annotations, and the import would
+# turn annotations into text.
 
 import enum
 from collections.abc import Sequence
@@ -16,17 +17,17 @@ from fastloop.data.transforms.warp import Warp
 
 __all__ = ["AugMix", "AutoAugment", "AutoAugmentPolicy", "RandAugment", "TrivialAugmentWide"]
 
-# The order of policy_op in fl_op_policy.c.
+# In the order of policy_op in fl_op_policy.c.
 _NAMES = (
     *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
     *("Brightness", "Color", "Contrast", "Sharpness", "Posterize", "Solarize"),
     *("AutoContrast", "Equalize", "Invert"),
 )
-_END = 100  # of a chain of AugMix
+_END = 100  # marks the end of a chain in AugMix
 
 
 class AutoAugmentPolicy(enum.Enum):
-    """The data that a policy of AutoAugment was found on, by torchvision's names."""
+    """The data of AutoAugment's policies, with torchvision's names."""
 
     IMAGENET = "imagenet"
     CIFAR10 = "cifar10"
@@ -38,21 +39,21 @@ class Policy(Warp):
     shown = ("interpolation", "fill")
     counted = ("num_ops", "magnitude", "num_magnitude_bins")
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         drawn = zip(values["order"], values["number"], strict=False)
         return {"transforms": [(_NAMES[op], magnitude) for op, magnitude in drawn]}
 
 
 @dataclass(repr=False, eq=False)
 class RandAugment(Policy):
-    """Apply operations that are drawn from a table of 14, all as strongly.
+    """Apply operations that are drawn from a table with 14 entries, all with the same strength.
 
     Args:
-        num_ops: how many, at most 8.
-        magnitude: how strongly, an int below ``num_magnitude_bins``.
-        num_magnitude_bins: how many magnitudes there are.
-        interpolation: ``"nearest"`` or ``"bilinear"``, where pixels move.
-        fill: the number outside of the image, or one for each channel. None: 0.
+        num_ops: the number of operations, at most 8.
+        magnitude: the strength, an int below ``num_magnitude_bins``.
+        num_magnitude_bins: the number of strengths.
+        interpolation: ``"nearest"`` or ``"bilinear"``, for operations that move pixels.
+        fill: the number outside of the image, or one number for each channel. None: 0.
     """
 
     kind = IMAGE_OPS["RandAugment"]
@@ -71,12 +72,12 @@ class RandAugment(Policy):
 
 @dataclass(repr=False, eq=False)
 class TrivialAugmentWide(Policy):
-    """Apply one operation that is drawn from a table of 14, as strongly as chance has it.
+    """Apply one operation that is drawn from a table with 14 entries, with a random strength.
 
     Args:
-        num_magnitude_bins: as of RandAugment, likewise the next ones.
-        interpolation: see there.
-        fill: see there.
+        num_magnitude_bins: as in RandAugment.
+        interpolation: as in RandAugment.
+        fill: as in RandAugment.
     """
 
     kind = IMAGE_OPS["TrivialAugmentWide"]
@@ -89,12 +90,12 @@ class TrivialAugmentWide(Policy):
 
 @dataclass(repr=False, eq=False)
 class AutoAugment(Policy):
-    """Apply one of 25 pairs of operations that were found to be good for some data.
+    """Apply one of 25 pairs of operations that were found for one dataset.
 
     Args:
-        policy: an AutoAugmentPolicy.
-        interpolation: as of RandAugment.
-        fill: as of RandAugment.
+        policy: an AutoAugmentPolicy, the dataset.
+        interpolation: as in RandAugment.
+        fill: as in RandAugment.
     """
 
     kind = IMAGE_OPS["AutoAugment"]
@@ -109,7 +110,7 @@ class AutoAugment(Policy):
         name = checks.look_up(self.policy, "value", self.policy)
         self.policy = AutoAugmentPolicy(checks.read_choice("AutoAugment: policy", name, names))
 
-    def numbers(self) -> Sequence[float]:
+    def encode_numbers(self) -> Sequence[float]:
         return [list(AutoAugmentPolicy).index(self.policy)]
 
 
@@ -118,13 +119,14 @@ class AugMix(Policy):
     """Mix an image with results of several chains of operations on it, with random weights.
 
     Args:
-        severity: operations are drawn from the weakest so many of 10 magnitudes.
-        mixture_width: how many chains, at most 6.
-        chain_depth: how many operations in each; -1: 1 to 3 by chance. At most 9 in all.
-        alpha: of the distributions of weights.
-        all_ops: also brightness, color, contrast and sharpness.
-        interpolation: as of RandAugment.
-        fill: as of RandAugment.
+        severity: n: strengths are drawn from the n lowest of 10 strengths.
+        mixture_width: the number of chains, at most 6.
+        chain_depth: the number of operations in each chain; -1: 1 to 3, drawn at random. All chains
+            together have at most 9 operations.
+        alpha: the parameter of the distributions of weights.
+        all_ops: also draw brightness, color, contrast and sharpness.
+        interpolation: as in RandAugment.
+        fill: as in RandAugment.
     """
 
     kind = IMAGE_OPS["AugMix"]
@@ -137,11 +139,11 @@ class AugMix(Policy):
     interpolation: arg.Interpolation = "bilinear"
     fill: arg.Fill = None
 
-    def numbers(self) -> Sequence[float]:
+    def encode_numbers(self) -> Sequence[float]:
         depth = max(self.chain_depth, 0)
         return [self.severity, self.mixture_width, depth, self.alpha, self.all_ops]
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         numbers, ops = iter(values["number"]), iter(values["order"])
         weights = [next(numbers) for _ in range(1 + self.mixture_width)]
         chains = [

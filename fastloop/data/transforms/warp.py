@@ -1,7 +1,8 @@
 """The operations that turn, shear and tilt images, with names, arguments and defaults of
 torchvision's v2."""
 
-# No `from __future__ import annotations`: it would make text of the annotations, which are read.
+# No `from __future__ import annotations`: operations read their annotations, and the import would
+# turn annotations into text.
 
 import math
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ _NONE = (math.nan,) * 4
 
 
 class Warp(Color):
-    """Base of operations that sample an image at other places."""
+    """Base of operations that sample an image at computed coordinates."""
 
     bytes_only = "samples"
     interpolation: Any
@@ -35,10 +36,10 @@ class Warp(Color):
     def colors(self) -> tuple[float, ...]:
         return () if self.fill is None else arg.to_floats(self.fill)
 
-    def spec(self, get_size: GetSize) -> dict[str, Any]:
+    def encode(self, get_size: GetSize) -> dict[str, Any]:
         fill = self.colors * 4 if len(self.colors) == 1 else self.colors
-        where = {"center": self.center or _NONE[:2], "border": (*fill, *_NONE)[:4]}
-        return super().spec(get_size) | where
+        border = {"center": self.center or _NONE[:2], "border": (*fill, *_NONE)[:4]}
+        return super().encode(get_size) | border
 
 
 @dataclass(repr=False, eq=False)
@@ -48,10 +49,10 @@ class RandomRotation(Warp):
     Args:
         degrees: bounds of the angle, or a number n for (-n, n).
         interpolation: ``"nearest"`` or ``"bilinear"``.
-        expand: False. True, for results as large as they need to be, is not covered.
+        expand: False. True, for results that hold the whole turned image, is not covered.
         center: (x, y). None: the middle.
-        fill: the number outside of the image, or one for each channel. None: 0, and edges are not
-            mixed with it.
+        fill: the number outside of the image, or one number for each channel. None: 0, and edges
+            are not mixed with the 0.
     """
 
     kind = IMAGE_OPS["RandomRotation"]
@@ -65,12 +66,12 @@ class RandomRotation(Warp):
 
     def _check(self) -> None:
         super()._check()
-        arg.check(self, "expand", not self.expand, "False", "pad before, and crop behind")
+        arg.check(self, "expand", not self.expand, "False", "pad before, and crop after")
 
-    def numbers(self) -> Sequence[float]:
+    def encode_numbers(self) -> Sequence[float]:
         return [*self.degrees]
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"angle": values["number"][0]}
 
 
@@ -79,13 +80,13 @@ class RandomAffine(Warp):
     """Turn, move, scale and shear an image at random.
 
     Args:
-        degrees: as of RandomRotation.
-        translate: how far it moves at most in x and y, as a share of the edges. None: not.
+        degrees: as in RandomRotation.
+        translate: the largest move in x and y, as a share of the edges. None: no move.
         scale: bounds of the factor. None: 1.
         shear: bounds of the angle in x, or a number n for (-n, n), or bounds in x and y. None: 0.
-        interpolation: as of RandomRotation.
-        fill: as of RandomRotation.
-        center: as of RandomRotation.
+        interpolation: as in RandomRotation.
+        fill: as in RandomRotation.
+        center: as in RandomRotation.
     """
 
     kind = IMAGE_OPS["RandomAffine"]
@@ -98,12 +99,12 @@ class RandomAffine(Warp):
     fill: arg.Fill = 0
     center: arg.Center = None
 
-    def numbers(self) -> Sequence[float]:
+    def encode_numbers(self) -> Sequence[float]:
         shear = [*(self.shear or (0.0, 0.0)), 0.0, 0.0][:4]
         moved = self.translate or (0.0, 0.0)
         return [*self.degrees, *moved, *(self.scale or (1, 1)), *shear]
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         angle, x, y, scale, *shear = values["number"][:6]
         moved = (int(x), int(y))
         return {"angle": angle, "translate": moved, "scale": scale, "shear": tuple(shear)}
@@ -114,10 +115,10 @@ class RandomPerspective(Warp):
     """Tilt an image at random, with probability ``p``.
 
     Args:
-        distortion_scale: how far corners may go, from 0 to 1: to the middle.
+        distortion_scale: the largest move of the corners, from 0 to 1: to the middle.
         p: probability.
-        interpolation: as of RandomRotation.
-        fill: as of RandomRotation.
+        interpolation: as in RandomRotation.
+        fill: as in RandomRotation.
     """
 
     kind = IMAGE_OPS["RandomPerspective"]
@@ -129,7 +130,7 @@ class RandomPerspective(Warp):
     interpolation: arg.Interpolation = "bilinear"
     fill: arg.Fill = 0
 
-    def tell(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
+    def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         if not values["applied"]:
             return {"apply": False}
         return {"apply": True, "coefficients": list(values["number"][:8])}
