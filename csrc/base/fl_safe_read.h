@@ -3,7 +3,7 @@
  * Floor 0. A process that reads a mapped file gets SIGBUS if another process has truncated the
  * file. Here the kernel does the reading (process_vm_readv/writev on ourselves; if a sandbox
  * forbids both calls, pwrite into a scratch memfd), so a missing page comes back as a short count.
- * No signal handler is involved. docs/internals/design.md gives the cost. */
+ * No signal handler is involved. docs/results/benchmarks.md gives the cost. */
 #ifndef FL_SAFE_READ_H
 #define FL_SAFE_READ_H
 

@@ -4,7 +4,7 @@
  * libc's memcpy costs more than the row. Random rows are prefetched a few rows ahead, because the
  * time goes into cache misses, not into copying. Long rows are written past the caches if the
  * machine can: batches of long rows are larger than a core's caches, and a plain store would first
- * read the line that it overwrites (docs/internals/design.md has the figures). */
+ * read the line that it overwrites (docs/results/benchmarks.md has the figures). */
 #include "fl_cpu_rows.h"
 
 #include <string.h>
