@@ -33,11 +33,6 @@ _SEEDERS = (
 )
 
 
-def keep_arguments() -> None:
-    """Have a framework that makes a loader anew keep the arguments that fastloop's class adds."""
-    import_module(f"{__name__}.accelerate").keep_arguments()
-
-
 def as_counted(state: Any) -> Any:
     """Return the state of a loader as a framework counts it that is loading it on this thread."""
     return import_module(f"{__name__}.lightning").as_counted(state)

@@ -30,6 +30,7 @@ Keeper = Table | Windows
 
 _keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and their storages
 _regions: WeakSet[Region] = WeakSet()
+replaced: list[str] = []  # the methods of torch that are replaced for the whole process
 os.register_at_fork(after_in_child=_regions.clear)  # they are the parent's
 # Held during a move: watch() sees a tensor before the move or after it.
 _lock = NextLock()
@@ -60,6 +61,7 @@ def are_noticed() -> bool:
         name = part.path.rpartition(".")[2]
         if callable(getattr(storage, name)):
             setattr(storage, name, _noticing(getattr(storage, name)))
+            replaced.append(f"torch.UntypedStorage.{name}")
     return True
 
 

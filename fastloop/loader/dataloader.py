@@ -15,7 +15,6 @@ from fastloop.base.checks import check_callable, look_up, read_choice, read_int
 from fastloop.base.machine import read_cpus
 from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
-from fastloop.data.columns import adapters
 from fastloop.loader.device_iter import open_on_device
 from fastloop.loader.resume import saving
 from fastloop.loader.route import PATHS, choose_route, drop_broken_workers, fast_iterator
@@ -161,8 +160,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._check_arguments()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
-        if self._own_arguments():
-            adapters().keep_arguments()
         wanted: Any = prefetch_factor
         workers: Any = num_workers
         if isinstance(workers, str) and workers == "auto":
@@ -373,8 +370,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         shared = Shared(state.pop("_position"))
         self.__dict__.update(state, _shared=shared)
-        if self._own_arguments():
-            adapters().keep_arguments()
 
 
 def _signature() -> inspect.Signature:

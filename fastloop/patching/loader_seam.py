@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fastloop.adapters import accelerate
 from fastloop.base.checks import look_up
 from fastloop.compat.late_import import after_import
 from fastloop.compat.torch_parts import call_as_torch
@@ -69,6 +70,15 @@ class LoaderSeam(Seam):
         self._watch_all()
         if _STATEFUL not in sys.modules:
             after_import(_STATEFUL, self._watch_all)
+        after_import(accelerate.MODULE, self._add_accelerate)
+
+    def _add_accelerate(self) -> None:
+        module = sys.modules[accelerate.MODULE]
+        for name in filter(vars(module).__contains__, accelerate.MAKERS):
+            place = self.add(module, name, functools.partial(accelerate.make_maker, self))
+            place.is_shared = True
+            if self.is_on:
+                place.put_in()
 
     def _leave(self, loader: DataLoader[Any], reason: str = "") -> None:
         reason = reason or f"{type(loader).__qualname__} makes its own iterators"

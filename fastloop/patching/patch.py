@@ -18,6 +18,7 @@ import torch
 from fastloop._core import version
 from fastloop.base.checks import refuse_if
 from fastloop.base.shown import repr_html
+from fastloop.compat import moves
 from fastloop.compat.late_import import after_import, cancel
 from fastloop.compat.requirements import read_check_interval
 from fastloop.compat.torch_parts import before_workers
@@ -31,14 +32,23 @@ _seams: dict[str, Seam] = {}
 
 @dataclass(frozen=True)
 class PatchState:
-    """The status of each seam, by name. Prints as one line."""
+    """The functions of torch that fastloop has replaced. Prints as one line.
+
+    Attributes:
+        seams: the status of each seam, by name.
+        without_patch: methods of torch that a loader over tensors has replaced for the whole
+            process, with or without ``patch()``, because threads read the memory that they move.
+    """
 
     seams: dict[str, SeamStatus]
+    without_patch: tuple[str, ...] = ()
 
     _repr_html_ = repr_html
 
     def __str__(self) -> str:
-        return "; ".join(describe(name, seam) for name, seam in self.seams.items())
+        found = [describe(name, seam) for name, seam in self.seams.items()]
+        names = ", ".join(self.without_patch)
+        return "; ".join([*found, *[f"replaced without patch(): {names}"] * bool(names)])
 
 
 # Modules of torchvision with a class Compose, and its function that runs the operations.
@@ -208,7 +218,8 @@ def patch_status() -> PatchState:
     with _lock:
         take_counts(_seams)
         opened = {name: seam.status() for name, seam in _seams.items()}
-    return PatchState({name: opened.get(name, off) for name in SEAMS})
+    states = {name: opened.get(name, off) for name in SEAMS}
+    return PatchState(states, tuple(moves.replaced))
 
 
 # ---- processes that this one starts

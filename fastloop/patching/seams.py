@@ -8,6 +8,7 @@ function that another tool has wrapped since cannot be taken out; it then passes
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastloop.base.checks import look_up
 from fastloop.compat.torch_parts import difference, is_known
 
 Function = Callable[..., Any]
@@ -68,6 +70,7 @@ class Place:
         make: takes the function that is there and returns the one to put there, which calls the
             former while the seam is off.
         aliases: owners and names of the same function elsewhere.
+        is_shared: other modules have imported the function by its name, and look it up there.
         ours: the function that is put in, None if none is.
     """
 
@@ -75,6 +78,7 @@ class Place:
     name: str
     make: Maker
     aliases: Iterable[tuple[Any, str]] = ()
+    is_shared: bool = False
     before: Any = field(default=None, init=False)  # the function that was there
     ours: Any = field(default=None, init=False)
 
@@ -105,8 +109,11 @@ class Place:
         return True
 
     def _replace(self, old: Any, new: Any) -> None:
-        for owner, name in [(self.owner, self.name), *self.aliases]:
-            if vars(owner).get(name) is old:
+        owners = [(self.owner, self.name), *self.aliases]
+        if self.is_shared:
+            owners += [(module, self.name) for module in list(sys.modules.values())]
+        for owner, name in owners:
+            if look_up(owner, "__dict__", {}).get(name) is old:
                 setattr(owner, name, new)
 
 

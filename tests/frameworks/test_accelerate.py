@@ -125,14 +125,10 @@ def is_doubled(loader: Any, first: int = 0) -> bool:
     return torch.equal(rows, arrays().tensors[0][first:] * 2)
 
 
-@pytest.fixture(params=[False, True], ids=["torch", "patched"])
-def patched(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """A loader keeps its arguments, whether patch() is on or not."""
-    if not request.param:
-        yield False
-        return
+@pytest.fixture
+def patched() -> Iterator[None]:
     with fastloop.patched():
-        yield True
+        yield
 
 
 @pytest.fixture
@@ -145,7 +141,7 @@ def no_warning() -> Iterator[None]:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [arrays, Samples, Stream])
 def test_a_transform_survives_prepare_and_what_follows(
-    dataset: Any, workers: int, patched: bool, no_warning: None
+    dataset: Any, workers: int, patched: None, no_warning: None
 ) -> None:
     given: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     if dataset is Stream:
@@ -162,7 +158,7 @@ def test_a_transform_survives_prepare_and_what_follows(
     assert not is_doubled(plain)  # the same dataset in a plain loader
 
 
-def test_a_transform_survives_copies_and_a_second_prepare(patched: bool) -> None:
+def test_a_transform_survives_copies_and_a_second_prepare(patched: None) -> None:
     prepared = accelerator_of().prepare(ours(device_transform=double))
     for other in (copy.deepcopy(prepared), pickle.loads(pickle.dumps(prepared))):
         assert is_doubled(other)
@@ -170,13 +166,13 @@ def test_a_transform_survives_copies_and_a_second_prepare(patched: bool) -> None
     assert is_doubled(again)
 
 
-def test_all_of_a_loader_that_is_skipped_into_before_prepare(patched: bool) -> None:
+def test_all_of_a_loader_that_is_skipped_into_before_prepare(patched: None) -> None:
     loader = ours(device_transform=double)
     assert is_doubled(accelerator_of().skip_first_batches(loader, 1), 4)
     assert is_doubled(accelerate.skip_first_batches(loader, 1), 4)
 
 
-def test_a_transform_over_a_data_pipe_survives_prepare(patched: bool) -> None:
+def test_a_transform_over_a_data_pipe_survives_prepare(patched: None) -> None:
     pipe = IterableWrapper([torch.arange(4)] * 3)
     loader = fastloop.DataLoader(pipe, device="cpu", device_transform=lambda batch: batch * 2)
     rows = list(accelerator_of(dispatch_batches=False).prepare(loader))
@@ -184,7 +180,7 @@ def test_a_transform_over_a_data_pipe_survives_prepare(patched: bool) -> None:
 
 
 def test_path_budget_restarts_and_states_survive_prepare(
-    patched: bool, monkeypatch: pytest.MonkeyPatch, no_warning: None
+    patched: None, monkeypatch: pytest.MonkeyPatch, no_warning: None
 ) -> None:
     budgets = []
 
@@ -211,21 +207,32 @@ def test_a_loader_that_is_there_before_accelerate(module: str, how: str, tmp_pat
     run_program(tmp_path, "loader_before_accelerate", module, how)
 
 
-def test_a_loader_without_arguments_of_its_own_becomes_torchs() -> None:
-    ours(path="array")  # accelerate's functions are wrapped
+def test_a_loader_without_arguments_of_its_own_becomes_torchs(patched: None) -> None:
     prepared = accelerator_of().prepare(fastloop.DataLoader(arrays(), 4))
     assert type(prepared.base_dataloader) is DataLoader
     skipped = accelerate.skip_first_batches(DataLoader(arrays(), 4), 1)
     assert type(skipped) is DataLoader and len(list(skipped)) == -(-ROWS // 4) - 1
 
 
-def test_a_stateful_loader_cannot_take_them_over() -> None:
+def test_accelerates_functions_are_its_own_without_patch() -> None:
+    """Also under the name by which another module has imported one."""
+    modules = accelerate.data_loader, accelerate.accelerator
+    before = [module.prepare_data_loader for module in modules]
+    prepared = accelerator_of().prepare(ours(path="array"))
+    assert type(prepared.base_dataloader) is DataLoader
+    with fastloop.patched():
+        during = [module.prepare_data_loader for module in modules]
+    after = [module.prepare_data_loader for module in modules]
+    assert before == after and not {*before} & {*during}
+
+
+def test_a_stateful_loader_cannot_take_them_over(patched: None) -> None:
     with pytest.warns(RuntimeWarning, match="which loses device, path; leave out use_stateful"):
         accelerator_of(use_stateful_dataloader=True).prepare(ours(path="array"))
     with pytest.raises(ValueError, match="which loses device, device_transform; leave out"):
         accelerator_of(use_stateful_dataloader=True).prepare(ours(device_transform=double))
 
 
-def test_static_buffers_are_refused(patched: bool) -> None:
+def test_static_buffers_are_refused(patched: None) -> None:
     with pytest.raises(ValueError, match="static_buffers must be False with accelerate"):
         accelerator_of().prepare(ours(static_buffers=True))

@@ -215,6 +215,15 @@ def test_the_status_says_loaders_epochs_and_how_each_dataset_is_loaded() -> None
     assert str(state).startswith(text)
 
 
+def test_the_status_names_what_is_replaced_without_patch() -> None:
+    iter(DataLoader(TensorDataset(torch.arange(4)), 2))
+    with fastloop.patched():
+        iter(DataLoader(TensorDataset(torch.arange(4)), 2))
+    status = fastloop.patch_status()
+    assert "torch.UntypedStorage.share_memory_" in status.without_patch
+    assert str(status).endswith(f"replaced without patch(): {', '.join(status.without_patch)}")
+
+
 def count_calls(function: Callable[[], object]) -> int:
     """How many functions of Python a call runs."""
     calls = 0

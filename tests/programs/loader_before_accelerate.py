@@ -1,4 +1,5 @@
-"""Makes or unpickles a loader, and only then imports accelerate: `… MODULE made|unpickled`."""
+"""Makes or unpickles a loader, calls patch(), and only then imports accelerate:
+`… MODULE made|unpickled`."""
 
 import importlib
 import pickle
@@ -20,5 +21,6 @@ else:
     state = loader.__getstate__() | {"device": "cpu", "device_transform": double}
     loader.__setstate__(pickle.loads(pickle.dumps(state)))
 assert "accelerate" not in sys.modules
+fastloop.patch()
 skip_first_batches = importlib.import_module(sys.argv[1]).skip_first_batches
 assert [x.item() for x in skip_first_batches(loader, 1)] == [2, 4, 6]
