@@ -271,9 +271,23 @@ def own(value: object, name: str) -> Any:
     return found if is_ours else None
 
 
+@cache
 def adapters() -> Any:
     """Return the package that knows other packages' classes: by name, because it lies above."""
     return import_module("fastloop.adapters")
+
+
+_without_adapter: set[str] = set()  # names of modules
+
+
+def find_adapter(value: object) -> Any:
+    """Return the adapter of a class or a function, or None. The module that defines it decides."""
+    module = str(look_up(value, "__module__", ""))
+    if module in _without_adapter:
+        return None
+    if (adapter := adapters().find(value)) is None:
+        _without_adapter.add(module)
+    return adapter
 
 
 def columns_of(dataset: Any, request: Request) -> Columns:
@@ -281,7 +295,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     if "__getitems__" in look_up(dataset, "__dict__", ()):
         raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
     answer = own(dataset, "_columns") or _TORCHS.get(type(dataset))
-    if answer is None and (adapter := adapters().find(type(dataset))) is not None:
+    if answer is None and (adapter := find_adapter(type(dataset))) is not None:
         answer = adapter.columns_of
     if answer is None:
         raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
@@ -293,15 +307,18 @@ def find_collate(collate_fn: object) -> Callable[[Any, Any, Request], Columns] |
     """Return the function that gives the columns of a collate function's batches, of (collate
     function, dataset, request); None: the function is not one that fastloop stands in for."""
     answer = own(collate_fn, "_columns")
-    if answer is None and (adapter := adapters().find(collate_fn)) is not None:
+    if answer is None and (adapter := find_adapter(collate_fn)) is not None:
         answer = getattr(adapter, "columns_of_collate", None)
     return answer  # type: ignore[no-any-return]
+
+
+_collate_functions = cache(collate_functions)  # a look-up of a module takes a microsecond
 
 
 @cache
 def default_functions() -> dict[Any, Callable[..., Any]]:
     """Return torch's functions for the leaves of a batch, by the type of leaf."""
-    functions = collate_functions()
+    functions = _collate_functions()
     return {
         torch.Tensor: functions.collate_tensor_fn,
         np.ndarray: functions.collate_numpy_array_fn,
@@ -317,7 +334,7 @@ def is_default_collate(collate_fn: object) -> bool:
     """Tell whether this is torch's ``default_collate``, with its own table of types."""
     if collate_fn is not default_collate or not is_known("collate", "default_collate is left"):
         return False
-    return bool(collate_functions().default_collate_fn_map == default_functions())
+    return bool(_collate_functions().default_collate_fn_map == default_functions())
 
 
 def check_single(request: Request, name: str = "", gives_views: bool = True) -> None:

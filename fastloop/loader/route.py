@@ -33,6 +33,7 @@ from fastloop.data.columns import (
     adapters,
     below_subsets,
     datasets_within,
+    find_adapter,
     find_collate,
     is_default_collate,
 )
@@ -316,9 +317,8 @@ def _sample_route(search: _Search) -> Route | None:
     """Take a loader whose samples an adapter makes, in place of the dataset."""
     loader = search.loader
     kind = type(below_subsets(loader.dataset)[0])
-    adapter = adapters().find(kind)
-    is_default = loader._auto_collation and is_default_collate(loader.collate_fn)
-    if adapter is None or not is_default:
+    adapter = find_adapter(kind)
+    if adapter is None or not loader._auto_collation or not is_default_collate(loader.collate_fn):
         return None
     try:
         found = adapter.samples_of(loader.dataset)
