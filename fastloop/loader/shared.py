@@ -106,11 +106,15 @@ class Shared:
             return find_destination(accelerator, False, is_pinned)
         return self.open_destination(accelerator, is_pinned, False, fields)[1]
 
-    def open_worker_destination(
+    def open_worker_memory(
         self, loader: DataLoader[Any], accelerator: Accelerator | None
-    ) -> tuple[BatchPool, Destination | None]:
-        """Return what ``open_destination`` returns for worker processes."""
-        return self.open_destination(accelerator, is_pinned_by_torch(loader), is_shared=True)
+    ) -> tuple[BatchPool, Destination | None, int]:
+        """Return memory for batches of worker processes, where they arrive, and the bytes that
+        batches may take before the user has them."""
+        is_pinned = is_pinned_by_torch(loader)
+        memory, destination = self.open_destination(accelerator, is_pinned, is_shared=True)
+        # The other half of the budget is for memory that waits for reuse.
+        return memory, destination, max(1, budget_of(loader) // 2)
 
     def read_budget(self, loader: DataLoader[Any]) -> int:
         """Return the bytes that batches in pinned memory may take."""

@@ -188,7 +188,7 @@ def test_path_budget_restarts_and_states_survive_prepare(
         budgets.append(budget_of(loader))
         return budgets[-1]
 
-    monkeypatch.setattr(process_iter, "budget_of", spy)
+    monkeypatch.setattr("fastloop.loader.shared.budget_of", spy)
     given: dict[str, Any] = {"path": "process", "on_worker_death": "restart", "resume": "skip"}
     accelerator = accelerator_of()
     prepared = accelerator.prepare(ours(num_workers=1, memory_budget=5 << 20, **given))

@@ -235,6 +235,17 @@ def test_worker_processes_import_nothing_else_of_the_loader() -> None:
     )
 
 
+MOST_IMPORTS = 10
+
+
+def test_no_module_of_the_loader_imports_many_others() -> None:
+    modules = python_modules()
+    for name, path in modules.items():
+        if room_of(name) == "loader":
+            found = {m for _, m in imported_modules(path, modules) if m != "fastloop._core"}
+            assert len(found) <= MOST_IMPORTS, f"{name} imports {len(found)}: {sorted(found)}"
+
+
 # A class is known by itself, not by its name: another class may have that name.
 NAMED_CLASS = re.compile(r"""__(?:qual)?name__ *(?:[!=]=|in|not in) *[("']""")
 

@@ -25,7 +25,8 @@ import torch
 from fastloop._core import expect_fork, fork_ended, fork_expected
 from fastloop.base.interrupts import interrupts_held
 from fastloop.base.machine import describe_memory, explain_kill
-from fastloop.compat.torch_parts import before_workers
+from fastloop.compat.torch_parts import before_workers, digests_of
+from fastloop.loader.workers.child import run_worker
 
 # A parent that waits notices a dead worker after at most so many seconds.
 CHECK_S = 0.05
@@ -61,7 +62,11 @@ os.register_at_fork(after_in_child=_disown_workers)
 class WorkerProcess:
     """A process of the user's context. Ctrl-C does not reach it before it can end quietly."""
 
-    def __init__(self, process: Any) -> None:
+    def __init__(self, context: Any, transfer: DatasetTransfer, has_destination: bool) -> None:
+        # A thread that blocks Ctrl-C starts workers that block it, too.
+        is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        args = transfer, os.getpid(), not is_blocked, has_destination, digests_of
+        process = context.Process(target=run_worker, args=args)
         _workers.add(process)
         self._process = process
         self._fork_id = 0  # its name in _core

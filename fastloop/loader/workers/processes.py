@@ -8,9 +8,7 @@ worker. This module connects the four: the meaning of replies, dead workers, Ctr
 from __future__ import annotations
 
 import operator
-import os
 import pickle
-import signal
 import threading
 import warnings
 from collections import Counter
@@ -23,16 +21,13 @@ from torch.utils.data import DataLoader
 from fastloop._core import ParentEnd, Reply
 from fastloop.base.checks import look_up
 from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
-from fastloop.base.machine import budget_of
 from fastloop.compat.tensors import outside_inference_mode
-from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, digests_of
+from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.accelerator import Accelerator
-from fastloop.device.destinations import Destination, is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers import batch_pickle, lifecycle
 from fastloop.loader.workers.batch_pickle import Order, unpack
-from fastloop.loader.workers.child import run_worker
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
 from fastloop.loader.workers.lifecycle import DatasetTransfer, SharedFile, WorkerProcess, is_exiting
 
@@ -66,8 +61,7 @@ class ProcessIter(WorkerIter):
         # middle of the import extension modules would be left half made.
         with interrupts_held():
             import numpy.random  # noqa: F401
-        is_pinned = is_pinned_by_torch(loader)
-        memory, destination = shared.open_destination(accelerator, is_pinned, is_shared=True)
+        memory, destination, budget = shared.open_worker_memory(loader, accelerator)
         self._destination = destination
         self._pending: Any = None  # the next reply or batch, until it is delivered
         self._delivered: list[Any] = []  # at most one, kept through interrupts
@@ -80,7 +74,6 @@ class ProcessIter(WorkerIter):
         # The length of a worker's queue of requests: a power of two, with room for the requests of
         # two epochs. If a worker gets more, as when others have ended, some wait in this process.
         length = 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
-        budget = max(1, budget_of(loader) // 2)  # the other half is for memory that waits for reuse
         sizes = loader.num_workers, length, budget
         others = destination, self._replaces_dead
         self._parent_end = ParentEnd(memory, torch.Tensor, *sizes, *others)
@@ -114,11 +107,8 @@ class ProcessIter(WorkerIter):
             raise
 
     def _make_process(self, worker: int) -> WorkerProcess:
-        # A thread that blocks Ctrl-C starts workers that block it, too.
-        is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         has_destination = self._parent_end.has_destination
-        args = self._transfers[worker], os.getpid(), not is_blocked, has_destination, digests_of
-        return WorkerProcess(self._context.Process(target=run_worker, args=args))
+        return WorkerProcess(self._context, self._transfers[worker], has_destination)
 
     def _begin_replies(self, first_iter: bool) -> None:
         if first_iter and not self._replaces_dead:
@@ -158,7 +148,7 @@ class ProcessIter(WorkerIter):
                 self._shutdown_workers()  # the memory that they share cannot be relied on
             raise
 
-    def _take_delivered(self, destination: Destination) -> Any:
+    def _take_delivered(self, destination: Any) -> Any:
         """Return the next batch; on a device, for the current stream. If memory is missing, the
         next call tries the same batch again. The batches after it are copied when they arrive, as
         far as there is memory."""
@@ -177,7 +167,7 @@ class ProcessIter(WorkerIter):
             self._is_taking = False
 
     @outside_inference_mode
-    def _deliver(self, pending: Any, destination: Destination) -> Any:
+    def _deliver(self, pending: Any, destination: Any) -> Any:
         is_moved = type(pending) is Reply and pending.upload > 0
         if is_moved:
             pending.deliver()  # if this raises, the next call tries it again

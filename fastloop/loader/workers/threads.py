@@ -32,7 +32,6 @@ from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.collate import Collation, lend, make_collate
 from fastloop.data.columns import own
 from fastloop.data.stateful import DatasetReader
-from fastloop.device.accelerator import Accelerator
 from fastloop.device.destinations import is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.batch_pickle import Order, add_batch
@@ -268,9 +267,7 @@ def _end_all() -> None:
 class ThreadIter(WorkerIter):
     """An iterator over threads."""
 
-    def __init__(
-        self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], shared: Shared, accelerator: object = None) -> None:
         # If several threads read a dataset, nobody knows where it stands behind a batch.
         self._has_states = loader.num_workers == 1
         pin: str | None = None
