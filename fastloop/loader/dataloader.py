@@ -17,7 +17,7 @@ from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.loader.device_iter import open_on_device
 from fastloop.loader.resume import saving
-from fastloop.loader.route import PATHS, choose_route, drop_broken_workers, fast_iterator
+from fastloop.loader.route import PATHS, choose_route, fast_iterator, iterate_without_broken_workers
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, Shared, shared_of
 from fastloop.loader.stats import LoaderStats, compute_stats, unwrap
 
@@ -208,9 +208,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         position = self._shared.position
         if position.start.yielded > 0:  # a loaded state
             saving.warn_of_end(position, self)
-        if look_up(self, "_iterator") is not None:
-            drop_broken_workers(self)
-        iterator: BaseIter | None = super().__iter__()
+        iterate: Any = super().__iter__
+        are_persistent = look_up(self, "_iterator") is not None
+        iterator: BaseIter | None = (
+            iterate_without_broken_workers(self, iterate) if are_persistent else iterate()
+        )
         if iterator is None:  # persistent workers, and close() has come in between
             raise RuntimeError(CLOSED)
         position.begin(iterator)

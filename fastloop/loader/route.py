@@ -163,14 +163,27 @@ def fast_iterator(
     return SyncIter(loader, shared, uses_native_collate=route.path == "sync")
 
 
-def drop_broken_workers(loader: DataLoader[Any]) -> None:
-    """Close the iterator of persistent workers that a fork, a death or Ctrl-C has made useless. The
-    next iterator goes on with the seed of these workers."""
+def iterate_without_broken_workers(loader: DataLoader[Any], iterate: Callable[[], Any]) -> Any:
+    """Call `iterate`, torch's ``__iter__``, without persistent workers that a fork, a death or
+    Ctrl-C has made useless."""
+    _drop_broken_workers(loader)
+    try:
+        return iterate()
+    except RuntimeError:
+        if not _drop_broken_workers(loader):  # a killed worker may seem alive for a moment
+            raise
+        return iterate()
+
+
+def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
+    """Tell whether there were broken workers. The next iterator goes on with their seed."""
     iterator: Any = look_up(loader, "_iterator")
-    if look_up(iterator, "is_broken", bool)():
-        iterator.close()
-        iterator._shared.position.kept_seed = iterator._base_seed
-        loader._iterator = None
+    if not look_up(iterator, "is_broken", bool)():
+        return False
+    iterator.close()
+    iterator._shared.position.kept_seed = iterator._base_seed
+    loader._iterator = None
+    return True
 
 
 def _check_transforms(loader: Any, route: Route, wanted: str) -> None:

@@ -21,7 +21,7 @@ from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.resume.epoch import Position
-from fastloop.loader.route import drop_broken_workers, fast_iterator, is_users_own
+from fastloop.loader.route import fast_iterator, is_users_own, iterate_without_broken_workers
 from fastloop.loader.shared import PlainIter, Shared, SyncIter, shared_of
 from fastloop.patching.seams import Function, Seam, find_subclasses
 
@@ -118,9 +118,9 @@ class LoaderSeam(Seam):
                 self._seen.setdefault(loader)
                 if _overrides(loader):
                     self._leave(loader)
-            if look_up(loader, "_iterator") is not None:
-                drop_broken_workers(loader)
-            return before(loader)
+            if look_up(loader, "_iterator") is None:
+                return before(loader)
+            return iterate_without_broken_workers(loader, functools.partial(before, loader))
 
         return __iter__
 

@@ -383,6 +383,25 @@ def test_persistent_workers_that_died_are_made_anew() -> None:
         assert loader._iterator is not iterator
 
 
+def test_persistent_workers_that_are_dying_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are alive when they are looked at, and dead when they are told of the next epoch."""
+    with fastloop.patched():
+        loader = DataLoader(Squares(), 4, num_workers=1, persistent_workers=True)
+        list(loader)
+        iterator: Any = loader._iterator
+        looks = iter([False])
+        is_broken = ProcessIter.is_broken
+
+        def look(self: ProcessIter) -> bool:
+            return next(looks, None) is None and is_broken(self)
+
+        monkeypatch.setattr(ProcessIter, "is_broken", look)
+        iterator._workers[0].terminate()
+        iterator._workers[0].join(limit(300))
+        assert len(list(loader)) == 3
+        assert loader._iterator is not iterator
+
+
 def iterate_in_child(loader: DataLoader[Any], results: Any) -> None:
     results.put([len(list(loader)) for _ in range(2)])
 
