@@ -430,9 +430,9 @@ def unscale_collected(
     or if no rank has a gradient, do nothing and return False."""
     is_here = grads.device == inv_scale.device == found_inf.device
     are_numbers = _is_plain_number(inv_scale) and _is_plain_number(found_inf)
-    is_plain = grads.has_shards or (grads.is_plain and len(grads.tensors) > 0)
+    are_covered = grads.has_shards or (grads.is_plain and len(grads.tensors) > 0)
     is_refused = not allow_fp16 and torch.float16 in grads.dtypes
-    if not is_here or not are_numbers or not is_plain or is_refused:
+    if not is_here or not are_numbers or not are_covered or is_refused:
         return False
     if grads.tensors:
         named("unscale", grads.run_unscale)(thread_pool(), inv_scale, found_inf)

@@ -223,8 +223,8 @@ class BoundedScaler(TorchScaler):
     def update(self, new_scale: float | Tensor | None = None) -> None:
         if not self.is_enabled():
             return
-        is_plain = self.hysteresis == 1 and not self.min_scale and not self.max_scale
-        if new_scale is None and is_plain:
+        has_extras = self.hysteresis > 1 or self.min_scale or self.max_scale
+        if new_scale is None and not has_extras:
             super().update()
             return
         before = self.get_scale()

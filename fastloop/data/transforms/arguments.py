@@ -42,9 +42,9 @@ _CHANNELS = "a number, or one for each channel"
 _PADDING = "an int >= 0, (left and right, top and bottom), or (left, top, right, bottom)"
 
 
-def check(op: object, name: str, is_right: object, rule: str, remedy: str = "") -> None:
-    """Raise ValueError unless an argument `is_right` together with the operation's arguments."""
-    checks.check_value(f"{type(op).__name__}: {name}", getattr(op, name), is_right, rule, remedy)
+def check(op: object, name: str, holds: object, rule: str, remedy: str = "") -> None:
+    """Raise ValueError unless `holds`, a rule on an argument that was read."""
+    checks.check_value(f"{type(op).__name__}: {name}", getattr(op, name), holds, rule, remedy)
 
 
 class Argument(NamedTuple):
@@ -143,8 +143,8 @@ def _read_interpolation(name: str, value: Any) -> str:
 
 
 def _read_flag(name: str, value: Any) -> bool:
-    is_right = isinstance(value, np.bool_) or (isinstance(value, int) and value in (0, 1))
-    checks.check_type(name, value, is_right, "True or False")
+    is_flag = isinstance(value, np.bool_) or (isinstance(value, int) and value in (0, 1))
+    checks.check_type(name, value, is_flag, "True or False")
     return bool(value)
 
 
@@ -176,8 +176,8 @@ def _read_statistics(name: str, value: Any, is_divisor: bool = False) -> list[fl
     checks.check_type(name, value, checks.are_numbers(each) and each, rule)
     numbers = list(map(checks.to_float, each))
     as_computed = torch.tensor(numbers, dtype=torch.float32, device="cpu")
-    is_right = as_computed.isfinite().all() and (as_computed.all() or not is_divisor)
-    checks.check_value(name, value, is_right, rule)
+    is_covered = as_computed.isfinite().all() and (as_computed.all() or not is_divisor)
+    checks.check_value(name, value, is_covered, rule)
     return numbers
 
 
@@ -197,8 +197,7 @@ def _read_jitter(name: str, value: Any, is_hue: bool = False) -> tuple[float, fl
 
 def _read_factors(name: str, value: Any, is_hue: bool = False) -> Any:
     """Return the bounds of a factor unchanged."""
-    is_right = not checks.is_number(value) and value is not None
-    checks.check_type(name, value, is_right, "(min, max)")
+    checks.check_type(name, value, not (value is None or checks.is_number(value)), "(min, max)")
     _read_jitter(name, value, is_hue)
     return value
 
@@ -220,17 +219,17 @@ def _read_ends(
     checks.check_type(name, value, checks.are_numbers(ends), rule)
     numbers = list(map(checks.to_float, ends))
     pairs = zip(numbers[::2], numbers[1::2], strict=False)
-    is_right = len(numbers) in lengths and all(low <= high for low, high in pairs)
-    checks.check_value(name, value, is_right, rule)
+    are_pairs = len(numbers) in lengths and all(low <= high for low, high in pairs)
+    checks.check_value(name, value, are_pairs, rule)
     return numbers
 
 
 def _read_pair(
-    name: str, value: Any, rule: str, is_right: Callable[[Any], bool] = checks.is_number
+    name: str, value: Any, rule: str, fits: Callable[[Any], bool] = checks.is_number
 ) -> Any:
     """Return two numbers unchanged."""
     checks.check_type(name, value, checks.are_numbers(value), rule)
-    checks.check_value(name, value, len(value) == 2 and all(map(is_right, value)), rule)
+    checks.check_value(name, value, len(value) == 2 and all(map(fits, value)), rule)
     return value
 
 
@@ -246,8 +245,8 @@ def _read_scales(name: str, value: Any) -> Any:
 
 def _read_taps(name: str, value: Any) -> Sequence[int]:
     taps = _read_size(name, value, "an odd int, or (width, height)")
-    is_right = all(length % 2 == 1 and length <= _MAX_TAPS for length in taps)
-    checks.check_value(name, value, is_right, f"odd and at most {_MAX_TAPS}")
+    are_odd = all(length % 2 == 1 and length <= _MAX_TAPS for length in taps)
+    checks.check_value(name, value, are_odd, f"odd and at most {_MAX_TAPS}")
     return taps
 
 
@@ -255,14 +254,14 @@ def _read_sigma(name: str, value: Any) -> Any:
     rule = "a number > 0, or (min, max) with 0 < min <= max"
     ends = [value, value] if checks.is_number(value) else value
     checks.check_type(name, value, checks.are_numbers(ends), rule)
-    is_right = len(ends) in (1, 2) and 0 < ends[0] <= ends[-1] < math.inf
-    checks.check_value(name, value, is_right, rule)
+    is_range = len(ends) in (1, 2) and 0 < ends[0] <= ends[-1] < math.inf
+    checks.check_value(name, value, is_range, rule)
     return [checks.to_float(ends[0]), checks.to_float(ends[-1])]
 
 
 def _read_ops(name: str, value: Any) -> int:
-    is_right = checks.is_int(value) and 0 <= value <= _MAX_OPS
-    checks.check_value(name, value, is_right, f"an int in [0, {_MAX_OPS}]")
+    is_count = checks.is_int(value) and 0 <= value <= _MAX_OPS
+    checks.check_value(name, value, is_count, f"an int in [0, {_MAX_OPS}]")
     return int(value)
 
 

@@ -129,13 +129,13 @@ class _Mix(BatchOp):
         images = next((leaf for leaf in leaves if leaf is not labels), labels)
         rule = "indices [N], or probabilities [N, num_classes]"
         widths = labels.shape[1:]  # one number if the labels are probabilities
-        is_right = labels.ndim == 1 or (labels.ndim == 2 and self.num_classes in (None, *widths))
-        checks.check_value(f"{name}: labels", tuple(labels.shape), is_right, rule)
+        fits = labels.ndim == 1 or (labels.ndim == 2 and self.num_classes in (None, *widths))
+        checks.check_value(f"{name}: labels", tuple(labels.shape), fits, rule)
         if labels.ndim == 1 and self.num_classes is None:
             raise ValueError("num_classes must be passed if the labels are index-based (1D)")
-        is_right = images.ndim == 4 and len(images) == len(labels)
+        fits = images.ndim == 4 and len(images) == len(labels)
         rule = f"[{len(labels)}, C, H, W] for as many labels"
-        checks.check_value(f"{name}: images", tuple(images.shape), is_right, rule)
+        checks.check_value(f"{name}: images", tuple(images.shape), fits, rule)
         return images, labels
 
     def draw_and_apply(self, batch: Any, draws: _Draws, in_place: bool) -> Any:

@@ -77,9 +77,9 @@ class ImageOp:
         """
         name, rule = f"{type(self).__name__}: the image", "one CPU tensor of uint8 [C, H, W]"
         is_tensor = isinstance(image, torch.Tensor)
-        is_right = is_tensor and image.dtype is torch.uint8 and image.device.type == "cpu"
+        is_covered = is_tensor and image.dtype is torch.uint8 and image.device.type == "cpu"
         got = f"{image.dtype} on {image.device}" if is_tensor else type(image)
-        check_type(name, got, is_right, rule, "ToDtype and Normalize go after this")
+        check_type(name, got, is_covered, rule, "ToDtype and Normalize go after this")
         shape = tuple(image.shape)
         check_value(name, image.shape, len(shape) == 3, rule)
         compiled = self._compiled
@@ -178,9 +178,9 @@ def _fill_numbers(op: Geometry, image: Numbers) -> Numbers:
     fill = to_floats(getattr(op, op.fill_name))
     rule = f"one number, or one for each of {channels} channels"
     check_value(name, list(fill), len(fill) in (1, channels), rule)
-    is_right = not image.is_byte or all(0 <= number < 256 for number in fill)
+    are_in_range = not image.is_byte or all(0 <= number < 256 for number in fill)
     remedy = f"or put {type(op).__name__} after ToDtype"
-    check_value(name, list(fill), is_right, "in [0, 255] for uint8 images", remedy)
+    check_value(name, list(fill), are_in_range, "in [0, 255] for uint8 images", remedy)
     as_computed = torch.tensor(fill, dtype=torch.float32, device="cpu")
     there = as_computed.to(image.dtype).isfinite().tolist()
     fits = [ok or not math.isfinite(given) for given, ok in zip(fill, there, strict=True)]
@@ -285,8 +285,8 @@ def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[in
         remedy = f"pass layout={swapped!r}"
     rule = f"{layout} with 1 to {_MAX_CHANNELS} channels"
     check_value(name, shape, 1 <= channels <= _MAX_CHANNELS, rule, remedy)
-    is_right = (height == 0) == (width == 0) and (height != 0 or may_differ)
-    check_value(name, shape, is_right, "one without 0")
+    has_size = (height == 0) == (width == 0) and (height != 0 or may_differ)
+    check_value(name, shape, has_size, "one without 0")
     return channels, height, width
 
 
