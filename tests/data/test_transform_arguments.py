@@ -325,27 +325,27 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: T.Normalize([1], []),
         TypeError,
-        f"Normalize: std {STATISTICS} and other than 0, got []",
+        f"Normalize: std {STATISTICS} and not 0, got []",
     ),
     (
         lambda: T.Normalize([1], ["1"]),
         TypeError,
-        f"Normalize: std {STATISTICS} and other than 0, got ['1']",
+        f"Normalize: std {STATISTICS} and not 0, got ['1']",
     ),
     (
         lambda: T.Normalize([1], [1, 0]),
         ValueError,
-        f"Normalize: std {STATISTICS} and other than 0, got [1, 0]",
+        f"Normalize: std {STATISTICS} and not 0, got [1, 0]",
     ),
     (
         lambda: T.Normalize([1], [1e-50]),
         ValueError,
-        f"Normalize: std {STATISTICS} and other than 0, got [1e-50]",
+        f"Normalize: std {STATISTICS} and not 0, got [1e-50]",
     ),
     (
         lambda: T.Normalize([1], [float("nan")]),
         ValueError,
-        f"Normalize: std {STATISTICS} and other than 0, got [nan]",
+        f"Normalize: std {STATISTICS} and not 0, got [nan]",
     ),
     (lambda: T.Normalize([1e39], [1]), ValueError, f"Normalize: mean {STATISTICS}, got [1e+39]"),
     (lambda: T.Normalize([10**400], [1]), ValueError, f"Normalize: mean {STATISTICS}, got [1000"),
