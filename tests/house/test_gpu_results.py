@@ -107,8 +107,9 @@ def test_the_table_of_stages_marks_those_that_have_not_run() -> None:
 CLAIM = r"Uploads and gradient kernels have run on ([^,(]*), casts on ([^,(]*) \(\[a table\]"
 
 
-def test_the_readme_claims_what_has_passed() -> None:
-    claim = re.search(CLAIM, " ".join((ROOT / "README.md").read_text().split()))
+@pytest.mark.parametrize("page", ["README.md", "docs/use/equality.md"])
+def test_a_page_claims_what_has_passed(page: str) -> None:
+    claim = re.search(CLAIM, " ".join((ROOT / page).read_text().split()))
     assert claim is not None
     found = [{*re.findall(r"[HAB]\d+", devices)} for devices in claim.groups()]
     assert found == [PASSED["uploads"].keys() & PASSED["passes"].keys(), {*PASSED["transforms"]}]
@@ -116,7 +117,8 @@ def test_the_readme_claims_what_has_passed() -> None:
 
 def test_no_other_text_claims_a_run() -> None:
     """What has run stands in the tables and the sentence above, which results are compared with."""
-    claim = re.compile(r"(?:has|have) run on (?:one |an? )?(?:[HAB]\d+|GPU|device|hardware)")
+    what = r"(?:has|have) (?:run|passed (?:its|their) tests|been (?:run|tested)) on "
+    claim = re.compile(what + r"(?:one |an? |the )?(?:[HAB]\d+|GPU|device|hardware)")
     pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "fastloop").rglob("*.py")]
     texts = {path: re.sub(CLAIM, "", " ".join(path.read_text().split())) for path in pages}
     faults = [(path.name, found) for path, text in texts.items() for found in claim.findall(text)]
