@@ -1,7 +1,7 @@
-/* fl_py: what all files of the binding need: errors, torch's tensors, the module's types.
+/* fl_py: the parts that all files of the binding need: errors, torch's tensors, the module's types.
  *
  * Floor 3, the only floor that knows Python. All functions need the interpreter lock and follow
- * CPython's rule: NULL or -1 means an exception is set. */
+ * CPython's rule: NULL or -1 means that an exception is set. */
 #ifndef FL_PY_H
 #define FL_PY_H
 
@@ -11,7 +11,8 @@
 #include "fl_py_dlpack.h"
 #include "fl_py_error.h"
 
-/* The heap types of the module, for code that makes or checks objects of another file's type. */
+/* The heap types of the module, for code that makes or checks objects of a type from a different
+ * file. */
 typedef struct fl_py_state {
     PyTypeObject *table_type;           /* owned */
     PyTypeObject *batch_pool_type;      /* owned */
@@ -34,8 +35,8 @@ typedef struct fl_py_state {
     PyTypeObject *gatherer_type;        /* owned */
 } fl_py_state;
 
-/* The PyType_Spec of a heap type of this module: its name, the struct of its objects, flags besides
- * those that every type has, and its slots. */
+/* Initializes the PyType_Spec of a heap type of this module: its name, the struct of its objects,
+ * its slots, and flags in addition to the flags that every type has. */
 #define FL_PY_SPEC(NAME, STRUCT, FLAGS, SLOTS)                                             \
     {                                                                                      \
         .name = "fastloop._core." NAME, .basicsize = sizeof(STRUCT),                       \

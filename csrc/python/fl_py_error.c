@@ -37,8 +37,8 @@ static PyObject *raise_source(const fl_err *err, const fl_py_fields *fields)
     return NULL;
 }
 
-/* What is wrong with a file of tokens: OSError has its name and errno, ValueError the name in front
- * of the text. */
+/* Reports a faulty file of tokens: an OSError carries the file's name and errno, and a ValueError
+ * has the name before its text. */
 static PyObject *raise_token_file(const fl_err *err, const fl_py_fields *fields)
 {
     PyObject *name = PyTuple_GET_ITEM(fields->token_files, err->position);
@@ -50,8 +50,8 @@ static PyObject *raise_token_file(const fl_err *err, const fl_py_fields *fields)
     return NULL;
 }
 
-/* The exception class of this name in torch; RuntimeError, its base class, where torch is not
- * loaded or has no such class. New reference. */
+/* Finds torch's exception class of this name. If torch is not loaded or has no such class, returns
+ * RuntimeError, the base class. New reference; NULL: an exception is set. */
 static PyObject *find_device_error(const char *name)
 {
     PyObject *key = PyUnicode_FromString("torch");
@@ -65,7 +65,7 @@ static PyObject *find_device_error(const char *name)
     return Py_NewRef(PyExc_RuntimeError);
 }
 
-/* An error of the device's runtime, as torch raises errors of its own calls. */
+/* Raises an error of the device's runtime as torch raises errors of its own calls. */
 static PyObject *raise_device(const fl_err *err)
 {
     bool is_memory = err->code == FL_ENOMEM;

@@ -1,12 +1,13 @@
-/* fl_py_finalizer: see fl_py_finalizer.h. A __del__ in Python checks for signals before its first
- * line, where nothing can catch KeyboardInterrupt. */
+/* fl_py_finalizer: see fl_py_finalizer.h. A __del__ written in Python would not do: the interpreter
+ * checks for signals before its first line, and no code can catch that KeyboardInterrupt. */
 #include "fl_py_finalizer.h"
 
 #include "fl_py.h"
 
 #include <stdbool.h>
 
-/* Calls `self.name()` again while Ctrl-C interrupts it, 8 times at most. Returns whether it did. */
+/* Calls `self.name()`, again after each interruption by Ctrl-C, 8 times at most. Returns true if
+ * Ctrl-C has interrupted a call. */
 static bool call(PyObject *self, const char *name)
 {
     int interrupts = 0;

@@ -1,5 +1,5 @@
-/* fl_py_finalizer: the heap type _core.FinalizerBase, a base class whose finalizer Ctrl-C cannot
- * cut short. */
+/* fl_py_finalizer: the heap type _core.FinalizerBase, a base class with a finalizer that Ctrl-C
+ * cannot cut short. */
 #ifndef FL_PY_FINALIZER_H
 #define FL_PY_FINALIZER_H
 

@@ -61,7 +61,7 @@ static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
 PyDoc_STRVAR(build_info_doc,
              "build_info()\n--\n\nReturn how this module was built, and what it found.");
 
-/* Whether the kernel populates pages on request, tried on one page. */
+/* Tries on one page whether the kernel populates pages on request. */
 static bool can_populate(void)
 {
     fl_pages pages;
@@ -77,7 +77,7 @@ static bool can_watch(void)
     return fd >= 0;
 }
 
-/* "13.0", or "" without CUDA. */
+/* Returns the version as a string like "13.0"; without CUDA the string is empty. */
 static PyObject *cuda_version(void)
 {
     if (fl_cuda_version == 0) return PyUnicode_FromString("");
@@ -189,7 +189,7 @@ static PyMethodDef module_methods[] = {
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};
 
-/* The module's types, each with its place in the state. */
+/* The module's types, each with its offset in the state. */
 static const struct {
     PyType_Spec *spec;
     size_t offset;
@@ -259,7 +259,8 @@ static int module_clear(PyObject *module)
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec},
 #ifdef Py_mod_gil
-                                          /* What is in its place: docs/internals/threads.md. */
+                                          /* Critical sections replace the interpreter lock:
+                                           * docs/internals/threads.md. */
                                           {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
                                           {0, NULL}};

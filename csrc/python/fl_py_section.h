@@ -1,10 +1,10 @@
-/* fl_py_section: what stands in for the interpreter lock where an interpreter has none (CPython
- * 3.13t, 3.14t). With the lock a section is empty, and costs nothing.
+/* fl_py_section: critical sections, which replace the interpreter lock in interpreters without one
+ * (CPython 3.13t, 3.14t). With the lock a section is empty and costs nothing.
  *
- * A section belongs to an object: one thread at a time is in it. Like the interpreter lock it is
- * let go of wherever its thread waits or lets go of the lock, so there is no order to keep among
- * sections; and Python code that is called in one may let other threads in.
- * docs/internals/threads.md says which object needs one. */
+ * A section belongs to an object, and one thread at a time is in the section. Like the interpreter
+ * lock, a section is released whenever its thread waits or releases the lock. Sections therefore
+ * need no order; and Python code that is called inside a section may let in more threads.
+ * docs/internals/threads.md says which object needs a section. */
 #ifndef FL_PY_SECTION_H
 #define FL_PY_SECTION_H
 
@@ -16,7 +16,7 @@
 #ifdef Py_GIL_DISABLED
 #define FL_PY_BEGIN_SECTION(object) Py_BEGIN_CRITICAL_SECTION(object)
 #define FL_PY_END_SECTION() Py_END_CRITICAL_SECTION()
-typedef _Atomic int64_t fl_py_count; /* a number that several threads add to */
+typedef _Atomic int64_t fl_py_count; /* several threads add to this number */
 #else
 #define FL_PY_BEGIN_SECTION(object) \
     {                               \
@@ -37,8 +37,8 @@ typedef int64_t fl_py_count;
         return result;                                            \
     }
 
-/* An item of a list or tuple that other threads may change: new reference, or NULL without an
- * exception behind its end. */
+/* Returns an item of a list or tuple that other threads may change. New reference; NULL without an
+ * exception if the index is past the end. */
 static inline PyObject *fl_py_item(PyObject *sequence, Py_ssize_t i)
 {
 #ifdef Py_GIL_DISABLED
@@ -52,8 +52,8 @@ static inline PyObject *fl_py_item(PyObject *sequence, Py_ssize_t i)
                                                   : NULL;
 }
 
-/* The value of a key in such a dict: new reference; NULL: an exception is set, or it is not there.
- */
+/* Returns the value of a key in a dict that other threads may change. New reference; NULL: the key
+ * is missing, or an exception is set. */
 static inline PyObject *fl_py_value(PyObject *dict, PyObject *key)
 {
 #ifdef Py_GIL_DISABLED

@@ -1,5 +1,5 @@
-/* fl_py_batch_pool: see fl_py_batch_pool.h. A pool outlives iterators, so that the next epoch finds
- * memory with its pages present; lent batches outlive the pool. */
+/* fl_py_batch_pool: see fl_py_batch_pool.h. A pool outlives iterators, so the next epoch finds
+ * memory with its pages present. Lent batches outlive the pool. */
 #include "fl_py_batch_pool.h"
 
 #include "fl_py.h"
@@ -15,11 +15,12 @@
 #define Py_READONLY READONLY
 #endif
 
-/* Less address space than this is of no use for sharing memory. */
+/* A smaller address space is of no use for sharing memory. */
 static const int64_t LEAST_ARENA = 1 << 28;
 
-/* Memory cannot be pinned everywhere, that of a shared file less often than other. The slot of this
- * try is kept and serves for nothing else, because unpinning it would wait for the device. */
+/* Tries to pin memory, because some systems cannot pin memory, and more systems cannot pin the
+ * memory of a shared file. The pool keeps the slot of this try, and does not use the slot for
+ * batches: unpinning would wait for the device. */
 static int try_pinning(fl_py_batch_pool *self, fl_err *err)
 {
     FL_TRY(fl_pool_get(self->pool, 1, &self->probe, err));
@@ -68,7 +69,7 @@ void fl_py_batch_pool_leave(fl_py_batch_pool *self, fl_ring *ring, void *copies)
     Py_END_ALLOW_THREADS
 }
 
-/* Unpinning waits for the device. */
+/* Releases the interpreter lock, because unpinning waits for the device. */
 static void close_pinned(fl_py_batch_pool *self)
 {
     fl_py_batch_pool_leave(self, NULL, NULL);

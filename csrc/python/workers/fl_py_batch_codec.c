@@ -1,9 +1,9 @@
-/* fl_py_batch_codec: batches as the C collate makes them, written to bytes and read back.
+/* fl_py_batch_codec: writes batches made by _core.Collate to bytes, and reads the batches back.
  *
- * Lists, tuples, dicts, strings, numbers, and tensors by their place in the slot: what takes the
- * pickle module several objects and calls to set up is a few bytes here. Whatever else is in a
- * batch makes the writer give up, and the batch is pickled. Sizes are the machine's own: both
- * sides run on it. */
+ * The codec covers lists, tuples, dicts, strings, numbers, and tensors, which are written as their
+ * place in the slot. A few bytes replace the several objects and calls that the pickle module
+ * needs. If a batch contains anything else, the writer gives up and the batch is pickled. Sizes
+ * have the machine's own byte order, because both sides run on the same machine. */
 #include "fl_py_batch_codec.h"
 
 #include "fl_py_place.h"
@@ -58,7 +58,7 @@ static bool put_string(fl_py_writer *out, PyObject *string)
 
 static bool put_tensor(fl_py_writer *out, const fl_tensor *view, int64_t offset)
 {
-    /* A view, or one that may share memory with another. */
+    /* Views and tensors that may share memory with an earlier tensor are pickled. */
     if (offset < out->end || !fl_tensor_is_contiguous(view)) return false;
     out->end = offset + fl_tensor_bytes(view->dtype, view->ndim, view->shape);
     int64_t head[] = {offset, view->dtype.code * 256 + view->dtype.bits};
@@ -83,8 +83,9 @@ static bool put_items(fl_py_writer *out, PyObject *dict, int depth)
     return is_put && count == 0;
 }
 
-/* SHARED(batch): a thread of the user's in a worker may change what is in it, and others come into
- * the section while an item waits for one of its own: each has references, and is counted. */
+/* SHARED(batch): a user's thread in a worker may change the dict, and other threads enter the
+ * section while an item waits for a section of its own. So put_items holds references to key and
+ * value, and counts the items. */
 static bool put_dict(fl_py_writer *out, PyObject *dict, int depth)
 {
     bool is_put;
@@ -178,7 +179,7 @@ static int append_place(PyObject *places, const tensor_head *head, int64_t ndim)
     return status;
 }
 
-/* Containers are followed by their items, so all that lies in a batch comes one after the other. */
+/* A container's items follow the container, so one loop over all tags finds every tensor. */
 PyObject *fl_py_list_places(fl_py_reader *in)
 {
     PyObject *places = PyList_New(0);
@@ -213,7 +214,7 @@ static PyObject *get_dict(fl_py_reader *in, int64_t count)
 
 static PyObject *get_sequence(fl_py_reader *in, bool is_list, int64_t count)
 {
-    if (count < 0 || count > in->bytes - in->at) return NULL; /* an item takes a byte at least */
+    if (count < 0 || count > in->bytes - in->at) return NULL; /* an item takes at least one byte */
     PyObject *sequence = is_list ? PyList_New(count) : PyTuple_New(count);
     for (int64_t i = 0; sequence != NULL && i < count; i++) {
         PyObject *item = fl_py_read_batch(in);

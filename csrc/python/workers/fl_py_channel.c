@@ -9,7 +9,7 @@ PyObject *fl_py_report_corruption(fl_py_parent_end *self, int32_t worker)
         return PyErr_Format(PyExc_RuntimeError,
                             "worker %d has overwritten the memory it shares with this process; %s",
                             (int)worker, advice);
-    /* All workers can write to all of it. */
+    /* Every worker can write to the whole shared memory, so a different worker may be at fault. */
     return PyErr_Format(PyExc_RuntimeError,
                         "worker %d has overwritten the memory it shares with this process, unless "
                         "another of the %d workers has; %s",

@@ -1,4 +1,4 @@
-/* fl_py_lock_wait: see fl_py_lock_wait.h. Worker threads call it between two batches. */
+/* fl_py_lock_wait: see fl_py_lock_wait.h. Worker threads call this function between two batches. */
 #include "fl_py_lock_wait.h"
 
 #include "fl_thread.h"
@@ -12,8 +12,8 @@ const char fl_py_lock_wait_doc[] =
 PyObject *fl_py_lock_wait(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
     PyThreadState *saved = PyEval_SaveThread();
-    /* A thread that gives the lock up and takes it at once is faster than the one that waits. The
-     * kernel adds some 50 us to the shortest sleep. */
+    /* A thread that gives up the lock and takes the lock back at once wins against the waiting
+     * thread, so this thread sleeps. The kernel adds some 50 us to the shortest sleep. */
     nanosleep(&(struct timespec){.tv_nsec = 1}, NULL);
     int64_t ready_ns = fl_now_ns();
     PyEval_RestoreThread(saved);

@@ -1,6 +1,6 @@
-/* fl_py_parent_end: the heap type _core.ParentEnd. Tasks go in and replies come out; what lies
- * between is fl_inflight's. All methods need the interpreter lock, and run in the section of the
- * parent end, as those of replies do. Inert in a forked child. */
+/* fl_py_parent_end: the heap type _core.ParentEnd. Tasks go in and replies come out; fl_inflight
+ * handles the steps in between. All methods need the interpreter lock and run in the section of the
+ * parent end, like the methods of replies. In a forked child the object is inert. */
 #include "fl_py_parent_end.h"
 
 #include "fl_py.h"
@@ -131,7 +131,7 @@ static int take_key(void **key, void *arg)
     return 1;
 }
 
-/* Only tasks can be part of a cycle: buffers are plain tensors. */
+/* Only tasks can be part of a reference cycle: buffers are plain tensors. */
 static int parent_end_clear(fl_py_parent_end *self)
 {
     void *key;
@@ -147,12 +147,14 @@ static void parent_end_dealloc(fl_py_parent_end *self)
     fl_py_reply_destination_stop(&self->destination);
     fl_copier_close(self->destination.copier);
     fl_inflight_close(self->inflight);
-    fl_py_destination_close(&self->destination.base); /* waits for what was dropped since */
+    /* Closing waits for copies of batches that were dropped meanwhile. */
+    fl_py_destination_close(&self->destination.base);
     fl_shm_queue_free(self->shm);
     if (self->is_released)
         fl_region_give(self->control);
     else
-        fl_region_abandon(self->control); /* a worker that nobody knows of may still look at it */
+        /* A worker may still be alive and use the queues, so their memory is never reused. */
+        fl_region_abandon(self->control);
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->pool);
     type->tp_free(self);
@@ -166,7 +168,7 @@ static bool check_worker(const fl_py_parent_end *self, int worker)
     return false;
 }
 
-/* The same for one given as an argument: its number, or -1 with an exception. */
+/* Parses an argument as the number of a worker. Returns -1 with an exception if it is not one. */
 static int32_t parse_worker(const fl_py_parent_end *self, PyObject *object)
 {
     long number = PyLong_AsLong(object);
@@ -177,7 +179,7 @@ static int32_t parse_worker(const fl_py_parent_end *self, PyObject *object)
 
 /* ---- requests and replies */
 
-/* The number in (number, indices); -1 for anything else. */
+/* Returns the number in (number, indices); -1 for any other task. */
 static int64_t turn_of(PyObject *task)
 {
     if (!PyTuple_CheckExact(task) || PyTuple_GET_SIZE(task) == 0) return -1;
@@ -217,12 +219,12 @@ PyDoc_STRVAR(receive_doc,
              "has been received. RuntimeError where a worker has overwritten what is shared.\n"
              "Waits without the interpreter lock.");
 
-/* (task, reply) of an answered request, which it takes. */
+/* Makes (task, reply) of an answered request, and takes over the request. */
 static PyObject *make_reply(fl_py_parent_end *self, fl_request *request)
 {
     const fl_reply_message *reply = &request->reply;
     PyObject *task = request->key != NULL ? request->key : Py_NewRef(Py_None);
-    request->key = NULL; /* ours */
+    request->key = NULL; /* the pair takes the key */
     if (reply->kind > 0) {
         self->pool->bytes += reply->used;
         fl_py_reply_destination_expect(&self->destination, reply->upload);
@@ -236,7 +238,7 @@ static PyObject *make_reply(fl_py_parent_end *self, fl_request *request)
     return pair;
 }
 
-/* None if there is none. */
+/* Returns the next reply that has arrived, or None. */
 static PyObject *receive_now(fl_py_parent_end *self)
 {
     fl_err err;
@@ -248,7 +250,7 @@ static PyObject *receive_now(fl_py_parent_end *self)
     return fl_py_raise(&err, NULL);
 }
 
-/* Counts the time without the wait for the interpreter lock afterwards. */
+/* Waits for a reply. The counted time excludes the wait for the interpreter lock afterwards. */
 static void await_reply(fl_py_parent_end *self, double seconds)
 {
     int64_t begin_ns = fl_now_ns(), end_ns;
@@ -324,7 +326,8 @@ static PyObject *parent_end_first_task(fl_py_parent_end *self, PyObject *number)
 {
     int32_t worker = parse_worker(self, number);
     if (worker < 0) return NULL;
-    /* SHARED(first_task): lent by the table, in the section in which it is referenced. */
+    /* SHARED(first_task): the table lends the task, and the reference is taken in the same
+     * section. */
     PyObject *task = fl_inflight_first_key(self->inflight, worker);
     return Py_NewRef(task != NULL ? task : Py_None);
 }
@@ -363,7 +366,8 @@ static PyObject *parent_end_begun(fl_py_parent_end *self, PyObject *number)
     int32_t worker = parse_worker(self, number);
     if (worker < 0) return NULL;
     PyObject *task = fl_inflight_begun_key(self->inflight, worker, &count);
-    /* Referenced at once: where the tuple is made, the collector may run and drop the request. */
+    /* Take the reference before the tuple is made: the collector may run then and drop the
+     * request. */
     return Py_BuildValue("LN", (long long)count, Py_NewRef(task != NULL ? task : Py_None));
 }
 
@@ -380,7 +384,7 @@ static PyObject *parent_end_restart(fl_py_parent_end *self, PyObject *number)
     if (worker < 0) return NULL;
     if (self->is_closed) Py_RETURN_FALSE;
     fl_inflight_restart(self->inflight, worker);
-    /* Buffers and tasks that were dropped may have run code that has closed it. */
+    /* Dropping buffers and tasks may have run code that has closed this parent end. */
     if (self->is_closed) fl_shm_queue_close(self->shm, worker);
     return PyBool_FromLong(!self->is_closed);
 }

@@ -1,7 +1,7 @@
 /* fl_py_reply: the heap type _core.Reply, a batch that a worker process has built.
  *
- * Its pickled part is read by Python; tensors in it are made over the slot, or at the destination.
- * All methods need the interpreter lock, and run in the section of the parent end. */
+ * Python unpickles the pickled part. The tensors of a batch are made over the slot, or at the
+ * destination. All methods need the interpreter lock and run in the section of the parent end. */
 #include "fl_py_reply.h"
 
 #include "fl_py.h"
@@ -25,8 +25,8 @@ PyObject *fl_py_reply_new(fl_py_parent_end *parent_end, fl_request *request)
     return (PyObject *)self;
 }
 
-/* Where there is a destination slots are not lent: they may be pinned, and what is not delivered is
- * copied out of them. */
+/* If there is a destination, slots are not lent: a slot may be pinned, and batches that are not
+ * delivered are copied out of their slots. */
 static void open_reply(fl_py_reply *self)
 {
     if (self->is_open) return;
@@ -36,7 +36,8 @@ static void open_reply(fl_py_reply *self)
     fl_inflight_release(self->parent_end->inflight, self->request);
 }
 
-/* Unless the table does it, with the request. */
+/* Gives the slot back if the slot is lent or copied to a buffer. Otherwise the table gives the slot
+ * back together with the request. */
 static void give_slot_back(fl_py_reply *self)
 {
     fl_slot *slot = self->request->slot;
@@ -77,7 +78,8 @@ PyDoc_STRVAR(open_doc,
              "The pickled part of the batch, which counts no longer. Tensors that split() makes\n"
              "share its memory, which is free again when the last of them dies.");
 
-/* Copies the pickled part to `to`: its worker may go on writing to the slot. */
+/* Copies the pickled part to `to` before checking the hash: the worker may go on writing to the
+ * slot. */
 static int copy_head(fl_py_reply *self, char *to)
 {
     const fl_reply_message *reply = &self->request->reply;
@@ -89,7 +91,7 @@ static int copy_head(fl_py_reply *self, char *to)
     return -1;
 }
 
-/* Has a copy in self->head. */
+/* Makes sure that self->head holds a copy of the pickled part: 0, or -1 and an exception. */
 static int keep_head(fl_py_reply *self)
 {
     if (self->head != NULL) return 0;
@@ -111,13 +113,14 @@ static PyObject *reply_open(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
     return head;
 }
 
-/* Has the batch copied to self->buffer: -1 exception. */
+/* Makes sure that self->buffer holds a copy of the batch: 0, or -1 and an exception. Waits for a
+ * running copy without the interpreter lock. */
 static int copy_batch(fl_py_reply *self)
 {
     fl_py_parent_end *parent_end = self->parent_end;
     const fl_reply_message *reply = &self->request->reply;
     Py_BEGIN_ALLOW_THREADS
-    /* Once: what it holds after a failure is kept. */
+    /* If a later step fails, the buffer keeps the batch, and the next call skips this step. */
     if (self->buffer.owner == NULL)
         (void)fl_inflight_finish(parent_end->inflight, self->request, &self->buffer);
     Py_END_ALLOW_THREADS
@@ -129,10 +132,10 @@ static int copy_batch(fl_py_reply *self)
     return -1;
 }
 
-/* Moves the batch to self->memory: -1 exception. */
+/* Moves the batch to self->memory: 0, or -1 and an exception. */
 static int move_batch(fl_py_reply *self)
 {
-    /* Before the slot goes. */
+    /* The pickled part must be copied before the slot is given back. */
     if (keep_head(self) != 0 || copy_batch(self) != 0) return -1;
     int is_other_stream =
         fl_py_destination_finish(&self->parent_end->destination.base, &self->buffer,
@@ -147,7 +150,8 @@ static int move_batch(fl_py_reply *self)
     return 0;
 }
 
-/* Lets the allocator know of the current stream before anything else can fail. */
+/* Tells the allocator about the current stream. This must happen before any further step can
+ * fail. */
 static int note_stream(const fl_py_reply *self)
 {
     if (!self->is_other_stream) return 0;
@@ -176,7 +180,8 @@ static PyObject *reply_deliver(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
             return PyErr_Format(
                 PyExc_ValueError,
                 "it cannot be delivered: it is open, on its way, or has no destination");
-        self->is_moving = true; /* the interpreter lock is let go of, and Python code is called */
+        /* move_batch releases the interpreter lock and calls Python code. */
+        self->is_moving = true;
         int status = move_batch(self);
         self->is_moving = false;
         if (status != 0) return NULL;
@@ -185,7 +190,8 @@ static PyObject *reply_deliver(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-/* Strides overflow where a size of 0 hides that the others do. */
+/* Returns true if these sizes make a shape. A size of 0 makes the tensor empty, but the strides of
+ * the other sizes may still overflow; the check counts 0 as 1. */
 static bool is_shape(int32_t ndim, const int64_t *shape)
 {
     int64_t count = 1;
@@ -194,8 +200,9 @@ static bool is_shape(int32_t ndim, const int64_t *shape)
     return ndim >= 0;
 }
 
-/* A tensor at a place in an opened reply: over its memory, or a copy if it is a small part of it or
- * the slot is not lent. ValueError if it does not lie inside. New reference. */
+/* Makes a tensor at a place in an opened reply. The tensor lies over the reply's memory; if the
+ * slot is not lent, or the tensor is a small part of the batch, the tensor is a copy. ValueError if
+ * the place does not lie inside the batch. New reference. */
 static PyObject *make_tensor(const fl_py_reply *self, int64_t offset, fl_dtype dtype, int32_t ndim,
                              const int64_t *shape)
 {
@@ -251,7 +258,7 @@ static PyObject *reply_split(fl_py_reply *self, PyObject *places)
     return tensors;
 }
 
-/* Tensors that were made before, one for each place of the batch. */
+/* Tensors that reply_split has made, one for each place of the batch. */
 typedef struct made_tensors {
     PyObject *list; /* borrowed */
     Py_ssize_t next;
@@ -268,7 +275,7 @@ take_next(void *context, int64_t offset, fl_dtype dtype, int32_t ndim, const int
     return Py_NewRef(PyList_GET_ITEM(made->list, made->next++));
 }
 
-/* New reference; NULL without an exception where no batch was written. */
+/* Reads a delivered batch. New reference; NULL without an exception: the bytes hold no batch. */
 static PyObject *read_delivered(fl_py_reply *self)
 {
     fl_py_reader reader = {.data = self->head, .bytes = self->request->reply.head_bytes};

@@ -1,10 +1,11 @@
 /* fl_py_worker_end: the heap type _core.WorkerEnd, a worker process's end of the memory shared with
  * its parent.
  *
- * Holds the request being worked on and the slot its batch is built in. What does not fit is
- * counted on, so that the parent learns how much the batch needs. Used by the worker's main thread,
- * and by threads of the dataset that collate, in its section; a thread in C alone watches the
- * parent and ends this process soon after it. */
+ * Holds the request being worked on and the slot in which its batch is built. If a batch outgrows
+ * its slot, the bytes are still counted, so that the parent learns the size of the batch. The
+ * worker's main thread uses this object, and so do threads of the dataset that collate; all use its
+ * section. A native thread watches the parent, and ends this process soon after the parent's
+ * death. */
 #define _GNU_SOURCE
 #include "fl_py_worker_end.h"
 
@@ -25,9 +26,9 @@
 
 enum {
     ALIGNMENT = 64,
-    POPULATE_FROM = 16 << 10, /* smaller pieces fault in on their own */
-    KNOWN_SLOTS = 64,         /* so many slots are remembered as populated: 6 bits of a hash */
-    GRACE_S = 1               /* from the parent's death until this process is ended */
+    POPULATE_FROM = 16 << 10, /* smaller pieces fault in without help */
+    KNOWN_SLOTS = 64,         /* number of slots remembered as populated: 6 bits of a hash */
+    GRACE_S = 1               /* from the parent's death until this process ends */
 };
 
 typedef struct known_slot {
@@ -37,19 +38,20 @@ typedef struct known_slot {
 struct fl_py_worker_end {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    char *base;        /* the arena */
-    int64_t bytes;     /* of it */
-    bool is_mapped;    /* by this process; false: inherited */
+    char *base;        /* the address of the arena */
+    int64_t bytes;     /* of the arena */
+    bool is_mapped;    /* this process mapped the arena; false: it inherited the mapping */
     fl_shm_queue *shm; /* owned, over the mapping */
     int32_t worker;
-    /* SHARED(request): a thread of the user's in a worker may come here, too; in the section. */
+    /* SHARED(request): a user's thread in a worker may also collate; all fields are used in the
+     * section. */
     fl_request_message request;
-    int64_t used;           /* of the slot; beyond its limit when the batch is too large */
-    int64_t found;          /* where the last tensor ends that find() gave the place of */
-    int64_t begin_ns;       /* of the work at the request */
-    fl_reply_message reply; /* its counts, collected since the last reply */
-    known_slot populated[KNOWN_SLOTS]; /* by a hash of the offset */
-    fl_py_writer writer;               /* its memory is used again */
+    int64_t used;           /* bytes of the slot; more than its limit if the batch is too large */
+    int64_t found;          /* end of the last tensor for which find() returned a place */
+    int64_t begin_ns;       /* start of the work on the request */
+    fl_reply_message reply; /* counts since the last reply */
+    known_slot populated[KNOWN_SLOTS]; /* indexed by a hash of the offset */
+    fl_py_writer writer;               /* its memory is reused */
 };
 
 static PyObject *worker_end_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -101,7 +103,7 @@ static inline char *slot_data(const fl_py_worker_end *self)
     return self->base + self->request.offset;
 }
 
-/* Faults pages in, in one call, the first time this process writes to them. */
+/* Faults in pages with one call, the first time that this process writes to them. */
 static void populate(fl_py_worker_end *self, int64_t from, int64_t bytes)
 {
     uint64_t hash = (uint64_t)self->request.offset * 0x9E3779B97F4A7C15u;
@@ -114,8 +116,8 @@ static void populate(fl_py_worker_end *self, int64_t from, int64_t bytes)
     known->bytes = end;
 }
 
-/* Takes `bytes` of the slot: their offset; the memory there is *data, NULL if the slot is too
- * small. */
+/* Reserves `bytes` of the slot, and returns their offset. *data is the memory; NULL if the slot is
+ * too small. */
 static int64_t reserve(fl_py_worker_end *self, int64_t bytes, char **data)
 {
     int64_t begin = (self->used + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -136,7 +138,7 @@ PyObject *fl_py_worker_end_tensor(fl_py_worker_end *self, fl_dtype dtype, int32_
     FL_PY_BEGIN_SECTION((PyObject *)self);
     int64_t before = self->used;
     reserve(self, bytes, data);
-    if (*data == NULL) self->used = before; /* counted when it is packed */
+    if (*data == NULL) self->used = before; /* packing the tensor counts its bytes */
     FL_PY_END_SECTION();
     if (*data != NULL) return fl_py_tensor_at(&self->dlpack, NULL, *data, dtype, ndim, shape);
     return fl_py_tensor_new(&self->dlpack, dtype, ndim, shape, data);
@@ -149,7 +151,7 @@ void fl_py_worker_end_count_fallback(fl_py_worker_end *self, int reason)
     FL_PY_END_SECTION();
 }
 
-/* The slot lies in the arena, the task in the slot. */
+/* Returns true if the slot lies in the arena, and the task in the slot. */
 static bool is_sane(const fl_py_worker_end *self)
 {
     const fl_request_message *request = &self->request;
@@ -167,7 +169,7 @@ static PyObject *fail_damaged(fl_py_worker_end *self)
                         (int)self->worker);
 }
 
-/* A copy, which is checked: the slot may go on changing. */
+/* Copies the task and checks the copy, because the slot may go on changing. */
 static PyObject *copy_task(fl_py_worker_end *self)
 {
     const fl_request_message *request = &self->request;
@@ -213,7 +215,7 @@ static PyObject *worker_end_number(fl_py_worker_end *self, PyObject *Py_UNUSED(i
     return PyLong_FromLongLong(self->request.number);
 }
 
-/* Where tensors of this batch lie; nowhere once it is too large. */
+/* Returns the memory that holds tensors of this batch; empty memory if the batch is too large. */
 static fl_py_memory built_memory(const fl_py_worker_end *self)
 {
     bool fits = self->used <= self->request.limit;
@@ -320,18 +322,18 @@ static PyObject *worker_end_is_closed(fl_py_worker_end *self, PyObject *Py_UNUSE
 /* ---- the watch on the parent */
 
 typedef struct watch {
-    fl_shm_queue *shm; /* borrowed from a worker end that lives as long as the process */
+    fl_shm_queue *shm; /* borrowed from a worker end, which lives as long as the process */
     int32_t worker;
     pid_t parent;
-    int pidfd; /* owned; -1 on kernels without */
+    int pidfd; /* owned; -1 if the kernel has no pidfds */
 } watch;
 
 static bool has_died(const watch *self)
 {
     struct pollfd event = {.fd = self->pidfd, .events = POLLIN};
-    /* Where the program has closed the descriptor, by looking twice a second. */
+    /* If there is no usable descriptor, the thread looks twice a second instead. */
     bool is_readable = self->pidfd >= 0 && poll(&event, 1, -1) == 1 && event.revents == POLLIN;
-    /* The program may have closed it, and another file may have its number. */
+    /* The program may have closed the descriptor, and a different file may have its number. */
     if (is_readable && fl_is_pidfd(self->pidfd)) return true;
     (void)poll(NULL, 0, 500);
     return kill(self->parent, 0) != 0 && errno == ESRCH;
@@ -355,13 +357,13 @@ static PyObject *worker_end_watch(fl_py_worker_end *self, PyObject *args)
 {
     int pid;
     if (!PyArg_ParseTuple(args, "i:watch", &pid)) return NULL;
-    watch *started = fl_alloc(sizeof *started); /* the thread's, for ever */
+    watch *started = fl_alloc(sizeof *started); /* owned by the thread, which never ends */
     if (started == NULL) return PyErr_NoMemory();
     *started = (watch){
         .shm = self->shm, .worker = self->worker, .parent = pid, .pidfd = fl_pidfd_open(pid)};
     pthread_t thread;
     fl_err err;
-    Py_INCREF(self); /* the thread's, for ever */
+    Py_INCREF(self); /* owned by the thread, which never ends */
     if (fl_thread_start(&thread, watch_parent, started, &err) != FL_OK) {
         fl_free(started);
         Py_DECREF(self);
