@@ -1,10 +1,10 @@
-/* fl_py_collate: the heap type _core.Collate, torch's default_collate with the work in C.
+/* fl_py_collate: see fl_py_collate.h.
  *
- * Plain lists, tuples and dicts are taken apart here, and the values in them are stacked
- * (fl_py_stack). Any other container is taken apart by torch's own function, which calls back for
- * the values in it; any other value is torch's altogether. So what comes out is what torch makes,
- * and what is refused is refused by torch. Enters with the interpreter lock, and in the collate's
- * section: iterators without workers share one. */
+ * Collate takes plain lists, tuples and dicts apart, and stacks the values (fl_py_stack). For any
+ * other container torch's own function takes the container apart and calls back for the values
+ * inside. All remaining values go to torch. So the result is the result of torch, and torch raises
+ * the errors. All functions enter with the interpreter lock and in the section of the collate,
+ * because iterators without workers share one collate. */
 #include "fl_py_collate.h"
 
 #include "fl_py.h"
@@ -17,10 +17,12 @@
 typedef struct fl_py_collate {
     PyObject_HEAD
     fl_py_stacker stacker;
-    PyObject *registry;       /* owned: torch's dict of collate functions by type */
-    PyObject *expected;       /* owned: its keys and values in turn, as they were */
-    PyObject *others;         /* owned: collates containers that are not plain */
-    PyObject *count_modes[2]; /* owned: torch's, for both kinds of modes */
+    PyObject *registry; /* owned: torch's dict of collate functions by type */
+    PyObject *expected; /* owned: keys and values of the registry in turn, as seen when the collate
+                           was made */
+    PyObject *others;   /* owned: collates containers that are not plain */
+    PyObject *count_modes[2]; /* owned: torch's functions that count active modes, one for each kind
+                                 of mode */
 } fl_py_collate;
 
 /* ---- containers */
@@ -33,7 +35,8 @@ static void drop_items(PyObject **items, Py_ssize_t count)
     PyMem_Free(items);
 }
 
-/* As dict does it: PyErr_SetObject would take None for no argument, and a tuple for several. */
+/* Raises KeyError as dict does: PyErr_SetObject would take None as no argument, and a tuple as
+ * several arguments. */
 static void set_key_error(PyObject *key)
 {
     PyObject *args = PyTuple_Pack(1, key);
@@ -41,7 +44,8 @@ static void set_key_error(PyObject *key)
     Py_XDECREF(args);
 }
 
-/* [sample[key] for sample in batch]. SHARED(values): any thread may change a sample. */
+/* Sets items to [sample[key] for sample in batch]; false and an exception if a sample fails.
+ * SHARED(values): any thread may change a sample. */
 static bool pick_key(const fl_py_items *batch, PyObject *key, PyObject **items)
 {
     for (Py_ssize_t i = 0; i < batch->count; i++) {
@@ -107,8 +111,8 @@ static PyObject *fail_sizes(void)
                         "each element in list of batch should be of equal size");
 }
 
-/* The items at one place of the samples: false, and no references, if there is none in one of them.
- * SHARED(places): any thread may change the list. */
+/* Takes the items at one place of the samples. If one sample lacks the place, returns false, and
+ * takes no references. SHARED(places): any thread may change the list. */
 static bool pick_place(const fl_py_items *batch, Py_ssize_t place, PyObject **items)
 {
     for (Py_ssize_t i = 0; i < batch->count; i++) {
@@ -140,7 +144,7 @@ static PyObject *collate_sequence(fl_py_collate *self, const fl_py_items *batch)
     PyObject *result = PyList_New(size);
     for (Py_ssize_t place = 0; result != NULL && place < size; place++) {
         PyObject *value = NULL;
-        if (are_alike(batch, size)) /* each time: stacking may run Python code */
+        if (are_alike(batch, size)) /* checked for each place: stacking may run Python code */
             value = collate_place(self, batch, place);
         else
             (void)fail_sizes();
@@ -174,7 +178,7 @@ static PyObject *collate_items(fl_py_collate *self, const fl_py_items *batch)
 
 /* ---- the type */
 
-/* Whether a dict has these keys and values in turn. */
+/* Returns true if a dict has exactly these keys and values, in this order. */
 static bool has_items(PyObject *dict, PyObject *expected)
 {
     Py_ssize_t at = 0, count = 0;
@@ -188,7 +192,7 @@ static bool has_items(PyObject *dict, PyObject *expected)
     return true;
 }
 
-/* SHARED(registry): torch's dict, which any thread may change. */
+/* SHARED(registry): any thread may change torch's dict. */
 static bool is_unchanged(const fl_py_collate *self)
 {
     bool has_same;
@@ -198,7 +202,7 @@ static bool is_unchanged(const fl_py_collate *self)
     return has_same;
 }
 
-/* A default device and whatever else sees torch's calls: 1 yes, 0 no, -1 exception. */
+/* Finds out whether a mode is active, for example a default device: 1 yes, 0 no, -1 exception. */
 static int is_mode_active(const fl_py_collate *self)
 {
     for (int i = 0; i < 2; i++) {
@@ -210,7 +214,8 @@ static int is_mode_active(const fl_py_collate *self)
     return 0;
 }
 
-/* A batch as its own array of references: user code may change the list meanwhile. */
+/* Calls `work` with an array of references to the samples: user code may change the list
+ * meanwhile. */
 static PyObject *with_items(fl_py_collate *self, PyObject *samples,
                             PyObject *(*work)(fl_py_collate *, const fl_py_items *))
 {
@@ -331,7 +336,7 @@ static PyObject *collate_fallbacks(fl_py_collate *self, PyObject *Py_UNUSED(igno
     return fl_py_fallbacks_dict(self->stacker.fallbacks);
 }
 
-/* The keys and values of a dict in turn. */
+/* Returns the keys and values of a dict in turn, as a new tuple. */
 static PyObject *snapshot(PyObject *registry)
 {
     PyObject *key, *value, *copy = PyDict_Copy(registry), *expected = NULL;
@@ -355,7 +360,7 @@ static int find_modes(fl_py_collate *self, PyObject *torch)
     return self->count_modes[0] != NULL && self->count_modes[1] != NULL ? 0 : -1;
 }
 
-/* `object` or NULL for None; TypeError, and false, for what is not exactly of the type. */
+/* Turns None into NULL. Returns false, with TypeError, for an object of a different type. */
 static bool parse_optional(PyObject **object, PyTypeObject *type, const char *name)
 {
     if (*object == Py_None) *object = NULL;
@@ -404,8 +409,9 @@ static int collate_traverse(fl_py_collate *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* The user's functions may refer to the collate. Ours must not: batch memory would wait for a run
- * of Python's collector, which does not know how large it is. */
+/* The user's functions may refer to the collate, and the collector can break such a cycle. Native
+ * objects must not refer to the collate: batch memory would wait for a run of Python's collector,
+ * and the collector does not know how large the memory is. */
 static int collate_clear(fl_py_collate *self)
 {
     Py_CLEAR(self->others);

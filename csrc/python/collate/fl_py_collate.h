@@ -1,4 +1,4 @@
-/* fl_py_collate: the heap type _core.Collate, torch's default_collate with the work in C. */
+/* fl_py_collate: the heap type _core.Collate, torch's default_collate in native code. */
 #ifndef FL_PY_COLLATE_H
 #define FL_PY_COLLATE_H
 

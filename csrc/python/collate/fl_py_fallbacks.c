@@ -1,4 +1,4 @@
-/* fl_py_fallbacks: why torch's own functions collated something, and how often. */
+/* fl_py_fallbacks: see fl_py_fallbacks.h. */
 #include "fl_py_fallbacks.h"
 
 static const char *const reasons[FL_FALLBACK_REASONS] = {

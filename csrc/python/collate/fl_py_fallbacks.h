@@ -1,4 +1,4 @@
-/* fl_py_fallbacks: why torch's own functions collated something, and how often. */
+/* fl_py_fallbacks: counts how often torch's own functions collated values, by reason. */
 #ifndef FL_PY_FALLBACKS_H
 #define FL_PY_FALLBACKS_H
 
@@ -7,7 +7,7 @@
 
 enum { FL_PY_NOT_PLAIN, FL_PY_MIXED, FL_PY_STRIDED, FL_PY_REGISTRY, FL_PY_MODE };
 
-/* Counts by reason as a new dict; those that are 0 are left out. */
+/* Returns the counts by reason as a new dict, without the counts that are 0. */
 PyObject *fl_py_fallbacks_dict(const int64_t *counts);
 
 #endif

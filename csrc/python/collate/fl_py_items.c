@@ -1,9 +1,9 @@
-/* fl_py_items: the values at one place of the samples of a batch. */
+/* fl_py_items: see fl_py_items.h. */
 #include "fl_py_items.h"
 
 #include "fl_py_section.h"
 
-/* SHARED(samples): any thread may change the list, but not while it is copied. */
+/* SHARED(samples): any thread may change the list, but not during the copy. */
 int fl_py_items_take(PyObject *sequence, PyObject ***items, Py_ssize_t *count)
 {
     FL_PY_BEGIN_SECTION(sequence);

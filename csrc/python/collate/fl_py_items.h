@@ -1,4 +1,4 @@
-/* fl_py_items: the values at one place of the samples of a batch. */
+/* fl_py_items: the values at one position of the samples of a batch, for example all labels. */
 #ifndef FL_PY_ITEMS_H
 #define FL_PY_ITEMS_H
 
@@ -7,18 +7,18 @@
 typedef struct fl_py_items {
     PyObject **items; /* borrowed from the caller, who holds references */
     Py_ssize_t count;
-    bool is_tuple;      /* torch has them in a tuple here, else in a list */
-    PyObject *original; /* borrowed: the very list or tuple, if there is one */
+    bool is_tuple;      /* torch holds these values in a tuple; false: in a list */
+    PyObject *original; /* borrowed: the user's list or tuple of these values; NULL: none exists */
 } fl_py_items;
 
-/* References to what is in a list or tuple now, which the caller drops: 0, or -1 and MemoryError.
- * *items, with PyMem_Free, is the caller's; NULL where there is none. */
+/* Takes references to the present items of a list or tuple: 0, or -1 and MemoryError. The caller
+ * drops the references, and frees *items with PyMem_Free. If there are no items, *items is NULL. */
 int fl_py_items_take(PyObject *sequence, PyObject ***items, Py_ssize_t *count);
 
-/* The values as torch has them. New reference. */
+/* Returns the values in the list or tuple that torch's functions get. New reference. */
 PyObject *fl_py_items_object(const fl_py_items *batch);
 
-/* function(values), or function(first, values) unless `first` is NULL. New reference. */
+/* Calls function(values), or function(first, values) unless `first` is NULL. New reference. */
 PyObject *fl_py_items_call(PyObject *function, PyObject *first, const fl_py_items *batch);
 
 #endif

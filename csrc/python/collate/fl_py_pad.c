@@ -1,8 +1,8 @@
-/* fl_py_pad: sequences of different length in one tensor: padded in rows, or packed.
+/* fl_py_pad: see fl_py_pad.h.
  *
- * Here the arguments are read and each sequence gets its place; fl_py_sequences writes the tensor.
- * The tensors beside it (mask, lengths, bounds, positions) are made here. Enters with the
- * interpreter lock. */
+ * This file reads the arguments, gives each sequence its start, and makes the small tensors: mask,
+ * lengths, bounds and positions. fl_py_sequences writes the tensor of the sequences. All functions
+ * enter with the interpreter lock. */
 #include "fl_py_pad.h"
 
 #include "fl_packing.h"
@@ -41,8 +41,8 @@ static PyObject *make_lengths(fl_py_stacker *stacker, const fl_py_sequences *sel
 
 /* ---- padding */
 
-/* Cuts runs, and gives them their places: 0, or -1 and MemoryError for more elements than any
- * memory has. */
+/* Cuts the runs to max_length and sets their starts: 0, or -1 and MemoryError if no memory can hold
+ * that many elements. */
 static int place_rows(fl_py_sequences *self, bool is_left, int64_t multiple, int64_t max_length,
                       int64_t *width)
 {
@@ -102,7 +102,7 @@ PyObject *fl_py_pad(fl_py_stacker *self, PyObject *args)
 
 /* ---- packing */
 
-/* The int64 at `i` of a list of ints, -1 for what is none. */
+/* Returns the int64 at `i` of a list of ints; -1 if the item is not such an int. */
 static int64_t int_at(PyObject *list, Py_ssize_t i)
 {
     int overflow;
@@ -116,7 +116,8 @@ static int fail_places(void)
     return -1;
 }
 
-/* 0, or -1 and ValueError unless the places are in order, and the lengths those of the runs. */
+/* Sets the starts of packed runs: 0, or -1 and ValueError unless the starts rise and `lengths`
+ * agrees with the runs. */
 static int place_packed(fl_py_sequences *self, PyObject *starts, PyObject *lengths, int64_t total)
 {
     int64_t at = 0;
@@ -164,7 +165,7 @@ PyObject *fl_py_pack(fl_py_stacker *self, PyObject *args)
     return result;
 }
 
-/* Puts a number into a new list: 0 or -1. */
+/* Puts a number into a new list: 0, or -1 and an exception. */
 static int put_int(PyObject *list, Py_ssize_t at, int64_t number)
 {
     PyObject *item = list != NULL ? PyLong_FromLongLong(number) : NULL;
@@ -172,7 +173,7 @@ static int put_int(PyObject *list, Py_ssize_t at, int64_t number)
     return item != NULL ? 0 : -1;
 }
 
-/* The result of pack_rows(). at_segment: for each segment its sequence, -1 for padding. */
+/* Builds the result of pack_rows(). at_segment holds the sequence of each segment; -1: padding. */
 static PyObject *
 list_packing(const fl_packing *packing, Py_ssize_t count, const int64_t *at_segment)
 {
@@ -242,7 +243,7 @@ PyObject *fl_py_pack_rows(PyObject *Py_UNUSED(module), PyObject *args)
 
 /* ---- segments */
 
-/* 0, or -1 and ValueError unless the bounds rise from 0 to `total`. */
+/* Checks the bounds: 0, or -1 and ValueError unless the bounds rise from 0 to `total`. */
 static int check_bounds(PyObject *bounds, int64_t total)
 {
     Py_ssize_t count = PyList_GET_SIZE(bounds);
@@ -292,7 +293,8 @@ PyObject *fl_py_segments(fl_py_stacker *self, PyObject *args)
         return NULL;
     const int64_t shape[] = {rows, width};
     if (!count_elements(shape, &total) || check_bounds(given, total) != 0) return NULL;
-    PyObject *bounds = PyList_GetSlice(given, 0, PyList_GET_SIZE(given)); /* nobody else has it */
+    /* The copy cannot change: Python code never sees the copied list. */
+    PyObject *bounds = PyList_GetSlice(given, 0, PyList_GET_SIZE(given));
     PyObject *all = bounds != NULL ? PyList_New(0) : NULL, *result = NULL;
     for (int i = 0; all != NULL && i < copies; i++) {
         PyObject *tensor = make_cu_seqlens(self, bounds);

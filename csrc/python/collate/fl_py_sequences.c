@@ -1,10 +1,10 @@
-/* fl_py_sequences: the sequences of one field of a batch, and the tensor they are written to.
+/* fl_py_sequences: see fl_py_sequences.h.
  *
- * The sequences are looked at once (their lengths and dtype), then each is written to its place in
- * the tensor, which Python numbers reach without an object for each sequence. Python code that runs
- * in between (a finalizer, too, where objects are made) may change a sequence: lists are compared
- * by length, memory by address and layout, before they are read. Enters with the interpreter lock.
- */
+ * The first step looks once at all sequences (lengths and dtype). The second step writes each
+ * sequence to the tensor, and Python numbers need no object for each sequence. Python code may run
+ * between the two steps, for example a finalizer, and may change a sequence. So a list's length,
+ * and the address and layout of elements in memory, are compared again before they are read. All
+ * functions enter with the interpreter lock. */
 #include "fl_py_sequences.h"
 
 #include "fl_py_numpy.h"
@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { LONG_COPY = 256 << 10 }; /* bytes, from here on without the interpreter lock */
+enum { LONG_COPY = 256 << 10 }; /* bytes; a longer copy runs without the interpreter lock */
 
 static const fl_dtype int64_dtype = {kDLInt, 64, 1};
 
@@ -69,7 +69,7 @@ look_at_run(fl_py_stacker *self, PyObject *value, fl_py_sequences *out, fl_py_se
 
 static int look_at_runs(fl_py_stacker *self, fl_py_sequences *out)
 {
-    out->kind = FL_PY_NUMBER_OTHER; /* until there is a number */
+    out->kind = FL_PY_NUMBER_OTHER; /* until a list with a number is found */
     out->has_lists = is_list(out->values[0]);
     for (Py_ssize_t i = 0; i < out->count; i++) {
         PyObject *value = out->values[i];
@@ -86,7 +86,7 @@ static inline bool is_integer(fl_dtype dtype)
     return dtype.code == kDLInt || dtype.code == kDLUInt;
 }
 
-/* False: there is none. */
+/* Sets the tensor's dtype. Returns false if no dtype fits. */
 static bool find_dtype(fl_py_sequences *self, bool is_widened, int float_bits)
 {
     if (!self->has_lists)
@@ -100,8 +100,8 @@ static bool find_dtype(fl_py_sequences *self, bool is_widened, int float_bits)
     return self->kind != FL_PY_NUMBER_FLOAT || float_bits == 32 || float_bits == 64;
 }
 
-/* Whether elements in memory lie where they lay. Makes no object, so nothing moves them after it.
- */
+/* Returns true if elements in memory have not moved. This function makes no object, so the elements
+ * cannot move after the check either. */
 static bool
 is_unmoved(const fl_py_stacker *self, PyObject *value, fl_dtype dtype, const fl_py_sequence *run)
 {
@@ -168,7 +168,7 @@ static void fill_elements(char *to, const char *element, int64_t bytes, int64_t 
     }
 }
 
-/* The kind of number that was met where another was to be written, or `kind`. */
+/* Writes bools. Returns FL_PY_NUMBER_BOOL, or the kind of the first number that is not a bool. */
 static fl_py_number_kind put_bools(PyObject *const *items, int64_t count, char *to)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -206,7 +206,7 @@ static fl_py_number_kind put_floats(PyObject *const *items, int64_t count, char 
     return FL_PY_NUMBER_FLOAT;
 }
 
-enum { LARGER_KIND = 2 }; /* self->kind has grown: everything must be written again */
+enum { LARGER_KIND = 2 }; /* self->kind has become larger: write all runs again */
 
 static fl_py_number_kind
 put_numbers(const fl_py_sequences *self, const fl_py_sequence *from, char *to)
@@ -218,8 +218,8 @@ put_numbers(const fl_py_sequences *self, const fl_py_sequence *from, char *to)
     return put_bools(items, from->length, to);
 }
 
-/* 0, FL_PY_UNCOVERED or LARGER_KIND. SHARED(numbers): any thread may change the list,
- * but not while it is read. */
+/* Writes one list: 0, FL_PY_UNCOVERED or LARGER_KIND. SHARED(numbers): any thread may change the
+ * list, but not during the read. */
 static int put_list(fl_py_sequences *self, const fl_py_sequence *from, char *to)
 {
     fl_py_number_kind kind;
@@ -277,7 +277,7 @@ static void put_elements(const fl_py_sequences *self, const fl_py_sequence *from
             memcpy(to + i * bytes, from->data + i * from->stride, (size_t)bytes);
 }
 
-/* Writes every run and what lies between them: as of put_list. */
+/* Writes every run, and padding between the runs. Returns the statuses of put_list. */
 static int put_runs(fl_py_sequences *self, char *to, int64_t total, const char *element)
 {
     int64_t bytes = fl_dtype_bytes(self->to), at = 0;
@@ -299,8 +299,7 @@ static int put_runs(fl_py_sequences *self, char *to, int64_t total, const char *
 
 /* ---- the tensor */
 
-/* The bytes of the padding, which `fill` gives for the number of a dtype: 0, or -1 and an
- * exception. */
+/* Gets the bytes of one padding element from `fill`: 0, or -1 and an exception. */
 static int find_padding(PyObject *fill, fl_dtype dtype, char *element)
 {
     PyObject *bytes = PyObject_CallFunction(fill, "i", dtype.code * 256 + dtype.bits);

@@ -1,8 +1,9 @@
-/* fl_py_stack: stacks the values at one place of a batch: tensors, ndarrays, numbers, strings.
+/* fl_py_stack: see fl_py_stack.h.
  *
- * Arrays and numbers are stacked here if all are of one exact type, dtype and shape; what is mixed
- * follows rules of promotion that are torch's. Small tensors are stacked by torch.stack, which
- * looks into them faster than we can, into our memory. Enters with the interpreter lock. */
+ * If all arrays or numbers have exactly one type, dtype and shape, this file stacks them. Mixed
+ * values go to torch, because torch has its own rules of promotion. For small tensors torch.stack
+ * writes into fastloop's memory, because torch reads small tensors faster than fastloop can. All
+ * functions enter with the interpreter lock. */
 #include "fl_py_stack.h"
 
 #include "fl_cpu_rows.h"
@@ -12,13 +13,13 @@
 #include <string.h>
 
 enum {
-    LONG_TENSOR = 16 << 10, /* tensors of so many bytes are copied here: past the caches; */
-    LARGE_STACK = 1 << 20,  /* and without workers, stacks of so many bytes get warm memory */
-    LARGE_BATCH = 1 << 20,  /* from here on past the caches */
-    LONG_COPY = 256 << 10,  /* from here on without the interpreter lock */
-    SMALL_STACK = 4096,     /* up to here not worth a pool */
-    KEPT_SLOTS = 16,        /* that a pool keeps for loops that hold some batches, */
-    KEPT_BYTES = 128 << 20  /* if these are not more bytes, or there are two */
+    LONG_TENSOR = 16 << 10, /* tensors of this size or larger are copied here, not by torch */
+    LARGE_STACK = 1 << 20,  /* without workers, stacks of this size or larger get warm memory */
+    LARGE_BATCH = 1 << 20,  /* a batch of this size or larger is copied past the caches */
+    LONG_COPY = 256 << 10,  /* a copy of this size or longer runs without the interpreter lock */
+    SMALL_STACK = 4096,     /* a stack of at most this size gets no pool */
+    KEPT_SLOTS = 16,        /* slots that a pool keeps, for loops that hold some batches */
+    KEPT_BYTES = 128 << 20  /* most bytes of kept slots; a pool may always keep two slots */
 };
 
 PyObject *fl_py_fall_back(fl_py_stacker *self, const fl_py_items *batch, int reason)
@@ -44,7 +45,8 @@ make_in_pool(fl_py_stacker *self, fl_dtype dtype, int32_t ndim, const int64_t *s
             fl_pool_reserve(*pool, KEPT_SLOTS);
         if (*pool != NULL && bytes <= INT64_MAX / 2)
             fl_pool_limit(*pool, fl_max(KEPT_BYTES, 2 * bytes));
-        /* None without memory or in a forked child: then as for any stack beyond the pools. */
+        /* Without memory, or in a forked child, there is no slot; the stack is then made outside of
+         * the pools. */
         if (*pool != NULL) (void)fl_pool_get(*pool, bytes, &slot, NULL);
     }
     if (slot == NULL) return fl_py_tensor_new(&self->dlpack, dtype, ndim, shape, data);
@@ -77,7 +79,7 @@ PyObject *fl_py_stacker_block(fl_py_stacker *self, PyObject *like, Py_ssize_t co
     shape[0] = count;
     memcpy(shape + 1, view.shape, (size_t)view.ndim * sizeof *shape);
     PyObject *block = fl_py_stacker_tensor(self, view.dtype, view.ndim + 1, shape, &data);
-    /* A finalizer may have begun another one meanwhile. */
+    /* A finalizer may have begun a different block meanwhile. */
     Py_XSETREF(self->block, Py_XNewRef(block));
     return block;
 }
@@ -85,9 +87,9 @@ PyObject *fl_py_stacker_block(fl_py_stacker *self, PyObject *like, Py_ssize_t co
 void fl_py_stacker_drop(fl_py_stacker *self) { Py_CLEAR(self->block); }
 
 typedef struct copy_job {
-    char *to;                /* borrowed for the time of the job, as all here */
-    const char *const *from; /* one address for each item */
-    int64_t bytes;           /* of one */
+    char *to;                /* borrowed during the job, like all pointers here */
+    const char *const *from; /* the address of each item */
+    int64_t bytes;           /* of one item */
     bool is_streamed;
 } copy_job;
 
@@ -99,8 +101,8 @@ static void copy_some(void *context, int64_t first, int64_t end)
                                  1, job->is_streamed);
 }
 
-/* Copies `count` pieces of `bytes` each one after another; if that takes long, with other threads
- * and without the interpreter lock. */
+/* Copies `count` items of `bytes` each into consecutive memory. A long copy runs without the
+ * interpreter lock, and a large one with the help of other threads. */
 static void
 copy_items(fl_py_stacker *self, char *to, const char *const *from, int64_t bytes, Py_ssize_t count)
 {
@@ -122,7 +124,7 @@ static bool is_alike(const fl_tensor *a, const fl_tensor *b)
     return memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
 }
 
-/* 1 yes, 0 no, -1 exception. */
+/* Returns the truth of an object, whose reference it takes: 1 yes, 0 no, -1 exception. */
 static int is_true(PyObject *owned)
 {
     int answer = owned != NULL ? PyObject_IsTrue(owned) : -1;
@@ -130,7 +132,8 @@ static int is_true(PyObject *owned)
     return answer;
 }
 
-/* What the exchange table does not tell: 0 plain, 1 not, -1 exception. */
+/* Finds properties that the exchange table does not tell: 0 the tensor is plain, 1 it requires a
+ * gradient or is lazily negated, -1 exception. */
 static int has_strings_attached(const fl_py_stacker *self, PyObject *tensor)
 {
     int answer = is_true(PyObject_GetAttrString(tensor, "requires_grad"));
@@ -138,8 +141,8 @@ static int has_strings_attached(const fl_py_stacker *self, PyObject *tensor)
     return is_true(PyObject_CallOneArg(self->is_neg, tensor));
 }
 
-/* The table calls torch.int4 and its like bytes, and pairs of float4 vectors; 1 yes, 0 no, -1
- * exception. */
+/* The exchange table describes torch.int4 and similar dtypes as bytes, and pairs of float4 as
+ * vectors; torch stacks these. 1 such a dtype, 0 not, -1 exception. */
 static int has_odd_dtype(const fl_py_stacker *self, PyObject *tensor, const fl_tensor *view)
 {
     bool is_byte =
@@ -148,7 +151,7 @@ static int has_odd_dtype(const fl_py_stacker *self, PyObject *tensor, const fl_t
     if (!is_byte) return 0;
     PyObject *dtype = PyObject_GetAttrString(tensor, "dtype");
     if (dtype == NULL) return -1;
-    Py_DECREF(dtype); /* torch's dtypes live for ever */
+    Py_DECREF(dtype); /* torch never frees its dtypes */
     return dtype != self->int8 && dtype != self->uint8;
 }
 
@@ -160,14 +163,14 @@ int fl_py_stacker_look(fl_py_stacker *self, PyObject *item, fl_tensor *view)
         PyErr_Clear();
         return FL_PY_NOT_PLAIN;
     }
-    /* A conjugate view looks like any other. */
+    /* A conjugate view looks like any complex tensor. */
     if (view->dtype.code == kDLComplex) return FL_PY_NOT_PLAIN;
     int odd = has_odd_dtype(self, item, view);
     if (odd != 0) return odd < 0 ? -1 : FL_PY_NOT_PLAIN;
     return FL_PY_FINE;
 }
 
-/* Whether the values are the rows of a block, all of them and in order. */
+/* Returns true if the values are the rows of a block, all rows and in order. */
 static bool are_rows_of(fl_py_stacker *self, PyObject *owner, const fl_py_items *batch)
 {
     fl_tensor block, row;
@@ -186,9 +189,9 @@ static bool are_rows_of(fl_py_stacker *self, PyObject *owner, const fl_py_items 
     return true;
 }
 
-/* The block, where the values are its rows. New reference; NULL: they are not, without an
- * exception. torch's functions give the interpreter lock up, and another thread may put an end to
- * the batch of the block: so it is kept while rows are looked at. */
+/* Takes the block if the values are its rows. New reference; NULL without an exception: the values
+ * are different. This function holds a reference to the block: torch's functions give up the
+ * interpreter lock, and a different thread may end the block's batch meanwhile. */
 static PyObject *take_block(fl_py_stacker *self, const fl_py_items *batch)
 {
     PyObject *block = Py_XNewRef(self->block);
@@ -199,11 +202,11 @@ static PyObject *take_block(fl_py_stacker *self, const fl_py_items *batch)
         return NULL;
     }
     if (self->block == block) fl_py_stacker_drop(self);
-    self->stacks++; /* as it did when it was made */
+    self->stacks++; /* making the block has counted a stack; count it again for this batch */
     return block;
 }
 
-/* NumPy makes arrays of strides that torch refuses. */
+/* NumPy makes arrays with strides that torch refuses. */
 static bool has_odd_stride(const fl_tensor *view)
 {
     int64_t bytes = fl_dtype_bytes(view->dtype);
@@ -220,7 +223,7 @@ static int look_at_array(fl_py_stacker *self, PyObject *item, fl_tensor *view)
     }
     if (has_odd_stride(view)) return FL_PY_NOT_PLAIN;
     if (!self->has_warned && fl_py_is_read_only(item)) {
-        self->has_warned = true; /* torch warns once per process, of the first it sees */
+        self->has_warned = true; /* torch warns once per process, for the first array */
         PyObject *tensor = PyObject_CallOneArg(self->as_tensor, item);
         if (tensor == NULL) return -1;
         Py_DECREF(tensor);
@@ -228,7 +231,8 @@ static int look_at_array(fl_py_stacker *self, PyObject *item, fl_tensor *view)
     return FL_PY_FINE;
 }
 
-/* Whether all are alike and contiguous: as of look_at_*. Their addresses go to `from`. */
+/* Checks that all values are alike and contiguous. Returns the results of look_at_array and
+ * fl_py_stacker_look. The values' addresses go to `from`. */
 static int
 look_at_all(fl_py_stacker *self, const fl_py_items *batch, fl_tensor *first, const char **from)
 {
@@ -257,7 +261,7 @@ make_stacked(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *one
     return fl_py_stacker_tensor(self, one->dtype, one->ndim + 1, shape, data);
 }
 
-/* torch.stack(tensors, 0, out=out): what torch does in a worker, into our memory. */
+/* Calls torch.stack(tensors, 0, out=out) as torch does in a worker; `out` is fastloop's memory. */
 static PyObject *
 stack_into(fl_py_stacker *self, PyObject *tensors, const fl_py_items *batch, const fl_tensor *one)
 {
@@ -271,8 +275,8 @@ stack_into(fl_py_stacker *self, PyObject *tensors, const fl_py_items *batch, con
     return result;
 }
 
-/* Whether all are what they were, at these addresses: a finalizer may have resized one where an
- * object was made. This makes none. */
+/* Returns true if all values still have the same layout and lie at these addresses. A finalizer may
+ * have resized a value when an object was made. This function makes no object. */
 static bool are_unmoved(const fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *one,
                         const char *const *from)
 {
@@ -315,11 +319,12 @@ static PyObject *stack_in_worker(fl_py_stacker *self, const fl_py_items *batch,
     PyObject *result = stack_into(self, tensors, batch, first);
     Py_XDECREF(tensors);
     if (result != NULL || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
-    PyErr_Clear(); /* what torch refuses, it refuses in words of its own */
+    PyErr_Clear(); /* the fallback raises torch's own error */
     return fl_py_fall_back(self, batch, FL_PY_MIXED);
 }
 
-/* torch's own stack may choose dtype and layout, and is fast for small tensors. */
+/* Stacks tensors outside of workers. torch's own stack may choose dtype and layout, and is fast for
+ * small tensors. */
 static PyObject *
 stack_here(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *first, const char **from)
 {
@@ -328,7 +333,8 @@ stack_here(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *first
     int look = FL_PY_STRIDED;
     if (bytes >= LARGE_STACK / batch->count) look = look_at_all(self, batch, &view, from);
     if (look < 0) return NULL;
-    /* torch would share each tensor among its threads, and wait for them once for every one. */
+    /* torch would split the copy of every tensor among its threads, and wait for the threads each
+     * time. */
     if (look == FL_PY_FINE && bytes >= LONG_TENSOR) return copy_all(self, batch, &view, from);
     PyObject *tensors = fl_py_items_object(batch), *result = NULL;
     if (tensors != NULL && look == FL_PY_FINE)
