@@ -1,8 +1,8 @@
-/* fl_py_clip: collecting, unscaling and clipping gradients in one call; see fl_py_clip.h.
+/* fl_py_clip: see fl_py_clip.h.
  *
- * The numbers in between (norm, factor) stay on the device: nothing here waits for it, but for the
- * one question whether to raise. Of DTensors on the CPU the norm is that of all processes: Python
- * is called for the one message between the passes. */
+ * The numbers between passes (norm, factor) stay on the device. No function here waits for the
+ * device, except for the question whether to raise. For DTensors on the CPU the norm covers all
+ * processes: Python is called for the one message between the passes. */
 #include "fl_py_clip.h"
 
 #include "fl_py_passes.h"
@@ -22,8 +22,8 @@ static bool has_one_type(const fl_py_grads *self)
     return self->types != 0 && (self->types & (self->types - 1)) == 0;
 }
 
-/* Whether the engine computes this norm of these gradients as torch does, in one dtype. torch
- * refuses the maximum of a tensor without elements. */
+/* Returns true if the engine computes this norm of these gradients as torch does, in one dtype.
+ * torch refuses the maximum of a tensor without elements. */
 static bool can_clip(const fl_py_grads *self, const fl_py_clip *clip)
 {
     int32_t norm = fl_py_find_norm(clip->norm_type);
@@ -36,7 +36,7 @@ static bool can_clip(const fl_py_grads *self, const fl_py_clip *clip)
     return self->device == FL_PY_CPU && has_one_kind && !(self->types & 1U << FL_F64);
 }
 
-/* A norm in the gradients' dtype. New reference. */
+/* Casts a norm to the gradients' dtype. New reference. */
 static PyObject *as_total_norm(const fl_py_grads *self, PyObject *norm)
 {
     int32_t type = 0;
@@ -44,7 +44,8 @@ static PyObject *as_total_norm(const fl_py_grads *self, PyObject *norm)
     return PyObject_CallMethod(norm, "to", "O", self->dtypes[type]);
 }
 
-/* The same as torch returns it, of DTensors a DTensor. Takes the reference. */
+/* Converts the norm to the object that torch returns; for DTensors a DTensor. Takes the reference
+ * to `total`. */
 static PyObject *as_torchs(const fl_py_grads *self, PyObject *total)
 {
     if (total == NULL || !self->has_shards) return total;
@@ -54,8 +55,8 @@ static PyObject *as_torchs(const fl_py_grads *self, PyObject *total)
     return answer;
 }
 
-/* Whether the caller will raise for this norm (SYNC with error_if_nonfinite): 1, 0, -1 exception.
- */
+/* Tells whether the caller will raise for this norm: 1, 0, -1 exception. SYNC with
+ * error_if_nonfinite. */
 static int is_error(const fl_py_clip *clip, PyObject *total_norm)
 {
     if (!clip->error_if_nonfinite) return 0;
@@ -65,7 +66,8 @@ static int is_error(const fl_py_clip *clip, PyObject *total_norm)
     return is_finite < 0 ? -1 : !is_finite;
 }
 
-/* A new 0-d float64 tensor beside the tensors, and the address of its number: 0, -1 exception. */
+/* Makes a 0-d float64 tensor on the tensors' device, and finds the address of its number: 0, -1
+ * exception. */
 static int make_number(fl_py_grads *self, PyObject **number, void **at)
 {
     int32_t device = self->device;
@@ -78,8 +80,9 @@ static int make_number(fl_py_grads *self, PyObject **number, void **at)
     return -1;
 }
 
-/* Memory for one number that the caller alone needs: on the CPU `host`, elsewhere in a new tensor,
- * *holder, which the caller releases. NULL and an exception, or the address. */
+/* Returns the address of memory for one number that only the caller needs. On the CPU the address
+ * is `host`; on a device the memory belongs to a new tensor, *holder, and the caller releases
+ * *holder. NULL and an exception. */
 static void *make_room(fl_py_grads *self, double *host, PyObject **holder)
 {
     void *at = host;
@@ -87,16 +90,18 @@ static void *make_room(fl_py_grads *self, double *host, PyObject **holder)
     return self->device == FL_PY_CPU || make_number(self, holder, &at) == 0 ? at : NULL;
 }
 
-/* Makes *at, the norm of what this process has of DTensors on the CPU, in the tensor `norm`, that
- * of all processes, which must all call it: 0, -1 exception. An element that is not finite shows in
- * the number, and sets *found_inf in all processes. */
+/* Replaces *at, the norm of this process's parts of DTensors on the CPU, with the norm of all
+ * processes. *at is the number in the tensor `norm`. All processes must call this function
+ * together: 0, -1 exception. An element that is not finite makes the norm infinite or NaN; then
+ * *found_inf is set in all processes. */
 static int
 join_norm(const fl_py_grads *self, int32_t norm_type, PyObject *norm, double *at, float *found_inf)
 {
     int kind = 0;
     bool is_square = norm_type == FL_NORM_2;
     while (!((self->tensor_kinds | self->missing_kinds) >> kind & 1)) kind++;
-    *at = is_square ? *at * *at : fabs(*at); /* integers order a NaN by its sign */
+    /* Processes compare numbers as integers, and integers order a NaN by its sign. */
+    *at = is_square ? *at * *at : fabs(*at);
     PyObject *answer = PyObject_CallMethod(self->shard_layouts, "reduce", "iOi", kind, norm,
                                            norm_type == FL_NORM_MAX);
     if (answer == NULL) return -1;
@@ -106,8 +111,9 @@ join_norm(const fl_py_grads *self, int32_t norm_type, PyObject *norm, double *at
     return 0;
 }
 
-/* Reads the gradients: the norm of gradients / *scale in their dtype, a new tensor. *norm becomes
- * the same in double, a new tensor, and *norm_at its address. NULL and an exception. */
+/* Reads the gradients. Returns the norm of gradients / *scale in the gradients' dtype, as a new
+ * tensor. *norm becomes the same norm in double, a new tensor, and *norm_at the address of its
+ * number. NULL and an exception. */
 static PyObject *read_norm(fl_py_grads *self, fl_thread_pool *pool, const fl_py_clip *clip,
                            const float *scale, float *found_inf, PyObject **norm, void **norm_at)
 {
@@ -123,8 +129,8 @@ static PyObject *read_norm(fl_py_grads *self, fl_thread_pool *pool, const fl_py_
     return as_total_norm(self, *norm);
 }
 
-/* Multiplies by what divides by *scale and, unless norm is NULL or *found_inf set, clips. `room` is
- * for the factor. 0, -1 exception. */
+/* Multiplies the gradients by the factor that divides by *scale and also clips, unless norm is NULL
+ * or *found_inf is set. `room` is the memory for the factor. 0, -1 exception. */
 static int divide(fl_py_grads *self, fl_thread_pool *pool, const fl_py_clip *clip,
                   const float *scale, const float *found_inf, const double *norm, double *room)
 {
@@ -177,7 +183,7 @@ PyObject *fl_py_unscale_and_clip(fl_py_grads *self, fl_thread_pool *pool, PyObje
     int32_t device = FL_PY_ANYWHERE;
     PyObject *answer = NULL;
     float *scale_at = NULL, *found_at = NULL;
-    /* Addresses are taken after the collection, which runs the user's code. */
+    /* Take the addresses after the collection, because collecting runs the user's code. */
     if (fl_py_grads_collect(self, groups, FL_PY_GROUPS) == 0)
         scale_at = fl_py_scalar_address(&self->dlpack, scale, kDLFloat, 32, &device);
     if (scale_at != NULL)
@@ -199,7 +205,8 @@ static PyObject *clip_collected(fl_py_grads *self, fl_thread_pool *pool, const f
     PyObject *holder, *norm = NULL;
     void *norm_at, *room = make_room(self, &host, &holder);
     if (room == NULL) return NULL;
-    /* The pass's flag is not looked at: its memory serves for the factor afterwards. */
+    /* The pass writes its found_inf flag to `room`. This function ignores the flag, and reuses the
+     * memory for the factor. */
     PyObject *total = read_norm(self, pool, clip, NULL, room, &norm, &norm_at);
     int must_raise = total != NULL ? is_error(clip, total) : -1;
     if (must_raise < 0 ||

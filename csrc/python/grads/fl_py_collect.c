@@ -1,4 +1,4 @@
-/* fl_py_collect: from torch's objects to a list of tensors; see fl_py_collect.h.
+/* fl_py_collect: see fl_py_collect.h.
  *
  * A tensor that is not plain does not end the collection: torch's functions then need all tensors,
  * plain or not. */
@@ -95,7 +95,7 @@ void fl_py_grads_free(fl_py_grads *self)
     fl_free(self->span_kinds);
 }
 
-/* Notes the type of a tensor, which has it: 0, or -1 and an exception. */
+/* Notes the type `type` of a tensor, and the tensor's torch dtype: 0, or -1 and an exception. */
 static int add_type(fl_py_grads *self, PyObject *tensor, int32_t type)
 {
     self->types |= 1U << type;
@@ -129,10 +129,11 @@ static int add_span(fl_py_grads *self, const fl_py_floats *floats, int32_t kind)
     return 0;
 }
 
-/* Adds ... to what is collected: 0, or -1 and an exception. */
+/* Adds an item to the collection: 0, or -1 and an exception. */
 typedef int add_one(fl_py_grads *self, PyObject *item);
 
-/* Adds what a tensor, which the list of tensors has, holds in this process. */
+/* Adds the elements in this process of a tensor that self->tensors already holds: 0, or -1 and an
+ * exception. */
 static int add_floats(fl_py_grads *self, PyObject *tensor, int32_t kind)
 {
     fl_py_floats floats;
@@ -146,7 +147,7 @@ static int add_floats(fl_py_grads *self, PyObject *tensor, int32_t kind)
     return floats.count > 0 ? add_span(self, &floats, kind) : 0;
 }
 
-/* The kind of a spec; 0: passes leave it to torch; -1 and an exception. */
+/* Asks Python for the kind of a spec; 0: passes leave the tensor to torch; -1 and an exception. */
 static int32_t ask_kind(fl_py_grads *self, PyObject *spec)
 {
     PyObject *answer = PyObject_CallOneArg(self->shard_layouts, spec);
@@ -157,8 +158,9 @@ static int32_t ask_kind(fl_py_grads *self, PyObject *spec)
     return kind > 0 && kind <= FL_PY_MAX_KIND ? (int32_t)kind : 0;
 }
 
-/* The same for the spec of the tensor at a position, which mostly is that of the last collection. A
- * spec stays alive here, so another cannot have its address. */
+/* Returns the kind of the spec at a tensor's position, mostly from the last collection. The list
+ * keeps the spec alive, so a different spec cannot have its address. 0: passes leave the tensor to
+ * torch; -1 and an exception. */
 static int32_t shard_layouts(fl_py_grads *self, PyObject *spec, Py_ssize_t at)
 {
     if (at < PyList_GET_SIZE(self->specs) && PyList_GET_ITEM(self->specs, at) == spec)
@@ -171,7 +173,8 @@ static int32_t shard_layouts(fl_py_grads *self, PyObject *spec, Py_ssize_t at)
     return PyList_SetItem(self->specs, at, Py_NewRef(spec)) == 0 ? kind : -1;
 }
 
-/* An attribute of a DTensor by its descriptor, which the type is not asked for again. */
+/* Reads an attribute of a DTensor through its descriptor, without asking the type again. New
+ * reference. */
 static PyObject *read_slot(PyObject *descriptor, PyObject *tensor)
 {
     descrgetfunc get = Py_TYPE(descriptor)->tp_descr_get;
@@ -207,7 +210,8 @@ static int add_tensor(fl_py_grads *self, PyObject *tensor)
     return is_shard(self, tensor) ? add_shard(self, tensor) : add_floats(self, tensor, 0);
 }
 
-/* Notes the type that a gradient would have, so that processes agree on the types of the list. */
+/* Notes the type that a missing gradient would have, so that processes agree on the types of the
+ * list. */
 static int add_missing_type(fl_py_grads *self, PyObject *parameter)
 {
     fl_py_floats floats;
@@ -222,7 +226,8 @@ static int add_missing_type(fl_py_grads *self, PyObject *parameter)
     return status;
 }
 
-/* Notes a parameter that is a DTensor and has no gradient here: other processes may have one. */
+/* Notes a parameter that is a DTensor and has no gradient in this process: other processes may have
+ * a gradient. */
 static int add_missing(fl_py_grads *self, PyObject *parameter)
 {
     PyObject *requires_grad = PyObject_GetAttr(parameter, self->name_requires_grad);
@@ -254,7 +259,7 @@ static int add_gradient(fl_py_grads *self, PyObject *parameter)
     return status;
 }
 
-/* Adds each item. SHARED(items): those of a list may be replaced meanwhile. */
+/* Adds each item. SHARED(items): a list's items may be replaced meanwhile. */
 static int add_each(fl_py_grads *self, PyObject *items, add_one *add)
 {
     bool is_fast = PyList_Check(items) || PyTuple_Check(items);
@@ -289,8 +294,9 @@ static int begin(fl_py_grads *self)
     return PyList_SetSlice(self->tensors, 0, PY_SSIZE_T_MAX, NULL);
 }
 
-/* Whether a tensor was collected twice: 1, 0, -1 exception. Where it has elements, its memory shows
- * it. Where it has none, the list is not plain either: processes have to agree. */
+/* Returns 1 if a tensor was collected twice, 0 if not, -1 and an exception. If such a tensor has
+ * elements, its memory shows the duplicate. If the tensor has no elements, only this check finds
+ * the duplicate; the list is then not plain either, because processes have to agree. */
 static int has_twins(const fl_py_grads *self)
 {
     PyObject *seen = PySet_New(NULL);
@@ -305,7 +311,7 @@ static int has_twins(const fl_py_grads *self)
     return status;
 }
 
-/* Ends a collection, whose status it returns: 0, or -1 and an exception. */
+/* Ends a collection that so far has this status: 0, or -1 and an exception. */
 static int end(fl_py_grads *self, int status)
 {
     fl_err err;
@@ -400,7 +406,8 @@ PyObject *fl_py_grads_dtypes(const fl_py_grads *self)
     PyObject *tensor;
     for (Py_ssize_t i = 0; status == 0 && !self->is_plain; i++) {
         if ((tensor = fl_py_item(self->tensors, i)) == NULL) break;
-        status = add_dtype(self, set, tensor); /* a subclass's attribute may change the list */
+        /* Reading a subclass's attribute may change the list. */
+        status = add_dtype(self, set, tensor);
         Py_DECREF(tensor);
     }
     if (status != 0) Py_CLEAR(set);

@@ -1,8 +1,8 @@
-/* fl_py_grad_list: the heap type _core.GradListBase; see fl_py_grad_list.h.
+/* fl_py_grad_list: see fl_py_grad_list.h.
  *
- * Collecting holds the tensors; passes then need no Python until the next collection. Numbers that
- * a device would know come and go as tensors of one number. One thread at a time: a long pass gives
- * the interpreter lock away, and a thread that enters meanwhile is refused. */
+ * Collecting holds references to the tensors; passes then need no Python until the next collection.
+ * Numbers that only a device knows come and go as tensors of one number. One thread at a time: a
+ * long pass gives up the interpreter lock, and a thread that enters meanwhile gets RuntimeError. */
 #include "fl_py_grad_list.h"
 
 #include "fl_py.h"
@@ -23,7 +23,7 @@
 typedef struct grad_list {
     PyObject_HEAD
     fl_py_grads grads;
-    atomic_bool is_busy; /* SHARED(is_busy): a thread is inside a method, and has all of it */
+    atomic_bool is_busy; /* SHARED(is_busy): a thread is inside a method, and owns the whole list */
 } grad_list;
 
 static PyObject *list_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -63,12 +63,13 @@ static void list_dealloc(grad_list *self)
     Py_DECREF(type);
 }
 
-/* Takes the list for this thread: 0, or -1 and RuntimeError while another has it. */
+/* Takes the list for this thread: 0, or -1 and RuntimeError while a different thread has the
+ * list. */
 static int enter(grad_list *self)
 {
     if (!atomic_exchange(&self->is_busy, true)) {
         if (self->grads.tensors != NULL) return 0;
-        self->is_busy = false; /* the collector has been here */
+        self->is_busy = false; /* the collector has cleared this list */
     }
     PyErr_SetString(PyExc_RuntimeError,
                     "these gradients are being worked on by another thread, or from inside of a "
@@ -76,7 +77,7 @@ static int enter(grad_list *self)
     return -1;
 }
 
-/* The same for a pass. */
+/* Takes the list for a pass: 0, or -1 and RuntimeError if the list is taken or not plain. */
 static int enter_plain(grad_list *self)
 {
     if (enter(self) != 0) return -1;
@@ -159,8 +160,8 @@ static PyObject *list_release(grad_list *self, PyObject *Py_UNUSED(ignored))
 
 /* ---- passes */
 
-/* The type _core.GradListBase among a type and its bases, NULL if it is not there. A class made in
- * Python has a tp_dealloc of Python's. */
+/* Returns the type _core.GradListBase among a type and its bases; NULL if the type does not derive
+ * from it. A class made in Python has Python's tp_dealloc, so the search compares tp_dealloc. */
 static PyTypeObject *find_base(PyTypeObject *type)
 {
     while (type != NULL && type->tp_dealloc != (destructor)list_dealloc) type = type->tp_base;
@@ -196,8 +197,8 @@ static PyObject *list_collect_kind(grad_list *self, PyObject *args)
     return status == 0 ? PyBool_FromLong(self->grads.is_plain) : NULL;
 }
 
-/* A new number beside the tensors and its address: new reference, or NULL and an exception. Beside
- * nothing it is on the CPU. */
+/* Makes a number on the tensors' device, and finds its address: new reference, or NULL and an
+ * exception. If the list is empty, the number is on the CPU. */
 static PyObject *make_number(grad_list *self, int32_t *device, void **at)
 {
     const fl_py_grads *grads = &self->grads;
@@ -234,7 +235,8 @@ static PyObject *list_norm_check(grad_list *self, PyObject *args)
     }
     if (enter_plain(self) != 0) return NULL;
     int32_t device = grads->device;
-    /* Making a tensor runs Python, which may move what addresses point to: it comes first. */
+    /* Make the tensor first: making a tensor runs Python, and Python may move the memory at the
+     * addresses. */
     norm = make_number(self, &device, &norm_at);
     if (norm == NULL || fl_py_find_float(&grads->dlpack, scale, 32, &device, &scale_at) != 0)
         goto fail;
@@ -267,7 +269,7 @@ static PyObject *list_clip_factor(grad_list *self, PyObject *args)
         return NULL;
     if (enter_plain(self) != 0) return NULL;
     int32_t device = grads->device;
-    /* Before the addresses, as above. */
+    /* Make the tensor before taking addresses, as list_norm_check does. */
     factor = make_number(self, &device, &factor_at);
     if (factor == NULL || fl_py_find_float(&grads->dlpack, norm, 64, &device, &norm_at) != 0 ||
         fl_py_find_float(&grads->dlpack, found_inf, 32, &device, &found_at) != 0 ||
@@ -331,7 +333,7 @@ PyDoc_STRVAR(
     "becomes 1 if an element of source is not finite) may be None. False, and nothing is done,\n"
     "where the engine does not offer that for the two.");
 
-/* As fl_py_pass_combine, of numbers in tensors or None. */
+/* Unpacks numbers in tensors (or None), and calls fl_py_pass_combine. Returns its result. */
 static int combine(fl_py_grads *grads, fl_thread_pool *pool, fl_py_grads *from, double alpha,
                    PyObject *factor, double beta, PyObject *found_inf)
 {
@@ -434,8 +436,8 @@ static PyObject *list_clip_parameters(grad_list *self, PyObject *args)
 
 /* ---- the type */
 
-/* SHARED(look): another thread may be collecting. The members are a reference that stays, and one
- * byte. */
+/* SHARED(look): a different thread may be collecting. The members are one reference that never
+ * changes, and one byte. */
 static PyObject *list_get_dtypes(grad_list *self, void *Py_UNUSED(closure))
 {
     if (enter(self) != 0) return NULL;

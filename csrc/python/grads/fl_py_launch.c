@@ -1,4 +1,4 @@
-/* fl_py_launch: where passes over gradients run; see fl_py_launch.h. */
+/* fl_py_launch: see fl_py_launch.h. */
 #include "fl_py_launch.h"
 
 #include "fl_cpu_grad.h"
@@ -30,13 +30,13 @@ int fl_py_number_queue(fl_py_launcher *self, const fl_py_dlpack *dlpack, int32_t
     return fl_py_stream(dlpack, device, &queue->stream);
 }
 
-/* Makes new scratch on the device of `like`. For torch's allocator it belongs to the current
- * stream. */
+/* Makes new scratch on the device of `like`. In torch's allocator the new scratch belongs to the
+ * current stream. */
 static int
 replace_scratch(fl_py_launcher *self, const fl_py_dlpack *dlpack, PyObject *like, int64_t bytes)
 {
     fl_py_floats memory;
-    self->scratch_bytes = 0; /* until there is another */
+    self->scratch_bytes = 0; /* scratch cannot be used until the replacement exists */
     PyObject *scratch = PyObject_CallFunction(self->new_scratch, "OL", like, (long long)bytes);
     if (scratch == NULL) return -1;
     Py_XSETREF(self->scratch, scratch);
@@ -60,7 +60,7 @@ void *fl_py_queue(fl_py_launcher *self, const fl_py_dlpack *dlpack, int32_t devi
     if (fl_py_stream(dlpack, device, &now.stream) != 0) return NULL;
     if (fl_cuda_is_capturing(&now, &is_capturing, &err) != FL_OK) return fl_py_raise(&err, NULL);
     int64_t bytes = fl_cuda_scratch_bytes(list);
-    /* A graph keeps the scratch it was captured with. */
+    /* A graph keeps the scratch of its capture. */
     bool is_usable = !is_capturing && !self->is_graphs && now.stream == queue->stream &&
                      now.device == queue->device && bytes <= self->scratch_bytes;
     if (queue->device != now.device) queue->processors = 0;

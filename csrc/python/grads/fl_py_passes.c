@@ -1,11 +1,12 @@
-/* fl_py_passes: passes over the tensors that were collected last; see fl_py_passes.h. */
+/* fl_py_passes: see fl_py_passes.h. */
 #include "fl_py_passes.h"
 
-/* A pass over fewer bytes keeps the interpreter lock: giving it away can take longer. */
+/* A pass over fewer bytes keeps the interpreter lock, because giving up the lock can take
+ * longer. */
 enum { SHORT_BYTES = 1 << 18 };
 
-/* Makes the call, a pass over `self` that returns a status, without the interpreter lock if it is
- * long. */
+/* Makes the call, a pass over `self` that returns a status. A long pass runs without the
+ * interpreter lock. */
 #define RUN_PASS(self, status, call)             \
     do {                                         \
         if ((self)->list.bytes <= SHORT_BYTES) { \
@@ -25,8 +26,8 @@ static int open_pass(fl_py_grads *self, fl_thread_pool *pool, fl_grad_pass *out)
     return out->queue != NULL ? 0 : -1;
 }
 
-/* Tells autograd that a pass will write; it may refuse. Of writes to many DTensors at once torch's
- * own operations do not tell it either. */
+/* Tells autograd that a pass will write; autograd may refuse. DTensors are left out, as torch's own
+ * operations on many DTensors also leave autograd untold. */
 static int announce_write(fl_py_grads *self)
 {
     PyObject *tensors = fl_py_grads_ordinary(self);
@@ -72,9 +73,9 @@ int fl_py_pass_unscale(fl_py_grads *self, fl_thread_pool *pool, const float *inv
     return fl_py_check_status(status, pass.queue);
 }
 
-/* Whether one of the tensors is lazily negated, which its memory does not show: 1, 0, -1 exception.
- * Passes over one list do not mind: norms do not see a sign, and half of the memory is half of its
- * negation. A sum of two lists would be wrong. */
+/* Returns 1 if a tensor is lazily negated, 0 if not, -1 and an exception. The memory of such a
+ * tensor does not show the negation. Passes over one list need not know: norms ignore signs, and
+ * scaling the memory scales the negation. But a sum of two lists would be wrong. */
 static int has_negated(fl_py_grads *self)
 {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->tensors); i++) {
@@ -88,7 +89,7 @@ static int has_negated(fl_py_grads *self)
     return 0;
 }
 
-/* Whether spans match one by one and the device offers all pairs of types. */
+/* Returns true if the spans match one by one, and the device offers all pairs of types. */
 static bool is_matching(const fl_py_grads *self, const fl_py_grads *from)
 {
     const fl_grad_ops *ops = fl_py_grad_ops(self->device);
@@ -101,7 +102,7 @@ static bool is_matching(const fl_py_grads *self, const fl_py_grads *from)
     return true;
 }
 
-/* Whether the engine combines the two: 1, 0, -1 exception. */
+/* Tells whether the engine combines the two lists: 1, 0, -1 exception. */
 static int is_offered(fl_py_grads *self, fl_py_grads *from)
 {
     if (!is_matching(self, from)) return 0;

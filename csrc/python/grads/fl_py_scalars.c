@@ -1,4 +1,4 @@
-/* fl_py_scalars: single numbers in torch tensors; see fl_py_scalars.h. */
+/* fl_py_scalars: see fl_py_scalars.h. */
 #include "fl_py_scalars.h"
 
 int fl_py_find_float(const fl_py_dlpack *dlpack, PyObject *tensor, uint8_t bits, int32_t *device,

@@ -1,4 +1,4 @@
-/* fl_py_thread_pool: the heap type _core.ThreadPool; see fl_py_thread_pool.h. */
+/* fl_py_thread_pool: see fl_py_thread_pool.h. */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "fl_py_thread_pool.h"
 
@@ -9,8 +9,8 @@
 #include <dlfcn.h>
 #include <string.h>
 
-/* The function that runs work on the OpenMP threads of this process. NULL if there is none, and in
- * a forked child, where that function would wait for the parent's threads. */
+/* Finds the function that runs work on the OpenMP threads of this process. NULL if there is no such
+ * function, and in a forked child: the function would wait for the parent's threads. */
 static fl_parallel_fn *find_openmp(void)
 {
     fl_parallel_fn *lend = NULL;

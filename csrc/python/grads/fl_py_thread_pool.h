@@ -1,5 +1,5 @@
-/* fl_py_thread_pool: the heap type _core.ThreadPool, threads that share long work with the thread
- * that calls. */
+/* fl_py_thread_pool: the heap type _core.ThreadPool, threads that share long work with the calling
+ * thread. */
 #ifndef FL_PY_THREAD_POOL_H
 #define FL_PY_THREAD_POOL_H
 

@@ -1,5 +1,5 @@
-/* fl_py_arrow: see fl_py_arrow.h. Offsets come from files, so they are checked; the sizes of
- * buffers are not known here, and the lengths of arrays are believed. */
+/* fl_py_arrow: see fl_py_arrow.h. Offsets come from files, so this file checks the offsets. The
+ * interface does not tell the sizes of buffers, so the lengths of arrays are believed. */
 #include "fl_py_arrow.h"
 
 #include "fl_py_numpy.h"
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The two structs of the interface. */
+/* The two structs of Arrow's C data interface. */
 struct ArrowSchema {
     const char *format, *name, *metadata;
     int64_t flags, n_children;
@@ -24,10 +24,10 @@ struct ArrowArray {
     void *private_data;
 };
 
-/* What values are, by Arrow's format. */
+/* The types of values, by Arrow's format. */
 static const struct value_kind {
     const char *format, *name;
-    const char *numpy; /* NULL: not read here */
+    const char *numpy; /* NULL: fastloop does not read this type */
     int64_t bytes;     /* 0: bits */
     bool is_integer;
 } kinds[] = {{"c", "int8", "i1", 1, true},      {"C", "uint8", "u1", 1, true},
@@ -42,8 +42,8 @@ typedef struct value_kind value_kind;
 
 /* Elements [begin, begin + length) of an array; begin counts from the start of its buffers. */
 typedef struct level {
-    const struct ArrowSchema *schema; /* borrowed from the owner of the chunk, as is */
-    const struct ArrowArray *array;   /* this */
+    const struct ArrowSchema *schema; /* borrowed from the owner of the chunk */
+    const struct ArrowArray *array;   /* borrowed from the owner of the chunk */
     int64_t begin, length;
 } level;
 
@@ -64,8 +64,8 @@ static bool has_nulls(const level *self)
     return false;
 }
 
-/* Opens a chunk of pyarrow; *owner, a new reference, keeps what *out points to. 0, or -1 and an
- * exception. */
+/* Opens a chunk of pyarrow. *owner, a new reference, keeps the memory of *out alive. 0, or -1 and
+ * an exception. */
 static int open_chunk(PyObject *chunk, PyObject **owner, level *out)
 {
     PyObject *pair = PyObject_CallMethod(chunk, "__arrow_c_array__", NULL), *schema, *array;
@@ -90,7 +90,8 @@ static bool is_list(const level *self)
     return strcmp(format, "+l") == 0 || strcmp(format, "+L") == 0;
 }
 
-/* Where list i begins, and list i - 1 ends, among the elements of the level within. */
+/* Returns the begin of list i, which is the end of list i - 1, among the elements of the inner
+ * level. */
 static int64_t list_begin(const level *self, int64_t i)
 {
     const char *offsets = self->array->buffers[1];
@@ -104,7 +105,7 @@ static int64_t list_begin(const level *self, int64_t i)
     return narrow;
 }
 
-/* The elements [from, to) of what is within lists: 0, or -1 and an exception. */
+/* Enters the elements [from, to) inside lists: 0, or -1 and an exception. */
 static int enter(const level *self, int64_t from, int64_t to, level *out)
 {
     const struct ArrowArray *array = self->array->children[0];
@@ -114,7 +115,7 @@ static int enter(const level *self, int64_t from, int64_t to, level *out)
     return has_nulls(out) ? fail("null values") : 0;
 }
 
-/* What values are: NULL and an exception if they are not read here. */
+/* Returns the type of the values; NULL and an exception if fastloop does not read the type. */
 static const value_kind *kind_of(const level *self)
 {
     const char *format = self->schema->format, *name = format;
@@ -135,7 +136,8 @@ static const char *values_of(const level *self, const value_kind *kind)
 
 /* ---- rows */
 
-/* Goes into lists of one length: 1 and the length; 0 there are none; -1 and an exception. */
+/* Enters lists of equal length: 1, and the length; 0 the elements are not lists; -1 and an
+ * exception. */
 static int enter_equal(level *self, int64_t *width)
 {
     const char *format = self->schema->format;
@@ -155,7 +157,7 @@ static int enter_equal(level *self, int64_t *width)
     return enter(self, first, end, self) == 0 ? 1 : -1;
 }
 
-/* A byte for each bit, in a new object. */
+/* Returns a new bytes object with one byte for each bit. */
 static PyObject *unpack_bits(const level *self)
 {
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)self->length);
@@ -199,17 +201,17 @@ PyObject *fl_py_arrow_rows(PyObject *Py_UNUSED(module), PyObject *chunk)
 
 /* ---- lists */
 
-/* The lists of all chunks; their values lie at some places between `begin` and `end`. */
+/* The lists of several chunks; every value lies between `begin` and `end`. */
 typedef struct lists {
     PyObject *owners; /* owned: a list */
     level *chunks;    /* owned */
-    Py_ssize_t count; /* of chunks that have rows */
+    Py_ssize_t count; /* number of chunks that have rows */
     int64_t rows;
     const value_kind *kind; /* NULL: no chunk has values yet */
     const char *begin, *end;
 } lists;
 
-/* Notes where the values of a chunk lie: 0, or -1 and an exception. */
+/* Widens begin and end to the values of a chunk: 0, or -1 and an exception. */
 static int note_values(lists *self, const level *chunk)
 {
     level values;
@@ -247,7 +249,7 @@ static int add_chunk(lists *self, PyObject *chunk)
     return note_values(self, next);
 }
 
-/* A new vector: where each list begins and ends among all values. */
+/* Makes a vector with the begin and the end of each list among all values. New reference. */
 static PyObject *list_ends(const lists *self)
 {
     int64_t *to;
@@ -288,7 +290,8 @@ PyObject *fl_py_arrow_lists(PyObject *Py_UNUSED(module), PyObject *chunks)
     if (status == 0 && self.kind == NULL) status = fail("empty lists alone");
     if (status == 0) {
         int64_t count = (self.end - self.begin) / self.kind->bytes;
-        PyObject *owner = PyList_AsTuple(self.owners); /* nobody can empty it */
+        /* A user could empty a list, but not a tuple. */
+        PyObject *owner = PyList_AsTuple(self.owners);
         if (owner != NULL)
             values = fl_py_array_over(owner, self.begin, self.kind->numpy, 1, &count);
         Py_XDECREF(owner);

@@ -1,7 +1,7 @@
 /* fl_py_arrow: columns of Apache Arrow as ndarrays over Arrow's own memory.
  *
- * Reads the C data interface (https://arrow.apache.org/docs/format/CDataInterface.html), so no
- * library of Arrow is needed to build or to run. All functions need the interpreter lock. */
+ * Reads the C data interface (https://arrow.apache.org/docs/format/CDataInterface.html), so
+ * building and running need no Arrow library. All functions need the interpreter lock. */
 #ifndef FL_PY_ARROW_H
 #define FL_PY_ARROW_H
 
@@ -10,7 +10,7 @@
 
 extern const char fl_py_arrow_rows_doc[], fl_py_arrow_lists_doc[];
 
-/* Methods of the module, as fl_py_arrow_*_doc says. */
+/* Functions of the module; fl_py_arrow_*_doc describes each function. */
 PyObject *fl_py_arrow_rows(PyObject *module, PyObject *chunk);
 PyObject *fl_py_arrow_lists(PyObject *module, PyObject *chunks);
 

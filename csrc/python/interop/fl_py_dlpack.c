@@ -1,4 +1,4 @@
-/* fl_py_dlpack: see fl_py_dlpack.h. The only file that calls torch's exchange table. */
+/* fl_py_dlpack: see fl_py_dlpack.h. No other file calls torch's exchange table. */
 #include "fl_py_dlpack.h"
 
 #include "fl_py_numpy.h"
@@ -45,8 +45,8 @@ static int64_t count_elements(int32_t ndim, const int64_t *shape)
     return count;
 }
 
-/* torch points *out at the shape and strides of the tensor itself, which are valid while the tensor
- * is unchanged. SHARED(shape) */
+/* Borrows the tensor's description from torch. Shape and strides belong to the tensor, and are
+ * valid while the tensor is unchanged. SHARED(shape) */
 static int borrow_anywhere(const fl_py_dlpack *dlpack, PyObject *object, DLTensor *out)
 {
     if (dlpack->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;
@@ -132,15 +132,15 @@ static bool find_float(DLDataType dtype, int32_t *out)
     return dtype.code == kDLFloat && (dtype.bits == 64 || dtype.bits == 32 || dtype.bits == 16);
 }
 
-/* Whether the elements fill their memory without gaps, in some order of the dimensions; *layout
- * tells orders apart, 0 is the contiguous one. */
+/* Returns true if the elements fill their memory without gaps, in some order of the dimensions.
+ * *layout is different for different orders; 0 is the contiguous order. */
 static bool is_dense(const DLTensor *tensor, uint64_t *layout)
 {
     int64_t step = 1;
     bool is_seen[FL_MAX_NDIM] = {false}, is_contiguous = true;
     uint64_t order = 0;
     for (int32_t left = tensor->ndim; left > 0; left--) {
-        int32_t inner = -1; /* the last dimension not seen that continues what was seen */
+        int32_t inner = -1; /* the last unseen dimension that continues the seen dimensions */
         for (int32_t d = tensor->ndim - 1; d >= 0 && inner < 0; d--)
             if (!is_seen[d] && (tensor->shape[d] == 1 || tensor->strides[d] == step)) inner = d;
         if (inner < 0) return false;
@@ -155,7 +155,7 @@ static bool is_dense(const DLTensor *tensor, uint64_t *layout)
     return true;
 }
 
-/* Whether passes may run there. */
+/* Returns true if passes may run on the device. */
 static bool find_device(DLDevice device, int32_t *out)
 {
     *out = device.device_type == kDLCPU ? FL_PY_CPU : device.device_id;
@@ -240,8 +240,9 @@ int fl_py_view_anywhere(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor 
     return -1;
 }
 
-/* Deleters run on whatever thread drops the last reference to a tensor, without the interpreter
- * lock, possibly after the interpreter is gone: C only. */
+/* Any thread may drop the last reference to a tensor and so run its deleter, without the
+ * interpreter lock, possibly after the interpreter is gone. Deleters therefore never call
+ * Python. */
 static void give_share(DLManagedTensorVersioned *managed)
 {
     fl_slot *slot = managed->manager_ctx;
@@ -264,7 +265,8 @@ static PyObject *make_tensor(const fl_py_dlpack *dlpack, char *data, fl_dtype dt
                    .strides = stride};
     void *tensor = NULL;
     if (dlpack->api->managed_tensor_to_py_object_no_sync(managed, &tensor) != 0) return NULL;
-    managed->dl_tensor.shape = managed->dl_tensor.strides = NULL; /* torch has copied them */
+    /* torch has copied shape and strides. */
+    managed->dl_tensor.shape = managed->dl_tensor.strides = NULL;
     return tensor;
 }
 
@@ -275,16 +277,18 @@ fl_py_tensor_over(const fl_py_dlpack *dlpack, fl_slot *slot, char *data, fl_dtyp
     managed->manager_ctx = slot;
     managed->deleter = give_share;
     PyObject *tensor = make_tensor(dlpack, data, dtype, ndim, shape, stride, managed);
-    /* Unless torch has called the deleter already; the caller holds one more share. */
+    /* If torch has not called the deleter, give the share back. If torch has, give_share does
+     * nothing: the caller's share keeps the slot. */
     if (tensor == NULL) give_share(managed);
     return tensor;
 }
 
-/* What a tensor of fl_py_tensor_at or fl_py_tensor_new owns; freed with the tensor. */
+/* The owner of a tensor from fl_py_tensor_at or fl_py_tensor_new; freed with the tensor. */
 typedef struct tensor_owner {
     _Alignas(64) DLManagedTensorVersioned managed;
-    fl_slot *slot;  /* one share of it is owned; NULL: none */
-    bool *is_freed; /* set when torch frees this while the tensor is being made; then NULL */
+    fl_slot *slot;  /* owns one share of the slot; NULL: no slot */
+    bool *is_freed; /* torch sets *is_freed if it frees this owner while the tensor is being made;
+                       afterwards NULL */
     _Alignas(64) char memory[];
 } tensor_owner;
 
@@ -304,7 +308,8 @@ static PyObject *make_owned(const fl_py_dlpack *dlpack, tensor_owner *self, char
     fl_tensor_strides(ndim, dims, stride);
     self->managed.manager_ctx = self;
     self->managed.deleter = free_owner;
-    bool is_freed = false; /* by torch, if it fails late */
+    /* If torch fails late, torch has freed the owner. */
+    bool is_freed = false;
     self->is_freed = &is_freed;
     PyObject *tensor = make_tensor(dlpack, data, dtype, ndim, dims, stride, &self->managed);
     if (tensor != NULL)

@@ -27,7 +27,8 @@ static int index_from_scalar(const fl_py_dlpack *dlpack, PyObject *item, int64_t
         return 0;
     }
     if (view.ndim != 0 || view.dtype.code != kDLInt)
-        return 0; /* unsigned bytes are torch's masks */
+        /* torch takes unsigned bytes as masks, not as indices. */
+        return 0;
     PyObject *number = PyNumber_Index(item);
     if (number == NULL) return -1;
     *out = PyLong_AsLongLong(number);
@@ -54,7 +55,7 @@ int fl_py_index(const fl_py_dlpack *dlpack, PyObject *item, int64_t *out)
     return overflow == 0;
 }
 
-/* All of a vector at once: 1 added, 0 not a contiguous int64 vector, -1 exception. */
+/* Adds all items of a vector at once: 1 added, 0 not a contiguous int64 vector, -1 exception. */
 static int add_vector(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows)
 {
     fl_tensor view;
@@ -71,8 +72,8 @@ static int add_vector(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows)
     return -1;
 }
 
-/* SHARED(items): here and below any thread may change the user's list, and so may Python code
- * that converting an item runs. */
+/* SHARED(items): here and below any thread may change the user's list, and so may Python code that
+ * runs while an item is converted. */
 int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
 {
     int added = add_vector(dlpack, items, rows);
@@ -98,7 +99,7 @@ int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
     return 1;
 }
 
-/* An index, of view 0, or a tuple (index, view). 1 done; 0 neither; -1 exception. */
+/* Reads an index (its view is 0), or a tuple (index, view). 1 done; 0 neither; -1 exception. */
 static int read_view(const fl_py_dlpack *dlpack, PyObject *item, int64_t *index, uint8_t *view)
 {
     int64_t number = 0;
@@ -138,7 +139,8 @@ PyObject *fl_py_int64_array(const fl_py_dlpack *dlpack, PyObject *sequence)
     PyObject *array = fl_py_int64_vector(length, &out);
     if (array == NULL) return NULL;
     for (Py_ssize_t i = 0; i < length; i++) {
-        PyObject *item = fl_py_item(sequence, i); /* one that shrank meanwhile is not plain */
+        /* If the sequence has shrunk meanwhile, the missing item is not plain. */
+        PyObject *item = fl_py_item(sequence, i);
         int done = item != NULL ? fl_py_index(dlpack, item, &out[i]) : 0;
         Py_XDECREF(item);
         if (done == 1) continue;

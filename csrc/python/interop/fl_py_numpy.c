@@ -1,4 +1,4 @@
-/* fl_py_numpy: see fl_py_numpy.h. The only file that includes NumPy. */
+/* fl_py_numpy: see fl_py_numpy.h. No other file includes NumPy. */
 #include "fl_py_numpy.h"
 
 #include "dlpack/dlpack.h"
@@ -15,8 +15,9 @@ static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)
     } codes[] = {{'i', kDLInt}, {'u', kDLUInt}, {'f', kDLFloat}, {'c', kDLComplex}, {'b', kDLBool}};
     int64_t bytes = PyDataType_ELSIZE(descr);
     if (!PyArray_ISNBO(descr->byteorder) || bytes > 16) return false;
-    if (bytes == 16 && descr->kind != 'c') return false; /* long double */
-    if (descr->type_num == NPY_ULONGLONG && NPY_ULONGLONG != NPY_UINT64) return false; /* torch's */
+    if (bytes == 16 && descr->kind != 'c') return false; /* torch has no long double */
+    /* torch refuses an unsigned long long that is not NumPy's uint64. */
+    if (descr->type_num == NPY_ULONGLONG && NPY_ULONGLONG != NPY_UINT64) return false;
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         if (codes[i].kind != descr->kind) continue;
         *out = (fl_dtype){codes[i].code, (uint8_t)(bytes * 8), 1};
@@ -25,7 +26,7 @@ static bool find_dtype(PyArray_Descr *descr, fl_dtype *out)
     return false;
 }
 
-/* SHARED(shape): the array's own, which only its owner may change. */
+/* SHARED(shape): the shape belongs to the array, and only the array's owner may change it. */
 int fl_py_array_view(PyObject *object, fl_tensor *out)
 {
     if (!PyArray_Check(object)) return 0;
@@ -57,7 +58,8 @@ bool fl_py_scalar_dtype(PyObject *scalar, fl_dtype *out)
     }
     bool is_found = find_dtype(descr, out);
     Py_DECREF(descr);
-    return is_found && !(out->code == kDLUInt && out->bits == 64); /* torch refuses them */
+    /* torch refuses uint64 scalars. */
+    return is_found && !(out->code == kDLUInt && out->bits == 64);
 }
 
 void fl_py_scalar_value(PyObject *scalar, char *out) { PyArray_ScalarAsCtype(scalar, out); }

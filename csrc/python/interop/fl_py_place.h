@@ -1,6 +1,6 @@
-/* fl_py_place: where a tensor lies in a buffer, as C and Python tell each other: a tuple (offset in
- * bytes, dtype, shape), where dtype is DLPack's code * 256 + bits; for a tensor that is not
- * contiguous, (..., strides in elements), too. See fastloop/compat/tensors.py.
+/* fl_py_place: the place of a tensor in a buffer, for exchange with Python: a tuple (offset in
+ * bytes, dtype, shape); dtype is DLPack's code * 256 + bits. If the tensor is not contiguous, the
+ * tuple also has the strides in elements. See fastloop/compat/tensors.py.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_PLACE_H
@@ -11,7 +11,7 @@
 
 #include "fl_tensor.h"
 
-/* stride: NULL for a contiguous tensor. New reference. */
+/* Makes a place. stride: NULL for a contiguous tensor. New reference. */
 PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape,
                       const int64_t *stride);
 
@@ -22,11 +22,12 @@ typedef struct fl_py_parsed_place {
     int64_t shape[FL_MAX_NDIM];
 } fl_py_parsed_place;
 
-/* 0, or -1 and ValueError (TypeError for a value that is not an integer). */
+/* Parses a place without strides: 0, or -1 and ValueError (TypeError for a value that is not an
+ * integer). */
 int fl_py_place_parse(PyObject *place, fl_py_parsed_place *out);
 
-/* A field this small that is a small part of its batch gets memory of its own: a user who keeps the
- * labels of an epoch must not keep its images with them. */
+/* Returns true if a field is small, and a small part of its batch. Such a field gets its own
+ * memory: a user who keeps the labels of an epoch must not keep the epoch's images alive. */
 static inline bool fl_py_is_small_part(int64_t bytes, int64_t batch_bytes)
 {
     return bytes <= 64 * 1024 && bytes <= batch_bytes / 8;

@@ -1,4 +1,4 @@
-/* fl_py_seed: the numbers in Python that say whose random numbers are drawn.
+/* fl_py_seed: reads seeds and epochs, which decide the random numbers, from Python ints.
  *
  * All functions need the interpreter lock. 0, or -1 and ValueError or TypeError. */
 #ifndef FL_PY_SEED_H
