@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,6 +62,11 @@ def table(header: str, rows: list[list[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
+def listed(names: Iterable[str]) -> str:
+    *names, last = names
+    return f"{', '.join(names)} and {last}" if names else last
+
+
 def summary(results: list[Result]) -> str:
     """Name the versions on which tests have passed, and those on which they failed, for README."""
     green = [r for r in results if r.is_green]
@@ -69,8 +75,8 @@ def summary(results: list[Result]) -> str:
     pythons = dict.fromkeys(r.cell.removeprefix("py") for r in forked if r.cell.startswith("py"))
     methods = dict.fromkeys(r.start_method for r in green)
     text = (
-        f"Tested with torch {', '.join(torches)} on CPython 3.11, and CPython "
-        f"{', '.join(pythons)}, each with its newest torch; with {', '.join(methods)} workers."
+        f"Tested with torch {listed(torches)} on CPython 3.11, and CPython {listed(pythons)}, each "
+        f"with its newest torch; with {listed(methods)} workers."
     )
     failed = [f"{r.cell} (torch {r.torch}, CPython {r.python})" for r in results if not r.is_green]
     return text + (f" FAILED: {', '.join(failed)}." if failed else "")
