@@ -27,7 +27,7 @@ static inline bool has_copies(const fl_py_array_destination *self)
     return self->base.copy_stream != NULL;
 }
 
-/* The upload slot of a batch; NULL: it has none. */
+/* Returns the upload slot of a batch; NULL: the batch has none. */
 static fl_py_upload_slot *slot_of(const fl_py_array_destination *self, const fl_batch *batch)
 {
     for (int64_t i = 0; self->slots != NULL && i < self->depth; i++) {
@@ -38,15 +38,15 @@ static fl_py_upload_slot *slot_of(const fl_py_array_destination *self, const fl_
     return NULL;
 }
 
-/* -1 exception, and there is no buffer. */
+/* Makes the buffer of a slot: 0; -1 exception, and no buffer was made. */
 static int make_buffer(const fl_py_array_destination *self, fl_py_upload_slot *slot)
 {
     return fl_py_destination_allocate(&self->base, slot->transfer, slot->buffer_bytes,
                                       &slot->buffer, &slot->is_filled);
 }
 
-/* Moves the current exception to alloc_error: it is raised once nothing is left to deliver before
- * the batch. */
+/* Moves the current exception to alloc_error. The exception is raised once every earlier batch has
+ * been delivered. */
 static void keep_alloc_error(fl_py_array_destination *self)
 {
     PyObject *type, *value, *traceback;
@@ -57,8 +57,8 @@ static void keep_alloc_error(fl_py_array_destination *self)
     Py_XSETREF(self->alloc_error, value);
 }
 
-/* Makes the buffer of a batch before its delivery: 1 done; 0 it failed and is tried again
- * at delivery; -1 an interrupt has come. */
+/* Makes the buffer of a batch before the batch's delivery: 1 done; 0 the buffer could not be made,
+ * and the delivery tries again; -1 an interrupt has come. */
 static int try_buffer(fl_py_array_destination *self, fl_py_upload_slot *slot)
 {
     if (make_buffer(self, slot) == 0) return 1;
@@ -68,7 +68,8 @@ static int try_buffer(fl_py_array_destination *self, fl_py_upload_slot *slot)
     return 0;
 }
 
-/* Whether another batch may take memory before it is delivered. One always may. */
+/* Returns true if one more batch may take memory before its delivery. If nothing is submitted, a
+ * batch always may. */
 static bool
 is_within_budget(const fl_py_array_destination *self, const fl_ring *ring, int64_t bytes)
 {
@@ -84,7 +85,7 @@ casts_of(const fl_py_array_destination *self, const fl_py_upload_slot *slot)
     return self->casts + (slot - self->slots) * self->outputs;
 }
 
-/* Gives the slot a transfer, which slices and casts what the layout says. */
+/* Gives the slot a transfer with the slices and casts of the batch's layout. */
 static int get_transfer(fl_py_array_destination *self, const fl_batch *batch,
                         fl_py_upload_slot *slot, fl_err *err)
 {
@@ -106,7 +107,8 @@ int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_ring
                                     fl_batch *batch, fl_err *err)
 {
     fl_py_upload_slot *slot = self->slots;
-    while (slot->is_used) slot++; /* fewer than `depth` batches are submitted, so one is free */
+    /* Fewer than `depth` batches are submitted, so one slot is free. */
+    while (slot->is_used) slot++;
     if (!is_within_budget(self, ring, batch->bytes))
         return fl_fail(err, FL_ENOMEM, "a batch of %lld bytes waits for memory_budget=%lld",
                        (long long)batch->bytes, (long long)self->budget);
@@ -128,14 +130,15 @@ int fl_py_array_destination_prepare(fl_py_array_destination *self, const fl_ring
     return FL_OK;
 }
 
-/* Starts the copy of the submitted batch at this position, which was filled before it had its
- * buffer: here if that takes no time, else on a thread of the ring. */
+/* Starts the copy of the submitted batch at this position; the batch was filled before it had its
+ * buffer. If the slot is pinned, starting takes no time and happens here; otherwise a thread of the
+ * ring starts the copy. */
 static void start_copy(const fl_py_array_destination *self, fl_ring *ring, int64_t position,
                        const fl_batch *batch)
 {
     if (!fl_slot_is_pinned(batch->slot, batch->bytes))
         fl_ring_add_part(ring, position);
-    else /* what fails is tried again at delivery */
+    else /* the delivery tries again after a failure */
         (void)self->base.ops->start(batch->transfer, batch->slot, batch->bytes, NULL);
 }
 
@@ -181,7 +184,7 @@ void fl_py_array_destination_cancel_all(fl_py_array_destination *self)
         cancel_slot(self, &self->slots[i]);
 }
 
-/* Where an output lies in the buffer of its batch. New reference. */
+/* Returns the place of an output in the buffer of its batch. New reference. */
 static PyObject *place_of(const fl_output *output, bool is_single)
 {
     int32_t skip = is_single && !output->is_whole ? 1 : 0;
@@ -189,7 +192,7 @@ static PyObject *place_of(const fl_output *output, bool is_single)
                        output->shape + skip, output->is_contiguous ? NULL : output->stride + skip);
 }
 
-/* Appends the object, which it takes; NULL: an exception is set. */
+/* Appends the object, and takes its reference; NULL: an exception is set. */
 static int append(PyObject *list, PyObject *object)
 {
     int status = object != NULL ? PyList_Append(list, object) : -1;
@@ -197,7 +200,7 @@ static int append(PyObject *list, PyObject *object)
     return status;
 }
 
-/* Where the tensors of a batch lie in its buffer. New reference. */
+/* Returns the places of a batch's tensors in its buffer, as a list. New reference. */
 static PyObject *list_places(const fl_layout *layout, bool is_single)
 {
     PyObject *places = PyList_New(0);
@@ -222,7 +225,8 @@ static int add_numbers(PyObject *tensors, const fl_layout *layout)
     return 0;
 }
 
-/* What `split` makes of the buffer. New reference. */
+/* Returns the outputs: the tensors that `split` makes of the buffer, and the numbers. New
+ * reference. */
 static PyObject *split_outputs(const fl_py_array_destination *self, const fl_layout *layout,
                                PyObject *buffer, bool is_single, bool is_other_stream)
 {
@@ -234,7 +238,8 @@ static PyObject *split_outputs(const fl_py_array_destination *self, const fl_lay
     return tensors;
 }
 
-/* 1 if the buffer is another stream's than the current one, 0 if not; -1 exception. */
+/* Ends the transfer of a slot: 1 if the buffer's stream is not the current stream, 0 if it is or
+ * there is no transfer; -1 exception. */
 static int
 finish_transfer(const fl_py_array_destination *self, fl_py_upload_slot *slot, const fl_batch *batch)
 {
@@ -253,7 +258,7 @@ fl_py_array_destination_deliver(fl_py_array_destination *self, fl_py_table *tabl
     if (*is_undelivered) return NULL;
     PyObject *buffer = slot->buffer.owner;
     *slot = (fl_py_upload_slot){0};
-    /* First, because it lets the allocator know of the stream that waits for the copy. */
+    /* Split first: splitting tells the allocator which stream waits for the copy. */
     PyObject *result = split_outputs(self, &batch->layout, buffer, is_single, is_other_stream == 1);
     if (result != NULL && fl_table_is_volatile(table->table) &&
         fl_py_table_check_files(table, &batch->rows) != 0)

@@ -38,7 +38,7 @@ void fl_py_destination_close(fl_py_destination *self)
     fl_py_dlpack_close(&self->dlpack);
 }
 
-/* torch's current stream of the device; NULL for host memory. */
+/* Finds torch's current stream of the device; NULL for host memory. */
 static int find_stream(const fl_py_destination *self, void **out)
 {
     *out = NULL;
@@ -78,7 +78,8 @@ int fl_py_destination_new_buffer(const fl_py_destination *self, int64_t bytes, f
 {
     fl_err err;
     void *transfer;
-    bool is_filled; /* not yet */
+    /* A new transfer has no filled parts, so this stays false. */
+    bool is_filled;
     if (self->ops->get(self->copy_stream, 1, &transfer, &err) != FL_OK) {
         fl_py_raise(&err, NULL);
         return -1;
@@ -88,7 +89,7 @@ int fl_py_destination_new_buffer(const fl_py_destination *self, int64_t bytes, f
     return -1;
 }
 
-/* To pin the slot may take long. */
+/* Releases the interpreter lock, because pinning the slot may take long. */
 static int start_copy(const fl_py_destination *self, void *transfer, fl_slot *slot, int64_t bytes)
 {
     fl_err err;

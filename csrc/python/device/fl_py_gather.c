@@ -1,4 +1,4 @@
-/* fl_py_gather: see fl_py_gather.h. Here is what all kinds of source share. */
+/* fl_py_gather: see fl_py_gather.h. This file has the functions that all kinds of source share. */
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
@@ -48,7 +48,8 @@ int fl_py_gather_view_source(const fl_py_gather *self, const fl_py_gather_source
     return -1;
 }
 
-/* Without the interpreter lock; the caller keeps the regions. */
+/* Notes the stream in the regions. Runs without the interpreter lock; the caller keeps the regions
+ * alive. */
 static int note_regions(const fl_py_gather *self, void *stream, fl_err *err)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) {
@@ -64,7 +65,8 @@ int fl_py_gather_queue(const fl_py_gather *self, fl_py_gather_launch *launch, co
     void *stream;
     if (fl_py_stream(self->dlpack, self->device, &stream) != 0) return -1;
     int status;
-    Py_BEGIN_ALLOW_THREADS /* a full queue of launches blocks; the caller keeps the tensors */
+    Py_BEGIN_ALLOW_THREADS /* launching blocks while the stream's queue is full; the caller keeps
+                              the tensors */
     status = launch(self, stream, what, &err);
     if (status == FL_OK) status = note_regions(self, stream, &err);
     Py_END_ALLOW_THREADS

@@ -1,9 +1,9 @@
-/* fl_py_gather: kernels that make batches out of tensors on a CUDA device, or in a region: their
- * arguments are read and checked, then they are queued on torch's current stream.
+/* fl_py_gather: makes batches with kernels from tensors on a CUDA device or in a region: reads and
+ * checks the kernels' arguments, and then queues the kernels on torch's current stream.
  *
- * A kind of source is one file: fl_py_gather_rows, _images, _windows. All functions need the
- * interpreter lock; 0, or -1 and an exception. The caller holds references to all that a
- * fl_py_gather names, and to outs and maps, until they return. */
+ * Each kind of source has one file: fl_py_gather_rows, _images, _windows. All functions need the
+ * interpreter lock; 0, or -1 and an exception. Until the functions return, the caller holds
+ * references to all objects in a fl_py_gather, and to outs and maps. */
 #ifndef FL_PY_GATHER_H
 #define FL_PY_GATHER_H
 
@@ -14,65 +14,66 @@
 #include "fl_py_image_plan.h"
 #include "fl_py_region.h"
 
-/* What a batch is made of. Objects are borrowed. */
+/* One source of a batch. Objects are borrowed. */
 typedef struct fl_py_gather_source {
     PyObject *tensor;
-    fl_py_region *region;   /* that the tensor lies in; NULL: it lies on the device */
-    fl_py_image_plan *plan; /* that makes images; NULL: rows are copied */
-    PyObject *values;       /* of the plan, its values() on the device */
-    bool is_windows;        /* the tensor is of tokens, and rows are where windows begin */
-    int32_t shift;          /* of windows: tokens from one of x to that of y, 0 or 1 */
+    fl_py_region *region;   /* holds the tensor; NULL: the tensor lies on the device */
+    fl_py_image_plan *plan; /* makes images; NULL: rows are copied */
+    PyObject *values;       /* the plan's values() on the device */
+    bool is_windows;        /* the tensor holds tokens, and rows are begins of windows */
+    int32_t shift;          /* of windows: y begins this many tokens after x, 0 or 1 */
 } fl_py_gather_source;
 
 typedef struct fl_py_gather {
-    const fl_py_dlpack *dlpack;         /* borrowed, as all objects */
-    int32_t device;                     /* on which all tensors lie, but sources in a region */
-    const fl_py_gather_source *sources; /* borrowed: fields, or the tokens alone */
-    Py_ssize_t count;                   /* of them */
-    int64_t length;                     /* fields had so many rows when indices were checked */
-    const int64_t *rows; /* of a batch; set by open, which borrows them from its tensor */
+    const fl_py_dlpack *dlpack; /* borrowed, like all objects */
+    int32_t device;             /* the device that holds the tensors, except sources in a region */
+    const fl_py_gather_source *sources; /* borrowed: the fields, or one source of tokens */
+    Py_ssize_t count;                   /* of sources */
+    int64_t length;                     /* rows of the fields when the indices were checked */
+    const int64_t *rows; /* the rows of a batch; open sets rows to memory borrowed from the tensor
+                            of indices */
     int64_t row_count;
 } fl_py_gather;
 
-/* Takes indices [first, first + count) of a tensor for the batches that follow. They are not read
- * here. ValueError, IndexError. */
+/* Takes indices [first, first + count) of a tensor for the batches that follow, without reading the
+ * indices. ValueError, IndexError. */
 int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int64_t count);
 
-/* A kind: queues the kernels of all sources of the kind, whose results go to their places in the
- * list outs. maps: a tuple of int32 tensors, for images. */
+/* A kind of source: `run` queues the kernels of all sources of this kind; the results go to the
+ * sources' positions in the list `outs`. maps: a tuple of int32 tensors, for images. */
 typedef struct fl_py_gather_ops {
     int (*run)(const fl_py_gather *self, PyObject *maps, PyObject *outs);
 } fl_py_gather_ops;
 
-/* Fields without a plan are copied: one kernel for 32 of them. ValueError for fields that have lost
- * rows. */
+/* Copies fields without a plan, one kernel for 32 fields. ValueError if a field has lost rows. */
 extern const fl_py_gather_ops fl_py_gather_rows;
 
-/* Fields with a plan, a kernel each. maps: those from plan.map(), in turn. */
+/* Makes images of the fields with a plan, one kernel for each field. maps: the results of
+ * plan.map(), in the order of the fields. */
 extern const fl_py_gather_ops fl_py_gather_images;
 
-/* Windows of the tokens, which begin at the indices. outs: x, or x and y, [row_count, length], of
- * ints that are not narrower than the tokens. */
+/* Makes windows of the tokens; the indices are the windows' begins. outs: x, or x and y,
+ * [row_count, length]; ints that are not narrower than the tokens. */
 extern const fl_py_gather_ops fl_py_gather_windows;
 
-/* ValueError: the data have lost rows since. NULL. */
+/* Raises ValueError: the data have lost rows since the indices were checked. Returns NULL. */
 PyObject *fl_py_gather_refuse(int64_t before, int64_t now);
 
 /* ---- for the kinds alone */
 
-/* A tensor on the device. ValueError for one of another. */
+/* Describes a tensor on the gather's device. ValueError if the tensor is on a different device. */
 int fl_py_gather_view(const fl_py_gather *self, PyObject *tensor, fl_tensor *out);
 
-/* A field, wherever it lies. ValueError if it has lost rows. */
+/* Describes a field on the device or in a region. ValueError if the field has lost rows. */
 int fl_py_gather_view_source(const fl_py_gather *self, const fl_py_gather_source *source,
                              fl_tensor *out);
 
-/* Queues the kernels of `what` on the stream. Without the interpreter lock; may block, if the
+/* Queues the kernels of `what` on the stream. Runs without the interpreter lock; blocks while the
  * stream's queue is full. */
 typedef int
 fl_py_gather_launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err);
 
-/* Calls launch with torch's current stream, and notes in the regions that it reads them. */
+/* Calls launch with torch's current stream, and notes in the regions that the stream reads them. */
 int fl_py_gather_queue(const fl_py_gather *self, fl_py_gather_launch *launch, const void *what);
 
 #endif

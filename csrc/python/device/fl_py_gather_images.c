@@ -1,12 +1,12 @@
-/* fl_py_gather_images: fields of which a plan makes images, a kernel each. */
+/* fl_py_gather_images: makes images of fields with a plan, one kernel for each field. */
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
 
 #include <string.h>
 
-/* The address of contiguous elements of this dtype, NULL for none; ValueError unless there are
- * `count`. */
+/* Finds the address of contiguous elements of this dtype, NULL if `count` is 0; ValueError unless
+ * there are exactly `count` elements. */
 static int find_elements(const fl_py_gather *self, PyObject *tensor, const char *name,
                          fl_dtype dtype, int64_t count, const void **out)
 {
@@ -23,7 +23,8 @@ static int find_elements(const fl_py_gather *self, PyObject *tensor, const char 
     return -1;
 }
 
-/* The steps between images, channels, rows and columns; `layout` is that of each image. */
+/* Reads the steps between images, channels, rows and columns; `layout` is the layout of each
+ * image. */
 static void read_steps(const fl_tensor *view, fl_image_layout layout, int64_t unit, int64_t *steps)
 {
     static const int axis[FL_IMAGE_LAYOUTS][4] = {[FL_CHW] = {0, 1, 2, 3}, [FL_HWC] = {0, 3, 1, 2}};
@@ -50,7 +51,7 @@ read_images(const fl_py_gather *self, const fl_py_gather_source *source, fl_imag
     return -1;
 }
 
-/* Whether the results lie as the plan makes them, one behind the other. */
+/* Returns true if the results lie one after the next, each as the plan makes it. */
 static bool has_no_gaps(const fl_tensor *view, const fl_py_image_plan *plan)
 {
     const int64_t bytes = plan->dtype.bits / 8, each = fl_image_plan_out_bytes(plan->plan);
@@ -79,7 +80,7 @@ static int read_result(const fl_py_gather *self, const fl_py_image_plan *plan, P
     return 0;
 }
 
-/* What the kernel is told of a source. */
+/* Fills in the kernel's arguments for a source. */
 static int read_batch(const fl_py_gather *self, const fl_py_gather_source *source,
                       PyObject *map_tensor, PyObject *result, fl_image_batch *out)
 {

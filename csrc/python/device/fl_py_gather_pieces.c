@@ -1,5 +1,5 @@
-/* fl_py_gather_pieces: see fl_py_gather_pieces.h. The table of the columns is never gathered from,
- * but its layout says what a batch is, as on the CPU. */
+/* fl_py_gather_pieces: see fl_py_gather_pieces.h. The columns form a table as on the CPU. No gather
+ * reads from the table; only its layout is used, to describe a batch. */
 #include "fl_py_gather_pieces.h"
 
 #include "fl_cuda.h"
@@ -10,20 +10,20 @@ enum { WORDS = sizeof(fl_piece) / sizeof(int64_t) };
 
 static const fl_dtype INT64 = {kDLInt, 64, 1};
 
-/* A batch while it is made. */
+/* The state of making one batch. */
 typedef struct batch {
     const fl_py_pieces *self;
     fl_rows rows;
     fl_layout layout;        /* owned */
-    fl_piece_batch *outputs; /* owned: of each column; those that are numbers have no elements */
-    int64_t *tables;         /* owned: of each column, how many pieces lie before its own */
-    int64_t pieces;          /* of all tables */
+    fl_piece_batch *outputs; /* owned: one for each column; a number has no elements */
+    int64_t *tables; /* owned: for each column the number of pieces before the column's own table */
+    int64_t pieces;  /* sum over the tables */
     int32_t device;
 } batch;
 
 /* ---- the columns */
 
-/* All that pack share the packing that the first makes. */
+/* Opens the column at index i. All columns that pack share the packing of the first one. */
 static int open_column(const fl_py_sequence_column *column, int32_t i, fl_column **out, fl_err *err)
 {
     if (!column->is_packed) return fl_column_pad_open(&column->pad, out, err);
@@ -51,8 +51,8 @@ static bool has_values(const fl_py_sequence_column *column)
                              : column->pad.output == FL_PAD_VALUES;
 }
 
-/* Whether the pieces of `a` are those of `b` in every batch, and lie among the values of `b`. Those
- * of lengths have no width. */
+/* Returns true if every batch gives `a` and `b` the same pieces, and the pieces lie among the
+ * values of `b`. The pieces of lengths have no width. */
 static bool has_pieces_of(const fl_py_sequence_column *a, const fl_py_sequence_column *b)
 {
     const fl_ragged *of_a = fl_py_sequence_column_ragged(a),
@@ -70,7 +70,7 @@ static bool is_on_device(const fl_py_sequence_column *column)
             fl_dtype_bytes(fl_py_sequence_column_ragged(column)->dtype) <= 8);
 }
 
-/* The kernel does not know ignored values. */
+/* Checks the columns. The kernel has no code for ignored values. */
 static int check_columns(const fl_py_pieces *self)
 {
     for (int32_t i = 0; i < self->count; i++) {
@@ -146,7 +146,8 @@ static int64_t count_pieces(const batch *self)
     return is_packed ? fl_packing_of(self->layout.notes)->segments : self->rows.count;
 }
 
-/* What the batch is, and where the tables of its pieces lie, each with its end. */
+/* Lays out the batch, and assigns the offsets of the tables of pieces, each table with one end
+ * piece. */
 static int lay_out(batch *self)
 {
     fl_err err;
@@ -183,7 +184,7 @@ static int write_pieces(const batch *self, fl_piece *pieces)
     return -1;
 }
 
-/* The tables on the device, where `send` copies them. New reference. */
+/* Copies the tables to the device with `send`. New reference. */
 static PyObject *send_pieces(batch *self, PyObject *send, const fl_piece **out)
 {
     fl_tensor view;
@@ -206,7 +207,7 @@ static PyObject *send_pieces(batch *self, PyObject *send, const fl_piece **out)
     return NULL;
 }
 
-/* The values as they lie now. */
+/* Looks at the present values of a column, because the user may have changed the tensor. */
 static int look_at_values(const batch *self, int32_t i, fl_piece_batch *out)
 {
     fl_tensor view;
@@ -254,7 +255,7 @@ static void describe(const batch *self, int32_t i, const fl_piece *pieces, fl_pi
     }
 }
 
-/* Memory for an output, of the function that makes tensors of its dtype. New reference. */
+/* Makes memory for an output with the function in `empties` for its dtype. New reference. */
 static PyObject *make_output(const batch *self, int32_t i, PyObject *empties, fl_piece_batch *out)
 {
     fl_tensor view;
@@ -283,7 +284,7 @@ static PyObject *make_output(const batch *self, int32_t i, PyObject *empties, fl
     return NULL;
 }
 
-/* The outputs, which nobody has filled. New reference. */
+/* Makes the outputs, without elements. New reference. */
 static PyObject *make_outputs(batch *self, const fl_piece *pieces, PyObject *empties)
 {
     PyObject *made = PyList_New(self->self->count);
@@ -311,7 +312,8 @@ static int launch(const batch *self)
     void *stream;
     if (fl_py_stream(self->self->dlpack, self->device, &stream) != 0) return -1;
     int status;
-    Py_BEGIN_ALLOW_THREADS /* a full queue of launches blocks; the caller keeps the tensors */
+    Py_BEGIN_ALLOW_THREADS /* launching blocks while the stream's queue is full; the caller keeps
+                              the tensors */
     status = fl_cuda_gather_pieces(self->device, stream, self->outputs, self->self->count, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) return 0;

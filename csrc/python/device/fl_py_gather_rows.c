@@ -1,4 +1,4 @@
-/* fl_py_gather_rows: fields that are copied, as many as there are by one kernel for 32. */
+/* fl_py_gather_rows: copies fields, one kernel for 32 fields. */
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
@@ -10,7 +10,7 @@ typedef struct columns {
     int32_t count;
 } columns;
 
-/* Whether `to` is a batch of rows of `from`. */
+/* Returns true if `to` is a batch of rows of `from`. */
 static bool is_batch_of(const fl_tensor *from, const fl_tensor *to, int64_t rows)
 {
     bool is_alike = memcmp(&from->dtype, &to->dtype, sizeof to->dtype) == 0;

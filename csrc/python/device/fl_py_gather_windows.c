@@ -1,4 +1,4 @@
-/* fl_py_gather_windows: windows of tokens, x and y by one kernel. */
+/* fl_py_gather_windows: makes windows of tokens, one kernel for x and y. */
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
@@ -17,7 +17,7 @@ static int read_tokens(const fl_py_gather *self, PyObject *tokens, fl_window_bat
     return -1;
 }
 
-/* Row by row; x and y are alike. */
+/* Checks a result of windows: contiguous rows; x and y have the same width and size of ints. */
 static int read_windows(const fl_py_gather *self, PyObject *result, fl_tensor *x, fl_tensor *view)
 {
     if (fl_py_gather_view(self, result, view) != 0) return -1;

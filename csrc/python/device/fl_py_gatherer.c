@@ -12,22 +12,22 @@
 typedef struct fl_py_gatherer {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    PyObject *empty_like;      /* owned: torch's */
-    PyObject *new_batch;       /* owned: new_batch(count): a list of new tensors for a batch; None:
-                                  torch's index makes batches, and no kernel */
+    PyObject *empty_like; /* owned: torch.empty_like */
+    PyObject *new_batch; /* owned: new_batch(count) returns a list of new tensors for a batch; None:
+                            torch's index makes batches, without a kernel */
     PyObject *send, *empties;  /* owned: see fl_py_pieces_make; or None */
     PyObject *structure;       /* owned: see fl_py_structure.h */
-    PyObject *sources;         /* owned: tuple, see the type's docstring; */
-    fl_py_gather_source *each; /* owned: `count` of them, what the fields among the sources say */
+    PyObject *sources;         /* owned: a tuple; the type's docstring describes sources */
+    fl_py_gather_source *each; /* owned: the `count` fields among the sources */
     Py_ssize_t count;
-    fl_py_pieces pieces;     /* owned: of the columns of sequences among the sources */
+    fl_py_pieces pieces;     /* owned: the columns of sequences among the sources */
     int device;              /* as in fl_py_gather.h */
-    Py_ssize_t outputs, all; /* tensors of a batch that are made of fields; and all outputs */
+    Py_ssize_t outputs, all; /* number of outputs in a batch: made of fields; all */
     PyObject *rows;          /* owned: indices on the device, or NULL */
     long long length;        /* as in fl_py_gather.h */
-    PyObject *forms;   /* owned: tensors like those of a batch of form_rows rows, whose memory is
-                          empty; NULL: none yet */
-    int64_t form_rows; /* of the last batch */
+    PyObject *forms; /* owned: tensors without memory, shaped like a batch of form_rows rows; NULL:
+                        none yet */
+    int64_t form_rows; /* rows of the last batch */
     pid_t pid;
 } fl_py_gatherer;
 
@@ -38,7 +38,7 @@ static bool has_windows(const fl_py_gatherer *self)
 
 /* ---- memory of a batch */
 
-/* A list of the tensors of a batch, in memory of their own; nobody else has the list. New
+/* Makes a list of the tensors of a batch, in their own memory. No user code can reach the list. New
  * reference. */
 static PyObject *new_batch(const fl_py_gatherer *self, int64_t count)
 {
@@ -61,7 +61,7 @@ static int give_memory_back(PyObject *tensor)
     return done != NULL ? 0 : -1;
 }
 
-/* The forms of so many rows. New reference. */
+/* Returns the forms for `count` rows. New reference. */
 static PyObject *get_forms(fl_py_gatherer *self, int64_t count)
 {
     if (self->forms != NULL) return Py_NewRef(self->forms);
@@ -74,10 +74,11 @@ static PyObject *get_forms(fl_py_gatherer *self, int64_t count)
     return forms;
 }
 
-/* Memory for a batch: torch needs half the time to make a tensor like another. New reference. */
+/* Makes memory for a batch from the forms: torch needs half the time if it can copy an existing
+ * tensor's form. New reference. */
 static PyObject *allocate(fl_py_gatherer *self, int64_t count)
 {
-    if (self->form_rows != count) { /* a batch of another size seldom comes twice */
+    if (self->form_rows != count) { /* a batch of a different size seldom comes twice */
         Py_CLEAR(self->forms);
         self->form_rows = count;
         return new_batch(self, count);
@@ -104,7 +105,7 @@ static int run_kernels(fl_py_gather *gather, PyObject *maps, PyObject *outs)
     return fl_py_gather_images.run(gather, maps, outs);
 }
 
-/* One of the same by torch. New reference. */
+/* Lets torch make one batch; for fields the kernel does not take. New reference. */
 static PyObject *index_source(const fl_py_gatherer *self, PyObject *source, PyObject *rows)
 {
     Py_ssize_t length = PyObject_Size(source);
@@ -113,7 +114,7 @@ static PyObject *index_source(const fl_py_gatherer *self, PyObject *source, PyOb
     return PyObject_GetItem(source, rows);
 }
 
-/* All of them: a new list. */
+/* Returns a new list with all batches. */
 static PyObject *index_sources(const fl_py_gatherer *self, PyObject *rows)
 {
     PyObject *outs = PyList_New(self->count);
@@ -136,7 +137,7 @@ make_by_torch(const fl_py_gatherer *self, PyObject *indices, int64_t first, int6
     return outs;
 }
 
-/* A list of the tensors of a batch. New reference. */
+/* Makes the tensors of a batch, as a list. New reference. */
 static PyObject *
 make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count, PyObject *maps)
 {
@@ -157,12 +158,13 @@ make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t cou
     return outs;
 }
 
-/* Makes the outputs of sequences of the batch of `rows`, and returns them with the tensors of the
- * fields, in the order of the sources. Takes outs, which may be NULL. New reference. */
+/* Makes the sequences' outputs for the batch of `rows`, and returns the outputs together with the
+ * tensors of the fields, in the order of the sources. Takes outs, which may be NULL. New
+ * reference. */
 static PyObject *add_sequences(const fl_py_gatherer *self, PyObject *outs, PyObject *rows)
 {
     const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    Py_ssize_t next[2] = {0}; /* of the fields and of the sequences */
+    Py_ssize_t next[2] = {0}; /* next index among the fields, and among the sequences */
     PyObject *made = NULL, *all = NULL;
     if (outs != NULL) made = fl_py_pieces_make(&self->pieces, rows, self->send, self->empties);
     if (made != NULL) all = PyList_New(self->all);
@@ -177,7 +179,7 @@ static PyObject *add_sequences(const fl_py_gatherer *self, PyObject *outs, PyObj
     return all;
 }
 
-/* Puts the first row of each in its place. */
+/* Replaces each output with its first row: 0, or -1 and an exception. */
 static int take_first_rows(PyObject *outs)
 {
     PyObject *zero = PyLong_FromLong(0);
@@ -190,7 +192,7 @@ static int take_first_rows(PyObject *outs)
     return status;
 }
 
-/* Takes outs, which may be NULL. New reference. */
+/* Arranges the outputs in the structure. Takes outs, which may be NULL. New reference. */
 static PyObject *arrange(const fl_py_gatherer *self, PyObject *outs, bool is_single)
 {
     if (outs != NULL && is_single && take_first_rows(outs) != 0) Py_CLEAR(outs);
@@ -271,7 +273,7 @@ static PyObject *gatherer_stream(fl_py_gatherer *self, PyObject *Py_UNUSED(ignor
 
 /* ---- the type */
 
-/* Reads one of `sources`; -1 and ValueError for what is none. */
+/* Reads one source; -1 and ValueError if the object is not a source. */
 static int read_source(const fl_py_state *state, PyObject *item, fl_py_gather_source *out)
 {
     PyObject *region, *pair;
@@ -316,7 +318,8 @@ static int read_sources(fl_py_gatherer *self, const fl_py_state *state)
                : -1;
 }
 
-/* Counts the outputs of a batch. */
+/* Counts the outputs of a batch: 0, or -1 and ValueError if the structure does not fit the
+ * sources. */
 static int count_outputs(fl_py_gatherer *self)
 {
     int64_t count = fl_py_structure_count(self->structure);
@@ -376,8 +379,8 @@ static int gatherer_traverse(fl_py_gatherer *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear: what is set here alone has no way back to this object that Python code could make,
- * but through new_batch and the structure. */
+/* There is no tp_clear: Python code can make a reference back to this object only through new_batch
+ * and the structure. */
 
 static void gatherer_dealloc(fl_py_gatherer *self)
 {

@@ -1,7 +1,7 @@
-/* fl_py_gatherer: the heap type _core.Gatherer: the batches of data that lie on a CUDA device, or
- * in host memory that it reads, from the indices to the structure around their tensors.
+/* fl_py_gatherer: the heap type _core.Gatherer, which makes batches of data on a CUDA device, or of
+ * host memory that the device reads: from the indices to the structure around the batch's tensors.
  *
- * One thread at a time, but for the code that torch's allocation runs. */
+ * One thread at a time; only the code that runs inside torch's allocations may come in between. */
 #ifndef FL_PY_GATHERER_H
 #define FL_PY_GATHERER_H
 

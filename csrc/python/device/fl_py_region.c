@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* Bytes from the first element to the end of the last. torch has no negative strides. */
+/* Returns the bytes from the first element to the end of the last one. torch has no negative
+ * strides. */
 static int64_t find_span(const fl_tensor *view)
 {
     int64_t bytes = fl_dtype_bytes(view->dtype);
@@ -22,7 +23,8 @@ static bool covers(const fl_py_region *self, const char *data, int64_t bytes)
     return bytes == 0 || (data >= self->data && data + bytes <= self->data + self->bytes);
 }
 
-/* Makes the region larger by a source that overlaps it, as columns of one table do: *is_larger. */
+/* Extends the region by a source that overlaps the region, as columns of one table do; then sets
+ * *is_larger. */
 static int add_overlap(fl_py_region *self, Py_ssize_t i, bool *is_larger)
 {
     fl_tensor view;
@@ -96,10 +98,10 @@ static int region_traverse(fl_py_region *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear: the device may still read the sources. A cycle is broken at the attributes of a
- * tensor. */
+/* There is no tp_clear: the device may still read the sources. The collector breaks a cycle at the
+ * attributes of a tensor. */
 
-/* Waits for the device. */
+/* Waits for the device, without the interpreter lock. */
 static void region_dealloc(fl_py_region *self)
 {
     PyTypeObject *type = Py_TYPE(self);

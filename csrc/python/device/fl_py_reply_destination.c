@@ -3,11 +3,12 @@
 
 #include "fl_py_error.h"
 
-/* After a buffer could not be allocated none is allocated ahead of so many batches: torch's
- * allocators give back all the memory that they keep before they say that there is none. */
+/* If a buffer could not be allocated, no buffer is allocated ahead for this many batches: before
+ * torch's allocators report that memory is used up, they give back all the memory that they
+ * keep. */
 enum { PAUSE = 32 };
 
-/* The copier's thread. */
+/* Runs on the copier's thread. */
 static int copy_batch(const fl_dest_buffer *buffer, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     return buffer->ops->copy(buffer->target, slot, bytes, err);
@@ -42,7 +43,7 @@ void fl_py_reply_destination_stop(fl_py_reply_destination *self)
     fl_copier_stop(self->copier);
     self->base.ops->await(self->base.copy_stream);
     Py_END_ALLOW_THREADS
-    self->base.ops->halt(self->base.copy_stream); /* nothing is left to wait for */
+    self->base.ops->halt(self->base.copy_stream); /* copying has ended, so halting does not wait */
     fl_py_reply_destination_release_buffers(self);
 }
 
@@ -51,7 +52,7 @@ void fl_py_reply_destination_expect(fl_py_reply_destination *self, int64_t bytes
     self->expected_bytes = fl_max(self->expected_bytes - self->expected_bytes / 8, bytes);
 }
 
-/* How many buffers the copier needs. */
+/* Returns how many more buffers the copier needs. */
 static int32_t count_missing(const fl_py_reply_destination *self)
 {
     int32_t lent = FL_COPY_AHEAD - fl_copier_buffers_needed(self->copier);
@@ -69,7 +70,8 @@ int fl_py_reply_destination_run_ahead(fl_py_reply_destination *self, int64_t fir
     while (count_missing(self) > 0) {
         fl_dest_buffer buffer;
         if (fl_py_destination_new_buffer(&self->base, self->expected_bytes, &buffer) == 0) {
-            /* allocate is Python, and a signal handler in it may have come here by itself. */
+            /* allocate is Python code; a signal handler inside may itself have called this
+             * function. */
             if (count_missing(self) > 0)
                 fl_copier_add_buffer(self->copier, &buffer);
             else
@@ -77,7 +79,8 @@ int fl_py_reply_destination_run_ahead(fl_py_reply_destination *self, int64_t fir
             continue;
         }
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
-        PyErr_Clear(); /* what is wrong is raised when a batch cannot do without */
+        /* The error is raised when a batch cannot do without the buffer. */
+        PyErr_Clear();
         self->pause = PAUSE;
         return 0;
     }
