@@ -10,7 +10,7 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
                              .depth = self->depth,
                              .threads = threads,
                              .runs_ahead = self->runs_ahead,
-                             /* What was quick to read may be slow the next time. */
+                             /* A part that was quick to read may be slow the next time. */
                              .consumer_fills = !self->reads_files || self->timeout_ns == 0,
                              .lazy_bytes = self->reads_files ? 0 : FL_LAYOUT_SMALL_BYTES,
                              .is_in_order = is_in_order};
@@ -28,7 +28,7 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
     return -1;
 }
 
-/* Once the ring is empty and the copy stream halted. */
+/* Drops batches outside of the ring. The ring must be empty, and the copy stream halted. */
 static void drop_batches(fl_py_array_ring *self)
 {
     if (self->is_undelivered) fl_slot_return(self->undelivered.slot);
@@ -37,7 +37,7 @@ static void drop_batches(fl_py_array_ring *self)
     fl_py_array_destination_cancel_all(&self->destination);
 }
 
-/* Needs no interpreter lock. */
+/* Halts the copy stream, if there is one. Needs no interpreter lock. */
 static void halt_copies(const fl_py_destination *destination)
 {
     if (destination->copy_stream != NULL) destination->ops->halt(destination->copy_stream);
@@ -65,9 +65,10 @@ void fl_py_array_ring_drop_epoch(fl_py_array_ring *self)
     if (self->sentinels != NULL) PyDict_Clear(self->sentinels);
 }
 
-/* Whether the next iterator gets the ring and the copy stream. Only for a device, whose epochs may
- * be as short as it takes to start threads; elsewhere they end with their epoch, as torch's workers
- * do. Without an interpreter lock another thread may be in stop. */
+/* Returns true if the next iterator gets the ring and the copy stream. This is only so for a
+ * device, because an epoch for a device may be as short as the start of threads. Without a device
+ * the threads end with their epoch, as torch's workers do. Without an interpreter lock a different
+ * thread may be in stop, so the ring is not passed on. */
 static bool is_left_to_next(const fl_py_array_ring *self)
 {
 #ifdef Py_GIL_DISABLED

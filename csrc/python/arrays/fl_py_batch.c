@@ -1,7 +1,8 @@
-/* fl_py_batch: see fl_py_batch.h. Allocates nothing but the tensors and their list. */
+/* fl_py_batch: see fl_py_batch.h. Allocates only the tensors and their list. */
 #include "fl_py_batch.h"
 
-/* The tensor of output i, or its number; is_single: without the dimension that counts samples. */
+/* Makes the tensor of output i, or its number; is_single: without the dimension that counts
+ * samples. New reference. */
 static PyObject *
 make_output(const fl_py_table *table, const fl_batch *batch, int32_t i, bool is_single)
 {
@@ -29,14 +30,15 @@ PyObject *fl_py_batch(const fl_py_table *table, const fl_batch *batch, bool is_s
         fl_slot_return(batch->slot);
         return NULL;
     }
-    /* One share is ours until we are done. */
+    /* This function holds one share until it returns. */
     fl_slot_lend(batch->slot, count_tensors(&batch->layout, 0) + 1);
     for (; i < count; i++) {
         PyObject *output = make_output(table, batch, i, is_single);
         if (output == NULL) break;
         PyList_SET_ITEM(outputs, i, output);
     }
-    /* If output i failed it has given its share back; those before it go with the list. */
+    /* If output i has failed, it has given its share back; the outputs before it give theirs back
+     * with the list. */
     for (int32_t rest = count_tensors(&batch->layout, i + 1); rest > 0; rest--)
         fl_slot_give(batch->slot);
     fl_slot_give(batch->slot);

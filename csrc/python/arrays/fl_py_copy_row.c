@@ -17,7 +17,7 @@ static int copy_out(fl_py_table *self, PyObject *out, const fl_output *output, c
     return 0;
 }
 
-/* Reads one row, whose index is in bounds. */
+/* Reads one row; the index must be in bounds. 0, or -1 and an exception. */
 static int read_row(fl_py_table *self, const fl_rows *rows, PyObject *outs, fl_layout *layout)
 {
     fl_err err = {0};

@@ -1,5 +1,5 @@
-/* fl_py_copy_row: the function _core.copy_row, which copies one row of a table into tensors. It
- * needs the interpreter lock. */
+/* fl_py_copy_row: the function _core.copy_row, which copies one row of a table into tensors. The
+ * function needs the interpreter lock. */
 #ifndef FL_PY_COPY_ROW_H
 #define FL_PY_COPY_ROW_H
 

@@ -1,5 +1,5 @@
-/* fl_py_deliver: see fl_py_deliver.h. Runs on the consumer's thread, without the interpreter lock
- * wherever there is something to wait for. */
+/* fl_py_deliver: see fl_py_deliver.h. Runs on the consumer's thread; waits without the interpreter
+ * lock. */
 #include "fl_py_deliver.h"
 
 #include "fl_py_batch.h"
@@ -9,8 +9,8 @@
 
 enum { RAISED = 1 }; /* a status: a Python exception is set */
 
-/* fl_ring_receive without the interpreter lock, looking for signals every FL_PY_WAIT_MS and for the
- * user's timeout. */
+/* Calls fl_ring_receive without the interpreter lock; looks for signals every FL_PY_WAIT_MS, and
+ * ends after the user's timeout. */
 static int receive_waiting(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
     int64_t until_ns = self->timeout_ns > 0 ? fl_now_ns() + self->timeout_ns : INT64_MAX;
@@ -29,9 +29,9 @@ static int receive_waiting(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     return RAISED;
 }
 
-/* Receives the next batch, and counts the time that takes. A batch that is ready, or so small that
- * filling it costs no more than letting go of the interpreter lock, is received with the lock held;
- * not so for a device, where the first use of a slot costs more. */
+/* Receives the next batch, and counts the time for it. If the batch is ready, or so small that
+ * filling it costs no more than releasing the interpreter lock, the function keeps the lock. For a
+ * device a small batch gets no such treatment, because the first use of a slot costs more. */
 static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
     if (self->is_undelivered) {
@@ -41,7 +41,8 @@ static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     bool is_ready = self->runs_ahead && fl_ring_is_ready(self->ring);
     bool is_small = self->most_work_bytes < FL_LAYOUT_SMALL_BYTES && !self->reads_files;
 #ifdef Py_GIL_DISABLED
-    is_small = false; /* SHARED(gate): it may close at any time, and nobody waits for it in here */
+    is_small = false; /* SHARED(gate): the gate may close at any time, and nobody waits for the gate
+                         here */
 #endif
     is_small = is_small && !fl_gate_is_closed(&self->table->gate);
     is_small = is_small && self->destination.base.copy_stream == NULL;
@@ -56,9 +57,9 @@ static int receive(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     return status;
 }
 
-/* Has the dataset raise its own error for an item with an index out of bounds; `error`, which names
- * index, position and length, becomes that error's context. A dataset that raises nothing leaves
- * `error` to be raised. */
+/* Lets the dataset raise its own error for an item with an index out of bounds; `error`, which
+ * names index, position and length, becomes the context of that error. If the dataset raises
+ * nothing, raises `error`. */
 static void raise_outside(fl_py_array_ring *self, PyObject *item, PyObject *error)
 {
     PyObject *fetched = PyObject_CallOneArg(self->fetch, item);
@@ -76,7 +77,7 @@ static void raise_outside(fl_py_array_ring *self, PyObject *item, PyObject *erro
     PyErr_Restore(type, value, traceback);
 }
 
-/* What a sentinel stands for: fetches its item, or raises its exception. */
+/* Resolves a sentinel: fetches its item, or raises its exception. */
 static PyObject *resolve_sentinel(fl_py_array_ring *self, int64_t tag)
 {
     PyObject *result = NULL, *key = PyLong_FromLongLong(tag);
@@ -132,15 +133,15 @@ static PyObject *deliver(fl_py_array_ring *self, const fl_batch *batch)
     return wrapped;
 }
 
-/* Nothing is left: a loader that will not be restarted ends its threads. */
+/* Ends the threads after the last batch, unless the loader will be restarted. */
 static void finish(fl_py_array_ring *self)
 {
     if (self->runs_ahead && !self->is_persistent) fl_py_array_ring_close(self);
 }
 
-/* Submits the batch that follows the one just received, as torch does before it returns or raises,
- * and has the next ones copied to their destination. On an interrupt `result`, which it then takes,
- * is kept for the next call. */
+/* Submits the batch that follows the received batch, as torch does before it returns or raises, and
+ * starts copies of the next batches to their destination. On an interrupt the function takes
+ * `result`, and keeps it for the next call: 0, or -1 and an exception. */
 static int refill(fl_py_array_ring *self, PyObject *result)
 {
     if (!self->runs_ahead) return 0;
@@ -158,7 +159,7 @@ static int refill(fl_py_array_ring *self, PyObject *result)
     return -1;
 }
 
-/* close() was called, perhaps from inside the call that notices. */
+/* Raises RuntimeError because close() was called, perhaps from inside the present call. */
 static PyObject *raise_closed(fl_py_array_ring *self)
 {
     fl_py_array_ring_close(self);
@@ -167,7 +168,7 @@ static PyObject *raise_closed(fl_py_array_ring *self)
     return NULL;
 }
 
-/* Submits the batches that are due before the next one is received: 0, or -1 and an exception. */
+/* Submits the batches that are due before the next batch is received: 0, or -1 and an exception. */
 static int prepare(fl_py_array_ring *self)
 {
     if (self->is_undelivered || (self->runs_ahead && self->deferred == NULL)) return 0;
@@ -198,8 +199,8 @@ PyObject *fl_py_deliver_next(fl_py_array_ring *self)
     fl_err err = {0};
     int status = receive(self, &batch, &err);
     if (status == RAISED) {
-        /* Without workers the batch is gone, as in torch: the data may move before the next call.
-         */
+        /* Without workers the batch is dropped, as in torch: the data may move before the next
+         * call. */
         if (!self->runs_ahead) fl_py_array_ring_reset(self);
         return NULL;
     }

@@ -63,13 +63,14 @@ int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_p
     return self->iterator != NULL ? 0 : -1;
 }
 
-/* The next item of the sampler; NULL at its end (without exception) or on one. New reference. */
+/* Returns the sampler's next item. NULL without an exception: the sampler has ended; NULL and an
+ * exception. New reference. */
 static PyObject *next_item(fl_py_index_source *self)
 {
     return self->iterator != NULL ? PyIter_Next(self->iterator) : NULL;
 }
 
-/* Gives the next index block to the plan: 1 done, 0 there is none, -1 exception. */
+/* Gives the next index block to the plan: 1 done, 0 the sampler has ended, -1 exception. */
 static int set_next_block(fl_py_index_source *self, const fl_py_dlpack *dlpack)
 {
     Py_CLEAR(self->block);
@@ -91,7 +92,7 @@ static int set_next_block(fl_py_index_source *self, const fl_py_dlpack *dlpack)
 static int read_from_blocks(fl_py_index_source *self, const fl_py_dlpack *dlpack, fl_rows *rows)
 {
     fl_err err;
-    /* As torch's BatchSampler does. */
+    /* torch's BatchSampler also reads batch_size for each batch. */
     if (!self->drop_last && read_batch_size(self) != 0) return -1;
     int has_block = 1;
     while (has_block > 0) {
@@ -106,7 +107,8 @@ static int read_from_blocks(fl_py_index_source *self, const fl_py_dlpack *dlpack
     return has_rows ? FL_PY_INDEX_ROWS : FL_PY_INDEX_END;
 }
 
-/* What adding an item's indices has come to; a batch without rows is torch's to fetch. */
+/* Turns the result of adding an item's indices into FL_PY_INDEX_ROWS or FL_PY_INDEX_ITEM; torch
+ * fetches a batch without rows. */
 static inline int rows_or_item(int added, const fl_rows *rows)
 {
     if (added < 0) return -1;

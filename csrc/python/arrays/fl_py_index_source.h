@@ -1,5 +1,5 @@
-/* fl_py_index_source: where the indices of an array loader's batches come from: what the user's
- * sampler yields, cut into batches and led through the maps of nested subsets.
+/* fl_py_index_source: the source of the indices of an array loader's batches: cuts the items of the
+ * user's sampler into batches, and maps the indices through nested subsets.
  *
  * All functions need the interpreter lock; one thread at a time. restart and read run the user's
  * code. */
@@ -10,11 +10,12 @@
 #include "fl_py_dlpack.h"
 
 typedef enum {
-    FL_PY_INDEX_BLOCKS,  /* the sampler yields int64 vectors and (first, count) ranges, to be cut
-                            into batches */
-    FL_PY_INDEX_BATCHES, /* it yields the indices of one batch */
-    FL_PY_INDEX_SINGLES, /* it yields one index, or a list of them, as for batch_size=None */
-    FL_PY_INDEX_LISTS    /* the same, but torch fetches a sample that is not a list */
+    FL_PY_INDEX_BLOCKS,  /* the sampler yields int64 vectors and (first, count) ranges, which the
+                            source cuts into batches */
+    FL_PY_INDEX_BATCHES, /* the sampler yields the indices of one batch */
+    FL_PY_INDEX_SINGLES, /* the sampler yields one index or a list of indices, as with
+                            batch_size=None */
+    FL_PY_INDEX_LISTS    /* as FL_PY_INDEX_SINGLES, but torch fetches an item that is not a list */
 } fl_py_index_kind;
 
 typedef struct fl_py_index_source {
@@ -24,14 +25,14 @@ typedef struct fl_py_index_source {
     PyObject *iterator;      /* owned; NULL: used up */
     PyObject *block;         /* owned: the vector that the plan borrows */
     PyObject *batch_sampler; /* owned: its batch_size may change during an epoch */
-    int64_t batch_size;      /* of FL_PY_INDEX_BLOCKS, and so is drop_last */
+    int64_t batch_size;      /* like drop_last, only for FL_PY_INDEX_BLOCKS */
     bool drop_last;
     bool has_views; /* an item may be (index, view) */
 } fl_py_index_source;
 
-/* For a table of `length` rows below the subsets of `maps`, a tuple of int64 vectors, innermost
- * first. has_views: the table makes views of a row, and then a list of (index, view) is a batch. 0,
- * or -1 and an exception. The owner closes it in either case. */
+/* Opens a source for a table of `length` rows under the subsets of `maps`, a tuple of int64
+ * vectors, innermost first. has_views: the table makes views of a row, and then a list of (index,
+ * view) is a batch. 0, or -1 and an exception. The owner closes the source in both cases. */
 int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *maps,
                             int64_t length, bool has_views);
 
@@ -41,17 +42,16 @@ int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_p
 
 enum { FL_PY_INDEX_END, FL_PY_INDEX_ROWS, FL_PY_INDEX_ITEM };
 
-/* Reads the indices of one batch, which are not resolved yet. FL_PY_INDEX_ROWS: they are in `rows`;
- * *is_single: as one index, not as a list. FL_PY_INDEX_ITEM: *item, a new reference, holds
- * something else than plain integers, and is torch's to fetch. FL_PY_INDEX_END: used up. -1 and an
- * exception.
- */
+/* Reads the indices of one batch, without resolving them. FL_PY_INDEX_ROWS: `rows` holds the
+ * indices; *is_single: the sampler gave one index, not a list. FL_PY_INDEX_ITEM: *item, a new
+ * reference, does not consist of plain integers, and torch has to fetch it. FL_PY_INDEX_END: used
+ * up. -1 and an exception. */
 int fl_py_index_source_read(fl_py_index_source *self, const fl_py_dlpack *dlpack, fl_rows *rows,
                             bool *is_single, PyObject **item);
 
-/* What the epoch has not read yet: a new tuple (iterator, block, left, kind, batch_sampler). `left`
- * indices at the end of `block` come before what the iterator gives; block is None before the
- * first. NULL and an exception. */
+/* Returns the unread rest of the epoch: a new tuple (iterator, block, left, kind, batch_sampler).
+ * The last `left` indices of `block` come before the iterator's items; before the first block,
+ * block is None. NULL and an exception. */
 PyObject *fl_py_index_source_rest(const fl_py_index_source *self);
 
 /* Forgets the epoch. */

@@ -5,7 +5,7 @@
 #include "fl_py_table.h"
 #include "fl_py_windows.h"
 
-/* The gate around what a Table or Windows reads; NULL and TypeError for anything else. */
+/* Returns the gate of a Table or Windows; NULL and TypeError for any other object. */
 static fl_gate *gate_of(const fl_py_state *state, PyObject *keeper)
 {
     if (Py_IS_TYPE(keeper, state->table_type)) return &((fl_py_table *)keeper)->gate;
@@ -15,7 +15,8 @@ static fl_gate *gate_of(const fl_py_state *state, PyObject *keeper)
     return NULL;
 }
 
-/* Readers need no interpreter lock to get out of the gate, and this lets go of it. */
+/* Closes a gate and waits until nobody is inside, without the interpreter lock. Readers leave the
+ * gate without the lock. */
 static void close_gate(fl_gate *gate)
 {
     fl_gate_close(gate);

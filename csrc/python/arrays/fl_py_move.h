@@ -1,4 +1,5 @@
-/* fl_py_move: calls of torch that move the memory of a tensor, while nobody reads it. */
+/* fl_py_move: runs torch's functions that move the memory of a tensor, while nobody reads the
+ * memory. */
 #ifndef FL_PY_MOVE_H
 #define FL_PY_MOVE_H
 

@@ -3,7 +3,8 @@
 
 #include <stdbool.h>
 
-/* Adds the outputs in a structure to *count; -1 and an exception for what is none. */
+/* Adds the outputs in a structure to *count; -1 and an exception if the object is not a
+ * structure. */
 static int count_outputs(PyObject *structure, int64_t *count)
 {
     if (structure == Py_None) {
@@ -45,7 +46,7 @@ int fl_py_structure_check(PyObject *structure, int32_t outputs)
     return -1;
 }
 
-/* Whether it is one list of all outputs. */
+/* Returns true if the structure is one list of outputs. */
 static bool is_flat(PyObject *structure)
 {
     if (!PyTuple_CheckExact(structure)) return false;
@@ -81,7 +82,8 @@ static PyObject *build_dict(PyObject *structure, PyObject *outputs, Py_ssize_t *
     return dict;
 }
 
-/* A structure over the outputs from *next on, which moves behind them. New reference. */
+/* Builds a structure from the outputs at *next and later, and moves *next past them. New
+ * reference. */
 static PyObject *build(PyObject *structure, PyObject *outputs, Py_ssize_t *next)
 {
     if (structure == Py_None) return Py_NewRef(PyList_GET_ITEM(outputs, (*next)++));

@@ -1,8 +1,8 @@
-/* fl_py_structure: what lies around the tensors of a batch: lists and dicts within each other.
+/* fl_py_structure: puts the tensors of a batch into nested lists and dicts.
  *
  * A structure is None for the next output of the table, a tuple of structures for a list, or a dict
- * of structures for a dict. Nobody changes it once it is checked. All functions need the
- * interpreter lock. */
+ * of structures for a dict. A checked structure never changes. All functions need the interpreter
+ * lock. */
 #ifndef FL_PY_STRUCTURE_H
 #define FL_PY_STRUCTURE_H
 
@@ -11,13 +11,15 @@
 
 #include <stdint.h>
 
-/* 0 if it is a structure of so many outputs; else -1 and ValueError. */
+/* Checks a structure: 0 if it has this many outputs; else -1 and ValueError. */
 int fl_py_structure_check(PyObject *structure, int32_t outputs);
 
-/* The number of its outputs; -1 and ValueError for other objects. */
+/* Returns the number of outputs in a structure; -1 and ValueError if the object is not a
+ * structure. */
 int64_t fl_py_structure_count(PyObject *structure);
 
-/* The outputs, a list, in their structure. Takes the list. New reference; NULL and an exception. */
+/* Arranges the outputs, a list, in their structure. Takes the list. New reference; NULL and an
+ * exception. */
 PyObject *fl_py_structure_around(PyObject *structure, PyObject *outputs);
 
 #endif

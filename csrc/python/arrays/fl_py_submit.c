@@ -6,11 +6,11 @@
 #include "fl_py_error.h"
 
 enum {
-    SPARE_SLOTS = 6, /* the pool keeps so many slots more, for users who hold batches, */
-    SPARE_BYTES = 32 * 1024 * 1024 /* up to so much memory */
+    SPARE_SLOTS = 6, /* the pool keeps this many extra slots, for users who hold batches */
+    SPARE_BYTES = 32 * 1024 * 1024 /* most bytes of the extra slots */
 };
 
-/* Submits a sentinel for `what`, which it takes: 1, or -1 and an exception. */
+/* Submits a sentinel for `what`, and takes the reference: 1, or -1 and an exception. */
 static int submit_object(fl_py_array_ring *self, PyObject *what)
 {
     int64_t tag = self->next_sentinel++;
@@ -23,7 +23,7 @@ static int submit_object(fl_py_array_ring *self, PyObject *what)
     return 1;
 }
 
-/* The exception that is set, which it takes; a new reference. */
+/* Takes the exception that is set. New reference. */
 static PyObject *take_exception(void)
 {
     PyObject *type, *value, *traceback;
@@ -35,14 +35,15 @@ static PyObject *take_exception(void)
     return value;
 }
 
-/* An exception of the sampler is raised in its place, after the batches before it. One that is not
- * an Exception, such as KeyboardInterrupt, is raised at once. */
+/* Submits a sentinel for an exception of the sampler, which is raised after the batches before it.
+ * If the exception is not an Exception, for example KeyboardInterrupt, the function raises it at
+ * once. */
 static int submit_exception(fl_py_array_ring *self)
 {
     return PyErr_ExceptionMatches(PyExc_Exception) ? submit_object(self, take_exception()) : -1;
 }
 
-/* One index as the sampler gave it: an integer, or a tuple (index, view). New reference. */
+/* Rebuilds one index of the sampler: an integer, or a tuple (index, view). New reference. */
 static PyObject *make_index(const fl_rows *rows, int64_t position)
 {
     long long index = fl_row_at(rows, position);
@@ -50,8 +51,7 @@ static PyObject *make_index(const fl_rows *rows, int64_t position)
     return view == 0 ? PyLong_FromLongLong(index) : Py_BuildValue("(Li)", index, view);
 }
 
-/* Rebuilds what the sampler yielded for a batch whose indices are not resolved yet. New
- * reference. */
+/* Rebuilds the sampler's item for a batch with unresolved indices. New reference. */
 static PyObject *make_item(const fl_batch *batch)
 {
     const fl_rows *rows = &batch->rows;
@@ -77,7 +77,7 @@ static int submit_outside(fl_py_array_ring *self, const fl_batch *batch, const f
     return submit_object(self, Py_BuildValue("(NN)", item, take_exception()));
 }
 
-/* Submits a batch that goes to a buffer. On failure it stays prepared, as it was. */
+/* Submits a batch with a destination. On failure the batch stays prepared and unchanged. */
 static int submit_to_destination(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
     fl_py_array_destination *destination = &self->destination;
@@ -90,7 +90,7 @@ static int submit_to_destination(fl_py_array_ring *self, fl_batch *batch, fl_err
     return status;
 }
 
-/* Submits a batch of resolved rows. On failure it stays prepared. */
+/* Submits a batch of resolved rows. On failure the batch stays prepared. */
 static int submit_resolved(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
 {
     const fl_table *table = self->table->table;
@@ -109,7 +109,8 @@ static int submit_resolved(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     return fl_ring_submit(self->ring, err);
 }
 
-/* Where there is no memory for a batch now there may be once others are delivered. */
+/* Returns true if a failed batch may succeed later: memory may be free once earlier batches are
+ * delivered. */
 static inline bool may_succeed_later(const fl_py_array_ring *self, int status)
 {
     return fl_py_array_destination_is_open(&self->destination) &&
@@ -130,7 +131,8 @@ static int submit_batch(fl_py_array_ring *self, fl_batch *batch)
     } else if (status != FL_OK) {
         fl_ring_submit_sentinel(self->ring, status, &err, FL_PY_TAG_SENTINEL);
     }
-    if (PyErr_Occurred()) return -1; /* an interrupt: see fl_py_array_destination_prepare */
+    /* An interrupt may have come, see fl_py_array_destination_prepare. */
+    if (PyErr_Occurred()) return -1;
     return self->deferred == NULL;
 }
 
@@ -146,7 +148,7 @@ int fl_py_submit_next(fl_py_array_ring *self)
 {
     if (self->deferred != NULL) return submit_batch(self, self->deferred);
     fl_batch *batch = fl_ring_prepare(self->ring);
-    if (batch == NULL) { /* the sampler has forked, and this is the child */
+    if (batch == NULL) { /* the sampler has forked, and this process is the child */
         PyErr_SetString(PyExc_RuntimeError, "this iterator belongs to the parent process");
         return -1;
     }

@@ -1,5 +1,5 @@
-/* fl_py_table: see fl_py_table.h. Keeps sources alive while views into them exist; what each is,
- * its kind knows (fl_py_source). */
+/* fl_py_table: see fl_py_table.h. Keeps sources alive while views into them exist. Each kind of
+ * source knows how to read its objects (fl_py_source). */
 #include "fl_py_table.h"
 
 #include "fl_py_mapped_file.h"
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* A table of columns over these parts, or -1 and an exception. The caller owns *out. */
+/* Opens a table of columns over these parts: 0, or -1 and an exception. The caller owns *out. */
 static int open_table(const fl_py_table *self, const fl_py_part *parts, fl_table **out)
 {
     fl_err err = {.code = FL_ENOMEM, .text = "out of memory for a table"};
@@ -27,7 +27,7 @@ static int open_table(const fl_py_table *self, const fl_py_part *parts, fl_table
     return -1;
 }
 
-/* Arrays at their present addresses. */
+/* Looks at the arrays' present addresses: 0, or -1 and an exception. */
 static int look_at_parts(const fl_py_table *self, fl_py_part *parts)
 {
     for (int64_t i = 0; i < self->part_count; i++)
@@ -37,7 +37,7 @@ static int look_at_parts(const fl_py_table *self, fl_py_part *parts)
     return 0;
 }
 
-/* Views and table anew; nothing changes on failure. */
+/* Rebuilds views and table: 0, or -1 and an exception, and then nothing has changed. */
 static int rebuild(fl_py_table *self)
 {
     fl_table *table;
@@ -82,7 +82,7 @@ int fl_py_table_refresh(fl_py_table *self)
     return 0;
 }
 
-/* An array where it lies now. */
+/* Notes an array's present address. An array that has changed in a different way is left alone. */
 static void look_at_part(fl_py_table *self, fl_py_part *part)
 {
     fl_tensor now;
@@ -93,7 +93,7 @@ static void look_at_part(fl_py_table *self, fl_py_part *part)
     }
     const char *data = now.data;
     now.data = part->view.data;
-    if (!is_same_view(&now, &part->view)) return; /* refresh will see to it */
+    if (!is_same_view(&now, &part->view)) return; /* the next refresh rebuilds the table */
     part->view.data = data;
     fl_table_move(self->table, part->field, part->number, data);
 }

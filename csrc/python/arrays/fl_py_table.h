@@ -9,30 +9,30 @@
 typedef struct fl_py_table {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    fl_py_fields fields;    /* owned; the sources stay alive while there are views of them */
+    fl_py_fields fields;    /* owned; keeps the sources alive while views of sources exist */
     bool has_views;         /* a plan makes views of a row, each with its own random parameters */
-    fl_py_host_share share; /* of the work on a batch */
-    int32_t count;          /* of fields */
+    fl_py_host_share share; /* the host's share of the work on a batch */
+    int32_t count;          /* number of fields */
     fl_py_source *each;     /* owned: one for each field */
     int64_t part_count;
-    fl_py_part *parts;  /* owned: of all sources in turn, with the views that the table reads */
+    fl_py_part *parts;  /* owned: parts of the sources in turn, with the views that are read */
     fl_table *table;    /* owned */
-    fl_gate gate;       /* of the table, and of each that takes its place */
+    fl_gate gate;       /* guards this core table, and each later one that replaces it */
     PyObject *weakrefs; /* owned */
 } fl_py_table;
 
 extern PyType_Spec fl_py_table_spec;
 
-/* Looks at the sources again, and rebuilds views and table if one has moved or changed its shape.
- * Only while nothing reads the table. 0, or -1 and an exception. */
+/* Looks at the sources again; if a source has moved or changed its shape, rebuilds the views and
+ * the table. Nothing may read the table meanwhile. 0, or -1 and an exception. */
 int fl_py_table_refresh(fl_py_table *self);
 
-/* Where its tensors lie now, if nothing else has changed. While its gate is closed and nobody is
- * inside. */
+/* Updates the addresses of tensors that have moved but not changed in any other way. The table's
+ * gate must be closed, and nobody inside. */
 void fl_py_table_look(fl_py_table *self);
 
-/* After the rows have been read: -1 and OSError if a mapped file behind one of them has become too
- * short meanwhile; else 0. */
+/* Checks mapped files after rows have been read: -1 and OSError if a file has become too short for
+ * one of the rows meanwhile; else 0. */
 int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows);
 
 #endif
