@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-/* Vectors of int64, and memory for the steps. */
+/* The arguments, vectors of int64, and memory for the steps. */
 typedef struct bucket_call {
-    Py_buffer lengths, given; /* buf is NULL: not open */
+    Py_buffer lengths, given; /* not open if buf is NULL */
     fl_bucket_rule rule;
     int64_t count;
     int64_t *order, *spare, *ends; /* owned */
@@ -23,7 +23,7 @@ static void close_call(bucket_call *call)
     if (call->given.buf != NULL) PyBuffer_Release(&call->given);
 }
 
-/* 0, or -1 and an exception. */
+/* Copies the given order and allocates the memory: 0, or -1 and an exception. */
 static int copy_order(bucket_call *call)
 {
     const int64_t *given = call->given.buf;
@@ -46,8 +46,8 @@ static int copy_order(bucket_call *call)
     return 0;
 }
 
-/* A list with an array for each step; that of the longest sample has changed places with the
- * first. */
+/* Lists the steps, one array each. The step with the longest sample trades places with the first
+ * one. New reference. */
 static PyObject *list_steps(const bucket_call *call, int64_t steps)
 {
     PyObject *list = PyList_New((Py_ssize_t)steps);

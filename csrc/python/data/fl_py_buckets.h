@@ -1,4 +1,4 @@
-/* fl_py_buckets: the steps of a LengthBucketBatchSampler. Needs the interpreter lock. */
+/* fl_py_buckets: cuts the steps of a LengthBucketBatchSampler. Needs the interpreter lock. */
 #ifndef FL_PY_BUCKETS_H
 #define FL_PY_BUCKETS_H
 

@@ -5,9 +5,10 @@
 #include "fl_py_numpy.h"
 #include "fl_py_torch_random.h"
 
-enum { LARGE_BYTES = 64 * 1024 }; /* of a result; the interpreter lock is let go for more */
+/* Bytes of a result. A larger result is made without the interpreter lock. */
+enum { LARGE_BYTES = 64 * 1024 };
 
-/* torch.log() of a bound of a ratio, which `log` gives: 0, or -1 and an exception. */
+/* Gets torch.log() of a bound of a ratio from the function `log`: 0, or -1 and an exception. */
 static int ask_log(PyObject *log, double bound, float *out)
 {
     PyObject *argument = PyFloat_FromDouble(bound);
@@ -64,7 +65,7 @@ static int draws_traverse(fl_py_image_draws *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* No tp_clear: a table may still read the plan, as it may its sources (fl_py_table). */
+/* There is no tp_clear: a table may still read the plan, like the table's sources (fl_py_table). */
 
 static void draws_dealloc(fl_py_image_draws *self)
 {
@@ -104,7 +105,7 @@ static PyObject *draws_seed(fl_py_image_draws *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* fl_torch_exp.call: what was asked of torch before. */
+/* Implements fl_torch_exp.call: looks up an earlier answer of torch. */
 static int look_up_exp(void *context, float x, float *out)
 {
     fl_py_image_draws *self = context;
@@ -117,8 +118,8 @@ static int look_up_exp(void *context, float x, float *out)
     return value != NULL ? 0 : -1;
 }
 
-/* Asks torch for the exponential that was missing: 0, or -1 and an exception. Runs Python, so not
- * while a state is taken: other threads may draw. */
+/* Asks torch for the missing exponential: 0, or -1 and an exception. This runs Python code, and
+ * other threads may draw meanwhile; so the caller must not have taken a state. */
 static int ask_exp(fl_py_image_draws *self)
 {
     PyObject *key = PyFloat_FromDouble((double)self->missing);
@@ -133,15 +134,15 @@ static int ask_exp(fl_py_image_draws *self)
     return status;
 }
 
-/* What is drawn: for a batch of so many rows, or for one image of a size. */
+/* The draws that are wanted: for a batch of `rows` rows, or for one image of size `in`. */
 typedef struct request {
     Py_ssize_t rows;
-    fl_image_size in;        /* where params != NULL */
+    fl_image_size in;        /* only if params != NULL */
     fl_image_params *params; /* borrowed; NULL: a batch */
 } request;
 
-/* 0: done; 1: an exponential is missing, see ask_exp; -1: an exception. *random is as it was unless
- * it is done. */
+/* Draws: 0: done; 1: an exponential is missing, see ask_exp; -1: an exception. *random changes only
+ * if the draw is done. */
 static int draw(fl_py_image_draws *self, fl_torch_random *random, const request *what)
 {
     fl_err err;
@@ -160,8 +161,9 @@ static int draw(fl_py_image_draws *self, fl_torch_random *random, const request 
     return -1;
 }
 
-/* As draw(), from a torch.Generator, whose state is put back. No Python runs meanwhile, not even in
- * a collection of garbage: another thread might draw. */
+/* Draws from a torch.Generator, and puts the state back; returns the statuses of draw. No Python
+ * code runs meanwhile, not even in a collection of garbage, because a different thread might
+ * draw. */
 static int draw_once(fl_py_image_draws *self, PyObject *generator, const request *what)
 {
     fl_torch_random random;
@@ -176,8 +178,8 @@ static int draw_once(fl_py_image_draws *self, PyObject *generator, const request
     return status;
 }
 
-/* Draws from a torch.Generator and puts it back: 0, or -1 and an exception, and the generator is as
- * it was. */
+/* Draws from a torch.Generator, and puts the state back: 0, or -1 and an exception, and then the
+ * generator has not changed. */
 static int draw_from(fl_py_image_draws *self, PyObject *generator, const request *what)
 {
     int status = 1;
@@ -222,7 +224,8 @@ static PyObject *draws_draw_from(fl_py_image_draws *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The pixels of an image of PIL, as bytes that the caller owns. */
+/* Reads the pixels of a PIL image. Returns the bytes, a new reference; *out borrows from the bytes.
+ * NULL and an exception. */
 static PyObject *read_pil(const fl_py_image_plan *plan, PyObject *image, fl_image_source *out)
 {
     int32_t channels = fl_image_plan_channels(plan->plan);

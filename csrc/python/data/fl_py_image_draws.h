@@ -1,8 +1,9 @@
-/* fl_py_image_draws: the heap type _core.ImageDraws, an ImagePlan whose parameters are drawn as
- * torchvision draws them, from torch's generator or from those that workers of torch would have.
+/* fl_py_image_draws: the heap type _core.ImageDraws, an ImagePlan with parameters drawn as
+ * torchvision draws them: from torch's generator, or from the generators that torch's workers would
+ * have.
  *
- * A table takes it in place of an ImagePlan. All functions need the interpreter lock, and the
- * loader's own: draws are made on the consumer's thread, right before the batch is submitted. */
+ * A table takes ImageDraws in place of an ImagePlan. All functions need the interpreter lock and
+ * the loader's own lock: the consumer's thread draws, right before it submits the batch. */
 #ifndef FL_PY_IMAGE_DRAWS_H
 #define FL_PY_IMAGE_DRAWS_H
 
@@ -13,12 +14,12 @@ typedef struct fl_py_image_draws {
     PyObject_HEAD
     fl_py_dlpack dlpack;
     fl_py_image_plan *plan; /* owned */
-    PyObject *exp;          /* owned: a function, torch.exp() of a float32; */
-    PyObject *exps;         /* owned: {argument: result} of those that were needed */
-    bool is_missing;        /* one was needed that is not in `exps`: of */
+    PyObject *exp;          /* owned: a function, torch.exp() of a float32 */
+    PyObject *exps;         /* owned: {argument: result} of exp for the arguments needed so far */
+    bool is_missing;        /* the last draw needed exp of `missing`, which `exps` does not have */
     float missing;
     fl_image_draws *draws;    /* owned */
-    fl_torch_random *streams; /* owned: of workers; NULL: not seeded */
+    fl_torch_random *streams; /* owned: one stream for each worker; NULL: not seeded */
     int64_t workers;
 } fl_py_image_draws;
 

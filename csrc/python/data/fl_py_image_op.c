@@ -1,5 +1,5 @@
-/* fl_py_image_op: see fl_py_image_op.h. Values that fastloop/data has checked are only checked for
- * what would not fit their C types. */
+/* fl_py_image_op: see fl_py_image_op.h. fastloop/data has checked the values; this file only checks
+ * that the values fit their C types. */
 #include "fl_py_image_op.h"
 
 #include "fl_blur.h"
@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* The value of a key, borrowed; NULL: it is missing, or an exception is set. */
+/* Looks up the value of a key, borrowed; NULL: the key is missing, or an exception is set. */
 static PyObject *look_up(PyObject *dict, const char *key)
 {
     PyObject *name = PyUnicode_FromString(key);
@@ -35,7 +35,7 @@ static int read_int(PyObject *dict, const char *key, int32_t most, int32_t *out)
     return 0;
 }
 
-/* A tuple of `count` numbers, integers into `ints`, or floats into `floats`. */
+/* Reads a tuple of `count` numbers: integers into `ints`, or floats into `floats`. */
 static int
 read_numbers(PyObject *dict, const char *key, Py_ssize_t count, int32_t *ints, double *floats)
 {
@@ -121,13 +121,14 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
                      Py_TYPE(dict)->tp_name);
         return -1;
     }
-    PyObject *own = PyDict_Copy(dict); /* values are borrowed while Python code of theirs runs */
+    /* The values are borrowed while conversions run Python code, so the dict must not change. */
+    PyObject *own = PyDict_Copy(dict);
     int status = own != NULL ? read_op(own, out) : -1;
     Py_XDECREF(own);
     return status;
 }
 
-/* Integers, or numbers where these are NULL. New reference. */
+/* Makes a tuple of integers; if `integers` is NULL, of the floats in `numbers`. New reference. */
 static PyObject *tuple_of(const int8_t *integers, const float *numbers, Py_ssize_t count)
 {
     PyObject *tuple = PyTuple_New(count);
@@ -145,7 +146,7 @@ static PyObject *tuple_of(const int8_t *integers, const float *numbers, Py_ssize
 PyObject *fl_py_image_params(const fl_image_params *params)
 {
     const int32_t *padding = params->padding;
-    Py_ssize_t count = 0; /* what is behind the order is negative */
+    Py_ssize_t count = 0; /* entries after the order are negative */
     while (count < FL_MAX_ORDER && params->order[count] >= 0) count++;
     PyObject *number = tuple_of(NULL, params->number, FL_DRAWN_NUMBERS);
     PyObject *order = number != NULL ? tuple_of(params->order, NULL, count) : NULL;
@@ -184,7 +185,7 @@ static const named limits[] = {{"EDGE", FL_MAX_EDGE},         {"CHANNELS", FL_MA
                                {"MIX_LEVELS", FL_MIX_LEVELS}, {"CHAINS", FL_MAX_CHAINS},
                                {"MIXED", FL_MAX_MIXED},       {NULL, 0}};
 
-/* A mapping that nobody can change, under this name. */
+/* Adds a read-only mapping with this name to the module. */
 static int add_mapping(PyObject *module, const char *name, const named *items)
 {
     PyObject *dict = PyDict_New(), *mapping = NULL;

@@ -1,5 +1,5 @@
-/* fl_py_image_op: operations of an image plan and their parameters, as Python and the core tell
- * each other: dicts with the names of the fields.
+/* fl_py_image_op: converts operations of an image plan and their parameters between Python's dicts,
+ * keyed by the names of the fields, and the core's structs.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_IMAGE_OP_H
@@ -10,15 +10,16 @@
 
 #include "fl_image_plan.h"
 
-/* Reads a dict with fields of fl_image_op; those that are missing are 0. 0, or -1 and ValueError or
+/* Reads a dict with fields of fl_image_op; missing fields become 0. 0, or -1 and ValueError or
  * TypeError. */
 int fl_py_image_op_read(PyObject *dict, fl_image_op *out);
 
-/* Adds mappings from names to numbers, which Python takes from here: IMAGE_OPS, the kinds by
- * torchvision's names; IMAGE_LIMITS; INTERPOLATIONS; PADDING_MODES. 0, or -1 and an exception. */
+/* Adds mappings from names to numbers to the module, so that Python has the core's numbers:
+ * IMAGE_OPS, the kinds by torchvision's names; IMAGE_LIMITS; INTERPOLATIONS; PADDING_MODES. 0, or
+ * -1 and an exception. */
 int fl_py_image_op_export(PyObject *module);
 
-/* A dict of the parameters. New reference. */
+/* Makes a dict of the parameters. New reference. */
 PyObject *fl_py_image_params(const fl_image_params *params);
 
 #endif

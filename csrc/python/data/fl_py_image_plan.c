@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* What users call an output, and what the core makes of it. */
+/* The users' names of the output types, and the core's dtypes. */
 static const struct {
     const char *name;
     fl_dtype dtype;
@@ -51,7 +51,7 @@ static int read_ops(PyObject *tuple, fl_image_op *ops)
     return 0;
 }
 
-/* Scale, mean and std of each channel into `out`. */
+/* Reads scale, mean and std of each channel into `out`. */
 static int read_linear(PyObject *linear, int32_t channels, float *out)
 {
     if (!PyTuple_Check(linear) || PyTuple_GET_SIZE(linear) != 3 * channels) {
@@ -78,7 +78,8 @@ static int check_tables(PyObject *tables, const fl_image_config *config, int32_t
     return -1;
 }
 
-/* Shape and strides of what the plan makes. is_permuted: CHW over memory that is HWC. */
+/* Sets the shape and strides of results. is_permuted: the dimensions are CHW, and the memory is
+ * HWC. */
 static void set_shape(fl_py_image_plan *self, fl_image_layout memory, bool is_permuted)
 {
     fl_image_size out = fl_image_plan_out(self->plan);
@@ -99,7 +100,7 @@ static void set_shape(fl_py_image_plan *self, fl_image_layout memory, bool is_pe
     }
 }
 
-/* Opens the cut of the plan, or says why it has none. */
+/* Opens the cut plan, or notes why there is none: 0, or -1 and an exception. */
 static int open_cut(fl_py_image_plan *self, const fl_image_config *config)
 {
     fl_err err = {0};
@@ -109,7 +110,8 @@ static int open_cut(fl_py_image_plan *self, const fl_image_config *config)
     return status == FL_ENOMEM || self->uncut == NULL ? -1 : 0;
 }
 
-/* Opens the plan of `config`, which lacks what the Python objects hold. */
+/* Opens the plan of `config`, after adding the operations, tables and numbers of the Python
+ * objects. */
 static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *ops,
                      PyObject *tables, PyObject *linear)
 {
@@ -129,7 +131,7 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
         fl_py_raise(&err, NULL);
         return -1;
     }
-    int32_t channels = trace[config->count].channels; /* of results */
+    int32_t channels = trace[config->count].channels; /* channels of results */
     if (check_tables(tables, config, channels) != 0) return -1;
     if (linear != Py_None && read_linear(linear, channels, numbers) != 0) return -1;
     config->tables = tables != Py_None ? PyBytes_AS_STRING(tables) : NULL;
@@ -185,7 +187,7 @@ static void plan_dealloc(fl_py_image_plan *self)
     Py_DECREF(type);
 }
 
-/* Whose random numbers; ValueError for what a key cannot hold. */
+/* Makes the key that decides the random numbers; ValueError if a number does not fit the key. */
 static int make_key(const fl_py_image_plan *self, PyObject *const *numbers, fl_sample_key *out)
 {
     static const struct {
@@ -315,7 +317,8 @@ static PyObject *plan_apply(fl_py_image_plan *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* A contiguous CPU tensor of integers of so many bits and dimensions. */
+/* Describes a contiguous CPU tensor of integers with this many bits and dimensions; ValueError if
+ * the tensor is different. */
 static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t bits, int32_t ndim,
                          fl_tensor *out)
 {
@@ -384,7 +387,8 @@ static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored
     status = fl_image_plan_write_taps(self->plan, (int32_t *)(void *)at, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) {
-        Py_XSETREF(self->values, Py_NewRef(made)); /* another thread may have made it, too */
+        /* A different thread may also have made the values. */
+        Py_XSETREF(self->values, Py_NewRef(made));
         return made;
     }
     Py_DECREF(made);

@@ -9,7 +9,7 @@
 
 static PyObject *object_of(const fl_py_source *self) { return PyTuple_GET_ITEM(self->object, 1); }
 
-/* NULL: the plan draws its parameters. */
+/* Returns the ImageDraws of a source; NULL: the plan draws its own parameters. */
 static const fl_py_image_draws *draws_of(const fl_py_source *self)
 {
     bool has_draws = Py_IS_TYPE(object_of(self), self->state->image_draws_type);
@@ -30,7 +30,7 @@ static int64_t list(const fl_py_source *self, fl_py_part *parts)
     return -1;
 }
 
-/* True if the device runs the whole plan. */
+/* Returns true if the device runs the whole plan. */
 static bool is_made_there(const fl_py_source *self)
 {
     return self->share == FL_PY_HOST_LEAST && fl_image_plan_map_length(plan_of(self)->plan) > 0;

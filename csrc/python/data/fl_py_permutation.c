@@ -1,5 +1,5 @@
-/* fl_py_permutation: see fl_py_permutation.h. Immutable: any thread that holds the interpreter lock
- * may use one. */
+/* fl_py_permutation: see fl_py_permutation.h. A permutation never changes: any thread with the
+ * interpreter lock may use it. */
 #include "fl_py_permutation.h"
 
 #include "fl_py.h"
@@ -7,7 +7,7 @@
 #include "fl_py_numpy.h"
 #include "fl_py_seed.h"
 
-enum { LARGE_BLOCK = 4096 }; /* indices; the interpreter lock is let go for more */
+enum { LARGE_BLOCK = 4096 }; /* indices; a larger block is made without the interpreter lock */
 
 typedef struct fl_py_permutation {
     PyObject_HEAD

@@ -1,6 +1,6 @@
-/* fl_py_segments_source: a field whose rows lie in several arrays, one after another: a tuple
- * (cast, array, rows, array, rows, ...). rows is an int64 vector, or the number of rows of an array
- * that gives all of its rows. The field has a tuple of files, one for each array. */
+/* fl_py_segments_source: a field with rows in several arrays, one after the next: a tuple (cast,
+ * array, rows, array, rows, ...). rows is an int64 vector, or the number of rows of an array that
+ * gives all its rows. The field has a tuple of files, one for each array. */
 #include "fl_py_source.h"
 
 #include "fl_column_segments.h"
@@ -29,7 +29,7 @@ static int64_t list(const fl_py_source *self, fl_py_part *parts)
     return count;
 }
 
-/* Sets the dtype that the rows are converted to. Without a cast they keep theirs. */
+/* Sets the dtype to which the rows are converted. Without a cast the rows keep their dtype. */
 static int set_cast(const fl_py_source *self, fl_column_segments_config *config, fl_err *err)
 {
     PyObject *cast = PyTuple_GET_ITEM(self->object, 0);
@@ -46,7 +46,7 @@ static int set_cast(const fl_py_source *self, fl_column_segments_config *config,
     return fl_fail(err, FL_EINVAL, "has a dtype that is not cast to %s", name);
 }
 
-/* -1 and an exception for rows that cannot be. */
+/* Reads the rows of a segment: 0, or -1 and an exception for impossible rows. */
 static int set_rows(const fl_py_source *self, PyObject *rows, fl_segment *segment)
 {
     fl_tensor view;

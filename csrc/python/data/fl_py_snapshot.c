@@ -1,15 +1,15 @@
-/* fl_py_snapshot: see fl_py_snapshot.h. Compares by identity, so what is assigned again counts as
- * another even where it is equal. */
+/* fl_py_snapshot: see fl_py_snapshot.h. Values are compared by identity, so an equal value that was
+ * assigned again counts as different. */
 #include "fl_py_snapshot.h"
 
 typedef struct fl_py_snapshot {
     PyObject_HEAD
-    PyObject *attributes; /* owned: tuple of the __dict__ of each object */
-    PyObject *noted;      /* owned: tuple of what each held: (name, value, name, value, ...), where
-                             items stand for a list, and values for a dict */
+    PyObject *attributes; /* owned: tuple of the objects' __dict__s */
+    PyObject *noted; /* owned: for each object a tuple of its attributes (name, value, name, value,
+                        ...), with a tuple of items for a list, and a tuple of values for a dict */
 } fl_py_snapshot;
 
-/* Returns what the snapshot keeps of a value, as a new reference. */
+/* Returns the snapshot's form of a value, as a new reference. */
 static PyObject *note_value(PyObject *value)
 {
     if (PyList_CheckExact(value)) return PyList_AsTuple(value);
@@ -174,8 +174,8 @@ const char fl_py_find_other_doc[] = PyDoc_STR(
     "whose own attribute of that name is not that value; -1: there is none. An owner is a\n"
     "class or a module; a value that is None stands for no attribute.");
 
-/* Returns the attribute that a class or module defines itself, as a borrowed reference that the
- * caller only compares. NULL without an exception: it defines none. */
+/* Returns the attribute that a class or module itself defines, as a borrowed reference that the
+ * caller only compares. NULL without an exception: there is no such attribute. */
 static PyObject *find_own(PyObject *owner, PyObject *name)
 {
     if (!PyType_Check(owner)) return PyDict_GetItemWithError(PyModule_GetDict(owner), name);

@@ -1,5 +1,5 @@
-/* fl_py_snapshot: the heap type _core.Snapshot, the attributes of objects at one time; and whether
- * functions of classes and modules are still those that were noted.
+/* fl_py_snapshot: the heap type _core.Snapshot, the attributes of objects at one time; and a
+ * function that finds functions of classes and modules that differ from noted ones.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_SNAPSHOT_H
@@ -10,7 +10,7 @@
 extern PyType_Spec fl_py_snapshot_spec;
 extern const char fl_py_find_other_doc[];
 
-/* METH_O of the module. */
+/* The function find_other of the module (METH_O). */
 PyObject *fl_py_find_other(PyObject *module, PyObject *noted);
 
 #endif

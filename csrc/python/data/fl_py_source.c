@@ -1,4 +1,4 @@
-/* fl_py_source: see fl_py_source.h. Here is the plainest kind, too: the rows of one array. */
+/* fl_py_source: see fl_py_source.h. This file also has the plainest kind: the rows of one array. */
 #include "fl_py_source.h"
 
 #include "fl_column_rows.h"

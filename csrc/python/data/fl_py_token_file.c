@@ -23,7 +23,7 @@ int fl_py_token_type(const char *name, fl_token_type *out)
     return -1;
 }
 
-/* FL_TOKEN_TYPES for "auto": the file must say it. */
+/* Reads the name of a dtype. "auto" becomes FL_TOKEN_TYPES: the file must name its type. */
 static int read_type(const char *name, fl_token_type *out)
 {
     *out = FL_TOKEN_TYPES;
@@ -36,7 +36,7 @@ static PyObject *as_tuple(const fl_token_layout *layout)
                          (long long)layout->count);
 }
 
-/* Finds the layout of a file that has no index. format: raw, llmc, or auto. */
+/* Finds the layout of a file without an index. format: raw, llmc, or auto. */
 static int find_layout(const Py_buffer *head, int64_t file_bytes, const char *format,
                        fl_token_type type, fl_token_layout *out, fl_err *err)
 {
@@ -70,7 +70,7 @@ PyObject *fl_py_token_header(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-/* Reads an index into a new array of ends, at *ends. 0 or -1. */
+/* Reads Megatron's index into a new array of ends, at *ends: 0, or -1 and an exception. */
 static int read_megatron(const Py_buffer *index, int64_t file_bytes, fl_token_type type,
                          PyObject **ends, fl_token_layout *out)
 {
@@ -91,7 +91,7 @@ static int read_megatron(const Py_buffer *index, int64_t file_bytes, fl_token_ty
     return status == FL_OK ? 0 : -1;
 }
 
-/* As read_megatron, of datatrove's index. */
+/* Reads datatrove's index into a new array of ends, at *ends: 0, or -1 and an exception. */
 static int read_ends(const Py_buffer *index, int64_t file_bytes, fl_token_type type,
                      PyObject **ends, fl_token_layout *out)
 {

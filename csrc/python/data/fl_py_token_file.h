@@ -1,8 +1,8 @@
-/* fl_py_token_file: the layout of token files, for the Python that opens them.
+/* fl_py_token_file: finds the layout of token files, for the Python code that opens the files.
  *
- * Functions of the module; all need the interpreter lock. A layout is a tuple (dtype, first byte,
- * tokens). Bytes that are not what they should be are a ValueError, a sentence that has the file as
- * its subject. */
+ * These are functions of the module; all need the interpreter lock. A layout is a tuple (dtype,
+ * first byte, tokens). Wrong bytes are a ValueError; its text is a sentence with the file as the
+ * subject. */
 #ifndef FL_PY_TOKEN_FILE_H
 #define FL_PY_TOKEN_FILE_H
 
@@ -14,7 +14,7 @@
 extern const char fl_py_token_header_doc[];
 extern const char fl_py_token_index_doc[];
 
-/* The type of a dtype's name. 0, or -1 and ValueError. */
+/* Finds the type with a dtype's name. 0, or -1 and ValueError. */
 int fl_py_token_type(const char *name, fl_token_type *out);
 
 /* token_header(head, file_bytes, format, dtype) */

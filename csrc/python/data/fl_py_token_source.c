@@ -8,7 +8,8 @@
 #include <fcntl.h>
 #include <string.h>
 
-/* Tokens and bytes that cannot be: what is read must fit int64 and, where known, `room`. */
+/* Checks a source's tokens and bytes: their end must fit int64 and, if the room is known, `room`.
+ * 0, or -1 and ValueError. */
 static int check_extent(const fl_token_source *source, int64_t room)
 {
     int64_t end;

@@ -1,5 +1,5 @@
-/* fl_py_torch_random: see fl_py_torch_random.h. Between take and put no Python runs, so no other
- * thread draws from the generator meanwhile. */
+/* fl_py_torch_random: see fl_py_torch_random.h. Between take and put no Python code runs, so no
+ * other thread draws from the generator meanwhile. */
 #include "fl_py_torch_random.h"
 
 typedef struct fl_py_torch_random {
@@ -9,7 +9,7 @@ typedef struct fl_py_torch_random {
 
 /* ---- a generator of torch */
 
-/* The address of the state in a tensor; NULL and an exception. */
+/* Returns the address of the state in a tensor; NULL and an exception. */
 static char *state_in(const fl_py_dlpack *dlpack, PyObject *tensor)
 {
     fl_tensor view;
@@ -21,9 +21,9 @@ static char *state_in(const fl_py_dlpack *dlpack, PyObject *tensor)
     return NULL;
 }
 
-/* get_state() makes an object while it holds the generator's mutex. Were that to collect garbage,
- * Python could run and let another thread go on, which would wait for the mutex with the
- * interpreter lock. */
+/* Calls get_state() with the collector off: get_state() makes an object while it holds the
+ * generator's mutex. If the new object caused a collection, Python could run and let a different
+ * thread continue; this thread could then wait for the mutex with the interpreter lock. */
 static PyObject *get_state(PyObject *generator)
 {
     int was_on = PyGC_Disable();
@@ -105,7 +105,7 @@ static PyObject *random_set_state(fl_py_torch_random *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* A new list of so many numbers that `draw` gives. */
+/* Makes a list of `count` numbers from `draw`. New reference. */
 static PyObject *list_of(Py_ssize_t count, PyObject *(*draw)(void *), void *with)
 {
     if (count < 0) return PyErr_Format(PyExc_ValueError, "count=%zd is negative", count);
@@ -120,7 +120,7 @@ static PyObject *list_of(Py_ssize_t count, PyObject *(*draw)(void *), void *with
     return list;
 }
 
-/* Bounds of numbers, and where they come from. */
+/* The bounds of numbers, and the generator that draws them. */
 typedef struct bounds {
     fl_torch_random *random;
     float from, to;

@@ -1,4 +1,5 @@
-/* fl_py_torch_random: the heap type _core.TorchRandom, torch's random generator of the CPU in C.
+/* fl_py_torch_random: the heap type _core.TorchRandom, torch's random generator of the CPU in
+ * native code.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_TORCH_RANDOM_H
@@ -9,12 +10,12 @@
 
 extern PyType_Spec fl_py_torch_random_spec;
 
-/* Calls generator.get_state(): its state into *out. New reference: the tensor that has it, to be
- * given to fl_py_torch_state_put. NULL and an exception. */
+/* Calls generator.get_state(), and reads the state into *out. Returns the tensor of the state, a
+ * new reference, for fl_py_torch_state_put. NULL and an exception. */
 PyObject *
 fl_py_torch_state_take(const fl_py_dlpack *dlpack, PyObject *generator, fl_torch_random *out);
 
-/* Calls generator.set_state() with the tensor, which then has the state: 0, or -1 and an
+/* Writes the state to the tensor, and calls generator.set_state() with the tensor: 0, or -1 and an
  * exception. Takes the reference. */
 int fl_py_torch_state_put(const fl_py_dlpack *dlpack, PyObject *generator, PyObject *tensor,
                           const fl_torch_random *state);

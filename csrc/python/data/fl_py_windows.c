@@ -1,5 +1,5 @@
-/* fl_py_windows: see fl_py_windows.h. Read-only once made: threads may read at once, and do so
- * without the interpreter lock. */
+/* fl_py_windows: see fl_py_windows.h. The object is read-only once made: several threads may read
+ * at once, and read without the interpreter lock. */
 #include "fl_py_windows.h"
 
 #include "fl_py.h"
@@ -32,12 +32,12 @@ static const choice ios[] = {
 static const choice all_targets[] = {
     {"", FL_TARGETS_NONE}, {"same", FL_TARGETS_SAME}, {"shift", FL_TARGETS_SHIFT}, {NULL, 0}};
 
-/* Tensors of tokens, in the order of `outs`. */
+/* The choices of out_dtype; the values are indices of out_types. */
 static const choice outs[] = {{"int64", 0}, {"int32", 1}, {"uint32", 2}, {"uint16", 3}, {NULL, 0}};
 static const struct {
     fl_dtype dtype;
     fl_token_out out;
-    uint64_t most; /* of tokens whose type may hold more */
+    uint64_t most; /* largest token, for sources with types that hold more */
 } out_types[] = {{{kDLInt, 64, 1}, FL_TOKEN_OUT_64, INT64_MAX},
                  {{kDLInt, 32, 1}, FL_TOKEN_OUT_32, INT32_MAX},
                  {{kDLUInt, 32, 1}, FL_TOKEN_OUT_32, UINT32_MAX},
@@ -60,7 +60,7 @@ typedef struct arguments {
     int has_documents;
     int mode_value, targets_value, out_value, io_value;
     uint64_t seed_value;
-    uint64_t most; /* below vocab_size; UINT64_MAX: None */
+    uint64_t most; /* largest token, vocab_size - 1; UINT64_MAX: vocab_size is None */
 } arguments;
 
 static int read_vocab_size(arguments *given)
@@ -117,8 +117,8 @@ static void describe_tensors(fl_py_windows *self, const arguments *given)
     self->tensors = fl_column_window_dtypes(&self->column, self->dtype);
 }
 
-/* The largest token that the source may have: a type that holds more than the output is checked;
- * one of the same width keeps its bits. */
+/* Returns the largest token that the source may have. If the source's type holds more than the
+ * output, tokens are checked; if both have the same width, tokens keep their bits. */
 static uint64_t limit_of(const arguments *given, fl_token_type type)
 {
     bool is_wider = fl_token_bytes(type) > fl_token_out_bytes(out_types[given->out_value].out);
@@ -182,7 +182,7 @@ static int open_reader(fl_py_windows *self, const arguments *given, const fl_tok
     return fl_token_reader_open(&config, &self->reader, err);
 }
 
-/* From the caller's list, which is then empty. */
+/* Takes over the descriptors, and empties the caller's list. */
 static int
 take_descriptors(fl_py_windows *self, const arguments *given, const fl_token_source *sources)
 {
@@ -262,7 +262,8 @@ static void windows_dealloc(fl_py_windows *self)
 
 /* ---- reading */
 
-/* The tensors of `rows` rows, or with -1 of one row without that dimension; and where they lie. */
+/* Makes the tensors of `rows` rows, or with -1 the tensors of one row without that dimension, and
+ * sets *out to their memory. New reference. */
 static PyObject *make_tensors(const fl_py_windows *self, int64_t rows, fl_token_rows *out)
 {
     int64_t shape[2] = {rows, self->column.length};
@@ -319,7 +320,8 @@ int fl_py_windows_check_files(const fl_py_windows *self)
     return 0;
 }
 
-/* The tensors of windows[0 .. count); `rows` as in make_tensors. */
+/* Reads windows[0 .. count) into new tensors; `rows` as in make_tensors. Releases the interpreter
+ * lock. New reference. */
 static PyObject *
 read_windows(fl_py_windows *self, const fl_window *windows, int64_t count, int64_t rows)
 {
@@ -339,7 +341,7 @@ read_windows(fl_py_windows *self, const fl_window *windows, int64_t count, int64
     return status != FL_OK ? raise(self, &err) : NULL;
 }
 
-/* The windows at `rows`, which fl_py_rows_add made. */
+/* Finds the windows at `rows`, the result of fl_py_rows_add: 0, or -1 and IndexError. */
 static int
 find_windows(const fl_py_windows *self, const fl_rows *rows, uint32_t epoch, fl_window *out)
 {
@@ -363,7 +365,7 @@ PyDoc_STRVAR(read_batch_doc,
              "int64 array. Lets go of the interpreter lock. IndexError; OSError for a file that\n"
              "cannot be read; ValueError for a token that is out of range.");
 
-/* Calls a function with the windows by the arguments (indices, epoch). */
+/* Calls a function with the windows that the arguments (indices, epoch) name. */
 static PyObject *
 with_rows(fl_py_windows *self, PyObject *args,
           PyObject *function(fl_py_windows *self, const fl_window *windows, int64_t count))
@@ -455,7 +457,7 @@ static PyObject *windows_read_tokens(fl_py_windows *self, PyObject *args)
     return status != FL_OK ? raise(self, &err) : NULL;
 }
 
-/* A window by the arguments (index, epoch). */
+/* Finds the window that the arguments (index, epoch) name: 0, or -1 and an exception. */
 static int find_window(const fl_py_windows *self, PyObject *args, fl_window *out)
 {
     long long given;

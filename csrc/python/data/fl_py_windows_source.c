@@ -1,11 +1,12 @@
-/* fl_py_windows_source: windows of tokens as a field, which gives each batch several tensors. */
+/* fl_py_windows_source: windows of tokens as a field; the field gives each batch several
+ * tensors. */
 #include "fl_py_source.h"
 
 #include "fl_py_windows.h"
 
 static fl_py_windows *windows_of(const fl_py_source *self) { return (fl_py_windows *)self->object; }
 
-/* Windows know their files and arrays themselves. */
+/* A source of Windows has no parts: the Windows object knows its own files and arrays. */
 static int64_t list(const fl_py_source *self, fl_py_part *parts)
 {
     (void)self, (void)parts;
