@@ -7,7 +7,7 @@ sweep measures whole epochs of every number of workers in WORKERS with a queue o
 batches, the suggested setting among them, all in turns, median of 5 rounds. Regret: how much longer
 the loop takes with the suggestion than with the best of the sweep.
 
-a    rows of a table, gathered by C threads; the loop works 0.5 ms a batch
+a    rows of a table, gathered by threads threads; the loop works 0.5 ms a batch
 b    samples that wait 2 ms each, batch 8; the loop works 2 ms
 c    log spectra by NumPy, batch 32; the loop waits 20 ms, as for a device
 d    a stream of JSON records, batch 128; the loop works 1 ms

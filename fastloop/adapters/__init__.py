@@ -1,5 +1,5 @@
-"""What fastloop knows of other packages, a module each. The mission imports none of them: it asks
-``find`` for the adapter of a class that it has met, and its package is then loaded.
+"""Adapters: what fastloop knows of other packages, a module for each. The loader imports no adapter
+by itself: it asks ``find`` for the adapter of a class, whose package is loaded already.
 
 An adapter of datasets has ``columns_of(dataset, request)`` and ``samples_of(dataset)``: an object
 that stands in for the dataset and gives its samples, or None. An adapter of collate functions has
@@ -9,11 +9,8 @@ that stands in for the dataset and gives its samples, or None. An adapter of col
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
-from collections.abc import Callable
 from importlib import import_module
-from types import FunctionType
 from typing import Any
 
 from fastloop.base.checks import look_up
@@ -54,22 +51,9 @@ def find(value: object) -> Any:
 def name_of_seeder(init: Any) -> str:
     """Return the name of a worker_init_fn, or of the function of a partial, if a framework's module
     defines it to seed a worker; or ""."""
-    is_partial = type(init) is functools.partial
-    function = init.func if is_partial else init
-    given = (*init.args, *init.keywords.values()) if is_partial else ()
+    function = init.func if type(init) is functools.partial else init
     for module, name in _SEEDERS:
         theirs: dict[str, Any] = getattr(sys.modules.get(module), "__dict__", {})
-        if theirs.get(name) is not function or type(function) is not FunctionType:
-            continue
-        is_sound = set(map(type, given)) <= {int} and _takes_a_number(init)
-        return name if is_sound and function.__globals__ is theirs else ""
+        if theirs.get(name) is function and look_up(function, "__globals__") is theirs:
+            return name
     return ""
-
-
-def _takes_a_number(function: Callable[..., Any]) -> bool:
-    """Tell whether a call with one argument fits the parameters of a function or partial."""
-    try:
-        inspect.signature(function).bind(0)
-    except (TypeError, ValueError):
-        return False
-    return True

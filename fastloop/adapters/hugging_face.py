@@ -1,5 +1,5 @@
-"""C gathers batches of a ``datasets.Dataset`` of Hugging Face from Arrow's memory: of formatted
-rows as torch's default collate makes them, and of lists as transformers' collators do.
+"""Batches of a ``datasets.Dataset`` of Hugging Face, gathered from Arrow's memory: formatted rows
+as torch's default collate makes them, and lists as transformers' collators do.
 
 A collator is known by its exact class and a digest of its code. Each of its outputs becomes a
 column, in its order.
@@ -38,13 +38,13 @@ _CASTS = {"i": "int64", "u": "int64", "f": "float32", "b": "bool"}
 _DATASETS = "datasets.arrow_dataset"
 _COLLATORS, _TOKENIZERS = "transformers.data.data_collator", "transformers.tokenization_utils_base"
 _PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
-# With other values of these attributes, collators draw numbers or make what C does not.
+# With any other value, a collator draws numbers or makes what fastloop does not make.
 _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
 _NEEDED["position_ids_start"] = 0
 
 
 class _Samples:
-    """The samples of a ``datasets.Dataset``, and the outputs that C makes of them.
+    """The samples of a ``datasets.Dataset``, and the outputs that are made of them.
 
     Attributes:
         names: of the columns.
@@ -68,10 +68,11 @@ class _Samples:
         self.outputs: dict[str, Column] = {}
 
     def _read(self, name: str, reader: Callable[[list[Any]], Any]) -> Any:
-        """Return what C reads of the chunks of a column."""
+        """Return what `_core` reads of the chunks of a column."""
         leave_if(name not in self.names, f"the dataset has no column {name!r}")
         chunks = [c for c in self.dataset._data.table.column(name).chunks if len(c) > 0]
-        leave_if(not chunks, "the dataset has no rows")
+        if not chunks:
+            raise NotCoveredError("the dataset has no rows")
         try:
             return reader(chunks)
         except ValueError as error:
@@ -84,12 +85,12 @@ class _Samples:
         ends = ends.reshape(-1, 2)
         lengths = np.diff(ends)
         self.lengths = lengths if self.lengths is None else self.lengths
-        differ = not np.array_equal(lengths, self.lengths)
-        leave_if(differ, f"lists of column {name!r} are not as long as those beside them")
+        if not np.array_equal(lengths, self.lengths):
+            raise NotCoveredError(f"lists of column {name!r} are longer or shorter than the others")
         return values, ends
 
     def add(self, output: str, lists: tuple[Array, Array], kind: str, **options: Any) -> None:
-        """Add an output that C makes of lists."""
+        """Add an output that is made of lists."""
         values, ends = lists
         column = SequenceColumn(torch.Tensor, ends, values, SequenceOutput(kind, **options))
         self.outputs[output] = Column(output, column, self.file)
@@ -102,9 +103,9 @@ class _Samples:
         """
         arrays = self._read(name, lambda chunks: list(map(arrow_rows, chunks)))
         dtype, cast = arrays[0].dtype, _CASTS[arrays[0].dtype.kind]
-        is_other = ndims and (arrays[0].ndim not in ndims or dtype == np.bool_)
-        is_other = is_other or 0 in arrays[0].shape[1:]
-        leave_if(is_other, f"column {name!r} has values of another kind")
+        is_label = not ndims or (arrays[0].ndim in ndims and dtype != np.bool_)
+        if not is_label or 0 in arrays[0].shape[1:]:
+            raise NotCoveredError(f"column {name!r} has values that fastloop does not collate")
         segments = tuple(Segment(array, len(array), self.file) for array in arrays)
         self.outputs[output] = Column(output, segments, cast=None if dtype == cast else cast)
 
@@ -127,11 +128,12 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     """Return the columns of a ``datasets.Dataset`` that its format makes tensors or arrays of.
     Raises NotCoveredError."""
     _check_class(dataset)
-    kind, known = dataset._format_type, "those of with_format('torch') and ('numpy')"
+    kind = dataset._format_type
     if not request.is_batched or (request.is_one_by_one and kind == "numpy"):
         raise NotCoveredError("a single sample of a datasets.Dataset has other types than a batch")
-    reason = f"the format of the datasets.Dataset is {kind}; C takes {known}"
-    leave_if(kind not in ("torch", "numpy"), reason)
+    if kind not in ("torch", "numpy"):
+        rule = "fastloop takes with_format('torch') and with_format('numpy')"
+        raise NotCoveredError(f"the format of the datasets.Dataset is {kind}; {rule}")
     samples = _Samples(dataset)
     for name in samples.names:
         samples.add_rows(name, name)
@@ -154,19 +156,18 @@ def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any 
     values |= {"attention_mask": 0} if "attention_mask" in given else {}
     values[main] = tokenizer.pad_token_id
     numbers = *values.values(), 1 if multiple is None else multiple
-    are_ints = set(map(type, numbers)) == {int} and numbers[-1] > 0
-    leave_if(not are_ints, "the tokenizer's ids of padding and pad_to_multiple_of must be ints")
+    if set(map(type, numbers)) != {int} or numbers[-1] <= 0:
+        raise NotCoveredError("the tokenizer's ids of padding and pad_to_multiple_of must be ints")
     first, multiple = samples.lists(main), numbers[-1]
     if padding == "max_length":
         width = tokenizer.model_max_length if max_length is None else max_length
         shortest, longest = samples.lengths.min(), samples.lengths.max()
-        fits = shortest > 0 and longest <= width < 2**31
-        text = f"padding='max_length' takes lists of 1 to {width} ids, got {shortest} to {longest}"
-        leave_if(not fits, text)
+        if not 0 < shortest <= longest <= width < 2**31:
+            text = f"lists of 1 to {width} ids, got {shortest} to {longest}"
+            raise NotCoveredError(f"padding='max_length' takes {text}")
         multiple *= -(-width // multiple)
-    else:
-        is_longest = padding == "longest" or (padding is True and max_length is None)
-        leave_if(not is_longest, f"padding={padding!r} with max_length={max_length!r}")
+    elif padding != "longest" and (padding is not True or max_length is not None):
+        raise NotCoveredError(f"padding={padding!r} with max_length={max_length!r}")
     options = {"is_left": tokenizer.padding_side == "left", "multiple": multiple}
     samples.how = numbers, multiple, tokenizer.padding_side
     for name in samples.names:
@@ -247,8 +248,8 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
         samples.names = [name for name in samples.names if name in collator.signature_columns]
         collator = collator.data_collator
     name = look_up(collator, "__name__", type(collator).__name__)
-    is_known = getattr(known, name, None) in (collator, type(collator)) and name in _MAKERS
-    leave_if(not is_known, f"{LEFT_COLLATE}{name}")
+    if getattr(known, name, None) not in (collator, type(collator)) or name not in _MAKERS:
+        raise NotCoveredError(f"{LEFT_COLLATE}{name}")
     for attribute, value in _NEEDED.items():
         got = look_up(collator, attribute, value)
         leave_if(got != value, f"{name} has {attribute}={got!r}")

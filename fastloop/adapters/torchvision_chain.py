@@ -1,4 +1,4 @@
-"""Chains of torchvision's operations as plans of C that keep torchvision's random numbers.
+"""Chains of torchvision's operations as native plans that keep torchvision's random numbers.
 
 ``dataset_transform.py`` computes random parameters from a key; here torchvision's own numbers are
 kept. v1 and v2 draw and compute differently in places, and each operation follows its version.
@@ -99,7 +99,7 @@ class Chain:
         things: the objects that were read.
 
     Raises:
-        ValueError: C cannot do it; the text says why.
+        ValueError: fastloop does not do an operation; the text says why.
     """
 
     form: str

@@ -1,4 +1,4 @@
-"""torchvision's ``Compose``, v1 and v2, as one plan of C that draws torchvision's random numbers.
+"""torchvision's ``Compose``, v1 and v2, as one native plan that draws torchvision's random numbers.
 
 It takes a single image, a tensor of bytes or of PIL, in any dataset and any process.
 docs/internals/zero-change.md tells the rules.
@@ -100,17 +100,17 @@ class _Transform:
             self.seam.leave("a transform", str(error))
             self.plans[kind] = None
             return None
-        # For all sizes; or where results differ as sizes do, for this one.
+        # One plan serves all sizes, unless results differ as sizes do.
         sizes = {} if chain.has_strides_by_size else {kind: [0, 0]}
-        for place, edges in (sizes | {key: size}).items():
+        for of, edges in (sizes | {key: size}).items():
             with suppress(Exception):
-                self.plans[place] = plan = _Plan(chain, kind, *edges)
+                self.plans[of] = plan = _Plan(chain, kind, *edges)
                 return plan
         self.plans[key] = None
         return None
 
     def serve(self, compose: Any, image: Any, before: Callable[..., Any]) -> Any:
-        """Return what the Compose makes of an image, by C or by `before`."""
+        """Return what the Compose makes of an image, by the plan or by `before`."""
         plan = self._plan_for(compose, image)
         if plan is None or originals.find_obstacle() or plan.methods.find_replaced():
             return before(compose, image)

@@ -1,5 +1,5 @@
-"""Datasets of torchvision whose batches C makes: CIFAR, MNIST and the like, with transforms at
-torchvision's random numbers. docs/internals/zero-change.md tells the rules.
+"""Datasets of torchvision whose batches fastloop makes: CIFAR, MNIST and the like, with transforms
+at torchvision's random numbers. docs/internals/zero-change.md tells the rules.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def _images_of(dataset: Any, name: str, layout: str) -> tuple[Any, str]:
     images = getattr(dataset, name)
     cls, dtype = (torch.Tensor, torch.uint8) if layout == "HW" else (np.ndarray, np.uint8)
     is_bytes = type(images) is cls and images.dtype == dtype
-    is_plain = is_bytes and images.ndim == 1 + len(layout) and len(images) > 0
-    if is_plain and layout == "HW":
+    has_images = is_bytes and images.ndim == 1 + len(layout) and len(images) > 0
+    if has_images and layout == "HW":
         images, layout = images.unsqueeze(-1), "HWC"
-    if not is_plain or images.shape[1 + layout.index("C")] not in (1, 3):
+    if not has_images or images.shape[1 + layout.index("C")] not in (1, 3):
         raise ValueError(f"{name} of the {type(dataset).__name__} was replaced")
     return images, layout
 
@@ -86,7 +86,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
         is_held = all(getattr(dataset, name) is value for name, value in held)
         return is_held and not _find_obstacle() and snapshot.is_same()
 
-    columns = Columns((None, None), kind="torchvision's images, its transform in C")
+    columns = Columns((None, None), kind="torchvision's images with their transform")
     columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))
     what = f"samples of {name} with {list(plan.ops)}"
     verification = verification_of(f"{name} {key}", what, "torchvision's", 1)

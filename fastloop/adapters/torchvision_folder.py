@@ -1,10 +1,10 @@
-"""Makes the samples of torchvision's ``ImageFolder`` by a decoder and a plan of C.
+"""Makes the samples of torchvision's ``ImageFolder`` by a decoder and a native plan.
 
 Bits and random numbers are torchvision's. docs/internals/zero-change.md tells the rules.
 
 A loader's worker process, or its loop without workers, reads samples from ``FolderSamples`` in
 place of the dataset, and draws from the generator that torchvision would draw from. Without workers
-threads decode ahead of it. torchvision makes what C cannot, and raises every error.
+threads decode ahead of it. torchvision makes the samples that are left, and raises every error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FolderSamples:
     Attributes are those of the dataset: a ``worker_init_fn`` may read and set them.
 
     Raises:
-        ValueError: C does not make these samples; the text says why.
+        ValueError: torchvision makes these samples; the text says why.
     """
 
     _is_stand_in = True  # for a dataset
@@ -96,9 +96,9 @@ class FolderSamples:
                 found = [subset.indices[row] for row in found]
         except (IndexError, TypeError):  # torchvision makes the samples before it
             return [self._dataset[row] for row in rows]
-        with borrow_slots(self._plan.empty(), len(found)) as places:
+        with borrow_slots(self._plan.empty(), len(found)) as slots:
             # A list of map() would end where a target_transform raises StopIteration.
-            images = zip(self._read_ahead(found), found, places, strict=True)
+            images = zip(self._read_ahead(found), found, slots, strict=True)
             return [self._make(*each) for each in images]
 
     def _find_obstacle(self) -> str:
@@ -146,13 +146,13 @@ class FolderSamples:
 
     # ---- samples
 
-    def _make(self, read: tuple[Array, Any] | None, row: Any, place: Tensor | None) -> Any:
+    def _make(self, read: tuple[Array, Any] | None, row: Any, slot: Tensor | None) -> Any:
         if read is None or self._inner.transform is not self._transform:
             return self._inner[row]
         image, target = read
 
         def by_torchvision() -> Any:
-            """Return a sample as C makes it: the batch has neither class nor strides."""
+            """Return a sample as the plan makes it: the batch has neither class nor strides."""
             others = copy(self._inner)
             others.target_transform = None  # it may draw numbers, and is called once
             made, target = others[row]
@@ -160,7 +160,7 @@ class FolderSamples:
             return made, target
 
         def native(generator: torch.Generator) -> Any:
-            out = self._plan.empty() if place is None else place
+            out = self._plan.empty() if slot is None else slot
             self._draws.apply(image, out, generator)
             return out, target
 
@@ -170,7 +170,7 @@ class FolderSamples:
 
 
 def samples_or_dataset(cls: Any, dataset: Any) -> Any:
-    """Return the samples of a dataset, or the dataset itself where C does not make them."""
+    """Return the samples of a dataset, or the dataset itself if torchvision makes them."""
     try:
         return cls(dataset)
     except ValueError:

@@ -30,15 +30,15 @@ def make_message(name: str, rule: str, value: object, remedy: str = "") -> str:
     return f"{name} must be {rule}, got {value!r}" + (f" ({remedy})" if remedy else "")
 
 
-def check_type(name: str, value: object, is_right: object, rule: str, remedy: str = "") -> None:
-    """Raise TypeError unless the value `is_right`."""
-    if not is_right:
+def check_type(name: str, value: object, holds: object, rule: str, remedy: str = "") -> None:
+    """Raise TypeError unless the rule holds."""
+    if not holds:
         raise TypeError(make_message(name, rule, value, remedy))
 
 
-def check_value(name: str, value: object, is_right: object, rule: str, remedy: str = "") -> None:
-    """Raise ValueError unless the value `is_right`."""
-    if not is_right:
+def check_value(name: str, value: object, holds: object, rule: str, remedy: str = "") -> None:
+    """Raise ValueError unless the rule holds."""
+    if not holds:
         raise ValueError(make_message(name, rule, value, remedy))
 
 

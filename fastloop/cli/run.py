@@ -6,7 +6,7 @@ usage: python -m fastloop run [OPTIONS] SCRIPT [ARGS]
 
 Runs a program as python does (a script, a module, a folder or zip file with a __main__.py, code, or
 standard input), with torch patched: its DataLoader gives fastloop's iterators, its GradScaler and
-clip_grad_norm_ run in C. FASTLOOP=0 switches it off, FASTLOOP_STRICT=1 makes every call that is
+clip_grad_norm_ run fastloop. FASTLOOP=0 switches it off, FASTLOOP_STRICT=1 makes every call that is
 left to torch an error, FASTLOOP_VERBOSE=0 keeps it silent.
 
   --only NAMES      what to patch, with commas between: dataloader,grad_scaler,clip_grad_norm

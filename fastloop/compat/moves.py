@@ -1,8 +1,8 @@
-"""Moves of tensors' memory are noticed before C reads memory that was freed.
+"""Moves of tensors' memory are noticed before a thread reads memory that was freed.
 
 ``torch.UntypedStorage.share_memory_()``, which torch also calls when a tensor is pickled for
 another process, copies the storage to shared memory and frees the old memory; all tensors over it
-change their address. A *keeper* is an object of C that keeps such an address: a ``Table`` or
+change their address. A *keeper* is an object of `_core` that keeps such an address: a ``Table`` or
 ``Windows``. Once ``watch()`` was called for it, these methods of torch wait until nobody reads
 through it, keep readers out, and make it look up its tensors again. docs/internals/threads.md
 says more.

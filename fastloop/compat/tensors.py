@@ -1,6 +1,6 @@
-"""Tensors as memory: their dtypes by number, their places in a buffer, and which of them are plain.
+"""Tensors as memory: dtypes by number, slots in a buffer, and which tensors are plain.
 
-A *place* says where a tensor lies in a buffer. C and Python give the same tuple.
+A *slot* is the part of a buffer that holds a tensor. `_core` uses the same tuple.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DTYPES: dict[int, torch.dtype] = {
     }.items()
     for dtype in dtypes
 }
-# dtypes that DLPack does not have get numbers below 0, which C never gives.
+# dtypes that DLPack does not have get numbers below 0, which `_core` never gives.
 _others = {found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 _others -= set(DTYPES.values())
 DTYPES.update({-1 - i: dtype for i, dtype in enumerate(sorted(_others, key=str))})
@@ -46,19 +46,19 @@ BYTE = _NUMBERS[torch.uint8]
 _ALIGNMENT = 64  # bytes
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     offset: int  # in bytes, a multiple of the size of an element
     dtype: int  # by number
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None  # in elements; None: contiguous
 
 
-def place_of(tensor: torch.Tensor) -> Place:
-    """Return a tensor's place at offset 0, with the strides that ``tensor.to(device)`` gives."""
+def slot_of(tensor: torch.Tensor) -> Slot:
+    """Return a tensor's slot at offset 0, with the strides that ``tensor.to(device)`` gives."""
     strides = tensor.stride()
     if not tensor.is_contiguous():
         strides = torch.empty_like(tensor, device="meta").stride()
-    return Place(0, _NUMBERS[tensor.dtype], tuple(tensor.shape), strides)
+    return Slot(0, _NUMBERS[tensor.dtype], tuple(tensor.shape), strides)
 
 
 def pad(size: int) -> int:
@@ -66,11 +66,12 @@ def pad(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def lay_out(places: Sequence[Place]) -> tuple[list[Place], int]:
-    """Put places one after the other into a buffer. Returns them, and its size in bytes."""
-    sizes = (pad(math.prod(place.shape) * DTYPES[place.dtype].itemsize) for place in places)
+def lay_out(slots: Sequence[Slot]) -> tuple[list[Slot], int]:
+    """Put slots one after the other into a buffer. Returns the slots, and the size of the buffer in
+    bytes."""
+    sizes = (pad(math.prod(slot.shape) * DTYPES[slot.dtype].itemsize) for slot in slots)
     *offsets, size = accumulate(sizes, initial=0)
-    return [place._replace(offset=at) for place, at in zip(places, offsets, strict=True)], size
+    return [slot._replace(offset=at) for slot, at in zip(slots, offsets, strict=True)], size
 
 
 def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
@@ -88,15 +89,15 @@ def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
 
 
 @outside_inference_mode
-def split_buffer(buffer: torch.Tensor, places: Iterable[Sequence[Any]]) -> list[torch.Tensor]:
-    """Return the tensors at these places of a buffer, which begins where its storage does.
+def split_buffer(buffer: torch.Tensor, slots: Iterable[Sequence[Any]]) -> list[torch.Tensor]:
+    """Return the tensors in these slots of a buffer, which begins where its storage does.
 
     Each has a version counter of its own. Views would share one, so writing to one view would spoil
     graphs that have saved another.
     """
     storage, device = buffer.untyped_storage(), buffer.device
     tensors = []
-    for offset, number, *layout in places:
+    for offset, number, *layout in slots:
         dtype = DTYPES[number]
         tensor = torch.empty(0, dtype=dtype, device=device)
         tensors.append(tensor.set_(storage, offset // dtype.itemsize, *layout).data)

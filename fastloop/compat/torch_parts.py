@@ -251,9 +251,9 @@ def has_global_hooks() -> bool:
 def _home_of(function: Any) -> str:
     """Return the package whose code a function is; "builtins" for one that is not Python's."""
     function = function.__func__ if type(function) in (staticmethod, classmethod) else function
-    is_plain = type(function) is types.FunctionType
-    module = function.__globals__.get("__name__") if is_plain else type(function).__module__
-    return str(module).partition(".")[0]
+    if type(function) is types.FunctionType:
+        return str(function.__globals__.get("__name__")).partition(".")[0]
+    return type(function).__module__.partition(".")[0]
 
 
 class Methods:

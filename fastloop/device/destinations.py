@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fastloop._core import is_small_part
-from fastloop.compat.tensors import Place, extent, outside_inference_mode, split_buffer
+from fastloop.compat.tensors import Slot, extent, outside_inference_mode, split_buffer
 from fastloop.compat.torch_parts import ExceptionWrapper, pin_memory
 from fastloop.device.accelerator import Accelerator, allocate_pinned
 from fastloop.device.prefetch import Uploader
@@ -41,7 +41,7 @@ class Destination:
         """Return a buffer of `size` bytes. A buffer on a device belongs to the current stream."""
         return self._allocate(size)
 
-    def split(self, buffer: Tensor, places: Iterable[Place], is_other_stream: bool) -> list[Tensor]:
+    def split(self, buffer: Tensor, places: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
         """Return the tensors of a batch. No two share a version counter.
 
         Args:
@@ -88,7 +88,7 @@ class DeviceMemory(Destination):
     def check(self) -> None:
         self._accelerator.check()
 
-    def split(self, buffer: Tensor, places: Iterable[Place], is_other_stream: bool) -> list[Tensor]:
+    def split(self, buffer: Tensor, places: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
         if is_other_stream:
             self._accelerator.record_stream(buffer)
         return split_buffer(buffer, places)
@@ -121,7 +121,7 @@ class PinnedMemory(Destination):
         self._device: str = accelerator.type
 
     @outside_inference_mode
-    def split(self, buffer: Tensor, places: Iterable[Place], is_other_stream: bool) -> list[Tensor]:
+    def split(self, buffer: Tensor, places: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
         tensors = split_buffer(buffer, places)
         # If a program keeps a small tensor, for example the labels, the whole batch must not stay.
         return [

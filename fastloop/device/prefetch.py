@@ -23,13 +23,13 @@ from fastloop.base.threads import NextLock
 from fastloop.compat.ranges import named
 from fastloop.compat.tensors import (
     DTYPES,
-    Place,
+    Slot,
     extent,
     is_plain,
     lay_out,
     outside_inference_mode,
     pad,
-    place_of,
+    slot_of,
     split_buffer,
 )
 from fastloop.device.accelerator import Accelerator, HostAccelerator
@@ -99,7 +99,7 @@ def _choose_way(accelerator: Accelerator, leaf: Any) -> str:
         return "recorded"
     # If a pinned tensor has gaps, torch would first copy the tensor into new memory.
     is_pinned = leaf.numel() > 0 and accelerator.is_pinned(leaf)
-    return "pinned" if is_pinned and leaf.stride() == place_of(leaf).strides else "unpinned"
+    return "pinned" if is_pinned and leaf.stride() == slot_of(leaf).strides else "unpinned"
 
 
 class Sent(NamedTuple):
@@ -191,7 +191,7 @@ class Uploader:
                 accelerator.copy(buffer[begin : begin + run.source.nbytes], run.source)
             for tensor, offset in zip(run.tensors, run.offsets, strict=True):
                 tensors.append(tensor)
-                places.append(place_of(tensor)._replace(offset=begin + offset))
+                places.append(slot_of(tensor)._replace(offset=begin + offset))
         if sources:
             self._reading.append((accelerator.record_event(), sources))
         moved.update(zip(map(id, tensors), split_buffer(buffer, places), strict=True))
@@ -199,7 +199,7 @@ class Uploader:
 
     def _pack(self, tensors: list[torch.Tensor]) -> _Run:
         """Copy the tensors into pinned memory, and return the run of the copies."""
-        places, size = lay_out([place_of(tensor) for tensor in tensors])
+        places, size = lay_out([slot_of(tensor) for tensor in tensors])
         packed = self._accelerator.allocate_pinned(size)
         for part, tensor in zip(split_buffer(packed, places), tensors, strict=True):
             part.copy_(tensor)
@@ -323,7 +323,7 @@ class StaticBatch:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._places: dict[Path, Place] | None = None
+        self._places: dict[Path, Slot] | None = None
         self._tensors: dict[Path, torch.Tensor] = {}
         self._stream: Any = None
 
@@ -331,7 +331,7 @@ class StaticBatch:
         """Queue the copy on the current stream, after all work on the batch before."""
         accelerator = self._accelerator
         tensors = {path: leaf for path, leaf in list_leaves(batch) if self._takes(path, leaf)}
-        places = {path: place_of(tensor) for path, tensor in tensors.items()}
+        places = {path: slot_of(tensor) for path, tensor in tensors.items()}
         stream = accelerator.current_stream()
         if self._places is None:
             self._open(places)
@@ -347,7 +347,7 @@ class StaticBatch:
         return map_leaves(batch, lambda path, leaf: self._tensors.get(path, leaf))
 
     @outside_inference_mode
-    def _open(self, places: dict[Path, Place]) -> None:
+    def _open(self, places: dict[Path, Slot]) -> None:
         laid_out, size = lay_out([*places.values()])
         self._buffer = self._accelerator.allocate(size)
         self._tensors = dict(zip(places, split_buffer(self._buffer, laid_out), strict=True))
@@ -366,7 +366,7 @@ class StaticBatch:
         )
 
 
-def _explain(before: dict[Path, Place], now: dict[Path, Place]) -> str:
+def _explain(before: dict[Path, Slot], now: dict[Path, Slot]) -> str:
     was, are = ({path: _describe(p) for path, p in places.items()} for places in (before, now))
     changes = [
         f"{describe_path(path)} was {was.get(path, 'absent')} and is {are.get(path, 'absent')}"
@@ -379,5 +379,5 @@ def _explain(before: dict[Path, Place], now: dict[Path, Place]) -> str:
     )
 
 
-def _describe(place: Place) -> str:
+def _describe(place: Slot) -> str:
     return f"{DTYPES[place.dtype]} {place.shape} with strides {place.strides}"

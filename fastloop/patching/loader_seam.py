@@ -39,18 +39,18 @@ _PLAIN = "the dataset is a ", "collate_fn is not torch's default", "samples of "
 
 
 def _describe(loader: DataLoader[Any], iterator: Any, why: str) -> str:
-    """Name the loader's dataset, how its batches are made, and why not by threads of C."""
+    """Name the loader's dataset, how its batches are made, and why no threads make them."""
     iterator = loading_iterator(iterator)
     if isinstance(iterator, ArrayIter):
-        how = "gathered by C"
+        how = "gathered by threads"
     elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
-        how = "in this process, collated by C"
+        how = "in this process, collated by fastloop"
     elif isinstance(iterator, PlainIter | SyncIter):
         how = "own collate without workers: torch's speed"
     else:
         how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
         how += ", torch's own" * (type(iterator).__name__ != "ProcessIter")
-    how += ", samples by C" * bool(own(iterator._dataset, "_is_stand_in"))
+    how += ", samples by fastloop" * bool(own(iterator._dataset, "_is_stand_in"))
     if why and not isinstance(iterator, ArrayIter) and not why.startswith(_PLAIN):
         how += f" ({why})"
     return f"{type(loader.dataset).__name__}: {how}"
@@ -75,10 +75,10 @@ class LoaderSeam(Seam):
     def _add_accelerate(self) -> None:
         module = sys.modules[accelerate.MODULE]
         for name in filter(vars(module).__contains__, accelerate.MAKERS):
-            place = self.add(module, name, functools.partial(accelerate.make_maker, self))
-            place.is_shared = True
+            patch = self.add(module, name, functools.partial(accelerate.make_maker, self))
+            patch.is_shared = True
             if self.is_on:
-                place.put_in()
+                patch.put_in()
 
     def _leave(self, loader: DataLoader[Any], reason: str = "") -> None:
         reason = reason or f"{type(loader).__qualname__} makes its own iterators"
@@ -146,9 +146,9 @@ class LoaderSeam(Seam):
             is_new = owner not in self._watched and issubclass(owner, DataLoader)
             if is_new and "__iter__" in vars(owner):
                 self._watched.add(owner)
-                place = self.add(owner, "__iter__", self._make_own_iter)
+                patch = self.add(owner, "__iter__", self._make_own_iter)
                 if self.is_on:
-                    place.put_in()
+                    patch.put_in()
 
     def _make_own_iter(self, before: Function) -> Function:
         names = look_up(look_up(before, "__code__"), "co_names", ())

@@ -68,14 +68,14 @@ class TransformSeam(Seam):
         before_workers.append(self._prepare)
 
     def _prepare(self) -> None:
-        if self.is_on and self._places:
+        if self.is_on and self._patches:
             from fastloop.adapters.torchvision_chain import prepare
 
             with suppress(Exception):  # the transform that needs to know meets the same error
                 prepare()
 
     def leave(self, what: str, reason: str) -> None:
-        """Count a transform that C does not do. FASTLOOP_STRICT is about torch."""
+        """Count a transform that torchvision does. FASTLOOP_STRICT is about torch."""
         self.left[reason] += 1
 
     def _put_in(self) -> None:
@@ -88,13 +88,13 @@ class TransformSeam(Seam):
         if not self.is_on:
             return
         owner = sys.modules[module].Compose
-        place = next((place for place in self._places if place.owner is owner), None)
-        if place is None:
+        found = next((one for one in self._patches if one.owner is owner), None)
+        if found is None:
             # Imported now: most programs have no torchvision.
             from fastloop.adapters.torchvision_compose import make_call
 
-            place = self.add(owner, _COMPOSES[module], functools.partial(make_call, self))
-        place.put_in(anew=True)
+            found = self.add(owner, _COMPOSES[module], functools.partial(make_call, self))
+        found.put_in(anew=True)
 
     def take_out(self, why: str = "it was taken out") -> None:
         for module in _COMPOSES:

@@ -1,8 +1,8 @@
 """Seam: functions inside torch that are replaced where they live, and put back.
 
-Attributes of torch's classes and modules are replaced, never names that other modules have bound:
-so a seam serves every instance and subclass, whether a framework was imported before or after. A
-function that another tool has wrapped since cannot be taken out; it then passes every call on.
+Attributes of torch's classes and modules are replaced, so a seam serves every instance and
+subclass, whether a framework was imported before or after. If another tool has wrapped a function
+since, the function stays in and passes every call on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def find_subclasses(cls: Any) -> Iterator[Any]:
 
 
 @dataclass(eq=False)
-class Place:
+class Patch:
     """A function inside torch, under the name by which torch itself looks it up.
 
     Attributes:
@@ -138,14 +138,14 @@ class Seam:
     groups: Iterable[str] = ()
     is_on: bool = False
     _why: str = "patch() was not called for it"
-    _places: list[Place] = field(default_factory=list)
+    _patches: list[Patch] = field(default_factory=list)
     native: int = 0
     left: Counter[str] = field(default_factory=Counter)
     served: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, owner: Any, name: str, make: Maker, *aliases: tuple[Any, str]) -> Place:
-        self._places.append(Place(owner, name, make, aliases))
-        return self._places[-1]
+    def add(self, owner: Any, name: str, make: Maker, *aliases: tuple[Any, str]) -> Patch:
+        self._patches.append(Patch(owner, name, make, aliases))
+        return self._patches[-1]
 
     def put_in(self) -> bool:
         """Put it in and tell whether it is on; ``status()`` says why not."""
@@ -171,8 +171,8 @@ class Seam:
         is_alone = threading.active_count() == 1  # asked once: another thread may end meanwhile
         wanted = self.probe(is_alone)
         for anew in (False, True):
-            for place in self._places:
-                place.put_in(anew)
+            for patch in self._patches:
+                patch.put_in(anew)
             self.is_on = True
             self.native, self.left, self.served = 0, Counter(), {}
             if not all(map(torch.equal, wanted, self.probe(is_alone))):
@@ -185,7 +185,7 @@ class Seam:
 
     def take_out(self, why: str = "it was taken out") -> None:
         self.is_on = False
-        is_out = [place.take_out() for place in self._places]
+        is_out = [patch.take_out() for patch in self._patches]
         self._why = why
         if not all(is_out):
             self._why += "; functions that other tools have put around it stay"
@@ -202,8 +202,8 @@ class Seam:
 
     def status(self) -> SeamStatus:
         why = "" if self.is_on else self._why
-        for place in self._places:
-            if self.is_on and place.is_put_back:
-                name = f"{getattr(place.owner, '__name__', place.owner)}.{place.name}"
+        for patch in self._patches:
+            if self.is_on and patch.is_put_back:
+                name = f"{getattr(patch.owner, '__name__', patch.owner)}.{patch.name}"
                 why = f"another tool has put torch's {name} back; call fastloop.patch()"
         return SeamStatus(not why, why, self.native, dict(self.left), dict(self.served))

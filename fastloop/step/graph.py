@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fastloop.base.checks import check_callable, look_up, read_int
 from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
-from fastloop.compat.tensors import is_plain, place_of
+from fastloop.compat.tensors import is_plain, slot_of
 from fastloop.compat.torch_parts import TorchScaler, difference
 from fastloop.device.accelerator import open_accelerator
 from fastloop.device.prefetch import StaticBatch
@@ -28,7 +28,7 @@ def _describe(batch: Any) -> tuple[dict[Path, Any], str]:
     facts: dict[Path, Any] = {}
     for path, leaf in list_leaves(batch):
         if isinstance(leaf, torch.Tensor) and is_plain(leaf) and leaf.device.type in _DEVICES:
-            facts[path] = leaf.device, place_of(leaf)
+            facts[path] = leaf.device, slot_of(leaf)
         elif isinstance(leaf, _FIXED):
             facts[path] = leaf
         else:

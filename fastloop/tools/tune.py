@@ -63,7 +63,7 @@ class Batch(NamedTuple):
         step_s: seconds that the loop works on a batch that is there.
         step_cpu_s: of those, seconds on a CPU.
         bytes: of its tensors.
-        is_native: whether C makes it, of data in memory: its threads may wait for CPUs unseen.
+        is_native: whether threads gather it from memory: they may wait for CPUs unseen.
     """
 
     load_s: float
@@ -216,7 +216,7 @@ def tune(
         batch = measurer.measure_batch()
         search = Search(batch, Budget(cpus, ram), measurer.measure, now.prefetch or 2, wanted)
         found = search.run(now)
-    return Suggestion(now, found, search.measured, batch, _notes(loader, now, found, search))
+    return Suggestion(now, found, search.measured, batch, tuple(_notes(loader, now, found, search)))
 
 
 def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[str | None, ...]:
@@ -235,21 +235,27 @@ def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[s
     return wanted
 
 
-def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> tuple[str, ...]:
-    remedy, is_stream = find_remedy(loader.dataset), isinstance(loader.dataset, IterableDataset)
-    is_thread, has_workers, batch = found.path == "thread", found.workers > 0, search.batch
-    is_waiting = has_workers and not is_thread and batch.load_cpu_s < batch.load_s / 2
-    notes = {
-        f"faster than any number of workers may be {remedy}": bool(remedy),
-        "making a batch is mostly waiting: threads wait at no cost, so try fastloop.DataLoader "
-        "with paths=['thread'], if the dataset is safe in threads": is_waiting and not remedy,
-        "another number of workers has other random seeds, so augmentation differs (that of "
-        "fastloop.transforms does not)": found.workers != now.workers,
-        "threads call the dataset several at a time: it must be safe for that": is_thread,
-        "each worker iterates a stream of its own: they must share data": has_workers and is_stream,
-        "time was up, so not every setting was tried: give more seconds": not search.is_complete,
-    }
-    return tuple(note for note, holds in notes.items() if holds)
+def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> Iterator[str]:
+    remedy, batch = find_remedy(loader.dataset), search.batch
+    is_thread, has_workers = found.path == "thread", found.workers > 0
+    if remedy:
+        yield f"faster than any number of workers may be {remedy}"
+    elif has_workers and not is_thread and batch.load_cpu_s < batch.load_s / 2:
+        yield (
+            "making a batch is mostly waiting, and threads wait for free: try fastloop.DataLoader "
+            "with paths=['thread'] if the dataset is safe in threads"
+        )
+    if found.workers != now.workers:
+        yield (
+            "a different number of workers means different random seeds, so augmentation differs "
+            "(fastloop.transforms draw the same)"
+        )
+    if is_thread:
+        yield "threads call the dataset several at a time: it must be safe for that"
+    if has_workers and isinstance(loader.dataset, IterableDataset):
+        yield "each worker iterates a stream of its own: they must share data"
+    if not search.is_complete:
+        yield "time was up, so not every setting was tried: give more seconds"
 
 
 # ---- the search

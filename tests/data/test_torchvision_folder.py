@@ -456,7 +456,7 @@ def test_torchs_class_behind_patch(root: Path, workers: int) -> None:
         iterator = iter(DataLoader(dataset, **options))
         assert type(iterator._dataset) is FolderSamples
         (how,) = fastloop.patch_status().seams["dataloader"].served
-        assert how.startswith("ImageFolder: ") and how.endswith(", samples by C")
+        assert how.startswith("ImageFolder: ") and how.endswith(", samples by fastloop")
         del iterator
         ours = list(play(DataLoader, dataset, options, [None, 2, None]))
     assert_same_bits(ours, torchs)

@@ -317,7 +317,7 @@ LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "another length": (
         lambda: base(attention_mask=[[1], [1], [1]]),
         lambda: DataCollatorWithPadding(tokenizer_of()),
-        "not as long as those beside",
+        "are longer or shorter than the others",
     ),
     "values between elements": (
         beside_elements,

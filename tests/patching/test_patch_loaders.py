@@ -32,7 +32,7 @@ import fastloop
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
-from fastloop.patching.seams import Place
+from fastloop.patching.seams import Patch
 
 TORCHS = vars(DataLoader)["_get_iterator"], vars(DataLoader)["__iter__"]
 
@@ -206,12 +206,12 @@ def test_the_status_says_loaders_epochs_and_how_each_dataset_is_loaded() -> None
         list(DataLoader(Squares(), 4, collate_fn=own_collate))
         state = fastloop.patch_status()
     assert state.seams["dataloader"].served == {
-        "TensorDataset: gathered by C": (2, 3),
-        "Squares: in this process, collated by C": (1, 1),
+        "TensorDataset: gathered by threads": (2, 3),
+        "Squares: in this process, collated by fastloop": (1, 1),
         "Squares: 1 worker process": (1, 1),
         "Squares: own collate without workers: torch's speed": (1, 1),
     }
-    text = "dataloader 6 native [TensorDataset: gathered by C, 2 loaders, 3 epochs; Squares: in"
+    text = "dataloader 6 native [TensorDataset: gathered by threads, 2 loaders, 3 epochs; Squares"
     assert str(state).startswith(text)
 
 
@@ -505,16 +505,16 @@ def test_the_check_goes_beside_threads_that_draw(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_thread_may_end_during_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_in, is_over = Place.put_in, threading.Event()
+    put_in, is_over = Patch.put_in, threading.Event()
     thread = threading.Thread(target=is_over.wait)
     thread.start()
 
-    def end_it(place: Place, anew: bool = False) -> None:
+    def end_it(patch: Patch, anew: bool = False) -> None:
         is_over.set()
         thread.join()
-        put_in(place, anew)
+        put_in(patch, anew)
 
-    monkeypatch.setattr(Place, "put_in", end_it)
+    monkeypatch.setattr(Patch, "put_in", end_it)
     status = fastloop.patch("dataloader").seams["dataloader"]
     assert status.is_on, status.why
 

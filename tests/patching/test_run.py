@@ -183,7 +183,7 @@ def test_children_of_every_kind_are_patched_and_the_users_sitecustomize_runs(
     first, last = done.stderr.splitlines()
     assert first.startswith("fastloop ") and "on for dataloader, grad_scaler, clip_" in first
     others = "grad_scaler 0 native; clip_grad_norm 0 native; transforms 0 native"
-    how = "TensorDataset: gathered by C, 5 loaders, 5 epochs"
+    how = "TensorDataset: gathered by threads, 5 loaders, 5 epochs"
     assert last == f"fastloop: end of run: dataloader 5 native [{how}]; {others}"
 
 
@@ -223,7 +223,7 @@ def test_a_launcher_says_what_its_ranks_did(torch_program: Path) -> None:
     done = run(torch_program, "-m", "fastloop", "run", "launch.py")
     assert done.stdout == "rank ArrayIter\n" * 2
     (line,) = done.stderr.splitlines()
-    how = "TensorDataset: gathered by C, 2 loaders, 2 epochs"
+    how = "TensorDataset: gathered by threads, 2 loaders, 2 epochs"
     assert line.startswith(f"fastloop: end of run: dataloader 2 native [{how}]"), line
 
 

@@ -21,7 +21,7 @@ from time_limits import limit
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fastloop
-from fastloop.patching.seams import Place
+from fastloop.patching.seams import Patch
 from fastloop.tools.report import loader_source
 from fastloop.tools.report import observer as loop_observer
 from fastloop.tools.report.loader_source import LoaderSource
@@ -47,7 +47,9 @@ def untouched() -> Iterator[None]:
     before = [DataLoader.__iter__, fastloop.GradScaler.step, torch.amp.GradScaler.unscale_]
     yield
     assert [DataLoader.__iter__, fastloop.GradScaler.step, torch.amp.GradScaler.unscale_] == before
-    assert not loop_observer._observers and not loop_observer._places and not loop_observer._handles
+    assert (
+        not loop_observer._observers and not loop_observer._patches and not loop_observer._handles
+    )
 
 
 def train(loader: Any, epochs: int = 1, scaler: Any = None, fails_at: int = -1) -> list[Any]:
@@ -490,13 +492,13 @@ def test_who_has_put_something_around_our_hooks_keeps_it() -> None:
 
         return step
 
-    place = Place(torch.amp.GradScaler, "step", make)
+    patch = Patch(torch.amp.GradScaler, "step", make)
     run = lambda: train(DataLoader(Numbers(), 6), scaler=torch.amp.GradScaler("cpu"))  # noqa: E731
     with fastloop.report(verbose=False):
-        place.put_in()
+        patch.put_in()
     run()
     assert len(calls) == 2 and watch(run)["steps"]["count"] == 2
-    assert place.take_out()
+    assert patch.take_out()
     watch(lambda: None)  # takes out what was below
 
 

@@ -184,7 +184,7 @@ def run_on_terminal(folder: Path, *args: str) -> str:
 def test_run_ends_on_a_terminal_with_a_verdict_and_a_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     *_, end, verdict, more = run_on_terminal(tmp_path, "train.py", "--lr", "0 1").splitlines()
-    assert "dataloader 1 native [Tensor: gathered by C, 1 loader, 1 epoch]" in end
+    assert "dataloader 1 native [Tensor: gathered by threads, 1 loader, 1 epoch]" in end
     assert "INPUT-BOUND" in verdict and "of each step" in verdict
     command = "python -m fastloop run --report=run.html train.py --lr '0 1'"
     assert more == f"fastloop: more: {command}"

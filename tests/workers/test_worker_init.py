@@ -58,17 +58,6 @@ def test_what_only_seeds_workers_keeps_the_array_path(
 
 
 @pytest.mark.parametrize(("module", "name", "named"), SEEDERS)
-def test_a_frameworks_seeder_that_raises_is_left_to_the_worker(
-    module: str, name: str, named: dict[str, Any]
-) -> None:
-    pytest.importorskip(module.partition(".")[0])
-    function = getattr(importlib.import_module(module), name)
-    assert path_of(partial(function, **named, others=2)) == "process"
-    assert path_of(partial(function, **dict.fromkeys(named, "1"))) == "process"
-    assert path_of(function) == ("process" if "num_workers" in named else "array")
-
-
-@pytest.mark.parametrize(("module", "name", "named"), SEEDERS)
 def test_a_wrapper_of_a_frameworks_seeder_is_called(
     module: str, name: str, named: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from fastloop._core import version
 from fastloop.base.machine import cpu_seconds_of_all, pss_bytes_of_all
 from fastloop.patching.patch import patch_status
-from fastloop.patching.seams import Function, Place
+from fastloop.patching.seams import Function, Patch
 from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
 from fastloop.tools.report.recorder import NOT_MEASURED
 
@@ -79,7 +79,7 @@ class RunObserver(LoopObserver):
         # which warms up, and after the last.
         self._usage: list[tuple[float, int]] = []
         self._drain = 0.0  # seconds in which a GPU emptied its queue at the end
-        self._backward = Place(torch.autograd, "backward", self._make_backward)
+        self._backward = Patch(torch.autograd, "backward", self._make_backward)
         self._backward.put_in()
         open_hooks(self)
 

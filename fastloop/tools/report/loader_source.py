@@ -29,12 +29,12 @@ _Counts = tuple[tuple[int, ...], ...]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _SHORT_NS = 100_000  # a mean wait below which nobody asks whether the loop had a CPU
-TRANSFORMS = "fastloop.transforms, which run in C, in place of torchvision's"
+TRANSFORMS = "fastloop.transforms, which are native, in place of torchvision's"
 
 
 def find_remedy(dataset: Any) -> str:
-    """Return the advice for a dataset that fastloop loads in C; "" for all others, which only
-    workers, threads or a cache can help."""
+    """Return the advice for a dataset that fastloop loads natively; "" if only workers, threads or
+    a cache can help."""
     for _ in range(8):  # Subsets and the like, inside each other
         if hasattr(type(dataset), "_decodes_files"):  # an ImageFolder or a subclass
             return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"

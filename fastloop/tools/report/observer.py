@@ -29,7 +29,7 @@ from fastloop.compat.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher, loading_iterator
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
 from fastloop.patching import seams
-from fastloop.patching.seams import Function, Place, find_subclasses
+from fastloop.patching.seams import Function, Patch, find_subclasses
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
 from fastloop.step.scaler import BoundedScaler
@@ -241,7 +241,7 @@ _WATCHED: tuple[tuple[Any, str, str], ...] = (
 )
 _lock = NextLock()
 _observers: tuple[LoopObserver, ...] = ()  # replaced under the lock
-_places: dict[tuple[Any, str], Place] = {}
+_patches: dict[tuple[Any, str], Patch] = {}
 _handles: list[Any] = []  # of torch's hooks
 
 
@@ -304,8 +304,8 @@ def open_hooks(observer: LoopObserver) -> None:
         for root, name, event in _WATCHED:
             others = find_subclasses(root) if name in ("__next__", "step", "unscale_") else ()
             for owner in (one for one in (root, *others) if name in vars(one)):
-                place = Place(owner, name, partial(_make_hook, event))
-                _places.setdefault((owner, name), place).put_in()
+                patch = Patch(owner, name, partial(_make_hook, event))
+                _patches.setdefault((owner, name), patch).put_in()
         if not _handles:
             _handles.append(optimizers.register_optimizer_step_pre_hook(_before_step))
             _handles.append(optimizers.register_optimizer_step_post_hook(_after_step))
@@ -318,8 +318,8 @@ def close_hooks(*observers: LoopObserver) -> None:
     with _lock.of_process():
         _observers = tuple(one for one in _observers if one not in observers)
         if not _observers:
-            for key in [key for key, place in _places.items() if place.take_out()]:
-                del _places[key]
+            for key in [key for key, patch in _patches.items() if patch.take_out()]:
+                del _patches[key]
             while _handles:
                 _handles.pop().remove()
 
