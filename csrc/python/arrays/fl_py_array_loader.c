@@ -1,5 +1,5 @@
-/* fl_py_array_loader: see fl_py_array_loader.h. Threads may call next() together: a lock lets one
- * in at a time, and a thread that waits for it has let go of the interpreter lock. */
+/* fl_py_array_loader: see fl_py_array_loader.h. Threads may call next() together: a lock lets in
+ * one thread at a time, and a thread that waits for the lock has released the interpreter lock. */
 #include "fl_py_array_loader.h"
 
 #include "fl_py.h"
@@ -8,19 +8,20 @@
 #include "fl_py_structure.h"
 #include "fl_py_submit.h"
 
-enum { MAX_HELPERS = 7 }; /* threads that help a loader without workers with large batches */
+enum { MAX_HELPERS = 7 }; /* threads that help a loader without workers to fill large batches */
 
 typedef struct fl_py_array_loader {
     PyObject_HEAD
-    uint32_t generation;     /* of the process that made it; set by new, then read-only */
-    PyThread_type_lock lock; /* owned: around next, restart and close */
-    atomic_ulong owner;    /* SHARED(owner): the thread that holds the lock, 0: none. Whoever holds
-                              it writes; any thread may read whether it is its own */
-    bool is_torn;          /* lock: the process forked inside next(), and this is the child */
+    uint32_t generation;     /* of the process that made the loader; set by new, then read-only */
+    PyThread_type_lock lock; /* owned: held during next, restart and close */
+    atomic_ulong owner;      /* SHARED(owner): the thread that holds the lock, 0: none. The holder
+                                writes; any thread may read whether it is the holder itself */
+    bool is_torn; /* lock: the process forked inside next(), and this process is the child */
     fl_py_array_ring ring; /* lock */
 } fl_py_array_loader;
 
-/* A thread that ended with the interpreter keeps the lock it held. */
+/* Returns true while Python ends. A thread that ended with the interpreter keeps its lock, so
+ * waiting for the lock would never end. */
 static bool is_finalizing(void)
 {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -82,7 +83,7 @@ typedef struct loader_config {
     long long prefetch, budget;
 } loader_config;
 
-/* Reads a tuple. 0, or -1 and an exception. */
+/* Reads the configuration from a tuple. 0, or -1 and an exception. */
 static int read_config(PyObject *tuple, loader_config *out)
 {
     return PyArg_ParseTuple(tuple, "OO!OOiLppOOL:ArrayLoader", &out->structure, &PyTuple_Type,
@@ -93,7 +94,7 @@ static int read_config(PyObject *tuple, loader_config *out)
                : -1;
 }
 
-/* 0 if table, pool and configuration go together; else -1 and ValueError. */
+/* Checks that table, pool and configuration go together: 0, or -1 and ValueError. */
 static int
 check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, const loader_config *config)
 {
@@ -113,7 +114,7 @@ check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, const loader
     return -1;
 }
 
-/* Reads how far the ring runs ahead, and for how long next() waits. */
+/* Sets how far the ring runs ahead, and how long next() waits: 0, or -1 and an exception. */
 static int set_times(fl_py_array_ring *ring, const loader_config *config)
 {
     double seconds = PyFloat_AsDouble(config->timeout);
@@ -277,7 +278,8 @@ static PyObject *loader_close(fl_py_array_loader *self, PyObject *Py_UNUSED(igno
     if (self->generation != fl_fork_generation()) Py_RETURN_NONE;
     fl_py_array_ring *ring = &self->ring;
     fl_py_array_ring_stop(ring);
-    /* From a signal handler or sampler inside next(): that call raises, the rest waits for it. */
+    /* If a signal handler or the sampler calls close() inside next(), next() itself closes the ring
+     * and raises. */
     if (self->owner == PyThread_get_thread_ident()) Py_RETURN_NONE;
     if (enter(self) != 0) return NULL;
     fl_py_array_ring_close(ring);

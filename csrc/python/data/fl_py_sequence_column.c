@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* What Python calls the outputs. */
+/* Python's names for the outputs. */
 static const struct {
     const char *name;
     bool is_packed, has_values;
@@ -26,7 +26,7 @@ typedef struct column_config {
     long long multiple, max_length, max_tokens;
 } column_config;
 
-/* Reads a tuple. 0, or -1 and an exception. */
+/* Reads the configuration from a tuple. 0, or -1 and an exception. */
 static int read_config(PyObject *tuple, column_config *out)
 {
     return PyArg_ParseTuple(tuple, "sOOppLLpOiLUU:SequenceColumn", &out->output, &out->padding,
@@ -65,7 +65,7 @@ static int set_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *
     out->is_wide = is_wide;
     out->is_paired = is_paired;
     out->length = is_paired ? view.shape[0] : view.shape[0] - 1;
-    out->count = INT64_MAX; /* of values that nobody reads */
+    out->count = INT64_MAX; /* an output without values has no count to check */
     return 0;
 }
 
@@ -88,7 +88,8 @@ static int set_values(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *o
     return 0;
 }
 
-/* The element that pads, of the output's dtype: its bytes, or an int, and the output is int64. */
+/* Reads the padding element of the output's dtype: from its bytes, or from an int; with an int the
+ * output is int64. 0, or -1 and an exception. */
 static int set_padding(column_config *given, const fl_ragged *ragged, char *padding)
 {
     bool is_integer = ragged->dtype.code == INT || ragged->dtype.code == UINT;
@@ -107,7 +108,7 @@ static int set_padding(column_config *given, const fl_ragged *ragged, char *padd
     return 0;
 }
 
-/* Values that come out as padding, of an output of int64. */
+/* Reads the value that becomes padding, for an output of int64: 0, or -1 and an exception. */
 static int set_ignored(const column_config *given, fl_column_pad_config *config)
 {
     if (given->ignored == Py_None) return 0;
@@ -212,7 +213,8 @@ static fl_py_sequence_column *column_of(const fl_py_source *source)
 
 static int64_t list(const fl_py_source *source, fl_py_part *parts)
 {
-    return fl_py_source_list_array(source, NULL, parts); /* the column has its own views */
+    /* The column has its own views. */
+    return fl_py_source_list_array(source, NULL, parts);
 }
 
 static int
@@ -231,7 +233,7 @@ open_column(const fl_py_source *source, const fl_py_part *parts, fl_column **out
     return fl_column_pad_open(&config, out, err);
 }
 
-/* Keeps the new address as well, for columns that are opened later. */
+/* Tells the column the new address, and keeps the address for columns that are opened later. */
 static void look(const fl_py_source *source, fl_table *table, int32_t f)
 {
     fl_tensor now;
@@ -271,7 +273,7 @@ static int column_traverse(fl_py_sequence_column *self, visitproc visit, void *a
     return 0;
 }
 
-/* No tp_clear: a table may still read the arrays, as with its own sources. */
+/* There is no tp_clear: a table may still read the arrays. */
 
 static void column_dealloc(fl_py_sequence_column *self)
 {
