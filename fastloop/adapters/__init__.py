@@ -31,12 +31,13 @@ _SEEDERS = (
 
 
 def as_counted(state: Any) -> Any:
-    """Return the state of a loader as a framework counts it that is loading it on this thread."""
+    """Return the state of a loader as Lightning counts batches, if Lightning is loading on this
+    thread."""
     return import_module(f"{__name__}.lightning").as_counted(state)
 
 
 def check_count(batches: int) -> None:
-    """Raise ValueError if such a framework would not end the epoch where the loader does; as
+    """Raise ValueError if Lightning would end the epoch earlier or later than the loader; see
     ``lightning.check_count``."""
     import_module(f"{__name__}.lightning").check_count(batches)
 
@@ -50,7 +51,7 @@ def find(value: object) -> Any:
 
 def name_of_seeder(init: Any) -> str:
     """Return the name of a worker_init_fn, or of the function of a partial, if a framework's module
-    defines it to seed a worker; or ""."""
+    defines that function to seed a worker; else ""."""
     function = init.func if type(init) is functools.partial else init
     for module, name in _SEEDERS:
         theirs: dict[str, Any] = getattr(sys.modules.get(module), "__dict__", {})

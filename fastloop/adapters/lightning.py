@@ -1,16 +1,17 @@
-"""Lightning, where it loads the state of a loader: 2.6.6 is tested.
+"""Lightning loads the state of a loader; this module knows what Lightning means by it.
 
-Lightning makes the calls of a `for` loop: load_state_dict(), iter(), next(). In two places it
-means something else by them. Only the progress that it loads beside the state tells; no argument
-and no hook brings that here, so the stack is searched for the loop that loads.
+Lightning makes the calls of a `for` loop: load_state_dict(), iter(), next(). Two
+cases mean something else. Only the progress that is loaded beside the state tells them apart; no
+argument and no hook brings the progress here, so the stack is searched for the loop that loads.
 
 - The last batch. A `for` loop whose body saved the state has yet to meet the end of that epoch:
   if next() gave a batch, an epoch would be trained twice. Lightning counts batches and never asks
-  for the end. If it saved in a hook of that batch, it counts the epoch as trained and takes the
-  first iterator for the next one: if that gave no batch, an epoch would be lost. If it saved
-  after those hooks (in or after the validation that follows), it does not use the first iterator.
+  for the end. If the state was saved in a hook of that batch, Lightning counts the epoch as trained
+  and takes the first iterator for the next epoch: if that iterator gave no batch, an epoch would be
+  lost. If the state was saved after these hooks (in or after the validation that follows),
+  Lightning does not use the first iterator.
 - A batch that was fetched and not trained: an exception, or a hook before the step. Lightning
-  trains it again.
+  trains the batch again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FIT_LOOPS = ("lightning.pytorch.loops.fit_loop", "pytorch_lightning.loops.fit_l
 
 
 def as_counted(state: LoaderState) -> LoaderState:
-    """Return the state as Lightning counts it, if Lightning is loading it on this thread."""
+    """Return the state as Lightning counts batches, if Lightning is loading on this thread."""
     progress = _find_progress()
     if progress is None or state.yielded == 0:
         return state
@@ -34,7 +35,7 @@ def as_counted(state: LoaderState) -> LoaderState:
         total, is_last = progress.total, progress.is_last_batch
         untrained = total.ready - total.processed
         is_in_hook = total.completed < total.processed
-    except AttributeError:  # a loop of another version: iter() warns of an end
+    except AttributeError:  # a loop of an unknown version: iter() warns of an end
         return state
     if untrained > 0:
         return replace(state, yielded=max(state.yielded - untrained, 0))
@@ -44,8 +45,8 @@ def as_counted(state: LoaderState) -> LoaderState:
 
 
 def check_count(batches: int) -> None:
-    """Raise ValueError if Lightning is loading on this thread, and would not end the epoch where
-    the loader does.
+    """Raise ValueError if Lightning is loading on this thread, and would end the epoch earlier
+    or later than the loader.
 
     Args:
         batches: of the whole epoch that the loader will not give any more.
@@ -61,7 +62,7 @@ def check_count(batches: int) -> None:
 
 
 def _find_progress() -> Any:
-    """Return what Lightning counts its batches in, if it is loading on this thread; else None."""
+    """Return Lightning's counts of batches, if Lightning is loading on this thread; else None."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not (
         frame.f_code.co_name == "_load_combined_loader_states"

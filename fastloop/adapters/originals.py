@@ -71,7 +71,7 @@ def methods_of(*groups: str) -> torch_parts.Methods:
     class that this release does not have is left out: ``find_unknown`` says so."""
     found: list[tuple[Any, str]] = []
     for module, names in (item for group in groups for item in _read_table()[group].items()):
-        owner = sys.modules.get(module)  # None: nothing can call it
+        owner = sys.modules.get(module)  # None: nothing can call the function
         for name in names.split() if owner is not None else ():
             *path, last = name.split(".")
             if (holder := functools.reduce(look_up, path, owner)) is not None:

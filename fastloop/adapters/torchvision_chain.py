@@ -3,7 +3,7 @@
 ``dataset_transform.py`` computes random parameters from a key; here torchvision's own numbers are
 kept. v1 and v2 draw and compute differently in places, and each operation follows its version.
 Nothing is imported: a program that has such an operation has imported torchvision. What is not
-known exactly is refused: other classes, replaced methods, hooks, code of another release.
+known exactly is refused: other classes, replaced methods, hooks, code of an unknown release.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Unit(Values):
 
 @cache
 def is_fused() -> bool | None:
-    """Tell whether this torch computes uniform numbers in one rounding; None: in another way."""
+    """Tell whether this torch computes uniform numbers with one rounding; None: not with two either."""
     bounds = 0.08, 0.93
     numbers = torch.empty(256).uniform_(*bounds, generator=torch.Generator().manual_seed(1))
     ways = {how: TorchRandom(1).uniform(*bounds, 256, how) for how in (True, False)}
@@ -77,7 +77,7 @@ def _of_float(function: Any, x: float) -> float:
 
 def _check_unaltered(op: Any) -> None:
     """Refuse an object with hooks, with a function of its own, or with an attribute that v2 has
-    computed from another one that was changed since."""
+    computed from an attribute that has changed since."""
     for name, value in vars(op).items():
         if name == "_fill":
             is_altered = list(value.values()) != [op.fill]
@@ -94,7 +94,7 @@ class Chain:
     """The operations of a transform of torchvision.
 
     Attributes:
-        form: what images are behind the operations read so far; at first _PIL or _BYTES.
+        form: what images are after the operations read so far; at first _PIL or _BYTES.
         ops: as compile_plan() takes them.
         things: the objects that were read.
 
@@ -133,7 +133,7 @@ class Chain:
     def compile(
         self, shape: tuple[int, ...], layout: str, out_layout: str = "CHW"
     ) -> tuple[Plan, ImageDraws]:
-        """Return a plan for images of this shape, 0 for edges that differ, and what it draws."""
+        """Return a plan for images of this shape, 0 for edges that differ, and its draws."""
         plan = compile_plan(tuple(self.ops), shape, layout, out_layout, may_differ=True)
         functions = (partial(_of_float, function) for function in (torch.exp, torch.log))
         return plan, ImageDraws(plan.core, self.version == 1, bool(is_fused()), *functions)
@@ -197,7 +197,7 @@ class Chain:
         self.is_view &= bool(op.inplace)
 
 
-# By name: the function that reads it, and what images must be before it, if not anything.
+# By name: the function that reads the operation, and the forms that images may have before it.
 _READERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("Compose", "RandomApply"), (Chain._read_parts,)),
     **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip", "Identity"), (Chain._add,)),
@@ -217,7 +217,7 @@ def open_plan(
     transform: Any, shape: tuple[int, ...], layout: str
 ) -> tuple[Plan, ImageDraws, Snapshot, str]:
     """Return the plan of a transform of PIL images, what is drawn for it, what it was made of, and
-    a text that tells it from others. Raises ValueError.
+    a text that no different plan has. Raises ValueError.
 
     Args:
         shape, layout: of images; 0 for edges that differ.

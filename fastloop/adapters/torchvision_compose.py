@@ -1,6 +1,6 @@
 """torchvision's ``Compose``, v1 and v2, as one native plan that draws torchvision's random numbers.
 
-It takes a single image, a tensor of bytes or of PIL, in any dataset and any process.
+The plan takes a single image, a tensor of bytes or of PIL, in any dataset and any process.
 docs/internals/zero-change.md tells the rules.
 """
 
@@ -25,11 +25,11 @@ from fastloop.compat.verification import Verification, runs_original
 
 is_tracing: Any = vars(torch.jit)["is_tracing"]
 _CHECKED = 3  # samples
-# A plan takes about a millisecond. So many are made for sizes of images, where results differ in
-# size as they do, and for changes of attributes; then the transform is left to torchvision.
+# A plan takes about a millisecond. After this many plans, for sizes of images or for changes of
+# attributes, the transform is left to torchvision.
 _MOST_PLANS = 16
 _BANDS = {"RGB": 3, "L": 1}
-# Classes of Pillow that read files and change nothing about loaded images but where they come from.
+# Classes of Pillow that read files; their loaded images are ordinary images.
 _FILES = "JpegImageFile", "PngImageFile", "BmpImageFile", "PpmImageFile", "WebPImageFile"
 
 
@@ -75,7 +75,7 @@ class _Transform:
     """The plans of one Compose.
 
     Attributes:
-        plans: by channels or mode, and by size where that changes the plan; None: left to
+        plans: by channels or mode, and by size if that changes the plan; None: left to
             torchvision.
     """
 
@@ -121,7 +121,7 @@ class _Transform:
             try:
                 image.load()
             except Exception as error:
-                # Pillow raises it once, and torchvision would meet it behind its first draws.
+                # Pillow raises the error once, and torchvision would meet it after its first draws.
                 vars(image)["load"] = partial(_fail, error)
                 try:
                     return before(compose, image)

@@ -106,7 +106,7 @@ class LabelledSamples(FolderSamples):
         super().__init__(dataset)
 
     def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Any, Any] | None]:
-        """Yield the images, each when it is asked for: the function may change the dataset."""
+        """Yield the images, none ahead of time: the function may change the dataset."""
         data, targets, layout = _KINDS[type(inner := self._inner).__name__]
         for row in rows:
             found = None  # torchvision raises the error

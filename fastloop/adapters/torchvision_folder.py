@@ -4,7 +4,7 @@ Bits and random numbers are torchvision's. docs/internals/zero-change.md tells t
 
 A loader's worker process, or its loop without workers, reads samples from ``FolderSamples`` in
 place of the dataset, and draws from the generator that torchvision would draw from. Without workers
-threads decode ahead of it. torchvision makes the samples that are left, and raises every error.
+threads decode ahead. torchvision makes the samples that are left, and raises every error.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _new_decoder() -> AutoDecoder:
 class FolderSamples:
     """Samples of an ImageFolder of torchvision, or of Subsets of one, for torch's default collate.
 
-    Attributes are those of the dataset: a ``worker_init_fn`` may read and set them.
+    Attributes are the dataset's: a ``worker_init_fn`` may read and set them.
 
     Raises:
         ValueError: torchvision makes these samples; the text says why.
@@ -94,10 +94,10 @@ class FolderSamples:
         try:
             for subset in reversed(self._subsets):
                 found = [subset.indices[row] for row in found]
-        except (IndexError, TypeError):  # torchvision makes the samples before it
+        except (IndexError, TypeError):  # torchvision makes the earlier samples
             return [self._dataset[row] for row in rows]
         with borrow_slots(self._plan.empty(), len(found)) as slots:
-            # A list of map() would end where a target_transform raises StopIteration.
+            # A list of map() would end if a target_transform raised StopIteration.
             images = zip(self._read_ahead(found), found, slots, strict=True)
             return [self._make(*each) for each in images]
 
@@ -116,8 +116,8 @@ class FolderSamples:
     # ---- images
 
     def _read(self, row: Any, decode: AutoDecoder) -> tuple[Array, Any] | None:
-        """Return an image, in memory that the decoder uses again, and its class. None: it cannot be
-        decoded, or is larger than Pillow likes; torchvision then raises the error or warns."""
+        """Return an image, in memory that the decoder uses again, and its class. None: the file
+        cannot be decoded, or is larger than Pillow likes; torchvision then raises or warns."""
         try:
             path, target = self._inner.samples[row]
             with open(path, "rb") as file:
@@ -154,7 +154,7 @@ class FolderSamples:
         def by_torchvision() -> Any:
             """Return a sample as the plan makes it: the batch has neither class nor strides."""
             others = copy(self._inner)
-            others.target_transform = None  # it may draw numbers, and is called once
+            others.target_transform = None  # may draw numbers, and is called once
             made, target = others[row]
             made = made.as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
             return made, target

@@ -1,5 +1,5 @@
 """Readers of arguments. Each returns the value, or raises an error of one sentence: NAME must be
-RULE, got VALUE; with a remedy in parentheses where it is not obvious.
+RULE, got VALUE; with a remedy in parentheses if the remedy is not obvious.
 
 A value of the wrong type is a TypeError, one out of range a ValueError. Every room reads its
 arguments with these; a rule that only one class has stands in that class. ``look_up`` asks an
@@ -43,7 +43,7 @@ def check_value(name: str, value: object, holds: object, rule: str, remedy: str 
 
 
 def refuse_if(applies: object, text: str) -> None:
-    """Raise ValueError with this text if it applies."""
+    """Raise ValueError with this text if the condition applies."""
     if applies:
         raise ValueError(text)
 

@@ -1,9 +1,9 @@
-"""Ctrl-C is held back where it would be lost.
+"""Ctrl-C is held back while the signal would be lost.
 
 In a finalizer or a fork handler Python prints KeyboardInterrupt as an ignored exception. Between
-the start of a worker and its entry in a list, it would leave a process behind. Blocking the signal
-does not help: another thread of the program then takes it, and Python still raises in the main
-thread.
+the start of a worker and its entry in a list, the exception would leave a running process. Blocking
+the signal does not help: a second thread of the program then takes the signal, and Python still
+raises in the main thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from fastloop.base.machine import read_text
 
-# The program's handler while interrupts_held() replaces it, and the signals taken meanwhile.
+# The program's handler during interrupts_held(), and the signals taken meanwhile.
 _held: list[Any] = []
 _taken: list[int] = []
 
@@ -36,7 +36,7 @@ def interrupt_later() -> None:
 
 @contextmanager
 def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
-    """Hold back Ctrl-C in this block and send it again at the end, by ``resend``."""
+    """Hold back Ctrl-C in this block; ``resend`` sends the signal again at the end."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(handler) or _held:
@@ -48,7 +48,7 @@ def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
         signal.signal(signal.SIGINT, lambda number, _: _taken.append(number))
         yield
     finally:
-        # In this order: as soon as the program's handler is back, it may raise.
+        # In this order: the program's handler may raise as soon as it is back.
         _held.clear()
         signal.signal(signal.SIGINT, handler)
         if _taken:
@@ -79,9 +79,9 @@ def end_quietly() -> None:
 
 
 def has_met_interrupt(pid: int | None) -> bool:
-    """Tell whether a worker has got Ctrl-C: it is pending there, or the worker is at its end.
+    """Tell whether a worker has got Ctrl-C: the signal is pending there, or the worker is ending.
 
-    A worker that has taken it and still runs the dataset's code shows neither.
+    A worker that has taken the signal and still runs the dataset's code shows neither.
     """
     lines = read_text(Path(f"/proc/{pid}/status")).splitlines()
     masks = dict(line.split(":", 1) for line in lines)

@@ -1,6 +1,6 @@
 """Facts about the machine and its processes: all that is read from /proc, /sys and control groups.
 
-Nested groups limit together, so the group of this process and all groups above it count. In a
+Nested groups limit together, so the group of this process and all groups above count. In a
 container the kernel may name a path outside the mounted part; the mounted top is the group then.
 `root` is the folder that holds proc and sys: tests pass a copy. A file that cannot be read counts
 as empty. Any thread may call these functions.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from fastloop.base.checks import look_up
 
 _ROOT = Path("/")
-_SCARCE = 10  # memory is scarce if less than this part of it is available
+_SCARCE = 10  # memory is scarce if less than this part is available
 
 
 def read_text(path: Path) -> str:
@@ -218,16 +218,16 @@ def cpu_seconds(pid: int) -> float | None:
 
 @functools.cache
 def _open_own_schedule(thread: int) -> int:
-    """Open a file of the calling thread once: to open it takes ten times as long as to read it."""
+    """Open a file of the calling thread once: opening takes ten times as long as reading."""
     return os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def scheduled_ns(task: str = "") -> tuple[int, int] | None:
-    """Return how long a thread ran, and how long it was ready to run without a CPU; waits for
+    """Return how long a thread ran, and how long the thread was ready without a CPU; waits for
     files, locks and sleep are in neither. None if the kernel does not say.
 
     Args:
-        task: the thread's folder below /proc, where a process's folder stands for its first thread;
+        task: the thread's folder below /proc. A process's folder stands for its first thread;
             "" is the calling thread.
     """
     try:
@@ -249,7 +249,7 @@ def cpu_seconds_of_all() -> float:
 
 
 def pss_bytes_of_all() -> int:
-    """Return the memory of this process and its children, as far as it can be read. Their
-    proportional set sizes are added: pages that processes share are divided among them."""
+    """Return the memory of this process and its children, as far as the kernel tells. Proportional
+    set sizes are added: pages that processes share are divided among them."""
     pids = [os.getpid(), *(child.pid for child in active_children())]
     return sum(_read_size(f"{pid}/smaps_rollup", "Pss") or 0 for pid in pids)

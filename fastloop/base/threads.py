@@ -29,8 +29,8 @@ def has_interpreter_lock() -> bool:
 class NextLock:
     """A lock that lets one thread at a time into ``with lock.of_process():``.
 
-    A thread may enter again, as when a dataset or a signal handler calls ``next()`` on the iterator
-    that is calling it; torch allows that too.
+    A thread may enter again, as when a dataset or a signal handler calls ``next()`` on the running
+    iterator; torch allows that as well.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class NextLock:
         self._locks: dict[int, AbstractContextManager[Any]] = {}
 
     def of_process(self) -> AbstractContextManager[Any]:
-        # Not get(): in CPython 3.13t it takes 30 µs for a key that another thread has put in.
+        # Not get(): CPython 3.13t takes 30 µs for a key that a different thread has put in.
         locks, pid = self._locks, os.getpid()
         try:
             return locks[pid]
@@ -47,8 +47,8 @@ class NextLock:
 
 
 def count_alone(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorate a ``__next__`` that counts. Two threads must not add to a count at once: where no
-    interpreter lock prevents it, take ``_next_lock``."""
+    """Decorate a ``__next__`` that counts. Two threads must not add to a count at once, so
+    without an interpreter lock ``_next_lock`` is taken."""
     if has_interpreter_lock():
         return next_batch
 
@@ -66,7 +66,7 @@ def on_this_thread() -> Iterator[None]:
 
     OpenMP threads spin for milliseconds after their last work, on cores that the next work needs.
     OpenMP counts threads for each caller, unlike `torch.set_num_threads`, so other threads of the
-    program keep theirs. Where torch has no OpenMP, nothing changes."""
+    program keep theirs. Without OpenMP in torch nothing changes."""
     threads, library = torch.get_num_threads(), openmp()
     if library is None or threads == 1:
         yield

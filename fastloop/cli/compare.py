@@ -97,8 +97,8 @@ def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
     """Run the program once, with `what` patched.
 
     Returns:
-        Its record, None if it has left none; and the end of its output if the program failed before
-        its last step.
+        The record, None if the program has left none; and the end of the output if the program
+        failed before its last step.
     """
     with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
         record, printed = Path(folder, "record.json"), Path(folder, "printed")

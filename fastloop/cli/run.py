@@ -6,8 +6,8 @@ usage: python -m fastloop run [OPTIONS] SCRIPT [ARGS]
 
 Runs a program as python does (a script, a module, a folder or zip file with a __main__.py, code, or
 standard input), with torch patched: its DataLoader gives fastloop's iterators, its GradScaler and
-clip_grad_norm_ run fastloop. FASTLOOP=0 switches it off, FASTLOOP_STRICT=1 makes every call that is
-left to torch an error, FASTLOOP_VERBOSE=0 keeps it silent.
+clip_grad_norm_ run fastloop. FASTLOOP=0 switches fastloop off, FASTLOOP_STRICT=1 makes every call
+that is left to torch an error, FASTLOOP_VERBOSE=0 keeps fastloop silent.
 
   --only NAMES      what to patch, with commas between: dataloader,grad_scaler,clip_grad_norm
   --no-children     leave the interpreters that the program starts alone
@@ -25,8 +25,8 @@ from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
 
 # python itself runs the program: `run` sets environment variables and replaces itself by a new
-# interpreter, whose sitecustomize (start.py) patches torch once the program has imported it. So
-# __main__, sys.argv, sys.path, exit status, tracebacks and Ctrl-C are those of python.
+# interpreter, whose sitecustomize (start.py) patches torch after the program's import. So __main__,
+# sys.argv, sys.path, exit status, tracebacks and Ctrl-C are the same as with python.
 
 
 def main(args: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Arms an interpreter at its start: torch is patched once the program has imported it.
+"""Arms an interpreter at its start: torch is patched as soon as the program imports torch.
 
 ``python -m fastloop run`` and ``compare`` put the folder ``bootstrap`` in front of PYTHONPATH; its
 sitecustomize.py calls ``start()`` in every interpreter. So this file imports little, and starts no
@@ -10,7 +10,7 @@ Environment variables:
     FASTLOOP_CHILDREN  "0": the interpreters that the program starts are left alone
     FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between; each program
                        that it launches, as torchrun does, reports too if it takes a step
-    FASTLOOP_COUNTS    set here: where interpreters hand over what they have done (counts.py)
+    FASTLOOP_COUNTS    set here: the file to which interpreters hand over their counts (counts.py)
     FASTLOOP_COMPARE   the settings of one run of compare (tools/compare/watcher.py), as JSON
 """
 
@@ -64,12 +64,12 @@ def is_loud() -> bool:
 
 
 def arm(what: str, verbose: bool, then: Callable[[], object] = lambda: None) -> None:
-    """Patch torch now if it is imported, else once the program imports it.
+    """Patch torch now if torch is imported, else as soon as the program imports torch.
 
     Args:
         what: names with commas between; "" patches nothing.
         verbose: whether a line on stderr says so.
-        then: called after it.
+        then: called afterwards.
     """
     after_import("torch", lambda: _act(what, verbose, then))
 
@@ -135,8 +135,8 @@ def _open_report(paths: str, is_child: bool = False) -> Any:
     """Open a report on this program, whose torch has just been imported; a silent one without
     `paths` (with os.pathsep between), and one that is silent without a step in a child.
 
-    It closes before the traceback of an error is printed, so that the traceback is the last thing
-    that users see, or else when the interpreter ends.
+    The report closes when the interpreter ends. After an error the report closes before the
+    traceback is printed, so that users see the traceback last.
     """
     from fastloop.tools.report.report import report
 
@@ -157,7 +157,7 @@ def _open_report(paths: str, is_child: bool = False) -> Any:
 def _say_end(
     process: int, of: str, wants_report: bool = False, watched: Sequence[Any] = ()
 ) -> None:
-    """Say at the interpreter's end what its seams did; processes that it forked stay silent."""
+    """Say at the interpreter's end what its seams did; forked processes stay silent."""
     if os.getpid() != process:
         return
     patching = sys.modules.get("fastloop.patching.patch")
@@ -184,7 +184,7 @@ def _say_end(
 
 
 def load_extension() -> None:
-    """Patch torch for the rest of a notebook, at once if it is imported already."""
+    """Patch torch for the rest of a notebook, at once if torch is imported already."""
     if os.environ.get("FASTLOOP") == "0":
         print("fastloop: FASTLOOP=0 is set, so torch is not patched", file=sys.stderr)
         return

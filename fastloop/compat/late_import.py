@@ -1,4 +1,4 @@
-"""Calls a function as soon as a module is imported: torch, or another module that is patched.
+"""Calls a function as soon as a module is imported: torch, or a framework that is patched.
 
 Imports only sys: interpreters load it at their start.
 """
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class _Loader:
-    """Loads a module as its own loader does, then calls the finder back. All other attributes are
-    those of the module's own loader, because programs may look for torch without importing it."""
+    """Loads a module as its own loader does, then calls the finder back. All other attributes
+    come from the module's own loader, because programs may look for torch without an import."""
 
     def __init__(self, inner: Any, finder: _Finder) -> None:
         self._inner = inner
@@ -34,7 +34,7 @@ class _Loader:
 
 class _Finder:
     """The first entry of ``sys.meta_path`` until a module is imported. A mere search for the module
-    does not end it: frameworks look whether torch is there and import it later."""
+    does not end it: frameworks look for torch and import it later."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name = name

@@ -1,10 +1,10 @@
 """Moves of tensors' memory are noticed before a thread reads memory that was freed.
 
-``torch.UntypedStorage.share_memory_()``, which torch also calls when a tensor is pickled for
-another process, copies the storage to shared memory and frees the old memory; all tensors over it
-change their address. A *keeper* is an object of `_core` that keeps such an address: a ``Table`` or
-``Windows``. Once ``watch()`` was called for it, these methods of torch wait until nobody reads
-through it, keep readers out, and make it look up its tensors again. docs/internals/threads.md
+``torch.UntypedStorage.share_memory_()``, which torch also calls to pickle a tensor for a process,
+copies the storage to shared memory and frees the old memory; all tensors over that storage change
+their address. A *keeper* is an object of `_core` that keeps such an address: a ``Table`` or
+``Windows``. After ``watch(keeper)`` these methods of torch wait until nobody reads through the
+keeper, keep readers out, and make the keeper look up its tensors again. docs/internals/threads.md
 says more.
 
 Memory that is registered with the driver of a device (``register``) must not move at all.
@@ -32,7 +32,7 @@ _keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and
 _regions: WeakSet[Region] = WeakSet()
 replaced: list[str] = []  # the methods of torch that are replaced for the whole process
 os.register_at_fork(after_in_child=_regions.clear)  # they are the parent's
-# Held during a move: watch() sees a tensor before the move or after it.
+# Held during a move: watch() sees a tensor before or after the move.
 _lock = NextLock()
 
 
@@ -52,8 +52,8 @@ def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def are_noticed() -> bool:
-    """Notice moves from now on, and return True. Returns False, after one warning, where this torch
-    is not known: then nothing may keep the address of a tensor."""
+    """Notice moves from now on, and return True. Returns False, after one warning, if fastloop does
+    not know this torch: then nothing may keep the address of a tensor."""
     if not is_known("moves", "The tensors of datasets are left"):
         return False
     storage = torch.UntypedStorage
@@ -79,9 +79,9 @@ def tensors_in(source: Any) -> Iterator[torch.Tensor]:
 
 
 def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an alias whose storage cannot be resized, so that others may read it.
+    """Return an alias whose storage cannot be resized, so that threads may read the tensor.
 
-    torch marks a storage that it shares with NumPy as not resizable, for good.
+    If torch shares a storage with NumPy, torch marks the storage as not resizable, for good.
     """
     storage = tensor.untyped_storage()
     if storage.resizable():
@@ -97,9 +97,8 @@ def _check_locked(needed: int) -> None:
 
 
 def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[Region, ...]:
-    """Return the region of host memory that each of these tensors lies in, for kernels of a CUDA
-    device to read. Datasets share regions; a region is registered until the last reference to it
-    goes.
+    """Return the region of host memory around each tensor, for kernels of a CUDA device to read.
+    Datasets share regions; a region is registered until its last reference goes.
 
     Raises:
         MemoryError: too much memory would be locked.
@@ -126,7 +125,7 @@ def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[Region, ...]
 
 
 def watch(keeper: Keeper) -> None:
-    """Keep the addresses in a Table or Windows right, as long as it lives.
+    """Keep the addresses in a Table or Windows right during its life.
 
     Raises:
         NotImplementedError: fastloop does not know this release of torch.
@@ -138,4 +137,4 @@ def watch(keeper: Keeper) -> None:
         raise NotImplementedError(f"a tensor's memory may move unnoticed: {difference('moves')}")
     with _lock.of_process():
         _keepers[keeper] = storages
-        rebase((keeper,), bool, (), {})  # it looked when it was made, maybe before a move
+        rebase((keeper,), bool, (), {})  # the keeper has looked before, maybe before a move

@@ -1,5 +1,5 @@
-"""Names for the parts of a step, on the timelines of tools: torch's profiler while it runs, and
-Nsight Systems (NVTX) where that has started the program.
+"""Names for the parts of a step, on the timelines of tools: torch's profiler, and Nsight
+Systems (NVTX) if Nsight has started the program.
 
 A call site writes ``named("check", function)(arguments)``. Without a tool that asks one attribute
 and calls the function itself: no frame and no context manager stands between. Code that every
@@ -23,7 +23,7 @@ from fastloop.compat.torch_parts import is_known
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-# Nsight sets this variable in programs that it has started.
+# Nsight sets this variable in the programs that Nsight starts.
 _nvtx = torch.cuda.nvtx if os.environ.get("NVTX_INJECTION64_PATH") and torch.version.cuda else None
 _threads = threading.local()  # the names of the ranges that each has open
 _has_profiler = is_known("profiler", "The profiler's timeline is left")
@@ -35,7 +35,7 @@ tools: Any = _profiler if _nvtx is None else SimpleNamespace(_is_profiler_enable
 def named(name: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return the function, or one whose call is a range "fastloop::<name>" if a tool is attached.
 
-    A range inside another of the same name is a part of that."""
+    A range inside a range of the same name is no range of its own."""
     return partial(_call, name, function) if tools._is_profiler_enabled else function
 
 

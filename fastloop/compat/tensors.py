@@ -76,7 +76,7 @@ def lay_out(slots: Sequence[Slot]) -> tuple[list[Slot], int]:
 
 def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
     """Leave inference mode for a function that makes tensors, so that all may use them.
-    Costs less than torch's decorator where that mode is off."""
+    Costs less than torch's decorator if that mode is off."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -90,10 +90,10 @@ def outside_inference_mode(function: Callable[P, T]) -> Callable[P, T]:
 
 @outside_inference_mode
 def split_buffer(buffer: torch.Tensor, slots: Iterable[Sequence[Any]]) -> list[torch.Tensor]:
-    """Return the tensors in these slots of a buffer, which begins where its storage does.
+    """Return the tensors in these slots of a buffer, which begins at the first byte of its storage.
 
     Each has a version counter of its own. Views would share one, so writing to one view would spoil
-    graphs that have saved another.
+    graphs that have saved a second view.
     """
     storage, device = buffer.untyped_storage(), buffer.device
     tensors = []
@@ -105,7 +105,7 @@ def split_buffer(buffer: torch.Tensor, slots: Iterable[Sequence[Any]]) -> list[t
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor is its numbers and nothing more: a copy of them is a copy of it."""
+    """Tell whether a tensor is its numbers and nothing more: copied numbers are a copied tensor."""
     return not (
         type(tensor) is not torch.Tensor
         or tensor.layout is not torch.strided
@@ -120,8 +120,8 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices and elements of a COO tensor, repeated ones too; they are added up where only
-    torch's public methods are known."""
+    """Return indices and elements of a COO tensor, repeated ones as well. They are added up if
+    only torch's public methods are known."""
     if not difference("sparse"):
         return tensor._indices(), tensor._values()
     tensor = tensor.coalesce()

@@ -1,15 +1,15 @@
 """The parts of torch that fastloop uses and that torch does not promise to keep: one table.
 
 Every other module takes torch's private names from here. ``difference(group)`` tells whether the
-installed torch has the parts of a group in a form that fastloop knows. It compares once, when the
-group is first used: a fraction of a millisecond, some ten of them where torch is newer. Where a
-part differs, callers let torch's own code do the work, and one RuntimeWarning says so.
+installed torch has the parts of a group in a form that fastloop knows. The comparison takes place
+once, when the group is first used: a fraction of a millisecond, or some ten milliseconds if torch is
+newer. If a part differs, callers let torch's own code do the work, and one RuntimeWarning says so.
 docs/internals/torch.md says what fastloop does with each part.
 
-A function is compared by two digests. That of its names costs microseconds and ignores numbers,
-operators and their order; it covers the parameters and every name in the code. That of its syntax
-is read from the source, and is compared only where torch is newer than the releases that fastloop
-was tested with. Neither depends on comments, docstrings, messages, annotations or the version of
+A function is compared by two digests. The digest of names covers the parameters and every name in
+the code, ignores numbers, operators and their order, and costs microseconds. The digest of syntax
+is read from the source, and is compared only if torch is newer than the releases that fastloop was
+tested with. Neither depends on comments, docstrings, messages, annotations or the version of
 CPython.
 """
 
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
     Attributes:
         path: ``module:qualified.name``.
-        forms: digests of the names in the code, of all releases that fastloop knows, oldest first;
+        forms: digests of the names in the code, one for each known release, oldest first;
             empty: being there is enough.
         syntax: the digest of the code's syntax in the newest release that fastloop knows.
         sets: attributes that the code must use, because fastloop reads them.
@@ -96,7 +96,7 @@ GROUPS = (*_PARTS, *_NEEDS)
 
 
 def parts_of(group: str) -> Iterator[Part]:
-    """Yield the parts of a group and of those that it builds on."""
+    """Yield the parts of a group and of the groups below."""
     for name in (group, *_NEEDS.get(group, ())):
         yield from _PARTS.get(name, ())
 
@@ -162,7 +162,7 @@ def is_known(group: str, left: str) -> bool:
 
 
 def _take(path: str, public: Any = None) -> Any:
-    """Return a part; where it is gone, as `difference` says, the public one or an empty class."""
+    """Return a part; if the part is gone, as `difference` says, `public` or an empty class."""
     try:
         return resolve(path)
     except (ImportError, AttributeError):
@@ -199,8 +199,8 @@ def strided_shard() -> Any:
 
 
 def new_replica(local: torch.Tensor, mesh: Any, spec: Any = None) -> tuple[Any, Any]:
-    """Make a DTensor of a tensor that all processes of a mesh have. Returns it and its spec, which
-    makes the next one of its kind in a twentieth of the time."""
+    """Make a DTensor of a tensor that all processes of a mesh have. Returns the DTensor and its
+    spec, which makes the next DTensor of its kind in a twentieth of the time."""
     from torch.distributed.tensor import DTensor, Replicate
 
     if spec is None:
@@ -238,7 +238,7 @@ def run_worker_loop(arguments: dict[str, Any]) -> None:
 
 @functools.cache
 def _global_hooks() -> tuple[Any, ...]:
-    """Return torch's dicts of hooks; where one is gone, hooks that are always there."""
+    """Return torch's dicts of hooks; if a dict is gone, hooks that are always there."""
     is_there = is_known("hooks", "Operations that hooks may watch are left")
     return tuple(resolve(part.path) for part in parts_of("hooks")) if is_there else (True,)
 
@@ -257,8 +257,8 @@ def _home_of(function: Any) -> str:
 
 
 class Methods:
-    """Functions of torch and of other libraries whose work fastloop does itself. Where a tool or a
-    user has replaced one, the library's code has to run, which calls the replacement.
+    """Functions of torch and of other libraries whose work fastloop does itself. If a tool or a
+    user has replaced a function, the library's code has to run, which calls the replacement.
 
     Args:
         methods: pairs of a class or module and a name; there need not be anything of that name.
@@ -271,15 +271,15 @@ class Methods:
             if _home_of(found) == _OWN:
                 found = getattr(found, "__wrapped__", found)
             home = getattr(owner, "__module__", owner.__name__).partition(".")[0]
-            # In place of a function that was replaced before this: it equals none.
+            # Stands for a function that was replaced before, and equals no function.
             is_theirs = _home_of(found) in (home, "builtins")
             self._noted += owner, name, found if is_theirs else object()
-        self._seen = self._noted  # with what this package has put in place of them
+        self._seen = self._noted  # with the functions that this package has put in
 
     def find_replaced(self) -> str:
         """Return the name of one that is no longer the library's, or "".
 
-        Functions of this package do not count: patch() and reports put them around others."""
+        Functions of this package do not count: patch() and reports wrap functions."""
         if find_other(self._seen) < 0:
             return ""
         seen: tuple[Any, ...] = ()

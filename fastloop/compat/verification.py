@@ -1,4 +1,4 @@
-"""Verification: results of fastloop beside the results of the code that it stands in for.
+"""Verification: results of fastloop beside the results of the original code.
 
 Adapters ask here before they use what fastloop makes. Any thread may.
 """
@@ -77,8 +77,8 @@ class Verification:
         return self._count // self.every > before // self.every
 
     def compare(self, original: Callable[[], Any], native: Callable[[torch.Generator], Any]) -> Any:
-        """Return what the original makes. Compare it, and the state in which it leaves torch's
-        default generator, with what fastloop makes of a generator in the same state."""
+        """Return the original's result. Compare the result, and the state of torch's default
+        generator after it, with what fastloop makes of a generator in the same state."""
         generator, private = torch.default_generator, torch.Generator()
         private.set_state(generator.get_state())
         _thread.runs_original = True

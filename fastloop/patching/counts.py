@@ -2,8 +2,8 @@
 
 Workers and interpreters that a program starts write their counts at their end, one line of JSON
 each, to a file in the memory of the process that started them. That process reads the file when its
-own status is asked for, and hands all of it over in its turn. A process that is killed loses its
-counts, and nothing waits for it. Imports no torch: a launcher that is run need not have it.
+own status is asked for, and hands the sums over in its turn. A process that is killed loses its
+counts; no process waits for counts. Imports no torch, which a launcher need not have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VARIABLE, _FILE = "FASTLOOP_COUNTS", "fastloop-counts"
 _SHOWN = 3  # reasons
 
 _own = -1  # the descriptor of this process's file
-_read = 0  # bytes of it that were taken
+_read = 0  # bytes of that file that were taken
 _parents = os.environ.get(_VARIABLE, "")  # path of the file of the process that started this one
 
 
@@ -42,7 +42,7 @@ def enter_child() -> None:
 
 
 def _is_open(path: str) -> bool:
-    """Tell whether there is such a file: the number may be another file's by now."""
+    """Tell whether there is such a file: a different file may have the number by now."""
     try:
         return os.readlink(path).startswith(f"/memfd:{_FILE}")
     except OSError:
@@ -51,7 +51,7 @@ def _is_open(path: str) -> bool:
 
 def hand_over(seams: dict[str, Any]) -> bool:
     """Write the counts of seams to the file of the process that started this one, once. Return
-    False where there is no such process."""
+    False if there is no such process."""
     global _parents
     path, _parents = _parents, ""
     if not _is_open(path):
@@ -66,8 +66,8 @@ def hand_over(seams: dict[str, Any]) -> bool:
 
 
 def take_counts(seams: dict[str, Any]) -> bool:
-    """Add the counts that were handed over since the last call to those of seams. Return whether
-    there were any."""
+    """Add the counts that were handed over since the last call to the counts of seams. Return
+    whether there were any."""
     global _read
     if not _is_open(f"/proc/self/fd/{_own}"):
         return False
@@ -90,7 +90,7 @@ def take_counts(seams: dict[str, Any]) -> bool:
 
 
 def describe(name: str, seam: Any) -> str:
-    """Return what a seam has done, with the first reasons of what it has left to torch."""
+    """Return what a seam has done, with the first reasons why calls were left to torch."""
     if not seam.is_on:
         return f"{name} off ({seam.why})"
     left = [f"{count} left to torch ({why})" for why, count in seam.left.items()]

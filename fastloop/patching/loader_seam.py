@@ -138,8 +138,8 @@ class LoaderSeam(Seam):
             self._watch(cls)
 
     def _watch(self, cls: type) -> None:
-        """Replace the ``__iter__`` of a class and its bases: loaders count as left if it never
-        reaches that of torch."""
+        """Replace the ``__iter__`` of a class and its bases: loaders count as left if that method
+        never reaches torch's."""
         if issubclass(cls, fastloop_loader.DataLoader):
             return
         for owner in cls.__mro__[: cls.__mro__.index(DataLoader)]:
@@ -166,7 +166,7 @@ class LoaderSeam(Seam):
 
 def _probe(is_alone: bool) -> list[torch.Tensor]:
     """Return the batches of an epoch and the random states on the way. They come from
-    torch's own generator, unless another thread may be drawing from it."""
+    torch's own generator, unless a second thread may be drawing from that generator."""
     dataset = TensorDataset(torch.arange(16.0).reshape(8, 2), torch.arange(8))
     own = None if is_alone else torch.Generator()
     generator = own or torch.default_generator

@@ -1,4 +1,4 @@
-"""``patch()``: fastloop behind torch's own classes, in this process."""
+"""``patch()`` makes torch's own classes use fastloop, in this process."""
 
 from __future__ import annotations
 
@@ -122,10 +122,10 @@ def _open_seam(name: str) -> Seam:
 
 
 def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> PatchState:
-    """Put fastloop behind torch's own classes: nothing in a script has to change.
+    """Make torch's own classes use fastloop: nothing in a script has to change.
 
-    Methods of torch's classes are replaced, so it does not matter whether a framework was imported
-    before, nor by which name it knows a class. Batches, their order, random numbers, gradients,
+    Methods of torch's classes are replaced, so a framework may be imported before or after, and may
+    know a class by any name. Batches, their order, random numbers, gradients,
     scales, state dicts and pickles stay torch's. Calls that fastloop cannot serve in the same way
     are left to torch and counted: ``patch_status()``. A second call changes nothing. Any thread may
     call it.
@@ -136,14 +136,14 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
             unless they unscale by themselves. ``"clip_grad_norm"``: ``clip_grad_norm_`` and
             ``clip_grads_with_norm_`` of ``torch.nn.utils``. ``"transforms"``: ``Compose`` of
             torchvision, v1 and v2, once torchvision is imported.
-        verbose: whether to print what is on, a line on stderr. None: where FASTLOOP_VERBOSE is set
-            and not 0, and where a seam could not be put in.
+        verbose: whether to print what is on, a line on stderr. None: if FASTLOOP_VERBOSE is
+            set and not 0, or if a seam could not be put in.
 
     Returns:
         The state of all seams. A seam that torch's version does not fit is off and says why. With
         ``FASTLOOP=0`` in the environment nothing is patched; with ``FASTLOOP_STRICT=1`` a call that
         would be left to torch raises RuntimeError; with ``FASTLOOP_CHECK=n`` one of n samples of
-        torchvision is made by torchvision, too, and compared.
+        torchvision is also made by torchvision, and compared.
 
     Raises:
         ValueError: ``what`` has an unknown name, or ``FASTLOOP_CHECK`` is not a number.
@@ -167,7 +167,7 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
     if verbose is None:
         verbose = os.environ.get("FASTLOOP_VERBOSE", "0") != "0" or not all(are_on)
     if verbose:
-        with suppress(OSError, ValueError):  # a closed stderr, or a full disk below it
+        with suppress(OSError, ValueError):  # a closed stderr, or a full disk
             print(_announce(state), file=sys.stderr)
     return state
 
@@ -182,7 +182,7 @@ def _announce(state: PatchState) -> str:
 def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
     """Take out the functions that ``patch()`` has put in. Running iterators go on unchanged.
 
-    A function that another tool has wrapped since stays in place and passes every call on.
+    If a tool has wrapped one of the functions since, the function stays and passes every call on.
 
     Raises:
         ValueError: ``what`` has an unknown name.
@@ -197,8 +197,7 @@ def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
 
 @contextmanager
 def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
-    """``patch()`` for a block: its end takes out the seams that the block has put in, and no
-    others."""
+    """``patch()`` for a block: its end takes out only the seams that the block has put in."""
     names = _check_names(what)
     with _lock:
         before = {name for name in names if name in _seams and _seams[name].is_on}
@@ -210,8 +209,8 @@ def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
 
 
 def patch_status() -> PatchState:
-    """Return the state of all seams: whether each is on, how many calls it has served, and how
-    many it has left to torch. Those of worker processes are counted when these have ended."""
+    """Return the state of all seams: whether each is on, how many calls were served, and how many
+    were left to torch. Calls of worker processes are counted when the workers have ended."""
     is_off = os.environ.get("FASTLOOP") == "0"
     why = "FASTLOOP=0 is set" if is_off else "patch() was not called for it"
     off = SeamStatus(False, why, 0, {})

@@ -1,8 +1,8 @@
-"""Seam: functions inside torch that are replaced where they live, and put back.
+"""Seam: functions inside torch that are replaced in their class or module, and put back.
 
 Attributes of torch's classes and modules are replaced, so a seam serves every instance and
-subclass, whether a framework was imported before or after. If another tool has wrapped a function
-since, the function stays in and passes every call on.
+subclass, whether a framework was imported before or after. If a tool has wrapped a function since,
+the function stays in and passes every call on.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ checking_thread = 0
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
-    """Make the CPU the default device; a no-op if it is already (entering torch.device costs a
-    third of the check)."""
+    """Make the CPU the default device; a no-op if the CPU is the default (entering
+    torch.device costs a third of the check)."""
     return nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class SeamStatus:
-    """The state of a seam and its counts since it was put in.
+    """The state of a seam, and its counts since ``patch()``.
 
     Attributes:
         is_on: whether calls go to fastloop.
         why: the reason if they do not, else "".
         native: how many calls fastloop has served.
         left: how many calls were left to torch, by reason.
-        served: by dataset and how it is loaded: how many loaders, and how many epochs of them.
+        served: the numbers of loaders and epochs, by dataset and way of loading.
     """
 
     is_on: bool
@@ -64,13 +64,13 @@ def find_subclasses(cls: Any) -> Iterator[Any]:
 
 @dataclass(eq=False)
 class Patch:
-    """A function inside torch, under the name by which torch itself looks it up.
+    """A function inside torch, under the name by which torch itself looks up the function.
 
     Attributes:
         make: takes the function that is there and returns the one to put there, which calls the
             former while the seam is off.
         aliases: owners and names of the same function elsewhere.
-        is_shared: other modules have imported the function by its name, and look it up there.
+        is_shared: other modules have imported the function by its name.
         ours: the function that is put in, None if none is.
     """
 
@@ -84,14 +84,14 @@ class Patch:
 
     @property
     def is_put_back(self) -> bool:
-        """Tell whether another tool has put back the function that was there before."""
+        """Tell whether a tool has put back the function that was there before."""
         return self.ours is not None and vars(self.owner).get(self.name) is self.before
 
     def put_in(self, anew: bool = False) -> None:
-        """Put the function in, unless it is there, or another tool's function is around it.
+        """Put the function in, unless it is there or inside a tool's function.
 
         Args:
-            anew: the other tool's function does not call it, so put it around that one.
+            anew: the tool's function does not call this one, so wrap the tool's function.
         """
         there = vars(self.owner)[self.name]
         if self.ours is None or there is self.before or (anew and there is not self.ours):
@@ -99,7 +99,7 @@ class Patch:
             self._replace(there, self.ours)
 
     def take_out(self) -> bool:
-        """Put the old function back; False if another tool's function is on top."""
+        """Put the old function back; False if a tool's function is on top."""
         if self.ours is None:
             return True
         if not self.is_put_back and vars(self.owner).get(self.name) is not self.ours:
@@ -122,12 +122,12 @@ class Seam:
     """Replaced functions that are put in and taken out together.
 
     Attributes:
-        name: the name that users give it.
+        name: the name for users.
         is_strict: whether leaving a call to torch is an error.
         probe: uses the functions on the CPU and returns tensors that must be equal with torch alone
             and with fastloop. Its argument says whether this thread is the only one, so that no
             other draws from torch's own generator. Run whenever the seam is put in.
-        groups: the groups of compat/torch_parts.py on which it relies.
+        groups: the groups of compat/torch_parts.py that the seam needs.
         is_on: whether calls go to fastloop.
         native, left, served: the counts of SeamStatus.
     """
@@ -148,7 +148,7 @@ class Seam:
         return self._patches[-1]
 
     def put_in(self) -> bool:
-        """Put it in and tell whether it is on; ``status()`` says why not."""
+        """Put the seam in and tell whether it is on; ``status()`` says why not."""
         global checking_thread
         if self.status().is_on:
             return True
@@ -168,7 +168,7 @@ class Seam:
 
     def _put_in(self) -> None:
         self.is_on = False
-        is_alone = threading.active_count() == 1  # asked once: another thread may end meanwhile
+        is_alone = threading.active_count() == 1  # asked once: a thread may end meanwhile
         wanted = self.probe(is_alone)
         for anew in (False, True):
             for patch in self._patches:

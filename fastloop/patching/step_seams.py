@@ -172,7 +172,7 @@ def make_scaler_seam(is_strict: bool) -> Seam:
 
 
 def _probe_scaler(_: bool) -> list[Tensor]:
-    """Return parameters, gradients and scales over steps, one of which meets an infinity."""
+    """Return parameters, gradients and scales over steps; one step meets an infinity."""
     found: list[Tensor] = []
     for is_fused in (False, True):
         params = [torch.zeros(shape) for shape in ((3,), (2, 2))]

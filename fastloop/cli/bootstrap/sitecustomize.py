@@ -9,7 +9,7 @@ def _start() -> None:
     try:
         from fastloop.cli.start import start
     except ImportError:
-        return  # an interpreter of another environment
+        return  # an interpreter of an environment without fastloop
     start()
 
 
