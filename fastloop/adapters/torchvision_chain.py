@@ -56,7 +56,7 @@ class _Unit(Values):
 
 @cache
 def is_fused() -> bool | None:
-    """Tell whether this torch computes uniform numbers with one rounding; None: not with two either."""
+    """Tell whether this torch computes uniform numbers with one rounding; None if not with two."""
     bounds = 0.08, 0.93
     numbers = torch.empty(256).uniform_(*bounds, generator=torch.Generator().manual_seed(1))
     ways = {how: TorchRandom(1).uniform(*bounds, 256, how) for how in (True, False)}

@@ -48,7 +48,7 @@ def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
         signal.signal(signal.SIGINT, lambda number, _: _taken.append(number))
         yield
     finally:
-        # In this order: the program's handler may raise as soon as it is back.
+        # In this order: once it is back, the program's handler may raise.
         _held.clear()
         signal.signal(signal.SIGINT, handler)
         if _taken:

@@ -35,7 +35,7 @@ tools: Any = _profiler if _nvtx is None else SimpleNamespace(_is_profiler_enable
 def named(name: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return the function, or one whose call is a range "fastloop::<name>" if a tool is attached.
 
-    A range inside a range of the same name is no range of its own."""
+    A range inside a range of the same name does not count."""
     return partial(_call, name, function) if tools._is_profiler_enabled else function
 
 

@@ -2,7 +2,7 @@
 
 Every other module takes torch's private names from here. ``difference(group)`` tells whether the
 installed torch has the parts of a group in a form that fastloop knows. The comparison takes place
-once, when the group is first used: a fraction of a millisecond, or some ten milliseconds if torch is
+once, when the group is first used, and takes a fraction of a millisecond, or some ten if torch is
 newer. If a part differs, callers let torch's own code do the work, and one RuntimeWarning says so.
 docs/internals/torch.md says what fastloop does with each part.
 

@@ -38,10 +38,10 @@ class Attempt(NamedTuple):
 
     Attributes:
         size: samples of a micro-batch.
-        seconds: the median time of a step, on the slowest rank; None if it does not fit.
+        seconds: the median time of a step, on the slowest rank; None if the size does not fit.
         peak_bytes: the largest memory of a rank: reserved on its device, or the growth of the
             process on the CPU. None if unknown.
-        why: why it does not fit; empty if it does.
+        why: why the size does not fit; empty if it does.
     """
 
     size: int
@@ -128,8 +128,8 @@ def find_batch_size(
         stepper = fastloop.Stepper(optimizer, plan.accumulate)
 
     A size does not fit if a step raises ``torch.OutOfMemoryError``, ``MemoryError`` or the CPU
-    allocator's RuntimeError, or if the host lacks the memory that smaller steps have shown it to
-    need. SYNC: every step is waited for.
+    allocator's RuntimeError, or if the host lacks memory, judged by smaller steps. SYNC: every step
+    is waited for.
 
     Every rank of a process group calls this, with equal arguments; the slowest and the fullest rank
     count. DDP modules in ``state`` send nothing meanwhile, so the time of reductions is not in the
@@ -138,13 +138,13 @@ def find_batch_size(
     Args:
         step_fn: is called with a number of samples n, and runs one step with them: forward,
             backward, the optimizer's step. Samples should be the largest there are (the longest
-            sequences), and n of them, however large n is.
+            sequences), and n samples, however large n is.
         state: the objects that the step changes: modules, optimizers, a scaler, schedulers, a
             Stepper, torch.Generators. At least one module and one optimizer. What their
             ``state_dict()`` holds, buffers and gradients are put back.
         batch_size: samples in an optimizer step, over all ranks, that the learning rate was chosen
             for. May be left out with ``keep=None`` alone.
-        keep: "effective" keeps batch_size by accumulation: micro-batches are divisors of it. With
+        keep: "effective" keeps batch_size by accumulation: micro-batches are its divisors. With
             None the micro-batch is the effective batch, nothing is accumulated, and ``plan.rule``
             tells what that means for the learning rate.
         lo: the smallest micro-batch that is tried; the next ones are up to twice as large each.
@@ -155,7 +155,7 @@ def find_batch_size(
     Raises:
         TypeError, ValueError: an argument is not one of the above; the message says which.
         torch.OutOfMemoryError: not even the smallest micro-batch fits.
-        RuntimeError: step_fn took no optimizer step; another rank has raised.
+        RuntimeError: step_fn took no optimizer step, or a different rank has raised.
     """
     ranks, tried = count_ranks(), list[Attempt]()
     with ExitStack() as undo:
@@ -181,7 +181,7 @@ def choose_sizes(
     checks.read_choice("keep", keep, ("effective", None))
     checks.read_int("lo", lo, 1)
     last = checks.read_optional_int("hi", hi, lo) or max(_LARGEST, lo)
-    whole = 0  # every size divides it
+    whole = 0  # a multiple of every size
     if batch_size is not None or keep is not None:
         checked = checks.read_int("batch_size", batch_size, 1, remedy="or None, with keep=None")
         if keep is not None:
@@ -242,7 +242,7 @@ class _Runner:
         devices = {p.device for module in modules for p in module.parameters()}
         self._devices = {device for device in devices if device.type != "cpu"}
         self._bytes_a_sample = 0.0  # in the fullest attempt on this rank
-        self._stepped = [one for one in state if isinstance(one, TorchScaler)]  # it may skip all
+        self._stepped = [one for one in state if isinstance(one, TorchScaler)]  # may skip all
         hook = register_optimizer_step_post_hook(lambda one, *_: self._stepped.append(one))
         undo.callback(hook.remove)
         undo.callback(self._release)  # the last entry is undone first
@@ -312,11 +312,11 @@ class _Runner:
         self._before = None if self._devices else reset_own_peak()
 
 
-# ---- state that is put back. Copies lie in host memory, to leave a device what it has.
+# ---- state that is put back. Copies lie in host memory, to leave the device its memory.
 
 
 def _keep_state(one: Any) -> Callable[[], object]:
-    """Return a function that gives an object the state that it has now. SYNC."""
+    """Return a function that puts an object back into its present state. SYNC."""
     if isinstance(one, torch.Generator):
         return keep_state(one)
     if checks.look_up(one, "load_state_dict") is None:

@@ -39,8 +39,8 @@ _LITTLE_MEMORY = 2 << 30
 _COPY = 256 << 20  # bytes of the pinned copy
 _SLOW_COPY = 6e9  # bytes/s: less than PCIe 3 with 8 lanes
 
-# The cost of each variable that slows programs down: if it has the value behind "=", or, without
-# "=", any value but 0. The doctor shows no other variables.
+# The cost of each variable that slows programs down: if the variable has the value after "=", or,
+# without "=", any value but 0. The doctor shows no other variables.
 _SWITCHES = {
     "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor is allocated by the driver, which waits",
@@ -57,11 +57,11 @@ class Finding(NamedTuple):
     """The result of one check.
 
     Attributes:
-        level: "ok", "note" (good to know), "warn" (it costs time or memory) or "fail" (something
+        level: "ok", "note" (good to know), "warn" (costs time or memory) or "fail" (something
             does not work).
         fact: what was seen.
         cost: what that costs; empty if nothing.
-        fix: what to do about it.
+        fix: what to do.
         id: the check's name.
     """
 
@@ -118,7 +118,7 @@ def check_load(root: Path) -> Finding:
 
 
 def check_memory(root: Path) -> Finding:
-    """Tell how much memory is left, and whether processes were killed for lack of it."""
+    """Tell how much memory is left, and whether lack of memory has killed processes."""
     memory, kills = read_memory(root), oom_kills(root)
     fact = f"{size(memory.available)} of {size(memory.total)} available"
     if memory.limit is not None:
@@ -163,7 +163,7 @@ def check_open_files(root: Path, workers: int | None = None) -> Finding:
 
 
 def check_torch(torch: Any) -> Finding:
-    """Tell whether fastloop is tested with this release of torch; None: it is not installed."""
+    """Tell whether fastloop is tested with this release of torch; None: torch is not installed."""
     if torch is None:
         return warn("not installed", "fastloop.DataLoader raises ImportError", requirements.INSTALL)
     oldest, newest = (f"{a}.{b}" for a, b in (requirements.OLDEST, requirements.NEWEST_TESTED))
@@ -319,14 +319,14 @@ def probe_gpu(torch: Any) -> Finding:
     return ok(fact)
 
 
-# ---- all of it
+# ---- the diagnosis
 
 
 class Diagnosis(NamedTuple):
     """The doctor's facts and findings. ``print(diagnosis)`` shows them.
 
     Attributes:
-        facts: what was built and what runs where, by name.
+        facts: what was built and what runs on which device, by name.
         findings: one for each check.
     """
 
@@ -429,7 +429,7 @@ def diagnose(root: Path = Path("/"), loader: Any = None, probe: bool = False) ->
 
 
 def doctor(loader: Any = None, *, probe: bool = False) -> Diagnosis:
-    """Report what this machine offers, what slows programs down on it, and what to do about that.
+    """Report what this machine offers, what slows programs down, and what to do about that.
 
     Args:
         loader: a DataLoader: its number of workers is compared with the CPUs, and what its worker

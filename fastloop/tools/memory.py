@@ -17,7 +17,7 @@ class MemoryUse(NamedTuple):
 
     Attributes:
         device: the device.
-        limit_fraction: the share of it that torch's allocator may take in this process.
+        limit_fraction: the share that torch's allocator may take in this process.
         total_bytes, free_bytes: of the device; free for any process. On the CPU within the limits
             of the cgroup.
         allocated_bytes, reserved_bytes: in tensors; taken from the device by torch's allocator. On
@@ -44,13 +44,13 @@ class MemoryUse(NamedTuple):
 def memory(
     device: torch.device | str | int | None = None, *, limit_fraction: float | None = None
 ) -> MemoryUse:
-    """Return the memory of a device; set how much of it this process may have.
+    """Return the memory of a device; set the share that this process may have.
 
     Beyond the limit torch raises ``torch.OutOfMemoryError``, as on a smaller device. Memory of
     other libraries (cuDNN, NCCL, the CUDA context) does not count. The host waits for nothing.
 
     Args:
-        device: the current accelerator by default; the CPU where there is none.
+        device: the current accelerator by default; the CPU if there is none.
         limit_fraction: a number in [0, 1]. None leaves the limit unchanged.
 
     Raises:
@@ -84,7 +84,7 @@ class ParameterCount(NamedTuple):
     Attributes:
         total: elements of all parameters, tied ones once.
         trainable: elements of parameters with ``requires_grad``.
-        bytes: the memory of all of them in their dtypes.
+        bytes: the memory of all parameters in their dtypes.
         tied: other names of parameters that were counted already.
     """
 
@@ -108,7 +108,7 @@ def count_parameters(model: torch.nn.Module) -> ParameterCount:
     """Count the parameters of a model, tied ones once, trainable ones apart.
 
     Parameters are tied if they are one object with several names. Buffers do not count. Under FSDP2
-    the elements of all ranks are counted. Nothing is copied, and no device is waited for.
+    every rank's elements are counted. Nothing is copied, and no device is waited for.
 
     Raises:
         TypeError: model is not a module.

@@ -1,7 +1,7 @@
-"""ScalarLog: losses and norms of a loop, read from the device without waiting for it.
+"""ScalarLog: losses and norms of a loop, read from the device without waiting.
 
-Each number is copied into a pinned slot of 8 bytes behind the work that is queued; one event stands
-behind the copies of a step. One thread uses a log.
+Each number is copied into a pinned slot of 8 bytes after the queued work; one event follows the
+copies of a step. One thread uses a log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 
 Number = int | float
 OnNonfinite = Callable[[int, str, float], object]
-# A step, a function that gives each of its numbers, and an event behind the copies of each device.
+# A step, a function that gives each of its numbers, and an event after the copies of each device.
 _Record = tuple[int, dict[str, Callable[[], Number]], list[tuple[Accelerator, Any]]]
 
 _SLOT_BYTES = 8  # of the widest real dtype
@@ -33,7 +33,7 @@ class ScalarLog:
     """Collects 0-d tensors of a training loop and returns them as numbers once they have arrived.
 
     ``loss.item()`` makes the host wait until the device has caught up. A log copies the number into
-    pinned memory behind the work that is queued, and finds it there a step or two later. ``push``,
+    pinned memory after the queued work, and finds the number there a step or two later. ``push``,
     ``poll`` and ``last`` never wait; ``drain`` does (SYNC). Numbers of CPU tensors come at once.
 
         log = fastloop.ScalarLog(on_nonfinite=lambda step, name, value: print(step, name, value))
@@ -58,7 +58,7 @@ class ScalarLog:
         capacity: arrived steps that are kept for poll() and drain(); beyond that the oldest are
             dropped and counted in ``dropped``. Numbers on their way are never dropped.
         on_nonfinite: called with step, name and value for each number that is inf or NaN, in the
-            method that finds that it has arrived. An error that it raises leaves that method; no
+            method that finds the number arrived. An error of the function leaves that method; no
             number is lost.
 
     Raises:
@@ -87,7 +87,7 @@ class ScalarLog:
         Args:
             step: its number, which comes back with the values.
             scalars, named: tensors of one element, of any real dtype and on any device, or
-                numbers. A tensor counts with its value at this point of its stream; it may be
+                numbers. A tensor counts with its value at this point of its stream, and may be
                 overwritten afterwards.
 
         Raises:
@@ -118,14 +118,14 @@ class ScalarLog:
         return dict(self._last)
 
     def drain(self) -> list[tuple[int, dict[str, Number]]]:
-        """Wait for all numbers on their way and return them with those of poll(): for the end of an
+        """Wait for all numbers on their way and return what poll() would return: for the end of an
         epoch, before a checkpoint, in an exception's handler. SYNC."""
         for accelerator, event in (pair for *_, events in self._travelling for pair in events):
             accelerator.synchronize(event)
         return self.poll()
 
     def _send(self, value: Any, used: set[Accelerator]) -> Callable[[], Number]:
-        """Return a function that gives the number once its copy, if it needs one, has arrived."""
+        """Return a function that gives the number once the number has arrived."""
         accelerator = _accelerator_of(value) if isinstance(value, Tensor) else None
         if accelerator is None:
             number: Number = value.item() if isinstance(value, Tensor) else value

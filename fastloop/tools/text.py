@@ -46,7 +46,7 @@ def ratio(value: float | None) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out rows in columns, the first aligned to the left, the others to the right."""
+    """Lay out rows in columns, the first aligned to the left, the rest to the right."""
     columns = list(zip_longest(*rows, fillvalue=""))
     widths = [max(map(len, column)) for column in columns]
     lines = []
@@ -66,14 +66,14 @@ def notebook_shell() -> Any:
 def progress(
     title: str, total: int | None = None, elsewhere: Callable[[str], None] = lambda remark: None
 ) -> Iterator[Callable[[str], None]]:
-    """Show how far a measurement is, in notebooks and where stderr is a terminal.
+    """Show how far a measurement is, in notebooks and on a terminal.
 
-    Yields a function to call with a remark before each part. tqdm draws a bar, where it is
-    installed; else a line is written over.
+    Yields a function to call with a remark before each part. If tqdm is installed, it draws a
+    bar; else one line is overwritten.
 
     Args:
-        total: the number of parts, where it is known.
-        elsewhere: is called with the remarks where neither a terminal nor a notebook shows them.
+        total: the number of parts, if known.
+        elsewhere: is called with the remarks if neither a terminal nor a notebook shows them.
     """
     is_notebook = notebook_shell() is not None
     is_seen = is_notebook or getattr(sys.stderr, "isatty", bool)()
@@ -98,7 +98,7 @@ def progress(
 
         def draw(remark: str) -> None:
             bar.n = next(begun)  # the parts that are over
-            bar.set_postfix_str(remark)  # draws it
+            bar.set_postfix_str(remark)  # draws the bar
 
         yield draw
 

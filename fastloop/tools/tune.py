@@ -35,7 +35,7 @@ _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ra
 _ALIKE = 0.03  # settings that are closer to the best than this are as good: the smallest is taken
 _SPARE = 1.2  # workers for each one that is needed on average
 _MOST_WORKERS = 64
-_MOST_PER_CPU = 4  # processes, each of which takes memory and its share of a CPU; threads wait free
+_MOST_PER_CPU = 4  # each process takes memory and a share of a CPU; threads wait for free
 _LEAST_CPU = 0.02  # of a batch's time, so that waiting alone does not want endless workers
 _DEEPEST = 16
 
@@ -58,12 +58,12 @@ class Batch(NamedTuple):
     """The cost of one batch.
 
     Attributes:
-        load_s: seconds to make it in this process, nothing else running.
+        load_s: seconds to make the batch in this process, nothing else running.
         load_cpu_s: of those, seconds on a CPU.
         step_s: seconds that the loop works on a batch that is there.
         step_cpu_s: of those, seconds on a CPU.
         bytes: of its tensors.
-        is_native: whether threads gather it from memory: they may wait for CPUs unseen.
+        is_native: whether threads gather the batch from memory: they may wait for CPUs unseen.
     """
 
     load_s: float
@@ -82,7 +82,7 @@ class Budget(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A loop over a loader of one setting, once it runs.
+    """A loop over a loader of one setting, after its start.
 
     Attributes:
         batch_s: seconds a batch, work of the loop included.
@@ -178,15 +178,15 @@ def tune(
     """Measure a loop over ``loader`` with other numbers of workers and depths of its queue.
 
     Nothing is changed: the loader, its datasets' epochs, the global random generators (of Python,
-    NumPy and torch, on its devices, too) and those of its samplers and datasets are as before.
+    NumPy and torch on every device) and the generators of samplers and datasets are as before.
     Copies of the loader are iterated for about ``seconds`` in all, each over at most some epochs. A
     stream is iterated from its start each time.
 
     Args:
         loader: any torch ``DataLoader``; fastloop's is measured on its own paths.
-        step: is called with each batch, as the loop would do: forward, backward, optimizer. It is
-            really run, some hundred times: give it a copy of the model. None: how fast the loader
-            can be, whatever the loop does.
+        step: is called with each batch, as the loop would do: forward, backward, optimizer. The
+            step really runs, some hundred times: give it a copy of the model. None: how fast the
+            loader can be with any loop.
         seconds: about how long to measure. A first measurement of each kind is made anyway.
         paths: of fastloop's loader, to try with workers: ``"auto"`` (the one that is chosen by
             itself), ``"process"``, ``"thread"``. None: the loader's own.
@@ -262,7 +262,7 @@ def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> Iterato
 
 
 class OutOfTimeError(Exception):
-    """There is no time for another measurement."""
+    """There is no time for a further measurement."""
 
 
 def limit_workers(batch: Batch, budget: Budget, path: str | None = None) -> int:
@@ -277,7 +277,7 @@ def count_workers(
     batch: Batch, budget: Budget, prefetch: int, path: str | None = None
 ) -> tuple[int, int]:
     """Return how many workers make batches as fast as the loop takes them, and a fifth more; and
-    how many CPUs and memory have room for, where those that mostly wait share a CPU."""
+    how many CPUs and memory have room for; workers that mostly wait share a CPU."""
     loop = batch.step_cpu_s / batch.step_s if batch.step_s > 0 else 0.0
     cpus = max(1.0, budget.cpus - loop)
     share = min(1.0, max(_LEAST_CPU, batch.load_cpu_s / batch.load_s)) if batch.load_s > 0 else 1.0
@@ -358,7 +358,7 @@ class Search:
 
     def _deepen(self) -> None:
         """Try deeper queues while the loop waits although batches come fast enough on average: some
-        of them take longer than others."""
+        batches take longer."""
         best = self._best()
         while best.workers > 0 and 0 < best.prefetch < _DEEPEST:
             found = self.measured[best]
@@ -427,7 +427,7 @@ class _Measurer:
 def _time(call: Callable[[], object], seconds: float) -> tuple[float, float]:
     """Return the mean seconds of a call, on the clock and on CPUs, of as many as there is time for.
 
-    Waiting for a CPU that others take counts as being on it: more workers would wait as well."""
+    Waiting for a busy CPU counts as being on a CPU: more workers would wait as well."""
     _synchronize()
     begin, begin_cpu, count = perf_counter(), process_time(), 0
     ran = sum(scheduled_ns() or ())
@@ -456,7 +456,7 @@ def _repeat(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
-    """Return the same loader with another setting, and without an iterator."""
+    """Return the same loader with this setting, and without an iterator."""
     copy: DataLoader[Any] = object.__new__(type(loader))
     has_workers = setting.workers > 0
     # _shared belongs to the original. Not by setattr(), which loaders refuse for some names.

@@ -1,5 +1,5 @@
 """Helpers of `find_batch_size()` and `tune()`: both run the step of a loop many times, put the
-random generators back afterwards, and explain the error of a step that takes another argument."""
+random generators back afterwards, and explain the error of a step with a wrong argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def keep_state(generator: Any) -> Callable[[], object]:
-    """Return a function that gives a generator, or the module of one, the state that it has now."""
+    """Return a function that puts a generator, or the module of one, back into its state of now."""
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         return partial(setattr, bits, "state", bits.state)
@@ -36,8 +36,8 @@ def keep_random_state() -> Callable[[], None]:
 
 @contextmanager
 def explaining_step(call: str) -> Iterator[None]:
-    """Explain how the step is called if it raises an error that a wrong argument would cause; for
-    the first call of a step.
+    """Explain how the step is called if its first call raises an error that a wrong argument would
+    cause.
 
     Args:
         call: the call, which begins the message.

@@ -1,1 +1,1 @@
-"""compare: the same script with plain torch and behind patch()."""
+"""compare: the same script with plain torch and under patch()."""

@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         kind: EQUAL, DIFFERENT or UNKNOWN.
-        text: what is equal, where they differ, or why that is unknown.
+        text: what is equal, the first difference, or why nobody can say.
     """
 
     kind: str
@@ -179,7 +179,7 @@ def make_table(plain: Sequence[_Run], patched: Sequence[_Run], limit: int) -> st
 
 
 def to_dict(plain: Sequence[_Run], patched: Sequence[_Run]) -> dict[str, Any]:
-    """Return all of it for JSON; docs/api/tools.md describes the keys."""
+    """Return verdict, costs and runs for JSON; docs/api/tools.md describes the keys."""
     return {
         "verdict": _as_dict(find_verdict(plain, patched)),
         "costs": {key: _as_dict(cost) for key, cost in _compute_costs(plain, patched).items()},

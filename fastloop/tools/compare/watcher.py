@@ -1,10 +1,11 @@
-"""RunObserver: watches the first steps of a program, their losses and costs, and then ends it.
+"""RunObserver: watches the first steps of a program, their losses and costs, and then ends the
+program.
 
 ``compare`` starts the program by python, with the settings of the run in the environment; at its
 start (cli/start.py) the interpreter arranges that ``begin()`` runs once torch is imported. The
 observer hears of the loop as a report does, and of every root of a backward pass besides. After the
-last step it raises an exception that looks like ``sys.exit()``. Until then it never waits for the
-GPU.
+last step the observer raises an exception that looks like ``sys.exit()``. Until then it never waits
+for the GPU.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class EnoughSteps(SystemExit):
 
 
 class RunObserver(LoopObserver):
-    """Watches the thread that makes it, from then on until ``finish()``.
+    """Watches the thread that makes the observer, until ``finish()``.
 
     Args:
         limit: steps after which the program ends.
@@ -75,7 +76,7 @@ class RunObserver(LoopObserver):
         self._is_open, self._is_stopped = True, False
         self._losses: list[tuple[int, Tensor]] = []  # with their steps, from 0
         self._optimizers: dict[int, Any] = {}  # that have stepped; their parameters must not die
-        # CPU seconds and bytes of this process and all that it has started: after the first step,
+        # CPU seconds and bytes of this process and all its children: after the first step,
         # which warms up, and after the last.
         self._usage: list[tuple[float, int]] = []
         self._drain = 0.0  # seconds in which a GPU emptied its queue at the end
@@ -147,7 +148,7 @@ class RunObserver(LoopObserver):
     # ---- the record
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record of the run, after ``finish()``; it waits for the GPU.
+        """Return the record of the run, after ``finish()``, and wait for the GPU.
         ``docs/api/tools.md`` describes the keys; None is unknown."""
         steps = list(self._recorder.steps)[: self._limit]
         later = steps[1:]  # the first warms up
@@ -177,8 +178,8 @@ class RunObserver(LoopObserver):
         }
 
     def _digest(self) -> str | None:
-        """Digest the parameters of all optimizers that have stepped, in their order; None if there
-        are none, or some have no bytes to read."""
+        """Digest the parameters of the optimizers that have stepped, in their order; None without a
+        parameter, or if one has no bytes to read."""
         digest = hashlib.sha256()
         groups = (g for optimizer in self._optimizers.values() for g in optimizer.param_groups)
         try:
@@ -191,7 +192,7 @@ class RunObserver(LoopObserver):
 
 
 def _describe(root: Tensor) -> tuple[str, str | None, str]:
-    """Return the dtype, the value if it is one number, and the bits."""
+    """Return the dtype, the value of a single number, and the bits."""
     bits = _bits(root)
     shown = bits.hex() if len(bits) <= 16 else hashlib.sha256(bits).hexdigest()
     value = repr(root.item()) if root.numel() == 1 else None

@@ -27,7 +27,7 @@ def kind_of(path: Path) -> str:
 
 
 def read_rank() -> int:
-    """Return RANK; 0 if it is unset or anything else, because it belongs to the program."""
+    """Return RANK; 0 if RANK is unset or no number, because the variable is the program's."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() else 0
 
@@ -75,7 +75,7 @@ def write_somewhere(path: Path, text: str) -> Path | None:
     """Write a file, if need be into a temporary folder, and say so on stderr.
 
     Returns:
-        The file's path; None if it could not be written anywhere.
+        The file's path; None if no folder took the file.
     """
     try:
         write(path, text)

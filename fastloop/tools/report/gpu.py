@@ -1,4 +1,4 @@
-"""The GPU's side of a report: how busy it was, and how long it waited for batches.
+"""The GPU's side of a report: how busy the GPU was, and how long it waited for batches.
 
 Nothing here waits for the GPU, and nothing starts CUDA.
 """
@@ -54,8 +54,8 @@ class GpuWaits:
 
     An event before ``next()`` fires when the GPU has done all that was queued by then, one after
     ``next()`` when the GPU arrives there. The time between them is next to nothing while the GPU
-    still has earlier work. No event is recorded while the stream captures a graph: it would become
-    a part of the graph.
+    still has earlier work. No event is recorded while the stream captures a graph, because the
+    event would become a part of the graph.
 
     Args:
         cuda: the module ``torch.cuda``, or one like it.
@@ -83,11 +83,11 @@ class GpuWaits:
         return pair
 
     def follow(self, pair: EventPair, run: Run, steps: StepRing) -> None:
-        """Poll this pair of events from now on. It is of a batch of that run."""
+        """Poll the pair of events of a batch of that run from now on."""
         self._pending.append((pair, run))
         self.poll(steps)
         if len(self._pending) > _MAX_PAIRS:
-            self._pending.popleft()  # a validation takes long, or the GPU is far behind
+            self._pending.popleft()  # a validation takes long, or the GPU is late
 
     def poll(self, steps: StepRing) -> None:
         """Add to their steps the waits that are known by now; the latest batch has no step yet."""

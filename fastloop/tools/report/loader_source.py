@@ -1,7 +1,7 @@
 """LoaderSource: the facts that a report keeps of one loader, also after the loader is gone.
 
-It hides how each kind of iterator tells of its workers and ready batches, and which datasets
-fastloop loads faster than more workers would.
+A LoaderSource hides how each kind of iterator tells of its workers and ready batches, and which
+datasets fastloop loads faster than more workers would.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fastloop.loader.workers.threads import ThreadIter
 
 _PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
 _PATHS[PlainIter] = "sync"
-# The batches that were ready when next() was called, or came before its own: its own; only others,
-# whose turn it was not; none.
+# The batches that were ready when next() was called, or came before the batch whose turn it was:
+# that batch; only later batches; none.
 READY, OTHERS, NONE = "ready", "others", "none"
 _Counts = tuple[tuple[int, ...], ...]
 
@@ -59,7 +59,7 @@ class LoaderSource:
     """Counts of one loader.
 
     Args:
-        loader: a DataLoader, or an iterator whose loader is unknown. It is not kept.
+        loader: a DataLoader, or an iterator whose loader is unknown. No reference is kept.
 
     Attributes:
         path: how batches are made, as in LoaderStats; "torch" for torch's iterators, "" before the
@@ -67,10 +67,10 @@ class LoaderSource:
         trains: whether an optimizer has stepped on its batches.
         wait: ns in next().
         waits: the same without the first batch of each epoch, by READY, OTHERS and NONE.
-        made: ns of making batches, as far as that was watched; and the ns of these in which the
-            thread or process ran or wanted a CPU, and in which it only wanted one.
-        watched: ns in next(), as far as that was watched; and the ns of these in which the loop's
-            thread wanted a CPU and had none.
+        made: ns of making batches, as far as that was watched; the part in which the thread or
+            process ran or wanted a CPU; the part in which it only wanted one.
+        watched: ns in next(), as far as that was watched; and the part in which the loop's thread
+            wanted a CPU and had none.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -109,7 +109,7 @@ class LoaderSource:
         many lie there at least."""
         self._early = self._queued = -1  # unknown
         iterator: Any = self._iterator()
-        # It may be closed, or have another kind of queue.
+        # The iterator may be closed, or have an unknown kind of queue.
         with suppress(AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             if isinstance(iterator, ProcessIter):
                 self._queued = sum(map(iterator._parent_end.has_replies, range(self.num_workers)))
@@ -135,7 +135,7 @@ class LoaderSource:
                 self.note_made(took, sum(after) - sum(before), delayed)
         if self._early < 0 or iterator is None or has_failed:
             return NONE
-        # The batches that left the queue meanwhile: this one, and others before their turn.
+        # The batches that left the queue meanwhile: this one, and later batches before their turn.
         came = len(iterator._task_info) - iterator._tasks_outstanding - self._early + 1
         if came <= self._queued:
             return READY

@@ -1,11 +1,11 @@
-"""LoopObserver: watches the loop of one report, by hooks, and hands what it sees to a recorder.
+"""LoopObserver: watches the loop of one report, by hooks, and hands events to a recorder.
 
-It knows which loader an iterator belongs to, looks at workers and the GPU from time to time, and
-keeps calls that lie inside others from being counted twice. Called on the thread of its report.
+An observer knows which loader an iterator belongs to, looks at workers and the GPU from time to
+time, and counts nested calls once. Called on the thread of its report.
 
 Hooks replace `iter()` of loaders, `next()` of their iterators, and the methods of scalers and
 clipping; optimizers have torch's own hooks. Without an open report nothing is replaced. Any thread
-may come through a hook: an observer hears of its own thread alone, and counts the calls of others.
+may come through a hook: an observer hears of its own thread alone, and counts all further calls.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LoopObserver:
 
     @property
     def recorder(self) -> StepRecorder:
-        """The recorder, which knows of all events so far."""
+        """The recorder, which knows every event so far."""
         log, self._log = self._log, []
         for method, args in log:
             method(*args)
@@ -114,7 +114,7 @@ class LoopObserver:
         return source
 
     def enter_iter(self, token: object, args: Any, kwargs: Any) -> None:
-        """Note iter(); inside another call it counts as one with that."""
+        """Note iter(); inside a call that is noted, iter() is a part of that call."""
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
@@ -157,7 +157,7 @@ class LoopObserver:
         self._note(self._recorder.enter_fetch, now)
 
     def leave_next(self, token: object, batch: object, error: Error) -> None:
-        """Note the end of next(), and the type of the exception that it raised."""
+        """Note the end of next(), and the type of its exception."""
         now = self._clock()
         self._depth -= 1
         if self._loading is not None and self._depth + 1 == self._loading_depth:
@@ -183,8 +183,8 @@ class LoopObserver:
         self._note(self._recorder.leave_update, self._clock(), id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
-        """Note a method that calls the step of an optimizer or skips it: a GradScaler's or a
-        Boundary's."""
+        """Note a method of a GradScaler or a Boundary that calls or skips the step of an
+        optimizer."""
         own = look_up(args[0], "_optimizer")
         optimizer = (*args[1:], kwargs.get("optimizer"))[0] if own is None else own
         self._deciding.append((optimizer, self.steps_decided))
@@ -225,7 +225,7 @@ class LoopObserver:
 
 # ---- hooks
 
-# Functions, and the event that each of them is. Subclasses override some of them.
+# Functions, and the event that each function is. Subclasses override some functions.
 _WATCHED: tuple[tuple[Any, str, str], ...] = (
     (DataLoader, "__iter__", "iter"),
     (FastDataLoader, "__iter__", "iter"),
@@ -246,7 +246,7 @@ _handles: list[Any] = []  # of torch's hooks
 
 
 def _list_observers() -> list[LoopObserver]:
-    """Return the observers that hear of this thread; count its call for the others."""
+    """Return the observers that hear of this thread; the rest count the call."""
     ident = get_ident()
     own: list[LoopObserver] = []
     for observer in _observers if seams.checking_thread != ident else ():
@@ -258,8 +258,8 @@ def _list_observers() -> list[LoopObserver]:
 
 
 def _make_hook(event: str, before: Function) -> Function:
-    """Return a function that calls each observer's `enter_…` of this event, the function that it
-    replaces, and each observer's `leave_…`."""
+    """Return a function that calls each observer's `enter_…` of this event, `before`, and each
+    observer's `leave_…`."""
     enter, leave = f"enter_{event}", f"leave_{event}"
 
     def hook(*args: Any, **kwargs: Any) -> Any:
@@ -298,7 +298,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def open_hooks(observer: LoopObserver) -> None:
-    """Tell this observer of all that its thread does from now on."""
+    """Tell this observer what its thread does from now on."""
     global _observers
     with _lock.of_process():
         for root, name, event in _WATCHED:

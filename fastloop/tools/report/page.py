@@ -13,7 +13,7 @@ from fastloop.tools.report.render import describe_rate, list_facts, part_rows, p
 from fastloop.tools.report.summary import LABELS
 from fastloop.tools.text import seconds
 
-_WIDTH, _LEFT, _TOP, _HEIGHT = 640, 80, 16, 160  # of the chart; the space left of it and above
+_WIDTH, _LEFT, _TOP, _HEIGHT = 640, 80, 16, 160  # of the chart; its space to the left and above
 
 
 def _draw_steps(found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""StepRecorder: where the time of a training loop goes, computed from the events at its borders.
+"""StepRecorder: the parts of a training loop's time, computed from the events at its borders.
 
 The events are batches that are taken and optimizers that step. Each nanosecond between two events
 goes to one counter, so the parts of a step sum to the step. Only an optimizer's step tells which
@@ -19,7 +19,7 @@ from fastloop.tools.report.loader_source import LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 64 bytes each
 NOT_MEASURED = -1
-# Parts of a run; their times sum to the time since it began.
+# Parts of a run; their times sum to the time since the start.
 PARTS = "before first_batch steps between_epochs validation unfinished after measuring".split()
 
 
@@ -32,9 +32,9 @@ class Step(NamedTuple):
         host_to_device: the host's part of copying to the device, in next().
         forward_backward: from the batch to the optimizer, and between optimizers.
         clip_optimizer: unscaling, clipping, the optimizers' steps.
-        other: after the last of these.
+        other: after the last update.
         gpu_wait: between the end of the GPU's earlier work and the batch.
-        is_first: whether it is the first step of an epoch.
+        is_first: whether this step is the first of an epoch.
     """
 
     end: int
@@ -60,7 +60,7 @@ class StepRing:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._rows = np.zeros(capacity, [(name, np.int64) for name in Step._fields])
-        self.count = 0  # of all steps there were
+        self.count = 0  # of all steps so far
 
     def append(self, step: tuple[int, ...]) -> None:
         self._rows[self.count % len(self._rows)] = step
@@ -90,7 +90,7 @@ class Run:
 
     def __init__(self, source: LoaderSource) -> None:
         self.source = source
-        self.start = 0  # iter() and the first batch after it
+        self.start = 0  # iter() and the first batch
         self.wait = self.compute = self.fetches = 0
         self.upload = NOT_MEASURED
         self.has_begun = self.has_ended = False  # in this window: by iter(), by StopIteration
@@ -145,7 +145,7 @@ class StepRecorder:
     # ---- batches
 
     def enter_fetch(self, now: int, after: int) -> None:
-        """Note that iter() or next() of a loader begins: it ends a step if an optimizer stepped."""
+        """Note that iter() or next() of a loader begins. A step ends if an optimizer stepped."""
         gap, last = self._take(now, after), self._last
         self._stack.clear()  # an optimizer that raised
         if self._stepped:
@@ -188,7 +188,7 @@ class StepRecorder:
         Args:
             loading: ns since ``enter_fetch()`` in which no batch was copied to the device; None if
                 unknown.
-            error: the exception that it raised.
+            error: the exception of next().
             turn: the answer of ``LoaderSource.end_batch()``.
         """
         span, run = self._take(now, after), self._open_run(source)
@@ -211,7 +211,7 @@ class StepRecorder:
     # ---- the optimizer
 
     def enter_update(self, now: int, after: int, token: int) -> None:
-        """Note that unscaling, clipping or a step begins; inside another one it counts as one."""
+        """Note that unscaling, clipping or a step begins; nested updates count as one."""
         if not self._stack:
             gap, last = self._take(now, after), self._last
             if last is None and not self.steps.count and not self._is_updated:
@@ -223,7 +223,7 @@ class StepRecorder:
         self._stack.append(token)
 
     def leave_update(self, now: int, after: int, token: int) -> None:
-        """Note that an update ends, and all that began in it."""
+        """Note that an update ends, and every update inside."""
         if token not in self._stack:
             return
         del self._stack[self._stack.index(token) :]
@@ -234,7 +234,7 @@ class StepRecorder:
     def note_step(self, optimizer: int) -> None:
         """Note that this optimizer steps, inside an update."""
         if not self._runs and optimizer in self._stepped:
-            self._commit(0)  # without a loader a step ends where the next one's update begins
+            self._commit(0)  # without a loader the next step's update ends a step
         self._stepped.add(optimizer)
 
     def note_skip(self, optimizer: int) -> None:
@@ -254,11 +254,11 @@ class StepRecorder:
     @property
     def current(self) -> int:
         """The number of the step that the next event belongs to."""
-        is_between = not self._runs and bool(self._stepped)  # without a loader it ends later
+        is_between = not self._runs and bool(self._stepped)  # without a loader the step ends later
         return self.steps.count + is_between
 
     def _is_trained_on(self, run: Run, last: Run) -> bool:
-        """Tell whether the step that follows `last` used the batches of `run`, too."""
+        """Tell whether the step that follows `last` also used the batches of `run`."""
         if run is last or run.has_ended or run.source.trains:
             return run is last or not run.has_ended
         # Two loaders used side by side take turns and have given equally many batches.

@@ -134,11 +134,11 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
 
 
 def make_trace(steps: Iterable[Step], first: int) -> str:
-    """Return one slice for each step, and in it one for each phase, in their usual order.
+    """Return one slice for each step, and inside one for each phase, in their usual order.
 
     Args:
         steps: the steps that are kept.
-        first: the number of the first of them.
+        first: the number of the first step.
     """
     events: list[dict[str, Any]] = []
     begin = 0

@@ -49,7 +49,7 @@ class Report:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if os.getpid() != self._process or not self._is_open:
-            return  # the child of a fork leaves the block, too
+            return  # the child of a fork also leaves the block
         observer = self._opened()
         close_hooks(observer)
         self._is_open = False
@@ -58,7 +58,7 @@ class Report:
         observer.end()
         is_empty, shell = observer.recorder.steps.count == 0, notebook_shell()
         if is_empty and any(p.exists() and p.stat().st_mtime > self._began_at for p in self.paths):
-            self.says_if_empty = False  # a program that this one has launched has written it
+            self.says_if_empty = False  # a program that this one has launched has written the file
         paths = [] if is_empty else self.paths
         written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
@@ -72,7 +72,7 @@ class Report:
             files.say(f"  written: {path}")
 
     def _show_once(self, result: object) -> None:
-        """Show the page below the cell that has ended, unless the cell has shown it."""
+        """Show the page below the cell that has ended, unless the cell has shown the page."""
         from IPython.display import display
 
         notebook_shell().events.unregister("post_run_cell", self._show_once)
@@ -132,7 +132,7 @@ class Report:
         files.write(Path(path), self._make("json"))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that needs neither another file nor a network. Raises OSError."""
+        """Write a page that needs no further file and no network. Raises OSError."""
         files.write(Path(path), self._make("html"))
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
@@ -145,11 +145,12 @@ def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Repor
     """Watch a training loop: ``with fastloop.report("run.html") as r:`` around it.
 
     Measures batches of any torch or fastloop ``DataLoader`` and steps of any ``torch.optim``
-    optimizer, in frameworks, too. At the end of the block it says on stderr what the loop waits
-    for, or shows its page in a notebook, and writes the files. It never waits for the GPU, and
-    costs some microseconds a step, which it measures and prints. Exceptions pass through, and the
-    report is written all the same. Reports may be open inside each other. Other threads and other
-    processes are not seen. If no step was taken, one line says so and no file is written.
+    optimizer, in frameworks as well. At the end of the block the report says on stderr what the
+    loop waits for, or shows its page in a notebook, and writes the files. A report never waits for
+    the GPU, and costs some microseconds a step, which are measured and printed. Exceptions pass
+    through, and the report is written all the same. Reports may be open inside each other. Other
+    threads and other processes are not seen. If no step was taken, one line says so and no file is
+    written.
 
     Args:
         paths: files to write: ``.html`` (a page, with a ``.json`` beside it), ``.json`` (the
@@ -160,7 +161,7 @@ def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Repor
         verbose: whether to print the table. None: on rank 0, unless FASTLOOP_VERBOSE is 0.
 
     Raises:
-        ValueError: a name has another ending.
+        ValueError: a name ends in no known way.
         OSError: a folder is missing, or a file may not be written.
     """
     if verbose is None:

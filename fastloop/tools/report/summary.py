@@ -1,6 +1,6 @@
 """The numbers of a report, a dict that JSON takes, described in docs/api/tools.md;
-and their meaning in words: whether the loop waits for data, how much faster it could be at most,
-why it waits, and what to change.
+and their meaning in words: whether the loop waits for data, how much faster the loop could be at
+most, why it waits, and what to change.
 
 Unknown numbers are None, never 0.
 """
@@ -25,11 +25,11 @@ _MAX_BARS = 400
 INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
 _QUIET = 0.01  # a share below which nobody asks which steps wait
 _MIN_STEPS = 3  # for a verdict at all
-_FEW_STEPS = 30  # below it the verdict says how sure it is
-_RARE = 3  # mean wait over the median: above it most steps do not wait
-_BUSY = 0.8  # a share of the workers' time: above it they can give no more
-_UNEVEN = 5  # p95 over the median: above it the program may not be to blame
-_COMPUTES = 0.5  # a share of the time of loading: below it samples wait, and need no CPU
+_FEW_STEPS = 30  # with fewer steps the verdict states its uncertainty
+_RARE = 3  # mean wait over the median: above that, most steps do not wait
+_BUSY = 0.8  # a share of the workers' time: above that, workers can give no more
+_UNEVEN = 5  # p95 over the median: above that, the program may not be to blame
+_COMPUTES = 0.5  # a share of the time of loading: below that, samples wait and need no CPU
 _MAX_THREADS = 32
 
 LABELS = {
@@ -68,8 +68,8 @@ def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
 
 
 def _choose_steady(steps: Any, first: int, epochs: Any) -> tuple[Any, dict[str, Any] | None]:
-    """Return the indices of the steps that tables and verdict use, and the first epoch if it waits
-    otherwise than the later ones, which are judged without it.
+    """Return the indices of the steps that tables and verdict use, and the first epoch if its
+    waits differ from the later epochs, which are then judged alone.
 
     The first steps of the run are left out, if ten are left, and the first of each epoch, whose
     batch is counted apart.
@@ -86,8 +86,8 @@ def _choose_steady(steps: Any, first: int, epochs: Any) -> tuple[Any, dict[str, 
 
 
 def _find_long_waits(waits: Any, epochs: Any) -> dict[str, Any] | None:
-    """Return how many waits are long, how long, and the epoch if one has nearly all of them; None
-    if most steps wait."""
+    """Return how many waits are long, how long, and the epoch if one has nearly all long waits;
+    None if most steps wait."""
     if not len(waits) or waits.mean() <= _RARE * np.median(waits):
         return None
     long = waits > waits.mean()
@@ -102,7 +102,7 @@ def _find_long_waits(waits: Any, epochs: Any) -> dict[str, Any] | None:
 
 def _bound_share(waits: Any, totals: Any) -> list[float] | None:
     """Return the values that the share lies between in 95 % of resamples, which draw blocks of
-    steps that follow each other; None below _MIN_STEPS. One long wait may be in none of them."""
+    steps that follow each other; None below _MIN_STEPS. A resample may miss a single long wait."""
     count = min(len(waits), 100)
     if count < _MIN_STEPS or not totals.any():
         return None
@@ -113,7 +113,7 @@ def _bound_share(waits: Any, totals: Any) -> list[float] | None:
 
 
 def _make_series(steps: Any, first: int) -> dict[str, Any]:
-    """Return means over as many steps each as make at most _MAX_BARS of them."""
+    """Return means over groups of steps: at most _MAX_BARS."""
     size = max(1, -(-len(steps) // _MAX_BARS))
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
 
@@ -149,7 +149,7 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
 
 
 def summarize(observer: LoopObserver) -> dict[str, Any]:
-    """Return the numbers of all that was recorded until now."""
+    """Return the numbers of what was recorded until now."""
     recorder = observer.recorder
     first, count, steps = recorder.steps.first, recorder.steps.count, recorder.steps.to_array()
     epochs = np.cumsum(steps["is_first"])
@@ -158,7 +158,7 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
     steady = steps[chosen]
     whole = int(_total(steady).sum())
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
-    # The GPU's view of the wait counts, if it is known for most steps.
+    # The GPU's view of the wait counts, if most steps have one.
     basis = "gpu_wait" if len(gpu) and 2 * len(gpu) >= len(steady) else "data_wait"
     is_known = steady[basis] != NOT_MEASURED
     waits, totals = steady[basis][is_known], _total(steady[is_known])
@@ -217,7 +217,7 @@ def judge(found: dict[str, Any], basis: str, interval: list[float] | None) -> di
     Returns:
         ``kind`` ("input-bound", "partly input-bound", "not input-bound", "unknown"), ``share`` of
         a step that is waiting, its ``interval``, ``basis`` ("gpu" or "host"), ``ceiling`` (times as
-        fast with data always ready), ``cause``, ``next`` and all of it as ``text``.
+        fast with data always ready), ``cause``, ``next``, and ``text``, which says all this.
     """
     is_gpu = basis == "gpu_wait"
     verdict = dict.fromkeys(("share", "interval", "ceiling", "cause", "next"))
@@ -262,7 +262,7 @@ def _describe_wait(wait: dict[str, Any], long: dict[str, Any] | None, steps: int
 
 
 def _qualify(found: dict[str, Any], interval: list[float] | None) -> str:
-    """Say which epoch the verdict is not about, and how sure it is if that is not plain."""
+    """Say which epoch the verdict leaves out, and the uncertainty unless the verdict is plain."""
     text, steps, first = "", found["steps"]["steady"], found["first_epoch"]
     if first:
         text = f" This is about later epochs: the first one waits {percent(first['share'])} of "
@@ -317,7 +317,7 @@ def _patched(name: str) -> Any:
 
 
 def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
-    """Say why data is late, and one thing to do about it."""
+    """Say why data is late, and one remedy."""
     loader = max((one for one in found["loaders"] if one["trains"]), key=lambda one: one["wait_s"])
     workers, waits, number = loader["workers"] or [], loader["waits"], loader["num_workers"]
     names = "batches", "busy_s", "waiting_s", "lock_s"
