@@ -354,7 +354,7 @@ def test_blurs_are_torchvisions(kernel_size: Any) -> None:
 @pytest.mark.parametrize("kernel_size", [13, (13, 1), (3, 15)])
 def test_a_blur_needs_edges_longer_than_half_of_it(kernel_size: Any) -> None:
     images = torch.zeros(1, 3, 7, 6, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"GaussianBlur\(kernel_size=.*image of \(7, 6\)"):
+    with pytest.raises(ValueError, match=r"GaussianBlur: half of kernel_size .*image of \(7, 6\)"):
         ArrayDataset(images, transform=T.GaussianBlur(kernel_size))
 
 

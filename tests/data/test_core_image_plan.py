@@ -59,17 +59,17 @@ def test_each_kind_of_the_core_is_a_class_of_its_name() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"out_dtype": "float64"}, "out_dtype=float64; pass uint8, float16, bfloat16 or float32"),
-        ({"layout": "NCHW"}, "layout=NCHW; pass CHW or HWC"),
-        ({"out_layout": "CWH"}, "out_layout=CWH; pass CHW or HWC"),
-        ({"channels": 0}, "1 to 4 channels, not 0"),
-        ({"channels": 5}, "1 to 4 channels, not 5"),
+        ({"out_dtype": "float64"}, "out_dtype must be uint8, .* or float32, got float64"),
+        ({"layout": "NCHW"}, "layout must be CHW or HWC, got NCHW"),
+        ({"out_layout": "CWH"}, "out_layout must be CHW or HWC, got CWH"),
+        ({"channels": 0}, "channels of images must be 1 to 4, got 0"),
+        ({"channels": 5}, "channels of images must be 1 to 4, got 5"),
         ({"tables": b""}, "tables must be None for uint8"),
         ({"out_dtype": "float32"}, "else 3072 bytes"),
         ({"out_dtype": "float16", "tables": numbers(torch.float32)}, "else 1536 bytes"),
         (
             {"out_dtype": "float32", "tables": numbers(torch.float32), "linear": (1.0, 2.0)},
-            "linear needs 3 numbers for each of 3 channels",
+            "linear must be a tuple of 3 numbers for each of 3 channels",
         ),
     ],
 )
@@ -88,9 +88,9 @@ def test_plans_that_cannot_be(change: dict[str, Any], text: str) -> None:
         ({"kind": CENTER_CROP, "size": (3, 2**40)}, r"size=\(3, "),
         ({"kind": RESIZE, "size": (3, 3), "interpolation": 9}, "interpolation=9"),
         ({"kind": PAD, "padding_mode": 4}, "padding_mode=4"),
-        ({"kind": INVERT, "number": (0.0,) * 11}, r"number=\(0.0, .* is not what"),
-        ({"kind": INVERT, "number": [1.0]}, r"number=\[1.0\] is not what"),
-        ({"kind": INVERT, "border": (1.0,)}, r"border=\(1.0,\) is not what"),
+        ({"kind": INVERT, "number": (0.0,) * 11}, r"does not take number=\(0.0, "),
+        ({"kind": INVERT, "number": [1.0]}, r"does not take number=\[1.0\]"),
+        ({"kind": INVERT, "border": (1.0,)}, r"does not take border=\(1.0,\)"),
         ({"kind": PAD, "fill": b"12345"}, "fill=b'12345'"),
         ({"kind": PAD, "out_fill": "0"}, "out_fill='0'"),
         ({"kind": FLIP, "occurrence": 256}, "occurrence=256"),
@@ -106,7 +106,7 @@ def test_operations_of_wrong_types() -> None:
     for op in wrong:
         with pytest.raises(TypeError):
             make_plan(op)
-    with pytest.raises(ValueError, match="33 operations, and a plan has at most 32"):
+    with pytest.raises(ValueError, match="a plan must have at most 32 operations, got 33"):
         make_plan(*[{"kind": FLIP}] * 33)
     with pytest.raises((OverflowError, TypeError)):
         make_plan(seed=-1)
@@ -153,12 +153,12 @@ def test_images_of_any_strides_that_are_read_only() -> None:
 def test_images_and_results_that_do_not_fit() -> None:
     plan, out = make_plan(), torch.empty(3, HEIGHT, WIDTH, dtype=torch.uint8)
     for wrong in (image(1, HEIGHT, WIDTH), image(HEIGHT, WIDTH), image().float(), image().char()):
-        with pytest.raises(ValueError, match="the image is not uint8, CHW, with 3 channels"):
+        with pytest.raises(ValueError, match="the image must be uint8, CHW, with 3 channels"):
             plan.apply(wrong, out, 0, 0, 0)
     with pytest.raises(ValueError):
         plan.apply(image(3, HEIGHT, WIDTH + 1), out, 0, 0, 0)
     for wrong in (out[:2], out.float(), out[:, :, :-1], out.permute(2, 1, 0), out[0]):
-        with pytest.raises(ValueError, match="out does not have the dtype, shape and strides"):
+        with pytest.raises(ValueError, match="out must have the dtype, shape and strides"):
             plan.apply(image(), wrong, 0, 0, 0)
     with pytest.raises(TypeError, match=r"expected a torch.Tensor or numpy.ndarray, got list"):
         plan.apply([[[1]]], out, 0, 0, 0)
@@ -167,9 +167,9 @@ def test_images_and_results_that_do_not_fit() -> None:
 def test_keys_that_cannot_be() -> None:
     plan, out = make_plan(), torch.empty(3, HEIGHT, WIDTH, dtype=torch.uint8)
     for key in ((-1, 0, 0), (0, -1, 0), (0, 2**32, 0), (0, 0, 256), (0, 0, -1)):
-        with pytest.raises(ValueError, match="is not between 0 and"):
+        with pytest.raises(ValueError, match=r"must be in \[0, .*, got"):
             plan.apply(image(), out, *key)
-        with pytest.raises(ValueError, match="is not between 0 and"):
+        with pytest.raises(ValueError, match=r"must be in \[0, .*, got"):
             plan.draw(*key, HEIGHT, WIDTH)
     with pytest.raises(OverflowError):
         plan.draw(2**63, 0, 0, HEIGHT, WIDTH)
@@ -201,7 +201,7 @@ def make_table(source: Any, plan: Any) -> _core.Table:
 def test_images_of_a_table_need_a_plan() -> None:
     source, plan = image(5, 3, HEIGHT, WIDTH), make_plan()
     for none in (1, "plan", None):
-        with pytest.raises(TypeError, match="images need an ImagePlan or ImageDraws"):
+        with pytest.raises(TypeError, match="must be an ImagePlan or ImageDraws"):
             make_table(source, none)
     for wrong in (source.char(), source[:, :2], source[:, :, :-1], source[0]):
         with pytest.raises(ValueError, match="field 0 does not hold the images of its plan"):
@@ -255,7 +255,7 @@ def test_maps_of_nothing_and_of_computed_pixels() -> None:
     plan, rows = make_plan(), torch.zeros(0, dtype=torch.int64)
     out = torch.zeros(0, plan.map_length, dtype=torch.int32)
     plan.map(rows, out, 0)
-    with pytest.raises(ValueError, match="out int32"):
+    with pytest.raises(ValueError, match="out contiguous int32"):
         plan.map(rows, rows, 0)
     for wrong in (out[:, 1:].contiguous(), out.new_zeros(1, plan.map_length)):
         with pytest.raises(ValueError, match=r"out must have the shape \(0, "):

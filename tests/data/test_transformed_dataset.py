@@ -366,9 +366,9 @@ def test_texts_say_what_becomes_of_each_field() -> None:
 @pytest.mark.parametrize(
     ("count", "line"),
     [
-        (5, "the finished result is uploaded, because RandomErasing fills channel 0 with what no "),
+        (5, "the finished result is uploaded, because RandomErasing fills channel 0 with a value "),
         (4, "uint8 is uploaded, and the device looks numbers up"),
-        (2, "the finished result is uploaded, because what it makes is bytes"),
+        (2, "the finished result is uploaded, because the results of the plan are bytes"),
     ],
 )
 def test_texts_say_what_a_device_does(count: int, line: str) -> None:
@@ -434,7 +434,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: dataset_of(transform=T.Compose([T.RandomVerticalFlip()] * 9)),
         ValueError,
-        "^field 0: a plan has at most 8 of RandomVerticalFlip$",
+        "^field 0: a plan must have at most 8 of RandomVerticalFlip$",
     ),
     (
         lambda: dataset_of(IMAGES.astype(np.float32)),

@@ -60,9 +60,9 @@ static int cut_fill(const fl_image_config *config, fl_image_size in, int32_t cha
                               bytes, op->fill[c]);
         if (value < 0)
             return fl_fail(err, FL_EINVAL,
-                           "%s fills channel %d with what no byte becomes; put it before ToDtype "
-                           "and Normalize",
-                           name, c);
+                           "%s fills channel %d with a value that no byte becomes; put %s before "
+                           "ToDtype and Normalize",
+                           name, c, name);
         cut.out_fill[c] = (uint8_t)value;
     }
     *op = cut;
@@ -74,9 +74,10 @@ int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err
     fl_image_op ops[FL_MAX_IMAGE_OPS];
     fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
     *out = NULL;
-    if (config->type == FL_IMAGE_U8) return fl_fail(err, FL_EINVAL, "what it makes is bytes");
+    if (config->type == FL_IMAGE_U8)
+        return fl_fail(err, FL_EINVAL, "the results of the plan are bytes");
     if (config->count > FL_MAX_IMAGE_OPS)
-        return fl_fail(err, FL_EINVAL, "it has more than %d operations", FL_MAX_IMAGE_OPS);
+        return fl_fail(err, FL_EINVAL, "the plan has more than %d operations", FL_MAX_IMAGE_OPS);
     FL_TRY(fl_image_ops_trace(config, trace, err));
     for (int32_t i = 0; i < config->count; i++) {
         ops[i] = config->ops[i];
@@ -94,6 +95,6 @@ int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err
     if (bytes <= FL_CAST_CYCLE) return FL_OK;
     fl_image_plan_close(*out);
     *out = NULL;
-    return fl_fail(err, FL_EINVAL, "an image of %lld elements is more than a device casts",
+    return fl_fail(err, FL_EINVAL, "an image of %lld elements is larger than a device casts",
                    (long long)bytes);
 }

@@ -66,17 +66,17 @@ struct fl_image_plan {
 static int check_config(const fl_image_config *config, fl_err *err)
 {
     if (config->count < 0 || config->count > FL_MAX_IMAGE_OPS)
-        return fl_fail(err, FL_EINVAL, "a plan has at most %d operations on pixels, not %d",
+        return fl_fail(err, FL_EINVAL, "a plan must have at most %d operations on pixels, got %d",
                        FL_MAX_IMAGE_OPS, config->count);
     if (config->channels < 1 || config->channels > FL_MAX_CHANNELS)
-        return fl_fail(err, FL_EINVAL, "images have 1 to %d channels, not %d", FL_MAX_CHANNELS,
-                       config->channels);
+        return fl_fail(err, FL_EINVAL, "the channels of images must be 1 to %d, got %d",
+                       FL_MAX_CHANNELS, config->channels);
     if (config->type < 0 || config->type >= FL_IMAGE_TYPES || config->layout < 0 ||
         config->layout >= FL_IMAGE_LAYOUTS ||
         (config->type == FL_IMAGE_U8) != (config->tables == NULL))
         return fl_fail(err, FL_EINVAL,
-                       "type %d and layout %d: an output has one of each, and tables unless it is "
-                       "of bytes",
+                       "an output must have a type, a layout, and tables unless it is uint8, got "
+                       "type %d and layout %d",
                        (int)config->type, (int)config->layout);
     return FL_OK;
 }
@@ -84,10 +84,12 @@ static int check_config(const fl_image_config *config, fl_err *err)
 static int check_op(const fl_image_op *op, fl_err *err)
 {
     if (op->kind < 0 || op->kind >= FL_OP_KINDS)
-        return fl_fail(err, FL_EINVAL, "there is no operation of kind %d", (int)op->kind);
+        return fl_fail(err, FL_EINVAL, "the kind of an operation must be in [0, %d], got %d",
+                       FL_OP_KINDS - 1, (int)op->kind);
     const fl_op_type *type = op_types[op->kind];
     if (type->is_drawn && op->occurrence >= MAX_OCCURRENCES)
-        return fl_fail(err, FL_EINVAL, "a plan has at most %d of %s", MAX_OCCURRENCES, type->name);
+        return fl_fail(err, FL_EINVAL, "a plan must have at most %d of %s", MAX_OCCURRENCES,
+                       type->name);
     return type->check != NULL ? type->check(op, err) : FL_OK;
 }
 
@@ -97,7 +99,7 @@ static int check_after_erase(const fl_image_op *op, fl_err *err)
 {
     bool repeats = fl_op_pads(op->kind) && op->padding_mode != FL_PAD_CONSTANT;
     if (!fl_op_is_resize(op->kind) && !repeats) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "RandomErasing comes before %s%s: put it last",
+    return fl_fail(err, FL_EINVAL, "RandomErasing must stand after %s%s (put RandomErasing last)",
                    op_types[op->kind]->name, repeats ? " that repeats pixels" : "");
 }
 
@@ -109,7 +111,7 @@ static int count_segments(const fl_image_op *op, int64_t *count, fl_err *err)
     *count = fl_image_axis_padded_count(*count, op->padding_mode);
     if (*count <= FL_MAX_SEGMENTS) return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "%s: too many paddings that repeat pixels of paddings before them; pad once",
+                   "%s: too many paddings repeat the pixels of earlier paddings; pad once",
                    op_types[op->kind]->name);
 }
 
@@ -118,8 +120,9 @@ static int check_image(fl_image_size in, fl_err *err)
     if (in.height >= 1 && in.width >= 1 && in.height <= FL_MAX_EDGE && in.width <= FL_MAX_EDGE)
         return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "an image of (%d, %d): both edges are between 1 and %d; crop or resize first",
-                   in.height, in.width, FL_MAX_EDGE);
+                   "both edges of an image must be in [1, %d], got an image of (%d, %d) (crop or "
+                   "resize first)",
+                   FL_MAX_EDGE, in.height, in.width);
 }
 
 static bool holds_others(const fl_image_op *op) { return op_types[op->kind]->apply == NULL; }
@@ -133,7 +136,8 @@ static int check_channels(const fl_image_op *op, int32_t channels, fl_err *err)
 {
     const fl_op_type *type = op_types[op->kind];
     if (!type->is_color || channels == 1 || channels == 3) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "%s: images have 1 or 3 channels, not %d", type->name, channels);
+    return fl_fail(err, FL_EINVAL, "%s: the channels of images must be 1 or 3, got %d", type->name,
+                   channels);
 }
 
 static int trace_held(const fl_image_op *op, fl_image_trace *trace, fl_err *err);
@@ -154,7 +158,7 @@ static int trace_range(const fl_image_op *op, int32_t count, fl_image_trace *tra
 {
     for (int32_t i = 0; i < count; i += 1 + op[i].span) {
         if (op[i].span < 0 || op[i].span >= count - i)
-            return fl_fail(err, FL_EINVAL, "an operation holds more than there are");
+            return fl_fail(err, FL_EINVAL, "an operation holds more operations than follow it");
         FL_TRY(trace_op(&op[i], &trace[i], err));
     }
     return FL_OK;
@@ -180,8 +184,8 @@ static int trace_held(const fl_image_op *op, fl_image_trace *trace, fl_err *err)
         is_alike = is_same(before.size, after->size) && before.channels == after->channels;
     if (is_alike) return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "%s: the size and the channels of results depend on chance; put what changes "
-                   "them before or after it",
+                   "%s: the size and the channels of results depend on chance; put operations that "
+                   "change size or channels outside",
                    op_types[op->kind]->name);
 }
 
@@ -197,7 +201,7 @@ int fl_image_ops_trace(const fl_image_config *config, fl_image_trace *trace, fl_
 static int check_ordered(const fl_image_op *op, int64_t *segments, fl_err *err)
 {
     if (op->kind == FL_OP_ERASE)
-        return fl_fail(err, FL_EINVAL, "RandomErasing in RandomOrder: put it last");
+        return fl_fail(err, FL_EINVAL, "RandomErasing must stand after RandomOrder, not inside");
     if (fl_op_may_pad(op)) *segments += 2;
     return FL_OK;
 }
@@ -220,8 +224,8 @@ static int check_ops(const fl_image_config *config, fl_image_trace *result, fl_e
     *result = trace[config->count];
     if (fl_size_is_known(result->size)) return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "the images differ in size and so would the results: add a Resize of "
-                   "(height, width), a RandomResizedCrop or a crop");
+                   "the images differ in size, and so would the results; add a Resize to (height, "
+                   "width), a RandomResizedCrop or a crop");
 }
 
 static int copy_ops(fl_image_plan *plan, const fl_image_config *config, fl_err *err)
@@ -364,8 +368,9 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
     FL_TRY(check_image(in, err));
     bool is_as_planned = in.height == plan->in.height && in.width == plan->in.width;
     if (fl_size_is_known(plan->in) && !is_as_planned)
-        return fl_fail(err, FL_EINVAL, "an image of (%d, %d) for a plan for images of (%d, %d)",
-                       in.height, in.width, plan->in.height, plan->in.width);
+        return fl_fail(err, FL_EINVAL,
+                       "an image must have the size (%d, %d) of its plan, got (%d, %d)",
+                       plan->in.height, plan->in.width, in.height, in.width);
     return draw_range(plan, key, 0, plan->count, &in, params, err);
 }
 

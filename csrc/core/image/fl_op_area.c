@@ -12,11 +12,11 @@ int fl_op_check_area(const char *name, const fl_image_op *op, fl_err *err)
     const double *scale = op->scale, *ratio = op->ratio;
     if (!(scale[0] >= 0 && scale[0] <= scale[1] && scale[1] <= 1e6))
         return fl_fail(err, FL_EINVAL,
-                       "%s(scale=(%g, %g)): parts of the area are from 0 on, the smaller one first",
-                       name, scale[0], scale[1]);
+                       "%s: scale must be (min, max) with 0 <= min <= max, got (%g, %g)", name,
+                       scale[0], scale[1]);
     if (!(ratio[0] >= 1e-6 && ratio[0] <= ratio[1] && ratio[1] <= 1e6))
         return fl_fail(err, FL_EINVAL,
-                       "%s(ratio=(%g, %g)): ratios are between 1e-6 and 1e6, the smaller one first",
+                       "%s: ratio must be (min, max) with 1e-6 <= min <= max <= 1e6, got (%g, %g)",
                        name, ratio[0], ratio[1]);
     return FL_OK;
 }

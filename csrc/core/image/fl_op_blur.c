@@ -10,13 +10,14 @@ static int check(const fl_image_op *op, fl_err *err)
     const int32_t taps[] = {op->size.width, op->size.height};
     for (int k = 0; k < 2; k++)
         if (taps[k] < 1 || taps[k] > FL_MAX_BLUR || taps[k] % 2 == 0)
-            return fl_fail(err, FL_EINVAL,
-                           "GaussianBlur(kernel_size=(%d, %d)): sizes are odd and at most %d",
-                           taps[0], taps[1], FL_MAX_BLUR);
+            return fl_fail(
+                err, FL_EINVAL,
+                "GaussianBlur: kernel_size must be two odd numbers in [1, %d], got (%d, %d)",
+                FL_MAX_BLUR, taps[0], taps[1]);
     if (sigma[0] > 0 && sigma[0] <= sigma[1] && sigma[1] <= 1e6) return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "GaussianBlur(sigma=(%g, %g)): they are > 0, the smaller one first", sigma[0],
-                   sigma[1]);
+                   "GaussianBlur: sigma must be (min, max) with 0 < min <= max, got (%g, %g)",
+                   sigma[0], sigma[1]);
 }
 
 /* Edges are reflected, so an image must be longer than half the taps. Positions in a plane are 32
@@ -27,11 +28,10 @@ static int size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_
     int64_t area = ((int64_t)in.height + FL_MAX_BLUR) * ((int64_t)in.width + FL_MAX_BLUR);
     bool fits = op->size.width / 2 < in.width && op->size.height / 2 < in.height;
     if (!fl_size_is_known(in) || (fits && area <= INT32_MAX)) return FL_OK;
-    return fl_fail(
-        err, FL_EINVAL,
-        "GaussianBlur(kernel_size=(%d, %d)): half of it must be less than the edges of an "
-        "image of (%d, %d), which has at most 2^31 pixels",
-        op->size.width, op->size.height, in.height, in.width);
+    return fl_fail(err, FL_EINVAL,
+                   "GaussianBlur: half of kernel_size must be below the edges of an image of at "
+                   "most 2^31 pixels, got (%d, %d) and an image of (%d, %d)",
+                   op->size.width, op->size.height, in.height, in.width);
 }
 
 static void

@@ -8,8 +8,8 @@ int fl_op_check_size(const char *name, fl_image_size size, fl_err *err)
     if (size.height >= 1 && size.height <= FL_MAX_EDGE && size.width >= 1 &&
         size.width <= FL_MAX_EDGE)
         return FL_OK;
-    return fl_fail(err, FL_EINVAL, "%s(size=(%d, %d)): both edges are between 1 and %d", name,
-                   size.height, size.width, FL_MAX_EDGE);
+    return fl_fail(err, FL_EINVAL, "%s: size must be two edges in [1, %d], got (%d, %d)", name,
+                   FL_MAX_EDGE, size.height, size.width);
 }
 
 static int to_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
@@ -100,9 +100,9 @@ static int random_size(const fl_image_op *op, fl_image_size in, fl_image_size *o
     fl_image_size padded = find_padding(op, in, padding);
     if (padded.height < op->size.height || padded.width < op->size.width)
         return fl_fail(err, FL_EINVAL,
-                       "RandomCrop(size=(%d, %d)) is larger than the padded image of (%d, %d); "
-                       "pass pad_if_needed=True",
-                       op->size.height, op->size.width, padded.height, padded.width);
+                       "RandomCrop: size must be within the padded image of (%d, %d), got (%d, %d) "
+                       "(pass pad_if_needed=True)",
+                       padded.height, padded.width, op->size.height, op->size.width);
     return fl_op_check_mirrored(fl_op_random_crop.name, op->padding_mode, padding, in, err);
 }
 

@@ -7,8 +7,10 @@ static int check(const fl_image_op *op, fl_err *err)
 {
     FL_TRY(fl_op_check_p(fl_op_erase.name, op->p, err));
     if (op->scale[1] > 1)
-        return fl_fail(err, FL_EINVAL, "RandomErasing(scale=(%g, %g)): a part is at most 1",
-                       op->scale[0], op->scale[1]);
+        return fl_fail(
+            err, FL_EINVAL,
+            "RandomErasing: scale must be (min, max) with 0 <= min <= max <= 1, got (%g, %g)",
+            op->scale[0], op->scale[1]);
     return fl_op_check_area(fl_op_erase.name, op, err);
 }
 

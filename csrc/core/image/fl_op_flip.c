@@ -4,7 +4,7 @@
 int fl_op_check_p(const char *name, double p, fl_err *err)
 {
     if (p >= 0 && p <= 1) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "%s(p=%g): a probability is between 0 and 1", name, p);
+    return fl_fail(err, FL_EINVAL, "%s: p must be in [0, 1], got %g", name, p);
 }
 
 int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)

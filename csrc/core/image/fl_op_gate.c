@@ -23,7 +23,7 @@ static int check_branches(const fl_image_op *op, fl_err *err)
 {
     int32_t count = count_branches(op);
     if (count >= 1 && count <= FL_MAX_ORDER) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "%s: 1 to %d transforms, not %d",
+    return fl_fail(err, FL_EINVAL, "%s must have 1 to %d transforms, got %d",
                    op->kind == FL_OP_CHOICE ? "RandomChoice" : "RandomOrder", FL_MAX_ORDER, count);
 }
 

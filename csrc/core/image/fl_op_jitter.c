@@ -18,8 +18,8 @@ static int check_ranges(const char *name, const fl_image_op *op, fl_err *err)
         double least = n == HUE ? -0.5 : 0, most = n == HUE ? 0.5 : 1e6;
         if (isnan(low) || (least <= low && low <= high && high <= most)) continue;
         return fl_fail(err, FL_EINVAL,
-                       "%s(%s=(%g, %g)): they are from %g to %g, the smaller one first", name,
-                       names[n], low, high, least, most);
+                       "%s: %s must be (min, max) with %g <= min <= max <= %g, got (%g, %g)", name,
+                       names[n], least, most, low, high);
     }
     return FL_OK;
 }

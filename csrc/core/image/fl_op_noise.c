@@ -5,10 +5,10 @@ static int check(const fl_image_op *op, fl_err *err)
 {
     double mean = op->noise.mean, sigma = op->noise.sigma;
     if (sigma >= 0 && sigma <= 20 && mean >= -20 && mean <= 20) return FL_OK;
-    return fl_fail(err, FL_EINVAL,
-                   "GaussianNoise(mean=%g, sigma=%g): sigma is between 0 and 20, mean between -20 "
-                   "and 20",
-                   mean, sigma);
+    return fl_fail(
+        err, FL_EINVAL,
+        "GaussianNoise: mean must be in [-20, 20] and sigma in [0, 20], got mean=%g and sigma=%g",
+        mean, sigma);
 }
 
 static void

@@ -6,12 +6,11 @@ int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err)
     for (int i = 0; i < 4; i++)
         if (op->padding[i] < 0 || op->padding[i] > FL_MAX_EDGE)
             return fl_fail(err, FL_EINVAL,
-                           "%s(padding=%d): a padding is between 0 and %d; crop to make an image "
-                           "smaller",
-                           name, op->padding[i], FL_MAX_EDGE);
+                           "%s: padding must be in [0, %d], got %d (crop to make an image smaller)",
+                           name, FL_MAX_EDGE, op->padding[i]);
     if (op->padding_mode < 0 || op->padding_mode >= FL_PADDING_MODES)
-        return fl_fail(err, FL_EINVAL, "%s(padding_mode=%d): there is no such mode", name,
-                       (int)op->padding_mode);
+        return fl_fail(err, FL_EINVAL, "%s: padding_mode must be in [0, %d], got %d", name,
+                       FL_PADDING_MODES - 1, (int)op->padding_mode);
     return FL_OK;
 }
 
@@ -21,8 +20,8 @@ static int check_edge(const char *name, fl_padding_mode mode, const char *edge, 
     bool is_reflect = mode == FL_PAD_REFLECT;
     if (padding <= (is_reflect ? length - 1 : length)) return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "%s(padding_mode='%s'): a padding of %d needs an image %s than its %s of %d; "
-                   "pad less, or with 'edge'",
+                   "%s: padding_mode='%s' with a padding of %d needs an image %s than its %s of "
+                   "%d; pad less, or with 'edge'",
                    name, is_reflect ? "reflect" : "symmetric", padding,
                    is_reflect ? "longer" : "no shorter", edge, length);
 }

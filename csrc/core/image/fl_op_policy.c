@@ -167,14 +167,14 @@ static int check(const fl_image_op *op, fl_err *err)
     double bins = op->rand_augment.bins;
     const char *name = op->kind == FL_OP_RAND_AUGMENT ? "RandAugment" : "TrivialAugmentWide";
     if (!(bins >= 2 && bins <= 1 << 20))
-        return fl_fail(err, FL_EINVAL, "%s(num_magnitude_bins=%g): there are at least 2", name,
+        return fl_fail(err, FL_EINVAL, "%s: num_magnitude_bins must be at least 2, got %g", name,
                        bins);
     if (op->kind == FL_OP_RAND_AUGMENT && !(ops >= 0 && ops <= FL_MAX_POLICY_OPS))
-        return fl_fail(err, FL_EINVAL, "%s(num_ops=%g): there are at most %d", name, ops,
-                       FL_MAX_POLICY_OPS);
+        return fl_fail(err, FL_EINVAL, "%s: num_ops must be in [0, %d], got %g", name,
+                       FL_MAX_POLICY_OPS, ops);
     if (op->kind == FL_OP_RAND_AUGMENT && !(magnitude >= 0 && magnitude < bins))
-        return fl_fail(err, FL_EINVAL, "%s(magnitude=%g): it is less than the bins", name,
-                       magnitude);
+        return fl_fail(err, FL_EINVAL, "%s: magnitude must be in [0, num_magnitude_bins), got %g",
+                       name, magnitude);
     return fl_op_check_sampling(name, op, err);
 }
 
@@ -276,8 +276,8 @@ static const policy_step policies[POLICIES][PAIRS][2] = {
 static int check_auto(const fl_image_op *op, fl_err *err)
 {
     if (!(op->policy >= 0 && op->policy < POLICIES))
-        return fl_fail(err, FL_EINVAL, "AutoAugment(policy=%g): it must be in 0..%d", op->policy,
-                       POLICIES - 1);
+        return fl_fail(err, FL_EINVAL, "AutoAugment: policy must be in [0, %d], got %g",
+                       POLICIES - 1, op->policy);
     return fl_op_check_sampling(fl_op_auto_augment.name, op, err);
 }
 
@@ -321,15 +321,15 @@ static int check_mix(const fl_image_op *op, fl_err *err)
     double depth = op->aug_mix.depth, alpha = op->aug_mix.alpha;
     double deepest = depth > 0 ? depth : DRAWN_DEPTH;
     if (!(severity >= 1 && severity <= FL_MIX_LEVELS))
-        return fl_fail(err, FL_EINVAL, "AugMix(severity=%g): it is between 1 and %d", severity,
-                       FL_MIX_LEVELS);
+        return fl_fail(err, FL_EINVAL, "AugMix: severity must be in [1, %d], got %g", FL_MIX_LEVELS,
+                       severity);
     if (!(width >= 1 && width <= FL_MAX_CHAINS && width * deepest <= FL_MAX_MIXED))
-        return fl_fail(err, FL_EINVAL,
-                       "AugMix(mixture_width=%g, chain_depth=%g): there are at most %d chains and "
-                       "%d operations",
-                       width, depth, FL_MAX_CHAINS, FL_MAX_MIXED);
+        return fl_fail(
+            err, FL_EINVAL,
+            "AugMix: mixture_width must be at most %d and chain_depth at most %d, got %g and %g",
+            FL_MAX_CHAINS, FL_MAX_MIXED, width, depth);
     if (!(alpha > 0 && alpha <= 1e6))
-        return fl_fail(err, FL_EINVAL, "AugMix(alpha=%g): it is > 0", alpha);
+        return fl_fail(err, FL_EINVAL, "AugMix: alpha must be > 0, got %g", alpha);
     return fl_op_check_sampling(fl_op_aug_mix.name, op, err);
 }
 

@@ -8,8 +8,8 @@ enum { TRIES = 10 };
 static int check_interpolation(const char *name, const fl_image_op *op, fl_err *err)
 {
     if (op->interpolation >= 0 && op->interpolation < FL_INTERPOLATIONS) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "%s(interpolation=%d): there is no such mode", name,
-                   (int)op->interpolation);
+    return fl_fail(err, FL_EINVAL, "%s: interpolation must be in [0, %d], got %d", name,
+                   FL_INTERPOLATIONS - 1, (int)op->interpolation);
 }
 
 /* ---- Resize */
@@ -21,17 +21,17 @@ static int check_resize(const fl_image_op *op, fl_err *err)
     FL_TRY(check_interpolation(fl_op_resize.name, op, err));
     int32_t n = op->size.height;
     if (op->max_size < 0 || op->max_size > FL_MAX_EDGE)
-        return fl_fail(err, FL_EINVAL, "Resize(max_size=%d): it is between 1 and %d", op->max_size,
-                       FL_MAX_EDGE);
+        return fl_fail(err, FL_EINVAL, "Resize: max_size must be in [1, %d], got %d", FL_MAX_EDGE,
+                       op->max_size);
     if (has_both_edges(op) && op->max_size > 0)
-        return fl_fail(err, FL_EINVAL,
-                       "Resize(size=(%d, %d), max_size=%d): max_size needs a size of one number", n,
-                       op->size.width, op->max_size);
+        return fl_fail(
+            err, FL_EINVAL,
+            "Resize: size must be one number with max_size, got (%d, %d) and max_size=%d", n,
+            op->size.width, op->max_size);
     if (has_both_edges(op)) return fl_op_check_size(fl_op_resize.name, op->size, err);
     if (n == 0 && op->max_size > 0) return FL_OK;
     if (n > 0 && op->max_size > 0 && op->max_size <= n)
-        return fl_fail(err, FL_EINVAL,
-                       "Resize(size=%d, max_size=%d): max_size must be greater than size", n,
+        return fl_fail(err, FL_EINVAL, "Resize: max_size must be greater than size=%d, got %d", n,
                        op->max_size);
     return fl_op_check_size(fl_op_resize.name, (fl_image_size){n, n}, err);
 }
@@ -59,8 +59,8 @@ static int resize_size(const fl_image_op *op, fl_image_size in, fl_image_size *o
     }
     if (shorter < 1 || longer > FL_MAX_EDGE)
         return fl_fail(err, FL_EINVAL,
-                       "Resize(size=%d, max_size=%d) makes an image of (%d, %d) one of %lld by %lld"
-                       "; pass size=(height, width)",
+                       "Resize: size=%d with max_size=%d makes an image of (%d, %d) one of %lld by "
+                       "%lld; pass size=(height, width)",
                        n, most, in.height, in.width, (long long)(is_upright ? longer : shorter),
                        (long long)(is_upright ? shorter : longer));
     *out = is_upright ? (fl_image_size){(int32_t)longer, (int32_t)shorter}

@@ -20,12 +20,13 @@ static int check(const fl_image_op *op, fl_err *err)
 {
     double number = op->tone;
     if (op->kind == FL_OP_SOLARIZE && !(number <= 255))
-        return fl_fail(err, FL_EINVAL, "RandomSolarize(threshold=%g): it is at most 255", number);
-    if (op->kind == FL_OP_POSTERIZE && !(number >= 0 && number <= 8))
-        return fl_fail(err, FL_EINVAL, "RandomPosterize(bits=%g): they are from 0 to 8", number);
-    if (op->kind == FL_OP_SHARPNESS && !(number >= 0))
-        return fl_fail(err, FL_EINVAL, "RandomAdjustSharpness(sharpness_factor=%g): it is >= 0",
+        return fl_fail(err, FL_EINVAL, "RandomSolarize: threshold must be at most 255, got %g",
                        number);
+    if (op->kind == FL_OP_POSTERIZE && !(number >= 0 && number <= 8))
+        return fl_fail(err, FL_EINVAL, "RandomPosterize: bits must be in [0, 8], got %g", number);
+    if (op->kind == FL_OP_SHARPNESS && !(number >= 0))
+        return fl_fail(err, FL_EINVAL,
+                       "RandomAdjustSharpness: sharpness_factor must be >= 0, got %g", number);
     return fl_op_check_p(by_kind[op->kind].name, op->p, err);
 }
 
@@ -55,7 +56,7 @@ const fl_op_type fl_op_sharpness = FL_TONE_TYPE("RandomAdjustSharpness", true);
 static int check_grayscale(const fl_image_op *op, fl_err *err)
 {
     if (op->grey_channels == 1 || op->grey_channels == 3) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "Grayscale(num_output_channels=%g): it is 1 or 3",
+    return fl_fail(err, FL_EINVAL, "Grayscale: num_output_channels must be 1 or 3, got %g",
                    op->grey_channels);
 }
 

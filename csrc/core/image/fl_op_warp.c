@@ -9,8 +9,8 @@
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err)
 {
     if (op->interpolation == FL_NEAREST || op->interpolation == FL_BILINEAR) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "%s(interpolation=%d): it is nearest or bilinear", name,
-                   (int)op->interpolation);
+    return fl_fail(err, FL_EINVAL, "%s: interpolation must be nearest or bilinear, got mode %d",
+                   name, (int)op->interpolation);
 }
 
 /* Positions in a plane are 32 bits, so the image with its border must fit. */
@@ -19,7 +19,7 @@ int fl_op_warped_size(const fl_image_op *op, fl_image_size in, fl_image_size *ou
     (void)op;
     *out = in;
     if (((int64_t)in.height + 4) * ((int64_t)in.width + 4) <= INT32_MAX) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "an image of (%d, %d) is too large to be turned", in.height,
+    return fl_fail(err, FL_EINVAL, "an image of (%d, %d) is too large to rotate", in.height,
                    in.width);
 }
 
@@ -37,7 +37,8 @@ static int check_rotation(const fl_image_op *op, fl_err *err)
 {
     const double *degrees = op->affine.degrees;
     if (!(degrees[0] <= degrees[1]))
-        return fl_fail(err, FL_EINVAL, "RandomRotation(degrees=(%g, %g)): the smaller one first",
+        return fl_fail(err, FL_EINVAL,
+                       "RandomRotation: degrees must be (min, max) with min <= max, got (%g, %g)",
                        degrees[0], degrees[1]);
     return fl_op_check_sampling(fl_op_rotation.name, op, err);
 }
@@ -109,10 +110,9 @@ static int check_affine(const fl_image_op *op, fl_err *err)
     bool is_part = part[0] >= 0 && part[0] <= 1 && part[1] >= 0 && part[1] <= 1;
     if (is_range && is_part && scale[0] > 0 && scale[0] <= scale[1])
         return fl_op_check_sampling(fl_op_affine.name, op, err);
-    return fl_fail(
-        err, FL_EINVAL,
-        "RandomAffine: degrees, shears and scales > 0 are ranges, translations between 0 "
-        "and 1");
+    return fl_fail(err, FL_EINVAL,
+                   "RandomAffine: degrees, shears and scales > 0 must be (min, max) with min <= "
+                   "max, and translations in [0, 1]");
 }
 
 static void draw_affine(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
@@ -157,7 +157,7 @@ static int check_perspective(const fl_image_op *op, fl_err *err)
 {
     if (!(op->distortion >= 0 && op->distortion <= 1))
         return fl_fail(err, FL_EINVAL,
-                       "RandomPerspective(distortion_scale=%g): it is between 0 and 1",
+                       "RandomPerspective: distortion_scale must be in [0, 1], got %g",
                        op->distortion);
     FL_TRY(fl_op_check_p(fl_op_perspective.name, op->p, err));
     return fl_op_check_sampling(fl_op_perspective.name, op, err);

@@ -34,9 +34,9 @@ static int check_op(const fl_image_op *op, fl_err *err)
         return FL_OK;
     case FL_OP_APPLY:
         if (fl_op_holds_flips(op)) return FL_OK;
-        return fl_fail(err, FL_EINVAL, "RandomApply has more than flips in it");
+        return fl_fail(err, FL_EINVAL, "RandomApply must hold only flips");
     default:
-        return fl_fail(err, FL_EINVAL, "operation %d is not drawn as torchvision draws it",
+        return fl_fail(err, FL_EINVAL, "torchvision draws operation %d in a different way",
                        (int)op->kind);
     }
 }
@@ -263,8 +263,8 @@ int fl_image_draws_make(fl_image_draws *self, fl_torch_random *random, int64_t r
 int fl_image_draws_copy(const fl_image_draws *self, int64_t rows, fl_image_params *out, fl_err *err)
 {
     if (rows != self->rows)
-        return fl_fail(err, FL_EINVAL, "a batch of %lld rows, and the draws are for %lld",
-                       (long long)rows, (long long)self->rows);
+        return fl_fail(err, FL_EINVAL, "a batch must have %lld rows, as its draws have, got %lld",
+                       (long long)self->rows, (long long)rows);
     int64_t bytes = rows * self->ops * (int64_t)sizeof *out;
     if (bytes > 0) memcpy(out, self->params, (size_t)bytes);
     return FL_OK;

@@ -95,7 +95,9 @@ static PyObject *draws_seed(fl_py_image_draws *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "KL:seed", &base_seed, &workers)) return NULL;
     if (self->streams != NULL) Py_RETURN_NONE;
     if (workers < 0 || !fl_mul(workers, sizeof *self->streams, &bytes))
-        return PyErr_Format(PyExc_ValueError, "workers=%lld is not possible", workers);
+        return PyErr_Format(PyExc_ValueError,
+                            "workers must be at least 0, and few enough for memory, got %lld",
+                            workers);
     fl_torch_random *streams = fl_alloc(bytes);
     if (streams == NULL) return PyErr_NoMemory();
     for (long long k = 0; k < workers; k++)
@@ -126,7 +128,7 @@ static int ask_exp(fl_py_image_draws *self)
     PyObject *value = key != NULL ? PyObject_CallOneArg(self->exp, key) : NULL;
     int status = -1;
     if (value != NULL && !PyFloat_Check(value))
-        PyErr_SetString(PyExc_TypeError, "ImageDraws: exp gave no float");
+        PyErr_SetString(PyExc_TypeError, "ImageDraws: exp must return a float");
     else if (value != NULL)
         status = PyDict_SetItem(self->exps, key, value);
     Py_XDECREF(key);
@@ -200,7 +202,8 @@ static PyObject *draws_draw(fl_py_image_draws *self, PyObject *args)
     int status = 1;
     if (!PyArg_ParseTuple(args, "nL:draw", &what.rows, &worker)) return NULL;
     if (worker < 0 || worker >= self->workers)
-        return PyErr_Format(PyExc_ValueError, "worker=%lld has no stream; call seed()", worker);
+        return PyErr_Format(PyExc_ValueError, "worker must have a stream, got %lld (call seed())",
+                            worker);
     while (status > 0) {
         status = draw(self, &self->streams[worker], &what);
         if (status > 0 && ask_exp(self) != 0) status = -1;
@@ -238,7 +241,7 @@ static PyObject *read_pil(const fl_py_image_plan *plan, PyObject *image, fl_imag
     int64_t row = (int64_t)in.width * channels;
     if (plan->layout != FL_HWC || !PyBytes_Check(bytes) ||
         PyBytes_GET_SIZE(bytes) != row * in.height) {
-        PyErr_Format(PyExc_ValueError, "apply: the image is not uint8, HWC, with %d channels",
+        PyErr_Format(PyExc_ValueError, "apply: the image must be uint8, HWC, with %d channels",
                      channels);
         Py_CLEAR(bytes);
         return NULL;

@@ -20,8 +20,7 @@ static PyObject *look_up(PyObject *dict, const char *key)
 static int fail_value(const char *key, PyObject *value)
 {
     if (!PyErr_Occurred())
-        PyErr_Format(PyExc_ValueError, "ImagePlan: %s=%R is not what an operation takes", key,
-                     value);
+        PyErr_Format(PyExc_ValueError, "ImagePlan: an operation does not take %s=%R", key, value);
     return -1;
 }
 
@@ -117,7 +116,7 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
 {
     *out = (fl_image_op){0};
     if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "ImagePlan: an operation is a dict, not a %.100s",
+        PyErr_Format(PyExc_TypeError, "ImagePlan: an operation must be a dict, got %.100s",
                      Py_TYPE(dict)->tp_name);
         return -1;
     }

@@ -26,7 +26,7 @@ static int find_type(const char *name, fl_image_type *out)
         if (strcmp(types[t].name, name) == 0) return 0;
     }
     PyErr_Format(PyExc_ValueError,
-                 "ImagePlan: out_dtype=%s; pass uint8, float16, bfloat16 or float32", name);
+                 "ImagePlan: out_dtype must be uint8, float16, bfloat16 or float32, got %s", name);
     return -1;
 }
 
@@ -34,7 +34,7 @@ static int find_layout(const char *what, const char *name, fl_image_layout *out)
 {
     *out = name[0] == 'C' ? FL_CHW : FL_HWC;
     if (strcmp(name, "CHW") == 0 || strcmp(name, "HWC") == 0) return 0;
-    PyErr_Format(PyExc_ValueError, "ImagePlan: %s=%s; pass CHW or HWC", what, name);
+    PyErr_Format(PyExc_ValueError, "ImagePlan: %s must be CHW or HWC, got %s", what, name);
     return -1;
 }
 
@@ -42,8 +42,8 @@ static int read_ops(PyObject *tuple, fl_image_op *ops)
 {
     if (PyTuple_GET_SIZE(tuple) > FL_MAX_IMAGE_OPS) {
         PyErr_Format(PyExc_ValueError,
-                     "ImagePlan: %zd operations, and a plan has at most %d; leave some out",
-                     PyTuple_GET_SIZE(tuple), FL_MAX_IMAGE_OPS);
+                     "ImagePlan: a plan must have at most %d operations, got %zd (leave some out)",
+                     FL_MAX_IMAGE_OPS, PyTuple_GET_SIZE(tuple));
         return -1;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
@@ -55,7 +55,8 @@ static int read_ops(PyObject *tuple, fl_image_op *ops)
 static int read_linear(PyObject *linear, int32_t channels, float *out)
 {
     if (!PyTuple_Check(linear) || PyTuple_GET_SIZE(linear) != 3 * channels) {
-        PyErr_Format(PyExc_ValueError, "ImagePlan: linear needs 3 numbers for each of %d channels",
+        PyErr_Format(PyExc_ValueError,
+                     "ImagePlan: linear must be a tuple of 3 numbers for each of %d channels",
                      channels);
         return -1;
     }
@@ -73,7 +74,7 @@ static int check_tables(PyObject *tables, const fl_image_config *config, int32_t
     if (config->type == FL_IMAGE_U8 ? is_none
                                     : PyBytes_Check(tables) && PyBytes_GET_SIZE(tables) == bytes)
         return 0;
-    PyErr_Format(PyExc_ValueError, "ImagePlan: tables must be None for uint8, else %zd bytes",
+    PyErr_Format(PyExc_ValueError, "ImagePlan: tables must be None for uint8, or else %zd bytes",
                  bytes);
     return -1;
 }
@@ -120,7 +121,7 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
     float numbers[3 * FL_MAX_CHANNELS];
     fl_err err = {0};
     if (config->channels < 1 || config->channels > FL_MAX_CHANNELS) {
-        PyErr_Format(PyExc_ValueError, "ImagePlan: images have 1 to %d channels, not %d",
+        PyErr_Format(PyExc_ValueError, "ImagePlan: the channels of images must be 1 to %d, got %d",
                      FL_MAX_CHANNELS, config->channels);
         return -1;
     }
@@ -199,8 +200,8 @@ static int make_key(const fl_py_image_plan *self, PyObject *const *numbers, fl_s
         values[i] = PyLong_AsLongLong(numbers[i]);
         if (values[i] >= 0 && values[i] <= parts[i].most) continue;
         if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "%s=%R is not between 0 and %lld", parts[i].name,
-                         numbers[i], parts[i].most);
+            PyErr_Format(PyExc_ValueError, "%s must be in [0, %lld], got %R", parts[i].name,
+                         parts[i].most, numbers[i]);
         return -1;
     }
     *out = (fl_sample_key){.seed = fl_image_plan_seed(self->plan),
@@ -252,7 +253,7 @@ int fl_py_image_plan_source(const fl_py_image_plan *self, PyObject *image, fl_im
     if (view.ndim != 3 || !is_dtype(view.dtype, types[FL_IMAGE_U8].dtype) ||
         view.shape[c] != fl_image_plan_channels(self->plan) || view.shape[y] > INT32_MAX ||
         view.shape[x] > INT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "apply: the image is not uint8, %s, with %d channels",
+        PyErr_Format(PyExc_ValueError, "apply: the image must be uint8, %s, with %d channels",
                      is_chw ? "CHW" : "HWC", fl_image_plan_channels(self->plan));
         return -1;
     }
@@ -274,7 +275,7 @@ char *fl_py_image_plan_memory(const fl_py_image_plan *self, PyObject *out)
                (view.shape[d] == 1 || view.stride[d] == self->stride[d] * (self->dtype.bits / 8));
     if (fits) return (char *)(uintptr_t)view.data;
     PyErr_SetString(PyExc_ValueError,
-                    "apply: out does not have the dtype, shape and strides of what the plan makes");
+                    "apply: out must have the dtype, shape and strides of the plan's results");
     return NULL;
 }
 
@@ -326,7 +327,9 @@ static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t
     if (is_dtype(out->dtype, (fl_dtype){kDLInt, bits, 1}) && out->ndim == ndim &&
         fl_tensor_is_contiguous(out))
         return 0;
-    PyErr_SetString(PyExc_ValueError, "map: rows must be int64, and out int32 [rows, map_length]");
+    PyErr_SetString(
+        PyExc_ValueError,
+        "map: rows must be contiguous int64, and out contiguous int32 [rows, map_length]");
     return -1;
 }
 
