@@ -36,19 +36,20 @@ class PatchState:
 
     Attributes:
         seams: the status of each seam, by name.
-        without_patch: methods of torch that a loader over tensors has replaced for the whole
-            process, with or without ``patch()``, because threads read the memory that they move.
+        replaced_for_good: methods of torch that a loader over tensors replaces process-wide,
+            with or without ``patch()``, because threads read the memory that these methods move.
+            ``unpatch()`` does not put them back.
     """
 
     seams: dict[str, SeamStatus]
-    without_patch: tuple[str, ...] = ()
+    replaced_for_good: tuple[str, ...] = ()
 
     _repr_html_ = repr_html
 
     def __str__(self) -> str:
         found = [describe(name, seam) for name, seam in self.seams.items()]
-        names = ", ".join(self.without_patch)
-        return "; ".join([*found, *[f"replaced without patch(): {names}"] * bool(names)])
+        names = ", ".join(self.replaced_for_good)
+        return "; ".join([*found, *[f"replaced for good: {names}"] * bool(names)])
 
 
 # Modules of torchvision with a class Compose, and its function that runs the operations.

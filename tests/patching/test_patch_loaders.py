@@ -215,13 +215,13 @@ def test_the_status_says_loaders_epochs_and_how_each_dataset_is_loaded() -> None
     assert str(state).startswith(text)
 
 
-def test_the_status_names_what_is_replaced_without_patch() -> None:
+def test_the_status_names_what_is_replaced_replaced_for_good() -> None:
     iter(DataLoader(TensorDataset(torch.arange(4)), 2))
     with fastloop.patched():
         iter(DataLoader(TensorDataset(torch.arange(4)), 2))
     status = fastloop.patch_status()
-    assert "torch.UntypedStorage.share_memory_" in status.without_patch
-    assert str(status).endswith(f"replaced without patch(): {', '.join(status.without_patch)}")
+    assert "torch.UntypedStorage.share_memory_" in status.replaced_for_good
+    assert str(status).endswith(f"replaced for good: {', '.join(status.replaced_for_good)}")
 
 
 def count_calls(function: Callable[[], object]) -> int:
