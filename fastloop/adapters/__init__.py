@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -40,6 +41,19 @@ def check_count(batches: int) -> None:
     """Raise ValueError if Lightning would end the epoch earlier or later than the loader; see
     ``lightning.check_count``."""
     import_module(f"{__name__}.lightning").check_count(batches)
+
+
+def warn_of_lost_transforms() -> None:
+    """Warn, for a loader with transforms of batches, that ``accelerate.prepare`` would drop them:
+    accelerate is imported, and ``patch()``, which keeps them, is not on."""
+    module = sys.modules.get("accelerate.data_loader")
+    if module is not None and not hasattr(look_up(module, "prepare_data_loader"), "__wrapped__"):
+        warnings.warn(
+            "accelerate's prepare() makes a loader without device_transform and batch_transform; "
+            "call fastloop.patch() before prepare() to keep them",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def find(value: object) -> Any:

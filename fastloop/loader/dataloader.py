@@ -15,6 +15,7 @@ from fastloop.base.checks import check_callable, look_up, read_choice, read_int
 from fastloop.base.machine import read_cpus
 from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
+from fastloop.data.columns import adapters
 from fastloop.loader.device_iter import open_on_device
 from fastloop.loader.resume import saving
 from fastloop.loader.route import PATHS, choose_route, fast_iterator, iterate_without_broken_workers
@@ -158,6 +159,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.static_buffers, self.on_worker_death = static_buffers, on_worker_death
         self.transforms_on = transforms_on
         self._check_arguments()
+        if device_transform is not None or batch_transform is not None:
+            adapters().warn_of_lost_transforms()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
         wanted: Any = prefetch_factor

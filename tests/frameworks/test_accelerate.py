@@ -226,6 +226,16 @@ def test_accelerates_functions_are_its_own_without_patch() -> None:
     assert before == after and not {*before} & {*during}
 
 
+def test_a_transform_that_prepare_would_drop_is_a_warning() -> None:
+    with pytest.warns(RuntimeWarning, match=r"call fastloop\.patch\(\) before prepare\(\) to keep"):
+        ours(device_transform=double)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(path="array")
+        with fastloop.patched():
+            ours(device_transform=double)
+
+
 def test_a_stateful_loader_cannot_take_them_over(patched: None) -> None:
     with pytest.warns(RuntimeWarning, match="which loses device, path; leave out use_stateful"):
         accelerator_of(use_stateful_dataloader=True).prepare(ours(path="array"))
