@@ -242,9 +242,8 @@ class ArrayDataset(EpochDataset):
         """The reason why Python runs a transform or a part, so that the loader's threads cannot
         make the samples; or ""."""
         plans = (t.plan for t in self._transforms.values())
-        return next(
-            (plan.reason for plan in plans if isinstance(plan, SplitPlan)), self._untranslated
-        )
+        reasons = (plan.reason for plan in plans if isinstance(plan, SplitPlan))
+        return next(reasons, self._untranslated)
 
     @property
     def _untranslated(self) -> str:

@@ -54,7 +54,8 @@ class Layouts:
     def _number_of(self, mesh: Any, placements: Any) -> int:
         if why_not_covered(mesh, placements):
             return -1
-        layout = Layout(mesh, _groups_of(mesh, placements))
+        axes = [i for i, p in enumerate(placements) if not p.is_replicate() and mesh.size(i) > 1]
+        layout = Layout(mesh, tuple(mesh.get_group(i) for i in reversed(axes)))
         if layout not in self._found:
             self._found.append(layout)
         return self._found.index(layout)
@@ -102,11 +103,6 @@ def why_not_covered(mesh: Any, placements: Sequence[Any]) -> str:
         if type(placement) not in (Shard, Replicate, strided_shard()):
             return f"a gradient is a DTensor with placement {placement!r}"
     return ""
-
-
-def _groups_of(mesh: Any, placements: Sequence[Any]) -> Groups:
-    axes = [i for i, p in enumerate(placements) if not p.is_replicate() and mesh.size(i) > 1]
-    return tuple(mesh.get_group(i) for i in reversed(axes))
 
 
 def _all_reduce(message: Tensor, op: Any, group: Any) -> None:
