@@ -11,16 +11,13 @@
 #include "fl_thread_pool.h"
 
 #include <assert.h>
-#include <string.h>
 
 enum { PART_BYTES = 1 << 20, MOST_THREADS = 4 }; /* for a copy */
 
 typedef struct cpu_copy_stream cpu_copy_stream;
 
 typedef struct cpu_transfer {
-    cpu_copy_stream *copies;       /* borrowed */
-    const fl_transfer_cast *casts; /* borrowed: [cast_count]; written like buffer */
-    int32_t cast_count;
+    cpu_copy_stream *copies; /* borrowed */
     char *buffer; /* borrowed; NULL: not set yet. Written before the buffer is counted in parts */
     _Atomic int32_t parts; /* parts to fill, and one for the buffer: the thread that counts down to
                               0 starts the copy */
@@ -161,13 +158,6 @@ static inline bool is_last(cpu_transfer *transfer)
     return atomic_fetch_sub_explicit(&transfer->parts, 1, memory_order_acq_rel) == 1;
 }
 
-static void set_casts(void *self, const fl_transfer_cast *casts, int32_t count)
-{
-    cpu_transfer *transfer = self;
-    transfer->casts = casts;
-    transfer->cast_count = count;
-}
-
 static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, fl_err *err)
 {
     cpu_transfer *transfer = self;
@@ -198,29 +188,6 @@ static void end_copy(cpu_copy_stream *self)
     pthread_mutex_unlock(&self->mutex);
 }
 
-static void look_up(char *buffer, const fl_transfer_cast *cast)
-{
-    const uint8_t *from = (const uint8_t *)buffer + cast->from;
-    const char *tables = cast->tables;
-    char *to = buffer + cast->to;
-    for (int64_t i = 0; i < cast->count; i++) {
-        int64_t entry = i / cast->plane % cast->channels * 256 + from[i];
-        memcpy(to + i * cast->bytes, tables + entry * cast->bytes, (size_t)cast->bytes);
-    }
-}
-
-static void widen(char *buffer, const fl_transfer_cast *cast)
-{
-    const uint64_t sign = cast->is_signed ? UINT64_C(1) << (8 * cast->from_bytes - 1) : 0;
-    for (int64_t i = 0; i < cast->count; i++) {
-        int64_t at = i / cast->row * cast->pitch + i % cast->row;
-        uint64_t value = 0;
-        memcpy(&value, buffer + cast->from + at * cast->from_bytes, (size_t)cast->from_bytes);
-        value = (value ^ sign) - sign;
-        memcpy(buffer + cast->to + i * cast->bytes, &value, (size_t)cast->bytes);
-    }
-}
-
 typedef struct copy_job {
     char *to;
     const char *from;
@@ -241,9 +208,6 @@ static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
     if (!begin_copy(transfer->copies)) return fl_fail(err, FL_ECLOSED, "the upload was halted");
     fl_thread_pool_run(transfer->copies->threads, copy_parts, &job, (bytes - 1) / PART_BYTES + 1,
                        1);
-    for (int32_t i = 0; i < transfer->cast_count; i++)
-        (transfer->casts[i].kind == FL_CAST_WIDEN ? widen : look_up)(transfer->buffer,
-                                                                     &transfer->casts[i]);
     transfer->is_started = true;
     end_copy(transfer->copies);
     return FL_OK;
@@ -300,7 +264,6 @@ const fl_transfer_ops fl_cpu_transfer_ops = {
     .close = close_copy_stream,
     .collect = collect,
     .get = get_transfer,
-    .set_casts = set_casts,
     .set_slices = set_slices,
     .set_buffer = set_buffer,
     .is_started = is_started,

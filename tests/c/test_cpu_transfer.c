@@ -122,81 +122,6 @@ static void test_finish_starts_what_was_not_started(void)
     close_fixture(&f);
 }
 
-/* Casts follow the copy, whoever starts it; a transfer that is used again has no casts. */
-static void test_bytes_become_elements(void)
-{
-    static const uint16_t halves[2][256] = {[0] = {[7] = 70, [9] = 90}, [1] = {[7] = 71, [9] = 91}};
-    static const uint32_t words[1][256] = {{[7] = 1u << 31, [9] = 3}};
-    static char large[3 * BYTES];
-    fixture f = open_fixture();
-    const int64_t to = (BYTES + 15) / 16 * 16, more = to + 2048;
-    const fl_transfer_cast casts[] = {
-        {.to = to, .count = 100, .plane = 3, .channels = 2, .bytes = 2, .tables = halves},
-        {.from = 16,
-         .to = more,
-         .count = 50,
-         .plane = 1,
-         .channels = 1,
-         .bytes = 4,
-         .tables = words}};
-    for (int way = 0; way < 3; way++) {
-        void *transfer = get_transfer(&f, 1);
-        fl_slot *slot = get_filled(&f, way == 2 ? 9 : 7);
-        memset(large, 0, sizeof large);
-        if (way < 2) ops->set_casts(transfer, casts, 2);
-        set_buffer(transfer, large, false);
-        ops->part_filled(transfer, 0, slot, BYTES);
-        for (int64_t i = 0; i < 101; i++) {
-            uint16_t expected = (uint16_t)(70 + i / 3 % 2), half;
-            memcpy(&half, large + to + 2 * i, 2);
-            CHECK_INT(half, way < 2 && i < 100 ? expected : 0);
-        }
-        for (int64_t i = 0; i < 51; i++) {
-            uint32_t word;
-            memcpy(&word, large + more + 4 * i, 4);
-            CHECK_INT(word, way < 2 && i < 50 ? 1u << 31 : 0);
-        }
-        CHECK_INT(ops->finish(transfer, slot, BYTES, NULL, NULL), FL_OK);
-    }
-    close_fixture(&f);
-}
-
-/* Takes the last three halves of rows of five, with a sign and without. */
-static void test_integers_become_wider(void)
-{
-    enum { COUNT = 30, TO = (BYTES + 15) / 16 * 16 };
-    static char large[3 * BYTES];
-    fixture f = open_fixture();
-    for (int is_signed = 0; is_signed < 2; is_signed++)
-        for (int32_t bytes = 4; bytes <= 8; bytes += 4) {
-            const fl_transfer_cast cast = {.kind = FL_CAST_WIDEN,
-                                           .bytes = bytes,
-                                           .from = 4,
-                                           .to = TO,
-                                           .count = COUNT,
-                                           .from_bytes = 2,
-                                           .is_signed = is_signed == 1,
-                                           .row = 3,
-                                           .pitch = 5};
-            void *transfer = get_transfer(&f, 1);
-            fl_slot *slot = get_filled(&f, 7);
-            int16_t *halves = (int16_t *)(void *)fl_slot_data(slot);
-            for (int64_t i = 0; i < BYTES / 2; i++) halves[i] = (int16_t)(i * 1001 - 20000);
-            memset(large, 77, sizeof large);
-            ops->set_casts(transfer, &cast, 1);
-            set_buffer(transfer, large, false);
-            ops->part_filled(transfer, 0, slot, BYTES);
-            for (int64_t i = 0; i < COUNT; i++) {
-                int16_t half = halves[2 + i / 3 * 5 + i % 3];
-                int64_t made = is_signed ? half : (uint16_t)half;
-                CHECK(memcmp(large + TO + i * bytes, &made, (size_t)bytes) == 0);
-            }
-            CHECK_INT(large[TO + COUNT * bytes], 77);
-            CHECK_INT(ops->finish(transfer, slot, BYTES, NULL, NULL), FL_OK);
-        }
-    close_fixture(&f);
-}
-
 static void test_what_nobody_wants_goes_back(void)
 {
     fixture f = open_fixture();
@@ -437,8 +362,6 @@ int main(void)
     RUN(test_the_last_part_or_the_buffer_starts_the_copy);
     RUN(test_a_whole_batch_is_copied_at_once);
     RUN(test_finish_starts_what_was_not_started);
-    RUN(test_bytes_become_elements);
-    RUN(test_integers_become_wider);
     RUN(test_what_nobody_wants_goes_back);
     RUN(test_nothing_is_copied_once_it_is_halted);
     RUN(test_halt_waits_for_threads_that_copy);

@@ -102,7 +102,8 @@ typedef struct fl_transfer_ops {
 
     /* Sets the casts to make once the batch is copied, before any stream that waits for the copy
      * goes on. Call this before set_buffer. `casts` and their tables are borrowed until the
-     * transfer is finished, abandoned or cancelled. The buffer has room for all results. */
+     * transfer is finished, abandoned or cancelled. The buffer has room for all results. NULL if
+     * buffers are host memory, whose batches the host casts. */
     void (*set_casts)(void *transfer, const fl_transfer_cast *casts, int32_t count);
 
     /* Sets slices that may be copied before the batch is filled. Call this before the batch is

@@ -131,4 +131,9 @@ void fl_op_set_ratio(fl_image_op *op); /* sets log_ratio, for fl_op_draw_edges *
 void fl_op_draw_edges(const fl_image_op *op, fl_philox_block block, fl_image_size in,
                       int64_t *larger_with_ratio, int64_t *smaller_with_ratio);
 
+/* Draws from two words where a rectangle of this size lies in an image of size `in`, and sets top,
+ * left and size. */
+void fl_op_draw_corner(const uint32_t word[2], fl_image_size in, fl_image_size size,
+                       fl_image_params *params);
+
 #endif

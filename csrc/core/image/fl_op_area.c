@@ -77,3 +77,11 @@ void fl_op_draw_edges(const fl_image_op *op, fl_philox_block block, fl_image_siz
     *larger_with_ratio = (int64_t)rint(sqrt(area * ratio));
     *smaller_with_ratio = (int64_t)rint(sqrt(area / ratio));
 }
+
+void fl_op_draw_corner(const uint32_t word[2], fl_image_size in, fl_image_size size,
+                       fl_image_params *params)
+{
+    params->top = (int32_t)fl_philox_below(word[0], (uint32_t)(in.height - size.height) + 1);
+    params->left = (int32_t)fl_philox_below(word[1], (uint32_t)(in.width - size.width) + 1);
+    params->size = size;
+}

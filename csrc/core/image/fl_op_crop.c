@@ -111,11 +111,7 @@ static void draw_random(const fl_image_op *op, const fl_sample_key *key, fl_imag
 {
     fl_image_size padded = find_padding(op, in, params->padding);
     fl_philox_block block = fl_op_random(op, key, 0);
-    uint32_t rows = (uint32_t)(padded.height - op->size.height) + 1;
-    uint32_t columns = (uint32_t)(padded.width - op->size.width) + 1;
-    params->top = (int32_t)fl_philox_below(block.word[0], rows);
-    params->left = (int32_t)fl_philox_below(block.word[1], columns);
-    params->size = op->size;
+    fl_op_draw_corner(block.word, padded, op->size, params);
 }
 
 const fl_op_type fl_op_random_crop = {.name = "RandomCrop",

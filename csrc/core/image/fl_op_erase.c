@@ -27,11 +27,8 @@ draw(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image
         fl_op_draw_edges(op, block, in, &height, &width);
         if (height >= in.height || width >= in.width) continue;
         params->is_applied = true;
-        params->size = (fl_image_size){(int32_t)height, (int32_t)width};
-        uint32_t rows = (uint32_t)(in.height - height) + 1;
-        uint32_t columns = (uint32_t)(in.width - width) + 1;
-        params->top = (int32_t)fl_philox_below(block.word[2], rows);
-        params->left = (int32_t)fl_philox_below(block.word[3], columns);
+        fl_image_size size = {(int32_t)height, (int32_t)width};
+        fl_op_draw_corner(block.word + 2, in, size, params);
         return;
     }
 }
