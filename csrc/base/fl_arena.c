@@ -1,8 +1,8 @@
 /* fl_arena: see fl_arena.h.
  *
- * Sizes are rounded up to tiers, four for each power of two. A region that comes back serves the
- * next request of its tier. Regions are neither split nor joined, so giving a region back needs no
- * lock: the region goes onto a lock-free stack, and the next fl_arena_get moves the whole stack
+ * Sizes are rounded up to tiers, four for each power of two. A block that comes back serves the
+ * next request of its tier. Blocks are neither split nor joined, so giving a block back needs no
+ * lock: the block goes onto a lock-free stack, and the next fl_arena_get moves the whole stack
  * into the lists of the tiers. Tiers do not reuse each other's address space, because memory runs
  * short before address space does. */
 #define _GNU_SOURCE
@@ -21,23 +21,23 @@ enum { SMALLEST_SHIFT = 18, OCTAVES = 28, STEPS = 4 };
 
 static const int64_t MOST_BYTES = (int64_t)1 << 42;
 
-struct fl_region {
-    fl_arena *arena; /* owned: one reference while given out */
-    fl_region *next; /* belongs to the holder of the list */
+struct fl_shared_block {
+    fl_arena *arena;       /* owned: one reference while given out */
+    fl_shared_block *next; /* belongs to the holder of the list */
     int64_t offset, bytes;
     int32_t tier;
 };
 
 struct fl_arena {
     pthread_mutex_t mutex;
-    fl_region *spare[OCTAVES * STEPS]; /* owned; mutex */
-    int64_t frontier;                  /* all offsets below were given out once; mutex */
-    _Atomic(fl_region *) returned;     /* owned: the stack */
-    _Atomic int64_t references;        /* one for the opener, one for each region given out */
-    char *base;                        /* owned mapping; set at open */
-    int64_t bytes;                     /* set at open */
-    int fd;                            /* owned; set at open */
-    uint32_t generation;               /* set at open */
+    fl_shared_block *spare[OCTAVES * STEPS]; /* owned; mutex */
+    int64_t frontier;                        /* all offsets below were given out once; mutex */
+    _Atomic(fl_shared_block *) returned;     /* owned: the stack */
+    _Atomic int64_t references;              /* one for the opener, one for each block given out */
+    char *base;                              /* owned mapping; set at open */
+    int64_t bytes;                           /* set at open */
+    int fd;                                  /* owned; set at open */
+    uint32_t generation;                     /* set at open */
 };
 
 static inline bool is_foreign(const fl_arena *arena)
@@ -52,7 +52,7 @@ static int64_t tier_bytes(int32_t tier)
 }
 
 /* Returns the first tier of at least `bytes`. Every tier is a multiple of 64 KB, the largest
- * page size of any kernel: with smaller tiers, giving a region back would free pages of its
+ * page size of any kernel: with smaller tiers, giving a block back would free pages of its
  * neighbour. */
 static int32_t find_tier(int64_t bytes)
 {
@@ -138,12 +138,12 @@ int fl_arena_open(int64_t least_bytes, fl_arena **out, fl_err *err)
     return FL_OK;
 }
 
-static void free_list(fl_region *region)
+static void free_list(fl_shared_block *block)
 {
-    while (region != NULL) {
-        fl_region *next = region->next;
-        fl_free(region);
-        region = next;
+    while (block != NULL) {
+        fl_shared_block *next = block->next;
+        fl_free(block);
+        block = next;
     }
 }
 
@@ -170,88 +170,91 @@ int64_t fl_arena_bytes(const fl_arena *arena) { return arena->bytes; }
 
 char *fl_arena_base(const fl_arena *arena) { return arena->base; }
 
-static fl_region *pop_spare_locked(fl_arena *arena, int32_t tier)
+static fl_shared_block *pop_spare_locked(fl_arena *arena, int32_t tier)
 {
-    fl_region *region = atomic_exchange_explicit(&arena->returned, NULL, memory_order_acquire);
-    while (region != NULL) {
-        fl_region *next = region->next;
-        region->next = arena->spare[region->tier];
-        arena->spare[region->tier] = region;
-        region = next;
+    fl_shared_block *block = atomic_exchange_explicit(&arena->returned, NULL, memory_order_acquire);
+    while (block != NULL) {
+        fl_shared_block *next = block->next;
+        block->next = arena->spare[block->tier];
+        arena->spare[block->tier] = block;
+        block = next;
     }
-    region = arena->spare[tier];
-    if (region != NULL) arena->spare[tier] = region->next;
-    return region;
+    block = arena->spare[tier];
+    if (block != NULL) arena->spare[tier] = block->next;
+    return block;
 }
 
-static fl_region *cut_new_locked(fl_arena *arena, int32_t tier)
+static fl_shared_block *cut_new_locked(fl_arena *arena, int32_t tier)
 {
     int64_t bytes = tier_bytes(tier);
     if (bytes > arena->bytes - arena->frontier) return NULL;
-    fl_region *region = fl_alloc(sizeof *region);
-    if (region == NULL) return NULL;
-    *region = (fl_region){.offset = arena->frontier, .bytes = bytes, .tier = tier};
+    fl_shared_block *block = fl_alloc(sizeof *block);
+    if (block == NULL) return NULL;
+    *block = (fl_shared_block){.offset = arena->frontier, .bytes = bytes, .tier = tier};
     arena->frontier += bytes;
-    return region;
+    return block;
 }
 
-int fl_arena_get(fl_arena *arena, int64_t bytes, fl_region **out, fl_err *err)
+int fl_arena_get(fl_arena *arena, int64_t bytes, fl_shared_block **out, fl_err *err)
 {
     *out = NULL;
     if (is_foreign(arena)) return fl_fail(err, FL_EFORK, "this arena belongs to a parent process");
     int32_t tier = find_tier(bytes);
-    fl_region *region = NULL;
+    fl_shared_block *block = NULL;
     if (tier < OCTAVES * STEPS) {
         pthread_mutex_lock(&arena->mutex);
-        region = pop_spare_locked(arena, tier);
-        if (region == NULL) region = cut_new_locked(arena, tier);
+        block = pop_spare_locked(arena, tier);
+        if (block == NULL) block = cut_new_locked(arena, tier);
         pthread_mutex_unlock(&arena->mutex);
     }
-    if (region == NULL)
+    if (block == NULL)
         return fl_fail(err, FL_ENOMEM,
                        "no room for a batch of %lld bytes in the %lld bytes of address space that "
                        "batches of worker processes have; hold fewer batches or raise ulimit -v",
                        (long long)bytes, (long long)arena->bytes);
-    region->arena = arena;
+    block->arena = arena;
     atomic_fetch_add_explicit(&arena->references, 1, memory_order_relaxed);
-    *out = region;
+    *out = block;
     return FL_OK;
 }
 
-void fl_region_give(fl_region *region)
+void fl_shared_block_give(fl_shared_block *block)
 {
-    if (region == NULL || is_foreign(region->arena)) return;
-    fl_arena *arena = region->arena;
+    if (block == NULL || is_foreign(block->arena)) return;
+    fl_arena *arena = block->arena;
     int saved = errno;
-    char *data = fl_region_data(region);
-    size_t bytes = (size_t)region->bytes;
-    /* The region is named by address, because the program may have closed the descriptor and opened
+    char *data = fl_shared_block_data(block);
+    size_t bytes = (size_t)block->bytes;
+    /* The block is named by address, because the program may have closed the descriptor and opened
      * a file of its own under the same number. The kernel refuses MADV_REMOVE for locked memory,
      * hence munlock. If the kernel cannot punch a hole, the memory stays with the arena for the
-     * next region. */
+     * next block. */
     if (madvise(data, bytes, MADV_REMOVE) != 0 && munlock(data, bytes) == 0)
         (void)madvise(data, bytes, MADV_REMOVE);
     errno = saved;
-    fl_region *head = atomic_load_explicit(&arena->returned, memory_order_relaxed);
-    do region->next = head; /* release: the next holder comes after all uses by this holder */
-    while (!atomic_compare_exchange_weak_explicit(&arena->returned, &head, region,
+    fl_shared_block *head = atomic_load_explicit(&arena->returned, memory_order_relaxed);
+    do block->next = head; /* release: the next holder comes after all uses by this holder */
+    while (!atomic_compare_exchange_weak_explicit(&arena->returned, &head, block,
                                                   memory_order_release, memory_order_relaxed));
     drop_reference(arena);
 }
 
-void fl_region_abandon(fl_region *region)
+void fl_shared_block_abandon(fl_shared_block *block)
 {
-    if (region == NULL || is_foreign(region->arena)) return;
-    fl_arena *arena = region->arena;
-    fl_free(region);
+    if (block == NULL || is_foreign(block->arena)) return;
+    fl_arena *arena = block->arena;
+    fl_free(block);
     drop_reference(arena);
 }
 
-char *fl_region_data(const fl_region *region) { return region->arena->base + region->offset; }
+char *fl_shared_block_data(const fl_shared_block *block)
+{
+    return block->arena->base + block->offset;
+}
 
-int64_t fl_region_bytes(const fl_region *region) { return region->bytes; }
+int64_t fl_shared_block_bytes(const fl_shared_block *block) { return block->bytes; }
 
-int64_t fl_region_offset(const fl_region *region) { return region->offset; }
+int64_t fl_shared_block_offset(const fl_shared_block *block) { return block->offset; }
 
 int fl_arena_attach(int fd, int64_t bytes, char **out, fl_err *err)
 {

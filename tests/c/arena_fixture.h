@@ -1,4 +1,4 @@
-/* arena_fixture.h: arenas and regions for the tests of fl_arena, and of slots over an arena. */
+/* arena_fixture.h: arenas and blocks for the tests of fl_arena, and of slots over an arena. */
 #ifndef ARENA_FIXTURE_H
 #define ARENA_FIXTURE_H
 
@@ -19,13 +19,13 @@ static inline fl_arena *open_arena(int64_t least_bytes)
     return arena;
 }
 
-static inline fl_region *get_region(fl_arena *arena, int64_t bytes)
+static inline fl_shared_block *get_block(fl_arena *arena, int64_t bytes)
 {
-    fl_region *region;
-    CHECK_INT(fl_arena_get(arena, bytes, &region, NULL), FL_OK);
-    CHECK(region != NULL && fl_region_bytes(region) >= bytes);
-    CHECK(fl_region_data(region) == fl_arena_base(arena) + fl_region_offset(region));
-    return region;
+    fl_shared_block *block;
+    CHECK_INT(fl_arena_get(arena, bytes, &block, NULL), FL_OK);
+    CHECK(block != NULL && fl_shared_block_bytes(block) >= bytes);
+    CHECK(fl_shared_block_data(block) == fl_arena_base(arena) + fl_shared_block_offset(block));
+    return block;
 }
 
 /* Memory that the file holds. */

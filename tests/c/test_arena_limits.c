@@ -11,25 +11,25 @@
 static int open_and_get(void *arg)
 {
     fl_arena *arena = (fl_arena *)arg;
-    fl_region *region = (fl_region *)arg, *second;
+    fl_shared_block *block = (fl_shared_block *)arg, *second;
     fl_err err = {0};
     int status = fl_arena_open(64 * MIB, &arena, &err);
     if (status != FL_OK) {
         CHECK(arena == NULL && err.code == status && err.text[0] != '\0');
         return status;
     }
-    status = fl_arena_get(arena, 5 * KIB, &region, &err);
+    status = fl_arena_get(arena, 5 * KIB, &block, &err);
     if (status != FL_OK) {
-        CHECK(region == NULL && err.code == status && err.text[0] != '\0');
-        CHECK_INT(fl_arena_get(arena, 5 * KIB, &region, NULL), FL_OK); /* the next one is there */
+        CHECK(block == NULL && err.code == status && err.text[0] != '\0');
+        CHECK_INT(fl_arena_get(arena, 5 * KIB, &block, NULL), FL_OK); /* the next one is there */
     }
-    fl_region_data(region)[0] = 1;
+    fl_shared_block_data(block)[0] = 1;
     if (status == FL_OK) {
         status = fl_arena_get(arena, MIB, &second, &err);
-        fl_region_give(second);
+        fl_shared_block_give(second);
     }
     fl_arena_close(arena);
-    fl_region_give(region);
+    fl_shared_block_give(block);
     return status;
 }
 
@@ -70,27 +70,29 @@ static void limit(int resource, int64_t bytes)
 
 static void check_refused(fl_arena *arena, int64_t bytes)
 {
-    fl_region *region = (fl_region *)arena;
+    fl_shared_block *block = (fl_shared_block *)arena;
     fl_err err = {0};
-    CHECK_INT(fl_arena_get(arena, bytes, &region, &err), FL_ENOMEM);
-    CHECK(region == NULL && err.code == FL_ENOMEM && err.text[0] != '\0');
+    CHECK_INT(fl_arena_get(arena, bytes, &block, &err), FL_ENOMEM);
+    CHECK(block == NULL && err.code == FL_ENOMEM && err.text[0] != '\0');
 }
 
-/* Takes regions of `bytes` until the arena is used up, and gives all back. */
+/* Takes blocks of `bytes` until the arena is used up, and gives all back. */
 static int64_t use_up(fl_arena *arena, int64_t bytes)
 {
     enum { MOST = 1000 };
-    static fl_region *regions[MOST];
+    static fl_shared_block *blocks[MOST];
     int64_t count = 0;
-    while (count < MOST && fl_arena_get(arena, bytes, &regions[count], NULL) == FL_OK) {
-        CHECK(holds_only(fl_region_data(regions[count]), 0, fl_region_bytes(regions[count])));
-        memset(fl_region_data(regions[count]), 1, (size_t)fl_region_bytes(regions[count]));
+    while (count < MOST && fl_arena_get(arena, bytes, &blocks[count], NULL) == FL_OK) {
+        CHECK(holds_only(fl_shared_block_data(blocks[count]), 0,
+                         fl_shared_block_bytes(blocks[count])));
+        memset(fl_shared_block_data(blocks[count]), 1,
+               (size_t)fl_shared_block_bytes(blocks[count]));
         count++;
     }
     CHECK(count < MOST);
     check_refused(arena, bytes);
     int64_t most = count;
-    while (count > 0) fl_region_give(regions[--count]);
+    while (count > 0) fl_shared_block_give(blocks[--count]);
     return most;
 }
 
@@ -148,9 +150,9 @@ static void test_an_impossible_size_does_no_harm(void)
     fl_arena *arena = open_arena(64 * MIB), *none;
     for (int i = 0; i < 4; i++) {
         check_refused(arena, impossible[i]);
-        fl_region *region = get_region(arena, 100);
-        CHECK_INT(fl_region_offset(region), 0);
-        fl_region_give(region);
+        fl_shared_block *block = get_block(arena, 100);
+        CHECK_INT(fl_shared_block_offset(block), 0);
+        fl_shared_block_give(block);
         CHECK_INT(fl_arena_open(impossible[i], &none, NULL), FL_ENOMEM);
         CHECK(none == NULL);
     }
@@ -161,24 +163,24 @@ static void test_an_impossible_size_does_no_harm(void)
 
 typedef struct family {
     fl_arena *arena;
-    fl_region *held[4]; /* owned by the parent */
-    int64_t bytes;      /* of each */
+    fl_shared_block *held[4]; /* owned by the parent */
+    int64_t bytes;            /* of each */
 } family;
 
 static family start_family(void)
 {
     family f = {.arena = open_arena(64 * MIB), .bytes = 100 * KIB};
     for (int i = 0; i < 4; i++) {
-        f.held[i] = get_region(f.arena, f.bytes);
-        memset(fl_region_data(f.held[i]), 10 + i, (size_t)f.bytes);
+        f.held[i] = get_block(f.arena, f.bytes);
+        memset(fl_shared_block_data(f.held[i]), 10 + i, (size_t)f.bytes);
     }
-    fl_region_give(get_region(f.arena, f.bytes)); /* one that waits to be used again */
+    fl_shared_block_give(get_block(f.arena, f.bytes)); /* one that waits to be used again */
     return f;
 }
 
 static void end_family(family *f)
 {
-    for (int i = 0; i < 4; i++) fl_region_give(f->held[i]);
+    for (int i = 0; i < 4; i++) fl_shared_block_give(f->held[i]);
     CHECK_INT(held_bytes(f->arena), 0);
     fl_arena_close(f->arena);
 }
@@ -187,22 +189,22 @@ static void check_held(const family *f)
 {
     CHECK(held_bytes(f->arena) >= 4 * f->bytes);
     for (int i = 0; i < 4; i++)
-        CHECK(holds_only(fl_region_data(f->held[i]), (char)(10 + i), f->bytes));
+        CHECK(holds_only(fl_shared_block_data(f->held[i]), (char)(10 + i), f->bytes));
 }
 
-/* Runs in a child of a parent with regions, and drops everything: no call may have an effect. */
+/* Runs in a child of a parent with blocks, and drops everything: no call may have an effect. */
 static int drop_everything(void *arg)
 {
     family *f = arg;
     fl_err err = {0};
-    fl_region *region = f->held[0];
-    for (int i = 0; i < 4; i++) fl_region_give(f->held[i]);
-    CHECK_INT(fl_arena_get(f->arena, f->bytes, &region, &err), FL_EFORK);
-    CHECK(region == NULL && err.code == FL_EFORK && err.text[0] != '\0');
+    fl_shared_block *block = f->held[0];
+    for (int i = 0; i < 4; i++) fl_shared_block_give(f->held[i]);
+    CHECK_INT(fl_arena_get(f->arena, f->bytes, &block, &err), FL_EFORK);
+    CHECK(block == NULL && err.code == FL_EFORK && err.text[0] != '\0');
     for (int i = 0; i < 6; i++) fl_arena_close(f->arena); /* more often than there are references */
     check_held(f);                                        /* still there, as it was */
     fl_arena *own = open_arena(MIB);                      /* made in the child: as good as any */
-    fl_region_give(get_region(own, f->bytes));
+    fl_shared_block_give(get_block(own, f->bytes));
     fl_arena_close(own);
     return 0;
 }
@@ -212,9 +214,10 @@ static void test_a_child_drops_everything(void)
     family f = start_family();
     CHECK_INT(run_child(drop_everything, &f), 0);
     check_held(&f);
-    fl_region *fresh = get_region(f.arena, f.bytes); /* and the parent goes on */
-    for (int i = 0; i < 4; i++) CHECK(fl_region_offset(fresh) != fl_region_offset(f.held[i]));
-    fl_region_give(fresh);
+    fl_shared_block *fresh = get_block(f.arena, f.bytes); /* and the parent goes on */
+    for (int i = 0; i < 4; i++)
+        CHECK(fl_shared_block_offset(fresh) != fl_shared_block_offset(f.held[i]));
+    fl_shared_block_give(fresh);
     end_family(&f);
 }
 
@@ -223,7 +226,7 @@ static int attach_and_answer(void *arg)
     family *f = arg;
     int64_t offsets[4], bytes = fl_arena_bytes(f->arena);
     int fd = fl_arena_fd(f->arena);
-    for (int i = 0; i < 4; i++) offsets[i] = fl_region_offset(f->held[i]);
+    for (int i = 0; i < 4; i++) offsets[i] = fl_shared_block_offset(f->held[i]);
     CHECK(munmap(fl_arena_base(f->arena), (size_t)bytes) == 0); /* as if this were no fork */
     char *base;
     CHECK_INT(fl_arena_attach(fd, bytes, &base, NULL), FL_OK);
@@ -240,7 +243,7 @@ static void test_another_process_attaches(void)
     family f = start_family();
     CHECK_INT(run_child(attach_and_answer, &f), 0);
     for (int i = 0; i < 4; i++)
-        CHECK(holds_only(fl_region_data(f.held[i]), (char)(20 + i), f.bytes));
+        CHECK(holds_only(fl_shared_block_data(f.held[i]), (char)(20 + i), f.bytes));
     end_family(&f);
 }
 

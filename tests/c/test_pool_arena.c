@@ -248,7 +248,7 @@ static int open_and_lend(void *arg)
 
 static void test_every_refused_resource(void)
 {
-    fl_arena *arena = open_arena(64 * MIB); /* a fresh one needs records for its regions */
+    fl_arena *arena = open_arena(64 * MIB); /* a fresh one needs records for its blocks */
     CHECK(refuse_each(open_and_lend, arena) >= 4);
     fl_slot *slot = (fl_slot *)arena;
     fl_pool *pool = open_shared_pool(arena, 1);

@@ -390,8 +390,8 @@ static void test_a_slot_of_an_arena_is_pinned_as_far_as_it_is_used(void)
     fl_arena_close(arena);
 }
 
-/* The pinned part is never larger than the region; outgrown slots together are no larger than the
- * last. */
+/* The pinned part is never larger than the shared block; outgrown slots together are no larger than
+ * the last. */
 static void test_a_slot_of_an_arena_grows(void)
 {
     fl_arena *arena = open_arena(64 * MIB);
@@ -405,7 +405,7 @@ static void test_a_slot_of_an_arena_grows(void)
     }
     fake_pin_costs end = fake_count_pins();
     /* Sizes go from a page to 4 MiB: one registration each time the size doubles, and one each time
-     * the region does. */
+     * the shared block does. */
     CHECK(end.registered - begin.registered <= 1 + 2 * 10);
     CHECK_INT(end.unregistered, begin.unregistered);
     fl_pool_close(pool);
@@ -414,7 +414,7 @@ static void test_a_slot_of_an_arena_grows(void)
 }
 
 /* A running collective waits for this host, so unpinning would wait for the collective. A batch of
- * every size arrives whole, also from a region that was pinned in several ranges. */
+ * every size arrives whole, also from a shared block that was pinned in several ranges. */
 static void grow_beside_a_collective(fl_arena *arena)
 {
     fl_pool *pool;

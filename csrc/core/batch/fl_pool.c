@@ -18,12 +18,12 @@
 enum { MOST_PINS = 48 }; /* each pin but the last is at least as large as all earlier ones */
 
 struct fl_slot {
-    fl_pool *pool;        /* owned: one reference */
-    fl_slot *next;        /* belongs to the holder of the list */
-    fl_pages pages;       /* owned unless region is set; written by the holder of a FILLING slot */
-    fl_region *region;    /* owned; the memory of pages if the pool has an arena; else NULL */
-    int64_t used, before; /* holder: most bytes ever asked for, with and without this holder */
-    int64_t pinned;       /* holder: pinned bytes from the start */
+    fl_pool *pool;          /* owned: one reference */
+    fl_slot *next;          /* belongs to the holder of the list */
+    fl_pages pages;         /* owned unless block is set; written by the holder of a FILLING slot */
+    fl_shared_block *block; /* owned; the memory of pages if the pool has an arena; else NULL */
+    int64_t used, before;   /* holder: most bytes ever asked for, with and without this holder */
+    int64_t pinned;         /* holder: pinned bytes from the start */
     int64_t ends[MOST_PINS]; /* holder: end of each range that was pinned in one call */
     int32_t pins;            /* holder: pinned ranges */
     int64_t outgrown;        /* holder: pinned bytes of the slot that this slot replaces */
@@ -102,9 +102,9 @@ static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
         return FL_OK;
     }
     if (pool->arena == NULL) return fl_pages_open(bytes, pages, err);
-    FL_TRY(fl_arena_get(pool->arena, bytes, &slot->region, err));
-    *pages =
-        (fl_pages){.data = fl_region_data(slot->region), .capacity = fl_region_bytes(slot->region)};
+    FL_TRY(fl_arena_get(pool->arena, bytes, &slot->block, err));
+    *pages = (fl_pages){.data = fl_shared_block_data(slot->block),
+                        .capacity = fl_shared_block_bytes(slot->block)};
     return FL_OK;
 }
 
@@ -121,8 +121,8 @@ static void free_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
     unpin(slot);
-    if (slot->region != NULL)
-        fl_region_give(slot->region);
+    if (slot->block != NULL)
+        fl_shared_block_give(slot->block);
     else
         fl_pages_close(&slot->pages);
     fl_free(slot);
@@ -132,7 +132,7 @@ static void free_slot(fl_slot *slot)
 static void abandon_slot(fl_slot *slot)
 {
     fl_pool *pool = slot->pool;
-    fl_region_abandon(slot->region);
+    fl_shared_block_abandon(slot->block);
     fl_free(slot);
     drop_reference(pool);
 }
@@ -423,13 +423,13 @@ int64_t fl_slot_pin_end(const fl_slot *slot, int64_t at)
     return slot->ends[i];
 }
 
-/* Returns up to which byte to pin if `bytes` are wanted. A region is sparse and pinning populates
+/* Returns up to which byte to pin if `bytes` are wanted. A block is sparse and pinning populates
  * its pages, so no more than `bytes` is pinned at first, and at least twice as much each time the
- * region has to grow. */
+ * block has to grow. */
 static int64_t find_pinned_size(const fl_slot *slot, int64_t bytes)
 {
     int64_t capacity = slot->pages.capacity;
-    if (slot->region == NULL) return capacity;
+    if (slot->block == NULL) return capacity;
     int64_t before = fl_max(slot->outgrown, slot->pinned);
     int64_t least = bytes > before ? 2 * before : before;
     return fl_min(capacity, fl_max(fl_pages_whole(bytes), least));
@@ -476,7 +476,7 @@ void fl_slot_give(fl_slot *slot)
     if (atomic_fetch_sub_explicit(&slot->shares, 1, memory_order_acq_rel) != 1) return;
     atomic_fetch_sub_explicit(&slot->pool->lent, 1, memory_order_relaxed);
     slot->given_at = fl_fork_count();
-    if (slot->region != NULL && slot->given_at != slot->lent_at)
+    if (slot->block != NULL && slot->given_at != slot->lent_at)
         retire(slot);
     else
         recycle(slot);

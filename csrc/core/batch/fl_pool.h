@@ -33,14 +33,14 @@ typedef struct fl_pinner {
 void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
 
 /* Populates and pins at least the first `bytes` of the slot. A slot outside an arena is pinned
- * whole, once; a region only as far as asked for, and at least twice as far each time the region
- * has to grow. Takes long, and unpins nothing: a slot that was replaced by a larger one stays
- * pinned until the pool is trimmed or closed. Only the holder calls this function, while no copy
- * reads the slot. Fails as pin does; the bytes pinned before stay pinned. */
+ * whole, once; a shared block only as far as asked for, and at least twice as far each time the
+ * shared block has to grow. Takes long, and unpins nothing: a slot that was replaced by a larger
+ * one stays pinned until the pool is trimmed or closed. Only the holder calls this function, while
+ * no copy reads the slot. Fails as pin does; the bytes pinned before stay pinned. */
 int fl_slot_pin(fl_slot *slot, int64_t bytes, fl_err *err);
 
-/* Returns the end of the pinned range around byte `at`, which must be pinned. A region that has
- * grown is pinned in several ranges, and a copy must not cross from one range into the next. */
+/* Returns the end of the pinned range around byte `at`, which must be pinned. A shared block that
+ * has grown is pinned in several ranges, and a copy must not cross from one range into the next. */
 int64_t fl_slot_pin_end(const fl_slot *slot, int64_t at);
 
 /* Returns true if fl_slot_pin would have nothing to do. */

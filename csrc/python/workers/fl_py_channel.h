@@ -13,11 +13,11 @@
 typedef struct fl_py_parent_end {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    fl_py_batch_pool *pool; /* owned */
-    fl_region *control;     /* owned: holds the queues */
-    fl_shm_queue *shm;      /* owned, over control */
-    fl_inflight *inflight;  /* owned: all unanswered requests */
-    uint32_t generation;    /* of the process that made this object */
+    fl_py_batch_pool *pool;   /* owned */
+    fl_shared_block *control; /* owned: holds the queues */
+    fl_shm_queue *shm;        /* owned, over control */
+    fl_inflight *inflight;    /* owned: all unanswered requests */
+    uint32_t generation;      /* of the process that made this object */
     int32_t workers, depth;
     /* SHARED(channel): any thread may call close() or drop a reply, also while a different thread
      * is in next(). These fields, and the consumer thread's fields of fl_inflight, fl_shm_queue and

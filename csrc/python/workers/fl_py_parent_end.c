@@ -34,8 +34,8 @@ static int open_queues(fl_py_parent_end *self, fl_err *err)
 {
     int64_t bytes = fl_shm_queue_bytes(self->workers, self->depth);
     FL_TRY(fl_arena_get(self->pool->arena, bytes, &self->control, err));
-    return fl_shm_queue_open(fl_region_data(self->control), self->workers, self->depth, &self->shm,
-                             err);
+    return fl_shm_queue_open(fl_shared_block_data(self->control), self->workers, self->depth,
+                             &self->shm, err);
 }
 
 static int open_inflight(fl_py_parent_end *self, int64_t budget, bool keeps_tasks,
@@ -151,10 +151,10 @@ static void parent_end_dealloc(fl_py_parent_end *self)
     fl_py_destination_close(&self->destination.base);
     fl_shm_queue_free(self->shm);
     if (self->is_released)
-        fl_region_give(self->control);
+        fl_shared_block_give(self->control);
     else
         /* A worker may still be alive and use the queues, so their memory is never reused. */
-        fl_region_abandon(self->control);
+        fl_shared_block_abandon(self->control);
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->pool);
     type->tp_free(self);
@@ -425,7 +425,7 @@ static PyObject *parent_end_address(fl_py_parent_end *self, PyObject *Py_UNUSED(
 {
     const fl_arena *arena = self->pool->arena;
     return Py_BuildValue("iLLiiK", fl_arena_fd(arena), (long long)fl_arena_bytes(arena),
-                         (long long)fl_region_offset(self->control), (int)self->workers,
+                         (long long)fl_shared_block_offset(self->control), (int)self->workers,
                          (int)self->depth, (unsigned long long)(uintptr_t)fl_arena_base(arena));
 }
 
