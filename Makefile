@@ -207,7 +207,7 @@ LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/tes
 # The CUDA floor without a toolkit: over tests/cuda/fake, whose streams may run late; kernels as C++
 # through tests/cuda/shim, which runs them on fibers.
 CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/cuda/shim -DFL_CUDA_ARCHS='"75 80"'
-CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_runtime csrc/cuda/fl_cuda_region csrc/cuda/fl_cuda_grad \
+CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_runtime csrc/cuda/fl_cuda_host_range csrc/cuda/fl_cuda_grad \
 	csrc/cuda/fl_cuda_kernels csrc/cuda/fl_cuda_cast csrc/cuda/fl_cuda_colors csrc/cuda/fl_cuda_gather csrc/cuda/fl_cuda_images csrc/cuda/fl_cuda_ragged csrc/cuda/fl_cuda_widen csrc/cuda/fl_cuda_windows \
 	tests/cuda/shim_grid) $(patsubst %.c,$(LANE_DIR)/%.o,\
 	$(filter-out %/fake_kernels.c %/fake_torch.c,$(wildcard tests/cuda/fake/*.c)))

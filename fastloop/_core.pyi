@@ -129,12 +129,12 @@ class Permutation:
     def block(self, first: int, count: int, step: int = 1) -> np.ndarray[Any, Any]: ...
 
 @final
-class Region:
+class HostRange:
     sources: tuple[Any, ...]
     nbytes: int
     def __new__(
         cls, tensor_type: type, sources: tuple[Any, ...], first: int, device: int
-    ) -> Region: ...
+    ) -> HostRange: ...
     def covers(self, tensor: Any, /) -> bool: ...
 
 @final
@@ -354,7 +354,7 @@ class Gatherer:
         memory: tuple[Callable[[int], list[Any]] | None, Callable[[Any], Any]],
         structure: Any,
         sources: tuple[
-            tuple[Any, Region | None, tuple[ImagePlan, Any] | None]
+            tuple[Any, HostRange | None, tuple[ImagePlan, Any] | None]
             | SequenceColumn
             | tuple[Any, int],
             ...,

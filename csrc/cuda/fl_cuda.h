@@ -78,25 +78,25 @@ int fl_cuda_gather_pieces(int32_t device, void *stream, const fl_piece_batch *ou
 
 /* ---- host memory that kernels read over the link */
 
-typedef struct fl_cuda_region fl_cuda_region;
+typedef struct fl_cuda_host_range fl_cuda_host_range;
 
 /* Registers bytes of the host with the driver, for kernels of all devices; a device that reads all
  * host memory anyway needs no registration. Takes about 0.1 s a GB, and the pages stay in memory
  * until close. The bytes must not move until then. The caller closes *out. FL_ENOMEM, FL_EDEVICE:
  * nothing is registered; the driver refuses bytes if some are registered already. Any thread, like
  * all functions below. */
-int fl_cuda_region_open(int32_t device, char *data, int64_t bytes, fl_cuda_region **out,
-                        fl_err *err);
+int fl_cuda_host_range_open(int32_t device, char *data, int64_t bytes, fl_cuda_host_range **out,
+                            fl_err *err);
 
 /* SYNC: waits for the noted reads; unregistering waits for the device. NULL is fine; does nothing
  * in a forked child. */
-void fl_cuda_region_close(fl_cuda_region *region);
+void fl_cuda_host_range_close(fl_cuda_host_range *range);
 
 /* Returns the number that kernels add to a host address. */
-int64_t fl_cuda_region_shift(const fl_cuda_region *region);
+int64_t fl_cuda_host_range_shift(const fl_cuda_host_range *range);
 
-/* Notes that kernels that read the region have been queued on the stream, on this device. On a
+/* Notes that kernels that read the host range have been queued on the stream, on this device. On a
  * failure waits until the kernels are over: SYNC. FL_ENOMEM, FL_EDEVICE. */
-int fl_cuda_region_note(fl_cuda_region *region, int32_t device, void *stream, fl_err *err);
+int fl_cuda_host_range_note(fl_cuda_host_range *range, int32_t device, void *stream, fl_err *err);
 
 #endif

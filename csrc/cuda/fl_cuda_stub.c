@@ -55,25 +55,25 @@ int fl_cuda_gather_pieces(int32_t device, void *stream, const fl_piece_batch *ou
     return fl_cuda_check(device, err);
 }
 
-int fl_cuda_region_open(int32_t device, char *data, int64_t bytes, fl_cuda_region **out,
-                        fl_err *err)
+int fl_cuda_host_range_open(int32_t device, char *data, int64_t bytes, fl_cuda_host_range **out,
+                            fl_err *err)
 {
     (void)data, (void)bytes;
     *out = NULL;
     return fl_cuda_check(device, err);
 }
 
-void fl_cuda_region_close(fl_cuda_region *region) { (void)region; }
+void fl_cuda_host_range_close(fl_cuda_host_range *range) { (void)range; }
 
-int64_t fl_cuda_region_shift(const fl_cuda_region *region)
+int64_t fl_cuda_host_range_shift(const fl_cuda_host_range *range)
 {
-    (void)region;
+    (void)range;
     return 0;
 }
 
-int fl_cuda_region_note(fl_cuda_region *region, int32_t device, void *stream, fl_err *err)
+int fl_cuda_host_range_note(fl_cuda_host_range *range, int32_t device, void *stream, fl_err *err)
 {
-    (void)region, (void)stream;
+    (void)range, (void)stream;
     return fl_cuda_check(device, err);
 }
 

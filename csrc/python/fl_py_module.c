@@ -11,7 +11,7 @@
 #include "fl_py_collate.h"
 #include "fl_py_finalizer.h"
 #include "fl_py_gatherer.h"
-#include "fl_py_region.h"
+#include "fl_py_host_range.h"
 #include "fl_py_grad_list.h"
 #include "fl_py_image_draws.h"
 #include "fl_py_image_op.h"
@@ -211,7 +211,7 @@ static const struct {
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},
     {&fl_py_gatherer_spec, offsetof(fl_py_state, gatherer_type)},
-    {&fl_py_region_spec, offsetof(fl_py_state, region_type)},
+    {&fl_py_host_range_spec, offsetof(fl_py_state, host_range_type)},
     {&fl_py_finalizer_spec, offsetof(fl_py_state, finalizer_type)},
 };
 enum { TYPES = sizeof types / sizeof *types };

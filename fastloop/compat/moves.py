@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from fastloop._core import Region, SequenceColumn, Table, Windows
+from fastloop._core import HostRange, SequenceColumn, Table, Windows
 from fastloop._core import move as rebase
 from fastloop.base.machine import read_memory
 from fastloop.base.threads import NextLock
@@ -29,9 +29,9 @@ from fastloop.compat.torch_parts import difference, is_known, parts_of
 Keeper = Table | Windows
 
 _keepers: WeakKeyDictionary[Keeper, frozenset[int]] = WeakKeyDictionary()  # and their storages
-_regions: WeakSet[Region] = WeakSet()
+_host_ranges: WeakSet[HostRange] = WeakSet()
 replaced: list[str] = []  # the methods of torch that are replaced for the whole process
-os.register_at_fork(after_in_child=_regions.clear)  # they are the parent's
+os.register_at_fork(after_in_child=_host_ranges.clear)  # they are the parent's
 # Held during a move: watch() sees a tensor before or after the move.
 _lock = NextLock()
 
@@ -40,7 +40,7 @@ def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(move)
     def call(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
         with _lock.of_process():
-            kept = [each.untyped_storage()._cdata for r in _regions for each in r.sources]
+            kept = [each.untyped_storage()._cdata for r in _host_ranges for each in r.sources]
             if self._cdata in kept:
                 text = "a device reads this memory (gather='device'), so it cannot move to shared"
                 raise RuntimeError(f"{text} memory (leave gather out)")
@@ -90,15 +90,15 @@ def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_locked(needed: int) -> None:
-    locked, most = sum(region.nbytes for region in _regions), read_memory().lockable
+    locked, most = sum(host_range.nbytes for host_range in _host_ranges), read_memory().lockable
     if needed and needed + locked > most:
         text = f"gather='device' would lock {needed + locked:,} bytes of host memory, and {most:,} "
         raise MemoryError(f"{text}may be locked here (leave gather out: the CPU copies the rows)")
 
 
-def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[Region, ...]:
-    """Return the region of host memory around each tensor, for kernels of a CUDA device to read.
-    Datasets share regions; a region is registered until its last reference goes.
+def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[HostRange, ...]:
+    """Return the range of host memory around each tensor, for kernels of a CUDA device to read.
+    Datasets share ranges; a range is registered until its last reference goes.
 
     Raises:
         MemoryError: too much memory would be locked.
@@ -108,20 +108,20 @@ def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[Region, ...]
     if not are_noticed():
         raise RuntimeError(f"a tensor's memory may move unnoticed: {difference('moves')}")
     with _lock.of_process():
-        new = [each for each in tensors if not any(r.covers(each) for r in _regions)]
+        new = [each for each in tensors if not any(r.covers(each) for r in _host_ranges)]
         _check_locked(sum({each.data_ptr(): each.nbytes for each in new}.values()))
-        regions, kept = list(_regions), tuple(map(pin_storage, new))
+        host_ranges, kept = list(_host_ranges), tuple(map(pin_storage, new))
         try:
             for i, each in enumerate(kept):
-                if not any(r.covers(each) for r in regions):
-                    regions.append(Region(torch.Tensor, kept, i, device))
+                if not any(r.covers(each) for r in host_ranges):
+                    host_ranges.append(HostRange(torch.Tensor, kept, i, device))
         except (MemoryError, RuntimeError) as error:
-            regions.clear()  # the traceback keeps this frame
+            host_ranges.clear()  # the traceback keeps this frame
             text = f"gather='device' cannot register {each.nbytes:,} bytes of host memory: {error}"
             remedy = "pass data that are neither pinned nor in part those of another dataset"
             raise RuntimeError(f"{text} ({remedy}; in a container, --ulimit memlock=-1)") from error
-        _regions.update(regions)
-        return tuple(next(r for r in regions if r.covers(each)) for each in tensors)
+        _host_ranges.update(host_ranges)
+        return tuple(next(r for r in host_ranges if r.covers(each)) for each in tensors)
 
 
 def watch(keeper: Keeper) -> None:

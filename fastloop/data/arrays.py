@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastloop._core import ImagePlan, Region
+from fastloop._core import HostRange, ImagePlan
 from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
 from fastloop.compat.moves import register
 from fastloop.data.collate import borrow_slots
@@ -176,14 +176,14 @@ class ArrayDataset(EpochDataset):
             else:
                 yield field.unfetched
 
-    def _register(self, device: int) -> tuple[Region, ...]:
+    def _register(self, device: int) -> tuple[HostRange, ...]:
         """Register the fields' memory, so that kernels of a CUDA device can read it. Raises as
         ``moves.register``."""
         fields: Any = self._fields
-        regions = register([field.rows for field in fields], device)
-        for field, region in zip(fields, regions, strict=True):
-            field.region = region
-        return regions
+        host_ranges = register([field.rows for field in fields], device)
+        for field, host_range in zip(fields, host_ranges, strict=True):
+            field.host_range = host_range
+        return host_ranges
 
     def to(self, device: torch.device | str | int) -> ArrayDataset:
         """Return a dataset with its fields on a device. In loaders without workers, the device

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from fastloop._core import Region, Table, copy_row
+from fastloop._core import HostRange, Table, copy_row
 from fastloop.base.checks import look_up, make_message, refuse_if
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -164,7 +164,7 @@ class Field:
     opened: str | None = None  # the path that was given, absolute
     file: MappedFile | None = None
     rows: torch.Tensor | None = None  # the source as a tensor, if torch can have such a tensor
-    region: Region | None = None  # the registered memory that devices read the rows from
+    host_range: HostRange | None = None  # the registered memory that devices read the rows from
     _table: Table | None = None
 
     def __init__(self, name: str, value: Any, may_be_resident: bool = False) -> None:

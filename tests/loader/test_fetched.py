@@ -119,12 +119,12 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(columns, "_RESIDENT", ("cpu",))
     monkeypatch.setattr(resident, "open_accelerator", lambda device: streams)
     monkeypatch.setattr(resident, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(ArrayDataset, "_register", lambda data, device: ("region", "another"))
-    regions: list[Any] = []
+    monkeypatch.setattr(ArrayDataset, "_register", lambda data, device: ("host_range", "another"))
+    host_ranges: list[Any] = []
 
     class Gatherer:
         def __init__(self, *args: Any) -> None:
-            regions.extend(region for _, region, _ in args[3])
+            host_ranges.extend(host_range for _, host_range, _ in args[3])
 
         def stream(self) -> None: ...
 
@@ -145,7 +145,7 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
     assert streams.done[5] == ("wait", "loop") and len(batch) == 2 and len(streams.done) == 8
     for (what, stream, noted), made in zip(streams.done[6:], batch, strict=True):
         assert (what, stream) == ("note", "loop") and noted is made
-    assert regions == ["region", "another"]
+    assert host_ranges == ["host_range", "another"]
 
 
 READ_ONLY = np.zeros((N, 2))

@@ -134,11 +134,11 @@ copied, pickled = copy.copy(data), pickle.loads(pickle.dumps(data))
 del data, dataset, copied
 gc.collect()
 next(iterator)
-assert registered() == 4 and pickled._fields[0].region is None
+assert registered() == 4 and pickled._fields[0].host_range is None
 iterator = None  # type: ignore[assignment]
 gc.collect()
 assert registered() == 2  # those that the other dataset reads
-reference = weakref.ref(other._fields[0].region)
+reference = weakref.ref(other._fields[0].host_range)
 if (child := os.fork()) == 0:
     IMAGES.share_memory_()  # nothing is registered here
     del other, loader
@@ -204,9 +204,9 @@ for n in range(1, 40):
     assert registered() == 0, n
 
 
-def take(source: Any, region: Any) -> Any:
+def take(source: Any, host_range: Any) -> Any:
     memory = (lambda count: [source[:count].clone()], torch.empty_like)
-    gatherer = _core.Gatherer(torch.Tensor, memory, None, ((source, region, None),), 0)
+    gatherer = _core.Gatherer(torch.Tensor, memory, None, ((source, host_range, None),), 0)
     gatherer.set_rows(index, 4)
     return gatherer.take(0, 1, (), False)
 
@@ -220,17 +220,17 @@ refuse(MemoryError, "would lock", lambda: iter(fetching(data, 2)))
 assert fake.fake_count_pins().registered == before
 moves.read_memory = machine_memory
 list(fetching(data, 40))
-region = data._fields[0].region
+host_range = data._fields[0].host_range
 x, index = torch.zeros(4, 3), torch.tensor([1])
-for wrong in ((), 1, (region,)):
-    text = "sources must be (tensor, Region or None"
-    refuse(ValueError, text, lambda regions=wrong: take(IMAGES, regions))  # type: ignore[misc]
-refuse(ValueError, "the data have moved", lambda: take(x, region))
+for wrong in ((), 1, (host_range,)):
+    text = "sources must be (tensor, HostRange or None"
+    refuse(ValueError, text, lambda host_ranges=wrong: take(IMAGES, host_ranges))  # type: ignore[misc]
+refuse(ValueError, "the data have moved", lambda: take(x, host_range))
 
-region.sources[0].owner = region  # a cycle
+host_range.sources[0].owner = host_range  # a cycle
 # ---- a dataset that goes while kernels read, where nothing is registered
 
-data = region = wrong = arguments = None  # type: ignore[assignment]
+data = host_range = wrong = arguments = None  # type: ignore[assignment]
 gc.collect()
 held: list[Any] = []
 

@@ -181,8 +181,8 @@ def take(
     first: int = 0,
 ) -> Any:
     """A batch of all rows from `first` on, in these tensors."""
-    regions = (None,) * len(sources)
-    given: Any = tuple(zip(sources, regions, plans or regions, strict=True))
+    host_ranges = (None,) * len(sources)
+    given: Any = tuple(zip(sources, host_ranges, plans or host_ranges, strict=True))
     if shift is not None:
         given = ((*sources, shift),)
     memory = (lambda count: list(outs), torch.empty_like)
@@ -201,8 +201,8 @@ REFUSED: list[tuple[Any, str]] = [
     (((x.T,), rows[:2], (torch.empty(2, 6),), 2), "rows must be contiguous"),
     (((x,), rows, (x[:3],), 7), "the data had 7 rows and now have 6"),
     (((x, x), rows, (x[:3],), 6), "structure must be of each source"),
-    (((x,), rows, (x[:3],), 6, (COMPUTED,)), "sources must be (tensor, Region or None"),
-    (((x,), rows, (x[:3],), 6, ((1, 2),)), "sources must be (tensor, Region or None"),
+    (((x,), rows, (x[:3],), 6, (COMPUTED,)), "sources must be (tensor, HostRange or None"),
+    (((x,), rows, (x[:3],), 6, ((1, 2),)), "sources must be (tensor, HostRange or None"),
     (((x.numpy(),), rows, (x[:3],), 6), "expected a torch.Tensor, got numpy.ndarray"),
 ]
 
@@ -240,13 +240,13 @@ WINDOWS_REFUSED: list[tuple[Any, Any, Any, str]] = [
 ]
 for tokens_given, starts, outs, text in WINDOWS_REFUSED:
     refuse(((tokens_given,), starts, outs, 40), text, shift=1)
-refuse(((tokens,), rows, pair, 40), "sources must be (tensor, Region or None", shift=2)
+refuse(((tokens,), rows, pair, 40), "sources must be (tensor, HostRange or None", shift=2)
 plan, shape = AUGMENTED[0]._plans[0], (3, 3, 28, 28)
 assert plan is not None
 maps, table = torch.zeros(3, plan.map_length).int(), torch.zeros(len(plan.values())).byte()
 given: list[Any] = [plan, IMAGES["CHW"], rows, N, maps, table, torch.empty(shape)]
 WRONG: list[tuple[int, Any, str]] = [
-    (0, T.Resize((9, 9)), "sources must be (tensor, Region or None"),
+    (0, T.Resize((9, 9)), "sources must be (tensor, HostRange or None"),
     (0, COMPUTED, "the plan computes pixels"),
     (1, IMAGES["CHW"].int(), "the images are not those of the plan"),
     (1, IMAGES["HWC"], "the images are not those of the plan"),

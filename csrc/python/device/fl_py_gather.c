@@ -41,20 +41,20 @@ PyObject *fl_py_gather_refuse(int64_t before, int64_t now)
 int fl_py_gather_view_source(const fl_py_gather *self, const fl_py_gather_source *source,
                              fl_tensor *out)
 {
-    int status = source->region == NULL ? fl_py_gather_view(self, source->tensor, out)
-                                        : fl_py_region_view(source->region, source->tensor, out);
+    int status = source->range == NULL ? fl_py_gather_view(self, source->tensor, out)
+                                       : fl_py_host_range_view(source->range, source->tensor, out);
     if (status != 0 || out->ndim < 1 || out->shape[0] >= self->length) return status;
     (void)fl_py_gather_refuse(self->length, out->shape[0]);
     return -1;
 }
 
-/* Notes the stream in the regions. Runs without the interpreter lock; the caller keeps the regions
+/* Notes the stream in the ranges. Runs without the interpreter lock; the caller keeps the ranges
  * alive. */
-static int note_regions(const fl_py_gather *self, void *stream, fl_err *err)
+static int note_ranges(const fl_py_gather *self, void *stream, fl_err *err)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) {
-        const fl_py_region *region = self->sources[i].region;
-        if (region != NULL) FL_TRY(fl_cuda_region_note(region->region, self->device, stream, err));
+        const fl_py_host_range *range = self->sources[i].range;
+        if (range != NULL) FL_TRY(fl_cuda_host_range_note(range->range, self->device, stream, err));
     }
     return FL_OK;
 }
@@ -68,7 +68,7 @@ int fl_py_gather_queue(const fl_py_gather *self, fl_py_gather_launch *launch, co
     Py_BEGIN_ALLOW_THREADS /* launching blocks while the stream's queue is full; the caller keeps
                               the tensors */
     status = launch(self, stream, what, &err);
-    if (status == FL_OK) status = note_regions(self, stream, &err);
+    if (status == FL_OK) status = note_ranges(self, stream, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);

@@ -1,5 +1,5 @@
-/* fl_py_gather: makes batches with kernels from tensors on a CUDA device or in a region: reads and
- * checks the kernels' arguments, and then queues the kernels on torch's current stream.
+/* fl_py_gather: makes batches with kernels from tensors on a CUDA device or in a host range: reads
+ * and checks the kernels' arguments, and then queues the kernels on torch's current stream.
  *
  * Each kind of source has one file: fl_py_gather_rows, _images, _windows. All functions need the
  * interpreter lock; 0, or -1 and an exception. Until the functions return, the caller holds
@@ -12,21 +12,21 @@
 
 #include "fl_py_dlpack.h"
 #include "fl_py_image_plan.h"
-#include "fl_py_region.h"
+#include "fl_py_host_range.h"
 
 /* One source of a batch. Objects are borrowed. */
 typedef struct fl_py_gather_source {
     PyObject *tensor;
-    fl_py_region *region;   /* holds the tensor; NULL: the tensor lies on the device */
-    fl_py_image_plan *plan; /* makes images; NULL: rows are copied */
-    PyObject *values;       /* the plan's values() on the device */
-    bool is_windows;        /* the tensor holds tokens, and rows are begins of windows */
-    int32_t shift;          /* of windows: y begins this many tokens after x, 0 or 1 */
+    fl_py_host_range *range; /* holds the tensor; NULL: the tensor lies on the device */
+    fl_py_image_plan *plan;  /* makes images; NULL: rows are copied */
+    PyObject *values;        /* the plan's values() on the device */
+    bool is_windows;         /* the tensor holds tokens, and rows are begins of windows */
+    int32_t shift;           /* of windows: y begins this many tokens after x, 0 or 1 */
 } fl_py_gather_source;
 
 typedef struct fl_py_gather {
     const fl_py_dlpack *dlpack; /* borrowed, like all objects */
-    int32_t device;             /* the device that holds the tensors, except sources in a region */
+    int32_t device; /* the device that holds the tensors, except sources in a host range */
     const fl_py_gather_source *sources; /* borrowed: the fields, or one source of tokens */
     Py_ssize_t count;                   /* of sources */
     int64_t length;                     /* rows of the fields when the indices were checked */
@@ -64,7 +64,7 @@ PyObject *fl_py_gather_refuse(int64_t before, int64_t now);
 /* Describes a tensor on the gather's device. ValueError if the tensor is on a different device. */
 int fl_py_gather_view(const fl_py_gather *self, PyObject *tensor, fl_tensor *out);
 
-/* Describes a field on the device or in a region. ValueError if the field has lost rows. */
+/* Describes a field on the device or in a host range. ValueError if the field has lost rows. */
 int fl_py_gather_view_source(const fl_py_gather *self, const fl_py_gather_source *source,
                              fl_tensor *out);
 
@@ -73,7 +73,7 @@ int fl_py_gather_view_source(const fl_py_gather *self, const fl_py_gather_source
 typedef int
 fl_py_gather_launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err);
 
-/* Calls launch with torch's current stream, and notes in the regions that the stream reads them. */
+/* Calls launch with torch's current stream, and notes in the ranges that the stream reads them. */
 int fl_py_gather_queue(const fl_py_gather *self, fl_py_gather_launch *launch, const void *what);
 
 #endif

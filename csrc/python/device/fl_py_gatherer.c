@@ -276,7 +276,7 @@ static PyObject *gatherer_stream(fl_py_gatherer *self, PyObject *Py_UNUSED(ignor
 /* Reads one source; -1 and ValueError if the object is not a source. */
 static int read_source(const fl_py_state *state, PyObject *item, fl_py_gather_source *out)
 {
-    PyObject *region, *pair;
+    PyObject *range, *pair;
     Py_ssize_t size = PyTuple_CheckExact(item) ? PyTuple_GET_SIZE(item) : 0;
     if (size == 2) {
         long shift = PyLong_AsLong(PyTuple_GET_ITEM(item, 1));
@@ -285,21 +285,22 @@ static int read_source(const fl_py_state *state, PyObject *item, fl_py_gather_so
         out->shift = (int32_t)shift;
         if (shift == 0 || shift == 1) return 0;
     } else if (size == 3) {
-        region = PyTuple_GET_ITEM(item, 1);
+        range = PyTuple_GET_ITEM(item, 1);
         pair = PyTuple_GET_ITEM(item, 2);
         *out = (fl_py_gather_source){.tensor = PyTuple_GET_ITEM(item, 0)};
-        if (region != Py_None) out->region = (fl_py_region *)region;
+        if (range != Py_None) out->range = (fl_py_host_range *)range;
         if (pair != Py_None && PyTuple_CheckExact(pair) && PyTuple_GET_SIZE(pair) == 2) {
             out->plan = (fl_py_image_plan *)PyTuple_GET_ITEM(pair, 0);
             out->values = PyTuple_GET_ITEM(pair, 1);
         }
-        if ((out->region == NULL || Py_IS_TYPE(region, state->region_type)) &&
+        if ((out->range == NULL || Py_IS_TYPE(range, state->host_range_type)) &&
             (out->plan != NULL ? Py_IS_TYPE(out->plan, state->image_plan_type) : pair == Py_None))
             return 0;
     }
-    PyErr_SetString(PyExc_ValueError,
-                    "sources must be (tensor, Region or None, (ImagePlan, values) or None) each, "
-                    "SequenceColumns, or (tokens, shift), whose shift is 0 or 1");
+    PyErr_SetString(
+        PyExc_ValueError,
+        "sources must be (tensor, HostRange or None, (ImagePlan, values) or None) each, "
+        "SequenceColumns, or (tokens, shift), whose shift is 0 or 1");
     return -1;
 }
 
@@ -407,8 +408,8 @@ PyDoc_STRVAR(
     "Batches of rows of data that kernels of a CUDA device read.\n\n"
     "memory: (new_batch, torch.empty_like): new_batch(count) returns a list of new tensors for\n"
     "a batch of so many rows; None: no kernel runs, and torch's index makes fields. structure:\n"
-    "around the tensors of a batch, as of Table. sources: a tuple (tensor, region, plan) for\n"
-    "each field: region is the Region that the tensor lies in, or None; plan is (ImagePlan, its\n"
+    "around the tensors of a batch, as of Table. sources: a tuple (tensor, range, plan) for\n"
+    "each field: range is the HostRange that the tensor lies in, or None; plan is (ImagePlan, its\n"
     "values() on the device), or None, and rows are copied. A SequenceColumn, whose values lie\n"
     "on the device, is a source, as well; the leader of the column does not count. For windows, "
     "which begin at the\n"

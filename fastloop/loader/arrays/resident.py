@@ -125,14 +125,14 @@ class ResidentIter(SingleIter, LockedIter):
         def make(count: int) -> list[torch.Tensor]:
             return [_new_tensor(column, device, count) for column in fields]
 
-        regions: Any = columns.dataset._register(index) if columns.is_fetched else repeat(None)
+        host_ranges: Any = columns.dataset._register(index) if columns.is_fetched else repeat(None)
         self._plans: list[Any] = [column.plan for column in fields if column.plan]
         tables = [np.frombuffer(plan.values(), np.uint8) for plan in self._plans]
         self._tables = [_send(table, self._accelerator) for table in tables]
         pairs = zip(self._plans, self._tables, strict=True)
         given = (
-            (column.source, region, column.plan and next(pairs))
-            for column, region in zip(fields, regions, strict=False)
+            (column.source, host_range, column.plan and next(pairs))
+            for column, host_range in zip(fields, host_ranges, strict=False)
         )
         sources: Any = tuple(
             each if isinstance(each, SequenceColumn) else next(given) for each in self._tensors

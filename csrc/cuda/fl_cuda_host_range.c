@@ -1,4 +1,4 @@
-/* fl_cuda_region: see fl_cuda.h. Iterators of several threads may read one region. */
+/* fl_cuda_host_range: see fl_cuda.h. Iterators of several threads may read one range. */
 #include "fl_cuda.h"
 #include "fl_cuda_runtime.h"
 #include "fl_thread.h"
@@ -11,7 +11,7 @@ typedef struct read {
     cudaEvent_t event; /* owned; recorded after the last kernel that reads */
 } read;
 
-struct fl_cuda_region {
+struct fl_cuda_host_range {
     char *data;     /* borrowed */
     int32_t device; /* the first four fields after data are set at open, then read-only */
     uint32_t generation;
@@ -32,7 +32,7 @@ static int reads_all(int32_t device, bool *out, fl_err *err)
     return FL_OK;
 }
 
-static int find_shift(fl_cuda_region *self, fl_err *err)
+static int find_shift(fl_cuda_host_range *self, fl_err *err)
 {
     void *there;
     FL_CUDA_TRY(cudaHostGetDevicePointer(&there, self->data, 0), err);
@@ -40,7 +40,7 @@ static int find_shift(fl_cuda_region *self, fl_err *err)
     return FL_OK;
 }
 
-static int register_inside(fl_cuda_region *self, int64_t bytes, fl_err *err)
+static int register_inside(fl_cuda_host_range *self, int64_t bytes, fl_err *err)
 {
     bool reads;
     FL_TRY(fl_cuda_require_primary(self->device, err));
@@ -55,7 +55,7 @@ static int register_inside(fl_cuda_region *self, int64_t bytes, fl_err *err)
     return status;
 }
 
-static int open_inside(fl_cuda_region *self, int64_t bytes, fl_err *err)
+static int open_inside(fl_cuda_host_range *self, int64_t bytes, fl_err *err)
 {
     fl_cuda_scope scope;
     FL_TRY(fl_mutex_open(&self->mutex, err));
@@ -68,12 +68,12 @@ static int open_inside(fl_cuda_region *self, int64_t bytes, fl_err *err)
     return status;
 }
 
-int fl_cuda_region_open(int32_t device, char *data, int64_t bytes, fl_cuda_region **out,
-                        fl_err *err)
+int fl_cuda_host_range_open(int32_t device, char *data, int64_t bytes, fl_cuda_host_range **out,
+                            fl_err *err)
 {
-    fl_cuda_region *self = fl_alloc(sizeof *self);
+    fl_cuda_host_range *self = fl_alloc(sizeof *self);
     *out = NULL;
-    if (self == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a region");
+    if (self == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a range");
     self->data = data;
     self->device = device;
     self->generation = fl_fork_generation();
@@ -85,10 +85,10 @@ int fl_cuda_region_open(int32_t device, char *data, int64_t bytes, fl_cuda_regio
     return status;
 }
 
-int64_t fl_cuda_region_shift(const fl_cuda_region *self) { return self->shift; }
+int64_t fl_cuda_host_range_shift(const fl_cuda_host_range *self) { return self->shift; }
 
 /* Adds an entry for a stream. The caller has entered the device. */
-static int add_read_locked(fl_cuda_region *self, int32_t device, void *stream, fl_err *err)
+static int add_read_locked(fl_cuda_host_range *self, int32_t device, void *stream, fl_err *err)
 {
     read *made = fl_alloc(sizeof *made);
     if (made == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a stream");
@@ -102,7 +102,7 @@ static int add_read_locked(fl_cuda_region *self, int32_t device, void *stream, f
     return status;
 }
 
-static int note_locked(fl_cuda_region *self, int32_t device, void *stream, fl_err *err)
+static int note_locked(fl_cuda_host_range *self, int32_t device, void *stream, fl_err *err)
 {
     read *found = self->reads;
     while (found != NULL && (found->stream != stream || found->device != device))
@@ -112,7 +112,7 @@ static int note_locked(fl_cuda_region *self, int32_t device, void *stream, fl_er
     return FL_CUDA_STATUS(cudaEventRecord(found->event, stream), err);
 }
 
-int fl_cuda_region_note(fl_cuda_region *self, int32_t device, void *stream, fl_err *err)
+int fl_cuda_host_range_note(fl_cuda_host_range *self, int32_t device, void *stream, fl_err *err)
 {
     fl_cuda_scope scope;
     fl_cuda_scope_enter_surely(device, &scope);
@@ -136,7 +136,7 @@ static void end_read(read *self)
     fl_free(self);
 }
 
-void fl_cuda_region_close(fl_cuda_region *self)
+void fl_cuda_host_range_close(fl_cuda_host_range *self)
 {
     fl_cuda_scope scope;
     if (self == NULL || self->generation != fl_fork_generation()) return;

@@ -1,5 +1,5 @@
-/* fl_py_region: see fl_py_region.h. */
-#include "fl_py_region.h"
+/* fl_py_host_range: see fl_py_host_range.h. */
+#include "fl_py_host_range.h"
 
 #include "fl_py.h"
 
@@ -18,14 +18,14 @@ static int64_t find_span(const fl_tensor *view)
     return bytes;
 }
 
-static bool covers(const fl_py_region *self, const char *data, int64_t bytes)
+static bool covers(const fl_py_host_range *self, const char *data, int64_t bytes)
 {
     return bytes == 0 || (data >= self->data && data + bytes <= self->data + self->bytes);
 }
 
-/* Extends the region by a source that overlaps the region, as columns of one table do; then sets
- * *is_larger. */
-static int add_overlap(fl_py_region *self, Py_ssize_t i, bool *is_larger)
+/* Extends the host range by a source that overlaps the host range, as columns of one table do; then
+ * sets *is_larger. */
+static int add_overlap(fl_py_host_range *self, Py_ssize_t i, bool *is_larger)
 {
     fl_tensor view;
     if (fl_py_tensor_view(&self->dlpack, PyTuple_GET_ITEM(self->sources, i), &view) != 0) return -1;
@@ -39,7 +39,7 @@ static int add_overlap(fl_py_region *self, Py_ssize_t i, bool *is_larger)
     return 0;
 }
 
-static int find_bytes(fl_py_region *self, Py_ssize_t first)
+static int find_bytes(fl_py_host_range *self, Py_ssize_t first)
 {
     fl_tensor view;
     bool is_larger = true;
@@ -55,42 +55,42 @@ static int find_bytes(fl_py_region *self, Py_ssize_t first)
     return 0;
 }
 
-static int open_region(fl_py_region *self, int device)
+static int open_range(fl_py_host_range *self, int device)
 {
     fl_err err;
     int status;
     Py_BEGIN_ALLOW_THREADS
-    status = fl_cuda_region_open(device, (char *)(uintptr_t)self->data, self->bytes, &self->region,
-                                 &err);
+    status = fl_cuda_host_range_open(device, (char *)(uintptr_t)self->data, self->bytes,
+                                     &self->range, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) return 0;
     fl_py_raise(&err, NULL);
     return -1;
 }
 
-static PyObject *region_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *range_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"tensor_type", "sources", "first", "device", NULL};
     PyObject *tensor_type, *sources;
     Py_ssize_t first;
     int device;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!ni:Region", keywords, &tensor_type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!ni:HostRange", keywords, &tensor_type,
                                      &PyTuple_Type, &sources, &first, &device))
         return NULL;
     if (first < 0 || first >= PyTuple_GET_SIZE(sources))
         return PyErr_Format(PyExc_IndexError, "first must be in [0, %zd), got %zd",
                             PyTuple_GET_SIZE(sources), first);
-    fl_py_region *self = (fl_py_region *)type->tp_alloc(type, 0);
+    fl_py_host_range *self = (fl_py_host_range *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->sources = Py_NewRef(sources);
     if (fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 && find_bytes(self, first) == 0 &&
-        open_region(self, device) == 0)
+        open_range(self, device) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
 
-static int region_traverse(fl_py_region *self, visitproc visit, void *arg)
+static int range_traverse(fl_py_host_range *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->dlpack.tensor_type);
@@ -102,13 +102,13 @@ static int region_traverse(fl_py_region *self, visitproc visit, void *arg)
  * attributes of a tensor. */
 
 /* Waits for the device, without the interpreter lock. */
-static void region_dealloc(fl_py_region *self)
+static void range_dealloc(fl_py_host_range *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
-    fl_cuda_region_close(self->region);
+    fl_cuda_host_range_close(self->range);
     Py_END_ALLOW_THREADS
     Py_XDECREF(self->sources);
     fl_py_dlpack_close(&self->dlpack);
@@ -116,7 +116,7 @@ static void region_dealloc(fl_py_region *self)
     Py_DECREF(type);
 }
 
-int fl_py_region_view(const fl_py_region *self, PyObject *tensor, fl_tensor *out)
+int fl_py_host_range_view(const fl_py_host_range *self, PyObject *tensor, fl_tensor *out)
 {
     if (fl_py_tensor_view(&self->dlpack, tensor, out) != 0) return -1;
     if (!covers(self, out->data, find_span(out))) {
@@ -125,13 +125,13 @@ int fl_py_region_view(const fl_py_region *self, PyObject *tensor, fl_tensor *out
         return -1;
     }
     out->data =
-        (const char *)((uintptr_t)out->data + (uintptr_t)fl_cuda_region_shift(self->region));
+        (const char *)((uintptr_t)out->data + (uintptr_t)fl_cuda_host_range_shift(self->range));
     return 0;
 }
 
-PyDoc_STRVAR(covers_doc, "covers(tensor, /)\n--\n\nWhether all elements lie in the region.");
+PyDoc_STRVAR(covers_doc, "covers(tensor, /)\n--\n\nWhether all elements lie in the range.");
 
-static PyObject *region_covers(fl_py_region *self, PyObject *tensor)
+static PyObject *range_covers(fl_py_host_range *self, PyObject *tensor)
 {
     fl_tensor view;
     if (fl_py_tensor_view(&self->dlpack, tensor, &view) != 0) return NULL;
@@ -139,27 +139,28 @@ static PyObject *region_covers(fl_py_region *self, PyObject *tensor)
 }
 
 PyDoc_STRVAR(doc,
-             "Region(tensor_type, sources, first, device)\n--\n\n"
+             "HostRange(tensor_type, sources, first, device)\n--\n\n"
              "The memory of a CPU tensor, sources[first], and of those of the tuple that overlap\n"
              "it, for kernels of CUDA devices to read over the link: registered with the driver,\n"
              "through `device`, until this object goes. SYNC at its end. MemoryError,\n"
              "torch.AcceleratorError where it cannot be registered.");
 
-static PyMethodDef methods[] = {{"covers", (PyCFunction)region_covers, METH_O, covers_doc},
+static PyMethodDef methods[] = {{"covers", (PyCFunction)range_covers, METH_O, covers_doc},
                                 {NULL, NULL, 0, NULL}};
 
 static PyMemberDef members[] = {
-    {"sources", T_OBJECT_EX, offsetof(fl_py_region, sources), READONLY, "the tensors"},
-    {"nbytes", T_LONGLONG, offsetof(fl_py_region, bytes), READONLY, "of the region"},
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_region, weakrefs), READONLY, NULL},
+    {"sources", T_OBJECT_EX, offsetof(fl_py_host_range, sources), READONLY, "the tensors"},
+    {"nbytes", T_LONGLONG, offsetof(fl_py_host_range, bytes), READONLY, "of the range"},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_host_range, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot slots[] = {{Py_tp_doc, (void *)doc},
-                              {Py_tp_new, region_new},
-                              {Py_tp_traverse, region_traverse},
-                              {Py_tp_dealloc, region_dealloc},
+                              {Py_tp_new, range_new},
+                              {Py_tp_traverse, range_traverse},
+                              {Py_tp_dealloc, range_dealloc},
                               {Py_tp_methods, methods},
                               {Py_tp_members, members},
                               {0, NULL}};
 
-PyType_Spec fl_py_region_spec = FL_PY_SPEC("Region", fl_py_region, Py_TPFLAGS_HAVE_GC, slots);
+PyType_Spec fl_py_host_range_spec =
+    FL_PY_SPEC("HostRange", fl_py_host_range, Py_TPFLAGS_HAVE_GC, slots);

@@ -33,17 +33,17 @@ static void close_rows(rows *r)
     free(r->memory);
 }
 
-static fl_cuda_region *open_region(int32_t device, const rows *r)
+static fl_cuda_host_range *open_range(int32_t device, const rows *r)
 {
-    fl_cuda_region *region;
-    CHECK_INT(fl_cuda_region_open(device, r->memory, ROWS * BYTES, &region, NULL), FL_OK);
-    return region;
+    fl_cuda_host_range *range;
+    CHECK_INT(fl_cuda_host_range_open(device, r->memory, ROWS * BYTES, &range, NULL), FL_OK);
+    return range;
 }
 
-static void queue(const rows *r, fl_cuda_region *region, int32_t device, void *stream)
+static void queue(const rows *r, fl_cuda_host_range *range, int32_t device, void *stream)
 {
     CHECK_INT(fl_cuda_gather(device, stream, &r->column, 1, picked, COUNT, NULL), FL_OK);
-    CHECK_INT(fl_cuda_region_note(region, device, stream, NULL), FL_OK);
+    CHECK_INT(fl_cuda_host_range_note(range, device, stream, NULL), FL_OK);
 }
 
 static int64_t registered(void)
@@ -52,7 +52,7 @@ static int64_t registered(void)
     return costs.registered - costs.unregistered;
 }
 
-/* Unregistering runs what is queued on the device of the region alone, so the reads that are in
+/* Unregistering runs what is queued on the device of the host range alone, so the reads that are in
  * the queues of the other are those that close has waited for. */
 static void test_close_waits_for_reads_on_every_stream(void)
 {
@@ -61,14 +61,14 @@ static void test_close_waits_for_reads_on_every_stream(void)
         fake_read_pageable(is_pageable != 0);
         cudaStream_t streams[3] = {NULL, open_stream_of_device_1(), open_stream_of_device_1()};
         open_rows(&r[0]);
-        fl_cuda_region *region = open_region(0, &r[0]);
+        fl_cuda_host_range *range = open_range(0, &r[0]);
         CHECK_INT(registered(), !is_pageable);
         for (int i = 0; i < 3; i++) {
             if (i > 0) r[i] = r[0], r[i].column.to = r[i].made;
-            queue(&r[i], region, i > 0, streams[i]);
-            queue(&r[i], region, i > 0, streams[i]);
+            queue(&r[i], range, i > 0, streams[i]);
+            queue(&r[i], range, i > 0, streams[i]);
         }
-        fl_cuda_region_close(region);
+        fl_cuda_host_range_close(range);
         memset(r[0].memory, 0, ROWS * BYTES);
         CHECK_INT(registered(), 0);
         for (int i = 0; i < 3; i++) fake_synchronize(streams[i]);
@@ -86,9 +86,9 @@ static void test_kernels_have_addresses_of_their_own(void)
     open_rows(&r);
     for (int64_t shift = -4096; shift <= 4096; shift += 4096) {
         fake_shift_mapped(shift);
-        fl_cuda_region *region = open_region(1, &r);
-        CHECK_INT(fl_cuda_region_shift(region), shift);
-        fl_cuda_region_close(region);
+        fl_cuda_host_range *range = open_range(1, &r);
+        CHECK_INT(fl_cuda_host_range_shift(range), shift);
+        fl_cuda_host_range_close(range);
     }
     fake_shift_mapped(0);
     free(r.memory);
@@ -98,17 +98,17 @@ static void test_memory_that_is_registered_is_refused(void)
 {
     rows r;
     fl_err err;
-    fl_cuda_region *again;
+    fl_cuda_host_range *again;
     open_rows(&r);
-    fl_cuda_region *region = open_region(0, &r);
-    CHECK_INT(fl_cuda_region_open(0, r.memory + 9, 9, &again, &err), FL_EDEVICE);
+    fl_cuda_host_range *range = open_range(0, &r);
+    CHECK_INT(fl_cuda_host_range_open(0, r.memory + 9, 9, &again, &err), FL_EDEVICE);
     CHECK(again == NULL && strstr(err.text, "is already mapped") != NULL);
     CHECK_INT(registered(), 1);
-    fl_cuda_region_close(region);
-    CHECK_INT(fl_cuda_region_open(0, r.memory, 0, &again, &err), FL_OK); /* of no bytes */
+    fl_cuda_host_range_close(range);
+    CHECK_INT(fl_cuda_host_range_open(0, r.memory, 0, &again, &err), FL_OK); /* of no bytes */
     CHECK_INT(registered(), 0);
-    fl_cuda_region_close(again);
-    fl_cuda_region_close(NULL);
+    fl_cuda_host_range_close(again);
+    fl_cuda_host_range_close(NULL);
     free(r.memory);
 }
 
@@ -120,22 +120,22 @@ static void fail_each_call(bool is_pageable)
     fake_read_pageable(is_pageable);
     for (int64_t n = 1, is_over = false; !is_over; n++) {
         rows r;
-        fl_cuda_region *region;
+        fl_cuda_host_range *range;
         open_rows(&r);
         fake_fail_at(n, cudaErrorLaunchFailure, false);
-        int status = fl_cuda_region_open(1, r.memory, ROWS * BYTES, &region, &err);
+        int status = fl_cuda_host_range_open(1, r.memory, ROWS * BYTES, &range, &err);
         if (status == FL_OK) {
             cudaStream_t stream = NULL;
             int gathered = fl_cuda_gather(1, stream, &r.column, 1, picked, COUNT, &err);
-            if (gathered == FL_OK) (void)fl_cuda_region_note(region, 1, stream, &err);
+            if (gathered == FL_OK) (void)fl_cuda_host_range_note(range, 1, stream, &err);
             is_over = fake_calls() < n;
-            fl_cuda_region_close(region);
+            fl_cuda_host_range_close(range);
             is_over = is_over && fake_calls() < n;
             if (gathered == FL_OK) CHECK(memcmp(r.made, r.expected, COUNT * BYTES) == 0);
             opened++;
         } else {
             CHECK_INT(status, FL_EDEVICE);
-            CHECK(region == NULL && strstr(err.text, "cudaErrorLaunchFailure") != NULL);
+            CHECK(range == NULL && strstr(err.text, "cudaErrorLaunchFailure") != NULL);
             refused++;
         }
         fake_fail_at(0, cudaSuccess, false);
@@ -160,16 +160,16 @@ static void test_a_child_leaves_the_memory_to_its_parent(void)
 {
     rows r;
     open_rows(&r);
-    fl_cuda_region *region = open_region(0, &r);
+    fl_cuda_host_range *range = open_range(0, &r);
     pid_t child = fork();
     if (child == 0) {
-        fl_cuda_region_close(region);
+        fl_cuda_host_range_close(range);
         _exit(registered() == 1 ? 0 : 1);
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK_INT(registered(), 1);
-    fl_cuda_region_close(region);
+    fl_cuda_host_range_close(range);
     CHECK_INT(registered(), 0);
     free(r.memory);
 }
