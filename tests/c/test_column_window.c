@@ -187,8 +187,8 @@ static void check_cut_batches(bool has_y, bool has_documents, uint64_t most, int
     fl_table *cut;
     CHECK_INT(open_world(&world, has_y, has_documents, most, NULL), FL_OK);
     fl_column_window_config config = world.config;
-    config.is_cut = true;
-    CHECK(fl_column_window_can_cut(&config));
+    config.is_narrow = true;
+    CHECK(fl_column_window_can_narrow(&config));
     CHECK_INT(fl_column_window_open(&config, &column, NULL), FL_OK);
     CHECK_INT(fl_table_open(&column, 1, &cut, NULL), FL_OK);
     CHECK_INT(fl_table_outputs(cut), fl_table_outputs(world.table));
@@ -221,7 +221,7 @@ static void test_what_is_not_cut(void)
         for (uint64_t most = 100; most < UINT64_MAX; most = most == 100 ? 49999 : UINT64_MAX) {
             CHECK_INT(open_world(&world, true, false, most, NULL), FL_OK);
             world.config.tokens = dtypes[type];
-            CHECK_INT(fl_column_window_can_cut(&world.config), type < 3);
+            CHECK_INT(fl_column_window_can_narrow(&world.config), type < 3);
             close_world(&world);
         }
 }

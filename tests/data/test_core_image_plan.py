@@ -285,7 +285,7 @@ def test_a_table_for_a_device_is_for_a_device_alone() -> None:
     plan = _core.ImagePlan((), **shape, **made, linear=None, seed=0)  # type: ignore[arg-type]
     table = make_table(images, plan)
     there = table.for_device()
-    assert plan.uncut == "" and there is not table
+    assert plan.why_whole == "" and there is not table
     with pytest.raises(ValueError, match="no table for a device"):
         _core.copy_row(there, 0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
     with pytest.raises(ValueError, match="that go there"):

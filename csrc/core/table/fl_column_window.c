@@ -35,7 +35,7 @@ static void read_ahead(const window_column *self, const fl_column_batch *batch)
 /* Describes x (0) or y (1) if the destination widens them: both are made from the tokens of x, from
  * the first token or from the second on. The sums cannot overflow: the narrow tokens take at most
  * the bytes of the delivered x. */
-static void cut_output(const window_column *self, const fl_column_batch *batch, int32_t i)
+static void narrow_output(const window_column *self, const fl_column_batch *batch, int32_t i)
 {
     const fl_column_window_config *config = &self->config;
     fl_output *output = &batch->outputs[i];
@@ -62,7 +62,7 @@ static int layout_windows(const fl_column *column, fl_column_batch *batch, fl_er
     batch->work_bytes = 0;
     for (int32_t i = 0; i < column->outputs; i++) {
         FL_TRY(fl_output_set(&batch->outputs[i], self->dtypes[i], 2, shape, err));
-        if (self->config.is_cut && i < 1 + self->config.has_y) cut_output(self, batch, i);
+        if (self->config.is_narrow && i < 1 + self->config.has_y) narrow_output(self, batch, i);
         if (!fl_add(batch->work_bytes, batch->outputs[i].bytes, &batch->work_bytes))
             batch->work_bytes = INT64_MAX;
     }
@@ -78,7 +78,7 @@ find_rows(const window_column *self, const fl_column_batch *batch, char *buffer)
     char *at[FL_WINDOW_OUTPUTS] = {NULL};
     for (int32_t i = 0; i < self->base.outputs; i++) at[i] = buffer + batch->outputs[i].offset;
     fl_token_rows rows = fl_token_rows_at(at, self->config.has_y, self->config.has_documents);
-    rows.is_narrow = self->config.is_cut;
+    rows.is_narrow = self->config.is_narrow;
     return rows;
 }
 
@@ -112,7 +112,7 @@ static const fl_column_ops window_ops = {.layout = layout_windows,
                                          .row_behind = find_row_behind,
                                          .close = close_windows};
 
-bool fl_column_window_can_cut(const fl_column_window_config *config)
+bool fl_column_window_can_narrow(const fl_column_window_config *config)
 {
     int64_t bits = 8 * fl_token_bytes(fl_token_reader_narrow_type(config->reader));
     return config->tokens.bits >= 32 && bits < config->tokens.bits;

@@ -17,13 +17,13 @@ typedef struct fl_column_window_config {
     int64_t length;  /* of a row */
     fl_dtype tokens; /* of x and y */
     bool has_y, has_documents;
-    bool is_cut; /* x and y are made at the destination, from rows of narrow tokens; needs
-                    fl_column_window_can_cut */
+    bool is_narrow; /* x and y are made at the destination, from rows of narrow tokens; needs
+                    fl_column_window_can_narrow */
 } fl_column_window_config;
 
 /* Returns true if tokens are narrower in the files than in x and y, so that a device can widen
  * them. */
-bool fl_column_window_can_cut(const fl_column_window_config *config);
+bool fl_column_window_can_narrow(const fl_column_window_config *config);
 
 /* Opens a column; the caller closes *out. FL_ENOMEM. If a window cannot be read, a gather fails
  * with FL_EFILE or FL_ETOKEN, and the number of the file. */

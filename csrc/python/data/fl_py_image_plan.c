@@ -3,7 +3,7 @@
 
 #include "fl_py.h"
 #include "fl_cpu_image.h"
-#include "fl_image_cut.h"
+#include "fl_image_host_part.h"
 #include "fl_py_error.h"
 #include "fl_py_image_op.h"
 #include "fl_py_section.h"
@@ -101,14 +101,14 @@ static void set_shape(fl_py_image_plan *self, fl_image_layout memory, bool is_pe
     }
 }
 
-/* Opens the cut plan, or notes why there is none: 0, or -1 and an exception. */
-static int open_cut(fl_py_image_plan *self, const fl_image_config *config)
+/* Opens the host's part, or notes why there is none: 0, or -1 and an exception. */
+static int open_host_part(fl_py_image_plan *self, const fl_image_config *config)
 {
     fl_err err = {0};
-    int status = fl_image_cut_open(config, &self->cut, &err);
-    self->uncut = PyUnicode_FromString(status == FL_EINVAL ? err.text : "");
+    int status = fl_image_host_part_open(config, &self->host_part, &err);
+    self->why_whole = PyUnicode_FromString(status == FL_EINVAL ? err.text : "");
     if (status == FL_ENOMEM) fl_py_raise(&err, NULL);
-    return status == FL_ENOMEM || self->uncut == NULL ? -1 : 0;
+    return status == FL_ENOMEM || self->why_whole == NULL ? -1 : 0;
 }
 
 /* Opens the plan of `config`, after adding the operations, tables and numbers of the Python
@@ -138,7 +138,7 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
     config->tables = tables != Py_None ? PyBytes_AS_STRING(tables) : NULL;
     config->linear = linear != Py_None ? numbers : NULL;
     config->image_ops = fl_cpu_image_ops_find();
-    if (fl_image_plan_open(config, &self->plan, &err) == FL_OK) return open_cut(self, config);
+    if (fl_image_plan_open(config, &self->plan, &err) == FL_OK) return open_host_part(self, config);
     fl_py_raise(&err, NULL);
     return -1;
 }
@@ -179,8 +179,8 @@ static void plan_dealloc(fl_py_image_plan *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     fl_image_plan_close(self->plan);
-    fl_image_plan_close(self->cut);
-    Py_XDECREF(self->uncut);
+    fl_image_plan_close(self->host_part);
+    Py_XDECREF(self->why_whole);
     Py_XDECREF(self->tables);
     Py_XDECREF(self->values);
     fl_py_dlpack_close(&self->dlpack);
@@ -424,13 +424,13 @@ static PyObject *plan_out_shape(fl_py_image_plan *self, void *Py_UNUSED(ignored)
                          (long long)self->shape[2]);
 }
 
-static PyObject *plan_uncut(fl_py_image_plan *self, void *Py_UNUSED(ignored))
+static PyObject *plan_why_whole(fl_py_image_plan *self, void *Py_UNUSED(ignored))
 {
-    return Py_NewRef(self->uncut);
+    return Py_NewRef(self->why_whole);
 }
 
 static PyGetSetDef plan_getset[] = {
-    {"uncut", (getter)plan_uncut, NULL,
+    {"why_whole", (getter)plan_why_whole, NULL,
      "why a device cannot do its last step, the lookup in tables; '': it can", NULL},
     {"map_length", (getter)plan_map_length, NULL,
      "how many numbers map() writes for a row; 0: the plan computes pixels", NULL},

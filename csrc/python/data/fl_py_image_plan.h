@@ -12,12 +12,13 @@
 typedef struct fl_py_image_plan {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    fl_image_plan *plan; /* owned */
-    fl_image_plan *cut;  /* owned: the host's part of the plan, which makes the bytes to look up in
-                            `tables`; NULL: there is none */
-    PyObject *uncut;     /* owned: a str that says why there is no cut plan; "": there is one */
-    PyObject *tables;    /* owned: bytes, [channels][256] elements; or None */
-    PyObject *values;    /* owned: the result of values(), or NULL */
+    fl_image_plan *plan;      /* owned */
+    fl_image_plan *host_part; /* owned: the host's part of the plan, which makes the bytes to look
+                           up in `tables`; NULL: there is none */
+    PyObject
+        *why_whole;   /* owned: a str that says why the host runs the whole plan; "": it does not */
+    PyObject *tables; /* owned: bytes, [channels][256] elements; or None */
+    PyObject *values; /* owned: the result of values(), or NULL */
     fl_image_layout memory; /* memory layout of a result */
     fl_image_layout layout; /* layout of the images that the plan reads */
     fl_dtype dtype;         /* dtype of a result */
@@ -35,7 +36,7 @@ int fl_py_image_plan_source(const fl_py_image_plan *self, PyObject *image, fl_im
 char *fl_py_image_plan_memory(const fl_py_image_plan *self, PyObject *out);
 
 /* Describes the destination's work on one result: the whole plan, which has a map, or the lookup
- * that `cut` leaves. Borrows the tables. */
+ * that `host_part` leaves. Borrows the tables. */
 fl_transfer_cast fl_py_image_plan_cast(const fl_py_image_plan *self, bool is_whole);
 
 #endif

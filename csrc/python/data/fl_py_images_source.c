@@ -38,7 +38,8 @@ static bool is_made_there(const fl_py_source *self)
 
 static bool is_cast(const fl_py_source *self)
 {
-    return is_made_there(self) || (self->share != FL_PY_HOST_ALL && plan_of(self)->cut != NULL);
+    return is_made_there(self) ||
+           (self->share != FL_PY_HOST_ALL && plan_of(self)->host_part != NULL);
 }
 
 static int
@@ -54,7 +55,7 @@ open_images(const fl_py_source *self, const fl_py_part *parts, fl_column **out, 
                                      .dtype = plan->dtype,
                                      .row_ops = &fl_cpu_row_ops};
     if (is_cast(self)) config.cast = fl_py_image_plan_cast(plan, is_made_there(self));
-    if (config.cast.count > 0 && config.cast.kind == FL_CAST_LOOK_UP) config.plan = plan->cut;
+    if (config.cast.count > 0 && config.cast.kind == FL_CAST_LOOK_UP) config.plan = plan->host_part;
     memcpy(config.shape, plan->shape, sizeof config.shape);
     memcpy(config.stride, plan->stride, sizeof config.stride);
     return fl_column_image_open(&config, out, err);

@@ -15,7 +15,7 @@ static int64_t list(const fl_py_source *self, fl_py_part *parts)
 
 static bool is_cast(const fl_py_source *self)
 {
-    return self->share != FL_PY_HOST_ALL && fl_column_window_can_cut(&windows_of(self)->column);
+    return self->share != FL_PY_HOST_ALL && fl_column_window_can_narrow(&windows_of(self)->column);
 }
 
 static int
@@ -23,7 +23,7 @@ open_windows(const fl_py_source *self, const fl_py_part *parts, fl_column **out,
 {
     (void)parts;
     fl_column_window_config config = windows_of(self)->column;
-    config.is_cut = is_cast(self);
+    config.is_narrow = is_cast(self);
     return fl_column_window_open(&config, out, err);
 }
 

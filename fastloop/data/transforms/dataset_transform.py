@@ -276,9 +276,9 @@ class FieldTransform:
         lines = [f"{name}: uint8 {rows} -> {result}, native, {room}"]
         lines += explain_ops(self.plan.ops)
         if not python_reason and self._device.type == "cpu":
-            uncut = self.plan.core.uncut
+            why_whole = self.plan.core.why_whole
             sent = "uint8 is uploaded, and the device looks numbers up"
-            sent = f"the finished result is uploaded, because {uncut}" if uncut else sent
+            sent = f"the finished result is uploaded, because {why_whole}" if why_whole else sent
             work = "one kernel runs the transform" if self.plan.core.map_length else "an error"
             lines.append(f"  with workers and a CUDA device: {sent}")
             lines[-1] += f"; with transforms_on='device': {work}"

@@ -1,5 +1,5 @@
-/* fl_image_cut: see fl_image_cut.h. */
-#include "fl_image_cut.h"
+/* fl_image_host_part: see fl_image_host_part.h. */
+#include "fl_image_host_part.h"
 
 #include "fl_transfer_ops.h"
 
@@ -54,7 +54,7 @@ static int cut_fill(const fl_image_config *config, fl_image_size in, int32_t cha
 {
     const char *name = name_filler(op, in), *tables = config->tables;
     const size_t bytes = (size_t)fl_image_type_bytes(config->type);
-    fl_image_op cut = *op;
+    fl_image_op part = *op;
     for (int32_t c = 0; name != NULL && c < channels; c++) {
         int value = find_byte(tables + (size_t)c * 256 * bytes, op->out_fill + (size_t)c * bytes,
                               bytes, op->fill[c]);
@@ -63,13 +63,13 @@ static int cut_fill(const fl_image_config *config, fl_image_size in, int32_t cha
                            "%s fills channel %d with a value that no byte becomes; put %s before "
                            "ToDtype and Normalize",
                            name, c, name);
-        cut.out_fill[c] = (uint8_t)value;
+        part.out_fill[c] = (uint8_t)value;
     }
-    *op = cut;
+    *op = part;
     return FL_OK;
 }
 
-int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err *err)
+int fl_image_host_part_open(const fl_image_config *config, fl_image_plan **out, fl_err *err)
 {
     fl_image_op ops[FL_MAX_IMAGE_OPS];
     fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
@@ -85,12 +85,12 @@ int fl_image_cut_open(const fl_image_config *config, fl_image_plan **out, fl_err
         bool lasts = trace[i].channels == trace[config->count].channels;
         FL_TRY(cut_fill(config, trace[i].size, lasts ? trace[i].channels : 0, &ops[i], err));
     }
-    fl_image_config cut = *config;
-    cut.ops = ops;
-    cut.type = FL_IMAGE_U8;
-    cut.tables = NULL;
-    cut.linear = NULL;
-    FL_TRY(fl_image_plan_open(&cut, out, err));
+    fl_image_config part = *config;
+    part.ops = ops;
+    part.type = FL_IMAGE_U8;
+    part.tables = NULL;
+    part.linear = NULL;
+    FL_TRY(fl_image_plan_open(&part, out, err));
     int64_t bytes = fl_image_plan_out_bytes(*out);
     if (bytes <= FL_CAST_CYCLE) return FL_OK;
     fl_image_plan_close(*out);

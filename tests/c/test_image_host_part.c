@@ -1,21 +1,23 @@
-/* Tests of fl_image_cut: a plan's results are what its tables make of the bytes of its cut. */
+/* Tests of fl_image_host_part: a plan's results are what its tables make of the bytes of its host's
+ * part.
+ */
 #include "image_fixture.h"
 
-#include "fl_image_cut.h"
+#include "fl_image_host_part.h"
 
 enum { PLANS = 1500, LONGEST = 30, MOST_OPS = 8 };
 
-typedef struct cut_case {
+typedef struct part_case {
     fl_image_config config;
     fl_image_op ops[MOST_OPS];
     _Alignas(64) char tables[FL_MAX_CHANNELS * 256 * 4];
-} cut_case;
+} part_case;
 
-static int64_t element_bytes(const cut_case *k) { return type_bytes(k->config.type); }
+static int64_t element_bytes(const part_case *k) { return type_bytes(k->config.type); }
 
 /* Adds an operation whose fill is the cast of some byte, perhaps not of the byte that the operation
  * names. */
-static void add_op(uint64_t *seed, cut_case *k, fl_image_op op)
+static void add_op(uint64_t *seed, part_case *k, fl_image_op op)
 {
     for (int32_t c = 0; c < k->config.channels; c++) {
         int64_t value = random_below(seed, 256);
@@ -27,7 +29,7 @@ static void add_op(uint64_t *seed, cut_case *k, fl_image_op op)
 }
 
 /* Elements that are filled before a resize are bytes, and become what the tables say. */
-static void fill_resized(cut_case *k)
+static void fill_resized(part_case *k)
 {
     int32_t last = k->config.count - 1;
     while (last >= 0 && k->ops[last].kind != FL_OP_RESIZE) last--;
@@ -50,7 +52,7 @@ static fl_image_type random_type(uint64_t *seed)
     return types[random_below(seed, 3)];
 }
 
-static void make_case(uint64_t *seed, cut_case *k)
+static void make_case(uint64_t *seed, part_case *k)
 {
     memset(k, 0, sizeof *k);
     k->config = (fl_image_config){.ops = k->ops,
@@ -86,8 +88,8 @@ static void make_case(uint64_t *seed, cut_case *k)
     fill_resized(k);
 }
 
-static void
-check_sample(const cut_case *k, const fl_image_plan *plan, const fl_image_plan *cut, uint64_t *seed)
+static void check_sample(const part_case *k, const fl_image_plan *plan, const fl_image_plan *part,
+                         uint64_t *seed)
 {
     char *memory;
     fl_image_source source = make_source(seed, (lying)random_below(seed, WAYS_TO_LIE), k->config.in,
@@ -97,15 +99,15 @@ check_sample(const cut_case *k, const fl_image_plan *plan, const fl_image_plan *
     memset(params, 0, sizeof params);
     memset(same, 0, sizeof same);
     CHECK_INT(fl_image_plan_draw(plan, &key, source.size, params, NULL), FL_OK);
-    CHECK_INT(fl_image_plan_draw(cut, &key, source.size, same, NULL), FL_OK);
+    CHECK_INT(fl_image_plan_draw(part, &key, source.size, same, NULL), FL_OK);
     CHECK(memcmp(params, same, sizeof params) == 0);
-    int64_t count = fl_image_plan_out_bytes(cut), width = element_bytes(k);
+    int64_t count = fl_image_plan_out_bytes(part), width = element_bytes(k);
     CHECK_INT(fl_image_plan_out_bytes(plan), count * width);
     char *out = malloc((size_t)(count * width));
     uint8_t *bytes = malloc((size_t)count);
     CHECK(out != NULL && bytes != NULL);
     CHECK_INT(fl_image_plan_apply(plan, params, &source, out, NULL), FL_OK);
-    CHECK_INT(fl_image_plan_apply(cut, params, &source, bytes, NULL), FL_OK);
+    CHECK_INT(fl_image_plan_apply(part, params, &source, bytes, NULL), FL_OK);
     int64_t channels = k->config.channels;
     int64_t plane = k->config.layout == FL_HWC ? 1 : count / channels;
     for (int64_t i = 0; i < count; i++)
@@ -121,23 +123,23 @@ static void test_the_tables_make_the_results_of_the_bytes(void)
     uint64_t seed = 1;
     int32_t ops = 0;
     for (int n = 0; n < PLANS; n++) {
-        cut_case k;
-        fl_image_plan *plan, *cut;
+        part_case k;
+        fl_image_plan *plan, *part;
         fl_err err;
         make_case(&seed, &k);
         if (fl_image_plan_open(&k.config, &plan, &err) != FL_OK) continue; /* does not fit */
-        CHECK_INT(fl_image_cut_open(&k.config, &cut, &err), FL_OK);
-        CHECK_INT(fl_image_plan_count(cut), k.config.count);
-        for (int i = 0; i < 3; i++) check_sample(&k, plan, cut, &seed);
+        CHECK_INT(fl_image_host_part_open(&k.config, &part, &err), FL_OK);
+        CHECK_INT(fl_image_plan_count(part), k.config.count);
+        for (int i = 0; i < 3; i++) check_sample(&k, plan, part, &seed);
         ops += k.config.count;
         fl_image_plan_close(plan);
-        fl_image_plan_close(cut);
+        fl_image_plan_close(part);
     }
     CHECK(ops > PLANS);
 }
 
 /* Tables that make 1 + v of byte v, so nothing becomes 0. */
-static void make_case_without_0(cut_case *k, fl_image_op op)
+static void make_case_without_0(part_case *k, fl_image_op op)
 {
     memset(k, 0, sizeof *k);
     k->config = (fl_image_config){.ops = k->ops,
@@ -182,68 +184,68 @@ static void test_fills_that_no_byte_becomes(void)
         {{.kind = FL_OP_HORIZONTAL_FLIP, .p = 1}, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        cut_case k;
-        fl_image_plan *cut;
+        part_case k;
+        fl_image_plan *part;
         fl_err err = {0};
         make_case_without_0(&k, cases[i].op);
-        CHECK_INT(fl_image_cut_open(&k.config, &cut, &err),
+        CHECK_INT(fl_image_host_part_open(&k.config, &part, &err),
                   cases[i].name == NULL ? FL_OK : FL_EINVAL);
-        CHECK((cut != NULL) == (cases[i].name == NULL));
+        CHECK((part != NULL) == (cases[i].name == NULL));
         if (cases[i].name != NULL) CHECK(strstr(err.text, cases[i].name) != NULL);
-        fl_image_plan_close(cut);
+        fl_image_plan_close(part);
         for (int c = 0; c < 3; c++) memcpy(k.ops[0].out_fill + 4 * c, &(float){200}, 4);
-        CHECK_INT(fl_image_cut_open(&k.config, &cut, &err), FL_OK);
-        fl_image_plan_close(cut);
+        CHECK_INT(fl_image_host_part_open(&k.config, &part, &err), FL_OK);
+        fl_image_plan_close(part);
     }
 }
 
 static void test_crops_of_images_of_any_size(void)
 {
-    cut_case k;
-    fl_image_plan *cut;
+    part_case k;
+    fl_image_plan *part;
     make_case_without_0(&k, (fl_image_op){.kind = FL_OP_CENTER_CROP, .size = {5, 5}});
     k.config.in = (fl_image_size){0};
-    CHECK_INT(fl_image_cut_open(&k.config, &cut, NULL), FL_EINVAL);
+    CHECK_INT(fl_image_host_part_open(&k.config, &part, NULL), FL_EINVAL);
     k.ops[1] = k.ops[0];
     k.ops[0] = (fl_image_op){.kind = FL_OP_RESIZE, .size = {6, 5}};
     k.config.count = 2;
-    CHECK_INT(fl_image_cut_open(&k.config, &cut, NULL), FL_OK);
-    fl_image_plan_close(cut);
+    CHECK_INT(fl_image_host_part_open(&k.config, &part, NULL), FL_OK);
+    fl_image_plan_close(part);
     k.ops[0].size.height = 4;
-    CHECK_INT(fl_image_cut_open(&k.config, &cut, NULL), FL_EINVAL);
-    CHECK(cut == NULL);
+    CHECK_INT(fl_image_host_part_open(&k.config, &part, NULL), FL_EINVAL);
+    CHECK(part == NULL);
 }
 
 static void test_what_is_not_cut(void)
 {
-    cut_case k;
-    fl_image_plan *cut;
+    part_case k;
+    fl_image_plan *part;
     fl_err err = {0};
     make_case_without_0(&k, (fl_image_op){.kind = FL_OP_RESIZE, .size = {20000, 20000}});
-    CHECK_INT(fl_image_cut_open(&k.config, &cut, &err), FL_EINVAL);
-    CHECK(cut == NULL && strstr(err.text, "1200000000 elements") != NULL);
+    CHECK_INT(fl_image_host_part_open(&k.config, &part, &err), FL_EINVAL);
+    CHECK(part == NULL && strstr(err.text, "1200000000 elements") != NULL);
     k.config.type = FL_IMAGE_U8;
     k.config.tables = NULL;
-    CHECK_INT(fl_image_cut_open(&k.config, &cut, &err), FL_EINVAL);
-    CHECK(cut == NULL && strstr(err.text, "bytes") != NULL);
+    CHECK_INT(fl_image_host_part_open(&k.config, &part, &err), FL_EINVAL);
+    CHECK(part == NULL && strstr(err.text, "bytes") != NULL);
     make_case_without_0(&k, (fl_image_op){.kind = FL_OP_CENTER_CROP});
     for (int c = 0; c < 3; c++) memcpy(k.ops[0].out_fill + 4 * c, &(float){200}, 4);
-    CHECK_INT(fl_image_cut_open(&k.config, &cut, &err), FL_EINVAL); /* of no plan at all */
-    CHECK(cut == NULL);
+    CHECK_INT(fl_image_host_part_open(&k.config, &part, &err), FL_EINVAL); /* of no plan at all */
+    CHECK(part == NULL);
 }
 
 static int open_and_close(void *arg)
 {
-    cut_case *k = arg;
-    fl_image_plan *cut;
-    FL_TRY(fl_image_cut_open(&k->config, &cut, NULL));
-    fl_image_plan_close(cut);
+    part_case *k = arg;
+    fl_image_plan *part;
+    FL_TRY(fl_image_host_part_open(&k->config, &part, NULL));
+    fl_image_plan_close(part);
     return FL_OK;
 }
 
 static void test_every_refused_resource(void)
 {
-    cut_case k;
+    part_case k;
     make_case_without_0(&k, (fl_image_op){.kind = FL_OP_RESIZE, .size = {5, 5}});
     CHECK(refuse_each(open_and_close, &k) >= 1);
 }
