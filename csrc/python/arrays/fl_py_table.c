@@ -62,12 +62,10 @@ static int rebuild(fl_py_table *self)
 
 static bool is_same_view(const fl_tensor *a, const fl_tensor *b)
 {
-    if (a->data != b->data || a->ndim != b->ndim || a->dtype.code != b->dtype.code ||
-        a->dtype.bits != b->dtype.bits)
-        return false;
-    for (int32_t d = 0; d < a->ndim; d++)
-        if (a->shape[d] != b->shape[d] || a->stride[d] != b->stride[d]) return false;
-    return true;
+    size_t dims = (size_t)a->ndim * sizeof *a->shape;
+    return a->data == b->data && a->ndim == b->ndim && a->dtype.code == b->dtype.code &&
+           a->dtype.bits == b->dtype.bits && memcmp(a->shape, b->shape, dims) == 0 &&
+           memcmp(a->stride, b->stride, dims) == 0;
 }
 
 int fl_py_table_refresh(fl_py_table *self)

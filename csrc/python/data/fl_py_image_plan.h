@@ -12,13 +12,12 @@
 typedef struct fl_py_image_plan {
     PyObject_HEAD
     fl_py_dlpack dlpack;
-    fl_image_plan *plan;      /* owned */
-    fl_image_plan *host_part; /* owned: the host's part of the plan, which makes the bytes to look
-                           up in `tables`; NULL: there is none */
-    PyObject
-        *why_whole;   /* owned: a str that says why the host runs the whole plan; "": it does not */
-    PyObject *tables; /* owned: bytes, [channels][256] elements; or None */
-    PyObject *values; /* owned: the result of values(), or NULL */
+    fl_image_plan *plan; /* owned */
+    fl_image_plan
+        *host_part;         /* owned: makes the bytes to look up in `tables`; NULL: there is none */
+    PyObject *why_whole;    /* owned: str, why there is no host part; "": there is one */
+    PyObject *tables;       /* owned: bytes, [channels][256] elements; or None */
+    PyObject *values;       /* owned: the result of values(), or NULL */
     fl_image_layout memory; /* memory layout of a result */
     fl_image_layout layout; /* layout of the images that the plan reads */
     fl_dtype dtype;         /* dtype of a result */
