@@ -556,3 +556,22 @@ STEPS = [
     (os, "unlink"),
     (decode_room, "check_image"),
 ]
+
+
+@pytest.mark.parametrize("name", [IMAGES, UNFINISHED, LOCK])
+def test_a_fifo_in_the_place_of_a_file_is_refused(root: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "cache").mkdir()
+    os.mkfifo(tmp_path / "cache" / name)
+
+    def end(*_: Any) -> None:
+        raise KeyboardInterrupt("it waits for somebody who writes to the FIFO")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(8)
+    try:
+        text = f"^cache: .*{name}' must be a regular file, got a FIFO .remove it.$"
+        with pytest.raises(ValueError, match=text):
+            ImageFolder(root, T.Resize((8, 8)), cache=f"u8:{tmp_path / 'cache'}")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

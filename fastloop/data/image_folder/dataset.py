@@ -22,7 +22,7 @@ from fastloop.data.arrays import ArrayDataset, read_item, read_views
 from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import Columns, NotCoveredError, Request
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Array, read_npy_header
+from fastloop.data.field import Array, open_regular, read_npy_header
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.transforms.dataset_transform import WHOLE, Pieces, compile_transform, why_not
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
@@ -109,6 +109,9 @@ def _open_cache(
     note = {"version": 1, "options": options, "files": _digest_files(root, paths)}
     path = os.path.join(folder, _IMAGES)
     os.makedirs(folder, exist_ok=True)
+    for name in (_IMAGES, _UNFINISHED, _LOCK):  # opening a FIFO would wait for a writer
+        with contextlib.suppress(OSError):  # a missing or unreadable file is made anew
+            open_regular(os.path.join(folder, name), "cache", "remove it").close()
     replaced = _read_cache(path, note)
     if replaced is None:
         with open(os.path.join(folder, _LOCK), "ab") as lock:
