@@ -18,7 +18,6 @@ FILES = (
     "threads.py",
     "common.py",
     "dataloader.py",
-    "open.py",
     "route.py",
 )
 for name in FILES:
