@@ -6,7 +6,7 @@ NumPy nor torch; they are imported when a name that needs them is first used.
 
 from __future__ import annotations
 
-# The public names by the module that they live in; __init__.pyi says the same to type checkers.
+# The public names of each module. __init__.pyi lists the same names for type checkers.
 _NAMES = {
     "fastloop.data.arrays": "ArrayDataset",
     "fastloop.data.image_folder.dataset": "ImageFolder",
@@ -36,9 +36,11 @@ __all__ = [*_HOMES, "build_info"]
 
 
 def build_info() -> dict[str, str | int]:
-    """Return facts about the build (version, compiler, DLPack, CUDA and its architectures, or the
-    reason why there is no CUDA) and about this machine (CPUs, their instructions, how mapped files
-    are read)."""
+    """Return facts about the build and this machine.
+
+    The build's facts are the versions of fastloop, the compiler and DLPack, and CUDA with its
+    architectures or the reason why CUDA is missing. The machine's facts are the number of CPUs,
+    their instructions, and how fastloop reads mapped files."""
     from fastloop._core import build_info
 
     return build_info()
@@ -67,7 +69,7 @@ def __getattr__(name: str) -> object:
         from fastloop.base.names import suggest
 
         text = f"module 'fastloop' has no attribute {name!r}{suggest(name, __all__)}"
-        raise AttributeError(text, name=name)  # or Python adds its own suggestion
+        raise AttributeError(text, name=name)  # without `name` Python would add a suggestion
     from importlib import import_module
 
     from fastloop.compat.requirements import require_torch

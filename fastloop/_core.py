@@ -1,10 +1,10 @@
-"""Stands where the compiled module is missing, as in the source tree, and says what to do. Python
-prefers a compiled module to this file."""
+"""Tells the user what to do if the compiled module is missing, as in the source tree. If there is a
+compiled module, Python prefers that module to this file."""
 
 from pathlib import Path
 
 raise ImportError(
-    f"{Path(__file__).parents[1]} is fastloop's source tree, which is not compiled: leave this "
-    "folder or use the command `fastloop`, once `pip install .` has installed it",
+    f"fastloop must be compiled, but {Path(__file__).parents[1]} is its source tree: run `pip "
+    "install .`, then leave this folder or use the command `fastloop`",
     name="fastloop._core",
 )

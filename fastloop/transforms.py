@@ -1,7 +1,7 @@
-"""Image operations that the loader does in C: names, arguments and defaults of torchvision's v2.
+"""Image operations that the loader runs natively, with the names and arguments of torchvision's v2.
 
-Pass them as ``ArrayDataset(images, labels, transform=Compose([...]))``. docs/use/transforms.md says
-what they are equal to, and where their random numbers come from.
+Pass the operations as ``ArrayDataset(images, labels, transform=Compose([...]))``.
+docs/use/transforms.md says which results the operations equal and which random numbers they draw.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["InterpolationMode", *batches.__all__, *color.__all__]
 __all__ += [*ops.__all__, *policy.__all__, *warp.__all__]
 
 
-if not TYPE_CHECKING:  # type checkers must not take every name for defined
+if not TYPE_CHECKING:  # type checkers would believe that every name is defined
 
     def __getattr__(name: str) -> NoReturn:
         text, hint = f"module {__name__!r} has no attribute {name!r}", suggest(name, __all__, 0.88)
         if not hint and not name.startswith("_"):
             hint = f", because fastloop has no such operation; {remedy_for(name)}"
-        raise AttributeError(text + hint, name=name)  # or Python adds its own suggestion
+        raise AttributeError(text + hint, name=name)  # without `name` Python would add one more

@@ -1,1 +1,1 @@
-"""What `python -m fastloop COMMAND` runs; the top floor."""
+"""The commands that `python -m fastloop COMMAND` runs: the top floor of the package."""

@@ -9,15 +9,15 @@ from fastloop.compat.requirements import require_torch
 
 
 def main(args: list[str]) -> int:
-    """Run the command. Returns 1 if the results of a case differ."""
+    """Run the command. Return 1 if the results of a case differ, else 0."""
     require_torch("fastloop bench")
     from fastloop.tools import bench
 
-    about = "torch and fastloop at the same work."
+    about = "Measures torch and fastloop at the same work."
     parser = argparse.ArgumentParser("python -m fastloop bench", description=about)
-    text = "one case; may be repeated"
+    text = "measure this case only; name several cases by several --case"
     parser.add_argument("--case", action="append", choices=bench.CASES, help=text)
-    parser.add_argument("--quick", action="store_true", help="shorter rounds, fewer of them")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds")
     options = read_options(parser, args)
     rounds, seconds = (3, 0.05) if options.quick else (9, 0.5)
     cases = dict.fromkeys(options.case or bench.CASES)

@@ -1,17 +1,17 @@
-"""All commands in one table, and the function that runs the command that is named."""
+"""A table of all commands, and the function that runs one command."""
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
 
-# The commands, each with its line of help. The function main() of the module of that name in this
-# folder runs the command. The module is imported only then: commands need different libraries.
+# Each command's line of help. The module with the command's name in this folder has a main(), which
+# runs the command. The module is imported only then, because commands need different libraries.
 COMMANDS = {
-    "run": "run a program with torch patched, nothing in it changed",
-    "compare": "run it plain and patched: what both cost, and whether their numbers are equal",
-    "doctor": "what this machine offers, and what slows loops down here",
-    "bench": "a quick benchmark of this machine, torch beside fastloop",
+    "run": "run an unchanged program with torch patched",
+    "compare": "run a program plain and patched, and compare costs and results",
+    "doctor": "show what this machine offers, and what slows training down here",
+    "bench": "measure torch and fastloop on this machine in about a minute",
 }
 _USAGE = """usage: python -m fastloop COMMAND [ARGS]
 
@@ -21,7 +21,11 @@ commands (each has --help):
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command that `args` name and return its exit status; None: this process's."""
+    """Run a command and return the command's exit status.
+
+    Args:
+        args: the command's name and arguments; None: the arguments of this process.
+    """
     name, *others = (sys.argv[1:] if args is None else args) or ["--help"]
     try:
         if name in COMMANDS:

@@ -1,18 +1,18 @@
-"""``python -m fastloop compare`` puts two reports, or a program plain and patched, side by side.
+"""``python -m fastloop compare`` compares a program plain and patched, or two reports.
 
 usage: python -m fastloop compare [OPTIONS] SCRIPT [ARGS]
        python -m fastloop compare [OPTIONS] -m MODULE [ARGS]
        python -m fastloop compare A.json B.json
 
-Runs the first steps of a program plain and with torch patched, in turns, and says what both cost
-and whether losses and parameters are equal to the last bit. Or puts two reports of
-fastloop.report() side by side.
+Runs the first steps of a program plain and with torch patched, in turns. Prints what both cost, and
+whether losses and parameters are equal to the last bit. Two reports of fastloop.report() are
+printed side by side.
 
-Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 cannot be judged, because
-the plain program differs from itself.
+Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 no verdict, for example
+because two plain runs differ.
 """
 
-# Nothing here imports torch: programs run in processes of their own, one after the other.
+# This module does not import torch, because each program runs in a process of its own.
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from fastloop.tools.report import files
 SCHEMA = "fastloop.compare/1"
 _STATUS = {runs.EQUAL: 0, runs.DIFFERENT: 1, runs.UNKNOWN: 3}
 _FAILED = 2
-_NO_RECORD = "NOT JUDGED: the program has not imported torch, or has ended by os._exit()"
-_TAIL = 60  # lines of a program that failed
+_NO_RECORD = "NOT JUDGED: the program must import torch and must not end by os._exit()"
+_TAIL = 60  # lines of output that are shown if a program fails
 
 
 def _parse(args: list[str]) -> argparse.Namespace:
@@ -48,20 +48,23 @@ def _parse(args: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--steps", type=int, default=50, metavar="N", help="of each run (50)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each (3)")
+    parser.add_argument("--steps", type=int, default=50, metavar="N", help="steps of each run (50)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each kind (3)")
     parser.add_argument(
         "--seed", type=int, metavar="N",
-        help="for a program that sets none: of Python, NumPy and torch, when torch is imported",
+        help="seed Python, NumPy and torch when torch is imported, if the program sets no seed",
     )  # fmt: skip
     parser.add_argument(
-        "--only", default=",".join(SEAMS), metavar="NAMES", help="what to patch, as with run"
+        "--only",
+        default=",".join(SEAMS),
+        metavar="NAMES",
+        help="parts of torch to patch, as with run",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     parser.add_argument("-m", action="store_true", dest="is_module", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = read_options(parser, args)
-    # A recorder keeps more than 10 000 steps.
+    # A recorder keeps 16 384 steps, so all of 10 000 steps are kept.
     for name, least, most in (("steps", 2, 10_000), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
         value = getattr(given, name)
         if value is not None and not least <= value <= most:
@@ -71,19 +74,20 @@ def _parse(args: list[str]) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     if given.json is not None and not given.json.absolute().parent.is_dir():
-        parser.error(f"--json {given.json}: there is no folder {given.json.absolute().parent}")
+        missing = given.json.absolute().parent
+        parser.error(f"--json {given.json}: there is no folder {str(missing)!r}; make it first")
     if not given.program:
         parser.error("there is nothing to run; name a script, or a module after -m")
     if os.environ.get("FASTLOOP") == "0":
-        parser.error("FASTLOOP=0 is set, which switches patching off; unset it")
+        parser.error("FASTLOOP must not be 0, because 0 switches patching off; unset FASTLOOP")
     if os.environ.get("WORLD_SIZE", "1") != "1" or "TORCHELASTIC_RUN_ID" in os.environ:
-        parser.error("ranks cannot be compared; start it without torchrun, on one process")
+        parser.error("the program must run as one process, got ranks; start without torchrun")
     return given
 
 
 def _make_environment(settings: dict[str, Any], what: str) -> dict[str, str]:
-    """Return the user's environment and the variables of one run. FASTLOOP=0 keeps a program that
-    calls ``fastloop.patch()`` itself from patching in plain runs."""
+    """Return the user's environment and the variables of one run. In plain runs FASTLOOP=0 keeps a
+    program that calls ``fastloop.patch()`` from patching torch."""
     env = {**os.environ, **make_environment(what), "FASTLOOP_RUN": "1", "FASTLOOP_VERBOSE": "0"}
     env["FASTLOOP_COMPARE"] = json.dumps(settings)
     if not what:
@@ -97,8 +101,8 @@ def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
     """Run the program once, with `what` patched.
 
     Returns:
-        The record, None if the program has left none; and the end of the output if the program
-        failed before its last step.
+        The record, or None if the program left no record. The end of the program's output if the
+        program failed before its last step, else "".
     """
     with tempfile.TemporaryDirectory(prefix="fastloop-compare-") as folder:
         record, printed = Path(folder, "record.json"), Path(folder, "printed")
@@ -111,7 +115,7 @@ def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
         if status == 0 or (found is not None and found["is_stopped"]):
             return found, ""
         lines = printed.read_text(errors="replace").splitlines()[-_TAIL:]
-    return found, "\n".join([*lines, f"it ended with status {status}"])
+    return found, "\n".join([*lines, f"the program ended with status {status}"])
 
 
 def _compare(given: argparse.Namespace, args: list[str]) -> int:
@@ -122,7 +126,7 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
             run, failure = _run(given, given.only if kind == "patched" else "")
             if failure:
                 is_ours = kind == "patched" and number == 0
-                where = f"{kind} program fails" + is_ours * ", the plain one does not"
+                where = f"{kind} program fails" + is_ours * ", but the plain program does not"
                 print(f"{failure}\nfastloop compare: the {where}", file=sys.stderr)
                 return _STATUS[runs.DIFFERENT] if is_ours else _FAILED
             if run is None:
@@ -138,13 +142,13 @@ def _compare(given: argparse.Namespace, args: list[str]) -> int:
 
 
 def _compare_reports(paths: list[str]) -> int:
-    """Print two reports side by side, which takes torch."""
+    """Print two reports side by side. The functions that print reports import torch."""
     from fastloop.tools.report import render, summary
 
     try:
         a, b = (json.loads(Path(path).read_text()) for path in paths)
         if {a["schema"], b["schema"]} != {summary.SCHEMA}:
-            raise ValueError(f"their schemas are {a['schema']!r} and {b['schema']!r}")
+            raise ValueError(f"the schemas {a['schema']!r} and {b['schema']!r}")
         print(render.compare(a, b))
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         needed = f"{', '.join(paths)} must be two whole reports of schema {summary.SCHEMA!r}"

@@ -5,15 +5,17 @@ usage: python -m fastloop run [OPTIONS] SCRIPT [ARGS]
        python -m fastloop run [OPTIONS] -c CODE | - [ARGS]
 
 Runs a program as python does (a script, a module, a folder or zip file with a __main__.py, code, or
-standard input), with torch patched: its DataLoader gives fastloop's iterators, its GradScaler and
-clip_grad_norm_ run fastloop. FASTLOOP=0 switches fastloop off, FASTLOOP_STRICT=1 makes every call
-that is left to torch an error, FASTLOOP_VERBOSE=0 keeps fastloop silent.
+standard input), with torch patched: torch's DataLoader gives fastloop's iterators, and torch's
+GradScaler and clip_grad_norm_ run fastloop's code. FASTLOOP=0 switches fastloop off,
+FASTLOOP_STRICT=1 turns every call that is left to torch into an error, FASTLOOP_VERBOSE=0 keeps
+fastloop silent.
 
-  --only NAMES      what to patch, with commas between: dataloader,grad_scaler,clip_grad_norm
-  --no-children     leave the interpreters that the program starts alone
-  --report[=FILES]  say at the end where the time of the training loop went, and write files, with
+  --only NAMES      patch these parts of torch only, with commas between:
+                    dataloader,grad_scaler,clip_grad_norm,transforms
+  --no-children     do not patch the interpreters that the program starts
+  --report[=FILES]  print at the end what the training loop waited for, and write files, with
                     commas between: .html, .json, .trace.json (default fastloop-report.html);
-                    with FASTLOOP=0, of the program without fastloop
+                    if FASTLOOP is 0, the report is about the program without fastloop
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from fastloop.patching import SEAMS
 
 
 def main(args: list[str]) -> int:
-    """Replace this process by python running the program; return only to say what is wrong."""
+    """Replace this process by python, which runs the program. Return an exit status if the user
+    asks for help or an argument is wrong."""
     if args[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
@@ -63,7 +66,7 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
             from fastloop.base.names import suggest
 
             hint = suggest(name, ("--only", "--no-children", "--report"), 0.7)
-            hint += " (the program's own options go after its name, --only needs names)"
+            hint += " (give the program's own options after the program; --only needs names)"
             raise ValueError(f"unknown option {name}{hint}")
     if not rest or rest in (["-m"], ["-c"]):
         raise ValueError("there is nothing to run; name a script, a module after -m or code")
@@ -75,7 +78,7 @@ def _read_flags(count: int) -> list[str]:
     flags = sys.orig_argv[1 : len(sys.orig_argv) - count - 1]
     name = flags.pop()  # fastloop, -mfastloop, or the path of the console script
     if flags and name == "fastloop":
-        last = flags.pop()  # -m, or several letters in one, as in -im
+        last = flags.pop()  # -m, or several flags in one word: for example, -im
         if last != "-m":
             flags.append(last.removesuffix("m"))
     return flags

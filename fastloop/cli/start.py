@@ -1,16 +1,17 @@
 """Arms an interpreter at its start: torch is patched as soon as the program imports torch.
 
-``python -m fastloop run`` and ``compare`` put the folder ``bootstrap`` in front of PYTHONPATH; its
-sitecustomize.py calls ``start()`` in every interpreter. So this file imports little, and starts no
-process. ``%load_ext fastloop`` arms a notebook.
+``python -m fastloop run`` and ``compare`` put the folder ``bootstrap`` in front of PYTHONPATH. The
+folder's sitecustomize.py calls ``start()`` in every interpreter, so this file imports little and
+starts no process. ``%load_ext fastloop`` arms a notebook.
 
 Environment variables:
-    FASTLOOP_PATCH     what every interpreter patches: names with commas between
-    FASTLOOP_RUN       "1": this interpreter runs the program itself; takes out CHILDREN and COMPARE
-    FASTLOOP_CHILDREN  "0": the interpreters that the program starts are left alone
-    FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between; each program
-                       that it launches, as torchrun does, reports too if it takes a step
-    FASTLOOP_COUNTS    set here: the file to which interpreters hand over their counts (counts.py)
+    FASTLOOP_PATCH     the parts of torch that every interpreter patches: names with commas between
+    FASTLOOP_RUN       "1": this interpreter runs the program, and removes RUN, CHILDREN and COMPARE
+    FASTLOOP_CHILDREN  "0": the interpreters that the program starts are not patched
+    FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between. A program that
+                       launches programs, as torchrun does, hands the variable on: each program
+                       that takes a step writes a report.
+    FASTLOOP_COUNTS    set here: the file that collects the counts of all interpreters (counts.py)
     FASTLOOP_COMPARE   the settings of one run of compare (tools/compare/watcher.py), as JSON
 """
 
@@ -26,7 +27,7 @@ from fastloop.compat.late_import import after_import, cancel
 from fastloop.patching import SEAMS
 from fastloop.patching.counts import describe, hand_over, open_counts, take_counts
 
-TYPE_CHECKING = False  # importing typing would take as long as all of this
+TYPE_CHECKING = False  # importing typing would take as long as this whole module
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
@@ -35,7 +36,10 @@ _FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
 
 
 def make_environment(what: str) -> dict[str, str]:
-    """Return the variables by which interpreters patch `what`, names with commas between.
+    """Return the environment variables that make interpreters patch `what`.
+
+    Args:
+        what: parts of torch, with commas between; "" patches nothing.
 
     Raises:
         ValueError: a name is unknown, or python was started with a flag that hides the variables.
@@ -44,22 +48,22 @@ def make_environment(what: str) -> dict[str, str]:
         if name not in SEAMS:
             raise ValueError(f"--only must name some of {','.join(SEAMS)}, got {name!r}")
     if sys.flags.ignore_environment or sys.flags.no_site:
-        raise ValueError("python's flags -E, -I and -S keep it from patching; leave them out")
+        raise ValueError("python must run without -E, -I and -S, which switch patching off")
     before = os.environ.get("PYTHONPATH")
     paths = [_FOLDER, *(before.split(os.pathsep) if before else ())]
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "FASTLOOP_PATCH": what}
 
 
 def say(text: str) -> None:
-    """Print a line on stderr, which may be closed or a full disk."""
-    try:  # noqa: SIM105 - contextlib is an import
+    """Print a line on stderr. If stderr is closed or a full disk, the line is lost."""
+    try:  # noqa: SIM105 - contextlib would be one more import
         print(f"fastloop: {text}", file=sys.stderr)
     except (OSError, ValueError):
         pass
 
 
 def is_loud() -> bool:
-    """Tell whether this process may speak: the first of several ranks does."""
+    """Tell whether this process may print: rank 0 may, unless FASTLOOP_VERBOSE is 0."""
     return os.environ.get("RANK", "0") == "0" and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
 
 
@@ -68,14 +72,15 @@ def arm(what: str, verbose: bool, then: Callable[[], object] = lambda: None) -> 
 
     Args:
         what: names with commas between; "" patches nothing.
-        verbose: whether a line on stderr says so.
-        then: called afterwards.
+        verbose: whether to print a line on stderr about the patch.
+        then: a function to call after patching.
     """
     after_import("torch", lambda: _act(what, verbose, then))
 
 
 def _act(what: str, verbose: bool, then: Callable[[], object]) -> None:
-    """Patch torch and call `then`. An error is printed: the program goes on with torch alone."""
+    """Patch torch and call `then`. If one of both raises, print the error: the program continues
+    with torch alone."""
     try:
         if what:
             from fastloop.compat.requirements import require_torch
@@ -90,12 +95,12 @@ def _act(what: str, verbose: bool, then: Callable[[], object]) -> None:
 
 
 def start() -> None:
-    """Arm this interpreter by the variables of its environment."""
+    """Arm this interpreter as the environment variables ask."""
     what = os.environ.get("FASTLOOP_PATCH", "") if os.environ.get("FASTLOOP") != "0" else ""
     if os.environ.pop("FASTLOOP_RUN", "") == "1":
         _start_program(what)
         return
-    # multiprocessing starts workers, which end without atexit.
+    # A worker process of multiprocessing ends without atexit, so a report would never close.
     is_worker = any(arg.startswith("from multiprocessing.") for arg in sys.orig_argv)
     report = "" if is_worker else os.environ.get("FASTLOOP_REPORT", "")
     if what or report:
@@ -112,7 +117,7 @@ def _start_program(what: str) -> None:
         if others := [path for path in paths if path != _FOLDER]:
             os.environ["PYTHONPATH"] = os.pathsep.join(others)
     began = time.perf_counter()
-    watched: list[Any] = []  # a report; without a file its verdict is told at the end
+    watched: list[Any] = []  # the report; if the user named no file, the verdict is printed
     is_watched = bool(what) and not report and is_loud() and getattr(sys.stderr, "isatty", bool)()
 
     def then() -> None:
@@ -132,11 +137,14 @@ def _start_program(what: str) -> None:
 
 
 def _open_report(paths: str, is_child: bool = False) -> Any:
-    """Open a report on this program, whose torch has just been imported; a silent one without
-    `paths` (with os.pathsep between), and one that is silent without a step in a child.
+    """Open a report on this program as soon as the program has imported torch.
 
-    The report closes when the interpreter ends. After an error the report closes before the
-    traceback is printed, so that users see the traceback last.
+    The report closes when the interpreter ends. If the program raises, the report closes before
+    the traceback is printed, so that users see the traceback last.
+
+    Args:
+        paths: the report's files, with os.pathsep between. If empty, the report prints nothing.
+        is_child: whether the report stays silent if the program takes no step.
     """
     from fastloop.tools.report.report import report
 
@@ -157,7 +165,7 @@ def _open_report(paths: str, is_child: bool = False) -> Any:
 def _say_end(
     process: int, of: str, wants_report: bool = False, watched: Sequence[Any] = ()
 ) -> None:
-    """Say at the interpreter's end what its seams did; forked processes stay silent."""
+    """Print what the seams did when the interpreter ends. Forked processes print nothing."""
     if os.getpid() != process:
         return
     patching = sys.modules.get("fastloop.patching.patch")
@@ -165,9 +173,9 @@ def _say_end(
     if (of != "run" and hand_over(seams)) or not is_loud():
         return
     if wants_report and not watched:
-        say("no report, this process has not imported torch")
+        say("no report was written, because this process has not imported torch")
     is_active = any(seam.native or seam.left for seam in seams.values())
-    if patching is None:  # a launcher: what its children have done
+    if patching is None:  # a launcher patches nothing, so add up the counts of its children
         seams = {n: SimpleNamespace(is_on=True, native=0, left={}, served={}) for n in SEAMS}
         is_active = take_counts(seams)
     if (of == "run" and (patching or is_active)) or ("RANK" in os.environ and is_active):
@@ -192,7 +200,7 @@ def load_extension() -> None:
 
 
 def unload_extension() -> None:
-    """Take out all seams."""
+    """Remove all patches from torch."""
     cancel("torch")
     patching = sys.modules.get("fastloop.patching.patch")
     if patching is not None:

@@ -35,8 +35,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def say_source_tree(folder: Path) -> str:
     return (
-        f"{folder} is fastloop's source tree, which is not compiled: leave this folder or use the "
-        "command `fastloop`, once `pip install .` has installed it\n"
+        f"fastloop must be compiled, but {folder} is its source tree: run `pip install .`, then "
+        "leave this folder or use the command `fastloop`\n"
     )
 
 

@@ -259,8 +259,8 @@ def test_a_program_that_does_not(tmp_path: Path, what: str, status: int, text: s
     ("what", "status", "text"),
     [
         ("raise", 2, "the plain program fails\n"),
-        ("raise patched", 1, "the patched program fails, the plain one does not\n"),
-        ("status", 2, "it ended with status 3"),
+        ("raise patched", 1, "the patched program fails, but the plain program does not\n"),
+        ("status", 2, "the program ended with status 3"),
     ],
 )
 @pytest.mark.slowest
@@ -309,7 +309,7 @@ def test_a_program_that_needs_no_torch_is_no_failure(tmp_path: Path) -> None:
     done = compare(tmp_path, "-m", "this")
     assert done.returncode == 3 and "fails" not in done.stderr, done.stderr
     assert done.stdout == (
-        "NOT JUDGED: the program has not imported torch, or has ended by os._exit()\n"
+        "NOT JUDGED: the program must import torch and must not end by os._exit()\n"
     )
 
 
@@ -365,4 +365,4 @@ def test_where_nothing_can_be_compared(
         compare_command.main(["x.py"])
     error = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "FASTLOOP=0 is set" in error if name == "FASTLOOP" else "without torchrun" in error
+    assert "FASTLOOP must not be 0" in error if name == "FASTLOOP" else "without torchrun" in error

@@ -1,5 +1,5 @@
-"""Run by the ``site`` module of every interpreter that a patched program starts. The user's own
-sitecustomize, which this one hides, runs after it."""
+"""The ``site`` module runs this file in every interpreter that a patched program starts. This file
+hides the user's own sitecustomize, and therefore runs the user's file at the end."""
 
 import os
 import sys
@@ -9,13 +9,13 @@ def _start() -> None:
     try:
         from fastloop.cli.start import start
     except ImportError:
-        return  # an interpreter of an environment without fastloop
+        return  # this interpreter belongs to an environment without fastloop
     start()
 
 
 class _UntilTorch:
-    """The first entry of ``sys.meta_path``. It arms the interpreter when that looks for torch;
-    until then fastloop is not imported."""
+    """The first entry of ``sys.meta_path``. When the program imports torch, this finder arms the
+    interpreter. Until then fastloop is not imported."""
 
     has_started = False
 
@@ -29,7 +29,8 @@ class _UntilTorch:
 
 
 def _run_users() -> None:
-    """Import the user's sitecustomize, if any: this folder has left ``sys.path``."""
+    """Import the user's sitecustomize, if there is one: this folder is not in ``sys.path``
+    anymore."""
     this = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
