@@ -1,4 +1,4 @@
-"""DataLoader: torch's class with faster iterators behind it."""
+"""DataLoader: torch's class with faster iterators."""
 
 from __future__ import annotations
 
@@ -34,79 +34,86 @@ _SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """``torch.utils.data.DataLoader``, faster: same arguments, batches, order and random numbers.
 
-    Takes every argument of torch's class, and
+    The class takes every argument of torch's class and the arguments below, by keyword only:
+    first the ones that choose how batches are loaded, then the device and the transforms, then
+    resuming. For example:
+
+        loader = DataLoader(dataset, batch_size=256, shuffle=True, num_workers=4, device="cuda")
 
     Args:
-        device: the device of the batches. They are uploaded while the loop computes, with workers
-            as soon as they arrive. None leaves them in CPU memory. ``iter()`` raises torch's own
-            error if there is no such device. Batches of 4 MiB and more are copied in slices, which
-            has run on a simulated device only, not on a GPU yet.
-        path: ``"auto"`` takes the fastest path that covers the dataset; ``"array"`` demands C
+        path: ``"auto"`` takes the fastest path that covers the dataset. ``"array"`` demands native
             gathering of array data, ``"process"`` worker processes over shared memory,
-            ``"thread"`` worker threads in this process, ``"sync"`` loading in this process
-            (ValueError where one does not apply); ``"torch"`` demands torch's own iterators.
-        prefetch_factor: torch's numbers, or ``"auto"``: begins at 2, and grows by one each time
+            ``"thread"`` worker threads in this process, ``"sync"`` loading in this process; if the
+            path does not cover the loader, ``iter()`` raises a ValueError. ``"torch"`` demands
+            torch's own iterators.
+        prefetch_factor: torch's numbers, or ``"auto"``: starts at 2 and grows by one each time
             that ``next()`` waits although the queue had been full, up to 16. Workers then ask the
-            sampler earlier than torch's would. It stays at 2 on the array path, and is None
-            without workers. ``stats().prefetch_factor`` has its value.
+            sampler earlier than torch's workers would. "auto" stays at 2 on the array path, and is
+            None without workers. ``stats().prefetch_factor`` has the present value.
+        memory_budget: the bytes that batches may take before the user has them: batches of worker
+            processes, and batches of array data in pinned memory. None: a quarter of the memory
+            available at ``iter()``, within the limits of the cgroup. A single batch may always be
+            larger, and batches that the user holds are not counted.
+        on_worker_death: the answer to a worker process that is killed by a signal (perhaps because
+            memory ran out) or exits. ``"raise"``: torch's RuntimeError. ``"restart"``: a new
+            process with the same id and seed calls ``worker_init_fn`` and loads the unfinished
+            batches again, in their order; a RuntimeWarning says how the worker died, at which
+            batch, and how much memory there is. The state of the dead worker is lost, its random
+            generators included. If two workers die at the same batch, or workers cannot start,
+            the loader raises. If a worker of an IterableDataset dies, the stream continues after
+            the last batch received if the dataset has ``state_dict()``, else the loader raises.
+            Exceptions of the dataset are raised as ever. ValueError with ``path="torch"``.
+        device: the device of the batches. Batches are uploaded while the loop computes; with
+            workers each batch is uploaded as soon as it arrives. None leaves batches in CPU memory.
+            If there is no such device, ``iter()`` raises torch's own error. Batches of 4 MiB and
+            more are copied in slices, which has run on a simulated device only, not on a GPU yet.
+        batch_transform: a function that takes each batch and returns a new one. For example,
+            ``MixUp`` of ``fastloop.transforms`` draws its random numbers from the seed, the epoch
+            and the number of the batch. The function runs in this process, before
+            ``device_transform``; if there is a ``device``, on the device.
         device_transform: a function that takes each batch on ``device`` and returns the batch for
-            the loop; it may convert uint8 images, for example. It runs on the current stream, or on
-            one of the loader's own; other tensors that it uses must exist before ``iter()``.
-        batch_transform: a function that takes each batch and returns another, such as ``MixUp`` of
-            ``fastloop.transforms``, whose random numbers are those of seed, epoch and batch. It
-            runs in this process, before ``device_transform``; on ``device``, if there is one.
-        static_buffers: on ``device`` the tensors of all batches have the same addresses, for CUDA
-            graphs, and are valid until the next batch is taken. All batches must be alike.
-        transforms_on: where the transforms of images run whose batches threads of C upload to a
-            CUDA ``device``; bits and random numbers are the same. ``"auto"``: on the CPU, but
-            for the last step, the cast, which is a kernel's. ``"device"``: threads copy images
-            alone, and kernels crop, pad, flip, resize, colour, erase and cast them behind their
-            upload: ValueError at ``iter()`` for operations that do more, other paths, and
-            ``num_workers=0``; where no kernel can run, the CPU does it, and ``stats().why`` says
-            so. Experimental: it has run on a simulated device only, not on a GPU yet. ``"cpu"``:
-            all of it on the CPU, and finished batches are uploaded.
+            the loop; for example, it may convert uint8 images. The function runs on the current
+            stream, or on one of the loader's own; other tensors that it uses must exist before
+            ``iter()``.
+        static_buffers: every batch on ``device`` has its tensors at the same addresses, for CUDA
+            graphs. The tensors are valid until the next batch is taken. All batches must be alike.
+        transforms_on: where image transforms run when the loader uploads batches to a CUDA
+            ``device``; bits and random numbers are the same. ``"auto"``: on the CPU, except for
+            the last step, the cast, which a kernel does. ``"cpu"``: wholly on the CPU, and
+            finished batches are uploaded. ``"device"``: threads only copy images, and after the
+            upload kernels crop, pad, flip, resize, colour, erase and cast the images. ``iter()``
+            raises a ValueError for operations that do more, for other paths, and for
+            ``num_workers=0``. If no kernel can run, the CPU does the work, and ``stats().why``
+            says so. Experimental: "device" has run on a simulated device only, not on a GPU yet.
         snapshot_every_n_steps: workers send the state of an ``IterableDataset`` that has
-            ``state_dict()`` after every n-th of their batches, 0: after none. Resuming reads the
+            ``state_dict()`` after every n-th of their batches; 0: after none. Resuming reads the
             samples of the batches since then again. Without workers, states are always exact.
-        resume: ``"skip"`` lets ``load_state_dict()`` go on in the middle of an
-            ``IterableDataset`` without ``state_dict()``: the samples of all batches yielded are
-            read again and dropped. None: its epoch starts anew.
-        on_worker_death: the answer to a worker process that is killed by a signal (for lack of
-            memory, perhaps) or exits. ``"raise"``: torch's RuntimeError. ``"restart"``: a new
-            process takes its place, with the same number and seed and a call of
-            ``worker_init_fn``, and loads the unfinished batches again, in their place; a
-            RuntimeWarning says how the worker died, at which batch, and how much memory there is.
-            The state of the dead worker is lost, that of its random generators included. A batch
-            at which two workers have died raises, as do workers that cannot start, and those of an
-            IterableDataset without ``state_dict()``; with it, they go on after the batches that
-            have come. Exceptions of the dataset are raised as ever. ValueError with
-            ``path="torch"``.
-        memory_budget: bytes that batches of worker processes, and those of array data in pinned
-            memory, may take before the user has them. None: a quarter of the memory available at
-            ``iter()``, within the limits of the cgroup. A single batch may always be larger, and
-            batches that the user holds are not counted.
+        resume: ``"skip"`` lets ``load_state_dict()`` resume in the middle of an
+            ``IterableDataset`` without ``state_dict()``: the samples of every batch yielded are
+            read again and dropped. None: the epoch starts anew.
 
     With ``path="thread"`` (never chosen by itself) ``num_workers`` threads call the dataset,
-    several at once: it must be safe in threads. Nothing is pickled or copied, so the dataset exists
-    once and the first batch comes at once. It is for code that releases the interpreter lock:
-    decoders, NumPy, I/O; ``stats()`` says how long threads waited for that lock.
-    ``get_worker_info()`` is None in threads, global random generators are shared by all, and
-    ``worker_init_fn`` is called in each thread. An ``IterableDataset`` takes ``num_workers=1``.
+    several at once, so the dataset must be thread-safe. Nothing is pickled or copied: the dataset
+    exists once and the first batch comes at once. Use threads for code that releases the
+    interpreter lock, for example decoders, NumPy and I/O; ``stats()`` says how long threads waited
+    for that lock. ``get_worker_info()`` is None in threads, all threads share the global random
+    generators, and ``worker_init_fn`` is called in each thread. An ``IterableDataset`` takes
+    ``num_workers=1``.
 
     With ``pin_memory=True`` and no ``device`` batches are CPU tensors in memory of torch's caching
     host allocator.
 
     On the array path (an ``ArrayDataset``, a ``TensorDataset`` or a ``Subset`` of one, default
-    collate) ``num_workers`` counts C threads in this process instead of processes; the data must
-    not be changed while they read ahead. The arrays are those that the dataset has at ``iter()``:
-    an attribute that is assigned later (``dataset.tensors``) is met by the next epoch.
-    Batches are ordinary tensors that own their memory. They cannot be resized and do not start out
-    in shared memory; pickling and ``share_memory_()`` copy. ``stats()`` says which path runs and
-    why. Tensors of batches from worker processes, and large ones made without workers, cannot be
-    resized either.
+    collate) ``num_workers`` counts native threads in this process instead of processes. Do not
+    change the data while the threads read ahead. An epoch reads the arrays that the dataset has at
+    ``iter()``; an attribute that is assigned later (``dataset.tensors``) counts from the next epoch
+    on. Batches are ordinary tensors that own their memory. They cannot be resized and do not start
+    out in shared memory; pickling and ``share_memory_()`` copy. ``stats()`` says which path runs
+    and why. Tensors of batches from worker processes, and large tensors made without workers,
+    cannot be resized either.
     """
 
-    # For subclasses whose __init__ does not call this one, or that set another default.
+    # The defaults are for subclasses whose __init__ does not call this one or sets its own default.
     memory_budget: int | None = None
     device: torch.device | str | int | None = None
     path: str = "auto"
@@ -174,26 +181,29 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None
         data = dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn
         how = pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator
-        # Others are arguments of a later torch; TypeError for names that it does not know.
+        # `others` are arguments of a later torch, which raises TypeError for unknown names.
         others.update(in_order=in_order, persistent_workers=persistent_workers)
         others["pin_memory_device"] = pin_memory_device
         super().__init__(*data, *how, prefetch_factor=prefetch_factor, **others)
 
     def _own_arguments(self) -> dict[str, Any]:
-        """Return the arguments that torch's class does not have, where they are not the default."""
+        """Return the arguments that torch's class lacks and whose value is not the default."""
         now = {name: getattr(self, name) for name in _OWN}
         return {name: value for name, value in now.items() if value != _OWN[name]}
 
     def _check_arguments(self) -> None:
-        """Check arguments against each other; again before each iter(), as attributes may have been
-        assigned."""
+        """Check arguments against each other. The check runs again before each iter(), because
+        attributes may have been assigned."""
         for name in ("device_transform", "batch_transform"):
             if getattr(self, name) is not None:
                 check_callable(name, getattr(self, name), "a function of a batch")
         if self.device is not None:
             torch.device(self.device)  # raises torch's own error
         elif self.device_transform is not None or self.static_buffers:
-            raise ValueError("device_transform and static_buffers need a device; pass device=, too")
+            raise ValueError(
+                "device_transform and static_buffers must come with a device, got device=None "
+                "(pass device=)"
+            )
         read_choice("transforms_on", self.transforms_on, ("auto", "cpu", "device"))
         choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
         if choice == "restart" and self.path == "torch":
@@ -201,10 +211,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _shared(self) -> Shared:
-        """Batch memory and counts. Made on first use, because the __init__ of a subclass may not
-        call this class's."""
+        """Batch memory and counts. They are made on first use, because the __init__ of a subclass
+        may not call this class's."""
         shared: Shared | None = self.__dict__.get("_shared")
-        # setdefault(): the same for all threads
+        # setdefault() gives all threads the same object.
         return shared or self.__dict__.setdefault("_shared", Shared())
 
     def __iter__(self) -> BaseIter:
@@ -222,7 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def _get_iterator(self, *args: Any, **kwargs: Any) -> BaseIter:
-        """Make an iterator. A later torch may pass arguments, which are for its own."""
+        """Make an iterator. A later torch may pass arguments, which only torch's iterator takes."""
         self._check_arguments()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
@@ -245,75 +255,77 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             call_as_torch(f"DataLoader.{caller}", super().check_worker_number_rationality)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where this loader stands, for ``load_state_dict()``. O(1); saves no sample.
+        """Return the position of this loader, for ``load_state_dict()``. O(1); saves no sample.
 
-        The state counts the batches yielded by the iterator made last, never those read ahead.
-        After the last batch, but before the loop has ended, the rest of the epoch is empty; once it
-        has ended, the state is that of the next epoch before its first batch.
+        The state counts the batches yielded by the iterator made last, never batches read ahead.
+        After the last batch, but before the loop has ended, the rest of the epoch is empty; once
+        the loop has ended, the state describes the next epoch before its first batch.
 
         The state holds numbers, strings, lists and dicts only (``torch.load(weights_only=True)``
-        and JSON take it), with the same keys and types at all times, as
+        and JSON take them), with the same keys and types at all times, as
         ``torch.distributed.checkpoint`` needs: epoch, batches yielded, facts about dataset and
         samplers, and the random states that the epoch began with, or will begin with. Costs no
         sync.
 
-        A dataset that has ``state_dict()`` and ``load_state_dict()``, or whose iterator has them,
-        adds its own states from each worker, unchanged. They belong to the batches yielded. Before
-        workers have started this waits until they have. ``docs/internals/streams.md`` has the keys.
+        If a dataset or its iterator has ``state_dict()`` and ``load_state_dict()``, each worker
+        adds the dataset's own state, unchanged. These states belong to the batches yielded. If
+        workers have not started yet, this method waits for them. ``docs/internals/streams.md`` has
+        the keys.
 
-        A state that cannot be resumed in the middle of its epoch says why in ``"not_resumable"``:
-        over an ``IterableDataset`` without a state, which alone knows where it stands; with
-        ``in_order=False`` and several workers, or after ``batch_size`` was changed during the
-        epoch, where a count does not tell which samples came.
+        If a state cannot be resumed in the middle of its epoch, ``"not_resumable"`` says why: an
+        ``IterableDataset`` without a state cannot report its position; with ``in_order=False`` and
+        several workers, or after ``batch_size`` was changed during the epoch, a count does not
+        tell which samples came.
 
-        Raises: what ``state_dict()`` of the dataset raised, or of its iterator; else nothing.
+        Raises: what ``state_dict()`` of the dataset or of its iterator raised; else nothing.
         """
         return saving.save(self._shared.position, self)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
-        """Let the next ``iter()`` go on where the loader that saved ``state`` stood.
+        """Let the next ``iter()`` continue from the point at which ``state`` was saved.
 
-        It yields the exact next batch and loads no sample before it; later epochs follow as they
-        would have. ``path``, the number of workers and their other arguments may differ.
+        The iterator yields the exact next batch and loads no sample before that batch; later
+        epochs follow as they would have. ``path``, the number of workers and the other arguments
+        of workers may differ.
 
         Random numbers: generators that were passed to the loader or its sampler are set. torch's
-        own is only borrowed to draw the epoch's order: restore it yourself
-        (``torch.set_rng_state``) for later epochs to be the same. If you seed it or draw from it
-        before ``iter()``, an epoch that has yet to begin is drawn from your numbers. Not restored:
-        the random numbers of Python code in workers (transforms of an ArrayDataset follow from the
-        epoch), and what a sampler of your own keeps or draws elsewhere. Such a sampler is iterated
-        again from the start of the epoch.
+        own generator is only borrowed to draw the epoch's order: restore that generator yourself
+        (``torch.set_rng_state``) for later epochs to be the same. If you seed torch's generator or
+        draw from it before ``iter()``, an epoch that has yet to begin is drawn from your numbers.
+        Not restored: the random numbers of Python code in workers (transforms of an ArrayDataset
+        follow from the epoch), and what a sampler of your own keeps or draws elsewhere. Such a
+        sampler is iterated again from the start of the epoch.
 
-        Where this loader differs (batch size, length, samplers, generators), the epoch starts
-        anew, in a new order and with no generator set, and a UserWarning says why. Where the state
-        cannot be resumed in the middle, its epoch starts anew, with a RuntimeWarning. With
-        ``strict=True`` both are a ValueError.
+        If this loader differs from the saved one (batch size, length, samplers, generators), the
+        epoch starts anew, in a new order and with no generator set, and a UserWarning says why. If
+        the state cannot be resumed in the middle, its epoch starts anew, with a RuntimeWarning.
+        With ``strict=True`` both raise a ValueError.
 
-        A state saved after the last batch but before the loop has ended stands at the end of that
-        epoch: the next ``iter()`` gives no batch, and says so in a warning. Under Lightning it
-        begins the next epoch if Lightning counts that one as trained.
+        A state saved after the last batch but before the loop has ended is at the end of that
+        epoch: the next ``iter()`` gives no batch and warns. Under Lightning the next ``iter()``
+        begins the next epoch if Lightning counts the saved epoch as trained.
 
-        A ``DistributedSampler`` is set to the epoch of the state. The state of one rank serves all,
-        and any other number of ranks, with any ``batch_size``: what all ranks together have had is
+        A ``DistributedSampler`` is set to the epoch of the state. The state of one rank serves all
+        ranks, and any number of ranks, with any ``batch_size``: what all ranks together have had is
         left out of the epoch's order, and the rest is dealt out anew
-        (``docs/use/ranks-and-resuming.md``). So for ``ShuffleSampler`` and
+        (``docs/use/ranks-and-resuming.md``). The same holds for ``ShuffleSampler`` and
         ``LengthBucketBatchSampler``.
 
         The rest of an epoch comes in that epoch's order even if ``set_epoch()`` is called
-        with another number before ``iter()``; the epochs after it take the number of
-        ``set_epoch()``. The same holds for a dataset's ``set_epoch()``, except that a number set
+        with a different number before ``iter()``; the epochs after the resumed one take the number
+        of ``set_epoch()``. The same holds for a dataset's ``set_epoch()``, except that a number set
         before loading stays.
 
-        States of a dataset are loaded into it by the next ``iter()``, or by workers as they start;
-        their errors come from there, or from ``next()``. They need the number of workers that they
-        were saved with, or a dataset with ``reshard_state_dict(states, num_workers)``, which
-        returns the states for another number: else ``iter()`` raises, or this with ``strict``.
-        Persistent workers are replaced.
+        The next ``iter()``, or workers as they start, load a dataset's states into the dataset, so
+        errors of the states come from ``iter()`` or ``next()``. The states need the number of
+        workers that they were saved with, or a dataset with ``reshard_state_dict(states,
+        num_workers)``, which returns the states for a new number; else ``iter()`` raises, or with
+        ``strict`` this method. Persistent workers are replaced.
 
         Raises:
             TypeError: ``state`` or one of its parts has the wrong type.
-            ValueError: it is damaged or not from this class, or with ``strict`` does not fit.
-            In each case nothing has changed.
+            ValueError: ``state`` is damaged or not from this class, or with ``strict`` does not
+                fit. In each case nothing has changed.
         """
         saving.load(self._shared.position, self, state, strict)
 
@@ -321,28 +333,28 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Join the states of all ranks, in their order, into one that any rank can load.
 
-        Streams need it, and map-style datasets with a state of their own: each of as many ranks
-        then loads its own part. For another number of ranks ``reshard_state_dict`` of the dataset
-        is given the states of all workers of all ranks before, and returns those of all workers
-        now. Ranks are those of ``torch.distributed``. Ranks of other loaders
-        must have the same state, which is checked. It sends nothing: gather the states first, as by
-        ``all_gather_object``.
+        Streams, and map-style datasets with a state of their own, need the joined state: if the
+        number of ranks is the same, each rank loads its own part. For a new number of ranks
+        ``reshard_state_dict`` of the dataset takes the states of every worker on every old rank
+        and returns the states of every worker on the new ranks. Ranks are the ranks of
+        ``torch.distributed``. Ranks of other loaders must have the same state, which is checked.
+        The method sends nothing: gather the states first, for example by ``all_gather_object``.
 
         Raises:
             TypeError, ValueError: ``states`` must be a list of states of this version; or the ranks
-            disagree about the place or the facts of the loader, and the text says in what.
+            disagree about the position or the facts of the loader, and the text says in what.
         """
         return saving.join_states(states)
 
     def stats(self) -> LoaderStats:
-        """Return what this loader has done so far, and the path it takes now. Costs no sync."""
+        """Return what this loader has done so far, and the path that it takes now. No sync."""
         return compute_stats(self, self.path, self._shared)
 
     def close(self) -> None:
-        """End the threads or workers of all iterators and give unused batch memory back.
+        """End the threads or workers of every iterator and free unused batch memory.
 
-        Iterating one of them further is an error. Batches stay valid, and the loader can be
-        iterated anew. Also done at the end of a ``with`` block.
+        To iterate a closed iterator further is an error. Batches stay valid, and the loader can be
+        iterated anew. The end of a ``with`` block closes the loader as well.
         """
         for iterator in [ref() for ref in self._shared.open]:
             getattr(iterator, "close", bool)()  # torch's have none
@@ -378,8 +390,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 
 def _signature() -> inspect.Signature:
-    """Return the signature of ``DataLoader.__init__``, with the arguments that a later torch adds:
-    frameworks copy loaders by their arguments."""
+    """Return the signature of ``DataLoader.__init__``, with the arguments that a later torch adds.
+    Frameworks need it, because they copy loaders by their arguments."""
     own = inspect.signature(DataLoader.__init__)
     named = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
     for name, default in new_arguments().items():
@@ -392,15 +404,15 @@ DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def stats(loader: Any) -> LoaderStats:
-    """Return the counts of any loader so far, and the path that it takes now. Costs no sync.
+    """Return the counts of any loader so far, and the path that the loader takes now. No sync.
 
     Args:
         loader: a ``fastloop.DataLoader``; a loader of torch's class, which ``fastloop.patch()``
-            serves; or a loader that accelerate or Fabric has made of one.
+            serves; or the loader that accelerate or Fabric has wrapped around one.
 
     Returns:
-        As ``fastloop.DataLoader.stats()``. A loader that torch alone has iterated so far has
-        ``path="torch"`` and counts of 0: torch counts nothing.
+        The same as ``fastloop.DataLoader.stats()``. A loader that torch alone has iterated so far
+        has ``path="torch"`` and counts of 0: torch counts nothing.
 
     Raises:
         TypeError: ``loader`` holds no torch DataLoader.

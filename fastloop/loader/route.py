@@ -1,8 +1,8 @@
 """The path that a loader takes, why, and the iterator of the path.
 
-Any ``torch.utils.data.DataLoader`` has a path. It is chosen anew at every ``iter()``: an ordered
-list of routes is asked, and the first that takes the loader wins. Loaders that no path of fastloop
-takes run torch's own code.
+Any ``torch.utils.data.DataLoader`` has a path, which is chosen anew at every ``iter()``: fastloop
+asks an ordered list of routes, and the first route that takes the loader wins. If no route takes
+the loader, torch's own code runs.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Route(NamedTuple):
     path: str
     why: str
     columns: Columns | None = None
-    samples: Any = None  # stand in for the dataset
+    samples: Any = None  # the object that stands in for the dataset
 
 
 def is_users_own(loader: DataLoader[Any], left_collate: object) -> bool:
-    """Tell at once that the user's collate makes the batches in this process, whatever the dataset.
-    No path is faster than torch then, and ``PlainIter`` loads it.
+    """Tell at once that the user's collate makes the batches in this process, for any dataset.
+    No path is faster than torch for such a loader, and ``PlainIter`` loads the batches.
 
     Args:
         left_collate: the collate function that fastloop has left to the loader before, or None.
@@ -75,7 +75,7 @@ def is_users_own(loader: DataLoader[Any], left_collate: object) -> bool:
         return False
     if loader.num_workers > 0 or torch_parts.new_arguments() or _ITER_METHODS.find_replaced():
         return False
-    # Datasets with epochs have errors of their own, too.
+    # Datasets with epochs raise errors of their own, so they need their own iterators.
     is_torch_known = is_known("torch", "Loaders are left")
     return is_torch_known and next(datasets_within(loader.dataset), None) is None
 
@@ -84,8 +84,8 @@ def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = F
     """Return the path that any torch ``DataLoader`` takes now.
 
     Args:
-        path: as the argument of ``fastloop.DataLoader``.
-        changed: why threads would not give torch's batches (the data have changed), or "".
+        path: the argument of ``fastloop.DataLoader``.
+        changed: why threads would not give torch's batches (the data were changed), or "".
         pin: an iterator will be made, so storages may be marked as not resizable.
 
     Raises:
@@ -98,7 +98,7 @@ def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = F
         if look_up(loader, name, default) is not default:
             return Route("torch", f"this version of fastloop does not know the argument {name}")
     if replaced := _ITER_METHODS.find_replaced():
-        return Route("torch", f"torch's {replaced} was replaced by another")
+        return Route("torch", f"torch's {replaced} was replaced by the program")
     search = _Search(loader, path, changed, pin)
     route = None
     for take in _ROUTES:
@@ -121,10 +121,10 @@ def fast_iterator(
     Args:
         loader: any torch DataLoader, or an object with the attributes of a loader that torch's
             iterators read. The caller warns of more workers than CPUs, as with torch's iterators.
-        path: as the argument of ``fastloop.DataLoader``.
-        shared: memory and counts to go on with.
-        accelerator: the device of the batches. They are there if the iterator's ``is_on_device``
-            is true, else in CPU memory.
+        path: the argument of ``fastloop.DataLoader``.
+        shared: memory and counts of the loader's earlier iterators.
+        accelerator: the device that the user wants batches on. If the iterator's ``is_on_device``
+            is true, batches are on this device, else in CPU memory.
         make_torch_iterator: makes the iterator that torch alone would make, for a release of torch
             whose iterators fastloop does not know, or whose methods a program has replaced.
     """
@@ -137,8 +137,8 @@ def fast_iterator(
         _check_transforms(loader, route, wanted)
     shared.why = route.why
     shared.left_collate = loader.collate_fn if route.why.startswith(LEFT_COLLATE) else None
-    # Iterators over workers are imported when the first is made: most programs have one kind or
-    # none.
+    # Iterators over workers are imported when the first one is made: most programs use one kind of
+    # workers, or none.
     if route.path == "thread":
         from fastloop.loader.workers.threads import ThreadIter
 
@@ -176,7 +176,7 @@ def iterate_without_broken_workers(loader: DataLoader[Any], iterate: Callable[[]
 
 
 def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
-    """Tell whether there were broken workers. The next iterator goes on with their seed."""
+    """Tell whether there were broken workers. The next iterator continues with their seed."""
     iterator: Any = look_up(loader, "_iterator")
     if not look_up(iterator, "is_broken", bool)():
         return False
@@ -187,7 +187,7 @@ def _drop_broken_workers(loader: DataLoader[Any]) -> bool:
 
 
 def _check_transforms(loader: Any, route: Route, wanted: str) -> None:
-    """Raise ValueError for a loader whose transforms cannot run where `transforms_on` says."""
+    """Raise ValueError for a loader whose transforms cannot run as `transforms_on` demands."""
     columns = route.columns
     images: list[Any] = [c for c in columns.all if c.plan] if columns is not None else []
     resident = columns.device if columns is not None else None
@@ -197,18 +197,18 @@ def _check_transforms(loader: Any, route: Route, wanted: str) -> None:
 
     if resident is not None:
         if wanted == "cpu" and images:
-            there = f"the data are on {resident}, where a kernel does it: dataset.to('cpu')"
+            there = f"the data are on {resident}, whose kernels transform them: dataset.to('cpu')"
             refuse("'auto' or 'device'", there)
         return
     if wanted != "device":
         return
     rule = "'auto' or 'cpu'"
     if columns is None:
-        refuse(rule, f"it takes path={route.path!r}: {route.why}")
+        refuse(rule, f"the loader takes path={route.path!r}: {route.why}")
     if loader.device is None:
         refuse(rule, "no device= is passed")
     if loader.num_workers == 0:
-        refuse(rule, "num_workers is 0, and threads must fill what is uploaded")
+        refuse(rule, "num_workers is 0, and threads must fill the batches that are uploaded")
     for column in images:
         if not column.plan.map_length:
             refuse(
@@ -221,7 +221,7 @@ def _check_transforms(loader: Any, route: Route, wanted: str) -> None:
 
 @dataclass
 class _Search:
-    """A search for the route of a loader; arguments as for ``choose_route``.
+    """A search for the route of a loader. Arguments are documented at ``choose_route``.
 
     Attributes:
         why: the reason that the array route gave, for the routes after it.
@@ -239,7 +239,7 @@ class _Search:
         return "process" if self.loader.num_workers > 0 else "sync"
 
 
-# ---- the routes, in the order in which they are asked; None: the next one is asked
+# ---- the routes, in the order in which they are asked; a route that returns None passes
 
 
 def _route_that_was_asked_for(search: _Search) -> Route | None:
@@ -266,7 +266,7 @@ def _why_no_threads(loader: DataLoader[Any]) -> str:
     if context is not None:
         return f"with multiprocessing_context={context!r}; leave it out"
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):
-        return "a DataPipe, which asks in which worker process it is; use path='process'"
+        return "a DataPipe, which asks in which worker process it runs; use path='process'"
     if isinstance(dataset, IterableDataset) and workers > 1:
         fault = f"an IterableDataset with num_workers={workers}: each thread would give all of "
         return f"{fault}it; pass num_workers=1, which reads ahead, or use path='process'"
@@ -279,9 +279,9 @@ def _array_route(search: _Search) -> Route | None:
     except NotCoveredError as error:
         search.why = str(error)
     for found in datasets_within(search.loader.dataset):
-        # Python would run the transform slower, and with other random numbers, so the user must ask
-        # for that path.
-        if reason := look_up(found, "_untranslated", ""):  # of an ArrayDataset or a subclass
+        # Python would run the transform slower and with different random numbers, so only the user
+        # may choose that path.
+        if reason := look_up(found, "_untranslated", ""):  # an ArrayDataset or a subclass has one
             remedy = f"use path={search.other!r}, which calls it for every sample"
             raise ValueError(f"path={search.path!r} cannot load this: {reason}; {remedy}")
     if search.path == "array":
@@ -290,10 +290,10 @@ def _array_route(search: _Search) -> Route | None:
 
 
 def _take_arrays(loader: DataLoader[Any], path: str, pin: bool) -> Route:
-    """Raises NotCoveredError."""
+    """Return the array route of a loader. Raises NotCoveredError."""
     workers, seeder = loader.num_workers, ""
     if replaced := _SAMPLE_METHODS.find_replaced():
-        raise NotCoveredError(f"torch's {replaced} was replaced by another")
+        raise NotCoveredError(f"torch's {replaced} was replaced by the program")
     request = Request(
         collate_fn=loader.collate_fn,
         is_batched=loader._auto_collation,
@@ -316,7 +316,7 @@ def _take_arrays(loader: DataLoader[Any], path: str, pin: bool) -> Route:
         from fastloop.loader.arrays.resident import check_resident
 
         check_resident(loader, columns)
-    does_nothing = f"; {seeder} has nothing to seed in threads of C" if seeder else ""
+    does_nothing = f"; {seeder} has nothing to seed in fastloop's threads" if seeder else ""
     return Route("array", columns.why + does_nothing, columns)
 
 
@@ -327,7 +327,7 @@ def _why_no_kernels(device: torch.device) -> str:
 
 
 def _sample_route(search: _Search) -> Route | None:
-    """Take a loader whose samples an adapter makes, in place of the dataset."""
+    """Take a loader whose samples an adapter makes instead of the dataset."""
     loader = search.loader
     kind = type(below_subsets(loader.dataset)[0])
     adapter = find_adapter(kind)
@@ -337,7 +337,7 @@ def _sample_route(search: _Search) -> Route | None:
         found = adapter.samples_of(loader.dataset)
     except ValueError as error:
         return Route(search.other, str(error))
-    return found and Route(search.other, f"samples of {kind.__name__} by C", None, found)
+    return found and Route(search.other, f"samples of {kind.__name__} by fastloop", None, found)
 
 
 _ROUTES: tuple[Callable[[_Search], Route | None], ...] = (

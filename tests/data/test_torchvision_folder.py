@@ -113,7 +113,7 @@ def count_c(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_the_recipe(root: Path, module: Any, workers: int, shuffle: bool) -> None:
     dataset = folder(root, recipe(module))
     options = {"batch_size": 7, "shuffle": shuffle, "num_workers": workers}
-    assert why(dataset, **options) == "samples of ImageFolder by C"
+    assert why(dataset, **options) == "samples of ImageFolder by fastloop"
     assert_same(dataset, options, shuffle)
 
 
@@ -140,7 +140,7 @@ def test_tensors_that_were_pil(root: Path, workers: int) -> None:
     parts = [v2.PILToTensor(), v2.RandomResizedCrop(20, antialias=True), v2.RandomVerticalFlip()]
     dataset = folder(root, v2.Compose([*parts, v2.ToDtype(torch.float32, scale=True)]))
     options = {"batch_size": 7, "num_workers": workers}
-    assert why(dataset, **options) == "samples of ImageFolder by C"
+    assert why(dataset, **options) == "samples of ImageFolder by fastloop"
     assert_same(dataset, options)
 
 
@@ -149,7 +149,7 @@ def test_subsets_of_it(root: Path, workers: int) -> None:
     dataset = folder(root, recipe(v2, v2.Resize(30), v2.RandomCrop(24, pad_if_needed=True)))
     part = Subset(Subset(dataset, range(30, 3, -2)), [3, 1, 1, 9, -2, 0])
     options = {"batch_size": 4, "num_workers": workers, "shuffle": True}
-    assert why(part, **options) == "samples of ImageFolder by C"
+    assert why(part, **options) == "samples of ImageFolder by fastloop"
     assert_same(part, options)
 
 
@@ -178,7 +178,7 @@ def test_random_chains_and_loaders(root: Path) -> None:
         options = options_of(any_of, any_of.choice((0, 0, 1, 2)))
         stops = [any_of.choice((None, 1, 2)), None]
         case = f"seed {SEED}, case {number}: {transform}, {options}, {stops}"
-        assert why(dataset, **options) == "samples of ImageFolder by C", case
+        assert why(dataset, **options) == "samples of ImageFolder by fastloop", case
         try:
             assert_same(dataset, options, any_of.random() < 0.3, stops=stops)
         except AssertionError as error:
@@ -283,7 +283,7 @@ def test_a_loop_in_a_thread_outlives_the_main_thread(root: Path) -> None:
     support = str(Path(__file__).parents[1] / "support")
     code = ENDS.format(support=support, root=str(root))
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.stdout == "5 samples of ImageFolder by C\n", ended.stderr
+    assert ended.stdout == "5 samples of ImageFolder by fastloop\n", ended.stderr
 
 
 def test_images_that_wait_share_little_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_functions_of_labels(workers: int, make: Callable[[], Any]) -> None:
         states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
         found.append((batches, getattr(then, "count", 0), *states))
     assert verification.same_bits(found[1], found[0])
-    assert (path.path, path.why) == (LEFT[workers], "samples of CIFAR10 by C")
+    assert (path.path, path.why) == (LEFT[workers], "samples of CIFAR10 by fastloop")
 
 
 @NUMBERS
@@ -256,10 +256,10 @@ def test_the_function_gets_the_very_object_of_a_list(workers: int) -> None:
 @pytest.mark.parametrize("kind", ["CIFAR10", "MNIST", "folder"])
 def test_a_getitems_that_the_dataset_was_given_is_called(kind: str, tmp_path: Path) -> None:
     dataset = images(tmp_path) if kind == "folder" else labelled(int, kind)
-    assert stats_of(dataset).why.endswith("by C")
+    assert stats_of(dataset).why.endswith("by fastloop")
     dataset.__getitems__ = lambda rows: [(torch.zeros(1), row) for row in rows]
     assert_same(dataset, {"batch_size": 5, "shuffle": True})
-    assert not stats_of(dataset).why.endswith("by C")
+    assert not stats_of(dataset).why.endswith("by fastloop")
 
 
 class _ChangesTheDataset:
@@ -463,7 +463,7 @@ def test_a_target_transform_of_an_image_folder(
         states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
         found.append((batches, counted.count, *states))
     assert verification.same_bits(found[1], found[0])
-    assert stats_of(dataset).why == "samples of ImageFolder by C"
+    assert stats_of(dataset).why == "samples of ImageFolder by fastloop"
 
 
 # ---- worker_init_fn
@@ -482,7 +482,7 @@ def test_a_worker_init_fn_runs_in_the_workers(init: Any, persistent: bool) -> No
     dataset = labelled(Counted())
     options = {"batch_size": 7, "shuffle": True, "num_workers": 2, "worker_init_fn": init}
     options["persistent_workers"] = persistent
-    assert stats_of(dataset, **options).why == "samples of CIFAR10 by C"
+    assert stats_of(dataset, **options).why == "samples of CIFAR10 by fastloop"
     without = stats_of(dataset_of("CIFAR10", cifar(v1)), **options)
     assert (without.path, "worker_init_fn" in without.why) == ("process", True)
     assert_same(dataset, options, persistent, stops=[None, 2, None])

@@ -306,7 +306,7 @@ def test_on_the_cpu_a_transform_runs_too() -> None:
 
 def test_bad_arguments() -> None:
     for kwargs in ({"device_transform": len}, {"static_buffers": True}):
-        with pytest.raises(ValueError, match="need a device; pass device="):
+        with pytest.raises(ValueError, match="must come with a device, got device=None"):
             loader_of(0, **kwargs)
     with pytest.raises(TypeError, match="device_transform must be a function of a batch, got 3"):
         loader_of(0, device="cpu", device_transform=3)

@@ -43,9 +43,13 @@ PADDED = T.Compose([T.Pad(2), T.Resize(9)])
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (dataset(), {"device": None}, "no device= is passed"),
     (dataset(), {"num_workers": 0}, "num_workers is 0, and threads must fill"),
-    (dataset(), {"path": "process"}, "it takes path='process': path='process' was asked for"),
-    (dataset(), {"collate_fn": list}, "it takes path='process': collate_fn is not torch's"),
-    ([torch.ones(3)] * 9, {"num_workers": 0}, "it takes path='sync'"),
+    (
+        dataset(),
+        {"path": "process"},
+        "the loader takes path='process': path='process' was asked for",
+    ),
+    (dataset(), {"collate_fn": list}, "the loader takes path='process': collate_fn is not torch's"),
+    ([torch.ones(3)] * 9, {"num_workers": 0}, "the loader takes path='sync'"),
     (dataset(TURNED), {}, "field 0: its transform does more than crop, pad, flip"),
     (dataset(PADDED), {}, "pads before it resizes"),
     (dataset(T.Compose([T.RandomInvert(), T.CenterCrop(4)])), {}, "cast, in this order"),
