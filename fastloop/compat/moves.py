@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from fastloop._core import HostRange, SequenceColumn, Table, Windows
+from fastloop._core import HostRange, Table, Windows
 from fastloop._core import move as rebase
 from fastloop.base.machine import read_memory
 from fastloop.base.threads import NextLock
@@ -66,16 +66,14 @@ def are_noticed() -> bool:
 
 
 def tensors_in(source: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors that a keeper reads."""
+    """Yield all tensors that a keeper reads. A table has fields, and a native object in a field
+    lists the arrays that it reads as ``sources``."""
     if isinstance(source, torch.Tensor):
         yield source
-    elif isinstance(source, tuple):
-        for each in source:
-            yield from tensors_in(each)
-    elif isinstance(source, Table):
-        yield from tensors_in(source.fields)
-    elif isinstance(source, (Windows, SequenceColumn)):
-        yield from tensors_in(source.sources)
+        return
+    inner = source.fields if isinstance(source, Table) else getattr(source, "sources", ())
+    for each in source if isinstance(source, tuple) else inner:
+        yield from tensors_in(each)
 
 
 def pin_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,12 @@ is unmapped, so that reading it ends the process."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from helpers import PROGRAMS, run_program, run_script
+
+from fastloop.compat.moves import tensors_in
 
 HEAD = """
 import sys
@@ -259,3 +263,11 @@ held = poison(tokens)
 assert dataset[3][0].tolist() == list(range(3000, 4000))
 """.replace("", ""),
     )
+
+
+def test_the_tensors_of_a_new_kind_of_source_are_found() -> None:
+    class Source:
+        sources = (torch.arange(3), np.arange(3), (torch.ones(2),))
+
+    found = list(tensors_in(((Source(), "name", None), (np.arange(3), "array", ("path", 0, len)))))
+    assert list(map(id, found)) == [id(Source.sources[0]), id(Source.sources[2][0])]
