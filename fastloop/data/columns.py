@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -205,18 +206,19 @@ class Column:
             _has_rows_without_gaps(a) for a in arrays if isinstance(a, (torch.Tensor, np.ndarray))
         )
 
-    def for_table(self, pin: bool) -> tuple[Any, str, Any]:
-        """Return the field as ``Table`` takes it; `pin` as in ``open_columns``."""
+    def for_table(self, pin_storages: bool) -> tuple[Any, str, Any]:
+        """Return the field as ``Table`` takes it; `pin_storages` as in ``open_columns``."""
         source: Any = self.source
         if isinstance(source, tuple):
-            parts = (part for each in source for part in (_pin(each.array, pin), each.rows))
-            return (self.cast, *parts), self.name, tuple(segment.file for segment in source)
-        source = _pin(source, pin)
+            pairs = ((_pin(each.array, pin_storages), each.rows) for each in source)
+            files = tuple(segment.file for segment in source)
+            return (self.cast, *chain.from_iterable(pairs)), self.name, files
+        source = _pin(source, pin_storages)
         return source if self.plan is None else (source, self.plan), self.name, self.file
 
 
-def _pin(array: Any, pin: bool) -> Any:
-    return pin_storage(array) if pin and isinstance(array, torch.Tensor) else array
+def _pin(array: Any, pin_storages: bool) -> Any:
+    return pin_storage(array) if pin_storages and isinstance(array, torch.Tensor) else array
 
 
 @dataclass

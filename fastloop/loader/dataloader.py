@@ -221,10 +221,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         position = self._shared.position
         if position.start.yielded > 0:  # a loaded state
             saving.warn_of_end(position, self)
-        iterate: Any = super().__iter__
-        are_persistent = look_up(self, "_iterator") is not None
+        iterate: Any = super().__iter__  # calls _get_iterator, or resets self._iterator
+        has_iterator = look_up(self, "_iterator") is not None  # with persistent workers
         iterator: BaseIter | None = (
-            iterate_without_broken_workers(self, iterate) if are_persistent else iterate()
+            iterate_without_broken_workers(self, iterate) if has_iterator else iterate()
         )
         if iterator is None:  # persistent workers, and close() has come in between
             raise RuntimeError(CLOSED)
@@ -232,7 +232,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def _get_iterator(self, *args: Any, **kwargs: Any) -> BaseIter:
-        """Make an iterator. A later torch may pass arguments, which only torch's iterator takes."""
+        """Make an iterator, for torch's ``__iter__``. A later torch may pass arguments, which only
+        torch's iterator takes."""
         self._check_arguments()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
@@ -241,8 +242,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         make = functools.partial(
             fast_iterator, self, self.path, shared, make_torch_iterator=make_torch_iterator
         )
-        is_here = self.device is None and self.batch_transform is None
-        iterator: BaseIter = make() if is_here else open_on_device(self, make)
+        has_last_step = self.device is not None or self.batch_transform is not None
+        iterator: BaseIter = open_on_device(self, make) if has_last_step else make()
         shared.note_open(iterator)
         return iterator
 

@@ -80,13 +80,15 @@ def is_users_own(loader: DataLoader[Any], left_collate: object) -> bool:
     return is_torch_known and next(datasets_within(loader.dataset), None) is None
 
 
-def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = False) -> Route:
+def choose_route(
+    loader: DataLoader[Any], path: str, changed: str, pin_storages: bool = False
+) -> Route:
     """Return the path that any torch ``DataLoader`` takes now.
 
     Args:
         path: the argument of ``fastloop.DataLoader``.
         changed: why threads would not give torch's batches (the data were changed), or "".
-        pin: an iterator will be made, so storages may be marked as not resizable.
+        pin_storages: an iterator will be made, so storages may be marked as not resizable.
 
     Raises:
         ValueError: ``path`` demands a path that does not take this loader.
@@ -99,11 +101,11 @@ def choose_route(loader: DataLoader[Any], path: str, changed: str, pin: bool = F
             return Route("torch", f"this version of fastloop does not know the argument {name}")
     if replaced := _ITER_METHODS.find_replaced():
         return Route("torch", f"torch's {replaced} was replaced by the program")
-    search = _Search(loader, path, changed, pin)
+    search = _Search(loader, path, changed, pin_storages)
     route = None
     for take in _ROUTES:
         route = route or take(search)
-    route = route or Route(search.other, search.why)
+    route = route or Route(search.sample_path, search.why)
     if is_known(route.path, f"Loaders with path={route.path!r} are left"):
         return route
     return Route("torch", difference(route.path))
@@ -132,7 +134,7 @@ def fast_iterator(
         _ITER_METHODS.find_replaced() or not is_known("torch", "Loaders are left")
     ):
         return make_torch_iterator()
-    route = choose_route(loader, path, shared.changed, pin=True)
+    route = choose_route(loader, path, shared.changed, pin_storages=True)
     if (wanted := look_up(loader, "transforms_on", "auto")) != "auto":  # torch's loaders have none
         _check_transforms(loader, route, wanted)
     shared.why = route.why
@@ -148,10 +150,10 @@ def fast_iterator(
             from fastloop.loader.arrays.resident import ResidentIter
 
             return ResidentIter(loader, columns, shared, accelerator)
-        original, made = columns.original, ArrayIter
+        original, iterator_class = columns.original, ArrayIter
         if original is not None:
-            made = original.iterator_class(loader.num_workers)
-        return made(loader, columns, shared, accelerator, is_live=path == "array")
+            iterator_class = original.iterator_class(loader.num_workers)
+        return iterator_class(loader, columns, shared, accelerator, is_live=path == "array")
     if route.samples is not None:
         loader = LoaderProxy(loader, dataset=route.samples)  # type: ignore[assignment]
     if route.path == "process":
@@ -230,11 +232,11 @@ class _Search:
     loader: DataLoader[Any]
     path: str
     changed: str
-    pin: bool
+    pin_storages: bool
     why: str = ""
 
     @property
-    def other(self) -> str:
+    def sample_path(self) -> str:
         """The path on which Python makes the samples."""
         return "process" if self.loader.num_workers > 0 else "sync"
 
@@ -249,9 +251,9 @@ def _route_that_was_asked_for(search: _Search) -> Route | None:
             raise ValueError(f"path='thread' cannot load {fault}")
     elif path != "torch" and isinstance(search.loader.dataset, (IterDataPipe, MapDataPipe)):
         return Route("torch", "the dataset is a data pipe")
-    if path in ("process", "sync") and path != search.other:
+    if path in ("process", "sync") and path != search.sample_path:
         fault = f"path={path!r} cannot load with num_workers={workers}"
-        raise ValueError(f"{fault}; use path={search.other!r}")
+        raise ValueError(f"{fault}; use path={search.sample_path!r}")
     if path not in ("auto", "array"):
         return Route(path, f"path={path!r} was asked for")
     if search.changed and path == "auto" and workers > 0:
@@ -275,21 +277,21 @@ def _why_no_threads(loader: DataLoader[Any]) -> str:
 
 def _array_route(search: _Search) -> Route | None:
     try:
-        return _take_arrays(search.loader, search.path, search.pin)
+        return _take_arrays(search.loader, search.path, search.pin_storages)
     except NotCoveredError as error:
         search.why = str(error)
     for found in datasets_within(search.loader.dataset):
         # Python would run the transform slower and with different random numbers, so only the user
         # may choose that path.
         if reason := look_up(found, "_untranslated", ""):  # an ArrayDataset or a subclass has one
-            remedy = f"use path={search.other!r}, which calls it for every sample"
+            remedy = f"use path={search.sample_path!r}, which calls it for every sample"
             raise ValueError(f"path={search.path!r} cannot load this: {reason}; {remedy}")
     if search.path == "array":
         raise ValueError(f"path='array' cannot load this: {search.why}; use path='auto'")
     return None
 
 
-def _take_arrays(loader: DataLoader[Any], path: str, pin: bool) -> Route:
+def _take_arrays(loader: DataLoader[Any], path: str, pin_storages: bool) -> Route:
     """Return the array route of a loader. Raises NotCoveredError."""
     workers, seeder = loader.num_workers, ""
     if replaced := _SAMPLE_METHODS.find_replaced():
@@ -311,7 +313,7 @@ def _take_arrays(loader: DataLoader[Any], path: str, pin: bool) -> Route:
         raise NotCoveredError("worker_init_fn runs in worker processes")
     if workers > 0 and loader.prefetch_factor == 0:
         raise NotCoveredError("prefetch_factor is 0")
-    columns = open_columns(loader.dataset, request, pin and workers > 0)
+    columns = open_columns(loader.dataset, request, pin_storages and workers > 0)
     if columns.device is not None and not columns.is_fetched:
         from fastloop.loader.arrays.resident import check_resident
 
@@ -336,8 +338,9 @@ def _sample_route(search: _Search) -> Route | None:
     try:
         found = adapter.samples_of(loader.dataset)
     except ValueError as error:
-        return Route(search.other, str(error))
-    return found and Route(search.other, f"samples of {kind.__name__} by fastloop", None, found)
+        return Route(search.sample_path, str(error))
+    why = f"samples of {kind.__name__} by fastloop"
+    return found and Route(search.sample_path, why, None, found)
 
 
 _ROUTES: tuple[Callable[[_Search], Route | None], ...] = (

@@ -68,12 +68,12 @@ def _columns_of_batches(dataset: Any, request: Request) -> tuple[Columns, str]:
     return answer(collate_fn, dataset, request), name
 
 
-def open_columns(dataset: Any, request: Request, pin: bool) -> Columns:
+def open_columns(dataset: Any, request: Request, pin_storages: bool) -> Columns:
     """Return the columns of a loader's dataset with their table. Raises NotCoveredError.
 
     Args:
         dataset: any.
-        pin: threads will read ahead, so keep the storages of tensors from being resized.
+        pin_storages: threads will read ahead, so storages of tensors are marked as not resizable.
     """
     name = type(dataset).__name__
     dataset, subsets = below_subsets(dataset)
@@ -90,7 +90,7 @@ def open_columns(dataset: Any, request: Request, pin: bool) -> Columns:
             columns.device, columns.kind = device, f"tensors on {device}"
         columns.why = f"{name} of {columns.kind}, {how}{columns.note}"
         if columns.device is None:
-            fields = tuple(map(methodcaller("for_table", pin), columns.all))
+            fields = tuple(map(methodcaller("for_table", pin_storages), columns.all))
             columns.table = Table(torch.Tensor, fields)
             watch(columns.table)
     except (BufferError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
@@ -319,7 +319,8 @@ class ArrayIter(ResumableIter):
 
     _shared: Shared
     _workers = ()  # torch's name for the worker processes
-    _kept: tuple[Any, ...] = ()  # the batch that came with a warning that is an error
+    # A batch that next() did not return, because its warning was raised as an error.
+    _kept: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -356,7 +357,7 @@ class ArrayIter(ResumableIter):
             if self._destination is not None and self._num_workers > 0:
                 self._budget = shared.read_budget(loader)
         self._pin_memory = self._pin_memory and accelerator is None
-        self._open_loader()
+        self._open_array_loader()
         # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
         # for an iterator twice; samplers that draw in __iter__ can tell.
         if self._num_workers > 0:
@@ -364,7 +365,7 @@ class ArrayIter(ResumableIter):
         else:
             self._restart()
 
-    def _open_loader(self) -> None:
+    def _open_array_loader(self) -> None:
         columns, destination = self._columns, self._destination
         fetcher = MapFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         if self._num_workers == 0:
@@ -418,7 +419,7 @@ class ArrayIter(ResumableIter):
         # At the end of an epoch it closes, unless it is persistent; a forked child has none.
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
-            self._open_loader()
+            self._open_array_loader()
         self._kept = ()
         self._restart()
 
@@ -449,13 +450,15 @@ class ArrayIter(ResumableIter):
         if block is not None:
             count = block[1] if isinstance(block, tuple) else len(block)
             source = chain((rest_of_block(block, count - left),), source)
-        self._open_loader()
+        self._open_array_loader()
         self._array_loader.restart(
             source, kind, batch_sampler, random_epoch(self._columns.dataset, self._datasets)
         )
         return True
 
     def _next_data(self) -> Any:
+        """Return a batch for torch's ``__next__``, which runs under a profiler or with
+        ``pin_memory``."""
         data = next(self._array_loader)
         return pin_memory(data) if self._pin_memory else data
 
