@@ -1,1 +1,1 @@
-"""What users look at their loops with: reports, comparisons, tuning, the doctor."""
+"""Tools for users who measure and tune their loops: reports, comparisons, tuning, the doctor."""

@@ -1,9 +1,9 @@
-"""find_batch_size(): the smallest micro-batch that is as good as the fastest.
+"""find_batch_size(): the smallest micro-batch whose throughput is close to the best.
 docs/internals/tools.md says how sizes are chosen and tried.
 
-An error counts as out of memory by its type; the CPU allocator of torch raises a bare RuntimeError,
-which counts by its text. Ranks talk between attempts, never during one, so a rank that fails alone
-keeps no rank waiting.
+The type of an error tells whether memory ran out. The CPU allocator of torch raises a bare
+RuntimeError, so the error's text is read as well. Ranks communicate between attempts and never
+during an attempt, so a rank that fails alone keeps no rank waiting.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from fastloop.tools import text
 from fastloop.tools.memory import memory
 from fastloop.tools.user_step import explaining_step, keep_random_state, keep_state
 
-_GOOD_ENOUGH = 0.95  # of the best throughput
-_LARGEST = 8192  # micro-batch that is tried if nothing else ends the search
+_GOOD_ENOUGH = 0.95  # a share of the best throughput
+_LARGEST = 8192  # the largest micro-batch that is tried if neither batch_size nor hi limits it
 
 
 class Attempt(NamedTuple):
-    """Full steps with one micro-batch, on all ranks.
+    """The measurement of full steps with one size of micro-batch, on all ranks.
 
     Attributes:
-        size: samples of a micro-batch.
+        size: the number of samples in the micro-batch.
         seconds: the median time of a step, on the slowest rank; None if the size does not fit.
-        peak_bytes: the largest memory of a rank: reserved on its device, or the growth of the
-            process on the CPU. None if unknown.
-        why: why the size does not fit; empty if it does.
+        peak_bytes: the memory of the fullest rank: memory reserved on the rank's device, or, on the
+            CPU, the growth of the process. None if unknown.
+        why: why the size does not fit; empty if the size fits.
     """
 
     size: int
@@ -51,21 +51,21 @@ class Attempt(NamedTuple):
 
     @property
     def samples_per_s(self) -> float:
-        """Samples a second of one rank; 0 if the size does not fit."""
+        """Samples that one rank trains on in a second; 0 if the size does not fit."""
         return 0.0 if self.seconds is None else self.size / max(self.seconds, 1e-9)
 
 
 class BatchPlan(NamedTuple):
-    """The suggestion of ``find_batch_size``. ``print(plan)`` shows it with its evidence.
+    """The suggestion of ``find_batch_size``. ``print(plan)`` shows the suggestion and the evidence.
 
     Attributes:
-        micro_batch: samples a rank loads at a time: the ``batch_size`` of its loader.
+        micro_batch: samples that a rank loads at a time: the ``batch_size`` of the rank's loader.
         accumulate: micro-batches in an optimizer step, for ``Stepper(accumulate=)``.
-        ranks: processes that train together.
-        largest: the largest micro-batch tried that fits.
-        is_limited: whether a larger one was tried, and did not fit.
+        ranks: the number of processes that train together.
+        largest: the largest micro-batch that was tried and fits.
+        is_limited: whether a larger micro-batch was tried and did not fit.
         rule: one line on the learning rate if the effective batch changes; empty otherwise.
-        attempts: all that was measured, by size.
+        attempts: the measurement of each size, the smallest size first.
     """
 
     micro_batch: int
@@ -81,11 +81,11 @@ class BatchPlan(NamedTuple):
 
     @property
     def effective_batch(self) -> int:
-        """Samples in an optimizer step, over all ranks."""
+        """The number of samples in an optimizer step, over all ranks."""
         return self.micro_batch * self.accumulate * self.ranks
 
     def __str__(self) -> str:
-        ends = "larger ones do not fit" if self.is_limited else "no larger one was tried"
+        ends = "larger sizes do not fit" if self.is_limited else "no larger size was tried"
         over = f" on {self.ranks} ranks" if self.ranks > 1 else ""
         lines = [
             f"batch_size={self.micro_batch}, Stepper(optimizer, accumulate={self.accumulate}): "
@@ -114,8 +114,8 @@ def find_batch_size(
 ) -> BatchPlan:
     """Find the micro-batch to train with: the smallest within 5 % of the best throughput.
 
-    Runs full steps of several sizes, and then puts everything back: parameters, gradients, buffers,
-    optimizer, scaler, scheduler, and all random generators.
+    Runs full steps of several sizes and restores everything afterwards: parameters, gradients,
+    buffers, optimizer, scaler, scheduler, and all random generators. For example:
 
         def step(n):
             loss_fn(model(images[:n]), labels[:n]).backward()
@@ -128,34 +128,37 @@ def find_batch_size(
         stepper = fastloop.Stepper(optimizer, plan.accumulate)
 
     A size does not fit if a step raises ``torch.OutOfMemoryError``, ``MemoryError`` or the CPU
-    allocator's RuntimeError, or if the host lacks memory, judged by smaller steps. SYNC: every step
-    is waited for.
+    allocator's RuntimeError, or if smaller steps show that the host lacks memory. SYNC: the host
+    waits for every step.
 
-    Every rank of a process group calls this, with equal arguments; the slowest and the fullest rank
-    count. DDP modules in ``state`` send nothing meanwhile, so the time of reductions is not in the
-    plan; step_fn itself must not communicate.
+    If there are several ranks, every rank must call this function with equal arguments. The slowest
+    rank's time and the fullest rank's memory count. DDP modules in ``state`` send nothing during
+    the steps, so the plan does not include the time of reductions. step_fn must not communicate.
 
     Args:
-        step_fn: is called with a number of samples n, and runs one step with them: forward,
-            backward, the optimizer's step. Samples should be the largest there are (the longest
-            sequences), and n samples, however large n is.
+        step_fn: a function of a number of samples n that runs one step with n samples: forward,
+            backward, the optimizer's step. Take the largest samples that your data have (for
+            example, the longest sequences), and exactly n samples for any n.
         state: the objects that the step changes: modules, optimizers, a scaler, schedulers, a
-            Stepper, torch.Generators. At least one module and one optimizer. What their
-            ``state_dict()`` holds, buffers and gradients are put back.
-        batch_size: samples in an optimizer step, over all ranks, that the learning rate was chosen
-            for. May be left out with ``keep=None`` alone.
-        keep: "effective" keeps batch_size by accumulation: micro-batches are its divisors. With
-            None the micro-batch is the effective batch, nothing is accumulated, and ``plan.rule``
-            tells what that means for the learning rate.
-        lo: the smallest micro-batch that is tried; the next ones are up to twice as large each.
-        hi: the largest; by default all of batch_size, or 8 192 with ``keep=None``.
-        margin: the share of the memory left for this process that no step may touch.
-        trials: timed steps for each size, after one to warm up.
+            Stepper, torch.Generators; at least one module and one optimizer. Each object's
+            ``state_dict()``, buffers and gradients are restored.
+        batch_size: the samples in an optimizer step, over all ranks, that the learning rate was
+            chosen for. Required unless ``keep`` is None.
+        keep: "effective" keeps batch_size by accumulation, so micro-batches are divisors of
+            batch_size. None makes the micro-batch the effective batch without accumulation, and
+            ``plan.rule`` tells how the learning rate usually changes.
+        lo: the smallest micro-batch that is tried. If the divisors allow, each further size is at
+            most twice the size before.
+        hi: the largest micro-batch that is tried; by default a rank's share of batch_size, or 8 192
+            with ``keep=None``.
+        margin: the share, from 0 to 0.9, of the memory available to this process that no step may
+            use.
+        trials: the number of timed steps for each size, after one step to warm up.
 
     Raises:
-        TypeError, ValueError: an argument is not one of the above; the message says which.
+        TypeError, ValueError: an argument is wrong; the message names the argument.
         torch.OutOfMemoryError: not even the smallest micro-batch fits.
-        RuntimeError: step_fn took no optimizer step, or a different rank has raised.
+        RuntimeError: step_fn took no optimizer step, or a different rank raised an error.
     """
     ranks, tried = count_ranks(), list[Attempt]()
     with ExitStack() as undo:
@@ -163,7 +166,7 @@ def find_batch_size(
             sizes = choose_sizes(batch_size, keep, lo, hi, ranks)
             runner = _Runner(undo, step_fn, state, margin, trials)
         except (TypeError, ValueError):
-            reduce_max([True, 0, 0, 0, 0, 0])  # the other ranks wait in their first attempt
+            reduce_max([True, 0, 0, 0, 0, 0])  # or ranks in their first attempt would wait forever
             raise
         show = undo.enter_context(text.progress("find_batch_size", len(sizes)))
         for size in sizes:
@@ -177,11 +180,12 @@ def find_batch_size(
 def choose_sizes(
     batch_size: int | None, keep: str | None, lo: int, hi: int | None, ranks: int
 ) -> list[int]:
-    """Return the micro-batches to try, each up to twice as large as the one before."""
+    """Return the micro-batches to try: each is the largest up to twice the size before, or else the
+    next larger one."""
     checks.read_choice("keep", keep, ("effective", None))
     checks.read_int("lo", lo, 1)
     last = checks.read_optional_int("hi", hi, lo) or max(_LARGEST, lo)
-    whole = 0  # a multiple of every size
+    whole = 0  # divisible by every size
     if batch_size is not None or keep is not None:
         checked = checks.read_int("batch_size", batch_size, 1, remedy="or None, with keep=None")
         if keep is not None:
@@ -221,7 +225,7 @@ class _Runner:
     """Makes attempts. SYNC.
 
     Args:
-        undo: gets functions that put back the changes of steps.
+        undo: collects functions that restore everything that steps change.
     """
 
     def __init__(self, undo: ExitStack, step: Any, state: Any, margin: float, trials: int) -> None:
@@ -230,7 +234,7 @@ class _Runner:
         if not modules or not any(isinstance(one, Optimizer) for one in state):
             got = ", ".join(type(one).__name__ for one in state) or "nothing"
             raise TypeError(f"state must have a module and an optimizer, got {got} (pass both)")
-        # An attempt may fail on one rank alone, so a forward must not wait for other ranks.
+        # If an attempt fails on one rank alone, a forward that waits for this rank would hang.
         parts = [part for module in modules for part in module.modules() if count_ranks() > 1]
         waits = (isinstance(p, SyncBatchNorm) or checks.look_up(p, "static_graph") for p in parts)
         if self._ranks.has_shards or any(waits):
@@ -241,13 +245,15 @@ class _Runner:
         self._margin = checks.read_number("margin", margin, 0.0, 0.9)
         devices = {p.device for module in modules for p in module.parameters()}
         self._devices = {device for device in devices if device.type != "cpu"}
-        self._bytes_a_sample = 0.0  # in the fullest attempt on this rank
-        self._stepped = [one for one in state if isinstance(one, TorchScaler)]  # may skip all
+        self._bytes_a_sample = 0.0  # the largest of all attempts on this rank
+        # Optimizers that have stepped. A scaler counts at once, because it may skip every step.
+        self._stepped = [one for one in state if isinstance(one, TorchScaler)]
         hook = register_optimizer_step_post_hook(lambda one, *_: self._stepped.append(one))
         undo.callback(hook.remove)
-        undo.callback(self._release)  # the last entry is undone first
+        undo.callback(self._release)  # runs after the entries below, because undo is a stack
         undo.callback(keep_random_state())
-        # Loading the state of a scheduler or Stepper may reach into optimizers and modules.
+        # Loading the state of a scheduler or Stepper may change optimizers and modules, so these
+        # are restored afterwards.
         for one in sorted(state, key=lambda one: not isinstance(one, (Module, Optimizer))):
             undo.callback(_keep_state(one))
         for device in self._devices:
@@ -258,14 +264,14 @@ class _Runner:
                 memory(device, limit_fraction=min(reachable, use.limit_fraction) * (1 - margin))
 
     def run(self, size: int) -> Attempt:
-        """Try one size. SYNC: waits for the steps, and for the other ranks."""
+        """Try one size. SYNC: the host waits for the steps, and for the other ranks."""
         self._release()
         seconds, peak, why, error = 0.0, None, "", None
         try:
             needed = self._bytes_a_sample * size
             if not self._devices and needed > available_bytes() * (1 - self._margin):
-                # The kernel would kill the process; devices refuse by themselves.
-                raise MemoryError(f"needs {text.size(needed)} judged by smaller ones")
+                # Without this check Linux would kill the process. A device raises by itself.
+                raise MemoryError(f"needs {text.size(needed)}, judged by smaller sizes")
             with self._ranks.silent():
                 seconds, peak = self._measure(size)
         except Exception as raised:
@@ -279,16 +285,17 @@ class _Runner:
         if error is not None:
             raise error
         if has_raised or largest != -smallest:
-            raise RuntimeError("find_batch_size() failed, or has other arguments, on another rank")
+            fault = "find_batch_size() failed or got different arguments on a different rank"
+            raise RuntimeError(f"{fault} (give all ranks equal arguments)")
         if is_full:
-            return Attempt(size, why=why or "out of memory on another rank")
+            return Attempt(size, why=why or "out of memory on a different rank")
         self._bytes_a_sample = max(self._bytes_a_sample, (peak or 0) / size)
         return Attempt(size, slowest, None if peak is None else int(fullest))
 
     def _measure(self, size: int) -> tuple[float, int | None]:
-        """Return the seconds of a step and its peak of memory on this rank."""
+        """Return the seconds of a step and the step's peak of memory on this rank."""
         with explaining_step(f"find_batch_size() called step_fn({size})"):
-            self._time_step(size)  # the optimizer makes its state, libraries their workspaces
+            self._time_step(size)  # warms up: optimizers make state, libraries make workspaces
         seconds = median([self._time_step(size) for _ in range(self._steps)])
         if not self._stepped:
             raise RuntimeError(f"step_fn({size}) must step an optimizer, but none has stepped")
@@ -304,7 +311,7 @@ class _Runner:
         return perf_counter() - begin
 
     def _release(self) -> None:
-        """Free garbage and cached memory, and measure the peak from here on. SYNC."""
+        """Free garbage and cached memory, and begin a new measurement of the peak. SYNC."""
         gc.collect()
         for device in self._devices:
             torch.accelerator.empty_cache()
@@ -312,11 +319,11 @@ class _Runner:
         self._before = None if self._devices else reset_own_peak()
 
 
-# ---- state that is put back. Copies lie in host memory, to leave the device its memory.
+# ---- state that is restored. The copies are in host memory, so attempts can use the device's.
 
 
 def _keep_state(one: Any) -> Callable[[], object]:
-    """Return a function that puts an object back into its present state. SYNC."""
+    """Return a function that restores an object's present state. SYNC."""
     if isinstance(one, torch.Generator):
         return keep_state(one)
     if checks.look_up(one, "load_state_dict") is None:
@@ -338,6 +345,6 @@ def _keep_state(one: Any) -> Callable[[], object]:
             if grad is not None:
                 grad.copy_(old)
         if isinstance(one, TorchScaler) and one.is_enabled() and not difference("scaler"):
-            one._per_optimizer_states.clear()  # a step that failed had unscaled its gradients
+            one._per_optimizer_states.clear()  # a step that failed may have unscaled gradients
 
     return restore

@@ -1,7 +1,8 @@
-"""Torch and fastloop at the same work, on this machine: what ``python -m fastloop bench`` runs.
+"""``python -m fastloop bench``: measures torch and fastloop at the same work on this machine.
 
-Results are compared first, then contestants take turns in rounds. Each side counts at the best of
-its settings. ``benchmarks/`` has the project's own benchmarks, with limits and other packages.
+The results are compared first. Then the contestants take turns in rounds, and the best setting of
+each side counts. The project's own benchmarks are in ``benchmarks/``, with theoretical limits and
+other packages.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TORCH, FASTLOOP = "torch", "fastloop"
 _WORKERS = (0, 2)
 _ACCUMULATE, _MAX_NORM = 4, 1.0
 
-# Does the work once; yields one result for each batch or step.
+# A function that does the work once and yields one result for each batch or step.
 Run = Callable[[], Iterator[Any]]
 
 
@@ -40,7 +41,7 @@ class Contestant(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One comparison: `make` returns contestants whose results differ by `tolerance` at most."""
+    """A comparison: `make` returns contestants whose results differ by `tolerance` at most."""
 
     title: str
     make: Callable[[], list[Contestant]]
@@ -48,7 +49,7 @@ class Case(NamedTuple):
 
 
 def _make_loaders(shape: tuple[int, ...], batch_size: int) -> list[Contestant]:
-    """Make loaders of random bytes and labels that lie in memory."""
+    """Make loaders of random bytes and labels in memory."""
     data = torch.randint(256, shape, dtype=torch.uint8)
     dataset, contestants = TensorDataset(data, torch.arange(len(data))), []
     for workers in _WORKERS:
@@ -127,7 +128,7 @@ def find_difference(contestants: list[Contestant], tolerance: float) -> str:
 
 
 def measure(contestants: list[Contestant], rounds: int, seconds: float) -> list[list[float]]:
-    """Return seconds a step for each contestant and round; contestants take turns."""
+    """Return the seconds of a step for each round and contestant. Contestants take turns."""
     with text.progress("bench", rounds) as show:
         return [
             [_time(one, seconds) for one in contestants]
@@ -144,7 +145,7 @@ def _time(contestant: Contestant, seconds: float) -> float:
 
 
 def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[str]:
-    """Return a table of medians, and a line that compares the best settings of both sides."""
+    """Return a table of medians and a line that compares the best settings of both sides."""
     columns = dict(zip(contestants, zip(*rounds, strict=True), strict=True))
     rows = [(f"{c.side}, {c.setting}", text.seconds(median(s))) for c, s in columns.items()]
 
@@ -161,14 +162,14 @@ def describe(contestants: list[Contestant], rounds: list[list[float]]) -> list[s
 
 
 def run_case(name: str, rounds: int, seconds: float) -> bool:
-    """Print the results of a case, and tell whether both sides have made the same."""
+    """Print the times of a case. Return whether both sides computed the same results."""
     case = CASES[name]
     print(f"{name}: {case.title}", flush=True)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         contestants = case.make()
         if difference := find_difference(contestants, case.tolerance):
-            print(f"  results differ, nothing is measured. {difference}")
+            print(f"  results differ, so nothing is measured. {difference}")
             return False
         times = measure(contestants, rounds, seconds)
     print("\n".join(describe(contestants, times)), flush=True)

@@ -1,5 +1,5 @@
-"""``memory()``: what a device has and what this process holds of it. ``count_parameters()``: the
-size of a model."""
+"""``memory()``: the memory of a device and the part that this process holds.
+``count_parameters()``: the size of a model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from fastloop.tools.text import percent, size, table
 
 
 class MemoryUse(NamedTuple):
-    """The memory of a device, in bytes. ``str()`` gives a table; None is unknown, and shown as n/a.
+    """The memory of a device, in bytes. ``str()`` gives a table. Unknown values are None, "n/a" in
+    the table.
 
     Attributes:
         device: the device.
-        limit_fraction: the share that torch's allocator may take in this process.
-        total_bytes, free_bytes: of the device; free for any process. On the CPU within the limits
-            of the cgroup.
-        allocated_bytes, reserved_bytes: in tensors; taken from the device by torch's allocator. On
-            the CPU `allocated_bytes` is the resident memory of the process.
-        peak_allocated_bytes, peak_reserved_bytes: the largest values of both since the process
-            began, or since ``torch.accelerator.reset_peak_memory_stats()``.
+        limit_fraction: the share, 0 to 1, of the device's memory that torch's allocator may take
+            in this process.
+        total_bytes: the memory of the device; on the CPU the limit of the cgroup, if smaller.
+        free_bytes: the memory that is free for any process; on the CPU within the cgroup's limit.
+        allocated_bytes: the memory of tensors; on the CPU the resident memory of the process.
+        reserved_bytes: the memory that torch's allocator has taken from the device.
+        peak_allocated_bytes, peak_reserved_bytes: the largest values since the process began, or
+            since ``torch.accelerator.reset_peak_memory_stats()``.
     """
 
     device: torch.device
@@ -44,19 +46,20 @@ class MemoryUse(NamedTuple):
 def memory(
     device: torch.device | str | int | None = None, *, limit_fraction: float | None = None
 ) -> MemoryUse:
-    """Return the memory of a device; set the share that this process may have.
+    """Return the memory of a device. If ``limit_fraction`` is given, limit this process first.
 
-    Beyond the limit torch raises ``torch.OutOfMemoryError``, as on a smaller device. Memory of
+    Beyond the limit torch raises ``torch.OutOfMemoryError``, as on a smaller device. The memory of
     other libraries (cuDNN, NCCL, the CUDA context) does not count. The host waits for nothing.
 
     Args:
-        device: the current accelerator by default; the CPU if there is none.
-        limit_fraction: a number in [0, 1]. None leaves the limit unchanged.
+        device: the device; by default the current accelerator, or the CPU without an accelerator.
+        limit_fraction: the share of the device's memory that torch's allocator may take, a number
+            in [0, 1]. None leaves the limit unchanged.
 
     Raises:
-        TypeError, ValueError: limit_fraction is not such a number.
-        RuntimeError: torch does not have the device, or limit_fraction for a device whose allocator
-            has no limit, such as the CPU.
+        TypeError, ValueError: limit_fraction is not a number in [0, 1].
+        RuntimeError: torch does not have the device, or limit_fraction is given for a device whose
+            allocator has no limit, for example the CPU.
     """
     current = torch.accelerator.current_accelerator(True) or "cpu"
     found: Any = torch.device(current if device is None else device)
@@ -66,7 +69,8 @@ def memory(
     if limit_fraction is not None:
         read_number("limit_fraction", limit_fraction, 0, 1)
         if not hasattr(module, "set_per_process_memory_fraction"):
-            raise RuntimeError(f"limit_fraction must be None on {found}: it has no such limit")
+            text = f"limit_fraction must be None on {found}, got {limit_fraction}"
+            raise RuntimeError(f"{text} (torch cannot limit the memory of this device)")
         module.set_per_process_memory_fraction(limit_fraction, found)
     if found.type == "cpu":
         host, now, peak = read_memory(), own_bytes("VmRSS"), own_bytes("VmHWM")
@@ -82,10 +86,10 @@ class ParameterCount(NamedTuple):
     """The size of a model. ``str()`` gives one line.
 
     Attributes:
-        total: elements of all parameters, tied ones once.
-        trainable: elements of parameters with ``requires_grad``.
+        total: the number of elements in all parameters; tied parameters count once.
+        trainable: the number of elements in parameters with ``requires_grad``.
         bytes: the memory of all parameters in their dtypes.
-        tied: other names of parameters that were counted already.
+        tied: the further names of parameters that have several names.
     """
 
     total: int
@@ -95,7 +99,7 @@ class ParameterCount(NamedTuple):
 
     @property
     def frozen(self) -> int:
-        """Elements of parameters without ``requires_grad``."""
+        """The number of elements in parameters without ``requires_grad``."""
         return self.total - self.trainable
 
     def __str__(self) -> str:
@@ -105,14 +109,14 @@ class ParameterCount(NamedTuple):
 
 
 def count_parameters(model: torch.nn.Module) -> ParameterCount:
-    """Count the parameters of a model, tied ones once, trainable ones apart.
+    """Count the elements of a model's parameters.
 
-    Parameters are tied if they are one object with several names. Buffers do not count. Under FSDP2
-    every rank's elements are counted. Nothing is copied, and no device is waited for.
+    A tied parameter, which is one object with several names, counts once. Buffers do not count.
+    Under FSDP2 the elements of all ranks count. Nothing is copied, and the host waits for nothing.
 
     Raises:
         TypeError: model is not a module.
-        ValueError: a parameter is lazy and has no shape yet: run a batch first.
+        ValueError: a parameter is lazy and has no shape yet. Run a batch first.
     """
     check_type("model", model, isinstance(model, torch.nn.Module), "a torch.nn.Module")
     named = dict(model.named_parameters())

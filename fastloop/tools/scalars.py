@@ -1,7 +1,7 @@
-"""ScalarLog: losses and norms of a loop, read from the device without waiting.
+"""ScalarLog: reads losses and norms of a loop from the device without waiting.
 
-Each number is copied into a pinned slot of 8 bytes after the queued work; one event follows the
-copies of a step. One thread uses a log.
+The device copies each number into a pinned slot of 8 bytes after the queued work. An event follows
+the copies of a step. One thread uses a log.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from fastloop.device.accelerator import Accelerator, open_accelerator
 
 Number = int | float
 OnNonfinite = Callable[[int, str, float], object]
-# A step, a function that gives each of its numbers, and an event after the copies of each device.
+# A step's number, a function for each name that returns the value, and an event for each device.
 _Record = tuple[int, dict[str, Callable[[], Number]], list[tuple[Accelerator, Any]]]
 
-_SLOT_BYTES = 8  # of the widest real dtype
-_SLOTS = 64  # pinned at a time
+_SLOT_BYTES = 8  # the size of the widest real dtype
+_SLOTS = 64  # slots that are allocated at a time
 
 
 class ScalarLog:
-    """Collects 0-d tensors of a training loop and returns them as numbers once they have arrived.
+    """Collects tensors of one element in a training loop, and returns their numbers later.
 
-    ``loss.item()`` makes the host wait until the device has caught up. A log copies the number into
-    pinned memory after the queued work, and finds the number there a step or two later. ``push``,
-    ``poll`` and ``last`` never wait; ``drain`` does (SYNC). Numbers of CPU tensors come at once.
+    ``loss.item()`` makes the host wait until the device has caught up. With a log the device copies
+    the number into pinned memory after the queued work, and the log reads the number a step or two
+    later. ``push``, ``poll`` and ``last`` never wait; ``drain`` waits (SYNC). A CPU tensor's number
+    is read at once. For example:
 
         log = fastloop.ScalarLog(on_nonfinite=lambda step, name, value: print(step, name, value))
         for step, (x, y) in enumerate(bar := tqdm(loader)):
@@ -42,7 +43,7 @@ class ScalarLog:
             log.push(step, loss=loss)
             bar.set_postfix(log.last(), refresh=False)
 
-    and with TensorBoard:
+    With TensorBoard:
 
             log.push(step, {"loss/train": loss, "lr": scheduler.get_last_lr()[0]})
             for at, values in log.poll():
@@ -51,29 +52,30 @@ class ScalarLog:
         for at, values in log.drain():
             ...
 
-    One log belongs to one thread. Pinned memory is allocated at the first push from a device, which
-    may make that one push wait.
+    One log belongs to one thread. The first push from a device allocates pinned memory and may
+    therefore wait.
 
     Args:
-        capacity: arrived steps that are kept for poll() and drain(); beyond that the oldest are
-            dropped and counted in ``dropped``. Numbers on their way are never dropped.
-        on_nonfinite: called with step, name and value for each number that is inf or NaN, in the
-            method that finds the number arrived. An error of the function leaves that method; no
-            number is lost.
+        capacity: the number of arrived steps that the log keeps for poll() and drain(). If there
+            are more, the log drops the oldest steps and counts them in ``dropped``. Numbers that
+            have not arrived are never dropped.
+        on_nonfinite: a function of step, name and value, called for each number that is inf or NaN
+            by the method that receives the number. If the function raises, this method raises the
+            error, and no number is lost.
 
     Raises:
-        TypeError, ValueError: an argument is not one of the above.
+        TypeError, ValueError: an argument is wrong; the message names the argument.
     """
 
     def __init__(self, capacity: int = 4096, *, on_nonfinite: OnNonfinite | None = None) -> None:
         if on_nonfinite is not None:
             check_callable("on_nonfinite", on_nonfinite, "a function of step, name and value")
         self._capacity, self._on_nonfinite = read_int("capacity", capacity, 1), on_nonfinite
-        self._travelling: deque[_Record] = deque()  # in order of pushing
-        self._arrived: deque[tuple[int, dict[str, Number]]] = deque()  # not fetched yet
-        self._nonfinite: deque[tuple[int, str, float]] = deque()  # not reported yet
+        self._travelling: deque[_Record] = deque()  # steps whose numbers have not arrived, in order
+        self._arrived: deque[tuple[int, dict[str, Number]]] = deque()  # steps for poll()
+        self._nonfinite: deque[tuple[int, str, float]] = deque()  # numbers for on_nonfinite
         self._last: dict[str, Number] = {}
-        self._free: dict[torch.device, list[Tensor]] = {}  # pinned slots of numbers that were read
+        self._free: dict[torch.device, list[Tensor]] = {}  # pinned slots that hold no number
         self.dropped = 0
 
     def __repr__(self) -> str:
@@ -85,14 +87,15 @@ class ScalarLog:
         """Send the numbers of a step to the host. Never waits.
 
         Args:
-            step: its number, which comes back with the values.
-            scalars, named: tensors of one element, of any real dtype and on any device, or
-                numbers. A tensor counts with its value at this point of its stream, and may be
-                overwritten afterwards.
+            step: the number of the step, which poll() and drain() return with the values.
+            scalars, named: numbers, or tensors of one element, of any real dtype, on any device.
+                The log reads a tensor at this point of the tensor's stream, so you may overwrite
+                the tensor afterwards.
 
         Raises:
-            TypeError, ValueError: a step or value is something else; the step is not logged.
-            RuntimeError: a tensor is on a device whose graph is being captured.
+            TypeError, ValueError: the step or a value has a wrong type or shape; the step is not
+                logged.
+            RuntimeError: a tensor is on a device that is capturing a graph.
         """
         number = read_int("step", step)
         values = {**(scalars or {}), **named}
@@ -105,27 +108,28 @@ class ScalarLog:
         self._receive()
 
     def poll(self) -> list[tuple[int, dict[str, Number]]]:
-        """Return the steps that have arrived since the last call, in order of pushing, each once.
-        Never waits."""
+        """Return the steps that have arrived since the last call, in the order of the pushes. Never
+        waits."""
         self._receive()
         fetched = list(self._arrived)
         self._arrived.clear()
         return fetched
 
     def last(self) -> dict[str, Number]:
-        """Return the newest number that has arrived for each name. Never waits."""
+        """Return each name's newest number that has arrived. Never waits."""
         self._receive()
         return dict(self._last)
 
     def drain(self) -> list[tuple[int, dict[str, Number]]]:
-        """Wait for all numbers on their way and return what poll() would return: for the end of an
-        epoch, before a checkpoint, in an exception's handler. SYNC."""
+        """Wait for all numbers and return the steps like poll(). SYNC.
+
+        Call drain() at the end of an epoch, before a checkpoint or in an exception's handler."""
         for accelerator, event in (pair for *_, events in self._travelling for pair in events):
             accelerator.synchronize(event)
         return self.poll()
 
     def _send(self, value: Any, used: set[Accelerator]) -> Callable[[], Number]:
-        """Return a function that gives the number once the number has arrived."""
+        """Start the copy of a value. Return a function that reads the number after the copy."""
         accelerator = _accelerator_of(value) if isinstance(value, Tensor) else None
         if accelerator is None:
             number: Number = value.item() if isinstance(value, Tensor) else value
@@ -140,8 +144,8 @@ class ScalarLog:
         return partial(_take, target, slot, free, source)
 
     def _receive(self) -> None:
-        """Take in steps up to the first that has not arrived; then report numbers that are not
-        finite."""
+        """Receive all steps before the first step that has not arrived. Then report numbers that
+        are not finite."""
         while self._travelling and all(one.is_done(event) for one, event in self._travelling[0][2]):
             step, sent, _ = self._travelling.popleft()
             values = {name: take() for name, take in sent.items()}
@@ -153,20 +157,20 @@ class ScalarLog:
             self._arrived.popleft()
             self.dropped += 1
         while self._nonfinite:
-            report = self._nonfinite.popleft()  # removed first: the callback may raise
+            report = self._nonfinite.popleft()  # is removed first, because the callback may raise
             if self._on_nonfinite is not None:
                 self._on_nonfinite(*report)
 
 
 def _take(target: Tensor, slot: Tensor, free: list[Tensor], source: Tensor) -> Number:
-    """Return the number that was copied from `source`, whose memory had to stay, into a slot, and
-    give the slot back."""
+    """Return the number in a slot, and give the slot back. `source` kept the copied memory alive
+    until now."""
     free.append(slot)
     return target.item()
 
 
 def _accelerator_of(tensor: Tensor) -> Accelerator | None:
-    """Return None for a tensor whose number can be read at once."""
+    """Return None for a tensor in host memory, which can be read at once."""
     return None if tensor.is_cpu else _open(tensor.device)
 
 
@@ -181,6 +185,7 @@ def _check_scalar(name: Any, value: Any) -> None:
         rule = "a tensor of one element, not on meta"
         raise ValueError(f"{name} must be {rule}, got {tuple(value.shape)} on {value.device}")
     elif value.is_complex():
-        raise TypeError(f"{name} must be real, got {value.dtype} (pass {name}.abs(), say)")
+        raise TypeError(f"{name} must be real, got {value.dtype} (for example, pass {name}.abs())")
     elif value.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(f"{name} must be pushed outside of a graph's capture: after the replay")
+        text = f"{name} must be pushed outside of a graph's capture, got a capturing stream"
+        raise RuntimeError(f"{text} (push after the replay)")

@@ -1,4 +1,4 @@
-"""Tables, durations, sizes and ratios as text. Every command and report prints with these."""
+"""Tables, durations, sizes and ratios as text, for all commands and reports."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def percent(share: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Format how many times as much: "1.25x"."""
+    """Format a ratio: "1.25x"."""
     return "n/a" if value is None else f"{_three_digits(value)}x"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out rows in columns, the first aligned to the left, the rest to the right."""
+    """Lay out rows in columns. The first column is aligned to the left, the rest to the right."""
     columns = list(zip_longest(*rows, fillvalue=""))
     widths = [max(map(len, column)) for column in columns]
     lines = []
@@ -66,14 +66,14 @@ def notebook_shell() -> Any:
 def progress(
     title: str, total: int | None = None, elsewhere: Callable[[str], None] = lambda remark: None
 ) -> Iterator[Callable[[str], None]]:
-    """Show how far a measurement is, in notebooks and on a terminal.
+    """Show the progress of a measurement in a notebook or on a terminal.
 
-    Yields a function to call with a remark before each part. If tqdm is installed, it draws a
-    bar; else one line is overwritten.
+    Yields a function to call with a remark before each part. If tqdm is installed, tqdm draws a
+    bar; if not, each remark overwrites the remark before.
 
     Args:
         total: the number of parts, if known.
-        elsewhere: is called with the remarks if neither a terminal nor a notebook shows them.
+        elsewhere: a function of a remark, called if there is no terminal and no notebook.
     """
     is_notebook = notebook_shell() is not None
     is_seen = is_notebook or getattr(sys.stderr, "isatty", bool)()
@@ -90,14 +90,14 @@ def progress(
         yield write
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         return
-    # Without its thread, which workers that are forked would be warned of.
+    # tqdm's monitor is a thread, and Python would warn about a fork of a process with threads.
     kind = type("Bar", (tqdm,), {"monitor_interval": 0})
     file = sys.stdout if is_notebook else sys.stderr  # notebooks paint stderr red
     form, begun = "{l_bar}{bar:20}| {elapsed}{postfix}", count()
     with kind(total=total, desc=title, leave=False, file=file, bar_format=form) as bar:
 
         def draw(remark: str) -> None:
-            bar.n = next(begun)  # the parts that are over
+            bar.n = next(begun)  # the number of parts that are finished
             bar.set_postfix_str(remark)  # draws the bar
 
         yield draw

@@ -1,5 +1,6 @@
-"""Helpers of `find_batch_size()` and `tune()`: both run the step of a loop many times, put the
-random generators back afterwards, and explain the error of a step with a wrong argument."""
+"""Helpers of `find_batch_size()` and `tune()`. Both functions run the step of a loop many times,
+restore the random generators afterwards, and explain the error if the step takes a different
+argument."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import torch
 
 
 def keep_state(generator: Any) -> Callable[[], object]:
-    """Return a function that puts a generator, or the module of one, back into its state of now."""
+    """Return a function that restores the present state of a generator, or of a module's generator
+    (for example, `random`)."""
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
         return partial(setattr, bits, "state", bits.state)
@@ -24,7 +26,7 @@ def keep_state(generator: Any) -> Callable[[], object]:
 
 
 def keep_random_state() -> Callable[[], None]:
-    """Return a function that puts back the generators of Python, NumPy and torch devices. SYNC."""
+    """Return a function that restores the generators of Python, NumPy and torch devices. SYNC."""
     undo = ExitStack()
     for generator in (random, np.random, torch.default_generator):
         undo.callback(keep_state(generator))
@@ -36,11 +38,11 @@ def keep_random_state() -> Callable[[], None]:
 
 @contextmanager
 def explaining_step(call: str) -> Iterator[None]:
-    """Explain how the step is called if its first call raises an error that a wrong argument would
-    cause.
+    """If the first call of a step raises an error that a wrong argument would cause, add to the
+    message how the step is called.
 
     Args:
-        call: the call, which begins the message.
+        call: a description of the call, which begins the message.
     """
     try:
         yield

@@ -28,7 +28,7 @@ def case_one_rank_has_less_memory() -> None:
     plan = fastloop.find_batch_size(training.step, *training.state, batch_size=64, trials=1)
     assert (plan.largest, plan.ranks, plan.effective_batch) == (4, 2, 64), plan
     why = [trial.why for trial in plan.attempts if trial.why]
-    assert why[0].startswith("OutOfMemoryError" if RANK else "out of memory on another rank")
+    assert why[0].startswith("OutOfMemoryError" if RANK else "out of memory on a different rank")
     plans: list[object] = [None, None]
     dist.all_gather_object(plans, (plan.micro_batch, plan.accumulate, plan.attempts[0].seconds))
     assert plans[0] == plans[1]
@@ -56,9 +56,9 @@ def case_one_rank_raises() -> None:
 
 def case_arguments_differ() -> None:
     training = Training()
-    text = "or has other arguments, on another rank"
+    text = "or got different arguments on a different rank"
     assert text in refusal(training.step, *training.state, batch_size=64 + 2 * RANK)
-    text = "hi must be an int >= 1, got 0" if RANK else "failed, or has other arguments"
+    text = "hi must be an int >= 1, got 0" if RANK else "failed or got different arguments"
     assert text in refusal(training.step, *training.state, batch_size=64, hi=0 if RANK else 8)
     text = "batch_size must be divisible by 2 ranks x a micro-batch in [1, 3], got 7"
     assert text in refusal(training.step, *training.state, batch_size=7)

@@ -102,7 +102,7 @@ def test_the_plan_shows_what_to_paste_and_the_evidence(monkeypatch: pytest.Monke
     assert text.startswith(
         "batch_size=4, Stepper(optimizer, accumulate=4): 16 samples in a step\n"
         "the effective batch is unchanged, so the learning rate stays\n"
-        "4 is the largest micro-batch that fits; larger ones do not fit\n"
+        "4 is the largest micro-batch that fits; larger sizes do not fit\n"
     )
     rows = [line.split() for line in text.splitlines()[3:]]
     assert rows[0] == ["size", "a", "step", "samples/s", "peak"]
@@ -288,7 +288,7 @@ def test_the_hosts_memory_is_not_tried_beyond_what_smaller_steps_took(
     monkeypatch.setattr(batch_size, "own_bytes", lambda name: 5 + 10 * tried[-1])
     plan = fastloop.find_batch_size(step, bench.model, bench.optimizer, keep=None, margin=0.25)
     assert (plan.largest, max(tried), plan.is_limited) == (64, 64, True)
-    assert "needs 1.25 KiB judged by smaller ones" in str(plan)
+    assert "needs 1.25 KiB, judged by smaller sizes" in str(plan)
     assert [trial.peak_bytes for trial in plan.attempts[:2]] == [10, 20]
 
 

@@ -42,7 +42,7 @@ def test_nothing_is_measured_where_results_differ(
     assert bench_command.main(["--quick"]) == int(not is_equal)
     out = capsys.readouterr().out
     assert out.startswith("mine: a test\n")
-    assert ("results differ, nothing is measured. fastloop, x: " in out) == (not is_equal)
+    assert ("results differ, so nothing is measured. fastloop, x: " in out) == (not is_equal)
     assert ("as torch (" in out or "no clear difference (" in out) == is_equal
 
 
