@@ -131,9 +131,9 @@ def find_batch_size(
     allocator's RuntimeError, or if smaller steps show that the host lacks memory. SYNC: the host
     waits for every step.
 
-    If there are several ranks, every rank must call this function with equal arguments. The slowest
-    rank's time and the fullest rank's memory count. DDP modules in ``state`` send nothing during
-    the steps, so the plan does not include the time of reductions. step_fn must not communicate.
+    If there are several ranks, every rank must call this with equal arguments; the slowest rank's
+    time and the fullest rank's memory count. DDP modules in ``state`` send nothing during the
+    steps, so the plan leaves out the time of reductions. step_fn must not communicate.
 
     Args:
         step_fn: a function of a number of samples n that runs one step with n samples: forward,
@@ -142,17 +142,14 @@ def find_batch_size(
         state: the objects that the step changes: modules, optimizers, a scaler, schedulers, a
             Stepper, torch.Generators; at least one module and one optimizer. Each object's
             ``state_dict()``, buffers and gradients are restored.
-        batch_size: the samples in an optimizer step, over all ranks, that the learning rate was
-            chosen for. Required unless ``keep`` is None.
+        batch_size: the samples in an optimizer step, over all ranks; required unless keep is None.
         keep: "effective" keeps batch_size by accumulation, so micro-batches are divisors of
             batch_size. None makes the micro-batch the effective batch without accumulation, and
             ``plan.rule`` tells how the learning rate usually changes.
         lo: the smallest micro-batch that is tried. If the divisors allow, each further size is at
             most twice the size before.
-        hi: the largest micro-batch that is tried; by default a rank's share of batch_size, or 8 192
-            with ``keep=None``.
-        margin: the share, from 0 to 0.9, of the memory available to this process that no step may
-            use.
+        hi: the largest micro-batch; by default a rank's part of batch_size, or 8 192 without keep.
+        margin: the share, from 0 to 0.9, of the available memory that no step may use.
         trials: the number of timed steps for each size, after one step to warm up.
 
     Raises:

@@ -1,8 +1,8 @@
-"""``fastloop.doctor()``, and the command of that name: facts about the build and this machine,
-then all checks: of the machine and the container, the program, the GPUs.
+"""``fastloop.doctor()`` and the command ``doctor``: facts about the build and this machine, and the
+checks of the machine, its container, the program and the GPUs.
 
-`root` is the folder that holds proc, sys and dev: tests pass a copy. torch is looked at only if it
-can be imported.
+`root` is the folder that holds proc, sys and dev; tests pass a copy. If torch cannot be imported,
+the checks that need torch are left out.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from fastloop.compat import requirements
 from fastloop.device.availability import explain_error, needed_driver
 from fastloop.tools.text import percent, size
 
-_MUCH_LOAD = 1.5  # runnable tasks a CPU
+_MUCH_LOAD = 1.5  # runnable tasks for each CPU
 _MUCH_WAITING = 25  # percent of the last 10 s
-_OWN_FILES = 64  # of a program that loads data
-_FILES_A_WORKER = 4  # torch's own workers take as many, fastloop's two
+_OWN_FILES = 64  # descriptors that a program needs apart from its workers
+_FILES_A_WORKER = 4  # descriptors that one of torch's own workers takes; fastloop's take two
 _FEW_FILES = 4096
 _LITTLE_SHM = 1 << 30
 _LITTLE_MEMORY = 2 << 30
 _COPY = 256 << 20  # bytes of the pinned copy
 _SLOW_COPY = 6e9  # bytes/s: less than PCIe 3 with 8 lanes
 
-# The cost of each variable that slows programs down: if the variable has the value after "=", or,
-# without "=", any value but 0. The doctor shows no other variables.
+# The cost of each environment variable that slows programs down. A variable with "=" counts if its
+# value is the one after "="; a variable without "=" counts unless it is 0 or unset.
 _SWITCHES = {
     "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every tensor is allocated by the driver, which waits",
-    "TORCH_DISTRIBUTED_DEBUG=DETAIL": "every collective is checked on all ranks",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "the driver allocates every tensor, and the host waits",
+    "TORCH_DISTRIBUTED_DEBUG=DETAIL": "all ranks check every collective",
     "TORCHDYNAMO_DISABLE": "torch.compile does nothing",
     "PYTHONTRACEMALLOC": "Python traces every allocation",
     "FASTLOOP_DISABLE_CUDA": "torch's operations run in place of fastloop's kernels",
@@ -59,9 +59,9 @@ class Finding(NamedTuple):
     Attributes:
         level: "ok", "note" (good to know), "warn" (costs time or memory) or "fail" (something
             does not work).
-        fact: what was seen.
-        cost: what that costs; empty if nothing.
-        fix: what to do.
+        fact: what the check found.
+        cost: what the fact costs; empty if the fact costs nothing.
+        fix: what to do; empty if there is nothing to do.
         id: the check's name.
     """
 
@@ -84,37 +84,40 @@ ok, note, warn, fail = (partial(Finding, level) for level in ("ok", "note", "war
 
 
 def check_cpus(root: Path, workers: int | None = None) -> Finding:
-    """Compare the CPUs that are there with those that affinity and cgroups allow."""
+    """Compare the machine's CPUs with the CPUs that the affinity and cgroups allow."""
     cpus, share = read_cpus(root), throttled_share(root)
     fact = f"{cpus.visible} CPUs visible, {cpus.allowed} allowed by the affinity"
     fact += f", {cpus.quota:g} by the container's quota" if cpus.quota is not None else ""
-    fix = f"num_workers={max(1, int(cpus.usable))} at most for work on the CPU; or allow more CPUs"
+    most = max(1, int(cpus.usable))
+    fix = f"set num_workers={most} at most if samples need the CPU; or allow more CPUs"
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > cpus.usable:
         fact += f"; OMP_NUM_THREADS={threads}"
-        return warn(fact, "threads of one operation wait for each other", "unset it")
+        cost = "the threads of an operation wait for each other"
+        return warn(fact, cost, "unset OMP_NUM_THREADS")
     if (workers or 0) > cpus.usable:
-        return warn(fact, f"num_workers={workers} asks for more than there are", fix)
+        return warn(fact, f"num_workers={workers} needs more CPUs than are allowed", fix)
     if share >= 0.05:
-        fact += f"; it was throttled in {percent(share)} of its periods"
+        fact += f"; the quota stopped the container in {percent(share)} of all periods"
         return warn(fact, "workers and training stand still until the next period", fix)
     if cpus.usable < cpus.visible:
-        return note(fact, f"programs that count CPUs start threads for {cpus.visible}", fix)
+        cost = f"programs that count the visible CPUs start threads for {cpus.visible}"
+        return note(fact, cost, fix)
     return ok(fact)
 
 
 def check_load(root: Path) -> Finding:
-    """Tell whether other programs want the CPUs as well."""
+    """Tell whether other programs use the CPUs."""
     visible = read_cpus(root).visible
     load = float((read_text(root / "proc/loadavg").split() or ["0"])[0])
     found = re.search(r"some avg10=([\d.]+)", read_text(root / "proc/pressure/cpu"))
     waits = float(found[1]) if found else 0.0
     fact = f"load {load:.1f} on {visible} CPUs"
-    fact += f"; something waited for a CPU {waits:.0f}% of the last 10 s" if found else ""
+    fact += f"; tasks waited for a CPU in {waits:.0f}% of the last 10 s" if found else ""
     if load <= _MUCH_LOAD * visible and waits < _MUCH_WAITING:
         return ok(fact)
-    cost = "workers and training share the CPUs with others; timings taken now are noise"
-    return warn(fact, cost, "end what is not needed (top shows it)")
+    cost = "workers and training share the CPUs with other programs; do not trust timings taken now"
+    return warn(fact, cost, "end programs that you do not need (top lists all programs)")
 
 
 def check_memory(root: Path) -> Finding:
@@ -123,14 +126,16 @@ def check_memory(root: Path) -> Finding:
     fact = f"{size(memory.available)} of {size(memory.total)} available"
     if memory.limit is not None:
         fact += f"; the container uses {size(memory.used)} of {size(memory.limit)}"
-    fix = "fewer workers, a smaller prefetch_factor or memory_budget; or allow more (docker run -m)"
+    fix = "use fewer workers or a smaller prefetch_factor or memory_budget; or allow more memory"
+    fix += " (docker run -m)"
     if kills:
-        fact += f"; {kills} of its processes were killed for lack of memory"
+        fact += f"; Linux has killed {kills} processes for lack of memory"
         return warn(fact, "a killed worker ends the epoch", f"{fix}; on_worker_death='restart'")
     if memory.total and memory.left < _LITTLE_MEMORY:
         return warn(fact, "workers may be killed", fix)
     if memory.most < memory.total:
-        return note(fact, "programs that read the host's memory plan with too much", "limit them")
+        cost = "programs that read the size of the host's memory expect too much"
+        return note(fact, cost, "limit the memory of these programs")
     return ok(fact)
 
 
@@ -141,8 +146,10 @@ def check_shared_memory(root: Path) -> Finding:
     fact = f"/dev/shm has {size(free)} of {size(total)} free"
     if free >= _LITTLE_SHM:
         return ok(fact)
-    cost = "torch's own workers end with 'Bus error' once it is full; fastloop's do not use it"
-    return warn(fact, cost, "docker run --shm-size=8g, or --ipc=host; or a fastloop.DataLoader")
+    cost = "if /dev/shm is full, torch's own workers end with 'Bus error'; fastloop's workers do "
+    cost += "not use /dev/shm"
+    fix = "start docker run with --shm-size=8g or --ipc=host; or use a fastloop.DataLoader"
+    return warn(fact, cost, fix)
 
 
 def check_open_files(root: Path, workers: int | None = None) -> Finding:
@@ -156,14 +163,19 @@ def check_open_files(root: Path, workers: int | None = None) -> Finding:
         return ok(fact)
     fact += f", and {workers} workers take about {needed}" if workers else ""
     cost = "torch's own workers keep a descriptor open for each tensor of a batch that is held"
-    return (warn if files < needed else note)(fact, cost, f"ulimit -n {max(65536, 2 * needed)}")
+    fix = f"run ulimit -n {max(65536, 2 * needed)}"
+    return (warn if files < needed else note)(fact, cost, fix)
 
 
 # ---- the program
 
 
 def check_torch(torch: Any) -> Finding:
-    """Tell whether fastloop is tested with this release of torch; None: torch is not installed."""
+    """Tell whether fastloop is tested with this release of torch.
+
+    Args:
+        torch: the module; None if torch is not installed.
+    """
     if torch is None:
         return warn("not installed", "fastloop.DataLoader raises ImportError", requirements.INSTALL)
     oldest, newest = (f"{a}.{b}" for a, b in (requirements.OLDEST, requirements.NEWEST_TESTED))
@@ -173,13 +185,13 @@ def check_torch(torch: Any) -> Finding:
         return fail(fact, "fastloop.DataLoader raises ImportError", requirements.INSTALL)
     if release > requirements.NEWEST_TESTED:
         fact = f"{version} is newer than {newest}, the newest that fastloop is tested with"
-        cost = "where torch's private parts differ, torch's own code runs, with a RuntimeWarning"
+        cost = "if torch's private parts differ, torch's own code runs, with a RuntimeWarning"
         return note(fact, cost, "look for a newer fastloop")
-    return ok(f"{version} is tested: {oldest} to {newest} are")
+    return ok(f"{version} is tested, as are all releases from {oldest} to {newest}")
 
 
 def check_switches() -> Finding:
-    """Look for variables and modes that help debugging and slow the program down."""
+    """Look for variables and modes that help debugging and slow programs down."""
     found = {}
     for name, cost in _SWITCHES.items():
         variable, _, slow = name.partition("=")
@@ -190,10 +202,10 @@ def check_switches() -> Finding:
         if torch.is_anomaly_enabled():
             found["torch.autograd.set_detect_anomaly(True)"] = "every backward is checked for NaN"
         if torch.are_deterministic_algorithms_enabled():
-            found["torch.use_deterministic_algorithms(True)"] = "some operations take slower ways"
+            found["torch.use_deterministic_algorithms(True)"] = "some operations are slower"
     if not found:
         return ok("no slow mode is on")
-    fix = "unset them when nothing is being debugged"
+    fix = "switch these modes off unless you are debugging"
     return warn(", ".join(found), "; ".join(found.values()), fix)
 
 
@@ -205,16 +217,17 @@ def check_decoders() -> Finding:
     try:
         name = AutoDecoder().name
     except ImportError:
-        return note("none", "ImageFolder reads no file", fix)
+        return note("none", "ImageFolder cannot read files", fix)
     is_slow = name == "Pillow"
     return note(name, "JPEGs take longer than with simplejpeg", fix) if is_slow else ok(name)
 
 
 def check_start_method(loader: Any = None) -> Finding:
-    """Tell how worker processes start, and which part of a loader cannot be sent to them."""
+    """Tell how worker processes start, and which part of a loader cannot be sent to a worker."""
     context = look_up(loader, "multiprocessing_context")
     method, name = (context or multiprocessing).get_start_method(), ""
-    fact, fix = f"worker processes start by {method}", "define them at the top of a module"
+    fact = f"worker processes start by {method}"
+    fix = "define classes and functions at the top of a module"
     if method == "fork":
         return ok(fact)
     if not look_up(loader, "num_workers", 0):
@@ -233,20 +246,21 @@ def check_start_method(loader: Any = None) -> Finding:
 
 
 def read_driver(root: Path) -> int:
-    """Return the major version of the NVIDIA driver that is loaded, 0 if none is visible."""
+    """Return the major version of the NVIDIA driver; 0 if no driver is visible."""
     found = re.search(r"\s(\d{3})\.\d+", read_text(root / "proc/driver/nvidia/version"))
     return int(found[1]) if found else 0
 
 
 def explain_own_build(root: Path) -> tuple[str, str]:
-    """Return why fastloop's CUDA kernels do not run here and the remedy; two "" if they do."""
+    """Return why fastloop's CUDA kernels do not run here, and the remedy. If the kernels run,
+    return two empty strings."""
     info = build_info()
     hip = getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None)
     if not info["cuda"]:
         reason = str(info["cuda_reason"]).partition("\n")[0]
-        return f"without CUDA: {reason}", "build it where nvcc is (CUDA_HOME says where)"
+        return f"without CUDA: {reason}", "build fastloop with nvcc (set CUDA_HOME to its toolkit)"
     if requirements.kernels_are_disabled():
-        return "FASTLOOP_DISABLE_CUDA is set", "unset it"
+        return "FASTLOOP_DISABLE_CUDA is set", "unset FASTLOOP_DISABLE_CUDA"
     if hip is not None:
         return f"torch is built for ROCm {hip}", "install a torch for CUDA"
     try:
@@ -260,7 +274,7 @@ def explain_own_build(root: Path) -> tuple[str, str]:
 
 
 def describe_own_build(root: Path) -> str:
-    """Return the CUDA that fastloop was built for, and whether its kernels run here."""
+    """Return the CUDA version that fastloop was built for, and whether the kernels run here."""
     info, driver, (fault, fix) = build_info(), read_driver(root), explain_own_build(root)
     if not info["cuda"]:
         return f"CPU only, built {fault}"
@@ -270,14 +284,14 @@ def describe_own_build(root: Path) -> str:
 
 
 def check_torch_build(root: Path, torch: Any) -> Finding:
-    """Compare the CUDA of torch with the driver."""
+    """Compare the CUDA version that torch was built for with the driver."""
     driver, cuda = read_driver(root), torch.version.cuda
     fact = f"torch {torch.__version__} is built for CUDA {cuda}; the driver is {driver or 'n/a'}"
     if cuda is None:
-        return warn(fact, "the GPU is not used", "install a build with CUDA: see pytorch.org")
+        return warn(fact, "torch does not use the GPU", "install a torch with CUDA (pytorch.org)")
     if 0 < driver < (needed := needed_driver(cuda)):
         fix = f"update the driver to {needed} or newer, or install a torch for an older CUDA"
-        return fail(fact, "the GPU cannot be used", fix)
+        return fail(fact, "torch cannot use the GPU", fix)
     return ok(fact)
 
 
@@ -302,7 +316,7 @@ def probe_gpu(torch: Any) -> Finding:
     norm = clip_grad_norm_([parameter], 1.0).item()
     clipped = parameter.grad.norm().item()
     source = torch.arange(_COPY // 8, dtype=torch.int64).pin_memory()
-    target = source.to("cuda", non_blocking=True)  # the first copy also sets up
+    target = source.to("cuda", non_blocking=True)  # the first copy is slower, because CUDA sets up
     torch.cuda.synchronize()
     begin = perf_counter()
     target.copy_(source, non_blocking=True)
@@ -310,12 +324,13 @@ def probe_gpu(torch: Any) -> Finding:
     speed = _COPY / (perf_counter() - begin)
     is_clipped = abs(norm / 1024 - 1) < 1e-5 and abs(clipped - 1) < 1e-4
     if not is_clipped or not torch.equal(target.cpu(), source):
-        fact = f"wrong results: norm {norm} for 1024, {clipped} after clipping to 1"
-        return fail(fact, "trainings go wrong", "FASTLOOP_DISABLE_CUDA=1, and report this output")
-    fact = f"kernel and pinned copy are right; {speed / 1e9:.1f} GB/s to the device"
+        fact = f"wrong results: the norm must be 1024 and 1 after clipping, got {norm}, {clipped}"
+        fix = "set FASTLOOP_DISABLE_CUDA=1, and report this output"
+        return fail(fact, "training gives wrong results", fix)
+    fact = f"kernel and pinned copy are correct; {speed / 1e9:.1f} GB/s to the device"
     if speed < _SLOW_COPY:
         cost = f"a batch of 38 MB takes {38e6 / speed * 1e3:.0f} ms to the device"
-        return warn(fact, cost, "look at the link (nvidia-smi -q, PCI) and the process's NUMA node")
+        return warn(fact, cost, "check the PCI link (nvidia-smi -q) and the process's NUMA node")
     return ok(fact)
 
 
@@ -323,11 +338,11 @@ def probe_gpu(torch: Any) -> Finding:
 
 
 class Diagnosis(NamedTuple):
-    """The doctor's facts and findings. ``print(diagnosis)`` shows them.
+    """The doctor's facts and findings. ``print(diagnosis)`` shows both.
 
     Attributes:
-        facts: what was built and what runs on which device, by name.
-        findings: one for each check.
+        facts: facts about the build and this machine, by name.
+        findings: the result of each check.
     """
 
     facts: dict[str, str]
@@ -338,11 +353,11 @@ class Diagnosis(NamedTuple):
 
     @property
     def status(self) -> int:
-        """The command's exit status: 1 if something does not work."""
+        """The command's exit status: 1 if a check failed, else 0."""
         return int(any(finding.level == "fail" for finding in self.findings))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; ``schema`` changes when a name here does."""
+        """Return plain values for JSON. ``schema`` changes whenever a name changes."""
         checks = [finding._asdict() for finding in self.findings]
         return {"schema": 1, "facts": self.facts, "checks": checks}
 
@@ -353,7 +368,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """One line that counts failures and warnings and names them."""
+        """One line with the number and the names of failures, warnings and notes."""
         told = []
         for level, name in (("fail", "failed"), ("warn", "to mend"), ("note", "to know")):
             ids = [finding.id for finding in self.findings if finding.level == level]
@@ -394,11 +409,11 @@ def _facts(root: Path) -> dict[str, str]:
 
 
 def diagnose(root: Path = Path("/"), loader: Any = None, probe: bool = False) -> Diagnosis:
-    """Run all checks, in the order of their report; one that raises stops no other.
+    """Run all checks in the order of the output. If a check raises, the error becomes a note.
 
     Args:
         root: the folder that holds proc, sys and dev.
-        loader, probe: as in `doctor()`.
+        loader, probe: the arguments of `doctor()`.
     """
     facts, torch = _facts(root), sys.modules.get("torch")
     workers, has_torch = look_up(loader, "num_workers"), torch is not None
@@ -432,9 +447,9 @@ def doctor(loader: Any = None, *, probe: bool = False) -> Diagnosis:
     """Report what this machine offers, what slows programs down, and what to do about that.
 
     Args:
-        loader: a DataLoader: its number of workers is compared with the CPUs, and what its worker
-            processes are sent is pickled, to name what cannot be.
-        probe: run a kernel and a copy on the GPU, and check their results (SYNC).
+        loader: a DataLoader. The doctor compares ``num_workers`` with the CPUs, and pickles the
+            dataset and functions to name a part that cannot be sent to worker processes.
+        probe: whether to run a kernel and a copy on the GPU and check the results (SYNC).
 
     Raises:
         TypeError: ``loader`` is not a DataLoader.

@@ -1,7 +1,8 @@
-"""``fastloop.tune``: the number of workers, the depth of the queue and the path that a loop wants.
+"""``fastloop.tune``: finds the number of workers, the depth of the queue and the path for a loop.
 
-`Search` chooses settings by arithmetic and by measurements; `_Measurer` measures a loop over copies
-of the loader; all that iterating changes is put back. docs/internals/tools.md has the reasons.
+`Search` chooses settings by arithmetic and by measurements. `_Measurer` measures a loop over copies
+of the loader. Afterwards everything that iterating changes is restored. docs/internals/tools.md
+gives the reasons.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from fastloop.tools.user_step import explaining_step, keep_random_state, keep_st
 
 PATHS = ("auto", "process", "thread")
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-_ALIKE = 0.03  # settings that are closer to the best than this are as good: the smallest is taken
-_SPARE = 1.2  # workers for each one that is needed on average
+_ALIKE = 0.03  # if times differ by less than this share, the smallest setting is chosen
+_SPARE = 1.2  # the workers to start, over the workers that are needed on average
 _MOST_WORKERS = 64
-_MOST_PER_CPU = 4  # each process takes memory and a share of a CPU; threads wait for free
-_LEAST_CPU = 0.02  # of a batch's time, so that waiting alone does not want endless workers
+_MOST_PER_CPU = 4  # worker processes: each takes memory and a share of a CPU, unlike threads
+_LEAST_CPU = 0.02  # the least share of a batch's time on a CPU; bounds workers that only wait
 _DEEPEST = 16
 
 
 class Setting(NamedTuple):
-    """A setting of a loader. Smaller ones take less of the machine.
+    """A setting of a loader. A smaller setting takes less of the machine.
 
     Attributes:
         workers: ``num_workers``.
@@ -58,12 +59,13 @@ class Batch(NamedTuple):
     """The cost of one batch.
 
     Attributes:
-        load_s: seconds to make the batch in this process, nothing else running.
-        load_cpu_s: of those, seconds on a CPU.
-        step_s: seconds that the loop works on a batch that is there.
-        step_cpu_s: of those, seconds on a CPU.
-        bytes: of its tensors.
-        is_native: whether threads gather the batch from memory: they may wait for CPUs unseen.
+        load_s: seconds to make the batch in this process, without workers.
+        load_cpu_s: the part of ``load_s`` on a CPU.
+        step_s: seconds that the loop works on a batch.
+        step_cpu_s: the part of ``step_s`` on a CPU.
+        bytes: the bytes of the batch's tensors.
+        is_native: whether fastloop's threads gather the batch from memory. These threads may wait
+            for a CPU, and ``load_cpu_s`` does not show their waiting.
     """
 
     load_s: float
@@ -82,11 +84,11 @@ class Budget(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A loop over a loader of one setting, after its start.
+    """The times of a loop over a loader with one setting, after the workers' start.
 
     Attributes:
-        batch_s: seconds a batch, work of the loop included.
-        wait_s: of those, seconds the loop waited for the batch.
+        batch_s: seconds for each batch, the work of the loop included.
+        wait_s: the part of ``batch_s`` in which the loop waited for the batch.
     """
 
     batch_s: float
@@ -94,16 +96,16 @@ class Measured(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """The result of ``tune()``. ``str()`` of it is the line to paste and the evidence.
+    """The result of ``tune()``. ``str()`` gives the line to paste and the evidence.
 
     Attributes:
-        num_workers, prefetch_factor, path: for the loader. ``prefetch_factor`` is None without
-            workers, ``path`` for torch's own loader.
+        num_workers, prefetch_factor, path: the suggested arguments of the loader.
+            ``prefetch_factor`` is None without workers; ``path`` is None for torch's own loader.
         now: the setting that the loader has.
-        found: the suggested one.
-        measured: every setting that was tried.
+        found: the suggested setting.
+        measured: the times of each setting that was tried.
         batch: the cost of making a batch and of a step of the loop.
-        notes: remarks, the most useful one first.
+        notes: remarks, the most useful remark first.
     """
 
     now: Setting
@@ -129,7 +131,7 @@ class Suggestion(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as now the loop is with the suggestion."""
+        """The loop's speed with the suggestion, over the loop's speed now."""
         return self.measured[self.now].batch_s / self.measured[self.found].batch_s
 
     @property
@@ -149,9 +151,9 @@ class Suggestion(NamedTuple):
         elif self.speedup >= 1 + _ALIKE:
             advice += f"    # {text.ratio(self.speedup)} of now"
         elif self.speedup > 1 - _ALIKE:
-            advice = f"keep what you have, or as fast with fewer workers: {advice}"
+            advice = f"keep what you have, or save workers at the same speed: {advice}"
         else:
-            advice += "    # no more workers than CPUs: more are faster only while others want them"
+            advice += "    # more workers than CPUs are faster only while other programs run"
         batch, rows = self.batch, [["workers", "prefetch", "path", "a step", "waits", ""]]
         for setting, (batch_s, wait_s) in self.measured.items():
             mark = "now" * (setting == self.now) or "suggested" * (setting == self.found)
@@ -175,31 +177,33 @@ def tune(
     cpu_budget: float | None = None,
     ram_budget: int | None = None,
 ) -> Suggestion:
-    """Measure a loop over ``loader`` with other numbers of workers and depths of its queue.
+    """Measure a loop over ``loader`` with several numbers of workers and depths of the queue.
 
-    Nothing is changed: the loader, its datasets' epochs, the global random generators (of Python,
-    NumPy and torch on every device) and the generators of samplers and datasets are as before.
-    Copies of the loader are iterated for about ``seconds`` in all, each over at most some epochs. A
-    stream is iterated from its start each time.
+    tune() iterates copies of the loader for about ``seconds`` in all, over as many epochs as the
+    time allows, and a stream from the start each time. Afterwards the loader, the epochs of
+    datasets, the global random generators (Python's, NumPy's and torch's on every device) and the
+    generators of samplers and datasets are as before. For example:
+
+        print(fastloop.tune(loader, lambda batch: train_step(copy_of_model, batch)))
 
     Args:
-        loader: any torch ``DataLoader``; fastloop's is measured on its own paths.
-        step: is called with each batch, as the loop would do: forward, backward, optimizer. The
-            step really runs, some hundred times: give it a copy of the model. None: how fast the
-            loader can be with any loop.
-        seconds: about how long to measure. A first measurement of each kind is made anyway.
-        paths: of fastloop's loader, to try with workers: ``"auto"`` (the one that is chosen by
-            itself), ``"process"``, ``"thread"``. None: the loader's own.
-        cpu_budget: CPUs that loop and workers may use. None: those that affinity and the
-            container's quota allow, shared with the other ranks of this machine.
-        ram_budget: bytes that batches made ahead may take. None: half of what is available,
-            within the limits of the cgroup.
+        loader: any torch ``DataLoader``, fastloop's included.
+        step: a function of a batch that does the work of the loop: forward, backward, optimizer.
+            The step runs some hundred times, so train a copy of the model. None measures the
+            loader alone.
+        seconds: about how long to measure. The first two settings are measured in any case.
+        paths: values of fastloop's ``path`` to try with workers: ``"auto"``, ``"process"``,
+            ``"thread"``. None tries the loader's own path only.
+        cpu_budget: the CPUs that the loop and its workers may use. None: the CPUs that the affinity
+            and the container's quota allow, divided by the ranks on this machine.
+        ram_budget: the bytes that batches made ahead may take. None: half of the available memory
+            within the cgroup's limit.
 
     Raises:
         TypeError: ``loader`` is not a torch ``DataLoader``, or ``step`` cannot be called with a
             batch.
-        ValueError: the loader gives no batch, its sampler is an iterator, which could be used once,
-            or an argument is out of its range.
+        ValueError: the loader gives no batch, the sampler is an iterator and cannot be iterated
+            twice, or an argument is out of its range.
     """
     checks.check_type("loader", loader, isinstance(loader, DataLoader), "a torch DataLoader")
     if step is not None:
@@ -220,9 +224,10 @@ def tune(
 
 
 def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[str | None, ...]:
-    """Return the paths to try; refuse a loader that cannot be iterated again on each of them."""
+    """Return the paths to try. Refuse a loader that cannot be iterated several times, or that
+    cannot use a path."""
     for name in ("sampler", "batch_sampler"):
-        value, remedy = getattr(loader, name), "tune() iterates it more than once; pass a list"
+        value, remedy = getattr(loader, name), f"tune() iterates the {name} again; pass a list"
         checks.check_value(name, value, not isinstance(value, Iterator), "iterable again", remedy)
     own = checks.look_up(loader, "path")
     wanted: tuple[Any, ...] = (own,) if paths is None else tuple(paths)
@@ -230,7 +235,8 @@ def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[s
         checks.check_value("paths", paths, own is not None, "None for torch's DataLoader")
         checks.check_value("paths", paths, wanted and {*wanted} <= {*PATHS}, f"some of {PATHS}")
     is_split = "thread" in wanted and isinstance(loader.dataset, IterableDataset)
-    rule, remedy = "['process'] for an IterableDataset", "each thread would give all of it"
+    rule = "['process'] for an IterableDataset"
+    remedy = "each thread would give the whole stream"
     checks.check_value("paths", [*wanted], not is_split, rule, remedy)
     return wanted
 
@@ -239,11 +245,11 @@ def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> Iterato
     remedy, batch = find_remedy(loader.dataset), search.batch
     is_thread, has_workers = found.path == "thread", found.workers > 0
     if remedy:
-        yield f"faster than any number of workers may be {remedy}"
+        yield f"{remedy} may be faster than any number of workers"
     elif has_workers and not is_thread and batch.load_cpu_s < batch.load_s / 2:
         yield (
-            "making a batch is mostly waiting, and threads wait for free: try fastloop.DataLoader "
-            "with paths=['thread'] if the dataset is safe in threads"
+            "making a batch is mostly waiting, and threads that wait cost little: if the dataset "
+            "is safe in threads, try fastloop.DataLoader with paths=['thread']"
         )
     if found.workers != now.workers:
         yield (
@@ -251,23 +257,23 @@ def _notes(loader: Any, now: Setting, found: Setting, search: Search) -> Iterato
             "(fastloop.transforms draw the same)"
         )
     if is_thread:
-        yield "threads call the dataset several at a time: it must be safe for that"
+        yield "several threads call the dataset at a time, so the dataset must be safe in threads"
     if has_workers and isinstance(loader.dataset, IterableDataset):
-        yield "each worker iterates a stream of its own: they must share data"
+        yield "each worker iterates a copy of the stream, so the stream must divide data by worker"
     if not search.is_complete:
-        yield "time was up, so not every setting was tried: give more seconds"
+        yield "the time was up before all settings were tried: pass more seconds"
 
 
 # ---- the search
 
 
 class OutOfTimeError(Exception):
-    """There is no time for a further measurement."""
+    """The time does not suffice for a further measurement."""
 
 
 def limit_workers(batch: Batch, budget: Budget, path: str | None = None) -> int:
-    """Return how many workers can be of use: no more than CPUs if making a batch takes one all the
-    time, as with data in memory."""
+    """Return the largest number of workers that can help. If making a batch keeps a CPU busy, as
+    with data in memory, more workers than CPUs cannot help."""
     if batch.is_native or batch.load_cpu_s > 0.9 * batch.load_s:
         return max(1, int(budget.cpus))
     return _MOST_WORKERS if path == "thread" else math.ceil(_MOST_PER_CPU * budget.cpus)
@@ -276,8 +282,9 @@ def limit_workers(batch: Batch, budget: Budget, path: str | None = None) -> int:
 def count_workers(
     batch: Batch, budget: Budget, prefetch: int, path: str | None = None
 ) -> tuple[int, int]:
-    """Return how many workers make batches as fast as the loop takes them, and a fifth more; and
-    how many CPUs and memory have room for; workers that mostly wait share a CPU."""
+    """Return two numbers of workers: the workers that make batches as fast as the loop takes
+    batches, and a fifth more; and the most workers that CPUs and memory have room for. Workers that
+    mostly wait share a CPU."""
     loop = batch.step_cpu_s / batch.step_s if batch.step_s > 0 else 0.0
     cpus = max(1.0, budget.cpus - loop)
     share = min(1.0, max(_LEAST_CPU, batch.load_cpu_s / batch.load_s)) if batch.load_s > 0 else 1.0
@@ -294,11 +301,13 @@ class Search:
     """Finds a setting with few measurements.
 
     Attributes:
-        probe: measures a setting; may raise OutOfTimeError.
+        batch: the cost of making a batch and of a step.
+        budget: the CPUs and memory that workers may take.
+        probe: a function that measures a setting; may raise OutOfTimeError.
         prefetch: the first ``prefetch_factor``.
         paths: values of ``path`` to try with workers.
-        measured: every setting that was tried.
-        is_complete: False if time was up before the end.
+        measured: the times of each setting that was tried.
+        is_complete: False if the time was up before the search ended.
     """
 
     batch: Batch
@@ -310,14 +319,14 @@ class Search:
     is_complete: bool = False
 
     def run(self, now: Setting) -> Setting:
-        """Return the smallest setting that is as good as the best one found.
+        """Return the smallest setting that is about as fast as the fastest.
 
         Args:
-            now: the loader's setting, which is measured first, for comparison.
+            now: the loader's setting, which is measured first for comparison.
         """
         with suppress(OutOfTimeError):
             self._measure(now)
-            if now.workers > 0:  # without them all paths are the same
+            if now.workers > 0:  # without workers all paths are the same
                 self._measure(Setting(0, 0, self.paths[0]))
             for path in self.paths:
                 self._climb(path)
@@ -328,8 +337,8 @@ class Search:
         return now if now.workers == best.workers and is_near else best
 
     def _best(self) -> Setting:
-        """Return the smallest setting that is as good as the fastest one measured. A loader's own
-        workers may be more than are of use: then only its other settings count."""
+        """Return the smallest setting that is about as fast as the fastest. If the loader has more
+        workers than can help, the loader's own setting does not count."""
         seconds = {setting: found.batch_s for setting, found in self.measured.items()}
         useful = [s for s in seconds if s.workers <= limit_workers(self.batch, self.budget, s.path)]
         most_s = min(seconds[one] for one in useful or seconds) * (1 + _ALIKE)
@@ -341,8 +350,8 @@ class Search:
         return self.measured[setting]
 
     def _climb(self, path: str | None) -> None:
-        """Change the computed number of workers by a quarter at a time, up or else down, while that
-        helps."""
+        """Change the computed number of workers by a quarter at a time while a change helps. If
+        more workers do not help, try fewer."""
         start, most = count_workers(self.batch, self.budget, self.prefetch, path)
         here = self._measure(Setting(start, self.prefetch, path))
         # More workers must save time; fewer may take about as long.
@@ -357,8 +366,8 @@ class Search:
                 return  # more workers helped, so fewer would not
 
     def _deepen(self) -> None:
-        """Try deeper queues while the loop waits although batches come fast enough on average: some
-        batches take longer."""
+        """Try deeper queues while the loop waits. If batches come fast enough on average and some
+        batches take longer, a deeper queue helps."""
         best = self._best()
         while best.workers > 0 and 0 < best.prefetch < _DEEPEST:
             found = self.measured[best]
@@ -375,7 +384,7 @@ class Search:
 
 
 class _Measurer:
-    """Measures a loop over copies of a loader, for some seconds in all."""
+    """Measures a loop over copies of a loader, for `seconds` in all."""
 
     def __init__(
         self, loader: DataLoader[Any], step: Any, seconds: float, show: Callable[[str], object]
@@ -386,7 +395,7 @@ class _Measurer:
         self._count = 0
 
     def measure_batch(self) -> Batch:
-        """Measure the cost of a batch that is made in this process, and of a step."""
+        """Measure the cost of making a batch in this process, and of a step."""
         path = "auto" if checks.look_up(self._loader, "path") else None
         copy: Any = _copy_of(self._loader, Setting(0, 0, path))
         batches = _repeat(copy)
@@ -403,13 +412,13 @@ class _Measurer:
         return Batch(load_s, load_cpu_s, step_s, step_cpu_s, size, is_native)
 
     def measure(self, setting: Setting) -> Measured:
-        """Measure the loop with one setting. Raises OutOfTimeError if time is up."""
+        """Measure the loop with one setting. Raises OutOfTimeError if the time is up."""
         if self._count >= 2 and perf_counter() + self._each_s > self._end:
             raise OutOfTimeError
         self._count += 1
         self._show(f"{setting.workers} workers, prefetch {setting.prefetch}")
         batches = _repeat(_copy_of(self._loader, setting))
-        # Batches that workers have made before the clock starts must not count.
+        # Batches that workers made before the clock starts must not count, so use them up first.
         for batch in islice(batches, setting.workers * (setting.prefetch + 1) + 1):
             self._step(batch)
         waits: list[float] = []
@@ -425,9 +434,9 @@ class _Measurer:
 
 
 def _time(call: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Return the mean seconds of a call, on the clock and on CPUs, of as many as there is time for.
+    """Call a function for `seconds`, and return the mean seconds of a call: on the clock, on a CPU.
 
-    Waiting for a busy CPU counts as being on a CPU: more workers would wait as well."""
+    Waiting for a busy CPU counts as being on a CPU, because more workers would wait as well."""
     _synchronize()
     begin, begin_cpu, count = perf_counter(), process_time(), 0
     ran = sum(scheduled_ns() or ())
@@ -440,7 +449,7 @@ def _time(call: Callable[[], object], seconds: float) -> tuple[float, float]:
 
 
 def _synchronize() -> None:
-    """Wait for the device: its queued work counts as part of a measurement."""
+    """Wait for the device, because queued work is part of a measurement."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
@@ -456,10 +465,11 @@ def _repeat(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
-    """Return the same loader with this setting, and without an iterator."""
+    """Return a copy of the loader with this setting, and without an iterator."""
     copy: DataLoader[Any] = object.__new__(type(loader))
     has_workers = setting.workers > 0
-    # _shared belongs to the original. Not by setattr(), which loaders refuse for some names.
+    # _shared belongs to the original loader. setattr() would raise, because loaders refuse changes
+    # of some attributes.
     parts = {k: v for k, v in vars(loader).items() if k != "_shared"} | {"_iterator": None}
     parts |= {"num_workers": setting.workers, "prefetch_factor": setting.prefetch or None}
     parts |= {"persistent_workers": has_workers, "timeout": loader.timeout * has_workers}
@@ -470,7 +480,7 @@ def _copy_of(loader: DataLoader[Any], setting: Setting) -> DataLoader[Any]:
 
 
 def _list_generators(loader: DataLoader[Any]) -> list[Any]:
-    """Return the generators of a loader and of its samplers and datasets, nested ones included."""
+    """Return the generators of a loader, its samplers and its datasets, nested ones included."""
     todo: list[Any] = [loader, loader.batch_sampler]
     for one in todo:
         for value in checks.look_up(one, "__dict__", {}).values():
@@ -482,7 +492,8 @@ def _list_generators(loader: DataLoader[Any]) -> list[Any]:
 
 @contextmanager
 def _unchanged(loader: DataLoader[Any]) -> Iterator[None]:
-    """Take back what iterating draws and counts."""
+    """Restore epochs and random generators after the block, and ignore torch's warning about many
+    workers."""
     with ExitStack() as stack:
         for epoch in epochs_within(loader.dataset):
             stack.callback(epoch.begin, epoch.value)
@@ -490,6 +501,6 @@ def _unchanged(loader: DataLoader[Any]) -> Iterator[None]:
             stack.callback(keep_state(generator))
         stack.callback(keep_random_state())
         stack.enter_context(warnings.catch_warnings())
-        # More workers than CPUs are tried on purpose.
+        # tune() tries more workers than CPUs on purpose.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield

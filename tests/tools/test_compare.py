@@ -48,10 +48,13 @@ def other_loss() -> list[list[Any]]:
         ({"losses": other_loss()}, "step 3: the loss is 0.5 (02) in the plain run and 0.25 (ff)"),
         (
             {"losses": a_run()["losses"][:2]},
-            "step 4: only the plain run has another backward pass",
+            "step 4: only the plain run has one more backward pass",
         ),
-        ({"steps": 2}, "the plain run has 3 steps, the patched one 2"),
-        ({"parameters": "cd"}, "step 3: the losses are equal, the parameters after it are not"),
+        ({"steps": 2}, "the plain run has 3 steps, and the patched run has 2"),
+        (
+            {"parameters": "cd"},
+            "step 3: the losses are equal, but the parameters afterwards differ",
+        ),
     ],
 )
 def test_a_difference_is_named(change: dict[str, Any], text: str) -> None:

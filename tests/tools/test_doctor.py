@@ -100,7 +100,7 @@ def test_the_quota_of_the_container_counts(fake: Make, files: dict[str, str]) ->
     assert "NOTE 8 CPUs visible, 8 allowed by the affinity, 2.5 by the container's quota" in text
     assert "num_workers=2 at most" in text
     assert "WARN" in told(checks.check_cpus(root, workers=4))
-    assert "num_workers=4 asks for more than there are" in told(checks.check_cpus(root, workers=4))
+    assert "num_workers=4 needs more CPUs than are" in told(checks.check_cpus(root, workers=4))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_decoders_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     del there["simplejpeg"]
     assert told(checks.check_decoders()).startswith("NOTE Pillow | JPEGs take longer")
     del there["PIL.Image"]
-    assert told(checks.check_decoders()).startswith("NOTE none | ImageFolder reads no")
+    assert told(checks.check_decoders()).startswith("NOTE none | ImageFolder cannot read files")
 
 
 def test_affinity_and_throttling_are_told(fake: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_affinity_and_throttling_are_told(fake: Make, monkeypatch: pytest.Monkey
         assert "NOTE 8 CPUs visible, 3 allowed" in told(checks.check_cpus(fake()))
     stat = v2({"cpu.max": "400000 100000", "cpu.stat": "nr_periods 200\nnr_throttled 62\n"})
     text = told(checks.check_cpus(fake(stat)))
-    assert text.startswith("WARN") and "it was throttled in 31% of its periods" in text
+    assert text.startswith("WARN") and "stopped the container in 31% of all periods" in text
 
 
 def test_groups_that_are_not_there_limit_nothing(fake: Make) -> None:
@@ -175,7 +175,7 @@ def test_the_memory_of_the_container_counts(fake: Make, files: dict[str, str]) -
     assert text.startswith(
         "WARN 32.0 GiB of 64.0 GiB available; the container uses 4.00 GiB of 16.0"
     )
-    assert "2 of its processes were killed for lack of memory" in text
+    assert "Linux has killed 2 processes for lack of memory" in text
     calm = {n: t.replace("oom_kill 2", "oom_kill 0") for n, t in files.items()}
     assert told(checks.check_memory(fake(calm))).startswith("NOTE 32.0 GiB of 64.0 GiB")
 
@@ -221,8 +221,8 @@ def test_open_files(fake: Make, limit: str, workers: int | None, expected: str) 
     ("environ", "cost"),
     [
         ({"CUDA_LAUNCH_BLOCKING": "1"}, "the host waits for every kernel"),
-        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "allocated by the driver"),
-        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "checked on all ranks"),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "the driver allocates"),
+        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "all ranks check"),
         ({"FASTLOOP": "0"}, "patch() does nothing"),
     ],
 )
@@ -309,17 +309,17 @@ def torch_of(cuda: str | None) -> Any:
             "2.9.1",
             "FAIL 2.9.1 is older than 2.10, the oldest that fastloop works with | fastloop.D",
         ),
-        ("2.10.0", "OK 2.10.0 is tested: 2.10 to "),
-        ("{0}.{1}.1+cpu", "OK {0}.{1}.1+cpu is tested: 2.10 to {0}.{1} are"),
+        ("2.10.0", "OK 2.10.0 is tested, as are all releases from 2.10 to "),
+        ("{0}.{1}.1+cpu", "OK {0}.{1}.1+cpu is tested, as are all releases from 2.10 to {0}.{1}"),
         (
             "{0}.{2}.0a0",
             "NOTE {0}.{2}.0a0 is newer than {0}.{1}, the newest that fastloop is tested",
         ),
         (
             "3.0.0",
-            "NOTE 3.0.0 is newer than {0}.{1}, the newest that fastloop is tested with | whe",
+            "NOTE 3.0.0 is newer than {0}.{1}, the newest that fastloop is tested with | if ",
         ),
-        ("99", "NOTE 99 is newer than {0}.{1}, the newest that fastloop is tested with | where"),
+        ("99", "NOTE 99 is newer than {0}.{1}, the newest that fastloop is tested with | if to"),
     ],
 )
 def test_releases_of_torch(version: str, text: str) -> None:
@@ -343,11 +343,11 @@ def test_private_parts_of_torch_that_differ_are_named(monkeypatch: pytest.Monkey
     [
         (580, "13.0", "OK torch 2.13.0 is built for CUDA 13.0; the driver is 580 |"),
         (535, "12.8", "OK"),
-        (580, None, "WARN torch 2.13.0 is built for CUDA None; the driver is 580 | the GPU"),
+        (580, None, "WARN torch 2.13.0 is built for CUDA None; the driver is 580 | torch d"),
         (
             535,
             "13.0",
-            "FAIL torch 2.13.0 is built for CUDA 13.0; the driver is 535 | the GPU cannot",
+            "FAIL torch 2.13.0 is built for CUDA 13.0; the driver is 535 | torch cannot u",
         ),
     ],
 )
@@ -462,6 +462,6 @@ def test_from_python_a_loader_is_looked_at() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(2)), num_workers=10_000)
     found = fastloop.doctor(loader)
     assert isinstance(found, fastloop.Diagnosis)
-    assert "num_workers=10000 asks for more" in next(
+    assert "num_workers=10000 needs more CPUs" in next(
         f.cost for f in found.findings if f.id == "cpus"
     )

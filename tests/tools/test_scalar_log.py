@@ -97,7 +97,7 @@ def test_what_the_callback_raises_comes_out_and_loses_nothing() -> None:
             1,
             torch.ones((), dtype=torch.cfloat),
             TypeError,
-            r"x must be real, got torch.complex64 \(pass x\.abs",
+            r"x must be real, got torch.complex64 \(for example, pass x\.abs",
         ),
     ],
 )

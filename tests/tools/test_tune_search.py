@@ -159,7 +159,7 @@ def suggestion(now_s: float, found_s: float, now: Setting, found: Setting) -> Su
     [
         ((2, 2), (2, 2), 1, 1, "keep what you have (num_workers=2, prefetch_factor=2, "),
         ((0, 0), (0, 0), 1, 1, "keep what you have (num_workers=0): nothing that was tried is fas"),
-        ((2, 2), (1, 2), 1, 1 / 0.984, "keep what you have, or as fast with fewer workers: DataL"),
+        ((2, 2), (1, 2), 1, 1 / 0.984, "keep what you have, or save workers at the same speed: D"),
         ((2, 2), (3, 2), 1.5, 1, "DataLoader(..., num_workers=3, prefetch_factor=2, persistent_wo"),
         ((9, 2), (2, 2), 1, 1.4, "DataLoader(..., num_workers=2, prefetch_factor=2, persistent_wo"),
     ],

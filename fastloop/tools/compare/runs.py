@@ -1,5 +1,5 @@
-"""The meaning of the runs of one program, plain and patched: whether they compute the same, and
-their costs. Runs are dicts of ``RunObserver.to_dict()``; nothing here imports torch.
+"""Compares the plain and the patched runs of a program: are the results equal, and what do the runs
+cost? A run is a dict of ``RunObserver.to_dict()``. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastloop.tools.text import seconds, size, table
 
 EQUAL, DIFFERENT, UNKNOWN = "equal", "different", "unknown"
 _DRAWS = 2000
-_ALIKE = 0.03  # by how much a ratio may differ from 1 and count as no difference
+_ALIKE = 0.03  # a ratio that differs from 1 by less counts as no difference
 _Run = dict[str, Any]
 
 
@@ -23,7 +23,7 @@ _Run = dict[str, Any]
 
 
 class Figure(NamedTuple):
-    """A median with its 95 % interval."""
+    """A median and the 95 % interval of the median."""
 
     median: float
     low: float
@@ -31,7 +31,7 @@ class Figure(NamedTuple):
 
 
 def _draw_interval(rounds: Sequence[Any], compute: Callable[[Sequence[Any]], float]) -> Figure:
-    """Return `compute(rounds)` and its bootstrap interval (Efron 1979, percentiles; a fixed
+    """Return `compute(rounds)` and the bootstrap interval (Efron 1979, percentiles; a fixed
     seed)."""
     draw = random.Random(len(rounds))
     drawn = sorted(compute(draw.choices(rounds, k=len(rounds))) for _ in range(_DRAWS))
@@ -45,8 +45,8 @@ def median_of(rounds: Sequence[float]) -> Figure:
 
 
 def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> Figure:
-    """Return the median of `theirs` over that of `ours`. Rounds are drawn in pairs: programs that
-    were measured side by side have met the same noise."""
+    """Return the median of `theirs` over the median of `ours`. Rounds are drawn in pairs, because
+    programs that were measured side by side have met the same noise."""
 
     def divide(pairs: Sequence[tuple[float, float]]) -> float:
         return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
@@ -55,7 +55,7 @@ def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> Figure:
 
 
 def judge(ratio: Figure) -> str:
-    """Describe a ratio; a wide interval around 1 proves nothing."""
+    """Describe a ratio. A wide interval around 1 proves nothing, so "cannot tell" is the answer."""
     if ratio.low >= 1 - _ALIKE and ratio.high <= 1 + _ALIKE:
         return "no difference"
     return "cannot tell" if ratio.low <= 1 <= ratio.high else f"{ratio.median:.3g}x"
@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         kind: EQUAL, DIFFERENT or UNKNOWN.
-        text: what is equal, the first difference, or why nobody can say.
+        text: the equal numbers, the first difference, or why there is no answer.
     """
 
     kind: str
@@ -77,36 +77,36 @@ class Verdict(NamedTuple):
 
 
 def _find_difference(a: _Run, b: _Run, names: tuple[str, str]) -> str:
-    """Return the first difference; "" if there is none."""
+    """Return the first difference; "" if the runs are equal."""
     for one, other in zip_longest(a["losses"], b["losses"]):
         if one is None or other is None:
             which, loss = (names[1], other) if one is None else (names[0], one)
-            return f"step {loss[0] + 1}: only {which} has another backward pass"
+            return f"step {loss[0] + 1}: only {which} has one more backward pass"
         if one != other:
             told, others = (f"{loss[2] or loss[1]} ({loss[3][:16]})" for loss in (one, other))
             where = f"{told} in {names[0]} and {others} in {names[1]}"
             return f"step {min(one[0], other[0]) + 1}: the loss is {where}"
     if a["steps"] != b["steps"]:
-        return f"{names[0]} has {a['steps']} steps, {names[1]} {b['steps']}"
+        return f"{names[0]} has {a['steps']} steps, and {names[1]} has {b['steps']}"
     if a["parameters"] != b["parameters"]:
-        return f"step {a['steps']}: the losses are equal, the parameters after it are not"
+        return f"step {a['steps']}: the losses are equal, but the parameters afterwards differ"
     return ""
 
 
 def find_verdict(plain: Sequence[_Run], patched: Sequence[_Run]) -> Verdict:
-    """Compare two or more plain runs with the patched ones. A program that differs from itself
-    cannot be judged."""
+    """Compare two or more plain runs with the patched runs. If two plain runs differ, there is no
+    verdict."""
     first = plain[0]
     if not first["losses"] and first["parameters"] is None:
         others = f"{first['calls_of_other_threads']} calls came from other threads"
-        seen = "no backward pass and no step of a torch.optim optimizer was seen in the thread"
-        return Verdict(UNKNOWN, f"{seen} and process that import torch; {others}")
+        seen = "the thread that imports torch has run no backward pass and no step of a "
+        return Verdict(UNKNOWN, f"{seen}torch.optim optimizer; {others}")
     for other in plain[1:]:
-        if found := _find_difference(first, other, ("one plain run", "another")):
-            remedy = "Fix its seeds, or pass --seed 0; look at its threads, clock and files"
+        if found := _find_difference(first, other, ("one plain run", "a second plain run")):
+            remedy = "Fix the program's seeds or pass --seed 0; look at threads, clocks and files"
             return Verdict(UNKNOWN, f"the program differs from itself: {found}. {remedy}")
     for other in patched:
-        if found := _find_difference(first, other, ("the plain run", "the patched one")):
+        if found := _find_difference(first, other, ("the plain run", "the patched run")):
             return Verdict(DIFFERENT, found)
     parameters = ", and the parameters after the last one" if first["parameters"] else ""
     return Verdict(EQUAL, f"{len(first['losses'])} losses of {first['steps']} steps{parameters}")
@@ -115,7 +115,7 @@ def find_verdict(plain: Sequence[_Run], patched: Sequence[_Run]) -> Verdict:
 # ---- costs
 
 
-# The label of each key of a run, and the format of its values. More is better for the first.
+# The label and the format of each key of a run. More is better for the first row only.
 _ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
     "steps_per_second": ("steps a second", "{:,.1f}".format),
     "data_wait_s": ("data wait a step", seconds),
@@ -129,7 +129,7 @@ _ROWS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 class Costs(NamedTuple):
-    """One row; `ratio` is patched over plain, None if one of them is 0."""
+    """One row of the table. `ratio` is patched over plain; None if one of the two is 0."""
 
     plain: Figure
     patched: Figure
@@ -137,7 +137,7 @@ class Costs(NamedTuple):
 
 
 def _compute_costs(plain: Sequence[_Run], patched: Sequence[_Run]) -> dict[str, Costs | None]:
-    """Return the costs by key; None if some run has not measured them."""
+    """Return the costs by key. A cost that some run did not measure is None."""
     costs: dict[str, Costs | None] = dict.fromkeys(_ROWS)
     for key in costs:
         a, b = ([run[key] for run in of] for of in (plain, patched))
@@ -163,14 +163,14 @@ def _make_row(key: str, cost: Costs, more: str) -> list[str]:
 
 
 def make_table(plain: Sequence[_Run], patched: Sequence[_Run], limit: int) -> str:
-    """Return the costs that were measured, then the verdict; 100 columns and more."""
+    """Return the costs that were measured and the verdict, as text of 100 columns or more."""
     costs, rounds, steps = _compute_costs(plain, patched), len(plain), plain[0]["steps"]
     more = f"--rounds {max(7, 2 * rounds + 1)}"
     rows = {key: _make_row(key, cost, more) for key, cost in costs.items() if cost}
     lines = table([["", "plain", "patched", "patched / plain"], *rows.values()])
     lines.append(f"  patched: {patched[-1]['patched']}")
     if steps < limit:
-        lines.append(f"  the program has ended by itself after {steps} of {limit} steps")
+        lines.append(f"  the program ended by itself after {steps} of {limit} steps")
     kind, found = find_verdict(plain, patched)
     titles = {DIFFERENT: "DIFFERENT", UNKNOWN: "NOT JUDGED"}
     title = titles.get(kind, f"EQUAL to the last bit in all {rounds + len(patched)} runs")

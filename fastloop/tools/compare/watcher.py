@@ -1,11 +1,10 @@
-"""RunObserver: watches the first steps of a program, their losses and costs, and then ends the
-program.
+"""RunObserver: records the losses and costs of a program's first steps, and then ends the program.
 
-``compare`` starts the program by python, with the settings of the run in the environment; at its
-start (cli/start.py) the interpreter arranges that ``begin()`` runs once torch is imported. The
-observer hears of the loop as a report does, and of every root of a backward pass besides. After the
-last step the observer raises an exception that looks like ``sys.exit()``. Until then it never waits
-for the GPU.
+``compare`` starts the program by python, with the settings of the run in the environment. At the
+interpreter's start, cli/start.py arranges that ``begin()`` runs as soon as torch is imported. The
+observer watches the loop as a report does, and also every root of a backward pass. After the last
+step the observer raises an exception that looks like ``sys.exit()``. Until then the observer never
+waits for the GPU.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from fastloop.patching.seams import Function, Patch
 from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
 from fastloop.tools.report.recorder import NOT_MEASURED
 
-_MAX_ELEMENTS = 4096  # of a root that are kept; a loss has one
+_MAX_ELEMENTS = 4096  # elements of a root that are kept; a loss has one
 
 
 def begin(settings: str, began: float) -> None:
-    """Watch this program from now on, and write what was seen when the interpreter ends.
+    """Watch this program from now on, and write the record when the interpreter ends.
 
     Args:
-        settings: ``record`` (the file to write), ``steps`` (after how many optimizer steps the
-            program ends) and ``seed`` (of Python, NumPy and torch; null leaves them to the
-            program), as JSON.
+        settings: a JSON object with ``record`` (the file to write), ``steps`` (the number of steps
+            after which the program ends) and ``seed`` (the seed of Python, NumPy and torch; null
+            sets no seed).
         began: the time at which the program began, by ``perf_counter()``.
     """
     read, process = json.loads(settings), os.getpid()
@@ -51,7 +50,7 @@ def begin(settings: str, began: float) -> None:
     observer = RunObserver(read["steps"], began)
 
     def end() -> None:
-        if os.getpid() == process:  # else a fork has come to the end of the program
+        if os.getpid() == process:  # a forked process must not write the record
             observer.finish()
             Path(read["record"]).write_text(json.dumps(observer.to_dict()))
 
@@ -59,14 +58,14 @@ def begin(settings: str, began: float) -> None:
 
 
 class EnoughSteps(SystemExit):
-    """Ends the program quietly: its ``finally`` blocks and exit handlers run."""
+    """Ends the program without a traceback. ``finally`` blocks and exit handlers run."""
 
 
 class RunObserver(LoopObserver):
     """Watches the thread that makes the observer, until ``finish()``.
 
     Args:
-        limit: steps after which the program ends.
+        limit: the number of steps after which the program ends.
         began: the time at which the program began, by ``perf_counter()``.
     """
 
@@ -74,12 +73,13 @@ class RunObserver(LoopObserver):
         super().__init__()
         self._limit, self._began = limit, began
         self._is_open, self._is_stopped = True, False
-        self._losses: list[tuple[int, Tensor]] = []  # with their steps, from 0
-        self._optimizers: dict[int, Any] = {}  # that have stepped; their parameters must not die
-        # CPU seconds and bytes of this process and all its children: after the first step,
-        # which warms up, and after the last.
+        self._losses: list[tuple[int, Tensor]] = []  # pairs of a step, from 0, and a loss
+        # The optimizers that have stepped, by id. The dict keeps their parameters alive.
+        self._optimizers: dict[int, Any] = {}
+        # CPU seconds and bytes of this process and all its children: after the first step, which
+        # warms up, and after the last step.
         self._usage: list[tuple[float, int]] = []
-        self._drain = 0.0  # seconds in which a GPU emptied its queue at the end
+        self._drain = 0.0  # the seconds that the GPU took for its queue after the last step
         self._backward = Patch(torch.autograd, "backward", self._make_backward)
         self._backward.put_in()
         open_hooks(self)
@@ -101,7 +101,7 @@ class RunObserver(LoopObserver):
     def _note_loss(self, value: Tensor) -> None:
         self._losses.append((self._recorder.current, value))
 
-    # ---- the ends of the first step and of the last
+    # ---- the ends of the first step and the last step
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         self._read_first_usage()
@@ -115,7 +115,8 @@ class RunObserver(LoopObserver):
         self._stop_after_last()
 
     def _read_first_usage(self) -> None:
-        """Read the usage after the first step, to which the time of reading counts."""
+        """Read the usage once, after the first step. The time of reading counts as the first
+        step's."""
         if not self._usage and self.steps_decided > 0:
             self._read_usage()
 
@@ -123,14 +124,15 @@ class RunObserver(LoopObserver):
         self._usage.append((cpu_seconds_of_all(), pss_bytes_of_all()))
 
     def _stop_after_last(self) -> None:
-        # Each step has an optimizer's at least, so the recorder need not be asked before.
+        # A step of the loop takes at least one optimizer's step. Until the optimizers have stepped
+        # often enough, the recorder, which is slower, need not be asked.
         if self.steps_decided >= self._limit and self.recorder.steps.count >= self._limit:
             self._is_stopped = True
             self.finish()
             raise EnoughSteps
 
     def finish(self) -> None:
-        """Stop watching; waits for the GPU."""
+        """Stop watching. SYNC: the host waits for the GPU."""
         if not self._is_open:
             return
         self._is_open = False
@@ -148,10 +150,10 @@ class RunObserver(LoopObserver):
     # ---- the record
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the record of the run, after ``finish()``, and wait for the GPU.
-        ``docs/api/tools.md`` describes the keys; None is unknown."""
+        """Return the record of the run after ``finish()``. SYNC. ``docs/api/tools.md`` describes
+        the keys. Unknown values are None."""
         steps = list(self._recorder.steps)[: self._limit]
-        later = steps[1:]  # the first warms up
+        later = steps[1:]  # the first step warms up
         epochs = sum(step.is_first for step in later)
         seconds = sum(step.total for step in later) / 1e9 + self._drain
         waits = [step.data_wait for step in later if step.data_wait != NOT_MEASURED]
@@ -178,8 +180,8 @@ class RunObserver(LoopObserver):
         }
 
     def _digest(self) -> str | None:
-        """Digest the parameters of the optimizers that have stepped, in their order; None without a
-        parameter, or if one has no bytes to read."""
+        """Return a digest of all parameters whose optimizer has stepped, in the optimizers' order;
+        None if no optimizer has stepped or a parameter has no bytes to read."""
         digest = hashlib.sha256()
         groups = (g for optimizer in self._optimizers.values() for g in optimizer.param_groups)
         try:
@@ -192,7 +194,7 @@ class RunObserver(LoopObserver):
 
 
 def _describe(root: Tensor) -> tuple[str, str | None, str]:
-    """Return the dtype, the value of a single number, and the bits."""
+    """Return the dtype, the value if the root has one element, and the bits or their digest."""
     bits = _bits(root)
     shown = bits.hex() if len(bits) <= 16 else hashlib.sha256(bits).hexdigest()
     value = repr(root.item()) if root.numel() == 1 else None
@@ -200,7 +202,8 @@ def _describe(root: Tensor) -> tuple[str, str | None, str]:
 
 
 def _bits(tensor: Tensor) -> memoryview:
-    """Return a tensor's bytes. All NaN become one: IEEE 754 leaves open which one a sum gives."""
+    """Return a tensor's bytes. All NaNs get the same bits, because IEEE 754 leaves open which NaN a
+    sum gives."""
     flat = tensor.detach().cpu().contiguous().flatten()
     if flat.is_floating_point() and flat.element_size() > 1 and bool(flat.isnan().any()):
         flat = flat.masked_fill(flat.isnan(), float("nan"))
