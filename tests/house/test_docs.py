@@ -170,6 +170,22 @@ def test_readme_is_a_page() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 8 * 1024
 
 
+USE = sorted((DOCS / "use").glob("*.md"))
+
+
+def test_pages_for_users_are_few_and_short() -> None:
+    assert len(USE) <= 14
+    assert sum(len(page.read_bytes()) for page in USE) <= 120 * 1024
+
+
+@pytest.mark.parametrize("page", USE, ids=lambda page: page.stem)
+def test_a_page_for_users_begins_with_an_example(page: Path) -> None:
+    """The example is in the first screen, which shows about 40 lines."""
+    first = page.read_text().splitlines()[:40]
+    starts = [i for i, line in enumerate(first) if re.fullmatch("```(python|console)", line)]
+    assert any("```" in first[start + 1 :] for start in starts), page
+
+
 def load_script(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
