@@ -1,4 +1,4 @@
-"""A table of all commands, and the function that runs one command."""
+"""The table of commands, and the function that runs a command."""
 
 from __future__ import annotations
 

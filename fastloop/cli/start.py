@@ -11,7 +11,7 @@ Environment variables:
     FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between. A program that
                        launches programs, as torchrun does, hands the variable on: each program
                        that takes a step writes a report.
-    FASTLOOP_COUNTS    set here: the file that collects the counts of all interpreters (counts.py)
+    FASTLOOP_COUNTS    set here: the file that collects every interpreter's counts (counts.py)
     FASTLOOP_COMPARE   the settings of one run of compare (tools/compare/watcher.py), as JSON
 """
 

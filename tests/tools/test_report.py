@@ -459,7 +459,7 @@ def test_names_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="make it first"):
         fastloop.report(tmp_path / "no" / "run.html")
     (tmp_path / "run.html").mkdir()
-    with pytest.raises(PermissionError, match="name another file"):
+    with pytest.raises(PermissionError, match="name a different file"):
         fastloop.report(tmp_path / "run.html")
 
 

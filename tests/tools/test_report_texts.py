@@ -198,7 +198,7 @@ def test_code_behind_the_step_is_told_as_the_users_own() -> None:
     for _ in range(30):
         observer.recorder.steps.append((0, 0, -1, 0, MS, 19 * MS, -1, False))
     found = found_of(observer)
-    words = "Most of it is your other code, between the step and the next batch (95%)."
+    words = "Most of a step is your other code, between the step and the next batch (95%)."
     assert words in found["verdict"]["text"] and re.search(
         "your other code +95%", make_table(found)
     )

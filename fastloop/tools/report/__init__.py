@@ -1,1 +1,1 @@
-"""report(): what a loop waits for, as a table, a page and a trace."""
+"""report(): shows what a loop waits for, as a table, a page and a trace."""

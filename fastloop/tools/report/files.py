@@ -1,6 +1,6 @@
-"""The files of a report: the kind that a name asks for, and writing that loses nothing.
+"""The files of a report: the kind of file for each name, and writing that loses no report.
 
-Imported before torch: a name that cannot be written is an error before the program runs.
+This module imports no torch, so a file that cannot be written is an error before the program runs.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ def kind_of(path: Path) -> str:
 
 
 def read_rank() -> int:
-    """Return RANK; 0 if RANK is unset or no number, because the variable is the program's."""
+    """Return the environment variable RANK. RANK belongs to the program and may be anything, so the
+    rank is 0 if RANK is unset or not a number."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdecimal() else 0
 
 
 def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) -> list[Path]:
-    """Return the absolute paths of a report's files. A page brings its numbers: ``run.html`` is
-    ``run.json``, too, unless another JSON file is named.
+    """Return the absolute paths of a report's files. A page comes with its numbers: for example,
+    ``run.html`` also gives ``run.json``, unless `names` has a JSON file.
 
     Args:
-        of_rank: whether this rank writes them, under names of its own.
+        names: the files that the user asks for.
+        of_rank: whether to add this process's rank to the names.
 
     Raises:
-        ValueError: a name has none of the endings.
-        OSError: a folder is missing, or a file may not be written.
+        ValueError: a name has no known ending.
+        OSError: a folder is missing, or a file cannot be written.
     """
     paths = [Path(name).absolute() for name in names]
     for path in paths:
@@ -50,7 +52,7 @@ def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) ->
         if not path.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {str(path.parent)!r}; make it first")
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise PermissionError(f"{str(path)!r} may not be written; name another file")
+            raise PermissionError(f"{str(path)!r} may not be written; name a different file")
     if not any(kind_of(path) == "json" for path in paths):
         paths += [path.with_suffix(".json") for path in paths if kind_of(path) == "html"][:1]
     rank = f".rank{read_rank()}" if of_rank and read_rank() else ""
@@ -59,7 +61,7 @@ def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) ->
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
+    """Write the whole file or nothing."""
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
@@ -72,10 +74,10 @@ def write(path: Path, text: str) -> None:
 
 
 def write_somewhere(path: Path, text: str) -> Path | None:
-    """Write a file, if need be into a temporary folder, and say so on stderr.
+    """Write a file. If that fails, write the file into a temporary folder and say so on stderr.
 
     Returns:
-        The file's path; None if no folder took the file.
+        The file's path; None if both failed.
     """
     try:
         write(path, text)
@@ -85,12 +87,12 @@ def write_somewhere(path: Path, text: str) -> Path | None:
     with suppress(OSError):
         other = Path(tempfile.mkdtemp(prefix="fastloop-report-")) / path.name
         write(other, text)
-        say(f"fastloop: the report is {str(other)!r}")
+        say(f"fastloop: the report was written to {str(other)!r}")
         return other
     return None
 
 
 def say(text: str) -> None:
-    """Print on stderr, which may be closed or a full disk."""
+    """Print on stderr. If stderr is closed or a full disk, the text is lost."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)

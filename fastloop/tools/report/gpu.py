@@ -1,6 +1,6 @@
-"""The GPU's side of a report: how busy the GPU was, and how long it waited for batches.
+"""The GPU's side of a report: how busy the GPU was, and how long the GPU waited for batches.
 
-Nothing here waits for the GPU, and nothing starts CUDA.
+This module neither waits for the GPU nor starts CUDA.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import torch
 
 from fastloop.tools.report.recorder import Run, StepRing
 
-EventPair = tuple[Any, Any]  # before and after
+EventPair = tuple[Any, Any]  # the events before and after next()
 
 _MAX_PAIRS = 256
 
 
 class GpuUsage:
-    """Samples the share of time in which any kernel ran, from the driver (NVML).
+    """Asks the driver (NVML) for the share of time in which any kernel ran.
 
     Args:
-        cuda: the module ``torch.cuda``, or one like it.
+        cuda: the module ``torch.cuda``, or a test's substitute.
 
     Attributes:
-        uuid: of the current device; None if CUDA is not in use.
-        busy: the share of time, 0 to 1; None if unknown.
-        why_unknown: why there are no samples.
+        uuid: the id of the current device; None if CUDA is not in use.
+        samples: the number of answers.
+        busy: the mean share of time, 0 to 1; None if unknown.
+        why_unknown: why there are no samples; None if there are some.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -37,7 +38,7 @@ class GpuUsage:
         self.why_unknown: str | None = "no CUDA device is in use"
 
     def look(self) -> None:
-        """Take one sample, which is of the last second at most."""
+        """Take one sample, which describes the last second or less."""
         if not self._cuda.is_initialized():
             return
         try:
@@ -45,26 +46,26 @@ class GpuUsage:
             self._sum += self._cuda.utilization()
             self.samples, self.why_unknown = self.samples + 1, None
             self.busy = self._sum / self.samples / 100
-        except Exception as error:  # nvidia-ml-py is missing, or a part of a GPU has no such count
+        except Exception as error:  # for example, nvidia-ml-py is missing, or a MIG slice has none
             self.why_unknown = f"{type(error).__name__}: {error}" if not self.samples else None
 
 
 class GpuWaits:
-    """Times how long the GPU idles for each batch, by events that are polled, never waited for.
+    """Times how long the GPU idles for each batch, by events that are polled and never waited for.
 
-    An event before ``next()`` fires when the GPU has done all that was queued by then, one after
-    ``next()`` when the GPU arrives there. The time between them is next to nothing while the GPU
-    still has earlier work. No event is recorded while the stream captures a graph, because the
-    event would become a part of the graph.
+    The event before ``next()`` fires when the GPU has finished all work queued before ``next()``.
+    The event after ``next()`` fires when the GPU reaches this point of the stream. If the GPU still
+    has earlier work when the batch arrives, the time between both events is close to 0. No event is
+    recorded while the stream captures a graph, because the event would become a part of the graph.
 
     Args:
-        cuda: the module ``torch.cuda``, or one like it.
+        cuda: the module ``torch.cuda``, or a test's substitute.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
         self._open: EventPair | None = None
-        self._pending: deque[tuple[EventPair, Run]] = deque()  # oldest first
+        self._pending: deque[tuple[EventPair, Run]] = deque()  # the oldest pair first
 
     def begin(self) -> None:
         """Record the event before ``next()``, if CUDA is in use."""
@@ -75,7 +76,8 @@ class GpuWaits:
             self._open = before, after
 
     def end(self) -> EventPair | None:
-        """Record the event after ``next()``, and return both."""
+        """Record the event after ``next()``, and return both events; None without CUDA or
+        during a capture."""
         pair, self._open = self._open, None
         if pair is None or self._cuda.is_current_stream_capturing():
             return None
@@ -83,14 +85,14 @@ class GpuWaits:
         return pair
 
     def follow(self, pair: EventPair, run: Run, steps: StepRing) -> None:
-        """Poll the pair of events of a batch of that run from now on."""
+        """Poll a pair of events from now on. The pair belongs to a batch of `run`."""
         self._pending.append((pair, run))
         self.poll(steps)
         if len(self._pending) > _MAX_PAIRS:
-            self._pending.popleft()  # a validation takes long, or the GPU is late
+            self._pending.popleft()  # for example, a long validation has no steps
 
     def poll(self, steps: StepRing) -> None:
-        """Add to their steps the waits that are known by now; the latest batch has no step yet."""
+        """Add the waits that are known by now to the steps. The latest batch has no step yet."""
         while self._pending:
             (begin, end), run = self._pending[0]
             if run.step is None or not end.query():

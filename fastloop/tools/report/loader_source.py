@@ -1,7 +1,7 @@
-"""LoaderSource: the facts that a report keeps of one loader, also after the loader is gone.
+"""LoaderSource: the facts about a loader that a report keeps, also after the loader is gone.
 
-A LoaderSource hides how each kind of iterator tells of its workers and ready batches, and which
-datasets fastloop loads faster than more workers would.
+A LoaderSource hides how each kind of iterator counts workers and ready batches, and which datasets
+fastloop loads faster than more workers would.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fastloop.loader.workers.threads import ThreadIter
 
 _PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
 _PATHS[PlainIter] = "sync"
-# The batches that were ready when next() was called, or came before the batch whose turn it was:
-# that batch; only later batches; none.
+# When next() was called, the batch that was due was ready (READY), or only later batches were ready
+# or came first (OTHERS), or no batch was ready (NONE).
 READY, OTHERS, NONE = "ready", "others", "none"
 _Counts = tuple[tuple[int, ...], ...]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_SHORT_NS = 100_000  # a mean wait below which nobody asks whether the loop had a CPU
+_SHORT_NS = 100_000  # if the mean wait is shorter, the report does not check the loop's CPU time
 TRANSFORMS = "fastloop.transforms, which are native, in place of torchvision's"
 
 
 def find_remedy(dataset: Any) -> str:
-    """Return the advice for a dataset that fastloop loads natively; "" if only workers, threads or
-    a cache can help."""
-    for _ in range(8):  # Subsets and the like, inside each other
+    """Return the advice for a dataset that fastloop can load natively; "" if only workers, threads
+    or a cache can help."""
+    for _ in range(8):  # unwraps nested datasets: for example, a Subset of a ConcatDataset
         if hasattr(type(dataset), "_decodes_files"):  # an ImageFolder or a subclass
             return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
         parts = list(look_up(dataset, "__dict__", {}).values())
@@ -49,28 +49,32 @@ def find_remedy(dataset: Any) -> str:
 
 
 def _names_images(part: Any) -> bool:
-    """Tell whether `part` is a list of paths of images, or of tuples that begin with one."""
+    """Tell whether `part` is a list of image paths, or a list of tuples that begin with a path."""
     first: Any = part[0] if type(part) in (list, tuple) and part else None
     first = first[0] if type(first) in (list, tuple) and first else first
     return issubclass(type(first), str | PathLike) and str(fspath(first)).lower().endswith(_IMAGES)
 
 
 class LoaderSource:
-    """Counts of one loader.
+    """The counts of one loader.
 
     Args:
         loader: a DataLoader, or an iterator whose loader is unknown. No reference is kept.
 
     Attributes:
+        name: the dataset's class and length, for the reader of the report.
         path: how batches are made, as in LoaderStats; "torch" for torch's iterators, "" before the
             first batch.
-        trains: whether an optimizer has stepped on its batches.
+        trains: whether an optimizer has stepped on the loader's batches.
+        batches: the number of batches.
         wait: ns in next().
-        waits: the same without the first batch of each epoch, by READY, OTHERS and NONE.
-        made: ns of making batches, as far as that was watched; the part in which the thread or
-            process ran or wanted a CPU; the part in which it only wanted one.
-        watched: ns in next(), as far as that was watched; and the part in which the loop's thread
-            wanted a CPU and had none.
+        waits: ns in next() without the first batch of each epoch, by READY, OTHERS and NONE.
+        remedy: the advice of `find_remedy()`; None if there is none.
+        made: three times in ns, as far as making batches was watched: the time to make batches;
+            the part in which the thread or process ran or waited for a CPU; the part in which it
+            waited for a CPU.
+        watched: two times in ns, as far as next() was watched: the time in next(); the part in
+            which the loop's thread waited for a CPU.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -83,16 +87,16 @@ class LoaderSource:
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
         self.remedy = find_remedy(dataset) or None
         self.made, self.watched = [0, 0, 0], [0, 0]
-        self._last: list[int] | None = None  # `made` of workers, at the last look
-        self._is_new = False  # its iterator, whose first batch is counted apart
-        self._began = 0  # the time of begin_batch(), and the schedule of the loop's thread
-        self._scheduled: tuple[int, int] | None = None
+        self._last: list[int] | None = None  # the workers' times at the last look
+        self._is_new = False  # whether the iterator has given no batch; the first counts apart
+        self._began = 0  # the time of begin_batch()
+        self._scheduled: tuple[int, int] | None = None  # the loop's CPU times at begin_batch()
         self._iterator: Callable[[], Any] = lambda: None
-        self._done: _Counts = ()  # counts of workers of iterators before this one
-        self._now: _Counts = ()
+        self._done: _Counts = ()  # the workers' counts of earlier iterators
+        self._now: _Counts = ()  # the workers' counts of the present iterator
 
     def uses(self, iterator: Any) -> bool:
-        """Tell whether its counts come from this iterator."""
+        """Tell whether the counts come from this iterator."""
         return iterator is self._iterator()
 
     def use(self, iterator: Any) -> None:
@@ -105,11 +109,11 @@ class LoaderSource:
         self.path = next(names, "torch")
 
     def begin_batch(self, now: int) -> None:
-        """Look at the queue before next(): note how many batches came before their turn, and how
-        many lie there at least."""
+        """Look at the queue before next(): note how many batches came before their turn, and the
+        least number of batches in the queue."""
         self._early = self._queued = -1  # unknown
         iterator: Any = self._iterator()
-        # The iterator may be closed, or have an unknown kind of queue.
+        # The iterator may be closed or have an unknown kind of queue, so errors mean "unknown".
         with suppress(AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             if isinstance(iterator, ProcessIter):
                 self._queued = sum(map(iterator._parent_end.has_replies, range(self.num_workers)))
@@ -117,13 +121,13 @@ class LoaderSource:
                 self._queued = int(iterator._data_queue.qsize())
             if self._queued >= 0 and not difference("queue"):
                 self._early = len(iterator._task_info) - iterator._tasks_outstanding
-        # Loops whose batches come at once are spared the reading, which takes a microsecond.
+        # Reading the CPU times takes a microsecond, so loops that hardly wait do not read them.
         is_looking = not self._is_new and self.wait >= _SHORT_NS * self.batches
         self._began, self._is_new = now, False
         self._scheduled = scheduled_ns() if is_looking else None
 
     def end_batch(self, now: int, has_failed: bool) -> str:
-        """Return, after next(), READY, OTHERS or NONE."""
+        """Count what next() took. Return READY, OTHERS or NONE."""
         iterator: Any = self._iterator()
         before, after = self._scheduled, scheduled_ns() if self._scheduled else None
         if has_failed:
@@ -135,14 +139,14 @@ class LoaderSource:
                 self.note_made(took, sum(after) - sum(before), delayed)
         if self._early < 0 or iterator is None or has_failed:
             return NONE
-        # The batches that left the queue meanwhile: this one, and later batches before their turn.
+        # The batches that left the queue during next(): the due batch, and later batches.
         came = len(iterator._task_info) - iterator._tasks_outstanding - self._early + 1
         if came <= self._queued:
             return READY
         return OTHERS if self._early > 0 or came > 1 else NONE
 
     def look(self) -> None:
-        """Keep the present counts of its workers."""
+        """Read and keep the counts of the workers."""
         iterator = self._iterator()
         shared = getattr(iterator, "_shared", None)
         if shared is None or self.path not in ("process", "thread"):
@@ -152,7 +156,7 @@ class LoaderSource:
         tasks = [f"self/task/{w.native_id}" if is_thread else str(w.pid) for w in workers]
         times = [scheduled_ns(task) for task in tasks]
         if None in times or not all(count[0] for count in self._now):
-            return  # some have ended, or have made no batch yet
+            return  # some workers have ended, or have made no batch yet
         ran, delayed = map(sum, zip(*filter(None, times), strict=True))
         now = [sum(count[1] for count in self._now), ran + delayed, delayed]
         if self._last is not None:
@@ -164,8 +168,8 @@ class LoaderSource:
         self.made = [a + b for a, b in zip(self.made, ns, strict=True)]
 
     def count_workers(self) -> _Counts:
-        """Return (batches, ns at work, ns waiting) of each worker, for threads also the ns for the
-        interpreter lock. Empty if unknown."""
+        """Return (batches, ns at work, ns waiting) for each worker. For threads a fourth number is
+        the ns of waiting for the interpreter lock. Empty if unknown."""
         if not self._done or not self._now:
             return self._done or self._now
         pairs = zip(self._done, self._now, strict=False)

@@ -1,11 +1,11 @@
-"""LoopObserver: watches the loop of one report, by hooks, and hands events to a recorder.
+"""LoopObserver: watches the loop of one report by hooks, and hands events to a recorder.
 
 An observer knows which loader an iterator belongs to, looks at workers and the GPU from time to
-time, and counts nested calls once. Called on the thread of its report.
+time, and counts nested calls once. An observer runs on the thread that opened the report.
 
-Hooks replace `iter()` of loaders, `next()` of their iterators, and the methods of scalers and
-clipping; optimizers have torch's own hooks. Without an open report nothing is replaced. Any thread
-may come through a hook: an observer hears of its own thread alone, and counts all further calls.
+Hooks replace `iter()` of loaders, `next()` of iterators, and the methods of scalers and clipping.
+Optimizers have torch's own hooks. If no report is open, nothing is replaced. Any thread may call a
+hook, but an observer records the events of one thread only and merely counts all other calls.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _MAX_LOG = 256  # events that the recorder has not read yet
 
 
 class LoopObserver:
-    """Writes down what happens in a loop, and lets its recorder read that later.
+    """Writes down the events of a loop, and lets the recorder read the events later.
 
-    Hooks run between two long computations, when caches hold none of fastloop's data: so they
-    only append to a list, which the recorder reads some hundred events at a time.
+    Hooks run between two long computations, when caches hold none of fastloop's data. Therefore a
+    hook only appends to a list, and the recorder reads some hundred events at a time.
 
     Args:
         clock: returns ns that only grow.
-        cuda: the module ``torch.cuda``, or one like it.
+        cuda: the module ``torch.cuda``, or a test's substitute.
 
     Attributes:
-        elsewhere: calls on other threads.
-        steps_decided: steps that were taken or skipped.
-        has_silent_skips: whether an optimizer may skip steps by itself, on the device.
+        elsewhere: the number of calls on other threads.
+        steps_decided: the number of steps that were taken or skipped.
+        has_silent_skips: whether an optimizer may skip steps on the device, unseen by the host.
         cpu_wait: ns in which the thread was ready to run and had no CPU; None if unknown.
     """
 
@@ -70,25 +70,26 @@ class LoopObserver:
         self.cpu_wait: int | None = None
         self._scheduled = scheduled_ns()
         self._recorder = StepRecorder(clock())
-        # Methods and their arguments: first two times, between which lies the cost of measuring.
+        # Methods of the recorder and their arguments. The first two arguments are times; the cost
+        # of measuring is the difference of both.
         self._log: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._depth = self._loading_depth = 0  # of calls inside each other; of one that loads
-        self._loading: int | None = None  # ns; None: this call uploads nothing
+        self._depth = self._loading_depth = 0  # of all nested calls; of the call that loads
+        self._loading: int | None = None  # ns; None if this call uploads nothing
         self._loading_begin = self._next_look = self._next_look_at_workers = 0
-        self._loader: Any = None  # whose iter() is under way
-        self._source: LoaderSource | None = None  # of the latest next()
+        self._loader: Any = None  # the loader whose iter() is running
+        self._source: LoaderSource | None = None  # the source of the latest next()
         self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
 
     @property
     def recorder(self) -> StepRecorder:
-        """The recorder, which knows every event so far."""
+        """The recorder, after it has read all events so far."""
         log, self._log = self._log, []
         for method, args in log:
             method(*args)
         return self._recorder
 
     def _note(self, method: Callable[..., Any], now: int, *args: Any) -> None:
-        """Write down an event of the time `now`."""
+        """Write down an event that happened at the time `now`."""
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
         self._log.append((method, (now, self._clock(), *args)))
@@ -96,7 +97,7 @@ class LoopObserver:
     # ---- loaders
 
     def lookup_source(self, owner: Any) -> LoaderSource:
-        """Return the LoaderSource of a loader or an iterator, a new one for a new owner."""
+        """Return the LoaderSource of a loader or an iterator. A new owner gets a new source."""
         source: LoaderSource | None = self._bound.get(owner)
         if source is not None:
             return source
@@ -107,14 +108,14 @@ class LoopObserver:
             self.sources.append(source := LoaderSource(owner))
             if isinstance(owner, BaseIter):
                 source.use(owner)
-        else:  # a program that makes loaders again and again: one stands for them
+        else:  # the program makes loaders again and again, so one source stands for the rest
             source = self.sources[-1]
             source.name = "further loaders"
         self._bound[owner] = source
         return source
 
     def enter_iter(self, token: object, args: Any, kwargs: Any) -> None:
-        """Note iter(); inside a call that is noted, iter() is a part of that call."""
+        """Note iter(). Inside a call that is noted already, iter() is a part of that call."""
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
@@ -133,7 +134,7 @@ class LoopObserver:
         self._note(self._recorder.leave_iter, now, source)
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
-        """Note next(). Below an iterator that uploads, the first call inside is the loading."""
+        """Note next(). If the iterator uploads, the first next() inside is the loading."""
         now = self._clock()
         self._depth += 1
         if self._depth > 1:
@@ -141,7 +142,7 @@ class LoopObserver:
                 self._loading_depth, self._loading_begin = self._depth, now
             return
         (iterator,), source = args, self._source
-        if source is None or not source.uses(iterator):  # else the look-up, which takes longer
+        if source is None or not source.uses(iterator):  # uses() is faster than the look-up
             source = self._source = self.lookup_source(iterator)
         self._loading = 0 if isinstance(iterator, Prefetcher) else None
         self._loading_depth = 0
@@ -157,7 +158,7 @@ class LoopObserver:
         self._note(self._recorder.enter_fetch, now)
 
     def leave_next(self, token: object, batch: object, error: Error) -> None:
-        """Note the end of next(), and the type of its exception."""
+        """Note the end of next(), and the type of the exception, if any."""
         now = self._clock()
         self._depth -= 1
         if self._loading is not None and self._depth + 1 == self._loading_depth:
@@ -183,8 +184,8 @@ class LoopObserver:
         self._note(self._recorder.leave_update, self._clock(), id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
-        """Note a method of a GradScaler or a Boundary that calls or skips the step of an
-        optimizer."""
+        """Note a method of a GradScaler or a Boundary that may call or skip an optimizer's
+        step."""
         own = look_up(args[0], "_optimizer")
         optimizer = (*args[1:], kwargs.get("optimizer"))[0] if own is None else own
         self._deciding.append((optimizer, self.steps_decided))
@@ -194,7 +195,7 @@ class LoopObserver:
         optimizer, decided = self._deciding.pop()
         self.leave_update(token, result, error)
         if error is None and self.steps_decided == decided:
-            # Neither a scaler nor a Stepper has called the optimizer's step.
+            # No optimizer has stepped inside the call, so the step was skipped.
             self.steps_decided += 1
             self._log.append((self._recorder.note_skip, (id(optimizer),)))
 
@@ -225,7 +226,7 @@ class LoopObserver:
 
 # ---- hooks
 
-# Functions, and the event that each function is. Subclasses override some functions.
+# The functions that are watched, and the event of each. Subclasses may override a function.
 _WATCHED: tuple[tuple[Any, str, str], ...] = (
     (DataLoader, "__iter__", "iter"),
     (FastDataLoader, "__iter__", "iter"),
@@ -240,13 +241,13 @@ _WATCHED: tuple[tuple[Any, str, str], ...] = (
     (clip_module, "_clip_grads_with_norm_", "update"),
 )
 _lock = NextLock()
-_observers: tuple[LoopObserver, ...] = ()  # replaced under the lock
+_observers: tuple[LoopObserver, ...] = ()  # a new tuple is set under the lock
 _patches: dict[tuple[Any, str], Patch] = {}
-_handles: list[Any] = []  # of torch's hooks
+_handles: list[Any] = []  # handles of torch's hooks
 
 
 def _list_observers() -> list[LoopObserver]:
-    """Return the observers that hear of this thread; the rest count the call."""
+    """Return the observers of this thread. The remaining observers count the call."""
     ident = get_ident()
     own: list[LoopObserver] = []
     for observer in _observers if seams.checking_thread != ident else ():
@@ -258,8 +259,8 @@ def _list_observers() -> list[LoopObserver]:
 
 
 def _make_hook(event: str, before: Function) -> Function:
-    """Return a function that calls each observer's `enter_…` of this event, `before`, and each
-    observer's `leave_…`."""
+    """Return a function that calls each observer's `enter_EVENT`, then `before`, then each
+    observer's `leave_EVENT`."""
     enter, leave = f"enter_{event}", f"leave_{event}"
 
     def hook(*args: Any, **kwargs: Any) -> Any:
@@ -298,7 +299,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def open_hooks(observer: LoopObserver) -> None:
-    """Tell this observer what its thread does from now on."""
+    """Tell this observer about the events of the observer's thread from now on."""
     global _observers
     with _lock.of_process():
         for root, name, event in _WATCHED:
@@ -313,7 +314,8 @@ def open_hooks(observer: LoopObserver) -> None:
 
 
 def close_hooks(*observers: LoopObserver) -> None:
-    """Tell these observers of nothing more. Once nobody listens, torch has its functions back."""
+    """Tell these observers about no further events. Without observers torch gets its functions
+    back."""
     global _observers
     with _lock.of_process():
         _observers = tuple(one for one in _observers if one not in observers)

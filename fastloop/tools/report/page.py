@@ -1,5 +1,5 @@
-"""A report as one HTML page, ``page.html`` filled in: text, tables and a chart in SVG. It holds no
-script, names no other file, and takes the reader's light or dark colours."""
+"""A report as one HTML page: fills ``page.html`` with text, tables and a chart in SVG. The page has
+no script, needs no further file, and follows the reader's light or dark colours."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from fastloop.tools.report.render import describe_rate, list_facts, part_rows, p
 from fastloop.tools.report.summary import LABELS
 from fastloop.tools.text import seconds
 
-_WIDTH, _LEFT, _TOP, _HEIGHT = 640, 80, 16, 160  # of the chart; its space to the left and above
+# The drawing is _WIDTH wide. The bars are _HEIGHT high, _LEFT from the left, _TOP from the top.
+_WIDTH, _LEFT, _TOP, _HEIGHT = 640, 80, 16, 160
 
 
 def _draw_steps(found: dict[str, Any]) -> str:
-    """Draw a bar for each step, or for some steps on average, in which phases lie on top of each
-    other; the times of a few steps that took very long are cut."""
+    """Draw a bar for each step, or for the mean of some steps. A bar stacks the phases of a step.
+    Bars of a few very long steps are cut off at the top."""
     series = found["series"]
     shown = {name: values for name, values in series["phases_ms"].items() if any(values)}
     if not shown:
-        return "<p>n/a: there were no steps.</p>"
+        return "<p>n/a, because there were no steps.</p>"
     columns = list(zip(*shown.values(), strict=True))
     sums = sorted(sum(ms or 0 for ms in column) for column in columns)
     scale = 1.05 * (sums[int(0.98 * (len(sums) - 1))] if len(sums) > 50 else sums[-1])
@@ -58,7 +59,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def make_page(found: dict[str, Any]) -> str:
-    """Return the page of the numbers of ``Report.to_dict()``."""
+    """Return the page for the numbers of ``Report.to_dict()``."""
     versions = {name: found[name] for name in ("fastloop", "torch", "python", "rank")}
     return Template(Path(__file__).with_name("page.html").read_text("utf-8")).substitute(
         versions,

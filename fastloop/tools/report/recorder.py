@@ -1,10 +1,10 @@
-"""StepRecorder: the parts of a training loop's time, computed from the events at its borders.
+"""StepRecorder: divides a training loop's time into parts, computed from events.
 
-The events are batches that are taken and optimizers that step. Each nanosecond between two events
-goes to one counter, so the parts of a step sum to the step. Only an optimizer's step tells which
-batches were trained on: until then batches wait in a window (docs/internals/tools.md has a
-drawing).
-The recorder has no clock: events bring their times, so they may be told later. Its memory is fixed.
+An event is a batch that the loop takes or an optimizer that steps. Each nanosecond between two
+events goes to one counter, so the parts of a step sum to the step. Only an optimizer's step tells
+which batches were trained on. Until then batches wait in a window; docs/internals/tools.md has a
+drawing. Each event brings its time, so the recorder needs no clock and may read events later. The
+recorder's memory does not grow.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from fastloop.tools.report.loader_source import LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 64 bytes each
 NOT_MEASURED = -1
-# Parts of a run; their times sum to the time since the start.
+# The parts of a run. The times of all parts sum to the time since the start.
 PARTS = "before first_batch steps between_epochs validation unfinished after measuring".split()
 
 
 class Step(NamedTuple):
-    """One step; times in ns of the host's clock, NOT_MEASURED if unknown.
+    """One step. Times are ns of the host's clock; NOT_MEASURED if unknown.
 
     Attributes:
-        end: its end, counted from the begin of the report.
-        data_wait: time in next() of its loaders, without the first batch of an epoch.
+        end: the end of the step, counted from the beginning of the report.
+        data_wait: the time in next() of the loaders, without the first batch of an epoch.
         host_to_device: the host's part of copying to the device, in next().
-        forward_backward: from the batch to the optimizer, and between optimizers.
-        clip_optimizer: unscaling, clipping, the optimizers' steps.
-        other: after the last update.
-        gpu_wait: between the end of the GPU's earlier work and the batch.
+        forward_backward: the time from the batch to the optimizer, and between optimizers.
+        clip_optimizer: the time of unscaling, clipping and the optimizers' steps.
+        other: the time after the last update.
+        gpu_wait: the time from the end of the GPU's earlier work to the batch.
         is_first: whether this step is the first of an epoch.
     """
 
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 PHASES = Step._fields[1:6]
-Error = type[BaseException] | None  # the kind that ended a call
+Error = type[BaseException] | None  # the class of the exception that ended a call
 
 
 class StepRing:
@@ -60,25 +60,25 @@ class StepRing:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._rows = np.zeros(capacity, [(name, np.int64) for name in Step._fields])
-        self.count = 0  # of all steps so far
+        self.count = 0  # all steps so far, also steps that were overwritten
 
     def append(self, step: tuple[int, ...]) -> None:
         self._rows[self.count % len(self._rows)] = step
         self.count += 1
 
     def add_gpu_wait(self, number: int, ns: int) -> None:
-        """Add to the GPU's wait of a step, if that step is still there."""
+        """Add `ns` to the GPU's wait of a step, if the ring still has the step."""
         if number >= self.first:
             row = self._rows[number % len(self._rows)]
             row["gpu_wait"] = max(int(row["gpu_wait"]), 0) + ns
 
     @property
     def first(self) -> int:
-        """The number of the oldest step that is still there."""
+        """The number of the oldest step in the ring."""
         return max(0, self.count - len(self._rows))
 
     def to_array(self) -> Any:
-        """Return the steps that are still there, the oldest first, with fields as in Step."""
+        """Return the steps in the ring, the oldest first, as an array with the fields of Step."""
         return np.roll(self._rows[: self.count], -self.count)
 
     def __iter__(self) -> Iterator[Step]:
@@ -90,12 +90,12 @@ class Run:
 
     def __init__(self, source: LoaderSource) -> None:
         self.source = source
-        self.start = 0  # iter() and the first batch
+        self.start = 0  # the ns of iter() and of the first batch
         self.wait = self.compute = self.fetches = 0
         self.upload = NOT_MEASURED
-        self.has_begun = self.has_ended = False  # in this window: by iter(), by StopIteration
-        self.began_at = self.last_at = 0  # numbers of events
-        self.step: int | None = None  # that its batches were for; None: not known yet
+        self.has_begun = self.has_ended = False  # in this window, by iter() and by an exception
+        self.began_at = self.last_at = 0  # the numbers of iter() and the latest call, as events
+        self.step: int | None = None  # the step that used the batches; None if not known yet
 
     def total(self) -> int:
         return self.start + self.wait + max(self.upload, 0) + self.compute
@@ -104,39 +104,41 @@ class Run:
 class StepRecorder:
     """Records the steps of one loop.
 
-    Methods take the time of their event (``now``) and the time at which the loop went on
-    (``after``): between the two lies the cost of measuring. Times are ns that only grow.
+    Methods take the time of the event (``now``) and the time at which the loop continued
+    (``after``). The difference is the cost of measuring. Times are ns that only grow.
 
     Args:
         now: the time at which recording begins.
-        capacity: how many steps are kept.
+        capacity: the number of steps that are kept.
 
     Attributes:
-        totals: ns of each of PARTS.
-        batches: that steps used.
-        apart_batches: batches that no step used.
+        totals: the ns of each part in PARTS.
+        skipped: the number of optimizer steps that a scaler skipped.
+        batches: the number of batches that steps used.
+        apart_batches: the number of batches that no step used.
+        unfinished_batches: the number of batches after the last step.
     """
 
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
         self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))  # ns
         self.skipped = self.batches = self.apart_batches = self.unfinished_batches = 0
-        self._runs: dict[int, Run] = {}  # by their source
+        self._runs: dict[int, Run] = {}  # by the id of the source
         self._events = 0
-        self._stack: list[int] = []  # tokens of the updates that are under way
+        self._stack: list[int] = []  # tokens of the updates that are running, the outermost first
         self._empty_window()
         self._begin = self._mark = self._now = now
 
     def _empty_window(self) -> None:
         self._runs.clear()
-        self._last: Run | None = None  # the one with the latest batch
+        self._last: Run | None = None  # the run of the latest iter() or next()
         self._update = 0
-        self._tail = 0  # between two updates: forward and backward
-        self._stepped: set[int] = set()  # optimizers
+        self._tail = 0  # ns between two updates: forward and backward
+        self._stepped: set[int] = set()  # ids of the optimizers that have stepped
         self._is_updated = False
 
     def _take(self, now: int, after: int) -> int:
-        """Return the time since the last event, which this one ends."""
+        """Return the time from the last event to this event, and begin a new interval."""
         gap = now - self._mark
         self._now, self._mark = now, after
         self.totals.measuring += after - now
@@ -145,9 +147,10 @@ class StepRecorder:
     # ---- batches
 
     def enter_fetch(self, now: int, after: int) -> None:
-        """Note that iter() or next() of a loader begins. A step ends if an optimizer stepped."""
+        """Note that iter() or next() of a loader begins. If an optimizer has stepped, a step
+        ends."""
         gap, last = self._take(now, after), self._last
-        self._stack.clear()  # an optimizer that raised
+        self._stack.clear()  # an update that raised may have left a token
         if self._stepped:
             self._commit(gap)
         elif last is None:
@@ -183,7 +186,7 @@ class StepRecorder:
         error: Error,
         turn: str,
     ) -> Run:
-        """Note the end of next(), and return the run of its batch.
+        """Note the end of next(), and return the run of the batch.
 
         Args:
             loading: ns since ``enter_fetch()`` in which no batch was copied to the device; None if
@@ -211,7 +214,7 @@ class StepRecorder:
     # ---- the optimizer
 
     def enter_update(self, now: int, after: int, token: int) -> None:
-        """Note that unscaling, clipping or a step begins; nested updates count as one."""
+        """Note that unscaling, clipping or a step begins. Nested updates count as one update."""
         if not self._stack:
             gap, last = self._take(now, after), self._last
             if last is None and not self.steps.count and not self._is_updated:
@@ -223,7 +226,7 @@ class StepRecorder:
         self._stack.append(token)
 
     def leave_update(self, now: int, after: int, token: int) -> None:
-        """Note that an update ends, and every update inside."""
+        """Note that an update ends, and with it every update inside."""
         if token not in self._stack:
             return
         del self._stack[self._stack.index(token) :]
@@ -234,7 +237,7 @@ class StepRecorder:
     def note_step(self, optimizer: int) -> None:
         """Note that this optimizer steps, inside an update."""
         if not self._runs and optimizer in self._stepped:
-            self._commit(0)  # without a loader the next step's update ends a step
+            self._commit(0)  # without a loader, the optimizer's next update ends a step
         self._stepped.add(optimizer)
 
     def note_skip(self, optimizer: int) -> None:
@@ -254,19 +257,19 @@ class StepRecorder:
     @property
     def current(self) -> int:
         """The number of the step that the next event belongs to."""
-        is_between = not self._runs and bool(self._stepped)  # without a loader the step ends later
+        is_between = not self._runs and bool(self._stepped)  # without a loader, a step ends later
         return self.steps.count + is_between
 
     def _is_trained_on(self, run: Run, last: Run) -> bool:
         """Tell whether the step that follows `last` also used the batches of `run`."""
         if run is last or run.has_ended or run.source.trains:
             return run is last or not run.has_ended
-        # Two loaders used side by side take turns and have given equally many batches.
+        # Two loaders that are used side by side take turns, so their counts of batches are equal.
         is_beside = run.last_at > last.began_at and run.has_begun == last.has_begun
         return is_beside and run.fetches == last.fetches
 
     def _commit(self, other: int) -> None:
-        """Write the window as a step with `other` at its end."""
+        """Turn the window into a step. `other` is the time after the last update."""
         is_first, wait, compute, last = False, 0, self._tail, self._last
         upload = NOT_MEASURED
         if last is None:
@@ -294,7 +297,7 @@ class StepRecorder:
 
     def _set_apart(self, run: Run) -> None:
         """Count a run whose batches no step used."""
-        run.step = -1  # none
+        run.step = -1  # no step
         vars(self.totals)["validation" if run.fetches else "between_epochs"] += run.total()
         self.apart_batches += run.fetches
 
@@ -315,5 +318,5 @@ class StepRecorder:
         self._empty_window()
 
     def elapsed(self) -> int:
-        """Return the ns from the begin to the last event."""
+        """Return the ns from the beginning to the last event."""
         return self._mark - self._begin

@@ -1,6 +1,6 @@
-"""The rows of a report, and how they print: as a table for terminals, and two reports side by side.
+"""The rows of a report, as a table for terminals and as two reports side by side.
 
-The page (page.py) prints the same rows. ``make_trace`` writes steps for Perfetto
+The page (page.py) shows the same rows. ``make_trace`` writes steps for Perfetto
 (https://ui.perfetto.dev) and chrome://tracing.
 """
 
@@ -17,14 +17,14 @@ from fastloop.tools.report.summary import LABELS
 from fastloop.tools.text import percent, ratio, seconds, table
 
 _WIDTH = 80
-_MAX_WORKERS = 8  # of a loader that are shown
+_MAX_WORKERS = 8  # the workers of a loader that are shown
 
 # ---- rows
 
 
 def phase_rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return the table of a step's phases, its head first. Rows of a GPU are left out if there is
-    none, and the step if there was none."""
+    """Return the table of a step's phases, the head first. Without a GPU the GPU's rows are left
+    out; without steps the last row is left out."""
     rows = [["of a step", "share", "mean", "median", "p95"]]
     has_gpu = found["gpu"]["uuid"] is not None
     optional = ("step",) if has_gpu else ("gpu_wait", "host_to_device", "step")
@@ -41,7 +41,7 @@ def _time(phase: dict[str, Any], name: str) -> str:
 
 
 def part_rows(found: dict[str, Any]) -> list[list[str]]:
-    """Return the table of the run's parts, its head first; parts that took no time are left out."""
+    """Return the table of the run's parts, the head first. Parts without time are left out."""
     rows = [["of the run", "time", "share"]]
     for name in PARTS:
         time = found["seconds_of"][name]
@@ -58,7 +58,7 @@ def describe_rate(found: dict[str, Any]) -> str:
 
 
 def list_facts(found: dict[str, Any]) -> list[str]:
-    """Return one text each about loaders, skipped steps, the GPU, the end and the cost."""
+    """Return texts about each loader, skipped steps, the GPU, the end and the cost of measuring."""
     facts = [_describe_loader(loader) for loader in found["loaders"]]
     steps, gpu, cost = found["steps"], found["gpu"], found["measuring"]
     unknown = " (n/a for optimizers that skip on the device)" if steps["skips_unknown"] else ""
@@ -77,7 +77,7 @@ def list_facts(found: dict[str, Any]) -> list[str]:
 
 def _describe_loader(loader: dict[str, Any]) -> str:
     number, workers = loader["num_workers"], loader["workers"] or []
-    role = "training" if loader["trains"] else "no steps on it"
+    role = "training" if loader["trains"] else "not trained on"
     text = f"{loader['name']} ({role}, path {loader['path'] or 'n/a'}, {number or 'no'} workers): "
     text += f"{loader['batches']:,} batches, {seconds(loader['wait_s'])} waited"
     for i, worker in enumerate(workers[:_MAX_WORKERS]):
@@ -90,7 +90,7 @@ def _describe_loader(loader: dict[str, Any]) -> str:
 
 
 def make_table(found: dict[str, Any]) -> str:
-    """Return a report for a terminal of 80 columns; one line if there was no step."""
+    """Return a report for a terminal of 80 columns. Without a step, return one line."""
     verdict = found["verdict"]["text"]
     if found["steps"]["count"] == 0:
         return f"fastloop report: {verdict}"
@@ -105,7 +105,7 @@ def _wrap(text: str, indent: str = "  ") -> str:
 
 
 def _list_measures(found: dict[str, Any]) -> Iterator[tuple[str, float | None, str]]:
-    """Yield the label, the value and the text of the rows that reports are compared by."""
+    """Yield the label, the value and the text of each row of a comparison."""
     count, rate = found["steps"]["count"], found["steps"]["per_second"]
     yield "steps", count, f"{count:,}"
     yield "steps a second", rate, "n/a" if rate is None else f"{rate:,.1f}"
@@ -119,7 +119,7 @@ def _list_measures(found: dict[str, Any]) -> Iterator[tuple[str, float | None, s
 
 
 def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
-    """Return two reports, as ``Report.to_dict()`` gives them, side by side."""
+    """Return a table of two reports side by side: `a` and `b` are made by ``Report.to_dict()``."""
     rows = [["median, share; time", "A", "B", "B / A"]]
     pairs = zip(_list_measures(a), _list_measures(b), strict=True)
     for (label, before, cell), (_, after, other) in pairs:
@@ -134,7 +134,8 @@ def compare(a: dict[str, Any], b: dict[str, Any]) -> str:
 
 
 def make_trace(steps: Iterable[Step], first: int) -> str:
-    """Return one slice for each step, and inside one for each phase, in their usual order.
+    """Return the trace as JSON: a slice for each step, with a slice for each phase inside, in the
+    usual order of phases.
 
     Args:
         steps: the steps that are kept.
@@ -143,7 +144,7 @@ def make_trace(steps: Iterable[Step], first: int) -> str:
     events: list[dict[str, Any]] = []
     begin = 0
     for number, step in enumerate(steps, first):
-        # Slices of a thread may not overlap, as a validation in the middle of a step would.
+        # Slices of a thread must not overlap, so a step begins after the step before.
         begin = max(begin, step.end - step.total)
         slices, at = [(f"step {number}", begin, step.end)], begin
         for name in PHASES:

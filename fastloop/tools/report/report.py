@@ -1,5 +1,5 @@
-"""``fastloop.report()``: where the time of a training loop goes, why, and how much a faster loader
-could give at most."""
+"""``fastloop.report()``: shows what a training loop spends its time on, why, and how much a faster
+loader could gain at most."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from fastloop.tools.text import notebook_shell
 
 
 class Report:
-    """A report that ``report()`` returns: open in a ``with`` block, to be read in it and after it.
+    """The result of ``report()``: watches a ``with`` block, and can be read inside and after the
+    block.
 
     Attributes:
-        paths: the files that its end writes, and after the end those that are written.
-        says_if_empty: whether to say that there was no step.
+        paths: the files to write at the end; after the end, the files that were written.
+        says_if_empty: whether to print a line if there was no step.
     """
 
     says_if_empty = True
@@ -49,7 +50,7 @@ class Report:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if os.getpid() != self._process or not self._is_open:
-            return  # the child of a fork also leaves the block
+            return  # a forked child also leaves the block, and must not write files
         observer = self._opened()
         close_hooks(observer)
         self._is_open = False
@@ -58,7 +59,7 @@ class Report:
         observer.end()
         is_empty, shell = observer.recorder.steps.count == 0, notebook_shell()
         if is_empty and any(p.exists() and p.stat().st_mtime > self._began_at for p in self.paths):
-            self.says_if_empty = False  # a program that this one has launched has written the file
+            self.says_if_empty = False  # a program that this program launched wrote the file
         paths = [] if is_empty else self.paths
         written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
         self.paths = [path for path in written if path is not None]
@@ -72,7 +73,7 @@ class Report:
             files.say(f"  written: {path}")
 
     def _show_once(self, result: object) -> None:
-        """Show the page below the cell that has ended, unless the cell has shown the page."""
+        """Show the page below the cell that has ended, unless the cell showed the page."""
         from IPython.display import display
 
         notebook_shell().events.unregister("post_run_cell", self._show_once)
@@ -93,11 +94,13 @@ class Report:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers, as JSON takes them; inside the block the numbers until now, without
-        the step that is under way. ``docs/api/tools.md`` describes the keys. Costs no sync.
+        """Return the numbers as plain values for JSON. ``docs/api/tools.md`` describes the keys.
+
+        Inside the block you get the numbers until now, without the step that is running. The host
+        waits for nothing.
 
         Raises:
-            RuntimeError: the block has not begun, as with all methods.
+            RuntimeError: the block has not begun. summary() and to_*() raise the same error.
         """
         return {
             **summarize(self._opened()),
@@ -112,7 +115,7 @@ class Report:
         }
 
     def summary(self) -> str:
-        """Return a table for terminals, the verdict on top."""
+        """Return a table for terminals, with the verdict on top."""
         return make_table(self.to_dict())
 
     def __repr__(self) -> str:
@@ -120,7 +123,7 @@ class Report:
         return repr_of(self, describe_rate(self.to_dict()) if is_opened else "not opened")
 
     def _repr_html_(self) -> str | None:
-        """Return the page for a notebook, in a frame of its own; None before the block."""
+        """Return the page for a notebook, inside a frame; None before the block."""
         if self._observer is None:
             return None
         self._is_shown = not self._is_open
@@ -128,41 +131,47 @@ class Report:
         return f'<iframe srcdoc="{escape(make_page(self.to_dict()))}" style="{style}"></iframe>'
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write ``to_dict()``. Raises OSError if that is impossible."""
+        """Write ``to_dict()`` as JSON. Raises OSError if the file cannot be written."""
         files.write(Path(path), self._make("json"))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write a page that needs no further file and no network. Raises OSError."""
+        """Write a page that needs no further file and no network. Raises OSError if the file cannot
+        be written."""
         files.write(Path(path), self._make("html"))
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the last steps for Perfetto, compressed if the name ends in ``.gz``. Raises
-        OSError."""
+        """Write the last steps for Perfetto. If the name ends in ``.gz``, the file is compressed.
+        Raises OSError if the file cannot be written."""
         files.write(Path(path), self._make("trace"))
 
 
 def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Report:
-    """Watch a training loop: ``with fastloop.report("run.html") as r:`` around it.
+    """Watch a training loop and report what the loop waits for. For example:
 
-    Measures batches of any torch or fastloop ``DataLoader`` and steps of any ``torch.optim``
-    optimizer, in frameworks as well. At the end of the block the report says on stderr what the
-    loop waits for, or shows its page in a notebook, and writes the files. A report never waits for
-    the GPU, and costs some microseconds a step, which are measured and printed. Exceptions pass
-    through, and the report is written all the same. Reports may be open inside each other. Other
-    threads and other processes are not seen. If no step was taken, one line says so and no file is
-    written.
+        with fastloop.report("run.html"):
+            for x, y in loader:
+                train_step(x, y)
+
+    A report measures batches of any torch or fastloop ``DataLoader`` and steps of any
+    ``torch.optim`` optimizer, in frameworks as well. At the end of the block the report prints a
+    table on stderr (in a notebook: shows the page) and writes the files. If the block raises, the
+    report is written all the same and the exception passes through. If no step was taken, one line
+    says so and no file is written.
+
+    A report never waits for the GPU. Measuring costs some microseconds a step, and the report
+    prints the cost. Reports may be nested. A report sees one thread of one process.
 
     Args:
         paths: files to write: ``.html`` (a page, with a ``.json`` beside it), ``.json`` (the
             numbers), ``.trace.json`` or ``.trace.json.gz`` (the last 16,384 steps for Perfetto).
-            A rank other than 0 writes ``.rank1`` before the ending. A file that cannot be written
-            at the end goes to the folder for temporary files, and stderr says so; no file raises
-            an exception there.
-        verbose: whether to print the table. None: on rank 0, unless FASTLOOP_VERBOSE is 0.
+            Rank 1 writes ``run.rank1.html`` for ``run.html``, and so on; rank 0 writes
+            ``run.html``. If a file cannot be written at the end, the report writes the file into a
+            temporary folder, says so on stderr, and raises nothing.
+        verbose: whether to print the table. None prints on rank 0, unless FASTLOOP_VERBOSE is 0.
 
     Raises:
-        ValueError: a name ends in no known way.
-        OSError: a folder is missing, or a file may not be written.
+        ValueError: a name has no known ending.
+        OSError: a folder is missing, or a file cannot be written.
     """
     if verbose is None:
         verbose = files.read_rank() == 0 and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"

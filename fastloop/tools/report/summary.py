@@ -1,8 +1,8 @@
-"""The numbers of a report, a dict that JSON takes, described in docs/api/tools.md;
-and their meaning in words: whether the loop waits for data, how much faster the loop could be at
-most, why it waits, and what to change.
+"""The numbers of a report, and the verdict in words: whether the loop waits for data, why, how much
+faster the loop could be at most, and what to change.
 
-Unknown numbers are None, never 0.
+The numbers are a dict of plain values for JSON, described in docs/api/tools.md. Unknown numbers are
+None, never 0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fastloop.tools.text import percent, ratio, seconds
 SCHEMA = "fastloop.report/1"
 _WARM_UP = 20
 _MAX_BARS = 400
-INPUT_BOUND, PARTLY = 0.20, 0.05  # shares of a step
-_QUIET = 0.01  # a share below which nobody asks which steps wait
-_MIN_STEPS = 3  # for a verdict at all
+INPUT_BOUND, PARTLY = 0.20, 0.05  # from these shares of waiting on, a loop is (partly) input-bound
+_QUIET = 0.01  # if less than this share is waiting, the verdict does not say which steps wait
+_MIN_STEPS = 3  # with fewer steps there is no verdict
 _FEW_STEPS = 30  # with fewer steps the verdict states its uncertainty
-_RARE = 3  # mean wait over the median: above that, most steps do not wait
-_BUSY = 0.8  # a share of the workers' time: above that, workers can give no more
-_UNEVEN = 5  # p95 over the median: above that, the program may not be to blame
-_COMPUTES = 0.5  # a share of the time of loading: below that, samples wait and need no CPU
+_RARE = 3  # if the mean wait over the median is larger, most steps do not wait
+_BUSY = 0.8  # if workers are busy for a larger share of the time, they cannot give more
+_UNEVEN = 5  # if p95 over the median is larger, the machine may be to blame, not the program
+_COMPUTES = 0.5  # if samples use a CPU for a smaller share of their time, more workers need no CPU
 _MAX_THREADS = 32
 
 LABELS = {
@@ -56,7 +56,7 @@ def _total(steps: Any) -> Any:
 
 
 def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
-    """Summarize ns in seconds and ms; None if nothing was measured."""
+    """Return the sum of ns in seconds, and mean, median and p95 in ms; None without values."""
     values = _known(values)
     if len(values) == 0:
         return None
@@ -68,11 +68,11 @@ def _describe(values: Any, whole: int | None = None) -> dict[str, Any] | None:
 
 
 def _choose_steady(steps: Any, first: int, epochs: Any) -> tuple[Any, dict[str, Any] | None]:
-    """Return the indices of the steps that tables and verdict use, and the first epoch if its
-    waits differ from the later epochs, which are then judged alone.
+    """Return the indices of the steps that tables and verdict use, and facts about the first epoch.
 
-    The first steps of the run are left out, if ten are left, and the first of each epoch, whose
-    batch is counted apart.
+    If the first epoch waits more or less than later epochs, only later epochs are used; if not, the
+    facts are None. The first steps of the run warm up, so they are left out if ten steps remain.
+    The first step of each epoch is left out, because its batch is counted apart.
     """
     later = np.flatnonzero(steps["is_first"] == 0)
     warm = later[later + first >= max(_WARM_UP, (first + len(steps)) // 20)]
@@ -86,8 +86,8 @@ def _choose_steady(steps: Any, first: int, epochs: Any) -> tuple[Any, dict[str, 
 
 
 def _find_long_waits(waits: Any, epochs: Any) -> dict[str, Any] | None:
-    """Return how many waits are long, how long, and the epoch if one has nearly all long waits;
-    None if most steps wait."""
+    """Return the number and the median of long waits; None if most steps wait. If a single epoch
+    has nearly all long waits, `epoch` is the number of this epoch."""
     if not len(waits) or waits.mean() <= _RARE * np.median(waits):
         return None
     long = waits > waits.mean()
@@ -101,8 +101,8 @@ def _find_long_waits(waits: Any, epochs: Any) -> dict[str, Any] | None:
 
 
 def _bound_share(waits: Any, totals: Any) -> list[float] | None:
-    """Return the values that the share lies between in 95 % of resamples, which draw blocks of
-    steps that follow each other; None below _MIN_STEPS. A resample may miss a single long wait."""
+    """Return the interval of the share of waiting in 95 % of resamples; None below _MIN_STEPS. A
+    resample draws blocks of consecutive steps, and may miss a single long wait."""
     count = min(len(waits), 100)
     if count < _MIN_STEPS or not totals.any():
         return None
@@ -113,7 +113,7 @@ def _bound_share(waits: Any, totals: Any) -> list[float] | None:
 
 
 def _make_series(steps: Any, first: int) -> dict[str, Any]:
-    """Return means over groups of steps: at most _MAX_BARS."""
+    """Return the means over groups of steps, for at most _MAX_BARS bars."""
     size = max(1, -(-len(steps) // _MAX_BARS))
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
 
@@ -149,20 +149,21 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
 
 
 def summarize(observer: LoopObserver) -> dict[str, Any]:
-    """Return the numbers of what was recorded until now."""
+    """Return the numbers of everything that was recorded until now."""
     recorder = observer.recorder
     first, count, steps = recorder.steps.first, recorder.steps.count, recorder.steps.to_array()
     epochs = np.cumsum(steps["is_first"])
-    epochs -= epochs[:1]  # from 0 on
+    epochs -= epochs[:1]  # the first epoch is 0
     chosen, first_epoch = _choose_steady(steps, first, epochs)
     steady = steps[chosen]
     whole = int(_total(steady).sum())
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
-    # The GPU's view of the wait counts, if most steps have one.
+    # If the GPU's wait is known for most steps, the verdict is about the GPU's wait.
     basis = "gpu_wait" if len(gpu) and 2 * len(gpu) >= len(steady) else "data_wait"
     is_known = steady[basis] != NOT_MEASURED
     waits, totals = steady[basis][is_known], _total(steady[is_known])
-    epochs = epochs[chosen][is_known] * (first == 0)  # else their number is unknown
+    # If early steps were overwritten, the number of an epoch is unknown.
+    epochs = epochs[chosen][is_known] * (first == 0)
     measuring = recorder.totals.measuring
     each_us = measuring / 1e3 / count if count else None
     found: dict[str, Any] = {
@@ -211,13 +212,14 @@ def judge(found: dict[str, Any], basis: str, interval: list[float] | None) -> di
 
     Args:
         found: the numbers.
-        basis: the row that says how long a step waits: "gpu_wait" or "data_wait".
-        interval: the values that the share lies between.
+        basis: the row with the wait of a step: "gpu_wait" or "data_wait".
+        interval: the interval of the share of waiting.
 
     Returns:
-        ``kind`` ("input-bound", "partly input-bound", "not input-bound", "unknown"), ``share`` of
-        a step that is waiting, its ``interval``, ``basis`` ("gpu" or "host"), ``ceiling`` (times as
-        fast with data always ready), ``cause``, ``next``, and ``text``, which says all this.
+        ``kind`` ("input-bound", "partly input-bound", "not input-bound", "unknown"), ``share`` (the
+        waiting part of a step), ``interval`` (of the share), ``basis`` ("gpu" or "host"),
+        ``ceiling`` (the largest speedup if data were always ready), ``cause``, ``next`` (the
+        remedy), and ``text``, which puts all of this into words.
     """
     is_gpu = basis == "gpu_wait"
     verdict = dict.fromkeys(("share", "interval", "ceiling", "cause", "next"))
@@ -234,7 +236,9 @@ def judge(found: dict[str, Any], basis: str, interval: list[float] | None) -> di
     text += _describe_wait(wait, found["long_waits"], steps)
     if share < PARTLY:
         run = "later epochs" if found["first_epoch"] else "this run"
-        text += f"; a faster loader cannot help {run}. Most of it is {_describe_largest(found)}."
+        text += (
+            f"; a faster loader cannot help {run}. Most of a step is {_describe_largest(found)}."
+        )
     else:
         verdict["cause"], verdict["next"] = _explain_wait(found)
         text += f". With data always ready: at most {ratio(verdict['ceiling'])} as fast."
@@ -249,7 +253,7 @@ def _name_kind(share: float) -> str:
 
 
 def _describe_wait(wait: dict[str, Any], long: dict[str, Any] | None, steps: int) -> str:
-    """Say how much of a step is waiting, or which steps wait if most do not."""
+    """Say how much of a step is waiting. If most steps do not wait, say which steps wait."""
     share, mean = wait["share"] or 0.0, wait["mean_ms"] / 1e3
     if not long or share < _QUIET:
         times = f" ({seconds(mean)} of {seconds(mean / share)} on average)" if share else ""
@@ -257,19 +261,19 @@ def _describe_wait(wait: dict[str, Any], long: dict[str, Any] | None, steps: int
     rare = "rare " * (10 * long["count"] <= steps)
     where = f" in epoch {long['epoch']}" if long["epoch"] else ""
     text = f"{percent(share)} of the time for data, in {rare}long waits: {long['count']:,} of "
-    text += f"{steps:,} steps{where} wait {seconds(long['median_ms'] / 1e3)} or so, most steps "
+    text += f"{steps:,} steps{where} wait about {seconds(long['median_ms'] / 1e3)}, most steps "
     return f"{text}{seconds(wait['median_ms'] / 1e3)}"
 
 
 def _qualify(found: dict[str, Any], interval: list[float] | None) -> str:
-    """Say which epoch the verdict leaves out, and the uncertainty unless the verdict is plain."""
+    """Say whether the verdict leaves out the first epoch, and how uncertain the verdict is."""
     text, steps, first = "", found["steps"]["steady"], found["first_epoch"]
     if first:
-        text = f" This is about later epochs: the first one waits {percent(first['share'])} of "
-        text += "each step."
+        text = " This verdict is about later epochs: the first epoch waits "
+        text += f"{percent(first['share'])} of each step."
     if interval and (steps < _FEW_STEPS or _name_kind(interval[0]) != _name_kind(interval[1])):
         low, high = map(percent, interval)
-        text += f" {steps:,} steps say so: the share of waiting is {low} to {high} (95% sure)."
+        text += f" After {steps:,} steps the share of waiting is {low} to {high} (95% sure)."
     return text
 
 
@@ -283,11 +287,12 @@ def _explain_obstacle(found: dict[str, Any]) -> str:
     elif found["phases"]["data_wait"] is None and steps["steady"]:
         why = "no batch came from a torch or fastloop DataLoader, so no wait for data was seen"
     elif steps["steady"] < _MIN_STEPS:
-        why = f"there are {steps['steady']} steps beside the first of each epoch, not {_MIN_STEPS}"
+        why = f"a verdict needs {_MIN_STEPS} steps besides the first of each epoch, got "
+        why += f"{steps['steady']}"
     else:
         return ""
-    others = f". {found['calls_of_other_threads']:,} calls came from other threads: open it there"
-    return why + (others if found["calls_of_other_threads"] else "")
+    others = f". {found['calls_of_other_threads']:,} calls came from other threads: open the report"
+    return why + (f"{others} in the thread that trains" if found["calls_of_other_threads"] else "")
 
 
 def _describe_largest(found: dict[str, Any]) -> str:
@@ -310,7 +315,7 @@ def _describe_cpus() -> str:
 
 
 def _patched(name: str) -> Any:
-    """Return the status of a seam of patch(), None if that is off."""
+    """Return the status of a seam of patch(); None if the seam is off."""
     patching = sys.modules.get("fastloop.patching.patch")
     seam = None if patching is None else patching.patch_status().seams[name]
     return seam if seam is not None and seam.is_on else None
@@ -341,14 +346,14 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
         return f"{cause}processes)", f"larger batches, or fewer tensors in a batch{run}"
     if lock > busy / 2:
         cause = f"worker threads wait for the interpreter lock {percent(lock / busy)} of their time"
-        return cause, 'path="process", or code that gives the lock up'
+        return cause, 'path="process", or code that releases the lock'
     if share >= _BUSY:
         return f"workers are busy {percent(share)}", advice
     if waits["others"] > (waits["none"] if workers else whole / 2):
         return _blame_order(percent(waits["others"] / whole), workers, share)
     if workers:
-        cause = f"workers are busy {percent(share)} only, so they are enough: batches come unevenly"
-        return cause, "a higher prefetch_factor"
+        cause = f"workers are busy only {percent(share)}, so there are enough workers, but batches "
+        return f"{cause}come unevenly", "a higher prefetch_factor"
     if loader["path"] == "array":
         return f"{number} threads gather and transform as fast as they can", advice
     cause = "unknown, because torch's own iterators do not tell what their workers do"
@@ -356,30 +361,30 @@ def _explain_wait(found: dict[str, Any]) -> tuple[str, str]:
 
 
 def _name_fastloop() -> str:
-    """Name what makes fastloop load the data, except for a patch() that is on."""
+    """Name the ways to load the data by fastloop, except for a patch() that is on already."""
     if (seam := _patched("dataloader")) is None:
-        return "run it by python -m fastloop run, or a fastloop.DataLoader"
+        return "run the program by python -m fastloop run, or use a fastloop.DataLoader"
     return f"a fastloop.DataLoader (patch() leaves to torch: {'; '.join(seam.left) or 'n/a'})"
 
 
 def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tuple[str, str]:
-    """Blame the order of batches; name the worker that alone is busy, if there is one."""
-    cause = f"in {part} of the wait other batches were ready, but not the one whose turn it was"
+    """Blame the order of batches. If a single worker is busy, name this worker."""
+    cause = f"in {part} of the wait other batches were ready, but not the batch that was due"
     cause, remedy = f"{cause} (head-of-line blocking)", "a higher prefetch_factor"
     shares = [worker["busy_share"] or 0.0 for worker in workers]
     if (most := max(shares, default=0.0)) >= _BUSY:
-        cause += f"; worker {shares.index(most)} is busy {percent(most)}, all on average "
+        cause += f"; worker {shares.index(most)} is busy {percent(most)}, all workers on average "
         cause, remedy = cause + percent(share), "samples of more even cost"
     return cause, f"in_order=False, if the order of batches may vary; if not, {remedy}"
 
 
 def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches: int) -> str:
-    """Advise on samples that take `busy` seconds for so many batches: fastloop's own remedy first,
-    and never more workers that compute than there are CPUs."""
+    """Advise what to change if samples of `batches` batches take `busy` seconds to make. fastloop's
+    own remedy comes first. Workers that compute are never more than the CPUs."""
     if loader["remedy"]:
         return str(loader["remedy"])
     number, cpus, share = loader["num_workers"], count_cpus(), loader["cpu_share"]
-    # As many workers as make batches as fast as the rest of the loop takes them, and a fifth more.
+    # `needed` workers make batches as fast as the rest of the loop takes batches, and a fifth more.
     needed, taken = number + 1, found["steps"]["batches"]
     rest = found["seconds_of"]["steps"] * (1 - (found["phases"]["data_wait"]["share"] or 0))
     if batches > 0 and rest > 0:
@@ -388,9 +393,9 @@ def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches:
     if share is not None and share < _COMPUTES and not (is_thread and number >= _MAX_THREADS):
         more = f"num_workers={min(needed, _MAX_THREADS)}"
         more += "" if is_thread else ' and path="thread", if the dataset is safe in threads'
-        return f"{more}: samples wait {percent(1 - share)} of their time, which needs no CPU"
+        return f"{more}: samples wait for {percent(1 - share)} of the time, which needs no CPU"
     if number < cpus:
         return f"num_workers {number}→{min(needed, cpus)} ({_describe_cpus()})"
     is_kept = loader["path"] == "array"
     kept = "" if is_kept else ", or samples computed once and kept (fastloop.ArrayDataset)"
-    return f"a cheaper transform{kept}: all {_describe_cpus()} are taken"
+    return f"a cheaper transform{kept}: no CPU is free ({_describe_cpus()})"
