@@ -42,13 +42,13 @@ def find_obstacle(*groups: str) -> str:
 
 
 def methods_of(chain: Chain) -> Methods:
-    """Return the functions of torchvision, of the chain's version, and those that they call: to be
-    looked at before each image."""
+    """Return the torchvision functions of the chain's version and the functions that they call, to
+    be compared before each image."""
     return originals.methods_of(*_GROUPS[: 1 + chain.version])
 
 
 class _Unit(Values):
-    """Divides bytes by 255, as v1 does and ToTensor of both; ToDtype multiplies."""
+    """Divides bytes by 255, as v1 and both versions of ToTensor do. ToDtype of v2 multiplies."""
 
     def change(self, numbers: Numbers) -> Numbers:
         return Numbers(numbers.values.to(torch.float32).div(255), torch.float32)
@@ -56,7 +56,8 @@ class _Unit(Values):
 
 @cache
 def is_fused() -> bool | None:
-    """Tell whether this torch computes uniform numbers with one rounding; None if not with two."""
+    """Tell whether this torch rounds uniform numbers once; False: twice; None: in a different
+    way."""
     bounds = 0.08, 0.93
     numbers = torch.empty(256).uniform_(*bounds, generator=torch.Generator().manual_seed(1))
     ways = {how: TorchRandom(1).uniform(*bounds, 256, how) for how in (True, False)}
@@ -64,8 +65,8 @@ def is_fused() -> bool | None:
 
 
 def _find_pillow() -> int:
-    """Return the number of the bilinear fl_interpolation with this Pillow's order of the axes; the
-    bicubic one is that number + 1."""
+    """Return the fl_interpolation that is bilinear with this Pillow's order of the axes. The next
+    number is bicubic."""
     return 6 if int(sys.modules["PIL"].__version__.partition(".")[0]) >= 13 else 4
 
 
@@ -76,8 +77,8 @@ def _of_float(function: Any, x: float) -> float:
 
 
 def _check_unaltered(op: Any) -> None:
-    """Refuse an object with hooks, with a function of its own, or with an attribute that v2 has
-    computed from an attribute that has changed since."""
+    """Refuse an object with hooks or with a function of its own. v2 computes some attributes from
+    arguments: refuse an object whose argument has changed since then."""
     for name, value in vars(op).items():
         if name == "_fill":
             is_altered = list(value.values()) != [op.fill]
@@ -109,7 +110,7 @@ class Chain:
     is_single: bool = False  # results keep their class and strides, and memory of their own
     version: int = 0  # of the operations read so far; 0: none
     is_tv_tensor: bool = False  # an Image of tv_tensors
-    has_strides_by_size: bool = False  # padded, if smaller, as a tensor that was PIL
+    has_strides_by_size: bool = False  # of results: a tensor that was PIL is padded if too small
     is_view: bool = False  # the result may be part of a larger tensor
 
     def read(self, op: Any) -> None:
@@ -169,7 +170,7 @@ class Chain:
         is_pil = self.form == _PIL
         if self.version == 1 and self.form != _PIL:
             raise ValueError("fastloop does not resize tensors as v1 does")
-        # With images of PIL None is True; False warns.
+        # For PIL images torchvision takes None as True, and warns of False.
         self._add(op, antialias=True if is_pil and op.antialias is None else op.antialias)
         late = "a tensor that was a PIL image is resized; resize before ToImage"
         refuse_if(self.is_single and self.was_pil and not is_pil, late)
@@ -184,7 +185,8 @@ class Chain:
         self.is_tv_tensor = type(op).__name__ == "ToImage"
 
     def _to_float(self, op: Any) -> None:
-        """Take what makes bytes floats. ToTensor has no dtype, ToDtype alone a scale."""
+        """Read an operation that makes floats of bytes. ToTensor has no attribute ``dtype``, and
+        only ToDtype has an attribute ``scale``."""
         name, dtype = type(op).__name__, getattr(op, "dtype", torch.float32)
         refuse_if(dtype is not torch.float32, f"{name} makes {dtype}, not torch.float32")
         divides = self.version == 1 or name == "ToTensor"
@@ -216,8 +218,8 @@ _READERS: dict[str, tuple[Any, ...]] = {
 def open_plan(
     transform: Any, shape: tuple[int, ...], layout: str
 ) -> tuple[Plan, ImageDraws, Snapshot, str]:
-    """Return the plan of a transform of PIL images, what is drawn for it, what it was made of, and
-    a text that no different plan has. Raises ValueError.
+    """Return the plan of a transform of PIL images, its draws, a snapshot of the objects that the
+    plan was made of, and a key: a text that differs from plan to plan. Raises ValueError.
 
     Args:
         shape, layout: of images; 0 for edges that differ.
@@ -248,7 +250,7 @@ def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False)
     ValueError.
 
     Args:
-        is_single: refuse also what is good for batches alone, which have copies of results.
+        is_single: the result is handed out without a copy, so more chains are refused.
     """
     refuse_if(why := _find_unknown() or find_obstacle(), why)
     if not has_interpreter_lock():

@@ -4,7 +4,7 @@ Bits and random numbers are torchvision's. docs/internals/zero-change.md tells t
 
 A loader's worker process, or its loop without workers, reads samples from ``FolderSamples`` in
 place of the dataset, and draws from the generator that torchvision would draw from. Without workers
-threads decode ahead. torchvision makes the samples that are left, and raises every error.
+threads decode ahead. If fastloop cannot make a sample, torchvision makes it or raises the error.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class FolderSamples:
     # ---- images
 
     def _read(self, row: Any, decode: AutoDecoder) -> tuple[Array, Any] | None:
-        """Return an image, in memory that the decoder uses again, and its class. None: the file
-        cannot be decoded, or is larger than Pillow likes; torchvision then raises or warns."""
+        """Return an image, in memory that the decoder uses again, and its target. None: the file
+        cannot be decoded, or Pillow warns of its size; torchvision then raises or warns."""
         try:
             path, target = self._inner.samples[row]
             with open(path, "rb") as file:
@@ -128,7 +128,7 @@ class FolderSamples:
         return (image, target) if limit is None or image.size <= 3 * limit else None
 
     def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Array, Any] | None]:
-        """Yield the images. Each is good until the next is asked for."""
+        """Yield the images. An image is valid until the next image is asked for."""
         has_threads = get_worker_info() is None and len(os.sched_getaffinity(0)) > 1
         ahead = _AHEAD if has_threads else 1
         decoders = self._spare.pop() if self._spare else [_new_decoder() for _ in range(_AHEAD)]
@@ -152,9 +152,10 @@ class FolderSamples:
         image, target = read
 
         def by_torchvision() -> Any:
-            """Return a sample as the plan makes it: the batch has neither class nor strides."""
+            """Return torchvision's sample with the class and strides that the plan's sample has. A
+            batch keeps neither."""
             others = copy(self._inner)
-            others.target_transform = None  # may draw numbers, and is called once
+            others.target_transform = None  # is called once, at the end: it may draw numbers
             made, target = others[row]
             made = made.as_subclass(Tensor).clone(memory_format=torch.contiguous_format)
             return made, target

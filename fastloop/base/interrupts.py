@@ -48,7 +48,7 @@ def interrupts_held(resend: Callable[[], None] = interrupt) -> Iterator[None]:
         signal.signal(signal.SIGINT, lambda number, _: _taken.append(number))
         yield
     finally:
-        # In this order: once it is back, the program's handler may raise.
+        # The list first: once the program's handler is back, the handler may raise.
         _held.clear()
         signal.signal(signal.SIGINT, handler)
         if _taken:
@@ -69,10 +69,10 @@ def release_in_child() -> None:
 
 
 def end_quietly() -> None:
-    """Ignore Ctrl-C from here on: the worker is at its end."""
+    """Ignore Ctrl-C from here on, because the worker is ending."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # has_met_interrupt() tells by this that the process is at its end.
+        # has_met_interrupt() learns from the mask that the process is ending.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
         end_quietly()

@@ -41,8 +41,8 @@ def _collate_default(field: SampleField, core: Collate | None) -> Any:
 
 
 def _lay(tensors: list[torch.Tensor], starts: list[int], shape: tuple[int, int], value: Any) -> Any:
-    """Return a tensor with each of these tensors at its start; the starts count through all rows,
-    and the rest is padding."""
+    """Return a tensor of this shape that holds each tensor from its start on, and `value` in the
+    rest. Starts count through all rows."""
     laid = tensors[0].new_full(shape, value)
     flat = laid.view(-1)
     for start, tensor in zip(starts, tensors, strict=True):
@@ -82,7 +82,7 @@ class SequenceCollate:
         raise NotImplementedError
 
     def _fill(self, field: SampleField, value: Any, number: int) -> bytes:
-        """Return the bytes of the padding in the dtype of this number."""
+        """Return the bytes of one element of padding, in the dtype with this number in DTYPES."""
         key = field.key, number
         if key not in self._elements:
             self._elements[key] = element_of(field, value, DTYPES[number])

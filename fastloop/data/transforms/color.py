@@ -29,7 +29,7 @@ class Color(Geometry):
     """Base of operations that compute pixels of uint8 images.
 
     Attributes:
-        shown: arguments that come first in torchvision's text.
+        shown: arguments that come first in the text of the operation, as in torchvision's.
         counted: arguments that are the core's numbers for this operation.
     """
 
@@ -132,7 +132,7 @@ class Grayscale(Color):
 
 @dataclass(repr=False, eq=False)
 class RandomGrayscale(_Applied):
-    """Make an image grey that keeps its channels, with probability ``p``."""
+    """Make an image grey, with probability ``p``. The image keeps its number of channels."""
 
     kind = IMAGE_OPS["RandomGrayscale"]
     is_color = True

@@ -119,7 +119,7 @@ class AugMix(Policy):
     """Mix an image with results of several chains of operations on it, with random weights.
 
     Args:
-        severity: n: strengths are drawn from the n lowest of 10 strengths.
+        severity: a number n. Strengths are drawn from the n lowest of 10 strengths.
         mixture_width: the number of chains, at most 6.
         chain_depth: the number of operations in each chain; -1: 1 to 3, drawn at random. All chains
             together have at most 9 operations.

@@ -31,8 +31,8 @@ class Piece(NamedTuple):
 
     Attributes:
         ops: the run of operations; empty for a function.
-        calls: the function. Or the callables for an image of floats from an earlier function:
-            Python then calls these instead of a plan for ``ops``.
+        calls: without ``ops``, the one function. With ``ops``, the transforms that the operations
+            were made from: if an earlier function makes an image of floats, Python calls these.
     """
 
     ops: tuple[Geometry | Values, ...]
@@ -130,8 +130,8 @@ class SplitPlan:
         return cast(Plan, plan)
 
     def _image_for(self, i: int, image: Any) -> Any:
-        """Return the image as piece i takes it. A plan at the begin takes the image unchanged, any
-        other piece takes [C, H, W]."""
+        """Return the image as piece i takes it. If the first piece has a plan, the piece takes the
+        image unchanged. Any other piece takes [C, H, W]."""
         if i == 0 and 0 not in self._functions:
             return image
         is_array = isinstance(image, np.ndarray)  # from a decoder or a function: [H, W, C]
