@@ -109,8 +109,8 @@ static int skip_bytes(const struct iovec *pieces, int count, int64_t done, struc
 }
 
 /* A call may stop early without a fault, for example in a very long row: only EFAULT without
- * progress means that the source is gone. Any other failure (no memory, a sandbox since) is left to
- * the memfd. */
+ * progress means that the source is gone. After any other failure (no memory, or a sandbox that
+ * was entered since the first call) the memfd takes over. */
 int64_t fl_safe_read_copy(char *dst, const struct iovec *pieces, int count)
 {
     struct iovec rest[FL_SAFE_READ_MAX];

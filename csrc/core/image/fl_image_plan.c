@@ -50,7 +50,7 @@ enum { MAX_OCCURRENCES = 8 };
 struct fl_image_plan {
     /* set at open, then read-only */
     int32_t count;
-    int32_t channels; /* of images; the output has the channels of results */
+    int32_t channels; /* of an image; output.channels: of a result */
     fl_image_size in;
     fl_image_output output; /* owned */
     uint64_t seed;

@@ -20,8 +20,8 @@ static int check(const fl_image_op *op, fl_err *err)
                    sigma[0], sigma[1]);
 }
 
-/* Edges are reflected, so an image must be longer than half the taps. Positions in a plane are 32
- * bits. */
+/* Edges are reflected, so an image must be longer than half the taps. A position in a plane
+ * has 32 bits. */
 static int size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
 {
     *out = in;

@@ -1,5 +1,5 @@
-/* fl_tone: see fl_tone.h. Code says fma where torch adds a scaled tensor, because torch rounds that
- * sum once on every CPU with fused operations. */
+/* fl_tone: see fl_tone.h. If torch adds a scaled tensor, the code here calls fma, because torch
+ * rounds that sum once on every CPU with fused operations. */
 #include "fl_tone.h"
 
 #include "fl_blur.h"
@@ -173,7 +173,8 @@ static int across_channels(fl_image_view *view, fl_tone tone, double number, fl_
 
 /* ---- neighbours */
 
-/* Opens the own planes, looked up, and the planes of the next image. */
+/* Does the pending lookups in the image's own planes; opens these planes and the planes of the next
+ * image. */
 static int open_next(fl_image_view *view, int32_t channels, fl_image_planes *image,
                      fl_image_planes *next, fl_err *err)
 {
@@ -195,7 +196,8 @@ static int sharpen(fl_image_view *view, double factor, fl_err *err)
     return FL_OK;
 }
 
-/* Makes planes of the image with margins (left, top, right, bottom); all bytes are looked up. */
+/* Makes planes of the image with margins (left, top, right, bottom), and does the pending
+ * lookups. */
 static int own_padded(fl_image_view *view, const int32_t padding[4], fl_padding_mode mode,
                       int32_t op, fl_image_planes *padded, fl_err *err)
 {

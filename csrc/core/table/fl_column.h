@@ -46,8 +46,9 @@ typedef struct fl_column_ops {
                   char *buffer, fl_err *err);
 
     /* Returns the first of `rows` (resolved) that has a byte in array `part` of the column, counted
-     * from 0, at or after the address `limit`; -1: no row has. For a mapped file that has become
-     * shorter: the kernel reads zeros between the file's end and the end of its last page. */
+     * from 0, at or after the address `limit`; -1: no row has. If a mapped file has become shorter,
+     * this finds the rows that were read as zeros: the kernel gives zeros between the file's end
+     * and the end of its last page. */
     int64_t (*row_behind)(const fl_column *column, int32_t part, const fl_rows *rows,
                           const char *limit);
 

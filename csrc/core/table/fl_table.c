@@ -2,8 +2,8 @@
 #include "fl_table.h"
 
 enum {
-    PART_BYTES = 64 * 1024,     /* least bytes of a part, about 6 us of copying */
-    GUARDED_BYTES = 512 * 1024, /* with fl_safe_read: several rows a call */
+    PART_BYTES = 64 * 1024,       /* least bytes of a part, about 6 us of copying */
+    FILE_PART_BYTES = 512 * 1024, /* of a part read by fl_safe_read: one call reads several rows */
     MAX_PARTS = 4096
 };
 
@@ -66,7 +66,7 @@ void fl_table_move(fl_table *table, int32_t f, int32_t part, const char *data)
 static int32_t count_parts(const fl_table *table, int64_t rows, int64_t work_bytes)
 {
     if (work_bytes < FL_LAYOUT_SMALL_BYTES) return 1;
-    int64_t part_bytes = table->is_volatile ? GUARDED_BYTES : PART_BYTES;
+    int64_t part_bytes = table->is_volatile ? FILE_PART_BYTES : PART_BYTES;
     return (int32_t)fl_max(1, fl_min(fl_min(work_bytes / part_bytes, MAX_PARTS), rows));
 }
 

@@ -22,7 +22,7 @@ typedef struct fl_py_gatherer {
     Py_ssize_t count;
     fl_py_pieces pieces;     /* owned: the columns of sequences among the sources */
     int device;              /* as in fl_py_gather.h */
-    Py_ssize_t outputs, all; /* number of outputs in a batch: made of fields; all */
+    Py_ssize_t outputs, all; /* number of outputs of fields, and of all outputs */
     PyObject *rows;          /* owned: indices on the device, or NULL */
     long long length;        /* as in fl_py_gather.h */
     PyObject *forms; /* owned: tensors without memory, shaped like a batch of form_rows rows; NULL:
@@ -105,7 +105,7 @@ static int run_kernels(fl_py_gather *gather, PyObject *maps, PyObject *outs)
     return fl_py_gather_images.run(gather, maps, outs);
 }
 
-/* Lets torch make one batch; for fields the kernel does not take. New reference. */
+/* Has torch gather rows of one field, if the kernel does not take the field. New reference. */
 static PyObject *index_source(const fl_py_gatherer *self, PyObject *source, PyObject *rows)
 {
     Py_ssize_t length = PyObject_Size(source);
@@ -114,7 +114,7 @@ static PyObject *index_source(const fl_py_gatherer *self, PyObject *source, PyOb
     return PyObject_GetItem(source, rows);
 }
 
-/* Returns a new list with all batches. */
+/* Returns a new list with the rows of each field. */
 static PyObject *index_sources(const fl_py_gatherer *self, PyObject *rows)
 {
     PyObject *outs = PyList_New(self->count);
