@@ -1,5 +1,6 @@
 """Batches of an iterable or a loader on a device: ``prefetch``, and the last step of a loader with
-``device=``. Hides the counting that a loader's state needs where batches are read ahead."""
+``device=``. If batches are read ahead, a loader's state still counts the batches handed out only.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from fastloop.device.prefetch import NoUpload, Prefetcher, Transform, Uploader
 
 class LoaderPrefetcher(Prefetcher):
     """Prefetches from a loader's iterator. state_dict() counts the batches that were handed out,
-    not those that were read ahead."""
+    not the batches that were read ahead."""
 
     def _begin(self) -> None:
         super()._begin()
@@ -39,7 +40,7 @@ class LoaderPrefetcher(Prefetcher):
     def _pull(self) -> None:
         super()._pull()
         if self._pending_error:
-            self._epoch.is_over = False  # until the user has met the end
+            self._epoch.is_over = False  # the user has not reached the end yet
 
     def __next__(self) -> Any:
         try:
@@ -63,11 +64,11 @@ class LoaderPrefetcher(Prefetcher):
 
 
 class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
-    """Uploads the batches of a loader's iterator; everything else is that iterator's.
+    """Uploads the batches of a loader's iterator, which does everything else.
 
     Args:
-        source: the iterator. If its ``is_on_device`` is true, batches are only transformed, or put
-            at fixed addresses.
+        source: the iterator. If its ``is_on_device`` is true, batches are only transformed, or
+            copied to fixed addresses.
         accelerator: None leaves batches where they are.
     """
 
@@ -80,11 +81,11 @@ class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
     ) -> None:
         is_there = accelerator is None or getattr(source, "is_on_device", False)
         accelerator = accelerator or HostAccelerator(torch.device("cpu"))
-        # Without workers the dataset is read in the loop's own time, and draws its numbers there.
+        # Without workers the dataset is read, and draws its numbers, in the loop's own time.
         depth = 2 if getattr(source, "_num_workers", 0) > 0 and not is_there else 1
         uploader = NoUpload(transform) if is_there else Uploader(accelerator, transform)
         super().__init__(source, accelerator, depth, uploader, is_static)
-        # Batches are pinned here, except where torch's thread pins them.
+        # Batches are pinned here, unless torch's thread pins them.
         if not hasattr(source, "_pin_memory_thread"):
             source._pin_memory = False
 
@@ -94,14 +95,14 @@ class DeviceIter(LoaderPrefetcher, BaseIter):  # type: ignore[override]
         return getattr(self._source, name)
 
     def _reset(self, *args: Any) -> None:
-        """Begin another epoch of persistent workers."""
+        """Begin a new epoch of persistent workers."""
         self._drop()
         self._source._reset(*args)
         self._begin()
 
     def close(self) -> None:
         self._drop()
-        getattr(self._source, "close", bool)()  # torch's have none
+        getattr(self._source, "close", bool)()  # torch's own iterators have no close()
 
 
 def open_on_device(loader: Any, make_iterator: Callable[[Accelerator | None], Any]) -> Any:
@@ -118,9 +119,9 @@ def open_on_device(loader: Any, make_iterator: Callable[[Accelerator | None], An
         accelerator = open_accelerator(device)
     iterator = make_iterator(accelerator)
     if accelerator is None and device is not None and getattr(iterator, "is_resident", False):
-        accelerator = open_accelerator(device)  # the CPU, for data that lie elsewhere
+        accelerator = open_accelerator(device)  # the CPU, but the data are on a CUDA device
     if batch_transform is not None:
-        # Nobody else holds a batch that torch's collate has made.
+        # Only the loader holds a batch that torch's collate has made.
         may_overwrite = loader._auto_collation and is_default_collate(loader.collate_fn)
         transform = join_transforms(iterator, batch_transform, may_overwrite, transform)
         return DeviceIter(iterator, accelerator, transform, is_static)
@@ -135,7 +136,7 @@ def join_transforms(
     """Return a transform of an iterator's batches that calls `first` and `then`.
 
     Args:
-        source: the iterator. It tells `first` the epoch and the number of each batch.
+        source: the iterator. Its epoch and the number of each batch are passed to `first`.
         is_ours: whether `first` may overwrite images of batches.
     """
     keyed = look_up(first, "apply_keyed")
@@ -160,27 +161,27 @@ def prefetch(
     device_transform: Transform | None = None,
     static_buffers: bool = False,
 ) -> Prefetcher:
-    """Return an iterator over the batches of any iterable, on a device, uploaded while the loop
-    computes.
+    """Return an iterator that uploads the batches of any iterable while the loop computes.
 
     Args:
-        iterable: tensors, or dicts, lists, tuples and dataclasses of them, nested. Tensors arrive
-            with their dtype, shape and strides. Tensors that are on the device already are passed
-            on, and so are objects without tensors.
+        iterable: yields tensors, or dicts, lists, tuples and dataclasses of tensors, nested.
+            Tensors arrive with their dtype, shape and strides. Tensors that are on the device
+            already are passed on, and so are objects without tensors.
         device: as torch takes it.
-        depth: batches under way when one is handed out, that one included. 1 reads nothing ahead.
-        device_transform: is given each batch on the device, on the stream that copies, and
-            returns the batch to hand out. Other tensors that it uses must be there before.
+        depth: the number of batches under way when one is handed out, including that batch. With
+            ``depth=1`` nothing is read ahead.
+        device_transform: takes each batch on the device, on the stream that copies, and returns
+            the batch to hand out. Other tensors that the function uses must exist before.
         static_buffers: the tensors have the same addresses in every batch, for CUDA graphs, and
             are valid until the next batch is taken. All batches must be alike.
 
-    The current stream waits for a batch when it is handed out, the host never does. Errors of
-    ``iterable`` come in their turn. If an upload raises (``torch.OutOfMemoryError``), the next
+    The current stream waits for a batch when the batch is handed out; the host never waits. Errors
+    of ``iterable`` come in their turn. If an upload raises (``torch.OutOfMemoryError``), the next
     ``next()`` tries the same batch again. ``close()`` drops the batches that were read ahead. If
-    ``iterable`` is a fastloop loader, its ``state_dict()`` does not count those.
+    ``iterable`` is a fastloop loader, its ``state_dict()`` does not count batches read ahead.
 
     Raises:
-        TypeError, ValueError: ``depth`` is not an int >= 1, or ``device`` neither the CPU nor an
+        TypeError, ValueError: ``depth`` is not an int >= 1, or ``device`` is neither the CPU nor an
             accelerator that torch can copy to.
     """
     read_int("depth", depth, 1, remedy="it counts the batch that is handed out")

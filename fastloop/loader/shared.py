@@ -1,7 +1,7 @@
 """The parts that a loader's iterators share: ``Shared`` is one loader's batch memory and counts,
-``LockedIter`` the ``next()`` of iterators that run torch's own code. ``SyncIter`` and
-``TorchProcessIter`` are torch's own iterators with these, without workers and over torch's worker
-processes."""
+``LockedIter`` the ``next()`` of iterators that run torch's own code. ``SyncIter`` is torch's own
+iterator without workers, ``TorchProcessIter`` torch's own iterator over worker processes, both with
+these shared parts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from fastloop.device.destinations import Destination, find_destination, is_pinne
 from fastloop.loader.resume.epoch import Position, ResumableIter
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
-_KILLED_S = 5.0  # for a worker after SIGTERM
-# torch's errors for samples of several shapes; the second where a worker's collate makes room in
-# shared memory.
+_KILLED_S = 5.0  # seconds in which a worker must end after SIGTERM
+# These are torch's errors for samples of several shapes. The second one comes from a worker, whose
+# collate makes room in shared memory.
 _SIZE_ERRORS = ("stack expects each tensor to be equal size", "storage that is not resizable")
 
-# (batches, ns at work, ns waiting) of each worker, for threads also the ns they waited for the
-# interpreter lock; and fallbacks by reason.
+# The counts of each worker: (batches, ns at work, ns waiting), for threads also the ns that they
+# waited for the interpreter lock. Then fallbacks by reason.
 WorkerCounts = tuple[tuple[tuple[int, ...], ...], dict[str, int]]
 
 
@@ -41,34 +41,34 @@ FIRST_DEPTH = 2  # torch's default of prefetch_factor
 
 
 class AutoDepth(int):
-    """``loader.prefetch_factor`` with "auto": torch's default to code that wants a number, and
-    still "auto" to a loader that is made anew from it."""
+    """``loader.prefetch_factor`` with "auto". Code that wants a number sees torch's default; a copy
+    of the loader, made from its arguments, is "auto" again."""
 
 
 class Shared:
-    """One loader's batch memory and counts, and where the loader stands."""
+    """One loader's batch memory and counts, and the loader's position in its epoch."""
 
     def __init__(self, position: Position | None = None) -> None:
-        keep_heap()  # samples are made of temporary arrays; forked workers inherit it
+        keep_heap()  # samples are made of temporary arrays; forked workers inherit the setting
         self.position = position or Position()
         self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
         self.array_memory: BatchPool | None = None
         self.worker_memory: BatchPool | None = None
-        self.collate: tuple[ThreadPool, Collate] | None = None  # of the sync path
-        # Idle ones of worker threads, by process: a child must not use its parent's batch memory.
+        self.collate: tuple[ThreadPool, Collate] | None = None  # for the sync path
+        # Idle collates of worker threads, by process: a child must not use its parent's memory.
         self.collates: dict[int, list[Collate]] = {}
-        self.budget = 0  # bytes of array data in pinned memory; to find it takes half a millisecond
-        self.depth = 0  # of the queue, where prefetch_factor="auto" has found one
-        self.unpinnable: set[tuple[bool, int]] = set()  # (shared, device): cannot be pinned for it
-        self.fault = ""  # why C does not upload, where it was meant to
-        self.why = ""  # why the latest iterator is of its path
-        self.left_collate: Any = None  # which C does not know
-        self.noted: set[str] = set()  # how its iterators were made
-        # Of the latest array iterator: the CUDA device that batches are uploaded to or -1, whether
+        self.budget = 0  # bytes of array data in pinned memory, kept: reading takes 0.5 ms
+        self.depth = 0  # the queue's depth that prefetch_factor="auto" has found, else 0
+        self.unpinnable: set[tuple[bool, int]] = set()  # failed (is_shared, device)
+        self.fault = ""  # why torch uploads batches to a CUDA device instead of fastloop
+        self.why = ""  # why the latest iterator takes its path
+        self.left_collate: Any = None  # a collate function that fastloop does not accelerate
+        self.noted: set[str] = set()  # how this loader's iterators were made
+        # For the latest array iterator: the CUDA device that batches are uploaded to or -1, whether
         # the device finishes the transforms, and the argument transforms_on.
         self.transforms_run: tuple[int, bool, str] = -1, False, "auto"
         self.changed = ""  # says that data were changed in place, once threads have noticed it
-        # Of paths that run torch's iterators, and of pools that were replaced.
+        # The counts of paths that run torch's iterators, and of memory that was replaced.
         self.counts: Counter[str] = Counter()
         self._lock = NextLock()  # iterators begin and count in several threads
         self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
@@ -76,18 +76,18 @@ class Shared:
 
     def note_open(self, iterator: BaseIter) -> None:
         """Remember an iterator for close()."""
-        # Not a WeakSet: it runs Python when an iterator dies, where Ctrl-C would be lost.
+        # No WeakSet: a WeakSet runs Python when an iterator dies, and Ctrl-C would be lost there.
         with self._lock.of_process():
             self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
     def open_destination(
         self, accelerator: Accelerator | None, is_pinned: bool, is_shared: bool, fields: int = 0
     ) -> tuple[BatchPool, Destination | None]:
-        """Return memory for batches, and where they arrive; None: in that memory.
+        """Return memory for batches, and their destination; None: batches stay in that memory.
 
         Args:
-            accelerator, is_pinned: as for ``find_destination``.
-            is_shared, fields: as for ``memory``.
+            accelerator, is_pinned: the arguments of ``find_destination``.
+            is_shared, fields: the arguments of ``memory``.
         """
         index = -1
         if accelerator is not None and has_uploads(accelerator):
@@ -100,8 +100,8 @@ class Shared:
     def open_array_destination(
         self, accelerator: Accelerator | None, is_pinned: bool, workers: int, fields: int
     ) -> Destination | None:
-        """Return where batches of the array path arrive; None: in memory of ``memory``."""
-        # Without workers a copy by fastloop would wait for all that the loop has queued.
+        """Return the destination of the array path's batches; None: the memory of ``memory``."""
+        # Without workers a copy by fastloop would wait for all work that the loop has queued.
         if accelerator is None or workers == 0:
             return find_destination(accelerator, False, is_pinned)
         return self.open_destination(accelerator, is_pinned, False, fields)[1]
@@ -109,7 +109,7 @@ class Shared:
     def open_worker_memory(
         self, loader: DataLoader[Any], accelerator: Accelerator | None
     ) -> tuple[BatchPool, Destination | None, int]:
-        """Return memory for batches of worker processes, where they arrive, and the bytes that
+        """Return memory for batches of worker processes, their destination, and the bytes that
         batches may take before the user has them."""
         is_pinned = is_pinned_by_torch(loader)
         memory, destination = self.open_destination(accelerator, is_pinned, is_shared=True)
@@ -122,8 +122,8 @@ class Shared:
         return self.budget
 
     def memory(self, is_shared: bool, fields: int = 0, device: int = -1) -> BatchPool:
-        """Return memory for batches of this many tensors, pinned for the device where it can be.
-        `is_shared`: by worker processes."""
+        """Return memory for batches of this many tensors, pinned for the device if possible.
+        `is_shared`: worker processes fill the memory."""
         name = "worker_memory" if is_shared else "array_memory"
         with self._lock.of_process():
             memory = self._renew(getattr(self, name), fields, is_shared, device)
@@ -131,7 +131,7 @@ class Shared:
             return memory
 
     def _renew(self, old: BatchPool | None, fields: int, is_shared: bool, device: int) -> BatchPool:
-        """Return `old`, or new memory where that cannot be used: in a forked child, for another
+        """Return `old`, or new memory if `old` cannot be used: in a forked child, for a different
         device or for more tensors."""
         device = -1 if (is_shared, device) in self.unpinnable else device
         if old is not None:
@@ -147,14 +147,14 @@ class Shared:
             self.unpinnable.add((is_shared, device))
             name = "memory that worker processes share" if is_shared else "memory of batches"
             remedy = "containers may need --ulimit memlock=-1"
-            self.fault = f"{name} cannot be pinned for it ({error}); {remedy}"
+            self.fault = f"{name} cannot be pinned for the device ({error}); {remedy}"
             warn_once(f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}")
         return BatchPool(fields, is_shared=is_shared)
 
     def collate_here(self) -> Collate:
-        """Return the collate of iterators without workers. It stays for the next epoch, because its
-        batch memory does: new memory costs more than the copies into it."""
-        # A forked child gets another pool, and must not use the memory again.
+        """Return the collate of iterators without workers. The collate is kept for the next epoch
+        with its batch memory, because new memory costs more than the copies into it."""
+        # A forked child gets a new pool and must not use the old memory.
         pool = thread_pool()
         if self.collate is None or self.collate[0] is not pool:
             self.collate = pool, make_collate(thread_pool=pool)
@@ -188,13 +188,13 @@ class Shared:
                 memory.trim()
 
 
-# For loaders of torch's class. Kept outside the loader: frameworks copy and pickle its attributes.
-# By identity, because a loader need not be hashable.
+# Loaders of torch's class have their Shared here and not as an attribute, because frameworks copy
+# and pickle attributes. The keys are compared by identity, because a loader need not be hashable.
 shared_of: MutableMapping[DataLoader[Any], Shared] = WeakIdKeyDictionary()
 
 
 class LoaderProxy:
-    """A loader with other values of some attributes."""
+    """A loader with changed values of some attributes."""
 
     def __init__(self, loader: DataLoader[Any], **others: Any) -> None:
         self._loader = loader
@@ -207,13 +207,13 @@ class LoaderProxy:
 class LockedIter(ResumableIter):
     """Mixin for torch's iterators: serialises next(), counts batches, refuses use after close().
 
-    It comes after one of torch's iterators in the list of bases.
+    The mixin stands after one of torch's iterators in the list of bases.
     """
 
     _is_closed = False
 
     def _note_state(self, worker: int, state: bytes | None) -> None:
-        """Note the dataset's state after the next batch, before that is handed out."""
+        """Note the dataset's state after the next batch, before the batch is handed out."""
         epoch: Any = self._epoch
         epoch.states.note(self._num_yielded + 1, worker, state, epoch.count())
 
@@ -227,8 +227,8 @@ class LockedIter(ResumableIter):
                 elif self._dataset_kind != DatasetKind.Map:
                     data = super().__next__()
                 else:
-                    # Without a profiler torch's does no more than this, and its record_function
-                    # is a third of the time that a batch from workers costs this process.
+                    # Without a profiler torch's next() does no more than this, and its
+                    # record_function takes a third of the time that a batch from workers costs.
                     next_data: Callable[[], Any] = self._next_data
                     data = next_data()
                     self._num_yielded += 1
@@ -254,10 +254,10 @@ def _add_size_remedy(error: RuntimeError, dataset: Any) -> None:
 
 
 class SyncIter(SingleIter, LockedIter):
-    """The iterator of torch without workers.
+    """The iterator of torch without workers, whose batches fastloop collates if possible.
 
     Args:
-        uses_native_collate: fastloop's collate stands in for torch's default.
+        uses_native_collate: fastloop's collate replaces torch's default.
     """
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, uses_native_collate: bool) -> None:
@@ -298,8 +298,8 @@ class SyncIter(SingleIter, LockedIter):
 
 
 class PlainIter(SingleIter):
-    """The iterator of torch without workers, for the user's own collate. C has no part in its
-    batches, and nobody can ask it for a state: it counts, and torch's code does the rest."""
+    """The iterator of torch without workers, for the user's own collate. fastloop has no part in
+    the batches, and nobody can ask for a state: the iterator counts, torch's code does the rest."""
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared, self._next_lock = shared, NextLock()
@@ -330,7 +330,7 @@ class TorchProcessIter(MultiIter, LockedIter):
 
     _has_states = False
     _in_processes = True
-    _waited_ns = 0  # since the last batch came
+    _waited_ns = 0  # the time waited since the last batch came
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared = shared
@@ -343,7 +343,7 @@ class TorchProcessIter(MultiIter, LockedIter):
             super()._reset(loader, first_iter)
 
     def _try_get_data(self, timeout: float = 5.0) -> tuple[bool, Any]:
-        if self._is_closed:  # by another thread, and nothing comes any more
+        if self._is_closed:  # a different thread has closed the iterator, and no batch will come
             raise RuntimeError(CLOSED)
         is_there, begin_ns = not self._data_queue.empty(), perf_counter_ns()
         result: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]
@@ -357,7 +357,7 @@ class TorchProcessIter(MultiIter, LockedIter):
         super().close()
         was_open = not self._shutdown
         self._shutdown_workers()
-        # torch before 2.13 kills workers that do not end, and leaves them as zombies.
+        # torch before 2.13 kills workers that do not end but does not reap them.
         for worker in self._workers if was_open else ():
             worker.join(_KILLED_S)
 
@@ -365,4 +365,4 @@ class TorchProcessIter(MultiIter, LockedIter):
         super()._finalize()
         self._shutdown_workers()
 
-    __del__ = FinalizerBase.__del__  # torch's own stands before it
+    __del__ = FinalizerBase.__del__  # else torch's own __del__ would come first

@@ -1,4 +1,4 @@
-"""What ``stats()`` says of a loader: its path and why, and the counts of its iterators."""
+"""The answer of ``stats()``: a loader's path and why, and the counts of its iterators."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ class WorkerStats:
     """Counts of one worker process or thread.
 
     Attributes:
-        batches: batches it has built.
+        batches: batches that the worker has built.
         seconds_busy: seconds from a request to its answer: loading, collating, packing.
-        seconds_waiting: seconds it had nothing to do.
-        seconds_waiting_for_lock: of those busy, the seconds that a thread was ready to run Python
-            but another held the interpreter lock. An estimate: after a batch (every 10 ms at most)
-            the thread gives the lock up for a moment and measures how long it takes to get it
-            back; that times the number of sleeps that the kernel has counted while it made the
-            batch, and at most the time it was not on a CPU then. Near 0, more threads load more.
-            If it is most of ``seconds_busy``, the dataset is Python that holds the lock, and
-            ``path="process"`` is faster. None for processes, each of which has a lock of its own.
+        seconds_waiting: seconds without a request.
+        seconds_waiting_for_lock: the part of ``seconds_busy`` in which a thread was ready to run
+            Python but a different thread held the interpreter lock. The number is an estimate:
+            after a batch (every 10 ms at most) the thread gives the lock up for a moment and
+            measures the time until it has the lock again. That time is multiplied by the number of
+            sleeps that the kernel counted during the batch; the product is at most the time that
+            the thread was not on a CPU. If the number is near 0, more threads load more. If it is
+            most of ``seconds_busy``, the dataset is Python that holds the lock, and
+            ``path="process"`` is faster. None for processes, which have one lock each.
     """
 
     batches: int
@@ -46,30 +47,30 @@ class LoaderStats:
     """Counts since the loader was made, over all of its iterators.
 
     Attributes:
-        path: how batches are made now: ``"array"`` (C, no Python per sample), ``"process"``
-            (worker processes over shared memory), ``"thread"`` (worker threads), ``"sync"`` (in
-            this process) or ``"torch"``.
-        why: why that path; where transforms run, if batches go to a device; and why torch uploads
-            batches to a CUDA device, where it does so because fastloop's own uploads do not work
-            there.
+        path: how batches are made now: ``"array"`` (native gathering, no Python per sample),
+            ``"process"`` (worker processes over shared memory), ``"thread"`` (worker threads),
+            ``"sync"`` (in this process) or ``"torch"``.
+        why: why the loader takes that path; where transforms run, if batches go to a device; and
+            why torch uploads batches to a CUDA device, if fastloop's own uploads do not work.
         batches: batches given to the user, or uploaded ahead for the loop.
-        samples: samples in them; None where they are not counted: all paths but ``"array"``.
-        bytes: bytes of their memory, alignment included; None on the thread, sync and torch paths.
-        waits: how many batches ``next()`` had to wait for. Without workers that is every one; on
-            the process path replies of persistent workers to ``iter()`` count as well, and a
-            batch that came out of order counts by itself.
-        seconds_waited: seconds blocked in that, and no others. With workers (threads on the array
-            path, which also makes what it would wait for): until the batch has arrived. It
-            leaves out what is done with a batch that is there: opening, unpickling (but on the
-            torch path), pinning, uploading. Without workers: all of the making of the batch,
-            sampler, dataset and collate included, but on the array path only the gathering.
+        samples: samples in the batches. None on every path but ``"array"``: they are not counted.
+        bytes: bytes of the batches' memory, alignment included; None on the thread, sync and torch
+            paths.
+        waits: how many batches ``next()`` had to wait for. Without workers ``next()`` waits for
+            every batch. On the process path replies of persistent workers to ``iter()`` count as
+            well, and a batch that came out of order counts separately.
+        seconds_waited: seconds blocked in these waits only. With workers a wait ends when the batch
+            has arrived. Work on a batch that has arrived is left out: opening, unpickling (except
+            on the torch path), pinning, uploading. For the array path's threads, a batch that the
+            loop fills itself instead of waiting counts. Without workers a wait is the whole making
+            of the batch, with sampler, dataset and collate; on the array path only the gathering.
         slots_lent: blocks of batch memory whose tensors are alive now.
-        slots_replaced: blocks made because more than usual were held by the user.
+        slots_replaced: blocks made because the user held more batches than usual.
         restarts: dead worker processes that were replaced (``on_worker_death="restart"``).
-        prefetch_factor: batches each worker is asked for ahead; with ``"auto"``, now.
-        workers: on the process and thread paths, of each worker of the latest iterator; of a
-            process as far as its replies have been taken.
-        fallbacks: leaves of batches that torch's own functions collated, by reason, by the latest
+        prefetch_factor: batches that each worker is asked for ahead; with ``"auto"``, now.
+        workers: on the process and thread paths, the counts of each worker of the latest iterator.
+            The counts of a process include the replies that have been taken so far.
+        fallbacks: leaves of batches that torch's own functions collated, by reason, in the latest
             iterator.
     """
 
@@ -107,7 +108,7 @@ class LoaderStats:
 
 
 def compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
-    """Return the counts of a loader whose iterators are given ``path`` and ``shared``."""
+    """Return the counts of a loader whose iterators take ``path`` and ``shared``."""
     route = choose_route(loader, path, shared.changed)
     count = shared.count()
     workers, fallbacks = shared.count_workers()
@@ -146,9 +147,9 @@ def _describe_transforms(columns: Columns, shared: Shared) -> str:
 
 
 def unwrap(loader: Any) -> Any:
-    """Return the loader of torch's class, or of a subclass, inside the wrappers of frameworks; the
-    innermost object where there is none."""
-    # By type(), not isinstance(): accelerate's wrappers fake `__class__`.
+    """Return the loader of torch's class, or of a subclass, inside the wrappers of frameworks; if
+    there is none, return the innermost object."""
+    # type() and not isinstance(): accelerate's wrappers fake `__class__`.
     while not issubclass(type(loader), DataLoader):
         inside = (look_up(loader, "__dict__", {}).get(name) for name in _WRAPPED)
         found = next((value for value in inside if value is not None), None)

@@ -69,7 +69,7 @@ def test_persistent_workers_would_never_see_a_change(is_patched: bool) -> None:
     loader = cls(data, SIZE, num_workers=2, persistent_workers=True)
     assert sum(1 for _ in loader) == ROWS // SIZE
     data.tensors[1].add_(1)
-    with pytest.warns(RuntimeWarning, match="worker processes would keep those of iter"):
+    with pytest.warns(RuntimeWarning, match="worker processes would keep the values of iter"):
         iter(loader)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is said once

@@ -140,7 +140,7 @@ def test_fabric(kind: str, workers: int, tmp_path: Path) -> None:
         resumed = sets(9)
         resumed.load_state_dict(states[AT, stop])
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the loaded state stands at the end")
+            warnings.filterwarnings("ignore", "the loaded state is at the end")
             got = train(resumed, AT + (stop > BATCHES))
         wanted = rest_of(expected, stop)
         if kind == "distributed":  # Fabric numbers the sampler's epochs from 0 in each run
@@ -266,7 +266,7 @@ def test_lightning_trains_what_was_left(kind: str, workers: int, tmp_path: Path)
         if hook == "epoch end" and kind != "steps":
             continue  # Lightning loads no state of a loader then
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", "the loaded state stands at the end")
+            warnings.filterwarnings("error", "the loaded state is at the end")
             loader = make(workers, seed=9, **sampler())
             assert fit(loader, path=path, **given) == wanted, (hook, trained)
 

@@ -135,7 +135,7 @@ def test_an_epoch_longer_than_the_one_that_is_set_resumes(left: int) -> None:
     loader = make_loader("array", 0, fresh)
     loader.load_state_dict(state, strict=True)
     if left == 0:
-        with pytest.warns(UserWarning, match="stands at the end of epoch"):
+        with pytest.warns(UserWarning, match="is at the end of epoch"):
             assert rows_of(loader) == []
     else:
         assert rows_of(loader) == whole[-left:]

@@ -322,7 +322,7 @@ def test_what_the_device_does_not_gather_is_torchs() -> None:
     refused = {
         "num_workers=0": path_and_why(data, batch_size=4, num_workers=1),
         "pin_memory is for data in host memory": path_and_why(data, pin_memory=True),
-        "within another dataset": path_and_why(ConcatDataset([data, data])),
+        "within a combined dataset": path_and_why(ConcatDataset([data, data])),
         "its rows are not contiguous": path_and_why(TensorDataset(ROWS.mT)),
         "which runs no kernel of a transform": path_and_why(
             ArrayDataset(IMAGES, transform=T.CenterCrop(4))

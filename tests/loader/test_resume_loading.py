@@ -152,7 +152,7 @@ def test_a_stream_can_be_saved_and_starts_anew(size: int | None, workers: int) -
     state = state_of(loader)
     assert state["yielded"] == 2
     other = DataLoader(Stream(), batch_size=size, num_workers=workers)
-    loads_anew(other, state, r"cannot be resumed there.* \(Stream\) knows where it stands")
+    loads_anew(other, state, r"cannot be resumed there.* \(Stream\) knows its position")
     assert_same(list(other), list(loader))
     assert other.state_dict()["epoch"] == 1
 

@@ -260,7 +260,7 @@ def test_a_rest_without_a_batch_is_the_end_of_the_epoch(kind: str) -> None:
     (loader, *_) = ranks_of(kind, 4, 3, data)
     loader.batch_sampler.drop_last = True
     loader.load_state_dict(state, strict=True)
-    with pytest.warns(UserWarning, match="stands at the end of epoch 0"):
+    with pytest.warns(UserWarning, match="is at the end of epoch 0"):
         assert list(loader) == []
     assert len(list(loader)) == 2
 
@@ -274,7 +274,7 @@ def test_the_end_of_a_dealt_rest_is_the_end_of_the_epoch(kind: str) -> None:
     assert state["dealt"] and state["begun"]
     for ranks, size in ((2, 5), (3, 4), (1, 1)):
         loader = resumed(ranks_of(kind, ranks, size), state)[0]
-        with pytest.warns(UserWarning, match="stands at the end of epoch 0"):
+        with pytest.warns(UserWarning, match="is at the end of epoch 0"):
             assert list(loader) == []
 
 
@@ -382,7 +382,7 @@ def test_the_end_of_an_epoch_whose_last_batch_is_short(kind: str) -> None:
     state = through(loader.state_dict())  # in the body of the last batch
     assert len(rows[-1]) == 3
     for loaders in (ranks_of(kind, 1, 4, Counting(75)), ranks_of(kind, 2, 7, Counting(75))):
-        with pytest.warns(UserWarning, match="stands at the end of epoch"):
+        with pytest.warns(UserWarning, match="is at the end of epoch"):
             rest = [list(each) for each in resumed(loaders, state)]
         assert rest == [[]] * len(loaders)
         assert len(flat([[rows_of(b) for b in each] for each in loaders])) in (75, 76)

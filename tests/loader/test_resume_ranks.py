@@ -88,7 +88,7 @@ def test_between_epochs_any_ranks_go_on(kind: str) -> None:
 def test_the_end_of_an_epoch_is_its_end_with_other_ranks(kind: str) -> None:
     state = saved_after(kind, 5, 6, 4)  # the last batch, of 2 samples
     (loader,) = resumed(ranks_of(kind, 1, 12), state)
-    with pytest.warns(UserWarning, match="stands at the end of epoch"):
+    with pytest.warns(UserWarning, match="is at the end of epoch"):
         assert list(loader) == []
 
 

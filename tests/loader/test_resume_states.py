@@ -156,7 +156,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]]
     "negative": (damaged(yielded=-1), ValueError, r"must be an int in \[0, .*, got -1"),
     "negative epoch": (damaged(epoch=-1), ValueError, r"must be an int in \[0, .*, got -1"),
     "too many": (damaged(yielded=11), ValueError, "is 11 of 10 batches"),
-    "not begun": (damaged(begun=False), ValueError, "must be 0 where no epoch has begun, got 2"),
+    "not begun": (damaged(begun=False), ValueError, "must be 0 if no epoch has begun, got 2"),
     "begun text": (damaged(begun="yes"), TypeError, "must be a bool, got 'yes'"),
     "fits": (damaged(fits=[]), TypeError, r"state\['fits'\] must be a dict, got \[\]"),
     "no facts": (damaged(fits={}), ValueError, r"state\['fits'\] has no"),

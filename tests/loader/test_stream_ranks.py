@@ -217,7 +217,7 @@ def test_one_state_of_a_stream_for_all_ranks_is_refused() -> None:
         DataLoader.join_states([states[0]] * 3)
     with pytest.raises(ValueError, match=r"states\[0\] is of rank 1; states\[1\] is of rank 0"):
         DataLoader.join_states([states[1], states[0], states[2]])
-    with pytest.raises(ValueError, match=r"fits\.ranks is 3 in states, which are 2"):
+    with pytest.raises(ValueError, match=r"fits\.ranks is 3, and the number of states is 2"):
         DataLoader.join_states(states[:2])
 
 

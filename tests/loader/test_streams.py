@@ -238,11 +238,11 @@ def test_torchs_own_workers_send_no_states(resume: str | None) -> None:
     iterator = iter(loader := loader_of(OfDataset, 2, path="torch"))
     next(iterator)
     other = loader_of(OfDataset, 2, resume=resume)
-    with pytest.raises(ValueError, match="this path's workers do not send that"):
+    with pytest.raises(ValueError, match="this path's workers do not send the position"):
         other.load_state_dict(loader.state_dict(), strict=True)
     iterator = iter(other)
     next(iterator)
-    with pytest.warns(RuntimeWarning, match="this path's workers do not send that"):
+    with pytest.warns(RuntimeWarning, match="this path's workers do not send the position"):
         loader.load_state_dict(other.state_dict())
     assert len(read(loader, 1)[0]) == 4
 

@@ -254,7 +254,7 @@ def memory_cannot_be_pinned() -> None:
         iterator = loop.begin(is_on_device=False)
     assert [w.category for w in caught] == [RuntimeWarning]
     assert "torch uploads batches in place of fastloop on cuda:0" in str(caught[0].message)
-    assert "cannot be pinned for it (cudaHostRegister" in loader.stats().why
+    assert "cannot be pinned for the device (cudaHostRegister" in loader.stats().why
     slots = loader._shared.worker_memory
     assert slots.device == -1
     assert next(iterator)["label"].tolist() == [0, 1, 2, 3]

@@ -405,7 +405,9 @@ def nothing_can_be_pinned() -> None:
             assert all(map(torch.equal, batch, other))
         memories.add(loader._shared.array_memory)
     assert len(memories) == 1  # it is not tried again, and memory stays for the next epoch
-    assert "memory of batches cannot be pinned for it (cudaHostRegister" in loader.stats().why
+    assert (
+        "memory of batches cannot be pinned for the device (cudaHostRegister" in loader.stats().why
+    )
     fake.fake_refuse_pins(False)
     loader.close()
     del iterator, batch

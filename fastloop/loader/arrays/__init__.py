@@ -1,1 +1,1 @@
-"""Batches that C gathers from columns in memory."""
+"""Batches that fastloop gathers from columns in memory."""

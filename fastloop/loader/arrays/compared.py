@@ -1,6 +1,6 @@
-"""Batches that C makes in place of another library's code: the first one is compared with that of
-the original, and others as FASTLOOP_CHECK asks. The iterator draws the random numbers of a batch
-when torch would draw them.
+"""Batches that fastloop makes instead of another library's code. The first batch is compared with
+the original's, and later batches as often as FASTLOOP_CHECK asks. The iterator draws the random
+numbers of a batch when torch would draw them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fastloop.compat.verification import Verification, is_alone
 from fastloop.data.columns import Columns, NotCoveredError
 from fastloop.loader.arrays.iterator import _LISTS, ArrayIter, make_batch
 
-_FIRST = 8  # samples of the first batch, which is compared once a process and plan
+_FIRST = 8  # samples of the first batch, which is compared once for each process and plan
 
 
 @dataclass(eq=False)
 class Original:
-    """The code that C stands in for when it makes batches.
+    """A library's own code, in whose place fastloop makes batches.
 
     Attributes:
-        collate_fn: of the loader.
-        draws: the random parameters of samples; None: there are none.
-        is_same: tells whether C still makes what the original would make.
+        collate_fn: the loader's collate function.
+        draws: the random parameters of samples; None: samples have no random parameters.
+        is_same: tells whether fastloop still makes the same batches as the original.
     """
 
     verification: Verification
@@ -38,8 +38,8 @@ class Original:
     is_same: Callable[[], bool] = lambda: True
 
     def iterator_class(self, workers: int) -> type[ArrayIter]:
-        """Return the class of iterators: batches may be drawn or compared when their indices are
-        known."""
+        """Return the class of iterators. Random draws and comparisons need the indices of each
+        batch, which only ComparedIter sees."""
         needs_indices = self.draws is not None or (workers == 0 and self.verification.every > 0)
         return ComparedIter if needs_indices else ArrayIter
 
@@ -48,8 +48,8 @@ class Original:
             self.draws.draw_from(rows, generator)
 
     def compare(self, columns: Columns, rows: list[int], fetcher: Any) -> None:
-        """Make a batch by the original, through the fetcher, and by C; then restore torch's
-        generator."""
+        """Make a batch twice: by the original, through the fetcher, and natively. Then restore
+        torch's generator."""
 
         def by_c(generator: torch.Generator) -> Any:
             self.draw(len(rows), generator)
@@ -59,7 +59,7 @@ class Original:
             self.verification.compare(partial(fetcher.fetch, rows), by_c)
 
     def check(self, columns: Columns) -> None:
-        """Compare the first batch. Raises NotCoveredError if it differs."""
+        """Compare the first batch. If the batches differ, raise NotCoveredError."""
         rows = list(range(min(_FIRST, len(columns.dataset))))
         try:
             if self.verification.unchecked:
@@ -75,9 +75,9 @@ class Original:
 class ComparedIter(ArrayIter):
     """An iterator that draws for each batch when its indices are known, as torch does.
 
-    Without workers it looks before each batch whether the program has changed what the original
-    would use, and compares those that are due. The original makes a batch that differs, and the
-    rest of the epoch.
+    Without workers the iterator asks before each batch whether the program has changed what the
+    original would use, and compares the batches that are due. If a batch differs, the original
+    makes that batch and the rest of the epoch.
     """
 
     _is_left = False
@@ -89,7 +89,7 @@ class ComparedIter(ArrayIter):
         return self._drawing(self._columns.original), _LISTS, None
 
     def _drawing(self, original: Original) -> Iterator[Any]:
-        """Yield the indices of batches: lists for C, tuples for the original."""
+        """Yield the indices of batches: lists for fastloop, tuples for the original."""
         for turn, batch in enumerate(self._sampler_iter):
             if original.draws is not None and self._num_workers > 0:
                 original.draws.draw(len(batch), turn % self._num_workers)
@@ -97,7 +97,7 @@ class ComparedIter(ArrayIter):
                 continue
             self._is_left = self._is_left or not original.is_same()
             if not self._is_left and original.verification.is_due(len(batch)) and is_alone():
-                with suppress(Exception):  # C raises it, too
+                with suppress(Exception):  # the native batch raises the same error
                     original.compare(self._columns, batch, self._dataset_fetcher)
                 self._is_left = original.verification.falls_back
             if not self._is_left:

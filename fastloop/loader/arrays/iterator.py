@@ -42,12 +42,12 @@ from fastloop.data.samplers import ShuffleSampler, distributed_order, permutatio
 from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter, blocks_after
 from fastloop.loader.shared import Shared
 
-_BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # what ArrayLoader.restart() is given
+_BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # the kinds of indices for ArrayLoader.restart()
 
 
 # ---- the columns of one loader
 
-_LONGEST = 2**31 - 1  # bytes of a row that a device gathers
+_LONGEST = 2**31 - 1  # the bytes of the longest row that a device gathers
 
 
 def _columns_of_batches(dataset: Any, request: Request) -> tuple[Columns, str]:
@@ -55,7 +55,7 @@ def _columns_of_batches(dataset: Any, request: Request) -> tuple[Columns, str]:
     collate_fn, default = request.collate_fn, torch_parts.default_collate
     is_default = collate_fn is (default if request.is_batched else torch_parts.default_convert)
     answer = None if is_default or not request.is_batched else find_collate(collate_fn)
-    # PadCollate and PackCollate collate fields without sequences by torch's default.
+    # PadCollate and PackCollate use torch's default collate for fields without sequences.
     is_torchs = is_default_collate(default) or not request.is_batched
     if not (is_torchs and (is_default or answer is not None)):
         why = "collate_fn is not torch's default, or its registry was extended"
@@ -72,7 +72,7 @@ def open_columns(dataset: Any, request: Request, pin_storages: bool) -> Columns:
     """Return the columns of a loader's dataset with their table. Raises NotCoveredError.
 
     Args:
-        dataset: any.
+        dataset: any dataset.
         pin_storages: threads will read ahead, so storages of tensors are marked as not resizable.
     """
     name = type(dataset).__name__
@@ -84,7 +84,7 @@ def open_columns(dataset: Any, request: Request, pin_storages: bool) -> Columns:
         if not (request.is_batched or request.is_asked):
             for column in columns.all:
                 if column.has_gaps:
-                    what = f"single samples of {column.name} have strides, which torch's keep"
+                    what = f"single samples of {column.name} have strides, which torch keeps"
                     raise NotCoveredError(what)
         if columns.device is None and (device := _find_device(columns)) is not None:
             columns.device, columns.kind = device, f"tensors on {device}"
@@ -102,15 +102,15 @@ def open_columns(dataset: Any, request: Request, pin_storages: bool) -> Columns:
 
 
 def _find_device(columns: Columns) -> torch.device | None:
-    """Return the device that the data lie on; None: host memory. Raises NotCoveredError."""
-    found: dict[torch.device, str] = {}  # and the name of the first column there
+    """Return the device that holds the data; None: host memory. Raises NotCoveredError."""
+    found: dict[torch.device, str] = {}  # each device with the name of its first column
     for column in columns.all:
         source, device = column.source, torch.device("cpu")
         if isinstance(source, tuple):
             for array, _, _ in source:
                 if isinstance(array, torch.Tensor) and gathers(array.device):
                     raise NotCoveredError(
-                        f"{column.name} is on {array.device}, within another dataset"
+                        f"{column.name} is on {array.device}, within a combined dataset"
                     )
         values = source.sources[0] if isinstance(source, SequenceColumn) else source
         if isinstance(values, torch.Tensor):
@@ -145,10 +145,10 @@ def _why_not_gathered(column: Column) -> str:
     return ""
 
 
-# ---- torch's samplers as blocks of int64 indices: their numbers, drawn at the same moments
+# ---- torch's samplers as blocks of int64 indices: the same numbers, drawn at the same moments
 
-# A tensor or, for consecutive indices, a pair (first, count). It is drawn when the first batch that
-# needs it is asked for, because torch's samplers are generators and draw then.
+# A block is a tensor or, for consecutive indices, a pair (first, count). A block is drawn when the
+# first batch that needs the block is asked for: torch's samplers are generators and draw then.
 Block = torch.Tensor | tuple[int, int]
 
 
@@ -207,15 +207,16 @@ _ITERS = Methods(*((cls, "__iter__") for cls in (torch_data.BatchSampler, *_MAKE
 
 
 def yields_ints(sampler: Any) -> bool:
-    """Tell whether a sampler is known here, by exact type, and yields integers alone."""
+    """Tell whether fastloop knows a sampler's exact type and the sampler yields integers only."""
     has_indices = type(sampler) is torch_data.SubsetRandomSampler
     return type(sampler) in _MAKERS and not (has_indices and as_vector(sampler.indices) is None)
 
 
 def find_blocks(index_sampler: Any) -> Iterator[Block] | None:
-    """Return the blocks of a plain ``BatchSampler`` over a sampler known here.
+    """Return the blocks of a plain ``BatchSampler`` over a sampler that fastloop knows.
 
-    None for any other; it is then iterated in Python. Nothing is drawn before the first block.
+    None for any other sampler, which is then iterated in Python. Nothing is drawn before the first
+    block.
     """
     if type(index_sampler) is not torch_data.BatchSampler or _ITERS.find_replaced():
         return None
@@ -232,14 +233,14 @@ def rest_of_block(block: Block, rows: int) -> Block:
 
 
 def random_epoch(dataset: Any, datasets: IteratorEpochs) -> int:
-    """Return the epoch of a dataset's random numbers; `datasets` has the iterator's epochs."""
+    """Return the epoch of a dataset's random numbers. `datasets` has the epochs of the iterator."""
     epoch = look_up(dataset, "_epoch") if datasets.epochs else None
     return (epoch and datasets.number_of(epoch)) or 0
 
 
 def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
-    """Return the blocks of a sampler without the rows of the batches that were yielded. Draws the
-    blocks that hold those now."""
+    """Return the blocks of a sampler without the rows of the batches that were yielded. The blocks
+    that hold only those rows are drawn now."""
     rows = epoch.skipped * epoch.sampler.batch_size
     sampler = epoch.sampler.sampler
     if epoch.state.dealt:
@@ -260,17 +261,18 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 class ArrayConfig(NamedTuple):
-    """How an ArrayLoader makes batches of a table. The core reads the fields in this order.
+    """The way an ArrayLoader makes batches of a table. The core reads the fields in this order.
 
     Attributes:
         structure: the containers around the outputs of a batch; see ``Columns``.
         maps: int64 vectors of nested subsets, innermost first.
-        fetch: is called with an item of the sampler that holds no plain integers, and with an index
-            out of bounds, whose error it raises. None: an IndexError of fastloop.
-        wrap: is called with a batch, and returns what is handed out.
-        timeout: in seconds; 0: none.
-        budget: bytes of pinned memory that batches may take before they are handed out; one batch
-            always may.
+        fetch: called with an item of the sampler that does not consist of plain integers, and with
+            an index out of bounds, for which it raises the dataset's error. None: fastloop raises
+            an IndexError.
+        wrap: called with a batch; returns the batch that is handed out.
+        timeout: seconds that ``next()`` may wait; 0: no limit.
+        budget: bytes of pinned memory that batches may take before they are handed out; a single
+            batch may always be larger.
     """
 
     structure: Any
@@ -287,7 +289,7 @@ class ArrayConfig(NamedTuple):
 
 
 def make_batch(columns: Columns, rows: list[int]) -> Any:
-    """Return the batch that C makes of these rows."""
+    """Return the batch that the core makes of these rows."""
     config = ArrayConfig(columns.structure, columns.maps, wrap=columns.wrap)
     loader = ArrayLoader(columns.table, BatchPool(columns.table.outputs), config)
     loader.restart(iter([rows]), _BATCHES, None, 0)
@@ -295,8 +297,8 @@ def make_batch(columns: Columns, rows: list[int]) -> Any:
 
 
 def refuse_batches() -> Iterator[Any]:
-    """Stand in for the sampler's iterator where C cuts batches out of whole blocks: indices that a
-    program took from it would be missing in the epoch."""
+    """Stand in for the sampler's iterator if the core takes batches from whole blocks. Indices that
+    a program took from the sampler's iterator would be missing in the epoch."""
     yield from ()
     raise RuntimeError(
         "_sampler_iter of an iterator on the array path gives no batches, because the sampler is "
@@ -305,8 +307,8 @@ def refuse_batches() -> Iterator[Any]:
 
 
 def _level_of_program() -> int:
-    """Return the stacklevel that names, in a warning of the caller, the line outside fastloop and
-    torch."""
+    """Return the stacklevel for a warning of the caller that names the line of the program, outside
+    fastloop and torch."""
     level, frame = 0, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("fastloop.", "torch.")):
         level, frame = level + 1, frame.f_back
@@ -330,7 +332,7 @@ class ArrayIter(ResumableIter):
         accelerator: Any,
         is_live: bool = False,
     ) -> None:
-        """Args: is_live: read the data when gathering, changed or not; ``path="array"`` asks so."""
+        """Args: is_live: read the data when gathering, even if changed, for ``path="array"``."""
         self._shared = shared
         self._begin_epoch(loader)
         super().__init__(loader)
@@ -339,12 +341,13 @@ class ArrayIter(ResumableIter):
         self._columns = columns
         self._transforms_on = look_up(loader, "transforms_on", "auto")
         self._prefetch_factor = loader.prefetch_factor
-        # A single worker keeps the order in torch, too; here the consumer helps it.
+        # In torch a single worker keeps the order as well; here the loop's thread helps the worker.
         self._in_order = loader.in_order or self._num_workers == 1
         self._fetches_singles = columns.gives_views and self._num_workers == 0 and not is_live
         self._versions: dict[torch.Tensor, int] = {}
         if self._num_workers > 0 and not is_live:
-            # Workers see changes of shared tensors; torch counts none of inference tensors.
+            # Processes would see changes of shared tensors; torch counts no changes of inference
+            # tensors.
             for tensor in tensors_in(columns.table):
                 if not (tensor.is_inference() or tensor.is_shared()):  # type: ignore[no-untyped-call]
                     self._versions[tensor] = tensor._version
@@ -353,13 +356,13 @@ class ArrayIter(ResumableIter):
             self._destination = shared.open_array_destination(
                 accelerator, self._pin_memory, self._num_workers, columns.table.outputs
             )
-            # The budget is one of pinned memory. Without workers no batch is made ahead of its use.
+            # The budget is for pinned memory. Without workers no batch is made before its use.
             if self._destination is not None and self._num_workers > 0:
                 self._budget = shared.read_budget(loader)
         self._pin_memory = self._pin_memory and accelerator is None
         self._open_array_loader()
         # torch's iterator with workers ends its __init__ with a _reset, and so asks the sampler
-        # for an iterator twice; samplers that draw in __iter__ can tell.
+        # for an iterator twice; a sampler that draws in __iter__ draws twice.
         if self._num_workers > 0:
             self._reset(loader, first_iter=True)
         else:
@@ -369,11 +372,11 @@ class ArrayIter(ResumableIter):
         columns, destination = self._columns, self._destination
         fetcher = MapFetcher(self._dataset, self._auto_collation, self._collate_fn, self._drop_last)
         if self._num_workers == 0:
-            self._dataset_fetcher = fetcher  # by torch's name, for other programs
+            self._dataset_fetcher = fetcher  # torch's name, which other programs read
         device = destination.index if destination is not None else -1
         table = columns.table
         if device >= 0 and self._transforms_on != "cpu":
-            # Images stay bytes and tokens stay narrow until the upload: the device casts them.
+            # Until the upload images stay uint8 and tokens stay narrow: the device casts them.
             table = table.for_device(self._transforms_on == "device")
             watch(table)
         self._shared.transforms_run = device, table is not columns.table, self._transforms_on
@@ -414,9 +417,10 @@ class ArrayIter(ResumableIter):
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         if not first_iter:
-            self._warn_of_change()  # first: as an error it must leave all as it was
+            self._warn_of_change()  # first, because a warning that raises must change nothing
         super()._reset(loader, first_iter)
-        # At the end of an epoch it closes, unless it is persistent; a forked child has none.
+        # A loader closes at the end of an epoch unless it is persistent. A forked child needs a
+        # loader of its own.
         is_usable = self._persistent_workers and not self._is_closed and self._array_loader.is_own()
         if not first_iter and not is_usable:
             self._open_array_loader()
@@ -434,15 +438,15 @@ class ArrayIter(ResumableIter):
             self._shared.changed = changed  # process workers load the next epochs
         warnings.warn(
             f"{changed}; batches may hold old values or new ones: threads gather from the data, "
-            "where worker processes would keep those of iter(). "
-            "fastloop.DataLoader(path='array') asks for the present data",
+            "and worker processes would keep the values of iter() (for the present data pass "
+            "fastloop.DataLoader(path='array'))",
             RuntimeWarning,
             stacklevel=_level_of_program(),
         )
 
     def _goes_on_in_child(self) -> bool:
-        """Go on in a forked child where the parent's iterator stood, as torch's does without
-        workers."""
+        """Continue in a forked child after the last batch of the parent's iterator, as torch's
+        iterator without workers does."""
         is_here = self._array_loader.is_own() or self._is_closed
         if is_here or self._num_workers > 0 or self._destination is not None:
             return False
@@ -488,7 +492,7 @@ class ArrayIter(ResumableIter):
         if self._versions:
             try:
                 self._warn_of_change()
-            except RuntimeWarning:  # warnings are errors: the next next() gives this batch
+            except RuntimeWarning:  # warnings are errors, so the next next() gives this batch
                 self._kept = (data,)
                 self._num_yielded -= 1
                 raise
@@ -498,4 +502,4 @@ class ArrayIter(ResumableIter):
         self._is_closed, self._kept = True, ()
         self._array_loader.close()
 
-    _shutdown_workers = close  # torch's name for it, which frameworks call
+    _shutdown_workers = close  # torch's name for close(), which frameworks call

@@ -1,5 +1,5 @@
-"""The iterator over data that lie on a CUDA device, or in host memory that it reads: indices are
-sent there, and one kernel gathers the rows of all fields of a batch."""
+"""The iterator over data on a CUDA device, or in host memory that the device reads. Indices are
+sent to the device, and one kernel gathers the rows of every field of a batch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fastloop.loader.shared import LockedIter, Shared
 
 
 def _send_tensor(accelerator: Accelerator, here: torch.Tensor) -> Any:
-    """Copy a tensor to the device; work that the current stream does later sees it."""
+    """Copy a tensor to the device. Later work of the current stream sees the copy."""
     return accelerator.move(here if accelerator.device.type == "cpu" else here.pin_memory())
 
 
@@ -43,7 +43,7 @@ def _send(numbers: Any, accelerator: Accelerator) -> Any:
 
 
 def _new_tensor(column: Column, device: torch.device, count: int) -> torch.Tensor:
-    """Return the tensor of one column in a batch of so many rows."""
+    """Return the tensor of one column in a batch of `count` rows."""
     source, plan = cast(torch.Tensor, column.source), column.plan
     if not isinstance(plan, ImagePlan):
         return torch.empty((count, *source.shape[1:]), dtype=source.dtype, device=device)
@@ -52,7 +52,7 @@ def _new_tensor(column: Column, device: torch.device, count: int) -> torch.Tenso
 
 
 def runs_kernels(device: torch.device | None) -> bool:
-    """Tell whether kernels gather batches on a device; else torch's operations do. Warns once."""
+    """Tell whether kernels gather batches on a device; if not, torch does. Warns once."""
     return not kernels_are_disabled() and not find_fault(device, "gathers batches")
 
 
@@ -75,12 +75,12 @@ def check_resident(loader: DataLoader[Any], columns: Columns) -> None:
 
 
 class ResidentIter(SingleIter, LockedIter):
-    """An iterator over batches that their device gathers. Random numbers are drawn when torch draws
-    them, on the CPU. Nothing waits for the device.
+    """An iterator over batches that their device gathers. Random numbers are drawn on the CPU, when
+    torch would draw them. Nothing waits for the device.
 
     Args:
         columns: the columns, which one device gathers.
-        accelerator: where the user wants batches; None: where the data are.
+        accelerator: the device that the user wants batches on; None: the device of the data.
     """
 
     is_resident = True
@@ -97,20 +97,21 @@ class ResidentIter(SingleIter, LockedIter):
         super().__init__(loader)
         self._columns = columns
         self._tensors: tuple[Any, ...] = tuple(column.source for column in columns.all)
-        windows = self._tensors[0]  # of tokens: rows are then where these begin
+        windows = self._tensors[0]  # for windows of tokens, rows are the windows' first tokens
         self._windows = windows if isinstance(windows, Windows) else None
         self._accelerator = open_accelerator(cast(torch.device, columns.device))
         device = self._accelerator.device
         self._is_there = accelerator is not None and accelerator.device == device
         self._in_c = runs_kernels(device)
-        # Rows that were read from the sampler, here and on the device. Batches have the first.
+        # Rows that were read from the sampler, on the host and on the device. Batches have taken
+        # the first `_taken` rows.
         self._rows_here, self._taken = np.empty(0, np.int64), 0
-        self._length = 0  # of the data when they were read
+        self._length = 0  # the length of the data when the rows were read
         with self._making():
             self._stream: Any = self._accelerator.current_stream()
             self._gatherer = self._open_gatherer(device)
             self._rows = _send(self._rows_here, self._accelerator)
-            self._sent = self._accelerator.record_event()  # behind the rows and tables of images
+            self._sent = self._accelerator.record_event()  # after the rows and tables of images
         self._blocks: Iterator[Block] | None = None
         blocks = find_blocks(self._index_sampler) if self._auto_collation else None
         if blocks is not None:
@@ -150,12 +151,12 @@ class ResidentIter(SingleIter, LockedIter):
 
     @property
     def is_on_device(self) -> bool:
-        # Batches that torch's fetcher makes lie where the data do.
+        # Batches that torch's fetcher makes are on the device of the data.
         return self._is_there and (self._blocks is not None or not self._columns.is_fetched)
 
     def _making(self) -> AbstractContextManager[Any]:
-        """Return a context with the stream that makes batches. Reads over the link overlap with
-        what the loop has queued."""
+        """Return a context with the stream that makes batches. Reads of host memory overlap with
+        the work that the loop has queued."""
         return self._accelerator.copy_stream() if self._columns.is_fetched else nullcontext()
 
     def _resolve(self, rows: Vector) -> Vector:
@@ -169,12 +170,12 @@ class ResidentIter(SingleIter, LockedIter):
         if self._windows is not None:
             epoch = random_epoch(self._columns.dataset, self._datasets)
             rows = self._windows.starts(rows, epoch).numpy()
-        return np.require(rows, requirements="W")  # torch warns of others
+        return np.require(rows, requirements="W")  # torch warns of arrays that are not writable
 
     def _follow_stream(self) -> None:
-        """Let the current stream wait for what was sent on another. Raises where no batch can be
-        taken."""
-        stream: Any = self._gatherer.stream()  # a handle, so the first batch waits, too
+        """Let the current stream wait for the rows sent on an earlier stream. Raises if no batch
+        can be taken."""
+        stream: Any = self._gatherer.stream()  # a handle, so the first batch also waits
         if stream is None:
             self._accelerator.check()
             stream = self._accelerator.current_stream()
@@ -189,7 +190,7 @@ class ResidentIter(SingleIter, LockedIter):
         self._gatherer.set_rows(there, self._length)
 
     def _read_blocks(self, blocks: Iterator[Block], count: int) -> None:
-        """Read blocks, when torch would, until `count` rows are left or all are read."""
+        """Read blocks, when torch would, until `count` rows remain or every block is read."""
         left, left_there = self._rows_here[self._taken :], self._rows[self._taken :]
         read: list[Vector] = []
         missing = count - len(left)
@@ -204,7 +205,7 @@ class ResidentIter(SingleIter, LockedIter):
             if len(left):
                 found, sent = np.concatenate((left, found)), torch.cat((left_there, sent))
             self._set_rows(found, sent)
-            self._sent = self._accelerator.record_event()  # behind the cat
+            self._sent = self._accelerator.record_event()  # after torch.cat
 
     def _next_data(self) -> Any:
         if not self._columns.is_fetched:
@@ -242,16 +243,16 @@ class ResidentIter(SingleIter, LockedIter):
         return self._gather(first, count, False)
 
     def _read_indices(self, indices: Any) -> tuple[Vector | None, bool]:
-        """Return what the sampler yielded as a vector, and whether it is of a single sample; None
-        for what torch's fetcher takes."""
+        """Return the item of the sampler as a vector, and whether it means a single sample. The
+        vector is None if torch's fetcher makes the batch."""
         if self._auto_collation or type(indices) is list:
             return as_vector(indices), False
-        # A single row of plain tensors there is a view of them.
+        # torch makes a single row of plain tensors on the device, as a view of the data.
         is_made = self._windows is not None or self._plans or self._columns.is_fetched
         return (as_vector([indices]), True) if is_made and type(indices) is int else (None, False)
 
     def _gather(self, first: int, count: int, is_single: bool) -> Any:
-        """Return the batch of these rows of those that were read."""
+        """Return the batch of `count` rows that were read, from the row `first` on."""
         if self._windows is not None and not self._in_c:
             made = self._columns.dataset._gather(self._rows_here[first : first + count])
             return self._gatherer.arrange(made, is_single)
@@ -260,7 +261,7 @@ class ResidentIter(SingleIter, LockedIter):
         return self._gatherer.take(first, count, maps, is_single, rows)
 
     def _send_maps(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
-        """Draw random parameters on the CPU. Return where pixels come from, on the device."""
+        """Draw random parameters on the CPU. Return the pixels' sources, on the device."""
         rows, epoch = (
             self._rows_here[first:][:count],
             random_epoch(self._columns.dataset, self._datasets),

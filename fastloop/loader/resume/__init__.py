@@ -1,1 +1,1 @@
-"""Where an epoch stands: state_dict() and load_state_dict()."""
+"""The position of a loader in its epoch: saving it and resuming from it."""

@@ -3,10 +3,10 @@ the ``LoaderState`` that the next ``iter()`` begins from. A ``LoaderEpoch`` is o
 iterator over the sampler, from the beginning or from the middle. ``ResumableIter`` is the base of
 iterators that have an epoch. ``saving.py`` writes and loads states.
 
-A sampler draws from generators. An epoch notes their states twice: before ``iter(sampler)``, and
-before the first item is asked for. A resumed epoch draws again from these states and skips the
-batches that were yielded; no sample is loaded for that. This code runs once an epoch, on the thread
-that iterates.
+A sampler draws from generators. An epoch notes the generators' states twice: before
+``iter(sampler)``, and before the first item is asked for. A resumed epoch draws again from these
+states and skips the batches that were yielded, without loading samples. This code runs once for
+each epoch, on the thread that iterates.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of gene
 
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, ShuffleSampler)
-# The iter() of these samplers draws nothing. They draw when they are asked for the first item.
+# In iter() these samplers draw nothing. They draw when they are asked for the first item.
 _LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
 
 Generators = dict[str, torch.Generator]
@@ -61,30 +61,30 @@ class LoaderState:
     epoch: int = 0
     yielded: int = 0
     begun: bool = False
-    draws_base_seed: bool = True  # the next new epoch does
-    draws_each_epoch: bool = True  # the epochs after the next do
-    not_resumable: str = ""  # why the epoch cannot go on in the middle; "": it can
+    draws_base_seed: bool = True  # the next new epoch draws a base seed
+    draws_each_epoch: bool = True  # the epochs after the next one draw base seeds
+    not_resumable: str = ""  # why the epoch cannot be resumed in the middle, or ""
     dealt: list[list[int]] = field(default_factory=list)  # samplers.Dealt; `yielded` counts anew
-    sampler_epoch: int = -1  # -1: the sampler has none
-    random_epoch: int = 0  # of datasets' random numbers; before an epoch the lowest it may have
-    set_epochs: list[int | None] = field(default_factory=list)  # by set_epoch(), of each dataset
-    fits: dict[str, str] = field(default_factory=dict)  # as state.describe() returns it
+    sampler_epoch: int = -1  # -1: the sampler has no epoch
+    random_epoch: int = 0  # for datasets' random numbers; between epochs the lowest possible one
+    set_epochs: list[int | None] = field(default_factory=list)  # set_epoch()'s, for each dataset
+    fits: dict[str, str] = field(default_factory=dict)  # the facts of state.describe()
     generators: dict[str, RandomStates] = field(default_factory=dict)  # at each of state.MOMENTS
-    rank: int = 0  # that saved it, if the dataset has a position of its own
-    joined: list[dict[str, Any]] = field(default_factory=list)  # of each rank, by join_states()
+    rank: int = 0  # the rank that saved the state, if the dataset has a position of its own
+    joined: list[dict[str, Any]] = field(default_factory=list)  # one part a rank, by join_states()
     readers: ReaderStates = field(default_factory=ReaderStates)
     version: int = VERSION
-    is_spent: bool = False  # the epoch has no batch left, whatever was yielded; not in the dict
+    is_spent: bool = False  # no batch of the epoch remains, whatever `yielded` says; not saved
 
     def next_epoch(self) -> LoaderState:
-        """Return the state before the epoch that follows."""
+        """Return the state before the next epoch."""
         state = replace(self, epoch=self.epoch + 1, random_epoch=self.random_epoch + 1)
         sampler_epoch = self.sampler_epoch + (self.sampler_epoch >= 0)
         state = replace(state, yielded=0, begun=False, not_resumable="", dealt=[])
         return replace(state, sampler_epoch=sampler_epoch)
 
 
-# ---- what a loader draws its order from
+# ---- the objects from which a loader draws its order
 
 
 def samplers_of(loader: DataLoader[Any]) -> tuple[Any, Any]:
@@ -108,7 +108,7 @@ def generators_of(loader: DataLoader[Any]) -> Generators:
     """Return the generators that an epoch's order may depend on, each once, by their owners."""
     outer = loader._index_sampler
     inner = look_up(outer, "sampler")
-    is_map = loader._dataset_kind == 0  # else the seeds of workers alone are drawn
+    is_map = loader._dataset_kind == 0  # for a stream only the seeds of workers are drawn
     found: Generators = {}
     sampler = inner if type(outer) is BatchSampler else outer
     is_given = type(sampler) in _SEEDED and sampler.generator not in (None, torch.default_generator)
@@ -130,7 +130,7 @@ def states_of(generators: Generators) -> RandomStates:
 
 @contextmanager
 def _restoring(*generators: torch.Generator) -> Iterator[None]:
-    """Give generators back the states that they have now, at the end of the block."""
+    """At the end of the block, set generators back to the states that they have at its start."""
     before = [generator.get_state() for generator in generators]
     try:
         yield
@@ -147,15 +147,15 @@ def _count_passed(dealt: Dealt) -> int:
 
 
 def count_rest(sampler: Any, ranks: int, dealt: Dealt) -> int:
-    """Return the rows of each rank, after what ranks before have had."""
+    """Return the rows of each rank after the rows that earlier ranks have had."""
     is_ours = type(sampler) is ShuffleSampler
     rest = (sampler.length if is_ours else len(sampler.dataset)) - _count_passed(dealt)
     return rest // ranks if getattr(sampler, "drop_last", False) else -(-rest // ranks)
 
 
 def blocks_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[torch.Tensor]:
-    """Yield the rows of a rank, without the first ones, after what ranks before have had. Padding
-    is the beginning of the epoch's order, as torch's is."""
+    """Yield the rows of a rank after the rows that earlier ranks have had, without the first ones.
+    As in torch, padding is the beginning of the epoch's order."""
     passed = _count_passed(dealt)
     if type(sampler) is ShuffleSampler:
         yield from sampler.blocks(first, passed)
@@ -166,7 +166,7 @@ def blocks_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[torch.Tenso
 
 
 def _items_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[Any]:
-    """Return the items of a sampler as ``blocks_after`` yields its rows."""
+    """Return a sampler's items whose rows ``blocks_after`` yields."""
     if isinstance(sampler, LengthBucketBatchSampler):
         return sampler.iter_from(first, dealt)
     is_batched = type(sampler) is BatchSampler
@@ -182,7 +182,7 @@ def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     if epoch.state.dealt:
         return _items_after(sampler, epoch.state.dealt, count)
     if epoch.is_stream or count == 0:
-        return items  # the items of a stream are all alike
+        return items  # all items of a stream are alike
     is_batched = type(sampler) is BatchSampler
     inner = sampler.sampler if is_batched else sampler
     if isinstance(inner, EpochSampler) and type(inner).__iter__ is EpochSampler.__iter__:
@@ -194,7 +194,7 @@ def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     if passed < count:
         name = type(sampler).__name__
         text = f"the state counts {count} batches, but the sampler ({name}) ended after {passed}"
-        raise ValueError(f"{text}; set it to where it began, or do not load the state")
+        raise ValueError(f"{text} (reset the sampler to its beginning, or do not load the state)")
     return items
 
 
@@ -202,18 +202,18 @@ class LoaderEpoch:
     """One pass of an iterator over the sampler.
 
     Args:
-        loader: whose iterator begins.
-        position: of the loader.
+        loader: the loader whose iterator begins.
+        position: the loader's position.
         datasets: the epochs of the iterator's datasets, which begin here.
-        has_states: the iterator asks the dataset for its states, if the loader has a state.
+        has_states: if the loader has a state, the iterator asks the dataset for its states.
 
     Attributes:
-        state: where the epoch begins.
+        state: the state from which the epoch begins.
         is_resumed: `state` was saved in this epoch, after its order was drawn.
-        draws_seed: whether a base seed is drawn. None: as torch's iterator does by itself.
-        kept_seed: the base seed of persistent workers that the iterator replaces; None: none.
+        draws_seed: whether a base seed is drawn. None: torch's iterator decides.
+        kept_seed: the base seed of persistent workers that the iterator replaces, or None.
         lent: the state of torch's generator for the draws that begin this epoch.
-        states: the states of the dataset, if it has a position of its own.
+        states: the states of the dataset, if the dataset has a position of its own.
         iterator: returns the iterator that the loop has.
     """
 
@@ -227,7 +227,7 @@ class LoaderEpoch:
         start, self.kept_seed = position.start, position.kept_seed
         is_new = position.is_loaded and not start.begun
         self.sampler: Any = loader._index_sampler
-        # If nobody can ask for a state, the user's objects are not asked what resuming alone needs.
+        # If nobody can ask for a state, the user's objects are not read for resuming.
         is_asked, is_kept = position.can_be_asked, self.kept_seed is not None
         if is_asked and position.dataset is not loader.dataset:
             position.look_at(loader.dataset)
@@ -239,11 +239,11 @@ class LoaderEpoch:
         self.is_stream = is_stream(loader.dataset) if not is_asked else position.is_stream
         self.is_resumed, self.is_over = start.begun, False
         self.iterator: Callable[[], Any] = lambda: None
-        self.draws_seed: bool | None = None  # it was drawn before the state was saved
+        self.draws_seed: bool | None = None  # for a resumed epoch, drawn before the state was saved
         set_epochs = [epoch.users for epoch in datasets.epochs] if datasets.epochs else []
         if start.begun:
             self.state = replace(start)
-            if len(start.set_epochs) != len(set_epochs):  # the state is of other datasets
+            if len(start.set_epochs) != len(set_epochs):  # the state is from different datasets
                 self.state.set_epochs = set_epochs
         else:
             number = start.random_epoch
@@ -270,7 +270,8 @@ class LoaderEpoch:
         self.at_next = self.state.generators.get("next", {})
 
     def _enter_sampler_epoch(self) -> None:
-        """Note the sampler's epoch; a resumed one is set again, whatever set_epoch() said since."""
+        """Note the sampler's epoch. For a resumed epoch, set the sampler to the epoch of the state,
+        even if set_epoch() was called since."""
         if not self.is_resumed:
             self.state.sampler_epoch = look_up(self.with_epoch, "epoch", -1)
         elif look_up(self.with_epoch, "epoch") != self.state.sampler_epoch >= 0:
@@ -282,8 +283,8 @@ class LoaderEpoch:
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Lend torch's generator the state that it had when the state was saved, for draws that
-        begin an epoch as it would have begun there."""
+        """Lend torch's generator the state that it had when the loader was saved. Draws that begin
+        an epoch are then the same as there."""
         if self.lent is None:
             yield
             return
@@ -293,7 +294,7 @@ class LoaderEpoch:
             self.lent = torch.default_generator.get_state()
 
     def drawing_iter(self) -> AbstractContextManager[None]:
-        """Return the context of ``iter(sampler)``. The draw of a base seed may be in it."""
+        """Return the context of ``iter(sampler)``, in which the base seed may also be drawn."""
         if self.with_epoch is not None:
             self._enter_sampler_epoch()
         if self.is_resumed:
@@ -313,7 +314,7 @@ class LoaderEpoch:
 
     @contextmanager
     def _drawing_again(self) -> Iterator[None]:
-        # A finished epoch draws nothing: loading has set the states after it.
+        # A finished epoch draws nothing: loading has set the states after the epoch.
         over = self.generators.values() if self.state.is_spent else ()
         with _restoring(torch.default_generator, *over):
             if not self.state.is_spent:
@@ -321,7 +322,7 @@ class LoaderEpoch:
             yield
 
     def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
-        """Yield one iterator over the rest of `source`; runs when the first item is asked for.
+        """Yield one iterator over the rest of `source`. Runs when the first item is asked for.
 
         Args: skip: takes this epoch and `source`, and leaves out the items yielded already.
         """
@@ -338,8 +339,8 @@ class LoaderEpoch:
         if self.state.is_spent:
             return
         first: list[Any] = []
-        # A state saved before the first item was drawn has none of torch's own generator: the draw
-        # is then still to come, from the program's numbers.
+        # A state saved before the first item was drawn has no state of torch's own generator: the
+        # draw is still to come, from the program's numbers.
         is_kept = self.is_resumed and TORCH in self.at_next
         with self.lending(), _restoring(*((torch.default_generator,) if is_kept else ())):
             if self.with_epoch is not None and (self.is_resumed or type(self.sampler) in _LAZY):
@@ -363,17 +364,17 @@ class LoaderEpoch:
 class ResumableIter(FinalizerBase, BaseIter):
     """Base that makes torch's iterators resumable.
 
-    It comes after torch's iterator in the list of bases, so it can replace the sampler's iterator
-    after torch's base class has made it and before torch's code asks for the first index.
+    The base comes after torch's iterator in the list of bases. Thus it replaces the sampler's
+    iterator after torch's base class has made it, and before torch asks for the first index.
     ``_begin_epoch`` must be called before ``__init__``.
     """
 
     _num_yielded = 0
-    _has_states = True  # of a dataset that has a position of its own
+    _has_states = True  # the states of a dataset that has a position of its own are kept
     _in_processes = False  # samples are fetched in worker processes
     _shared: Any
     _epoch: LoaderEpoch
-    _destination: Any = None  # of batches that C copies to another place
+    _destination: Any = None  # the memory to which fastloop copies batches, or None
 
     @property
     def is_on_device(self) -> bool:
@@ -381,7 +382,7 @@ class ResumableIter(FinalizerBase, BaseIter):
         return self._destination is not None and self._destination.is_on_device
 
     def _begin_epoch(self, loader: DataLoader[Any]) -> None:
-        """Decide which epoch this is. ``_shared`` must be set."""
+        """Decide which epoch begins. ``_shared`` must be set."""
         if "_datasets" not in self.__dict__:
             epochs = epochs_within(loader.dataset)
             self._datasets = IteratorEpochs(epochs, self._in_processes) if epochs else NO_EPOCHS
@@ -399,7 +400,7 @@ class ResumableIter(FinalizerBase, BaseIter):
         epoch, kind = self._epoch, "MultiProcessing" if loader.num_workers > 0 else "SingleProcess"
         caller = f"_{kind}DataLoaderIter.__init__"
         if epoch.draws_seed is False:
-            # torch's __init__ draws a seed in any case; the draw is undone.
+            # torch's __init__ draws a seed in any case, so the draw is undone.
             with _restoring(torch.default_generator, *epoch.generators.values()):
                 call_as_torch(caller, super().__init__, loader)
             if self._num_workers == 0:  # with workers _reset() does this
@@ -427,7 +428,7 @@ class ResumableIter(FinalizerBase, BaseIter):
         self._skip_yielded()
 
     def await_states(self) -> None:
-        """Wait until all states of the dataset at the beginning of the epoch have come."""
+        """Wait until all states of the dataset at the beginning of the epoch have arrived."""
 
     def _skip_yielded(self) -> None:
         if self._epoch.states is not None:
@@ -458,12 +459,13 @@ def draws_each_epoch(loader: DataLoader[Any]) -> bool:
 class Position:
     """The latest epoch of a loader, and the state that the next iter() begins from.
 
-    Args: can_be_asked: the loader has a ``state_dict()``; torch's has none.
+    Args: can_be_asked: the loader has a ``state_dict()``. Loaders of torch's class have none.
 
     Attributes:
         is_loaded: `start` was loaded, and iter() has not been called since.
         kept_seed: the seed of persistent workers that the next iterator replaces, or None.
-        draws_each_epoch: of the loader that saved the loaded state; None: no state was loaded.
+        draws_each_epoch: whether the loader that saved the loaded state draws a seed in each epoch;
+            None: no state was loaded.
         dataset: the dataset that `is_stream` and `has_cursor` are about.
     """
 
@@ -479,7 +481,7 @@ class Position:
         self.is_stream = self.has_cursor = False
 
     def look_at(self, dataset: Any) -> None:
-        """Ask a dataset once for what its class says, because torch forbids a loader another."""
+        """Read the facts of a dataset's class once: torch forbids to change a loader's dataset."""
         self.dataset = dataset
         self.is_stream, self.has_cursor = is_stream(dataset), has_cursor(dataset)
 
@@ -499,14 +501,14 @@ class Position:
         self.current, self.is_loaded, self.kept_seed = epoch, False, None
 
     def draws_otherwise(self, loader: DataLoader[Any]) -> bool | None:
-        """Tell whether a base seed is drawn in each epoch, if the loader that saved the loaded
-        state differed from this one in that; else None."""
+        """Tell whether a base seed is drawn in each epoch, if this loader differs in that from the
+        loader that saved the loaded state; else None."""
         draws = self.draws_each_epoch
         return None if draws == draws_each_epoch(loader) else draws
 
     def torch_state_to_lend(self) -> torch.Tensor | None:
-        """Return the state of torch's generator at saving, unless the program has restored it, or
-        has seeded that generator or drawn from it since loading."""
+        """Return the state of torch's generator at saving. None if the program has restored that
+        state, or has seeded the generator or drawn from it since loading."""
         saved = self.start.generators["now"].get(TORCH)
         at_loading, now = self.torch_at_loading, torch.default_generator.get_state()
         is_untouched = at_loading is not None and torch.equal(at_loading, now)

@@ -1,9 +1,10 @@
-"""A state on another number of ranks than saved it.
+"""A state on a number of ranks that differs from the number that saved it.
 
-The ranks of an epoch share one order of its samples and take it from front to back. Other ranks go
-on with it at any sample: ``fit_ranks`` notes in ``LoaderState.dealt`` what ranks before have had,
-and the rest is dealt out anew. Only its dataset can divide a stream, so the states of all ranks are
-joined (``saving.join_states``), and the dataset deals them out to the new ranks (``read_state``).
+The ranks of an epoch share one order of its samples and take the samples from front to back. New
+ranks can continue this order at any sample: ``fit_ranks`` notes in ``LoaderState.dealt`` what
+earlier ranks have had, and the rest is dealt out anew. Only its dataset can divide a stream, so the
+states of all ranks are joined (``saving.join_states``), and the dataset deals them out to the new
+ranks (``read_state``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _RANKS = "sampler.num_replicas"
 
 
 def _count(loader: DataLoader[Any], state: LoaderState, ranks: int, size: int) -> int:
-    """Return the batches of one rank in an epoch, or in the rest that ranks before have left."""
+    """Return the batches of one rank in an epoch, or in the rest that earlier ranks have left."""
     outer, inner = samplers_of(loader)
     if isinstance(outer, LengthBucketBatchSampler):
         return outer.as_with(ranks, size).length_of(state.sampler_epoch, state.dealt)
@@ -33,7 +34,7 @@ def _count(loader: DataLoader[Any], state: LoaderState, ranks: int, size: int) -
 
 
 def count_batches(loader: DataLoader[Any], state: LoaderState) -> int | None:
-    """Return the number of batches of an epoch, or of the rest that ranks before have left; None
+    """Return the number of batches of an epoch, or of the rest that earlier ranks have left; None
     if the sampler has no length."""
     sampler = loader._index_sampler
     if isinstance(sampler, LengthBucketBatchSampler) and state.sampler_epoch >= 0:
@@ -42,12 +43,12 @@ def count_batches(loader: DataLoader[Any], state: LoaderState) -> int | None:
 
 
 def _shape(facts: dict[str, str]) -> tuple[int, int]:
-    """Return the number of ranks, and the samples in a batch; 0: as many as max_tokens takes."""
+    """Return the number of ranks, and the samples in a batch; 0 if max_tokens limits batches."""
     return int(facts[_RANKS]), int(facts["batch_size"] or not facts["batch_sampler"])
 
 
 def _is_same_order(loader: DataLoader[Any], there: dict[str, str], here: dict[str, str]) -> bool:
-    """Tell whether the sampler is known here, and would be the saved one with as many ranks."""
+    """Tell whether fastloop knows the sampler, and its order is the saved one's on any ranks."""
     outer, inner = samplers_of(loader)
     sampler = inner if type(outer) is BatchSampler else outer
     length = here["sampler_length"]
@@ -60,11 +61,12 @@ def _is_same_order(loader: DataLoader[Any], there: dict[str, str], here: dict[st
 
 
 def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
-    """Return the state as the ranks of `loader` would have saved it, where it is of another number
-    of ranks or another batch size. Other differences than in those are not looked at.
+    """Return the state as the ranks of `loader` would have saved it, if the number of ranks or the
+    batch size differs. Other differences are not examined here.
 
     The batches that all ranks have yielded are left out of the epoch's order, and each rank of R
-    takes its share of the rest: places r, r + R, r + 2R and so on, or of each step of buckets.
+    takes its share of the rest: rows r, r + R, r + 2R and so on. With buckets each rank takes its
+    batch of every step.
     """
     there, here = state.fits, describe(loader)
     if not (there[_RANKS] and here[_RANKS] and _is_same_order(loader, there, here)):
@@ -85,7 +87,7 @@ def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
             are_steps = state.yielded * before % now == 0
         else:
             are_steps = outer.max_tokens is None and before == now
-        if are_steps:  # those of these ranks, too
+        if are_steps:  # the samples yielded are whole steps of the new ranks as well
             return replace(fitted, yielded=state.yielded * before // now)
         fitted = replace(fitted, yielded=0, dealt=[*state.dealt, [*saved, state.yielded]])
         if _count(loader, fitted, *wanted) > 0:
@@ -95,9 +97,10 @@ def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
 
 
 def read_state(saved: Any, loader: DataLoader[Any]) -> LoaderState:
-    """Return the state in a dict, of a joined one the part of this rank.
+    """Return the state in a dict. If the state is joined, return the part of this rank.
 
-    Raises: as ``state.from_dict``; WorkerCountError where the dataset cannot divide the parts.
+    Raises: the errors of ``state.from_dict``; WorkerCountError if the dataset cannot divide the
+        parts.
     """
     state = from_dict(saved, loader)
     if not state.joined:
@@ -111,5 +114,5 @@ def read_state(saved: Any, loader: DataLoader[Any]) -> LoaderState:
     readers = [reader for part in parts for reader in part.readers.readers]
     state = replace(parts[0], rank=rank, fits={**state.fits, "ranks": describe(loader)["ranks"]})
     state.readers = fit_readers(loader, ReaderStates(readers, ranks=len(parts)), world, rank)
-    state.generators["now"].pop(TORCH, None)  # that of one rank
+    state.generators["now"].pop(TORCH, None)  # a generator of a single rank
     return state

@@ -59,7 +59,7 @@ def save(position: Position, loader: DataLoader[Any]) -> dict[str, Any]:
         state = replace(position.start)
         state.set_epochs = [found.users for found in epochs_within(loader.dataset)]
         state.sampler_epoch = look_up(with_epoch, "epoch", -1)
-        # The seeds of workers, whose dataset's states are kept, come from torch's generator.
+        # For a dataset with a state, torch's generator is saved: workers' seeds come from it.
         has_seeds = loader.num_workers > 0 and loader.generator is None
         if torchs is not None or (has_seeds and has_cursor(loader.dataset)):
             now[TORCH] = torch.get_rng_state()
@@ -76,14 +76,14 @@ def save(position: Position, loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool) -> None:
-    """Let the next iter() go on where the loader that saved the dict stood.
+    """Let the next iter() continue from the point at which the dict was saved.
 
     Raises:
-        TypeError, ValueError: as ``DataLoader.load_state_dict``. Nothing has changed then.
+        TypeError, ValueError: the errors of ``DataLoader.load_state_dict``. Nothing has changed.
     """
     _load(position, loader, saved, strict)
     if has_cursor(loader.dataset):
-        loader._iterator = None  # the dataset of persistent workers cannot be moved
+        loader._iterator = None  # the dataset of persistent workers cannot be repositioned
 
 
 def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool) -> None:
@@ -120,7 +120,7 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
         state = replace(state, yielded=0, dealt=[], readers=_new_readers(loader))
     try:
         fit_readers(loader, state.readers)
-    except WorkerCountError:  # before iter() the loader may be given another number
+    except WorkerCountError:  # before iter() the loader's number of workers may still change
         if strict:
             raise
     if state.is_spent or not state.begun:
@@ -141,20 +141,20 @@ def warn_of_end(position: Position, loader: DataLoader[Any]) -> None:
     """Warn, before iter(), that a `for` loop will end without a batch."""
     state = position.start
     if not state.is_spent and 0 < state.yielded == ranks.count_batches(loader, state):
-        end = f"the loaded state stands at the end of epoch {state.epoch}"
+        end = f"the loaded state is at the end of epoch {state.epoch}"
         warnings.warn(f"{end}: this iter() gives no batch, the next one will", stacklevel=3)
 
 
 def _refuse(strict: bool, what: str, instead: str, kind: type[Warning] = UserWarning) -> None:
-    """Raise ValueError, or warn the caller of load_state_dict() and tell what is done instead."""
+    """Raise ValueError; if not `strict`, warn the caller of load_state_dict() and say `instead`."""
     if strict:
         raise ValueError(what)
     warnings.warn(f"{what}; {instead}", kind, stacklevel=5)
 
 
 def _set_epochs(loader: DataLoader[Any], state: LoaderState) -> None:
-    """Set the sampler to the epoch of the state, and datasets to those that set_epoch() had set,
-    unless it has set others meanwhile."""
+    """Set the sampler to the epoch of the state, and datasets to the epochs that set_epoch() had
+    set, unless set_epoch() has been called meanwhile."""
     sampler = sampler_with_epoch(loader)
     if sampler is not None and state.sampler_epoch >= 0:
         sampler.set_epoch(state.sampler_epoch)
@@ -166,7 +166,7 @@ def _set_epochs(loader: DataLoader[Any], state: LoaderState) -> None:
 
 
 def _new_readers(loader: DataLoader[Any]) -> ReaderStates:
-    """Return the states of readers that begin where the dataset begins."""
+    """Return the states of readers at the beginning of the dataset."""
     if not has_cursor(loader.dataset):
         return ReaderStates()
     return DatasetStates(loader, ReaderStates()).save(0, False, False) or ReaderStates()
@@ -196,20 +196,20 @@ def _why_not_resumable(loader: DataLoader[Any], epoch: LoaderEpoch, state: Loade
 
 
 def _why_stream_not_resumable(loader: DataLoader[Any], readers: ReaderStates) -> str:
-    what = f"only the dataset ({type(loader.dataset).__name__}) knows where it stands"
+    what = f"only the dataset ({type(loader.dataset).__name__}) knows its position"
     if not readers.readers:
-        return f"{what}, and this path's workers do not send that: path='process' does"
+        return f"{what}, and this path's workers do not send the position (path='process' does)"
     if readers.has_lost and look_up(loader, "resume") != "skip":
-        what += ", and it has no state_dict()"
-        return f"{what}; resume='skip' loads and drops the samples of the batches yielded"
+        what += ", and the dataset has no state_dict()"
+        return f"{what} (resume='skip' loads and drops the samples of the batches yielded)"
     return ""
 
 
-# ---- the states of all ranks
+# ---- joined states
 
 
 def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one state for those of all ranks, as ``DataLoader.join_states``."""
+    """Return one state for the states of every rank, as ``DataLoader.join_states`` does."""
     if not isinstance(states, list | tuple) or not states:
         raise ValueError(make_message("states", "a list of the states of all ranks", states))
     for i, state in enumerate(states):
@@ -221,7 +221,7 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     )
     faults = []
     if (count := first["fits"].get("ranks")) and int(count) != len(states):
-        faults.append(f"fits.ranks is {count} in states, which are {len(states)}")
+        faults.append(f"fits.ranks is {count}, and the number of states is {len(states)}")
     for i, state in enumerate(states):
         if state["joined"]:
             faults.append(f"states[{i}] is a joined state itself")

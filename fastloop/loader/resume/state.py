@@ -1,10 +1,10 @@
-"""A ``LoaderState`` as the dict of ``state_dict()``: how the dict is written, checked and compared
-with the loader that loads it.
+"""A ``LoaderState`` as the dict of ``state_dict()``: the dict is written, checked and compared with
+the loader that loads the state.
 
 The dict holds numbers, strings, lists and dicts only. Its keys and types are the same for every
-loader at all times, because torch.distributed.checkpoint loads into a state that is there. Its size
-depends on the number of generators alone: the state of each takes about 10 KB of hex digits. The
-part about the dataset is torchdata's, with the user's objects in it.
+loader at all times, because torch.distributed.checkpoint loads into an existing state. The size
+of the dict depends on the number of generators alone: each generator's state takes about 10 KB of
+hex digits. The part about the dataset has torchdata's format and contains the user's objects.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _SNAPSHOT = {"_worker_snapshots": {}, "_last_yielded_worker_id": -1, "_base_seed
 
 
 def to_dict(state: LoaderState) -> dict[str, Any]:
-    """Return the dict of ``state_dict()``, which shares nothing with this state."""
+    """Return the dict of ``state_dict()``, which shares no object with this state."""
     readers = _write_readers(state.readers)
     found = {**vars(state), **(deepcopy(readers) if state.readers.readers else readers)}
     del found["readers"], found["is_spent"]
     for name in ("fits", "set_epochs", "joined"):
-        found[name] = found[name].copy()  # joined is empty but in a dict
+        found[name] = found[name].copy()  # joined states have parts only inside a dict
     found["dealt"] = [list(before) for before in state.dealt]
     found["generators"] = {}
     for moment in MOMENTS:
@@ -64,13 +64,13 @@ def to_dict(state: LoaderState) -> dict[str, Any]:
 
 
 def from_dict(saved: Any, loader: DataLoader[Any]) -> LoaderState:
-    """Return the state in a dict of ``to_dict()``. Other keys, as accelerate's, are ignored.
+    """Return the state in a dict of ``to_dict()``. Foreign keys, as accelerate's, are ignored.
 
     Args:
-        loader: each state of a generator is tried on one of the same device.
+        loader: each state of a generator is tried on a new generator of the same device.
 
     Raises:
-        TypeError: the dict or a part of it has the wrong type.
+        TypeError: the dict, or a part of the dict, has the wrong type.
         ValueError: the dict was not made by ``to_dict()``, or is damaged.
     """
     like = to_dict(LoaderState(fits=describe(loader)))
@@ -79,7 +79,7 @@ def from_dict(saved: Any, loader: DataLoader[Any]) -> LoaderState:
     if saved["version"] != VERSION:
         _refuse("state['version']", str(VERSION), saved["version"])
     if saved["yielded"] > 0 and not saved["begun"]:
-        _refuse("state['yielded']", "0 where no epoch has begun", saved["yielded"])
+        _refuse("state['yielded']", "0 if no epoch has begun", saved["yielded"])
     for number in saved["set_epochs"]:
         read_optional_int("state['set_epochs']: each", number, 0, EPOCHS - 1, _REMEDY)
     for before in saved["dealt"]:
@@ -100,9 +100,9 @@ def from_dict(saved: Any, loader: DataLoader[Any]) -> LoaderState:
 
 
 def check_dict(name: str, saved: Any, keys: Container[str] | None = None) -> None:
-    """Refuse a value that lacks a key of a state, or has one of another type.
+    """Refuse a value that lacks a key of a state, or has a key with a value of the wrong type.
 
-    Args: keys: those that it must have; None: all.
+    Args: keys: the keys that the value must have; None: all keys.
     """
     like = {key: part for key, part in to_dict(LoaderState()).items() if part is not None}
     _check(name, saved, {key: like[key] for key in like if keys is None or key in keys})
@@ -113,7 +113,7 @@ def _refuse(name: str, rule: str, value: Any) -> None:
 
 
 def _check(name: str, value: Any, like: Any) -> None:
-    """Refuse a value that has another type than `like`, lacks a key of it, or is a lower int."""
+    """Refuse a value that differs in type from `like`, lacks a key of `like`, or is a lower int."""
     if type(like) is int:
         read_int(name, value, like, (1 << 63) - 1, _REMEDY)
     elif like is not None and not isinstance(value, type(like)):
@@ -127,7 +127,7 @@ def _check(name: str, value: Any, like: Any) -> None:
 def _decode(name: str, text: str, generators: dict[str, torch.Generator]) -> torch.Tensor:
     try:
         state = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
-        if name in generators:  # else find_differences() says that it is absent
+        if name in generators:  # else find_differences() reports that the generator is absent
             torch.Generator(device=generators[name].device).set_state(state)
     except (RuntimeError, TypeError, ValueError) as error:
         message = f"the state of generator {name!r} cannot be read: {error}; {_REMEDY}"
@@ -137,7 +137,7 @@ def _decode(name: str, text: str, generators: dict[str, torch.Generator]) -> tor
 
 def _write_readers(states: ReaderStates) -> dict[str, Any]:
     """Return the keys of a loader's state that are StatefulDataLoader's. Without workers the first
-    two say where the dataset stands; with workers the last one does, and is there alone."""
+    two keys hold the dataset's position. With workers only the last key is there and holds it."""
     if states.workers == 0:
         reader = states.readers[0] if states.readers else new_reader_state(False)
         return {**reader, "_snapshot": {}}
@@ -170,20 +170,20 @@ def _read_reader(name: str, saved: Any) -> ReaderState:
     return {key: saved[key] for key in like}
 
 
-# ---- beside a loader
+# ---- facts about a loader
 
 
 def length_of(sized: Any) -> int | None:
     try:
         return len(sized)
-    except Exception:  # the user's __len__ may raise anything, and saving raises nothing
+    except Exception:  # the user's __len__ may raise anything, and saving must not raise
         return None
 
 
 def describe(loader: DataLoader[Any]) -> dict[str, str]:
-    """Return the facts that must be the same in a loader that resumes; "": it has no such thing."""
+    """Return the facts that must be the same in a loader that resumes; "": the fact is absent."""
     outer, inner = samplers_of(loader)
-    is_batched = loader._auto_collation or isinstance(outer, _BATCHING)  # of batch_size=None, too
+    is_batched = loader._auto_collation or isinstance(outer, _BATCHING)  # also for batch_size=None
     batches, items = (outer, inner) if is_batched else (None, outer)
     facts: dict[str, Any] = {"dataset_length": length_of(loader.dataset)}
     facts.update({name: look_up(batches, name) for name in ("batch_size", "drop_last")})
@@ -198,7 +198,7 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
 
 
 def find_differences(loader: DataLoader[Any], state: LoaderState) -> list[str]:
-    """Return why a loader is not the one that `state` was saved of; [] if it may be."""
+    """Return why `state` was not saved by a loader like this one; [] if it may have been."""
     here = describe(loader)
 
     def differ(name: str, there: object, here: object) -> str:
@@ -215,7 +215,7 @@ def find_differences(loader: DataLoader[Any], state: LoaderState) -> list[str]:
     moments = ("iter", "next") if state.begun else ("now",)
     saved = {name for moment in moments for name in state.generators.get(moment, {})}
     given = set(generators_of(loader))
-    if state.yielded == 0:  # torch's generator has not been drawn from yet
+    if state.yielded == 0:  # nothing has been drawn from torch's generator yet
         saved, given = saved - {TORCH}, given - {TORCH}
     if saved != given:
         found.append(differ("generator", *(", ".join(sorted(names)) for names in (saved, given))))
