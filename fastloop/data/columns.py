@@ -1,10 +1,10 @@
-"""All that a loader knows of data. It asks a dataset, or the collate function, one question, and
-gets the columns that the C core gathers from, or the reason why there are none.
+"""All facts about data that a loader knows. The loader asks a dataset, or the collate function, one
+question. The answer is the columns that the core gathers from, or the reason why there are none.
 
 A class answers with a method ``_columns``: a dataset's method takes a ``Request``, the method of a
 collate function takes a dataset and a ``Request``. Only the exact class is asked, because a
 subclass may override anything. Adapters answer for classes of other packages, this module for
-torch's. An attribute that is assigned to a dataset in an epoch is seen by the next ``iter()``.
+torch's. If an attribute is assigned to a dataset in an epoch, the next ``iter()`` reads it.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ class NotCoveredError(Exception):
     """The array path does not take this loader. The text says why."""
 
 
-# Begins the reasons that hold for any dataset.
+# The beginning of reasons that hold for any dataset.
 LEFT_COLLATE = "fastloop does not accelerate batches of "
 
 
 def leave_if(applies: object, reason: str) -> None:
-    """Raise NotCoveredError with this reason if it applies."""
+    """Raise NotCoveredError with this reason if the condition applies."""
     if applies:
         raise NotCoveredError(reason)
 
 
 class Request(NamedTuple):
-    """The loader's half of the question: what it is going to do with its data.
+    """The loader's half of the question: how the loader will use the data.
 
     Attributes:
-        collate_fn: of the loader.
+        collate_fn: the loader's collate function.
         is_batched: batches are collated; False: ``batch_size=None``, single samples.
-        sampler: of samples.
-        has_ints: tells whether the sampler is one of torch or fastloop, and yields ints alone. It
-            is a function, as the next is, because it may read all indices of the sampler.
-        in_blocks: tells whether torch's BatchSampler cuts batches out of such a sampler.
-        workers: their number.
-        in_order: of the loader.
-        has_init: workers are to call a ``worker_init_fn``.
-        is_asked: ``path="array"``.
-        device: of the loader; None: it has none.
+        sampler: the sampler of samples.
+        has_ints: tells whether the sampler is one of torch's or fastloop's and yields ints only.
+            This is a function, like in_blocks, because it may read all indices of the sampler.
+        in_blocks: tells whether torch's BatchSampler takes batches from such a sampler.
+        workers: the number of workers.
+        in_order: the loader's in_order.
+        has_init: workers must call a ``worker_init_fn``.
+        is_asked: the user has passed ``path="array"``.
+        device: the loader's device, or None.
         why_no_kernels: returns why no kernel of fastloop runs on a device, or "".
         is_one_by_one: a ConcatDataset around the dataset asks for single samples of a batch.
     """
@@ -79,13 +79,13 @@ class Request(NamedTuple):
     is_one_by_one: bool = False
 
 
-# C gathers the dtypes of DLPack but for this one, which is left to torch.
+# fastloop gathers DLPack's dtypes, except float8_e8m0fnu, which is left to torch.
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
 
 
-_RESIDENT = ("cuda",)  # types of devices that gather rows of their own memory
+_RESIDENT = ("cuda",)  # the types of devices that gather rows of their own memory
 
-# torch indexes with bytes and bools as with masks.
+# uint8 and bool are absent, because torch takes tensors of these dtypes as masks.
 _INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -136,10 +136,10 @@ def as_vector(indices: Any) -> Vector | None:
 
 
 def count_from_0(rows: Vector, length: int) -> Vector:
-    """Return indices of `length` rows with those below 0 counted from the end, as torch does.
+    """Return indices of `length` rows. Negative indices count from the end, as in torch.
 
     Raises:
-        IndexError: one is out of range. The text is torch's.
+        IndexError: an index is out of range. The text is torch's.
     """
     if len(rows) == 0:
         return rows
@@ -151,7 +151,7 @@ def count_from_0(rows: Vector, length: int) -> Vector:
 
 
 def _has_rows_without_gaps(array: Any) -> bool:
-    """Tell whether rows have the strides of C's, in dimensions of one element, too."""
+    """Tell whether rows have the strides of a C array, even in dimensions of one element."""
     shape, is_tensor = array.shape[1:], isinstance(array, torch.Tensor)
     strides = array.stride() if is_tensor else [each / array.itemsize for each in array.strides]
     wanted = [math.prod(max(1, n) for n in shape[i + 1 :]) for i in range(len(shape))]
@@ -159,7 +159,7 @@ def _has_rows_without_gaps(array: Any) -> bool:
 
 
 class Segment(NamedTuple):
-    """Rows of one array: the first `rows`, or those whose numbers are in a vector."""
+    """Rows of one array: the first `rows` rows, or the rows whose numbers are in a vector."""
 
     array: torch.Tensor | Array
     rows: Vector | int
@@ -175,8 +175,8 @@ class Column:
     """The source of one or more outputs of a batch.
 
     Attributes:
-        is_array: samples are rows of NumPy, which torch collates otherwise than tensors.
-        cast: the dtype of batches where it differs from the source: int64 or float32.
+        is_array: samples are rows of NumPy arrays, which torch collates differently from tensors.
+        cast: the dtype of batches, int64 or float32, if it differs from the source's; else None.
     """
 
     name: str
@@ -187,17 +187,17 @@ class Column:
     cast: str | None = None
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return the rows as segments. Raises NotCoveredError where C does more than copy rows."""
+        """Return the rows as segments. If rows are not simply copied, raise NotCoveredError."""
         source = self.source
         if isinstance(source, tuple):
             return source
         if self.plan is not None or not isinstance(source, (torch.Tensor, np.ndarray)):
-            raise NotCoveredError(f"{self.name} is not of plain arrays, within another dataset")
+            raise NotCoveredError(f"{self.name} is not of plain arrays, within a combined dataset")
         return (Segment(source, len(source), self.file),)
 
     @property
     def has_gaps(self) -> bool:
-        """Tell whether rows have strides that C, which copies them without gaps, does not keep."""
+        """Tell whether rows have strides that batches lose: fastloop copies rows without gaps."""
         source: Any = self.source
         arrays = [part.array for part in source] if isinstance(source, tuple) else [source]
         if self.plan is not None:
@@ -207,7 +207,7 @@ class Column:
         )
 
     def for_table(self, pin_storages: bool) -> tuple[Any, str, Any]:
-        """Return the field as ``Table`` takes it; `pin_storages` as in ``open_columns``."""
+        """Return the field for ``Table``. `pin_storages` is the argument of ``open_columns``."""
         source: Any = self.source
         if isinstance(source, tuple):
             pairs = ((_pin(each.array, pin_storages), each.rows) for each in source)
@@ -223,21 +223,22 @@ def _pin(array: Any, pin_storages: bool) -> Any:
 
 @dataclass
 class Columns:
-    """The columns of a dataset, and the structure of the batches that C makes of them.
+    """The columns of a dataset, and the structure of the batches made from these columns.
 
     Attributes:
-        structure: the containers around the outputs of a batch, in the form that C takes: None for
-            the next output, a tuple of structures for a list, a dict of structures for a dict.
+        structure: the containers around the outputs of a batch, in the core's form: None for the
+            next output, a tuple of structures for a list, a dict of structures for a dict.
         kind: the kind of data, for ``stats().why``.
         maps: the rows that each Subset, or the dataset's own indices, select; innermost first.
-        table: the columns as C takes them. ``open_columns`` sets it, and the next.
-        dataset: the one below all Subsets.
-        original: the code that C stands in for (``compared.Original``), or None.
-        wrap: turns a batch into what is handed out, or None.
-        device: holds all of the data, and gathers batches; None: they are in host memory.
-        is_fetched: the device gathers batches, and reads the data in host memory.
+        table: the columns in the core's form. ``open_columns`` sets `table` and `dataset`.
+        dataset: the dataset below all Subsets.
+        original: the code that fastloop replaces (``compared.Original``), or None.
+        wrap: turns a batch into the object that is handed out, or None.
+        device: the device that holds all data and gathers batches; None: data in host memory.
+        is_fetched: the device gathers batches by reading data in host memory.
         gives_views: single samples of the dataset are views of its data.
-        note: what else ``stats().why`` says; `why` is all of it, which ``open_columns`` sets.
+        note: an addition to ``stats().why``.
+        why: the whole of ``stats().why``; set by ``open_columns``.
     """
 
     structure: Any
@@ -255,7 +256,7 @@ class Columns:
     why: str = ""
 
     def add(self, name: str, source: Any, *others: Any, **named: Any) -> Columns:
-        """Add a ``Column``. Raises NotCoveredError for a tensor that C does not gather from."""
+        """Add a ``Column``. Raises NotCoveredError for a tensor whose rows cannot be gathered."""
         if isinstance(source, torch.Tensor):
             check_tensor(name, source)
         self.all += (Column(name, source, *others, **named),)
@@ -266,8 +267,9 @@ class Columns:
 
 
 def own(value: object, name: str) -> Any:
-    """Return what the exact class of an object, one of fastloop's, defines by this name, or None.
-    Classes of a program may mean something else by the name."""
+    """Return an attribute that the exact class of an object defines. None if there is no such
+    attribute, or the class is not fastloop's: classes of a program may define the name with a
+    different meaning."""
     found = vars(type(value)).get(name)
     is_ours = found is not None and str(type(value).__module__).startswith("fastloop.")
     return found if is_ours else None
@@ -275,7 +277,7 @@ def own(value: object, name: str) -> Any:
 
 @cache
 def adapters() -> Any:
-    """Return the package that knows other packages' classes: by name, because it lies above."""
+    """Return the package of adapters, imported by name because it is a layer above this one."""
     return import_module("fastloop.adapters")
 
 
@@ -283,7 +285,7 @@ _without_adapter: set[str] = set()  # names of modules
 
 
 def find_adapter(value: object) -> Any:
-    """Return the adapter of a class or a function, or None. The module that defines it decides."""
+    """Return the adapter of a class or a function, or None. The defining module decides."""
     module = str(look_up(value, "__module__", ""))
     if module in _without_adapter:
         return None
@@ -306,8 +308,8 @@ def columns_of(dataset: Any, request: Request) -> Columns:
 
 
 def find_collate(collate_fn: object) -> Callable[[Any, Any, Request], Columns] | None:
-    """Return the function that gives the columns of a collate function's batches, of (collate
-    function, dataset, request); None: the function is not one that fastloop stands in for."""
+    """Return the function that gives the columns of a collate function's batches. It takes (collate
+    function, dataset, request). None: fastloop does not accelerate this collate function."""
     answer = own(collate_fn, "_columns")
     if answer is None and (adapter := find_adapter(collate_fn)) is not None:
         answer = getattr(adapter, "columns_of_collate", None)
@@ -343,7 +345,7 @@ def check_single(request: Request, name: str = "", gives_views: bool = True) -> 
     """Raise NotCoveredError for single samples that the array path does not make.
 
     Args:
-        name: of the kind of data, if a list of rows does not index it; a sampler may yield lists.
+        name: the kind of data, if a list of rows does not index it; a sampler may yield lists.
         gives_views: torch's own code makes single samples that are views of the data.
     """
     if request.is_batched:
@@ -352,7 +354,7 @@ def check_single(request: Request, name: str = "", gives_views: bool = True) -> 
         if name:
             raise NotCoveredError(f"the sampler may yield values that do not index a {name}")
     elif gives_views and request.workers == 0 and not request.is_asked:
-        raise NotCoveredError("single samples are views of the data, as torch's")
+        raise NotCoveredError("single samples are views of the data in torch")
 
 
 # ---- torch's datasets that hold arrays
@@ -373,7 +375,7 @@ def _of_tensor(dataset: Any, request: Request) -> Columns:
 
 @cache
 def _collated(dtype: np.dtype[Any], is_number: bool) -> torch.dtype | None:
-    """Return the dtype that torch makes of rows or numbers of NumPy; None: it refuses them."""
+    """Return the dtype of torch's batches of NumPy rows or numbers; None: torch refuses these."""
     sample = np.zeros(() if is_number else 1, dtype)
     try:
         found: torch.dtype = torch_data.default_collate([sample[()]]).dtype
@@ -387,21 +389,21 @@ def _of_ndarray(dataset: Any, request: Request) -> Columns:
     field = Field("the dataset", dataset)
     array: Any = field.source
     if _collated(array.dtype, array.ndim == 1) is not torch_dtype(array):
-        raise NotCoveredError(f"torch makes another dtype of the dataset's {array.dtype}")
+        raise NotCoveredError(f"torch changes the dtype {array.dtype} of the dataset")
     if any(stride < 0 or stride % array.itemsize for stride in array.strides[1:]):
         raise NotCoveredError(f"the dataset has rows of strides {array.strides[1:]}")
     return Columns(None).add(field.name, array, field.file, is_array=True)
 
 
-# ---- lists of small samples: worker processes have them as they were at ``iter()``
+# ---- lists of small samples: they are read at ``iter()``, when worker processes would copy them
 
-# More take longer to stack than worker processes do, or than the first batch may take.
+# Larger lists take longer to stack than worker processes or the first batch may take.
 _MOST_SAMPLES, _MOST_BYTES = 1 << 16, 1 << 26
 
 
 def _owns_memory(part: Any) -> bool:
-    """Tell whether a part of a sample is a number, or has no gaps, in memory that torch or NumPy
-    allocated for this process alone."""
+    """Tell whether a part of a sample is a number, or has no gaps and lies in memory that torch or
+    NumPy allocated for this process alone."""
     if type(part) is np.ndarray:
         owner = part if part.base is None else part.base
         return type(owner) is np.ndarray and owner.flags.owndata and part.flags.carray
@@ -413,7 +415,7 @@ def _owns_memory(part: Any) -> bool:
 
 
 def _of_samples(samples: Any, request: Request) -> Columns:
-    """Return the columns of a list of samples, stacked, under torch's own samplers alone."""
+    """Return the columns of a list of samples, stacked. Only torch's own samplers are accepted."""
     name = type(samples).__name__
     if not request.in_blocks():
         raise NotCoveredError(f"the dataset is a {name}, not plain array data")
@@ -435,20 +437,20 @@ def _of_samples(samples: Any, request: Request) -> Columns:
     columns = Columns((None,) * len(parts) if is_tuple else None, kind="samples, stacked at iter()")
     for i, part in enumerate(parts):
         if not all(map(_owns_memory, part)):
-            raise NotCoveredError("the samples have gaps, or lie in memory that others have, too")
+            raise NotCoveredError("the samples have gaps, or share their memory")
         columns.add(f"part {i} of the samples", torch_data.default_collate(list(part)))
     return columns
 
 
-# ---- torch's datasets that are made of other datasets
+# ---- torch's datasets that combine datasets
 
 
-# Of the containers that may hold datasets: the methods that return an iterable over the items.
+# The containers that may hold datasets, each with the method that returns an iterable of the items.
 _ITEMS: dict[type, Any] = {list: list.__iter__, tuple: tuple.__iter__, dict: dict.values}
 
 
 def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
-    """Yield every EpochDataset that `dataset` is or holds in attributes, once each."""
+    """Yield once every EpochDataset that `dataset` is or holds in attributes."""
     if not type.__subclasses__(EpochDataset):
         return  # no module of such datasets is imported
     seen: set[int] = set()
@@ -463,11 +465,11 @@ def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
             continue
         lists_datasets = isinstance(found, (torch_data.ConcatDataset, torch_data.StackDataset))
         for value in look_up(found, "__dict__", {}).values():  # a loader takes any object
-            # By type, and past the methods of a subclass: a list may load what it lists, and an
-            # object that stands for another may raise when it is asked what it is.
+            # type() is asked, and the methods of a subclass are avoided: a list may load its items,
+            # and a proxy object may raise when it is asked for its class.
             for container, items_of in _ITEMS.items():
                 if issubclass(type(value), container):
-                    # The first item tells whether it lists datasets: it may list millions of files.
+                    # Only the first item is examined, because a list may have millions of files.
                     first = next(iter(items_of(value)), None)
                     if lists_datasets or issubclass(type(first), Dataset):
                         waiting.extend(items_of(value))
@@ -477,7 +479,7 @@ def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
 
 
 def epochs_within(dataset: Any) -> list[Epoch]:
-    """Return the epochs of the datasets within `dataset`, once each."""
+    """Return once each epoch of the datasets within `dataset`."""
     epochs: dict[Epoch, None] = {}
     for found in datasets_within(dataset):
         if found._epoch is not None:
@@ -486,8 +488,8 @@ def epochs_within(dataset: Any) -> list[Epoch]:
 
 
 def below_subsets(dataset: Any) -> tuple[Any, list[Any]]:
-    """Return the dataset that Subsets within each other take their samples from, and the Subsets,
-    the innermost first. A Subset that was given a ``__getitems__`` is a dataset of its own."""
+    """Return the dataset below nested Subsets, and the Subsets, the innermost first. If a Subset
+    was given a ``__getitems__``, the Subset counts as a dataset of its own."""
     subsets: list[Any] = []
     while type(dataset) is torch_data.Subset and "__getitems__" not in vars(dataset):
         subsets.insert(0, dataset)
@@ -506,7 +508,7 @@ def rows_of(subset: Any) -> Vector:
 def _pick(column: Column, rows: Vector) -> Column:
     segment, *others = column.segments()
     if others:
-        raise NotCoveredError("a Subset of a ConcatDataset lies within another dataset")
+        raise NotCoveredError("a Subset of a ConcatDataset lies within a combined dataset")
     length = segment.length
     try:
         rows = count_from_0(rows, length)
@@ -518,10 +520,10 @@ def _pick(column: Column, rows: Vector) -> Column:
 
 
 def _within(dataset: Any, request: Request) -> Columns:
-    """Return the columns of a dataset within another one, which have rows alone."""
+    """Return the columns of a dataset within a combined dataset. Only copied rows are accepted."""
     columns = columns_of(dataset, request._replace(in_blocks=lambda: False, device=None))
     if columns.maps or columns.original is not None or columns.wrap is not None:
-        raise NotCoveredError(f"a {type(dataset).__name__} lies within another dataset")
+        raise NotCoveredError(f"a {type(dataset).__name__} lies within a combined dataset")
     return columns
 
 
@@ -542,17 +544,17 @@ def _of_stack(dataset: Any, request: Request) -> Columns:
     stack = Columns(structures if is_dict else tuple(structures.values()))
     for key, columns in found.items():
         for column in columns.all:
-            column.segments()  # refuses more than rows
+            column.segments()  # raises if rows are not simply copied
             stack.all += (replace(column, name=f"datasets[{key!r}], {column.name}"),)
     return stack
 
 
 def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
-    """Join one column of all parts of a ConcatDataset; `lengths` are the rows that each part had
-    when that was made."""
+    """Join one column of all parts of a ConcatDataset. `lengths` has the number of rows that each
+    part had when the ConcatDataset was made."""
     first = columns[0]
     if any(column.is_array is not first.is_array for column in columns):
-        raise NotCoveredError("a ConcatDataset has tensors in one dataset, ndarrays in another")
+        raise NotCoveredError("a ConcatDataset combines a dataset of tensors with one of ndarrays")
     segments: list[Segment] = []
     for column, length in zip(columns, lengths, strict=True):
         found = column.segments()
@@ -567,13 +569,13 @@ def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
 def _of_concat(dataset: Any, request: Request) -> Columns:
     check_single(request, type(dataset).__name__)
     lengths = np.diff(dataset.cumulative_sizes, prepend=0).tolist()
-    # torch takes no sample of empty parts, so they may be of other kinds.
+    # torch takes no sample of empty parts, so empty parts may be of any kind.
     pairs = list(zip(dataset.datasets, lengths, strict=True))
     pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
     parts = [_within(part, request._replace(is_one_by_one=True)) for part, _ in pairs]
     structure = parts[0].structure
-    if any(repr(part.structure) != repr(structure) for part in parts):  # keys in order, too
-        raise NotCoveredError("a dataset of the ConcatDataset has samples of other structure")
+    if any(repr(part.structure) != repr(structure) for part in parts):  # keys also in order
+        raise NotCoveredError("a dataset of the ConcatDataset has samples of different structure")
     columns, rows = zip(*(part.all for part in parts), strict=True), [rows for _, rows in pairs]
     return Columns(structure, tuple(_join(same, rows) for same in columns))
 

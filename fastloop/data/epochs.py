@@ -1,8 +1,8 @@
-"""The epoch of a dataset's random numbers, and who reads which.
+"""The epoch of a dataset's random numbers, and which code reads which epoch.
 
-A dataset whose samples are random has one ``Epoch``, a number that all processes with the dataset
-share. An iterator of a loader has numbers of its own (``IteratorEpochs``), which hold from its
-beginning to its end: they are read where the iterator fetches samples.
+A dataset whose samples are random has one ``Epoch``: a number that all processes with the dataset
+share. An iterator of a loader has its own numbers (``IteratorEpochs``), which are fixed from the
+iterator's beginning to its end. Code that fetches samples for the iterator reads these numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from fastloop.base.checks import read_int
 
 EPOCHS = 2**32
-_BLOCK = 1024  # epochs whose words share memory, and so one file descriptor
+_BLOCK = 1024  # epochs whose words share memory, and therefore one file descriptor
 
 _T = TypeVar("_T")
 
@@ -37,12 +37,12 @@ def _share(count: int) -> torch.Tensor:
 
 
 def _elements(words: torch.Tensor) -> MutableSequence[int]:
-    """Return a view of the words whose elements take 50 ns to read."""
+    """Return a view of the words with fast elements: reading one takes 50 ns."""
     return cast("MutableSequence[int]", memoryview(cast(Any, words.numpy())))
 
 
-_words: list[torch.Tensor] = []  # shared, and not yet taken
-os.register_at_fork(after_in_child=_words.clear)  # both processes would take the same ones
+_words: list[torch.Tensor] = []  # shared words that are not taken yet
+os.register_at_fork(after_in_child=_words.clear)  # else both processes would take the same words
 
 
 def _take_word() -> torch.Tensor:
@@ -52,20 +52,20 @@ def _take_word() -> torch.Tensor:
 
 
 class Epoch:
-    """A number that forked children share, and spawned ones that it is sent to. A deep copy or a
-    plain pickle has a word of its own, which begins with the same numbers."""
+    """A number that is shared with forked children, and with spawned ones that receive it. A deep
+    copy or a plain pickle has its own word, which begins with the same number."""
 
     def __init__(self, numbers: Sequence[int] = (0, 0), word: torch.Tensor | None = None) -> None:
         self._word = _take_word() if word is None else word
-        # The number, and whether set_epoch() has set it.
+        # The two numbers are the epoch, and whether set_epoch() has set it.
         self._numbers = _elements(self._word)
         if word is None:
             self._numbers[0], self._numbers[1] = numbers
 
     @property
     def value(self) -> int:
-        """The epoch of the iterator that is fetching a sample on this thread. Outside of one, the
-        epoch that set_epoch() has set, or that a loader began last."""
+        """The epoch of the iterator that is fetching a sample on this thread. If no iterator is
+        fetching, the epoch that set_epoch() has set, or that a loader began last."""
         held = _held.epochs
         number = None if held is None else held.number_of(self)
         return int(self._numbers[0]) if number is None else number
@@ -76,13 +76,13 @@ class Epoch:
         return int(self._numbers[0]) if self._numbers[1] else None
 
     def explain(self) -> str:
-        """Return a line that names the epoch and who has set it."""
+        """Return a line that says the epoch and whether the user or a loader has set it."""
         counted = "counted by fastloop's loaders; with torch's own, call set_epoch() for each"
         return f"epoch {self.value}, {counted if self.users is None else 'set by set_epoch()'}"
 
     def set(self, epoch: Any) -> None:
-        """Set the number for the user; loaders no longer count it. Iterators that have begun stay
-        in their epochs."""
+        """Set the number for the user; loaders then stop counting it. Iterators that have begun
+        stay in their epochs."""
         self._numbers[0] = check_epoch(epoch)
         self._numbers[1] = True
 
@@ -99,10 +99,10 @@ ForkingPickler.register(Epoch, lambda epoch: (Epoch, ((), epoch._word)))
 
 
 class IteratorEpochs:
-    """The epochs of datasets for one iterator. Other datasets are in those of their words.
+    """The epochs of datasets for one iterator. Datasets outside the iterator have their own words.
 
     Args:
-        epochs: of the datasets.
+        epochs: the epochs of the datasets.
         is_shared: worker processes see the numbers of their iterator's later epochs.
         words: the shared numbers, in a worker.
     """
@@ -122,20 +122,20 @@ class IteratorEpochs:
 
         Args:
             set_epochs: the number that set_epoch() has set for each dataset, or None.
-            random_epoch: the number for the others.
+            random_epoch: the number for datasets without set_epoch().
         """
         for i, (epoch, number) in enumerate(zip(self.epochs, set_epochs, strict=True)):
-            # A sampler's epoch, which this may be, can be any number.
+            # random_epoch may be a sampler's epoch, which can be any number.
             self._numbers[i] = random_epoch % EPOCHS if number is None else number
             epoch.begin(self._numbers[i])
 
     def number_of(self, epoch: Epoch) -> int | None:
-        """Return the iterator's number for the epoch of a dataset, or None if it has none."""
+        """Return the iterator's number for the epoch of a dataset, or None."""
         place = self._places.get(epoch)
         return None if place is None else self._numbers[place]
 
     def call(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Return ``function(*args)``, with this thread in these epochs."""
+        """Return ``function(*args)``, called with this iterator's epochs on this thread."""
         if not self.epochs:
             return function(*args)
         before, _held.epochs = _held.epochs, self
@@ -145,22 +145,22 @@ class IteratorEpochs:
             _held.epochs = before
 
     def wrap_init(self, init: Callable[[int], object] | None) -> Callable[[int], object] | None:
-        """Return a worker_init_fn for worker processes, which have to be in these epochs: it enters
-        them for good, and then calls `init`."""
+        """Return a worker_init_fn for worker processes: it sets these epochs for the whole life of
+        the process, and then calls `init`."""
         return partial(self._enter_worker, init) if self.epochs else init
 
     def _enter_worker(self, init: Callable[[int], object] | None, worker: int) -> None:
         _Held.epochs = self  # for all threads of the process
-        _held.__dict__.clear()  # a fork in the middle of a fetch has left that fetch's here
+        _held.__dict__.clear()  # drops the epochs of a fetch that a fork has interrupted
         if init is not None:
             init(worker)
 
     def __reduce__(self) -> tuple[type[IteratorEpochs], tuple[Any, ...]]:
-        # It must be in one pickle with the datasets, or it would be about others.
+        # One pickle must hold these epochs and the datasets; else the epochs would be copies.
         return IteratorEpochs, (self.epochs, True, self._words)
 
 
-NO_EPOCHS = IteratorEpochs(())  # of all iterators whose datasets have none
+NO_EPOCHS = IteratorEpochs(())  # for iterators whose datasets have no epoch
 
 
 class _Held(threading.local):
@@ -171,18 +171,18 @@ _held = _Held()
 
 
 class EpochDataset(Dataset[Any]):
-    """Base of datasets whose samples are a function of index and epoch, of ``_epoch.value``.
-    Loaders look for these, also within other datasets, and begin their epochs."""
+    """Base of datasets whose samples are a function of the index and of ``_epoch.value``. Loaders
+    search for such datasets, also inside combined datasets, and begin their epochs."""
 
     _epoch: Epoch | None = None  # None: the samples are the same in all epochs
 
     def _size_remedy(self) -> str:
-        """Name the argument that stacks samples of several shapes; empty if all have one shape."""
+        """Name the argument that stacks samples of several shapes, or return ""."""
         return ""
 
     def _has_own_samples(self, base: Any) -> bool:
-        """Tell whether a subclass of ``base`` overrides ``__getitem__`` alone: the batches of
-        ``base`` would lack what it does."""
+        """Tell whether a subclass of ``base`` overrides ``__getitem__`` only. Batches of ``base``
+        would then ignore the override."""
         cls: Any = type(self)
         is_own = cls.__getitem__ is not base.__getitem__
         return is_own and cls.__getitems__ is base.__getitems__
@@ -193,8 +193,8 @@ class EpochDataset(Dataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the random numbers, in all processes that have the dataset.
 
-        Loaders of fastloop then no longer count epochs for it; iterators that have begun stay in
-        the epoch they began with. Does nothing if no sample is random.
+        fastloop's loaders then no longer count epochs for the dataset. Iterators that have begun
+        stay in their epoch. If no sample is random, the call does nothing.
         """
         epoch = check_epoch(epoch)
         if self._epoch is not None:

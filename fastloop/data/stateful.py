@@ -1,11 +1,11 @@
-"""Datasets that say where they stand, after torchdata's protocol: ``state_dict()`` and
-``load_state_dict()`` of the dataset, of the iterator that it gives, or of both.
+"""Datasets that can report their position, by torchdata's protocol: ``state_dict()`` and
+``load_state_dict()`` of the dataset, of its iterator, or of both.
 
-``DatasetReader`` reads such a dataset in one process. ``DatasetStates`` is the place of all readers
-in one epoch, as the loader's process knows it: batches that were read ahead do not count. Workers
-send a state after a batch; it stays pickled until a loader's state is asked for.
+``DatasetReader`` reads such a dataset in one process. ``DatasetStates`` has the positions of all
+readers in one epoch, as the loader's process knows them: batches that were read ahead do not count.
+Workers send a state after a batch, and the state stays pickled until a loader's state is asked for.
 
-A *reader state* is what torchdata's loader keeps for a worker: ``dataset_state`` and, of an
+A *reader state* has the same parts as torchdata's state of a worker: ``dataset_state`` and, for an
 IterableDataset, ``fetcher_state`` with the iterator's state and whether the iterator has ended.
 fastloop adds ``steps``, the batches read since these states.
 """
@@ -39,18 +39,18 @@ def is_stream(dataset: object) -> bool:
 
 
 def has_cursor(dataset: object) -> bool:
-    """Tell whether the place of a dataset is noted with its batches."""
+    """Tell whether the position of a dataset is noted with its batches."""
     return is_stream(dataset) or is_stateful(dataset)
 
 
 def new_reader_state(is_stream: bool, dataset_state: Any = None) -> ReaderState:
-    """Return the state of a reader that begins where `dataset_state` says."""
+    """Return the state of a reader that begins at the position of `dataset_state`."""
     fetcher_state = {"dataset_iter_state": None, "fetcher_ended": False, "steps": 0}
     return {"dataset_state": dataset_state, "fetcher_state": fetcher_state if is_stream else None}
 
 
 def fetcher_state_of(state: ReaderState) -> dict[str, Any]:
-    """Return the state of the dataset's iterator; a map-style dataset has a new one."""
+    """Return the state of the dataset's iterator; for a map-style dataset a new state."""
     found: dict[str, Any] = state["fetcher_state"] or new_reader_state(True)["fetcher_state"]
     return found
 
@@ -64,29 +64,29 @@ def has_state(state: ReaderState) -> bool:
 def _load_into(thing: Any, state: Any, name: str) -> None:
     if not is_stateful(thing):
         kind = type(thing).__name__
-        raise ValueError(f"the loaded state has one of {name}, but {kind} has no load_state_dict()")
+        raise ValueError(f"the state has a part for {name}, but {kind} has no load_state_dict()")
     thing.load_state_dict(state)
 
 
 def _samples(iterator: Iterator[Any]) -> Iterator[Any]:
-    # Not `for sample in iterator`: iter() of a user's iterator may begin anew.
+    # `for sample in iterator` would call iter(), and a user's iterator may then begin anew.
     return map(next, repeat(iterator))
 
 
-# ---- in the process that reads
+# ---- in the process that reads the dataset
 
 
 class DatasetReader:
-    """A dataset, the place where it goes on, and its state after each batch. torch's fetcher takes
-    this in place of an IterableDataset and sees the same samples.
+    """A dataset, the position from which it is read, and its state after each batch. torch's
+    fetcher takes a reader in place of an IterableDataset and sees the same samples.
 
     Args:
-        dataset: of either style.
+        dataset: a dataset of either style.
         size: samples in a batch.
-        every: of an IterableDataset, batches from one state that ``take_behind`` gives to the
-            next; 0: there is none.
-        start: where the first epoch begins; None: at the dataset's own beginning.
-        is_over: that epoch has ended, and the first one here is the next.
+        every: for an IterableDataset, ``take_behind`` returns a state after every so many batches;
+            0: never.
+        start: the state from which the first epoch begins; None: the dataset's own beginning.
+        is_over: the epoch of `start` has ended, and the first epoch here is the next one.
     """
 
     def __init__(
@@ -94,20 +94,20 @@ class DatasetReader:
     ) -> None:
         self.dataset = dataset
         self.is_ended = False
-        self.fault: ExceptionWrapper | None = None  # of a worker that could not begin
+        self.fault: ExceptionWrapper | None = None  # the error of a worker that could not begin
         self._size = size
         self.is_stream = is_stream(dataset)
         self._every = every if self.is_stream else 1
         self._start = start
         self._is_over = is_over
-        self._iterator: Any = None  # over an IterableDataset
-        self._steps = 0  # since the last state was taken
+        self._iterator: Any = None  # the iterator of an IterableDataset
+        self._steps = 0  # batches since the last state was taken
 
-    # ---- where reading begins
+    # ---- the beginning of reading
 
     def begin_in_worker(self, init: Callable[[int], object] | None, worker: int) -> None:
-        """Begin in a worker process, as its worker_init_fn. The user's, `init`, runs before any
-        state is loaded, and sees the dataset itself."""
+        """Begin in a worker process, as its worker_init_fn. `init`, the user's function, runs
+        before any state is loaded, and sees the dataset itself."""
         object.__setattr__(get_worker_info(), "dataset", self.dataset)
         with self._noting_fault():
             if init is not None:
@@ -117,7 +117,7 @@ class DatasetReader:
 
     @contextmanager
     def _noting_fault(self) -> Iterator[None]:
-        """Keep an error in a worker process as torch's worker reports it with its first batch."""
+        """Keep an error of a worker process. torch's worker reports it with its first batch."""
         try:
             yield
         except Exception:
@@ -127,12 +127,12 @@ class DatasetReader:
             raise
 
     def load_dataset(self) -> None:
-        """Load the dataset's own state; a map-style dataset has no other."""
+        """Load the dataset's own state. A map-style dataset has no further state."""
         if self._start is not None and self._start["dataset_state"] is not None:
             _load_into(self.dataset, self._start["dataset_state"], "the dataset")
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an epoch; torch's fetcher calls this."""
+        """Begin an epoch. torch's fetcher calls this method."""
         self._steps, self.is_ended, self.fault = 0, False, None
         with self._noting_fault():
             self.load_dataset()
@@ -160,7 +160,7 @@ class DatasetReader:
         self.is_ended = self.is_ended or passed < wanted
 
     def _note_end(self) -> Iterator[Any]:
-        # Chained after the dataset's iterator, this runs when that one has ended.
+        # This generator is chained after the dataset's iterator, so it runs at the iterator's end.
         self.is_ended = True
         yield from ()
 
@@ -179,7 +179,7 @@ class DatasetReader:
 
     def dump(self) -> bytes | None:
         """Return the pickled state now, or the pickled error that the user's code raised; None if
-        neither dataset nor iterator has a state."""
+        neither the dataset nor its iterator has a state."""
         if not (is_stateful(self.dataset) or is_stateful(self._iterator)):
             return None
         try:
@@ -203,13 +203,13 @@ class DatasetReader:
 
 
 class ReaderStates(NamedTuple):
-    """The part of a loader's state that is about its dataset."""
+    """The part of a loader's state that concerns its dataset."""
 
-    readers: Sequence[ReaderState] = ()  # of each worker, or of this process; (): nothing is known
+    readers: Sequence[ReaderState] = ()  # one a worker, or this process's; (): nothing is known
     workers: int = 0
-    last_worker: int = -1  # whose batch was yielded last
-    base_seed: int = -1  # that the workers had; -1: unknown
-    ranks: int = 0  # of so many other ranks, one after another; 0: of this rank
+    last_worker: int = -1  # the worker whose batch was yielded last
+    base_seed: int = -1  # the seed of the workers; -1: unknown
+    ranks: int = 0  # readers are of this many saved ranks, in order; 0: of this rank
 
     @property
     def has_states(self) -> bool:
@@ -218,13 +218,13 @@ class ReaderStates(NamedTuple):
 
     @property
     def has_lost(self) -> bool:
-        """True if samples would have to be read again, because no state tells the place."""
+        """True if samples must be read again, because no state has the position."""
         fetchers = [fetcher_state_of(state) for state in self.readers if not has_state(state)]
         return any(state["steps"] > 0 and not state["fetcher_ended"] for state in fetchers)
 
 
 class _Cursor:
-    """The place of one reader: after the batches that the loop has."""
+    """The position of one reader: after the batches that the loop has."""
 
     def __init__(self, start: ReaderState) -> None:
         self.state: bytes | ReaderState = start
@@ -232,7 +232,7 @@ class _Cursor:
         self.yielded = 0
         self.received = 0
         self.has_begun = False
-        self.end: tuple[int, bytes | None] | None = None  # after how many batches, and the state
+        self.end: tuple[int, bytes | None] | None = None  # the number of batches, and the state
 
     def take(self, state: bytes | None) -> None:
         self.yielded += 1
@@ -241,8 +241,8 @@ class _Cursor:
             self.state, self.steps = state, 0
 
     def save(self, is_ahead: bool = False) -> ReaderState:
-        """Return the state after the batches yielded, or after all that have come. Raises the
-        error of the user's code that was dumped in the state's place."""
+        """Return the state after the batches yielded, or after all that have arrived. If the user's
+        code raised, the state holds the error, which is raised here."""
         ahead = self.received - self.yielded if is_ahead else 0
         state, steps, has_ended = self.state, self.steps + ahead, False
         if self.end is not None and self.end[0] == self.yielded + ahead:
@@ -258,22 +258,22 @@ class _Cursor:
 
 
 class DatasetStates:
-    """The states of a dataset's readers in one epoch. It outlives the loader's iterator.
+    """The states of a dataset's readers in one epoch. The states outlive the loader's iterator.
 
     Args:
-        loader: whose epoch it is.
-        start: where the epoch goes on.
-        is_over: that was the end of the epoch before this one.
+        loader: the loader whose epoch it is.
+        start: the states from which the epoch continues.
+        is_over: `start` is the end of the previous epoch.
     """
 
     def __init__(self, loader: DataLoader[Any], start: ReaderStates, is_over: bool = False) -> None:
-        self.reader: DatasetReader | None = None  # in this process
+        self.reader: DatasetReader | None = None  # if this process reads the dataset
         self.is_read_ahead = False
         self._dataset = loader.dataset
         self._every: int = look_up(loader, "snapshot_every_n_steps", 1)
         self._size: int = look_up(loader._index_sampler, "batch_size") or 1
         self._count = loader.num_workers
-        self.is_here = self._count == 0  # the dataset is in this process
+        self.is_here = self._count == 0  # the dataset is read in this process
         self._start = start
         self._is_over = is_over
         shown = ReaderStates() if is_over else start
@@ -284,7 +284,7 @@ class DatasetStates:
         self._before: DatasetStates | None = None
 
     def follow(self, before: DatasetStates) -> None:
-        """Note the states of the epoch before, from which the same workers go on."""
+        """Note the states of the previous epoch, from which the same workers continue."""
         self._before, before._before = before, None
 
     @property
@@ -303,11 +303,11 @@ class DatasetStates:
         return DatasetReader(self._dataset, self._size, self._every, start, self._is_over)
 
     def make_successor(self, worker: int, is_resuming: bool) -> DatasetReader | None:
-        """Return the reader for a process in place of a dead one. It goes on after all batches
-        that have come from that one. None: no state tells where that is.
+        """Return the reader for a process in place of a dead one. The reader continues after the
+        last batch that the dead process sent. None: no state has that position.
 
         Args:
-            is_resuming: the process has yet to be told that this epoch begins.
+            is_resuming: the order to begin this epoch is unanswered, so the new process gets it.
 
         Raises: what state_dict() of the dataset or its iterator raised.
         """
@@ -322,20 +322,20 @@ class DatasetStates:
         return DatasetReader(self._dataset, self._size, self._every, state, is_over)
 
     def can_succeed(self, worker: int) -> bool:
-        """Tell whether a state says where the next epoch of a worker begins."""
+        """Tell whether a state has the position at which a worker's next epoch begins."""
         try:
             return has_state(self._cursors[worker].save(is_ahead=True))
-        except Exception:  # of the user's state_dict()
+        except Exception:  # the user's state_dict() may raise
             return False
 
     def read_ahead(self) -> None:
-        """Note that batches are read before they are yielded: then states are taken after each in
-        this process, too."""
+        """Note that batches are read before they are yielded. This process then takes a state after
+        each batch."""
         self.is_read_ahead = True
         if self.reader is not None and self.wants_initial:
             self.begin(0, self.reader.dump())
 
-    # ---- news from workers
+    # ---- messages from workers
 
     def begin(self, worker: int, state: bytes | None) -> None:
         """Note the state before a worker's first batch."""
@@ -344,20 +344,20 @@ class DatasetStates:
             self._cursors[worker].state = state
 
     def receive(self, worker: int) -> None:
-        """Note that a batch has come; it may be read ahead."""
+        """Note that a batch has arrived, perhaps ahead of the loop."""
         self._cursors[worker].received += 1
 
     def end(self, worker: int, state: bytes | None) -> None:
-        """Note that a worker has no more batches than have come, and its last state."""
+        """Note a worker's last state, and that the worker will send no more batches."""
         self._cursors[worker].end = self._cursors[worker].received, state
 
     def note(self, number: int, worker: int, state: bytes | None, yielded: int) -> None:
         """Note that a batch is handed out.
 
         Args:
-            number: of batches handed out in this epoch, this one included.
-            state: after it, where one is due.
-            yielded: how many of those the loop has already.
+            number: the number of batches handed out in this epoch, including this one.
+            state: the state after the batch, if one is due.
+            yielded: the number of batches that the loop has taken already.
         """
         self._ahead.append((number, worker, state))
         self._take(yielded)
@@ -370,8 +370,8 @@ class DatasetStates:
     # ---- saving
 
     def save(self, yielded: int, is_over: bool, persistent: bool) -> ReaderStates | None:
-        """Return the states after `yielded` batches. None: the epoch is over, and its worker
-        processes, which end with it, leave nothing to the next one.
+        """Return the states after `yielded` batches. None: the epoch is over and its worker
+        processes have ended, so the next epoch begins without states.
 
         Raises: what state_dict() of the dataset or its iterator raised.
         """
@@ -389,11 +389,11 @@ class DatasetStates:
         return ReaderStates(readers, self._count, self._last_worker, self.base_seed)
 
 
-# ---- in a loader with other workers
+# ---- in a loader with a different number of workers
 
 
 class WorkerCountError(ValueError, AssertionError):
-    """A state was saved with another number of workers. StatefulDataLoader asserts the number."""
+    """A state was saved with a different number of workers, which StatefulDataLoader asserts."""
 
 
 def fit_readers(
@@ -402,9 +402,9 @@ def fit_readers(
     """Return the saved states for the workers that `loader` has on this rank of several.
 
     Raises:
-        WorkerCountError: the number of workers, or of ranks, is another, and the dataset cannot
-            tell what each is to read.
-        ValueError: they are of a dataset of the other style.
+        WorkerCountError: the number of workers or ranks differs from the saved one, and the dataset
+            cannot divide its states.
+        ValueError: the states are of the other style of dataset.
     """
     dataset: Any = loader.dataset
     name, style, count = type(dataset).__name__, is_stream(dataset), loader.num_workers
@@ -425,7 +425,7 @@ def fit_readers(
         if saved.ranks > 0:
             what, had, here = "the number of ranks", saved.ranks, ranks
         raise WorkerCountError(
-            f"{what} must be {had}, as of the loader that saved the state, got {here} (or give "
+            f"{what} must be {had}, as in the loader that saved the state, got {here} (or give "
             f"{name} a method reshard_state_dict(states, num_workers) and a state_dict() of its "
             "own, saved after each batch: snapshot_every_n_steps=1)"
         )

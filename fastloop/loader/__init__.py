@@ -1,1 +1,1 @@
-"""DataLoader: the routes, their iterators, and where an epoch stands."""
+"""DataLoader: the routes, their iterators, and the position in an epoch."""

@@ -122,7 +122,7 @@ OTHERS: dict[str, Case] = {
     "ConcatDataset of other structures": (
         lambda: ConcatDataset([StackDataset(x=X), StackDataset(y=X)]),  # type: ignore
         {"batch_size": 4},
-        "other structure",
+        "different structure",
     ),
     "ConcatDataset of other dtypes": (
         lambda: ConcatDataset([X, X.double()]),  # type: ignore[list-item]
@@ -137,7 +137,7 @@ OTHERS: dict[str, Case] = {
     "ConcatDataset of tensors and arrays": (
         lambda: ConcatDataset([X, X.numpy()]),  # type: ignore[list-item]
         {"batch_size": 4},
-        "tensors in one dataset, ndarrays in another",
+        "combines a dataset of tensors with one of ndarrays",
     ),
     "ConcatDataset of transformed images": (
         lambda: ConcatDataset([ArrayDataset(IMAGES, transform=T.ToDtype(torch.float32))]),
@@ -147,7 +147,7 @@ OTHERS: dict[str, Case] = {
     "ConcatDataset around a Subset of one": (
         lambda: ConcatDataset([Subset(ConcatDataset([X, X]), [9]), X]),  # type: ignore
         {},
-        "lies within another dataset",
+        "lies within a combined dataset",
     ),
     "StackDataset": (lambda: StackDataset(x=list(X)), {}, "is a list"),  # type: ignore[arg-type]
     "Subset out of range in a StackDataset": (

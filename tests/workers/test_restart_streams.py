@@ -171,7 +171,7 @@ class Secret(OfDataset):
 begin()
 loader = restarting(Secret(LENGTHS), 2, collate_fn=Collate(2))
 text = error_text(lambda: list(loader))
-assert "It is not replaced: it is not known where it stood (ValueError" in text, text
+assert "It is not replaced: its position is unknown (ValueError" in text, text
 assert "it is secret" in text, text
 del loader
 check_clean()

@@ -445,8 +445,8 @@ class ArrayIter(ResumableIter):
         )
 
     def _goes_on_in_child(self) -> bool:
-        """Continue in a forked child after the last batch of the parent's iterator, as torch's
-        iterator without workers does."""
+        """Continue in a forked child after the last batch of the parent's iterator. torch's
+        iterator without workers does the same."""
         is_here = self._array_loader.is_own() or self._is_closed
         if is_here or self._num_workers > 0 or self._destination is not None:
             return False

@@ -130,7 +130,7 @@ def states_of(generators: Generators) -> RandomStates:
 
 @contextmanager
 def _restoring(*generators: torch.Generator) -> Iterator[None]:
-    """At the end of the block, set generators back to the states that they have at its start."""
+    """Restore generators at the end of the block to their states at its beginning."""
     before = [generator.get_state() for generator in generators]
     try:
         yield

@@ -1,9 +1,9 @@
-"""How tasks are pickled for workers, and how batches cross from a worker to its parent: tensors in
-the slot, the rest pickled.
+"""The transfer of tasks and batches between a loader and its workers: tasks are pickled; of a
+batch the tensors lie in the slot, and the rest is pickled.
 
-A tensor that the C collate built lies in the slot already. Of any other plain CPU tensor the part
-of its storage that the batch shows is copied there, once, so that views and aliases inside a batch
-stay views and aliases. All other objects go through torch's own reductions, with their refusals.
+A tensor that fastloop's collate built lies in the slot already. For any other plain CPU tensor, the
+part of its storage that the batch shows is copied to the slot once, so views and aliases inside a
+batch stay views and aliases. Other objects go through torch's own reductions, including refusals.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fastloop.device.destinations import Destination
 # The kinds of a reply: an object that is not a batch; a pickled batch; a batch of plain containers
 # that WorkerEnd.write has written.
 OBJECT, PICKLED, WRITTEN = 0, 1, 2
-NO_STATE = b""  # behind a batch; WorkerEnd.write takes bytes, and not None
+NO_STATE = b""  # sent after a batch instead of None, because WorkerEnd.write takes bytes only
 
-_NEAR = 64 << 10  # parts of a storage that are nearer to one another are copied as one
+_NEAR = 64 << 10  # parts of a storage with a smaller gap between them are copied as one
 _GRAIN = 16  # copies of storages begin at multiples of this, so that all dtypes stay aligned
 
 
@@ -42,7 +42,8 @@ class _Packer(ForkingPickler):
     """Pickles a batch and copies the bytes of its tensors into the slot.
 
     Args:
-        is_shared: the places of collated tensors do not say that they share memory: copy them, too.
+        is_shared: collated tensors may share memory, which their places cannot express, so the
+            bytes of collated tensors are copied as well.
     """
 
     def __init__(self, file: io.BytesIO, worker_end: WorkerEnd, is_shared: bool = False) -> None:
@@ -53,13 +54,13 @@ class _Packer(ForkingPickler):
         self._tensors: dict[int, int] = {}
         self._places: list[tuple[int, int, tuple[int, ...]]] = []
         self._views: list[tuple[Any, ...]] = []
-        self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # of storages: begin, end, address
+        self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # by storage: begin, end, address
         self.packed: set[int] = set()  # ids of tensors
-        self.has_storages = False  # bare ones, or those of tensors that are not plain
+        self.has_storages = False  # the batch has bare storages or tensors that are not plain
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            # The place of a tensor that the C collate built; None for others.
+            # find() gives the place of a tensor that the collate built, and None for any other.
             place = None if self._is_shared else self._worker_end.find(obj)
             if place is False:
                 raise _SharedError
@@ -95,13 +96,13 @@ class _Packer(ForkingPickler):
         return key, begin
 
     def table(self) -> tuple[list[Any], dict[int, Any], list[tuple[Any, ...]]]:
-        """Copy the noted bytes. Return the places of the batch; of each storage the parts that were
-        copied, (first byte, number of the place); and the views of these."""
+        """Copy the noted bytes. Return the places of the batch; for each storage the parts that
+        were copied, (first byte, number of the place); and the views of these parts."""
         parts = {key: self._copy(ranges) for key, ranges in self._ranges.items()}
         return self._places, parts, self._views
 
     def _copy(self, ranges: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """Copy the noted bytes of one storage, in parts that lie far from one another."""
+        """Copy the noted bytes of one storage, in parts with large gaps between them."""
         parts: list[list[int]] = []
         for begin, end, _ in sorted(ranges):
             if parts and begin <= parts[-1][1] + _NEAR:
@@ -117,12 +118,12 @@ class _Packer(ForkingPickler):
 
 
 def _hides_something(data: Any, packed: set[int]) -> bool:
-    """Tell whether a batch holds more than the packed tensors that could go to a device: inside of
-    objects, or in containers that this code does not look into."""
+    """Tell whether a batch holds tensors for a device beyond the packed ones: inside objects, or in
+    containers that this code does not look into."""
     try:
         leaves = [leaf for _, leaf in list_leaves(data)]
         movable = {id(leaf) for leaf in leaves if callable(getattr(leaf, "to", None))}
-    except Exception:  # a container that cannot be made anew, say, or one in itself
+    except Exception:  # for example, a container that cannot be rebuilt or that contains itself
         return True
     return not packed.issubset(map(id, leaves)) or not movable <= packed
 
@@ -133,7 +134,7 @@ def pack(
     """Put the tensors of a batch into the slot of the current request.
 
     Args:
-        has_destination: the parent copies the batch elsewhere, to a device say.
+        has_destination: the parent copies the batch elsewhere, for example to a device.
 
     Returns:
         The head for ``WorkerEnd.answer``, its kind, and whether the batch must stay in host memory.
@@ -180,7 +181,7 @@ class _Unpacker(pickle.Unpickler):
         storage, dtype, begin, shape, stride = view
         part, first = self._part(*storage)
         tensor = torch.empty(0, dtype=dtype, device=part.device)
-        # A view without elements may lie outside of the copied parts of its storage.
+        # A view without elements may lie outside the copied parts of its storage.
         begin = max(begin - first // dtype.itemsize, 0) + part.storage_offset() // dtype.itemsize
         tensor.set_(part.untyped_storage(), begin, shape, stride)
         destination = self._destination
@@ -195,7 +196,7 @@ def unpack(reply: Reply, destination: Destination | None = None) -> Any:
     """Return the batch of a reply.
 
     Args:
-        destination: where the reply was delivered; by default its tensors lie in the shared memory.
+        destination: the destination of the reply; None: the tensors stay in the shared memory.
     """
     if reply.kind == WRITTEN:
         return reply.load()
@@ -206,11 +207,11 @@ def unpack(reply: Reply, destination: Destination | None = None) -> Any:
 
 
 class Order:
-    """A task that asks for no batch: for the dataset's state before the first batch of an epoch, or
-    to begin another epoch. A worker process gets torch's own object for the latter.
+    """A task that asks for no batch: it asks for the dataset's state before the first batch of an
+    epoch, or begins a new epoch. For a new epoch a worker process gets torch's own object.
 
     Args:
-        states: those of that epoch; None: begin another.
+        states: the states of the epoch whose first state is wanted; None: begin a new epoch.
     """
 
     def __init__(self, worker: int, states: object = None) -> None:
@@ -221,7 +222,7 @@ class Order:
 
 
 class _TaskPickler(pickle.Pickler):
-    """Pickles of a tensor only the elements it shows, not its storage: samplers yield elements of
+    """Pickles only the elements that a tensor shows, not its storage: samplers yield elements of
     large tensors."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -252,6 +253,6 @@ def quote_indices(indices: Any) -> str:
 
 
 def add_batch(error: ExceptionWrapper, number: int, indices: Any) -> None:
-    """Name the batch in an error that its worker met."""
+    """Name the batch in an error that its worker raised."""
     where = f"batch {number} (indices {quote_indices(indices)})"
     error.exc_msg = f"{error.exc_msg.rstrip()}\nThis happened in {where}."

@@ -1,4 +1,4 @@
-"""What runs in a worker process: torch's own loop, over the shared memory of its iterator."""
+"""The code of a worker process: torch's own loop, over the shared memory of its iterator."""
 
 from __future__ import annotations
 
@@ -30,34 +30,35 @@ _OBJECTS = (ExceptionWrapper, StreamEnd)
 
 
 class _Channel:
-    """The worker's end of the channel, with the methods that torch's loop calls of its two queues
-    and of the event that ends all work.
+    """The worker's end of the channel, with the methods of its two queues and of the closing event
+    that torch's loop calls.
 
     Args:
-        reader: reads a dataset that can say where it stands. Batches, errors and ends are then sent
+        reader: reads a dataset that can report its position. Batches, errors and ends are then sent
+            as pairs: the second item is the state after the first, or NO_STATE.
             as pairs: the second is the state after them, or NO_STATE.
     """
 
     def __init__(
         self, worker_end: WorkerEnd, has_destination: bool, reader: DatasetReader | None
     ) -> None:
-        self.is_set = worker_end.is_closed  # the event's
+        self.is_set = worker_end.is_closed  # the method of the event
         self._worker_end = worker_end
         self._has_destination = has_destination
         self._reader = reader
         self.is_beginning = False  # a worker_init_fn runs or has raised
-        self.is_collated = False  # batches come from the C collate: fresh, plain, without cycles
-        # Data that wait for more memory, by request, and whether they are an object, not a batch.
+        self.is_collated = False  # fastloop collates batches: fresh, plain, without cycles
+        # By request: data that wait for more memory, and whether the data are not a batch.
         self._too_large: dict[int, tuple[Any, bool]] = {}
 
     def begin(self, init: Callable[[int], object], worker: int) -> None:
-        """Call a worker_init_fn. Torch's loop sends its error in place of the first batch."""
+        """Call a worker_init_fn. torch's loop sends its error instead of the first batch."""
         self.is_beginning = True
         init(worker)
         self.is_beginning = False
 
     def get(self, timeout: float) -> Any:
-        """Return the next task for torch's loop; answer fastloop's own requests meanwhile."""
+        """Return the next task for torch's loop. Answer fastloop's own requests meanwhile."""
         while True:
             request = self._worker_end.receive(timeout)
             if request is None:
@@ -77,9 +78,9 @@ class _Channel:
             return task
 
     def put(self, item: tuple[Any, Any]) -> None:
-        """Send what torch's loop has made for a task."""
+        """Send the answer of torch's loop to a task."""
         task, data = item
-        is_batch = isinstance(task, int)  # or torch's order to begin an epoch
+        is_batch = isinstance(task, int)  # else torch's order to begin an epoch
         is_object = not is_batch or isinstance(data, _OBJECTS)
         if self.is_beginning and is_batch:
             data.is_of_init, self.is_beginning = True, False
@@ -106,7 +107,7 @@ class _Channel:
         return head, OBJECT if is_object else kind, host_only
 
     def _explain(self, data: Any) -> ExceptionWrapper:
-        """Return why `data` could not be pickled, as an error that can be."""
+        """Return the reason why `data` could not be pickled, as an error that can be pickled."""
         self._worker_end.rewind()
         if not isinstance(data, ExceptionWrapper):
             info: Any = get_worker_info()
@@ -126,15 +127,15 @@ class _Channel:
 def run_worker(
     transfer: Any, parent: int, is_interruptible: bool, has_destination: bool, digests: Any
 ) -> None:
-    """Run a worker process: its target.
+    """Run a worker process. This function is the target of the process.
 
     Args:
-        transfer: torch's arguments of the loop, and where the shared memory is.
-        parent: the process to serve; this one ends soon after it.
-        is_interruptible: whether Ctrl-C reaches the parent's main thread; it is held back here
+        transfer: torch's arguments of the loop, and the address of the shared memory.
+        parent: the process to serve. If the parent ends, this process ends soon after.
+        is_interruptible: whether Ctrl-C reaches the parent's main thread. SIGINT is held back here
             until this function can end quietly.
-        has_destination: the parent copies batches elsewhere, to a device say.
-        digests: of the functions of other libraries, from the parent.
+        has_destination: the parent copies batches elsewhere, for example to a device.
+        digests: the digests of other libraries' functions, from the parent.
     """
     try:
         release_in_child()

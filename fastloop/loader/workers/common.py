@@ -2,9 +2,9 @@
 batch is next, and how an iterator ends.
 
 ``WorkerIter`` does the work of torch's iterator over worker processes (``torch_parts`` lists its
-methods under "workers"), without its queues, its thread for pinning and its handler of SIGCHLD. It
-is a subclass because frameworks ask ``isinstance``; none of torch's methods between it and the base
-of all iterators runs.
+methods under "workers"), without its queues, its thread for pinning and its handler of SIGCHLD.
+``WorkerIter`` is a subclass because frameworks ask ``isinstance``; from torch only the methods of
+the base class of every iterator run.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ TAKEN_MEANWHILE = "the batch of this next() was taken meanwhile, by a next() ins
 
 
 class WorkerIter(MultiIter, LockedIter):
-    """An iterator over workers. Subclasses start them, send them tasks, receive replies and end
+    """An iterator over workers. Subclasses start the workers, send tasks, receive replies and end
     the workers.
 
     Attributes (names and meanings are torch's):
         _workers: the processes or threads.
-        _task_info: by number of a task that is not handed out: its worker, and its data once they
-            have come before their turn.
-        _tasks_outstanding: tasks whose data have not come.
+        _task_info: for the number of each task that is not handed out: its worker, and the data if
+            they have arrived before their turn.
+        _tasks_outstanding: tasks whose data have not arrived.
         _send_idx, _rcvd_idx: the numbers of the next task to send, and to hand out.
         _workers_status: which workers still have work in this epoch.
     """
 
     _workers: Any
     _replaces_dead = False  # with on_worker_death="restart"
-    _is_asking = False  # the sampler, which may call next()
+    _is_asking = False  # the sampler is being asked for indices, and may call next()
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._pid = os.getpid()
@@ -55,13 +55,14 @@ class WorkerIter(MultiIter, LockedIter):
         self._workers = []
         wanted = loader.prefetch_factor
         self._depth: QueueDepth | None = None
-        if isinstance(wanted, AutoDepth):  # begin where the iterator before has ended
+        if isinstance(wanted, AutoDepth):  # begin with the depth of the previous iterator
             self._depth = QueueDepth(loader.num_workers, shared.depth or wanted)
         try:
             self._begin_epoch(loader)
             states = self._epoch.states
-            # iter() raises if a worker could not begin, and the loader has all states even if this
-            # iterator is dropped; but workers that may be replaced meanwhile are left to next().
+            # iter() waits for the first states of a stateful dataset. It raises if a worker could
+            # not begin, and the loader has every state even if this iterator is dropped. If dead
+            # workers may be replaced, next() receives the states.
             is_awaited = states is not None and not self._replaces_dead
             self._awaits_begin = is_awaited and is_stateful(loader.dataset)
             LockedIter.__init__(self, loader)  # in ResumableIter
@@ -73,7 +74,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._shutdown = False
             arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
             arguments["init_fn"] = self._worker_init_fn = loader.worker_init_fn
-            arguments["shared_seed"] = None  # for data pipes, which torch loads
+            arguments["shared_seed"] = None  # for data pipes, which torch's own path loads
             for number in range(self._num_workers):
                 reader = None if states is None else states.make_reader(number)
                 self._start_worker({**arguments, "worker_id": number}, reader)
@@ -84,41 +85,41 @@ class WorkerIter(MultiIter, LockedIter):
                     self._fault.reraise()  # type: ignore[no-untyped-call]
             shared.latest = weakref.ref(self)
         except BaseException:
-            # Ctrl-C or an error of the sampler, say. A traceback that the program keeps must not
-            # keep the workers that have started.
+            # The error may be Ctrl-C or come from the sampler. A traceback that the program keeps
+            # must not keep the workers that have started.
             with interrupts_held():
                 self._shutdown_workers()
             raise
 
-    # ---- the part of subclasses
+    # ---- the methods of subclasses
 
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         """Start the next worker and add it to `_workers`, before it runs.
 
         Args:
-            arguments: those of torch's worker loop by name, but for its queues.
-            reader: reads a dataset that can say where it stands.
+            arguments: the arguments of torch's worker loop by name, without its queues.
+            reader: reads a dataset that can report its position.
         """
 
     def _begin_replies(self, first_iter: bool) -> None:
-        """Begin an epoch: drop the replies of the one before."""
+        """Begin an epoch: drop the replies of the previous epoch."""
 
     def _send(self, worker: int, task: Any) -> None:
-        """Send (number, indices), or an Order; None is a worker's last task."""
+        """Send (number, indices) or an Order. None is a worker's last task."""
 
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
-        """Return a task of this epoch, as `_get_data`; None if none has come within `timeout`
-        seconds."""
+        """Return a task of this epoch as `_get_data` does; None if no task has arrived within
+        `timeout` seconds."""
 
     def _look_for_dead(self) -> tuple[Any, Any] | None:
-        """Raise if nothing will come. Called after a wait in which nothing came."""
+        """Raise if no reply will come. Called after a wait in which no reply came."""
 
     def _can_resume(self) -> bool:
-        """Tell whether these workers can begin another epoch."""
+        """Tell whether these workers can begin a new epoch."""
         return all(worker.is_alive() for worker in self._workers)
 
     def _end_workers(self) -> None:
-        """End all workers, and note what they have counted."""
+        """End every worker, and note the workers' counts."""
 
     # ---- forks
 
@@ -126,7 +127,7 @@ class WorkerIter(MultiIter, LockedIter):
         return self._pid == os.getpid()
 
     def _check_process(self) -> None:
-        """Refuse to work in a forked child: threads are not there, and the parent writes to the
+        """Refuse to work in a forked child: the child has no threads, and the parent writes to the
         memory of batches from processes."""
         if not self._is_own():
             text = "the workers of this iterator belong to the parent process"
@@ -137,13 +138,13 @@ class WorkerIter(MultiIter, LockedIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._next_lock.of_process():
             self._check_process()
-            self._is_whole = False  # until all workers know of this epoch
-            self._arrived: deque[tuple[Any, Any]] = deque()  # before anybody asked for it
-            # The reply that was received last, until what it brought has its place: the handler of
-            # a signal may raise after any call, and next() then finds the reply here.
+            self._is_whole = False  # until every worker knows of this epoch
+            self._arrived: deque[tuple[Any, Any]] = deque()  # replies that nobody has asked for yet
+            # The reply that was received last, until its content is stored: the handler of a signal
+            # may raise after any call, and next() then finds the reply here.
             self._unread: list[Any] = []
-            self._awaited: set[int] = set()  # workers whose first state has not come
-            self._fault: ExceptionWrapper | None = None  # of a worker that could not begin
+            self._awaited: set[int] = set()  # workers whose first state has not arrived
+            self._fault: ExceptionWrapper | None = None  # a worker's, if it could not begin
             self._begin_replies(first_iter)
             if self._depth is not None:
                 self._depth.start_epoch()
@@ -155,7 +156,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._workers_status = [True for _ in workers]
             self._workers_num_tasks = [0 for _ in workers]
             states = self._epoch.states
-            # A resumed epoch goes on with the worker whose turn it was.
+            # A resumed epoch continues with the worker whose turn it was.
             self._turns = islice(cycle(workers), 0 if states is None else states.first_worker, None)
             if not first_iter:
                 for worker in workers:
@@ -173,7 +174,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._is_whole = True
 
     def _get_data(self) -> tuple[Any, Any]:
-        """Wait for a task; return its number, or the order to begin an epoch, and its data."""
+        """Wait for a task. Return its number, or the order to begin an epoch, and its data."""
         begin = monotonic()
         wait_s = min(CHECK_S, self._timeout or CHECK_S)
         while True:
@@ -196,7 +197,7 @@ class WorkerIter(MultiIter, LockedIter):
         return data
 
     def _next_batch(self) -> Any:
-        """Return the next batch; where the dataset has states, with the state after it."""
+        """Return the next batch; if the dataset has states, with the state after the batch."""
         if self._depth is None:
             return self._take_next()
         before = self._shared.count()["waits"]
@@ -209,7 +210,7 @@ class WorkerIter(MultiIter, LockedIter):
         return data
 
     def _take_next(self) -> Any:
-        """Return the batch whose turn it is; with in_order=False, the first that comes."""
+        """Return the batch whose turn it is; with in_order=False, the first batch to arrive."""
         while True:
             self._pass_ended()
             worker, *data = self._task_info[self._rcvd_idx]
@@ -224,13 +225,13 @@ class WorkerIter(MultiIter, LockedIter):
                 raise AssertionError(f"Invalid iterator state: {text}")
             number, arrived = self._get_data()
             is_end = isinstance(arrived, StreamEnd)
-            # No call stands between these lines, so no handler of a signal runs there.
+            # No call stands between the next lines, so no handler of a signal can run there.
             if self._in_order and not is_end:
                 self._task_info[number] += (arrived,)
             self._tasks_outstanding -= 1
             del self._unread[:]
             if is_end:
-                # The share of a stream has ended: others get the worker's tasks.
+                # The worker's share of a stream has ended. The remaining workers get its tasks.
                 if not self._persistent_workers:
                     self._send(arrived.worker_id, None)
                 self._workers_status[arrived.worker_id] = False
@@ -242,10 +243,10 @@ class WorkerIter(MultiIter, LockedIter):
 
     def _pass_ended(self) -> None:
         """Skip tasks of workers whose share of a stream has ended. Raise StopIteration if no task
-        is left."""
+        remains."""
         is_open = not (self._shutdown or self._is_closed or self._is_asking)
         if self._rcvd_idx == self._send_idx and is_open:
-            self._try_put_index()  # handlers of signals may have kept next() from it each time
+            self._try_put_index()  # handlers of signals may have interrupted it in next()
         while self._rcvd_idx < self._send_idx:
             info = self._task_info.get(self._rcvd_idx)
             if info is not None:
@@ -259,7 +260,7 @@ class WorkerIter(MultiIter, LockedIter):
 
     def _process_data(self, data: Any, worker: int) -> Any:
         self._workers_num_tasks[worker] -= 1
-        self._try_put_index()  # here a sampler may call next()
+        self._try_put_index()  # a sampler may call next() here
         self._last_worker = worker
         if isinstance(data, ExceptionWrapper):
             data.reraise()  # type: ignore[no-untyped-call]
@@ -283,8 +284,8 @@ class WorkerIter(MultiIter, LockedIter):
         self._send_idx += 1
 
     def _choose_worker(self) -> int | None:
-        """Return the next worker in turn that has work in this epoch; with in_order=False, one that
-        has less under way than its part of the queue."""
+        """Return the next worker in turn that has work in this epoch; with in_order=False, a worker
+        with fewer tasks under way than its part of the queue."""
         limit = self._prefetch_factor * self._num_workers
         for worker in islice(self._turns, self._num_workers):
             if self._workers_status[worker] and (
@@ -307,8 +308,8 @@ class WorkerIter(MultiIter, LockedIter):
             states.begin(task.worker, state)
 
     def await_states(self) -> None:
-        """Wait until each worker has sent the state that it began with, which takes as long as
-        workers take to start. Replies that come meanwhile are kept for next()."""
+        """Wait until each worker has sent the state that it began with. The wait takes as long as
+        workers take to start. Replies that arrive meanwhile are kept for next()."""
         with self._next_lock.of_process():
             while self._awaited and not self._shutdown and self._is_own():
                 received = self._receive(CHECK_S)
@@ -316,7 +317,7 @@ class WorkerIter(MultiIter, LockedIter):
                     self._arrived += (received,)
                     del self._unread[:]
                 elif self._find_dead():
-                    return  # next() says why
+                    return  # next() reports the reason
 
     # ---- the end
 
@@ -326,8 +327,8 @@ class WorkerIter(MultiIter, LockedIter):
         return [n for n, is_active in status if is_active and not self._workers[n].is_alive()]
 
     def is_broken(self) -> bool:
-        """Tell whether another epoch needs new workers: Ctrl-C, say, has ended some of these, or
-        came while they were told of an epoch, or this process is a fork of their parent."""
+        """Tell whether a new epoch needs new workers: Ctrl-C has ended some workers, or came while
+        workers were told of an epoch, or this process is a forked child of the workers' parent."""
         is_open = self._is_own() and self._is_whole and not (self._shutdown or self._is_closed)
         return not (is_open and self._can_resume())
 
@@ -336,39 +337,40 @@ class WorkerIter(MultiIter, LockedIter):
         self._shutdown_workers()
 
     def _shutdown_workers(self) -> None:
-        # At exit others end the workers, and a forked child has none.
+        # At exit handlers of the process end the workers, and a forked child has none.
         if not (getattr(self, "_shutdown", True) or is_exiting() or not self._is_own()):
             self._end_workers()
 
     def _finalize(self) -> None:
-        """End the workers, again if Ctrl-C came before it was held back. At the end of the process
-        the names of this module may be gone."""
+        """End the workers, again if Ctrl-C came before SIGINT was held back. At the end of the
+        process the names of this module may be gone."""
         self._keep_count()
         if not self._is_exiting():
             with interrupts_held(interrupt_later):
                 self._shutdown_workers()
-                # Drop the workers now, with SIGINT held; their finalizers run Python. Keep an empty
-                # list: other finalizers read it.
+                # Drop the workers now, with SIGINT held, because their finalizers run Python. Keep
+                # an empty list for finalizers that read it.
                 self.__dict__.setdefault("_workers", []).clear()
 
     _is_exiting = staticmethod(is_exiting)
 
-    __del__ = FinalizerBase.__del__  # torch's own stands before it
+    __del__ = FinalizerBase.__del__  # else torch's own __del__ would come first
 
 
 _DEEPEST = 16
 
 
 class QueueDepth:
-    """How many batches each worker is asked for ahead. ``docs/internals/tools.md`` has the rule.
+    """The number of batches that each worker is asked for ahead. ``docs/internals/tools.md`` has
+    the rule.
 
-    The depth grows by one if the loop had to wait although a whole queue of batches had come
-    without a wait since the last change: workers are fast enough on average, and uneven. More depth
-    would not help workers that are too slow.
+    If the loop had to wait although, since the last change, a whole queue of batches had come
+    without a wait, the depth grows by one: workers are fast enough on average, but their times are
+    uneven. More depth would not help workers that are too slow.
 
     Args:
-        workers: how many there are.
-        value: the depth to begin with.
+        workers: the number of workers.
+        value: the first depth.
     """
 
     def __init__(self, workers: int, value: int = FIRST_DEPTH) -> None:
@@ -377,12 +379,12 @@ class QueueDepth:
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """Expect a wait: the first batch is waited for in any case."""
+        """Expect a wait, because the loop always waits for the first batch."""
         self._unwaited = 0
         self._was_full = False
 
     def note(self, has_waited: bool) -> None:
-        """Note that the loop has taken a batch, and whether it had to wait for it."""
+        """Note that the loop has taken a batch, and whether the loop had to wait for the batch."""
         if not has_waited:
             self._unwaited += 1
             self._was_full |= self._unwaited >= self.value * self._workers

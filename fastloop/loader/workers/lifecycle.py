@@ -1,8 +1,8 @@
-"""The life of a worker process: how it starts and gets its dataset, whether it is alive, why it
-died.
+"""The life of a worker process: how it starts and receives its dataset, whether it is alive, and
+the reason of its death.
 
-``WorkerProcess`` does not know what workers are asked for. The thread that iterates uses it, the
-iterator's finalizer, and ``close()`` from any thread.
+``WorkerProcess`` does not know the tasks of workers. It is used by the thread that iterates, by the
+iterator's finalizer, and by ``close()`` on any thread.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fastloop.base.machine import describe_memory, explain_kill
 from fastloop.compat.torch_parts import before_workers, digests_of
 from fastloop.loader.workers.child import run_worker
 
-# A parent that waits notices a dead worker after at most so many seconds.
+# A parent that waits for batches notices a dead worker after this many seconds at most.
 CHECK_S = 0.05
 # Seconds to wait for the exit code of a dead worker: a fork server reports it after the death.
 _CODE_S = 5.0
 
-_LARGE = 1 << 20  # arrays from this many bytes on go beside the pickle
+_LARGE = 1 << 20  # arrays of this many bytes or more are sent outside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 Place = tuple[int, int]  # in a SharedFile: offset, bytes
 
 
 def is_exiting() -> bool:
-    """Tell whether this process is at its end, where multiprocessing ends all workers and names of
+    """Tell whether this process is ending. multiprocessing then ends all workers, and names of
     modules may be gone."""
     ask = getattr(util, "is_exiting", None)
     return ask is None or bool(ask())
@@ -51,7 +51,7 @@ _workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _disown_workers() -> None:
     """Keep processes that the program forks from ending their parent's workers, as multiprocessing
-    does when they exit."""
+    would when those processes exit."""
     for process in list(_workers):
         processes._children.discard(process)  # type: ignore[attr-defined]
 
@@ -60,16 +60,16 @@ os.register_at_fork(after_in_child=_disown_workers)
 
 
 class WorkerProcess:
-    """A process of the user's context. Ctrl-C does not reach it before it can end quietly."""
+    """A process of the user's context. Ctrl-C reaches it only when it can end quietly."""
 
     def __init__(self, context: Any, transfer: DatasetTransfer, has_destination: bool) -> None:
-        # A thread that blocks Ctrl-C starts workers that block it, too.
+        # A thread that blocks Ctrl-C starts workers that block Ctrl-C as well.
         is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         args = transfer, os.getpid(), not is_blocked, has_destination, digests_of
         process = context.Process(target=run_worker, args=args)
         _workers.add(process)
         self._process = process
-        self._fork_id = 0  # its name in _core
+        self._fork_id = 0  # the number of this fork in _core
         method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
         self._has_server = method == "forkserver"
         process.daemon = True
@@ -81,7 +81,7 @@ class WorkerProcess:
         for find_out in before_workers:
             find_out()
         if self._has_server:
-            forkserver.ensure_running()  # it must not inherit the mask set below
+            forkserver.ensure_running()  # the server must not inherit the mask set below
         with interrupts_held():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
@@ -97,11 +97,11 @@ class WorkerProcess:
             fork_expected()
 
     def forget(self) -> None:
-        """Release the memory of batches that this process, which has ended, had inherited."""
+        """Release the batch memory that this process, which has ended, had inherited."""
         fork_ended(self._fork_id)
 
     def exists(self) -> bool:
-        """Tell whether the system has the process; is_alive() errs when a fork server dies."""
+        """Tell whether the system has the process. is_alive() errs when a fork server dies."""
         try:
             os.kill(self._process.pid, 0)
         except ProcessLookupError:
@@ -109,14 +109,14 @@ class WorkerProcess:
         return True
 
     def is_alive(self) -> bool:
-        # The second look: something else in this program may have waited for it.
+        # exists() is asked because the program's own code may have waited for the process.
         return self._process.is_alive() and self.exists()
 
     def join(self, timeout: float) -> None:
         """Wait for the end of the process, and for its exit code from a fork server.
 
-        multiprocessing waits for the worker's end of a pipe. A worker can close that long before
-        it ends, and processes it has started can hold it open long after.
+        multiprocessing waits for the worker's end of a pipe. A worker can close its end long before
+        the worker ends, and processes that a worker has started can hold the end open long after.
         """
         deadline = monotonic() + timeout
         while self.is_alive() or (self._has_server and self._process.exitcode is None):
@@ -125,11 +125,11 @@ class WorkerProcess:
             sleep(min(rest, 0.001))
 
     def explain_death(self, task: str, tells_memory: bool) -> str:
-        """Return an error's text on this worker, which has died, with a remedy.
+        """Return an error's text about this worker's death, with a remedy.
 
         Args:
-            task: what it was to make, as the end of a sentence; may be empty.
-            tells_memory: for other causes than SIGKILL, too.
+            task: what the worker was to make, as the end of a sentence; may be empty.
+            tells_memory: describe the memory for any cause; else for SIGKILL only.
         """
         self.join(_CODE_S)
         code, remedy = self.exitcode, f"{describe_memory()}. " if tells_memory else ""
@@ -149,15 +149,16 @@ class WorkerProcess:
 
 # ---- the dataset of a worker
 
-# A forked worker inherits it. A spawned one is sent a pickle in shared memory, with the large
-# arrays and tensors beside it. These are written once for all workers, and each worker maps them,
-# privately and writable. So it has the same as a forked one. torch would move tensors to shared
-# memory, whose address other code may know; those that are there already are shared as by torch.
+# A forked worker inherits its dataset. A spawned worker receives a pickle in shared memory. Large
+# arrays and tensors are not in the pickle: they are written to the memory once, and each worker
+# maps them privately and writable, as a forked worker has them. torch would move the tensors to
+# shared memory, although code may hold their old addresses. If tensors are in shared memory
+# already, torch shares them.
 
 
 class SharedFile:
-    """A file in memory for the data that spawned workers share. It is closed when all of them have
-    started; where dead ones are replaced, when all have ended."""
+    """A file in memory for the data that spawned workers share. The file is closed when all workers
+    have started; if dead workers are replaced, when all workers have ended."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -171,8 +172,8 @@ class SharedFile:
         return self._fd
 
     def write(self, data: Any, over: Place | None = None) -> Place:
-        """Write `data` at the end, or over a place that nobody reads any more, if it fits there.
-        Return its place: offset, bytes."""
+        """Write `data` over `over`, a range that nobody reads any more, if the data fit there; else
+        at the end. Return the range of the data: offset, bytes."""
         view = memoryview(data).cast("B")
         if over is not None and len(view) <= over[1] + -over[1] % _PAGE:
             offset = over[0]
@@ -185,8 +186,8 @@ class SharedFile:
         return offset, len(view)
 
     def write_once(self, buffer: Any, storage: torch.UntypedStorage | None) -> Place:
-        """Write an array, or a storage, unless it is there already. Return its place. A storage is
-        recognised by itself: its memory may move."""
+        """Write an array or a storage, unless the file has it already. Return its range. The key of
+        a storage is its identity, because its memory may move."""
         import numpy as np
 
         view = buffer.raw()
@@ -210,7 +211,7 @@ def _open_storage(data: Any) -> torch.UntypedStorage:
 
 
 class _DatasetPickler(reduction.ForkingPickler):
-    """Pickles as torch does, but storages that are not shared by their bytes."""
+    """Pickles as torch does, except that storages outside shared memory are sent as bytes."""
 
     def __init__(self, data: io.BytesIO, file: SharedFile) -> None:
         super().__init__(data, 5, True, self._put_beside)
@@ -245,18 +246,18 @@ def _map_privately(fd: int, offset: int, size: int) -> memoryview:
 
 
 class DatasetTransfer:
-    """The arguments of a worker. They are sent with its process object, and after its death with
-    the process object of its successor.
+    """The arguments of a worker. They are sent with the worker's process object. If the worker
+    dies, they are sent again with the process object of its successor.
 
     Attributes:
-        contents: torch's arguments, and where the shared memory is, as ``ParentEnd.address()``
-            says it: descriptor, bytes, offset, workers, depth, mapped at.
+        contents: torch's arguments, and ``ParentEnd.address()`` of the shared memory: descriptor,
+            bytes, offset, workers, depth, mapped at.
     """
 
     def __init__(self, arguments: dict[str, Any], address: Any, file: SharedFile) -> None:
         self.contents = arguments, address
         self._file = file
-        self._pickled: Place | None = None  # where the last pickle lies
+        self._pickled: Place | None = None  # the range of the last pickle
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments, (fd, *rest, _) = self.contents
@@ -269,7 +270,7 @@ class DatasetTransfer:
 
 
 def _receive(channel: Any, file: Any, rest: Any, places: list[Place]) -> DatasetTransfer:
-    """Load a transfer in the process that it was sent to."""
+    """Load a transfer in the process that received it."""
     channel_fd, file_fd = channel.detach(), file.detach()
     pickled, *buffers = (_map_privately(file_fd, *place) for place in places)
     arguments = pickle.loads(pickled, buffers=buffers)

@@ -1,4 +1,4 @@
-"""The iterator over worker processes, which holds them and a channel.
+"""The iterator over worker processes, which owns the processes and a channel.
 
 ``common.py`` orders the batches. The channel carries tasks and replies through shared memory, in
 the form of ``batch_pickle.py``. ``child.py`` runs in a worker; ``lifecycle.py`` has the life of one
@@ -31,21 +31,22 @@ from fastloop.loader.workers.batch_pickle import Order, unpack
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
 from fastloop.loader.workers.lifecycle import DatasetTransfer, SharedFile, WorkerProcess, is_exiting
 
-# With on_worker_death="restart": a worker that dies so often in a row before its first batch is not
-# replaced. A process that exits there will do so again; random kills may well hit young processes.
+# With on_worker_death="restart": a worker that dies this often in a row before its first batch is
+# not replaced. If a process exits there, its successor will exit as well; random kills may hit
+# several young processes.
 _MOST_EXITS, _MOST_KILLS = 2, 10
 # Seconds for workers to end by themselves, and then after SIGTERM.
 _POLITE_S, _FIRM_S = 2.5, 1.0
-# And how often a parent that gets batches looks for dead workers.
+# The seconds after which a parent that receives batches looks for dead workers again.
 _LOOK_S = 1.0
 _STREAM = (
-    "its samples come from an IterableDataset, which alone knew where it stood; give it "
-    "state_dict() and load_state_dict(), or pass a map-style dataset"
+    "its samples come from an IterableDataset without state_dict(), so its position is lost (give "
+    "the dataset state_dict() and load_state_dict(), or pass a map-style dataset)"
 )
 
 
 class NoSuccessorError(Exception):
-    """A dead worker gets no successor: the text says why, as a part of a sentence."""
+    """A dead worker gets no successor. The text is the reason, as a part of a sentence."""
 
 
 class ProcessIter(WorkerIter):
@@ -57,8 +58,8 @@ class ProcessIter(WorkerIter):
     def __init__(
         self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
     ) -> None:
-        # torch's worker loop imports it: else every worker does, and Ctrl-C meets it there. In the
-        # middle of the import extension modules would be left half made.
+        # torch's worker loop imports numpy.random. Without this import every worker would import
+        # it, and Ctrl-C in the middle would leave extension modules half initialised.
         with interrupts_held():
             import numpy.random  # noqa: F401
         memory, destination, budget = shared.open_worker_memory(loader, accelerator)
@@ -67,12 +68,12 @@ class ProcessIter(WorkerIter):
         self._delivered: list[Any] = []  # at most one, kept through interrupts
         self._is_taking = False
         self._replaces_dead = look_up(loader, "on_worker_death", "raise") == "restart"
-        self._deadly: set[int] = set()  # batches of this epoch that a worker has died at
+        self._deadly: set[int] = set()  # batches of this epoch at which a worker has died
         self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
-        self._last_words: dict[int, str] = {}  # of dead workers that get no successor
+        self._last_words: dict[int, str] = {}  # the texts on dead workers without a successor
         self._next_look = 0.0
         # The length of a worker's queue of requests: a power of two, with room for the requests of
-        # two epochs. If a worker gets more, as when others have ended, some wait in this process.
+        # two epochs. If a worker gets more, as when some workers have ended, the rest waits here.
         length = 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
         sizes = loader.num_workers, length, budget
         others = destination, self._replaces_dead
@@ -80,7 +81,7 @@ class ProcessIter(WorkerIter):
         self._context: Any = loader.multiprocessing_context or torch.multiprocessing
         self._file = SharedFile()
         self._transfers: list[DatasetTransfer] = []
-        self._lock = threading.RLock()  # a successor starts, or the workers are stopped
+        self._lock = threading.RLock()  # held while a successor starts or the workers are stopped
         self._stopped = threading.Event()
         super().__init__(loader, shared)
 
@@ -92,7 +93,7 @@ class ProcessIter(WorkerIter):
         arguments["dataset"] = reader or arguments["dataset"]
         self._transfers.append(DatasetTransfer(arguments, self._parent_end.address(), self._file))
         process = self._make_process(arguments["worker_id"])
-        self._workers.append(process)  # one that cannot be started, too
+        self._workers.append(process)  # even a process that cannot be started
         try:
             process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
@@ -114,9 +115,9 @@ class ProcessIter(WorkerIter):
         if first_iter and not self._replaces_dead:
             self._close_file()
         self._parent_end.start_epoch()
-        self._ends: list[tuple[Any, Any, bytes | None]] = []  # of workers that owe a batch
-        self._newest = [-1] * self._num_workers  # of each worker: the last task that it answered
-        # Workers that have yet to answer that this epoch begins.
+        self._ends: list[tuple[Any, Any, bytes | None]] = []  # ends of workers that owe a batch
+        self._newest = [-1] * self._num_workers  # for each worker: its last task answered
+        # Workers that have yet to answer the order to begin this epoch.
         self._resuming = set(range(0 if first_iter else self._num_workers))
         self._deadly.clear()
         if self._destination is not None:
@@ -145,13 +146,13 @@ class ProcessIter(WorkerIter):
             raise
         except RuntimeError:
             if self._parent_end.is_overwritten:
-                self._shutdown_workers()  # the memory that they share cannot be relied on
+                self._shutdown_workers()  # the memory that they share cannot be trusted
             raise
 
     def _take_delivered(self, destination: Any) -> Any:
         """Return the next batch; on a device, for the current stream. If memory is missing, the
-        next call tries the same batch again. The batches after it are copied when they arrive, as
-        far as there is memory."""
+        next call tries the same batch again. Later batches are copied when they arrive, as far as
+        there is memory."""
         if self._is_taking:
             raise RuntimeError("next() was called on this iterator from inside its own next()")
         self._is_taking = True
@@ -170,7 +171,7 @@ class ProcessIter(WorkerIter):
     def _deliver(self, pending: Any, destination: Any) -> Any:
         is_moved = type(pending) is Reply and pending.upload > 0
         if is_moved:
-            pending.deliver()  # if this raises, the next call tries it again
+            pending.deliver()  # if this raises, the next call tries again
         try:
             if is_moved:
                 return destination.complete(unpack(pending, destination))
@@ -198,21 +199,21 @@ class ProcessIter(WorkerIter):
     def _get_data(self) -> tuple[Any, Any]:
         try:
             if self._replaces_dead and monotonic() > self._next_look:
-                # With in_order=False the batches of others would hide a death.
+                # With in_order=False the batches of living workers would hide a death.
                 self._next_look = monotonic() + _LOOK_S
                 self._replace([n for n in self._find_dead() if not self._parent_end.has_replies(n)])
             return super()._get_data()
         except KeyboardInterrupt:
-            # A traceback that the program keeps must not keep the rest of the workers.
+            # A traceback that the program keeps must not keep the remaining workers alive.
             with interrupts_held():
                 if self._await_interrupted():
                     self._shutdown_workers()
             raise
 
     def _await_interrupted(self) -> bool:
-        """Tell whether Ctrl-C, which this process has met, ends the workers, too, as at a terminal,
-        where it reaches all. Pressed again, it ends them in any case. Call it with interrupts
-        held."""
+        """Tell whether Ctrl-C, which this process has received, also ends the workers, as a
+        terminal sends it to every process. A second Ctrl-C ends the workers in any case. Call this
+        with interrupts held."""
         begin = monotonic()
         while not self._find_dead() and not is_interrupted():
             is_reached = any(has_met_interrupt(worker.pid) for worker in self._workers)
@@ -227,7 +228,7 @@ class ProcessIter(WorkerIter):
                 if not self._parent_end.owes(end[1].worker_id):
                     self._ends.remove(end)
                     return self._finish(*end)
-            if not self._unread:  # one call: the reply is in the list before it returns
+            if not self._unread:  # in one call, so the reply is in the list before the call returns
                 self._unread.extend(filter(None, map(self._parent_end.receive, (timeout,))))
             if not self._unread:
                 return None
@@ -238,7 +239,7 @@ class ProcessIter(WorkerIter):
             timeout = 0
 
     def _read(self, task: Any, reply: Reply) -> tuple[Any, Any] | None:
-        """Return the task that a reply answers, as `_get_data`; None if next() does not want it."""
+        """Return (task, data) as `_get_data` does; None if next() does not want the reply."""
         states = self._epoch.states
         if isinstance(task, Order) and task.states is not None:
             self._note_initial(task, self._unpack_object(reply))
@@ -248,7 +249,7 @@ class ProcessIter(WorkerIter):
             return task, unpack(reply)
         number, indices = task
         if number not in self._task_info:
-            return None  # from the epoch before
+            return None  # from the previous epoch
         worker = self._task_info[number][0]
         self._newest[worker] = max(self._newest[worker], number)
         if reply.kind != batch_pickle.OBJECT:
@@ -273,7 +274,7 @@ class ProcessIter(WorkerIter):
         except Exception:
             if self._parent_end.is_overwritten:
                 raise
-            # An error of a class that this process does not have, say.
+            # For example, this process does not have the class of the error.
             where = "while reading what a DataLoader worker process has sent"
             return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
@@ -287,7 +288,7 @@ class ProcessIter(WorkerIter):
     # ---- workers that die
 
     def _can_resume(self) -> bool:
-        """Tell whether all workers live, or those that are dead get successors when needed."""
+        """Tell whether all workers live, or dead workers get successors when needed."""
         dead = [n for n, worker in enumerate(self._workers) if not worker.is_alive()]
         if not dead or not self._replaces_dead or self._last_words:
             return not dead
@@ -299,15 +300,15 @@ class ProcessIter(WorkerIter):
         if self._parent_end.is_closed():
             raise RuntimeError(CLOSED)
         dead = self._find_dead()
-        # Asked after that look: if multiprocessing has ended one by then, the exit had begun.
+        # is_exiting() is asked after the search: if multiprocessing had ended a worker, it is true.
         if is_exiting() and threading.current_thread().daemon:
-            return None  # the interpreter soon ends this thread, too
-        # All replies that dead workers have sent can be received now.
+            return None  # the interpreter will soon end this thread as well
+        # Every reply that dead workers have sent can be received now.
         received = self._receive(0) if dead else None
         if received is not None:
             return received
         if lost := self._replace(dead):
-            # A batch of one may be here and wait for batches of others before it.
+            # A dead worker's batch may have arrived and wait for earlier batches of living workers.
             first = self._task_info.get(self._rcvd_idx, (-1,))[0]
             is_here = any(len(info) == 2 and info[0] in lost for info in self._task_info.values())
             if first in lost or not is_here:
@@ -321,7 +322,7 @@ class ProcessIter(WorkerIter):
 
     def _replace(self, dead: list[int]) -> list[int]:
         """Start successors of dead workers whose replies have all been received. Return the numbers
-        of those that get none; their requests are cancelled, because others may need the memory."""
+        of workers without a successor. Their requests are cancelled to free memory for the rest."""
         for number in dead:
             if number in self._last_words:
                 continue
@@ -359,15 +360,15 @@ class ProcessIter(WorkerIter):
             raise RuntimeError(CLOSED)
 
     def _replace_process(self, number: int, reader: DatasetReader | None) -> None:
-        """Start a process in the place of a worker that has ended; not once workers are stopped. If
-        it raises, the dead one keeps its place. Call it with interrupts held."""
+        """Start a process in the place of a worker that has ended, unless workers are stopped. If
+        the start raises, the dead worker stays in the list. Call this with interrupts held."""
         with self._lock:
             if self._stopped.is_set():
                 return
             if reader is not None:
                 self._transfers[number].contents[0]["dataset"] = reader
             dead, successor = self._workers[number], self._make_process(number)
-            self._workers[number] = successor  # before it starts, so that _stop() meets it
+            self._workers[number] = successor  # before its start, so that _stop() finds it
             try:
                 successor.start()
             except BaseException:
@@ -380,7 +381,7 @@ class ProcessIter(WorkerIter):
         self._stop()  # a signal handler has called it during the start
 
     def _count_death(self, number: int, code: int | None) -> None:
-        """Count a death. Raise NoSuccessorError if no process may take the dead worker's place."""
+        """Count a death. Raise NoSuccessorError if no process may replace the dead worker."""
         taken, task = self._parent_end.begun(number)
         if taken == 0 or isinstance(task, Order):
             self._early[number] += 1
@@ -391,14 +392,14 @@ class ProcessIter(WorkerIter):
             return
         self._early[number] = 0
         if task is None or task[0] not in self._task_info:
-            return  # from the epoch before: nobody waits for it
+            return  # from the previous epoch, so nobody waits for the batch
         if task[0] in self._deadly:
             raise NoSuccessorError(f"two workers have died while they loaded batch {task[0]}")
         self._deadly.add(task[0])
 
     def _open_reader(self, number: int) -> DatasetReader | None:
-        """Return a reader that goes on where a dead worker's dataset stood; None if the dataset has
-        no state. Raise NoSuccessorError if a stream's place is not known."""
+        """Return a reader that continues at the position of a dead worker's dataset; None if the
+        dataset has no state. Raise NoSuccessorError if a stream's position is unknown."""
         states, is_map, reader = self._epoch.states, self._dataset_kind == DatasetKind.Map, None
         if states is not None:
             first = self._parent_end.first_task(number)
@@ -406,8 +407,8 @@ class ProcessIter(WorkerIter):
                 raise NoSuccessorError(f"batch {first[0]} was too large, and later ones came")
             try:
                 reader = states.make_successor(number, is_resuming=number in self._resuming)
-            except Exception as error:  # from the user's state_dict()
-                text = f"it is not known where it stood ({type(error).__name__}: {error})"
+            except Exception as error:  # the user's state_dict() may raise
+                text = f"its position is unknown ({type(error).__name__}: {error})"
                 raise NoSuccessorError(text) from error
         if reader is None and not is_map:
             raise NoSuccessorError(_STREAM)
@@ -428,7 +429,7 @@ class ProcessIter(WorkerIter):
     def _end_workers(self) -> None:
         self._shared.last_count = self.count()
         try:
-            self._parent_end.close()  # asks workers to end
+            self._parent_end.close()  # asks the workers to end
             self._stop()
         finally:
             with interrupts_held():
@@ -443,12 +444,12 @@ class ProcessIter(WorkerIter):
                     self._parent_end.release()
 
     def _close_file(self) -> None:
-        """Free the arguments of workers: none starts any more."""
+        """Free the arguments of workers, because no worker will start any more."""
         self._transfers.clear()
         self._file.close()
 
     def _stop(self) -> None:
-        """End all workers within some seconds, whatever they are doing."""
+        """End all workers within a few seconds, whatever they are doing."""
         with self._lock:
             self._stopped.set()
         try:
@@ -459,13 +460,13 @@ class ProcessIter(WorkerIter):
         finally:
             for worker in self._living():
                 worker.kill()
-            self._join(_FIRM_S, is_patient=True)  # they end at once, and leave no zombies
+            self._join(_FIRM_S, is_patient=True)  # they end at once and must not become zombies
 
     def _living(self) -> list[WorkerProcess]:
         return [worker for worker in self._workers if worker.is_alive()]
 
     def _join(self, seconds: float, is_patient: bool = False) -> None:
-        """Wait for all to end; no longer after Ctrl-C, unless it `is_patient`."""
+        """Wait for all workers to end. After Ctrl-C stop waiting, unless `is_patient`."""
         deadline = monotonic() + seconds
         for worker in self._living():
             while worker.is_alive() and (rest := deadline - monotonic()) > 0:

@@ -1,8 +1,8 @@
 """Worker threads of this process, and the iterator over them. docs/internals/worker-threads.md has
 states and ends; ``common.py`` orders the batches.
 
-torch's own worker loop must not run in a thread: it seeds the process's random generators, sets
-signal handlers and the number of torch's threads. The loop here does the rest.
+torch's own worker loop must not run in a thread: the loop seeds the process's random generators and
+sets signal handlers and the number of torch's threads. The loop here does the remaining work.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers.batch_pickle import Order, add_batch
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
 
-# Seconds to wait for threads to end, which they do after their present sample.
+# The seconds to wait for threads to end. A thread ends after its present sample.
 PATIENCE_S = 2.5
-# The wait for the interpreter lock is measured after a batch, but at least this long after the last
-# time: measuring takes some 60 us.
+# The wait for the interpreter lock is measured after a batch, but not more often than this:
+# measuring takes about 60 us.
 _PROBE_NS = 10_000_000
 
 
 def _take_collate(stock: list[Collate]) -> Collate:
-    """Return an idle collate: its batch memory is used again. One thread at a time uses it."""
+    """Return an idle collate, whose batch memory is used again. One thread at a time uses it."""
     try:
         return stock.pop()
     except IndexError:
@@ -53,8 +53,8 @@ def _take_collate(stock: list[Collate]) -> Collate:
 
 
 class _StoppedError(Exception):
-    """Nobody wants the batch any more. Raised between two samples, where no code of the dataset is
-    on the stack."""
+    """Nobody wants the batch any more. The error is raised between two samples, so the dataset has
+    no code on the stack."""
 
 
 class _Indices:
@@ -76,28 +76,27 @@ class _Indices:
 
 def _usage() -> tuple[int, int, int]:
     """Return the clock and the calling thread's CPU time, in ns, and how often the thread went to
-    sleep by itself, for a lock or anything else."""
+    sleep voluntarily, for a lock or any other reason."""
     usage = getrusage(RUSAGE_THREAD)
     cpu_ns = round((usage.ru_utime + usage.ru_stime) * 1e9)
     return perf_counter_ns(), cpu_ns, usage.ru_nvcsw
 
 
 class WorkerThread(threading.Thread):
-    """A thread that makes batches, in the place of a worker process.
+    """A thread that makes batches instead of a worker process.
 
     Args:
-        arguments: those of torch's worker loop by name, without its queues.
-        team: what the threads of an iterator share. It is not the iterator, which must die with
-            the user's last reference to it.
+        arguments: the arguments of torch's worker loop by name, without its queues.
+        team: the objects that the threads of an iterator share. The team is not the iterator,
+            which must die with the user's last reference to it.
             `results` takes (task, data);
             `is_done` tells that nobody wants batches any more: a plain attribute, because
             finalizers set it and may interrupt code that holds a lock;
-            `epochs` are those of the datasets in this iterator;
-            `stock` is where collates come from and go back to;
-            `pin` is the kind of accelerator that batches are pinned for, as torch's function takes
-            it, or None.
-        reader: reads a dataset that can say where it stands. Batches, errors and ends then come as
-            pairs: the second is the state after them, or None.
+            `epochs` are the epochs of the datasets in this iterator;
+            `stock` has the idle collates;
+            `pin` is the kind of accelerator for which torch's function pins batches, or None.
+        reader: reads a dataset that can report its position. Batches, errors and ends then come as
+            pairs: the second item is the state after the first, or None.
     """
 
     def __init__(
@@ -105,31 +104,31 @@ class WorkerThread(threading.Thread):
     ) -> None:
         self.number: int = arguments["worker_id"]
         super().__init__(name=f"fastloop worker {self.number}", daemon=True)
-        self.pid = os.getpid()  # as worker processes have, for code that measures them
+        self.pid = os.getpid()  # worker processes have a pid, which measuring code reads
         self._team, self._reader = team, reader
-        self._requests: SimpleQueue[Any] = SimpleQueue()  # tasks; None is the last
+        self._requests: SimpleQueue[Any] = SimpleQueue()  # tasks; None is the last task
         self._init_fn: Callable[[int], object] | None = arguments["init_fn"]
         dataset, is_batched = arguments["dataset"], arguments["auto_collation"]
         take = partial(_take_collate, team.stock)
         self.collation = Collation(dataset, arguments["collate_fn"], is_batched, take)
-        self._fault: ExceptionWrapper | None = None  # why nothing can be loaded
+        self._fault: ExceptionWrapper | None = None  # the reason why nothing can be loaded
         if reader is not None and reader.is_stream:
             dataset = reader
         self._kind = arguments["dataset_kind"]
         how = is_batched, self.collation.function, arguments["drop_last"]
         self._fetcher_args = self._kind, dataset, *how
         has_getitems = self._kind == DatasetKind.Map and look_up(dataset, "__getitems__")
-        # Whether the fetcher takes indices one by one, with a sample between two of them.
+        # True if the fetcher takes one index, loads its sample, and then takes the next index.
         self._is_by_sample = is_batched and bool(not has_getitems or own(dataset, "_decodes_files"))
-        # This thread counts; others read.
+        # Only this thread writes the counts.
         self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0
         self._lock_wait_ns = self._probed_ns = 0
 
     # ---- the life of the thread
 
     def put(self, task: Any) -> None:
-        """Add a task. Orders to begin an epoch drop those of the epoch before that were not begun.
-        Any thread."""
+        """Add a task. An order to begin an epoch first drops tasks of the previous epoch that have
+        not begun. Any thread may call this."""
         if isinstance(task, Order) and task.states is None:
             with suppress(Empty):
                 while True:
@@ -137,14 +136,14 @@ class WorkerThread(threading.Thread):
         self._requests.put(task)
 
     def stop(self) -> None:
-        """Ask the thread to end after its present sample. Any thread, and finalizers."""
+        """Ask the thread to end after its present sample. Any thread or finalizer may call this."""
         self._team.is_done = True
         self._requests.put(None)
 
     def run(self) -> None:
         _running.add(self)
         try:
-            # As in torch's workers: more OpenMP threads would compete for the same cores.
+            # The same as in torch's workers: more OpenMP threads would compete for the same cores.
             with on_this_thread():
                 lend(self.collation.lender)
                 self._serve()
@@ -173,7 +172,7 @@ class WorkerThread(threading.Thread):
             del task
 
     def _open_fetcher(self, is_first: bool = False) -> Callable[[Any], Any]:
-        """Begin an epoch; return a function that loads a batch, or returns why none can be."""
+        """Begin an epoch. Return a function that loads a batch, or returns the reason why not."""
         self._fault = None
         try:
             if is_first and self._init_fn is not None:
@@ -190,12 +189,12 @@ class WorkerThread(threading.Thread):
     # ---- batches
 
     def _answer(self, fetch: Callable[[Any], Any], number: int, indices: Any) -> bool:
-        """Make one batch; tell whether the dataset has no more."""
+        """Make one batch. Tell whether the dataset has ended."""
         before = _usage()
         try:
             data = self._load(fetch, indices)
         except _StoppedError:
-            return False  # a thread that waits for it meets close()
+            return False  # the iterator is closed, so no thread waits for the batch
         if isinstance(data, ExceptionWrapper) and data is not self._fault:
             add_batch(data, number, indices)
         is_over = isinstance(data, StreamEnd)
@@ -226,8 +225,8 @@ class WorkerThread(threading.Thread):
             return self._wrap_error()
 
     def _wrap_error(self) -> ExceptionWrapper:
-        """Return the error that is being handled, for the thread that iterates. SystemExit and its
-        like, which would end a process, end neither this thread nor that one."""
+        """Return the error that is being handled, for the thread that iterates. SystemExit and
+        similar errors would end a process; here they end neither thread."""
         where = f"in DataLoader worker thread {self.number}"
         error: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         if not issubclass(error.exc_type, Exception):
@@ -241,8 +240,8 @@ _running: set[WorkerThread] = set()
 
 
 def await_end(threads: Iterable[WorkerThread]) -> list[WorkerThread]:
-    """Wait some seconds for threads that were stopped. Return those that are still in code of the
-    dataset, which cannot be ended: they end when that code returns."""
+    """Wait some seconds for threads that were stopped. Return the threads that still run code of
+    the dataset. Nothing can end such a thread before that code returns."""
     here = threading.current_thread()  # one of these threads, if a finalizer runs there
     others = [t for t in threads if t is not here and t.ident is not None]
     deadline = monotonic() + PATIENCE_S
@@ -253,8 +252,8 @@ def await_end(threads: Iterable[WorkerThread]) -> list[WorkerThread]:
 
 @atexit.register
 def _end_all() -> None:
-    """End all threads while the interpreter is whole. A thread that comes back later would be ended
-    by it in the middle of C++ code, which aborts the process."""
+    """End all threads while the interpreter is whole. If a thread returned later, the interpreter
+    would end it in the middle of C++ code, which aborts the process."""
     threads = _running.copy()
     for thread in threads:
         thread.stop()
@@ -265,10 +264,10 @@ def _end_all() -> None:
 
 
 class ThreadIter(WorkerIter):
-    """An iterator over threads."""
+    """An iterator over worker threads."""
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, accelerator: object = None) -> None:
-        # If several threads read a dataset, nobody knows where it stands behind a batch.
+        # If several threads read a dataset, nobody knows the position after a batch.
         self._has_states = loader.num_workers == 1
         pin: str | None = None
         if accelerator is None and is_pinned_by_torch(loader):  # uploads pin memory themselves
@@ -277,7 +276,7 @@ class ThreadIter(WorkerIter):
         self._data_queue: Any = SimpleQueue()
         self._team = SimpleNamespace(results=self._data_queue, is_done=False, pin=pin, epochs=None)
         self._team.stock = shared.collates.setdefault(os.getpid(), [])
-        self._waited_ns = 0  # since the last reply
+        self._waited_ns = 0  # the time waited since the last reply
         super().__init__(loader, shared)
 
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
@@ -302,7 +301,7 @@ class ThreadIter(WorkerIter):
             begin_ns = perf_counter_ns()
             is_there = not self._data_queue.empty()
             try:
-                if not self._unread:  # one call: the reply is in the list before it returns
+                if not self._unread:  # in one call: the list has the reply before the call returns
                     self._unread.extend(map(self._data_queue.get, (True,), (timeout,)))
             except Empty:
                 return None
@@ -319,7 +318,7 @@ class ThreadIter(WorkerIter):
             timeout = 0
 
     def _read(self, task: Any, data: Any) -> tuple[Any, Any] | None:
-        """Return the task that a reply answers, as `_get_data`; None if next() does not want it."""
+        """Return (task, data) as `_get_data` does; None if next() does not want the reply."""
         states = self._epoch.states
         if isinstance(task, Order) and task.states is not None:
             self._note_initial(task, data)
@@ -327,7 +326,7 @@ class ThreadIter(WorkerIter):
         if isinstance(task, Order):
             return task, data
         if task not in self._task_info:
-            return None  # from the epoch before
+            return None  # from the previous epoch
         if states is None:
             return task, data
         data, state = data
@@ -354,11 +353,11 @@ class ThreadIter(WorkerIter):
     def _end_workers(self) -> None:
         for thread in self._workers:
             thread.stop()
-        self._shutdown = True  # not before: if Ctrl-C comes, the finalizer does it again
+        self._shutdown = True  # set last: if Ctrl-C comes before, the finalizer tries again
         for thread in await_end(self._workers):
             frame = sys._current_frames().get(thread.ident or 0)
             line = "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
             text = f"worker thread {thread.number} is still in code of the dataset{line}, "
-            text += f"{PATIENCE_S} s after its iterator was closed, and goes on until that returns"
+            text += f"{PATIENCE_S} s after its iterator was closed; it ends when that code returns"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         self._shared.last_count = self.count()
