@@ -111,7 +111,7 @@ class IteratorEpochs:
         self, epochs: Sequence[Epoch], is_shared: bool = False, words: torch.Tensor | None = None
     ) -> None:
         self.epochs = tuple(epochs)
-        self._places = {epoch: i for i, epoch in enumerate(self.epochs)}
+        self._indices = {epoch: i for i, epoch in enumerate(self.epochs)}
         if words is None and is_shared and self.epochs:
             words = _share(len(self.epochs))
         self._words = words
@@ -131,8 +131,8 @@ class IteratorEpochs:
 
     def number_of(self, epoch: Epoch) -> int | None:
         """Return the iterator's number for the epoch of a dataset, or None."""
-        place = self._places.get(epoch)
-        return None if place is None else self._numbers[place]
+        index = self._indices.get(epoch)
+        return None if index is None else self._numbers[index]
 
     def call(self, function: Callable[..., _T], *args: Any) -> _T:
         """Return ``function(*args)``, called with this iterator's epochs on this thread."""

@@ -80,7 +80,7 @@ class ComparedIter(ArrayIter):
     makes that batch and the rest of the epoch.
     """
 
-    _is_left = False
+    _falls_back = False
 
     def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
         draws = self._columns.original.draws
@@ -95,11 +95,11 @@ class ComparedIter(ArrayIter):
                 original.draws.draw(len(batch), turn % self._num_workers)
                 yield batch
                 continue
-            self._is_left = self._is_left or not original.is_same()
-            if not self._is_left and original.verification.is_due(len(batch)) and is_alone():
+            self._falls_back = self._falls_back or not original.is_same()
+            if not self._falls_back and original.verification.is_due(len(batch)) and is_alone():
                 with suppress(Exception):  # the native batch raises the same error
                     original.compare(self._columns, batch, self._dataset_fetcher)
-                self._is_left = original.verification.falls_back
-            if not self._is_left:
+                self._falls_back = original.verification.falls_back
+            if not self._falls_back:
                 original.draw(len(batch), torch.default_generator)
-            yield tuple(batch) if self._is_left else batch
+            yield tuple(batch) if self._falls_back else batch

@@ -215,9 +215,10 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for i, state in enumerate(states):
         check_dict(f"states[{i}]", state)
     first = states[0]
-    places = ("dataset_state", "fetcher_state")
-    are_places = any(
-        state["_snapshot"] or any(state.get(key) is not None for key in places) for state in states
+    cursor_keys = ("dataset_state", "fetcher_state")
+    have_cursors = any(
+        state["_snapshot"] or any(state.get(key) is not None for key in cursor_keys)
+        for state in states
     )
     faults = []
     if (count := first["fits"].get("ranks")) and int(count) != len(states):
@@ -225,14 +226,14 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for i, state in enumerate(states):
         if state["joined"]:
             faults.append(f"states[{i}] is a joined state itself")
-        if are_places and state["rank"] != i:
+        if have_cursors and state["rank"] != i:
             faults.append(f"states[{i}] is of rank {state['rank']}")
-        for key in first.keys() - (_OF_A_RANK if are_places else ()) - {"joined"}:
+        for key in first.keys() - (_OF_A_RANK if have_cursors else ()) - {"joined"}:
             faults += _disagreements(key, first[key], state.get(key), i)
     if faults:
         raise ValueError(f"the states of ranks disagree: {'; '.join(sorted(faults))}")
     parts = [{key: state[key] for key in _OF_A_RANK if key in state} for state in states]
-    return deepcopy({**first, "joined": parts if are_places else []})
+    return deepcopy({**first, "joined": parts if have_cursors else []})
 
 
 def _disagreements(name: str, first: Any, other: Any, rank: int) -> list[str]:

@@ -42,7 +42,7 @@ class _Packer(ForkingPickler):
     """Pickles a batch and copies the bytes of its tensors into the slot.
 
     Args:
-        is_shared: collated tensors may share memory, which their places cannot express, so the
+        is_shared: collated tensors may share memory, which their positions cannot express, so the
             bytes of collated tensors are copied as well.
     """
 
@@ -52,7 +52,7 @@ class _Packer(ForkingPickler):
         self._is_shared = is_shared
         self._alive: list[Any] = []  # keeps ids from being used again
         self._tensors: dict[int, int] = {}
-        self._places: list[tuple[int, int, tuple[int, ...]]] = []
+        self._positions: list[tuple[int, int, tuple[int, ...]]] = []
         self._views: list[tuple[Any, ...]] = []
         self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # by storage: begin, end, address
         self.packed: set[int] = set()  # ids of tensors
@@ -60,11 +60,11 @@ class _Packer(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if type(obj) is torch.Tensor:
-            # find() gives the place of a tensor that the collate built, and None for any other.
-            place = None if self._is_shared else self._worker_end.find(obj)
-            if place is False:
+            # find() gives the position of a tensor that the collate built, and None for any other.
+            position = None if self._is_shared else self._worker_end.find(obj)
+            if position is False:
                 raise _SharedError
-            pid: Any = self._view(obj) if place is None else self._add_place(place)
+            pid: Any = self._view(obj) if position is None else self._add_position(position)
             if pid is not None:
                 self.packed.add(id(obj))
             return pid
@@ -73,9 +73,9 @@ class _Packer(ForkingPickler):
             return ("storage", self._storage(obj, 0, obj.nbytes()))
         return None
 
-    def _add_place(self, place: tuple[int, int, tuple[int, ...]]) -> int:
-        self._places.append(place)
-        return len(self._places) - 1
+    def _add_position(self, position: tuple[int, int, tuple[int, ...]]) -> int:
+        self._positions.append(position)
+        return len(self._positions) - 1
 
     def _view(self, tensor: torch.Tensor) -> tuple[str, int] | None:
         if tensor.device.type != "cpu" or not is_plain(tensor):
@@ -96,10 +96,10 @@ class _Packer(ForkingPickler):
         return key, begin
 
     def table(self) -> tuple[list[Any], dict[int, Any], list[tuple[Any, ...]]]:
-        """Copy the noted bytes. Return the places of the batch; for each storage the parts that
-        were copied, (first byte, number of the place); and the views of these parts."""
+        """Copy the noted bytes. Return the positions of the batch; for each storage the parts that
+        were copied, (first byte, number of the position); and the views of these parts."""
         parts = {key: self._copy(ranges) for key, ranges in self._ranges.items()}
-        return self._places, parts, self._views
+        return self._positions, parts, self._views
 
     def _copy(self, ranges: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """Copy the noted bytes of one storage, in parts with large gaps between them."""
@@ -113,7 +113,7 @@ class _Packer(ForkingPickler):
         copied = []
         for first, end in parts:
             offset = self._worker_end.copy(address + first, end - first)
-            copied.append((first, self._add_place((offset, BYTE, (end - first,)))))
+            copied.append((first, self._add_position((offset, BYTE, (end - first,)))))
         return copied
 
 
@@ -152,9 +152,9 @@ def pack(
 
 class _Unpacker(pickle.Unpickler):
     def __init__(self, reply: Reply, destination: Destination | None) -> None:
-        places, self._parts, self._views, data = pickle.loads(reply.open())
+        positions, self._parts, self._views, data = pickle.loads(reply.open())
         super().__init__(io.BytesIO(data))
-        self._tensors = reply.split(places)
+        self._tensors = reply.split(positions)
         self._destination = destination
         self._uses = Counter(view[0][0] for view in self._views) if destination else Counter()
         self._viewed: dict[int, torch.Tensor] = {}

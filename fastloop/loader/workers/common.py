@@ -138,7 +138,7 @@ class WorkerIter(MultiIter, LockedIter):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         with self._next_lock.of_process():
             self._check_process()
-            self._is_whole = False  # until every worker knows of this epoch
+            self._has_begun = False  # until every worker knows of this epoch
             self._arrived: deque[tuple[Any, Any]] = deque()  # replies that nobody has asked for yet
             # The reply that was received last, until its content is stored: the handler of a signal
             # may raise after any call, and next() then finds the reply here.
@@ -171,7 +171,7 @@ class WorkerIter(MultiIter, LockedIter):
                     self._send(worker, Order(worker, states))
             for _ in range(self._prefetch_factor * self._num_workers):
                 self._try_put_index()
-            self._is_whole = True
+            self._has_begun = True
 
     def _get_data(self) -> tuple[Any, Any]:
         """Wait for a task. Return its number, or the order to begin an epoch, and its data."""
@@ -329,7 +329,7 @@ class WorkerIter(MultiIter, LockedIter):
     def is_broken(self) -> bool:
         """Tell whether a new epoch needs new workers: Ctrl-C has ended some workers, or came while
         workers were told of an epoch, or this process is a forked child of the workers' parent."""
-        is_open = self._is_own() and self._is_whole and not (self._shutdown or self._is_closed)
+        is_open = self._is_own() and self._has_begun and not (self._shutdown or self._is_closed)
         return not (is_open and self._can_resume())
 
     def close(self) -> None:

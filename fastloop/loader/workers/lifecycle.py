@@ -36,7 +36,7 @@ _CODE_S = 5.0
 _LARGE = 1 << 20  # arrays of this many bytes or more are sent outside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
-Place = tuple[int, int]  # in a SharedFile: offset, bytes
+FileRange = tuple[int, int]  # in a SharedFile: offset, bytes
 
 
 def is_exiting() -> bool:
@@ -163,7 +163,7 @@ class SharedFile:
     def __init__(self) -> None:
         self._fd = -1
         self._end = 0
-        self._places: dict[tuple[Any, ...], Place] = {}
+        self._ranges: dict[tuple[Any, ...], FileRange] = {}
         self._alive: list[Any] = []  # keeps the addresses and storages from being used again
 
     def fd(self) -> int:
@@ -171,7 +171,7 @@ class SharedFile:
             self._fd = os.memfd_create("fastloop", os.MFD_CLOEXEC)
         return self._fd
 
-    def write(self, data: Any, over: Place | None = None) -> Place:
+    def write(self, data: Any, over: FileRange | None = None) -> FileRange:
         """Write `data` over `over`, a range that nobody reads any more, if the data fit there; else
         at the end. Return the range of the data: offset, bytes."""
         view = memoryview(data).cast("B")
@@ -185,7 +185,7 @@ class SharedFile:
             done += os.pwrite(self.fd(), view[done:], offset + done)
         return offset, len(view)
 
-    def write_once(self, buffer: Any, storage: torch.UntypedStorage | None) -> Place:
+    def write_once(self, buffer: Any, storage: torch.UntypedStorage | None) -> FileRange:
         """Write an array or a storage, unless the file has it already. Return its range. The key of
         a storage is its identity, because its memory may move."""
         import numpy as np
@@ -193,10 +193,10 @@ class SharedFile:
         view = buffer.raw()
         address = np.frombuffer(view, np.uint8).ctypes.data if storage is None else None
         key = address, view.nbytes, storage and storage._cdata
-        if key not in self._places:
+        if key not in self._ranges:
             self._alive.append(buffer if storage is None else storage)
-            self._places[key] = self.write(view)
-        return self._places[key]
+            self._ranges[key] = self.write(view)
+        return self._ranges[key]
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -218,7 +218,7 @@ class _DatasetPickler(reduction.ForkingPickler):
         self._file = file
         self._storages: dict[int, torch.UntypedStorage] = {}  # by the id of their buffers
         self._buffers: list[pickle.PickleBuffer] = []  # keeps ids from being used again
-        self.places: list[Place] = []
+        self.ranges: list[FileRange] = []
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.UntypedStorage or obj.device.type != "cpu":
@@ -234,7 +234,7 @@ class _DatasetPickler(reduction.ForkingPickler):
     def _put_beside(self, buffer: pickle.PickleBuffer) -> bool:
         if buffer.raw().nbytes < _LARGE:
             return True
-        self.places.append(self._file.write_once(buffer, self._storages.get(id(buffer))))
+        self.ranges.append(self._file.write_once(buffer, self._storages.get(id(buffer))))
         return False
 
 
@@ -257,7 +257,7 @@ class DatasetTransfer:
     def __init__(self, arguments: dict[str, Any], address: Any, file: SharedFile) -> None:
         self.contents = arguments, address
         self._file = file
-        self._pickled: Place | None = None  # the range of the last pickle
+        self._pickled: FileRange | None = None  # the range of the last pickle
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments, (fd, *rest, _) = self.contents
@@ -266,13 +266,13 @@ class DatasetTransfer:
         pickler.dump(arguments)
         self._pickled = pickled = self._file.write(data.getbuffer(), self._pickled)
         descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
-        return _receive, (*descriptors, rest, [pickled, *pickler.places])
+        return _receive, (*descriptors, rest, [pickled, *pickler.ranges])
 
 
-def _receive(channel: Any, file: Any, rest: Any, places: list[Place]) -> DatasetTransfer:
+def _receive(channel: Any, file: Any, rest: Any, ranges: list[FileRange]) -> DatasetTransfer:
     """Load a transfer in the process that received it."""
     channel_fd, file_fd = channel.detach(), file.detach()
-    pickled, *buffers = (_map_privately(file_fd, *place) for place in places)
+    pickled, *buffers = (_map_privately(file_fd, *each) for each in ranges)
     arguments = pickle.loads(pickled, buffers=buffers)
     os.close(file_fd)
     os.set_inheritable(channel_fd, False)  # a spawned process's descriptors are inheritable

@@ -342,7 +342,7 @@ class ThreadIter(WorkerIter):
             raise RuntimeError(CLOSED)
         for number in self._find_dead():
             raise RuntimeError(f"DataLoader worker thread {number} ended unexpectedly")
-        if self._tasks_outstanding <= 0 and self._is_whole and not self._awaited:
+        if self._tasks_outstanding <= 0 and self._has_begun and not self._awaited:
             raise RuntimeError(TAKEN_MEANWHILE)
 
     # ---- the end
