@@ -52,7 +52,7 @@ def _parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each kind (3)")
     parser.add_argument(
         "--seed", type=int, metavar="N",
-        help="seed Python, NumPy and torch when torch is imported, if the program sets no seed",
+        help="seed Python, NumPy and torch at the import of torch, for programs without a seed",
     )  # fmt: skip
     parser.add_argument(
         "--only",
