@@ -2,6 +2,7 @@
 the run if a test hangs. Knows which tests are quick."""
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent / "support"))
+# Threads of torch that spin while they wait take the CPUs from the tests beside them. OpenMP reads
+# this as torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from time_limits import limit
 
@@ -59,6 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
         send_by_value()
     # torch's warning where there are fewer CPUs than workers.
     config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def garbage_is_looked_for_in_new_objects_alone() -> None:
+    """Torch and thousands of tests are a million objects, and many tests call gc.collect()."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -57,9 +57,10 @@ def name_of(case: Any) -> str:
 
 FORKED = [case for case in WITH_WORKERS if case[1]["multiprocessing_context"] == "fork"]
 forked_loaders = pytest.mark.parametrize("case", IN_PROCESS + FORKED, ids=name_of)
-every_loader = pytest.mark.parametrize("case", IN_PROCESS + WITH_WORKERS, ids=name_of)
+# A spawned worker takes seconds to start, so few tests have them.
+SPAWNED = (DataLoader, {"num_workers": 2, "path": "process", "multiprocessing_context": "spawn"})
 own_loaders = pytest.mark.parametrize(
-    "case", [c for c in IN_PROCESS + WITH_WORKERS if c[0] is DataLoader], ids=name_of
+    "case", [c for c in IN_PROCESS + FORKED if c[0] is DataLoader] + [SPAWNED], ids=name_of
 )
 
 
@@ -141,7 +142,6 @@ def test_the_epoch_reaches_workers_that_live_on(case: Any) -> None:
     check_epochs(loader, dataset)
 
 
-@pytest.mark.slowest
 @own_loaders
 def test_resumed_in_the_middle_of_an_epoch(case: Any) -> None:
     cls, more = case
@@ -169,8 +169,7 @@ def test_resumed_with_other_workers(workers: int) -> None:
     assert sorted(first + check(iter(again), 0)) == list(range(N))
 
 
-@every_loader
-@pytest.mark.slowest
+@forked_loaders
 def test_two_ranks(case: Any) -> None:
     cls, more = case
     seen = []

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # optimizers would, in the first test: a heap of objects for gc.collect()
 from batch_trials_rig import Training
 
 import fastloop
@@ -61,7 +62,6 @@ def saturating(n: int) -> float:
         (lambda n: 1.0 + max(0, n - 64), math.inf, 64, 1024),  # slower from 64 on
     ],
 )
-@pytest.mark.slowest
 def test_the_smallest_good_divisor_of_the_effective_batch(
     monkeypatch: pytest.MonkeyPatch,
     seconds: Callable[[int], float],
@@ -76,7 +76,6 @@ def test_the_smallest_good_divisor_of_the_effective_batch(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 63, 64, 65, 700, 8191, 8192, math.inf])
-@pytest.mark.slowest
 def test_without_a_batch_to_keep_sizes_are_doubled(
     monkeypatch: pytest.MonkeyPatch, limit: float
 ) -> None:
@@ -140,7 +139,6 @@ def test_one_line_tells_of_a_changed_batch_and_nothing_is_changed(
 # ---- what is put back
 
 
-@pytest.mark.slowest
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
 @pytest.mark.parametrize("has_stepped", [False, True])
 def test_everything_is_put_back_in_place(error: type[Exception], has_stepped: bool) -> None:
@@ -164,7 +162,6 @@ def test_everything_is_put_back_in_place(error: type[Exception], has_stepped: bo
     assert training.digest() == again.digest()  # it goes on as if nothing had been
 
 
-@pytest.mark.slowest
 def test_everything_is_put_back_after_an_error_and_after_ctrl_c() -> None:
     for error in (ZeroDivisionError, KeyboardInterrupt):
         training = Training(limit=5, error=error)
@@ -225,7 +222,6 @@ def test_an_error_that_is_no_lack_of_memory_is_not_taken_for_one(
         fastloop.find_batch_size(step, bench.model, bench.optimizer, keep=None)
 
 
-@pytest.mark.slowest
 def test_what_torchs_allocator_of_the_cpu_refuses_does_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -271,7 +267,6 @@ def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         Bench(monkeypatch, limit=1).find(batch_size=16, lo=2)
 
 
-@pytest.mark.slowest
 def test_the_hosts_memory_is_not_tried_beyond_what_smaller_steps_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
