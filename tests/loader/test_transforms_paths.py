@@ -55,12 +55,18 @@ def name_of(case: Any) -> str:
     return f"{kind}-{more['num_workers']}-{more.get('multiprocessing_context', 'none')}"
 
 
+def slowest(case: Any) -> Any:
+    return pytest.param(case, marks=pytest.mark.slowest)
+
+
 FORKED = [case for case in WITH_WORKERS if case[1]["multiprocessing_context"] == "fork"]
 forked_loaders = pytest.mark.parametrize("case", IN_PROCESS + FORKED, ids=name_of)
 # A spawned worker takes seconds to start, so few tests have them.
-SPAWNED = (DataLoader, {"num_workers": 2, "path": "process", "multiprocessing_context": "spawn"})
+SPAWNED = (DataLoader, {"num_workers": 1, "path": "process", "multiprocessing_context": "spawn"})
 own_loaders = pytest.mark.parametrize(
-    "case", [c for c in IN_PROCESS + FORKED if c[0] is DataLoader] + [SPAWNED], ids=name_of
+    "case",
+    [*(c for c in IN_PROCESS + FORKED if c[0] is DataLoader), slowest(SPAWNED)],
+    ids=name_of,
 )
 
 
@@ -133,8 +139,7 @@ def test_shuffled(case: Any) -> None:
     check_epochs(cls(dataset, 7, shuffle=True, **more), dataset)
 
 
-@pytest.mark.slowest
-@pytest.mark.parametrize("case", WITH_WORKERS, ids=name_of)
+@pytest.mark.parametrize("case", [*FORKED, *map(slowest, WITH_WORKERS[3:])], ids=name_of)
 def test_the_epoch_reaches_workers_that_live_on(case: Any) -> None:
     cls, more = case
     dataset = make_dataset()
