@@ -203,6 +203,16 @@ def test_pictures_are_those_of_their_scripts() -> None:
         ElementTree.fromstring(text)
 
 
+def test_the_first_page_shows_what_the_pictures_show() -> None:
+    """Its comparison and its verdict were measured for the pictures."""
+    page = (DOCS / "use/start.md").read_text()
+    measured = (DOCS / "pictures/compare.txt").read_text().splitlines()
+    shown = page.split("$ fastloop compare")[1].split("```")[0].splitlines()[1:]
+    assert_none(line for line in shown if line.strip() != "…" and line not in measured)
+    verdict = json.loads((DOCS / "pictures/report.json").read_text())["verdict"]["text"]
+    assert verdict in " ".join(page.split())
+
+
 def test_the_augmented_images_are_those_that_the_script_makes() -> None:
     image = pytest.importorskip("PIL.Image")
     with image.open(DOCS / "pictures/augmented.png") as shown:
