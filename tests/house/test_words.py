@@ -100,3 +100,87 @@ def test_the_first_line_of_a_docstring_stands_alone() -> None:
 )
 def test_phrases(text: str, is_fault: bool) -> None:
     assert bool(PHRASES.search(text)) == is_fault
+
+
+# ---- constructions that hide a noun, counted
+
+# By name: the pattern, and how many are allowed in 10 000 words.
+COUNTED = {
+    "those of, that of": (r"\b(?:those|that) of\b", 4),
+    "of which, of them, of all": (r"\bof (?:which|whom|these|them|all|others|it)\b", 12),
+    "others, another": (r"\b(?:others|another)\b", 12),
+    "where": (r"\bwhere\b", 16),
+    "it": (r"\bit\b", 80),
+    "behind": (r"\bbehind\b", 3),
+    ", too": (r", too\b", 2),
+    # A programming language that acts.
+    "C as a person": (
+        r"\b(?:by|which|that|what|as|if|when|because|and|but) C\b(?![-+./(]|\d| (?:code|API))"
+        r"|(?<![\w+-])C (?:does|has|is|can|cannot|could|may|will|would|must|"
+        r"(?!tests\b|types\b|files\b|sources\b|headers\b|strings\b|functions\b|modules\b|objects\b|values\b)[a-z]{3,}s)\b",
+        1,
+    ),
+}
+KINDS = ("Python", "C", "pages")
+RELATIVE = re.compile(r"(?:What|Whether|How|Where|Which|Whose|Who|As|Of|Those|That)\b")
+
+
+def pages() -> list[Path]:
+    return [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+def prose_of(path: Path) -> list[str]:
+    """Return the comments and docstrings of a file, or the paragraphs of a page, without code."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        found = [
+            token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.COMMENT
+        ]
+        found += docstrings_of(text)
+    elif path.suffix == ".md":
+        text = re.sub(r"```.*?```|<[^>]*>", blank, text, flags=re.DOTALL)
+        found = re.split(r"\n\s*\n|\n(?=[|#*-])", text)
+    else:
+        found = [
+            re.sub(r"^\s*(?:/\*+|\*/?|//)", "", line[0], flags=re.MULTILINE).removesuffix("*/")
+            for line in re.finditer(r"/\*.*?\*/|//[^\n]*", text, re.DOTALL)
+        ]
+    return [re.sub(r"`[^`]*`", "code", text).strip() for text in found]
+
+
+def docstrings_of(text: str) -> list[str]:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, documented))
+    return [doc for node in nodes if (doc := ast.get_docstring(node))]
+
+
+def files_of(kind: str) -> list[Path]:
+    return {"Python": python_files, "C": c_files, "pages": pages}[kind]()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_constructions_that_hide_a_noun_are_rare(kind: str) -> None:
+    text = "\n".join(paragraph for path in files_of(kind) for paragraph in prose_of(path))
+    words = len(re.findall(r"[A-Za-z']+", text))
+    faults = []
+    for name, (pattern, most) in COUNTED.items():
+        found = len(re.findall(pattern, text, 0 if "C" in name else re.IGNORECASE)) * 1e4 / words
+        if found > most:
+            faults.append(f"{name}: {found:.1f}")
+    assert not faults, f"in 10 000 words of {kind}: " + "; ".join(faults)
+
+
+@pytest.mark.parametrize("kind", ["Python", "C"])
+def test_few_comments_begin_with_a_relative_word(kind: str) -> None:
+    comments = [comment for path in files_of(kind) for comment in prose_of(path)]
+    found = sum(bool(RELATIVE.match(comment)) for comment in comments)
+    assert found <= 0.04 * len(comments), f"{found} of {len(comments)}"
+
+
+def test_sentences_of_pages_are_short() -> None:
+    paragraphs = [text for path in pages() for text in prose_of(path)]
+    sentences = [part for text in paragraphs for part in re.split(r"[.!?|](?:\s|$)", text)]
+    lengths = sorted(len(sentence.split()) for sentence in sentences if sentence.strip())
+    assert lengths[len(lengths) * 9 // 10] <= 25
