@@ -20,8 +20,9 @@ static void test_raw_files(void)
     CHECK_INT(fl_token_file_read_raw(INT64_MAX, FL_TOKEN_U8, &found, &err), FL_OK);
     CHECK_INT(found.count, INT64_MAX);
     check_refused(fl_token_file_read_raw(15, FL_TOKEN_U16, &found, &err), &err,
-                  "has 15 bytes of tokens, which is not a multiple of 2; is it cut");
-    check_refused(fl_token_file_read_raw(0, FL_TOKEN_U16, &found, &err), &err, "is empty");
+                  "must have a multiple of 2 bytes of tokens, got 15 (is the file cut");
+    check_refused(fl_token_file_read_raw(0, FL_TOKEN_U16, &found, &err), &err,
+                  "must hold at least one token");
     check_refused(fl_token_file_read_raw(14, FL_TOKEN_TYPES, &found, &err), &err, "pass dtype=");
 }
 
@@ -47,24 +48,25 @@ static void test_files_of_llmc(void)
     CHECK_INT(read_llmc(narrow, 1024 + 20, FL_TOKEN_TYPES, &found, &err), FL_OK);
     CHECK(found.type == FL_TOKEN_U16);
     check_refused(read_llmc(narrow, 1024 + 10, FL_TOKEN_TYPES, &found, &err), &err,
-                  "it is cut, or pass dtype='uint8' if that is what its tokens are");
+                  "the file is cut; or pass dtype='uint8' if its tokens are");
     check_refused(read_llmc(narrow, 1024 + 40, FL_TOKEN_TYPES, &found, &err), &err,
-                  "it is too long, or pass dtype='uint32' if that is what its tokens are");
+                  "the file is too long; or pass dtype='uint32' if its tokens are");
     CHECK_INT(read_llmc(wide, 1024 + 40, FL_TOKEN_I32, &found, &err), FL_OK);
     CHECK(found.type == FL_TOKEN_I32);
-    check_refused(read_llmc(wide, 1024 + 20, FL_TOKEN_TYPES, &found, &err), &err, "it is cut");
+    check_refused(read_llmc(wide, 1024 + 20, FL_TOKEN_TYPES, &found, &err), &err,
+                  "the file is cut");
     check_refused(read_llmc(narrow, 1024 + 19, FL_TOKEN_TYPES, &found, &err), &err,
-                  "has 19 bytes behind its header, which says 10 tokens of 2 bytes");
+                  "must have 10 tokens of 2 bytes, as its header says, got 19 bytes");
     check_refused(read_llmc(narrow, 1024 + 20, FL_TOKEN_U32, &found, &err), &err,
-                  "has tokens of 2 bytes by its header, and dtype= of 4");
+                  "must have tokens of 4 bytes, as dtype= says, got 2 by its header");
     check_refused(read_llmc((int32_t[]){20240520, 2, 10}, 1044, FL_TOKEN_TYPES, &found, &err), &err,
-                  "the version 2, not 1");
+                  "version 1, got 2");
     check_refused(read_llmc((int32_t[]){20240520, 1, -10}, 1004, FL_TOKEN_TYPES, &found, &err),
-                  &err, "it is cut");
+                  &err, "the file is cut");
     check_refused(read_llmc((int32_t[]){20240520, 1, -10}, 1034, FL_TOKEN_TYPES, &found, &err),
-                  &err, "says -10 tokens");
+                  &err, "must have -10 tokens");
     check_refused(read_llmc((int32_t[]){20240520, 1, 0}, 1024, FL_TOKEN_TYPES, &found, &err), &err,
-                  "is empty");
+                  "must hold at least one token");
 }
 
 /* The head of an index with these counts. */
@@ -88,15 +90,16 @@ static void test_counts_that_no_index_has(void)
     CHECK_INT(read_index(1, 2, 34 + 12 + 16, 8, &err), FL_OK);
     CHECK_INT(read_index(1, 2, 34 + 12 + 16 + 1, 8, &err), FL_OK); /* with modes */
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        check_refused(read_index(counts[i], 2, 62, 8, &err), &err, "it is cut");
-        check_refused(read_index(1, counts[i], 62, 8, &err), &err, "it is cut");
-        check_refused(read_index(counts[i], counts[i], 62, 8, &err), &err, "it is cut");
+        check_refused(read_index(counts[i], 2, 62, 8, &err), &err, "the file is cut");
+        check_refused(read_index(1, counts[i], 62, 8, &err), &err, "the file is cut");
+        check_refused(read_index(counts[i], counts[i], 62, 8, &err), &err, "the file is cut");
     }
-    check_refused(read_index(INT64_MAX / 12, 2, INT64_MAX, 8, &err), &err, "it is cut");
-    check_refused(read_index(1, 0, 34 + 12, 8, &err), &err, "has no ends of documents");
-    check_refused(read_index(1, 2, 62, 7, &err), &err, "dtype code 7, which is no type of tokens");
-    check_refused(read_index(1, 2, 62, 255, &err), &err, "dtype code 255");
-    check_refused(read_index(1, 2, 33, 8, &err), &err, "it is cut");
+    check_refused(read_index(INT64_MAX / 12, 2, INT64_MAX, 8, &err), &err, "the file is cut");
+    check_refused(read_index(1, 0, 34 + 12, 8, &err), &err, "must have ends of documents");
+    check_refused(read_index(1, 2, 62, 7, &err), &err,
+                  "must have the dtype code of an integer type, got 7");
+    check_refused(read_index(1, 2, 62, 255, &err), &err, "integer type, got 255");
+    check_refused(read_index(1, 2, 33, 8, &err), &err, "the file is cut");
 }
 
 static void test_ends_that_overflow_bytes(void)
@@ -107,7 +110,7 @@ static void test_ends_that_overflow_bytes(void)
     fl_err err;
     int status =
         fl_token_ends_read((const char *)ends, 8, INT64_MAX, FL_TOKEN_I64, out, &found, &err);
-    check_refused(status, &err, "does not fit");
+    check_refused(status, &err, "must end with the last token");
 }
 
 int main(void)

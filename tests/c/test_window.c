@@ -111,7 +111,7 @@ static void test_refusals(void)
     CHECK(windows == NULL && strstr(err.text, "2^62") != NULL);
     config = (fl_window_config){tokens + 1, 2, 21, 1, FL_WINDOW_STRIDED, 0};
     CHECK_INT(fl_windows_open(&config, &windows, &err), FL_EINVAL);
-    CHECK(windows == NULL && strstr(err.text, "none of 2 files") != NULL);
+    CHECK(windows == NULL && strstr(err.text, "one of the 2 files must have") != NULL);
     config = (fl_window_config){tokens, 0, 1, 1, FL_WINDOW_RANDOM, 0};
     CHECK_INT(fl_windows_open(&config, &windows, &err), FL_EINVAL);
     config = (fl_window_config){tokens, INT64_MAX / 4, 1, 1, FL_WINDOW_RANDOM, 0};

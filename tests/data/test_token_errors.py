@@ -44,59 +44,75 @@ RAW = {"dtype": "uint16"}
 
 # The bytes of a file, the arguments, and what the error says behind the name of the file.
 FILES: dict[str, tuple[bytes, dict[str, Any], str]] = {
-    "raw without a dtype": (TOKENS.tobytes(), {}, "no header.*pass dtype=, as 'uint16'"),
+    "raw without a dtype": (
+        TOKENS.tobytes(),
+        {},
+        "must have a header.*dtype=, for example 'uint16'",
+    ),
     "raw by format, without a dtype": (TOKENS.tobytes(), {"format": "raw"}, "pass dtype="),
-    "raw of odd size": (TOKENS.tobytes()[:-1], RAW, "199 bytes.*not a multiple of 2; is it cut"),
-    "raw of four bytes, cut": (b"\1" * 102, {"dtype": "uint32"}, "102 bytes.*multiple of 4"),
-    "empty": (b"", RAW, "is empty"),
-    "empty without a dtype": (b"", {}, "no header"),
-    "too short for a magic": (b"\x88\xd8\x34", RAW, "3 bytes.*multiple of 2"),
-    "evaluation examples": (llmc_header(20240522, 1, 100), RAW, "20240522: evaluation examples"),
+    "raw of odd size": (
+        TOKENS.tobytes()[:-1],
+        RAW,
+        "multiple of 2 bytes.*got 199 .is the file cut",
+    ),
+    "raw of four bytes, cut": (b"\1" * 102, {"dtype": "uint32"}, "multiple of 4 bytes.*got 102"),
+    "empty": (b"", RAW, "must hold at least one token, got none"),
+    "empty without a dtype": (b"", {}, "must have a header"),
+    "too short for a magic": (b"\x88\xd8\x34", RAW, "multiple of 2 bytes of tokens, got 3"),
+    "evaluation examples": (
+        llmc_header(20240522, 1, 100),
+        RAW,
+        "got evaluation examples of llm.c, magic 20240522",
+    ),
     "evaluation examples as llmc": (
         llmc_header(20240522, 1, 100),
         {"format": "llmc"},
         "evaluation examples",
     ),
-    "an archive": (b"PK\3\4" + bytes(100), RAW, "is an archive; save the tokens with numpy.save"),
+    "an archive": (b"PK\3\4" + bytes(100), RAW, "got an archive .save the tokens with numpy.save"),
     "an index of Megatron": (
         megatron_index([5], 8, 2),
         RAW,
-        r"index of Megatron; pass the .bin file.*from_megatron\(prefix\)",
+        r"got an index of Megatron .pass the .bin file.*from_megatron\(prefix\)",
     ),
-    "llmc, another magic": (bytes(2000), {"format": "llmc"}, "magic 0, and llm.c's are 20240520"),
+    "llmc, another magic": (bytes(2000), {"format": "llmc"}, "magic 20240520 or 20240801, got 0"),
     "llmc, another version": (
         llmc_header(20240520, 2, 100) + TOKENS.tobytes(),
         {},
-        "version 2, not 1",
+        "version 1, got 2",
     ),
     "llama-3, another version": (
         llmc_header(20240801, 1, 50) + TOKENS.tobytes(),
         {},
-        "version 1, not 7",
+        "version 7, got 1",
     ),
-    "llmc, header cut": (LLMC[:500], {}, "500 bytes, fewer than the header.*it is cut"),
-    "llmc, header alone": (LLMC[:1024], {}, "0 bytes behind.*says 100 tokens"),
-    "llmc, cut": (LLMC[:-2], {}, "198 bytes behind.*says 100 tokens of 2 bytes; it is cut"),
+    "llmc, header cut": (LLMC[:500], {}, "1024 bytes of llm.c's header, got 500 .the file is cut"),
+    "llmc, header alone": (LLMC[:1024], {}, "100 tokens of 2 bytes.*got 0 bytes"),
+    "llmc, cut": (LLMC[:-2], {}, "tokens of 2 bytes.*got 198 bytes .the file is cut"),
     "llmc, cut to half": (
         LLMC[:-100],
         {},
-        "100 bytes behind.*says 100 tokens of 2 bytes; it is cut, or pass dtype='uint8' if",
+        "100 tokens of 2 bytes, .*got 100 bytes .the file is cut; or pass dtype='uint8' if",
     ),
     "llmc, twice as long": (
         LLMC + TOKENS.tobytes(),
         {},
-        "400 bytes behind.*says 100 tokens of 2 bytes; it is too long, or pass dtype='uint32' if",
+        "100 tokens of 2 bytes, .*got 400 bytes .the file is too long; or pass dtype='uint32' if",
     ),
-    "llmc, longer than it says": (LLMC + b"\0\0", {}, "202 bytes behind.*says 100 tokens"),
-    "llmc, no tokens": (llmc_header(20240520, 1, 0), {}, "is empty"),
-    "llmc, fewer than no tokens": (llmc_header(20240520, 1, -7), {}, "says -7 tokens"),
-    "llmc, most tokens": (llmc_header(20240520, 1, 2**31 - 1), {}, "says 2147483647 tokens"),
+    "llmc, longer than it says": (LLMC + b"\0\0", {}, "100 tokens of 2 bytes, .*got 202 bytes"),
+    "llmc, no tokens": (llmc_header(20240520, 1, 0), {}, "must hold at least one token"),
+    "llmc, fewer than no tokens": (llmc_header(20240520, 1, -7), {}, "must have -7 tokens"),
+    "llmc, most tokens": (llmc_header(20240520, 1, 2**31 - 1), {}, "must have 2147483647 tokens"),
     "llama-3, two bytes a token": (
         llmc_header(20240801, 7, 100) + TOKENS.tobytes(),
         {},
-        "200 bytes behind.*says 100 tokens of 4 bytes",
+        "100 tokens of 4 bytes, as its header says, got 200 bytes",
     ),
-    "llmc, another dtype": (LLMC, {"dtype": "uint32"}, "tokens of 2 bytes.*leave dtype out"),
+    "llmc, another dtype": (
+        LLMC,
+        {"dtype": "uint32"},
+        "4 bytes, as dtype=.*got 2 .*leave dtype out",
+    ),
     "npy, cut": (NPY[:-2], {}, "must have 100 tokens of 2 bytes, as its header says, got 198"),
     "npy, longer": (NPY + b"\0", {}, "header says, got 201 bytes"),
     "npy, header cut": (NPY[:40], {}, "cannot be opened as a .npy file"),
@@ -142,32 +158,35 @@ def changed(index: bytes, at: int, *numbers: int, form: str = "q") -> bytes:
 # Of a .bin file of 200 bytes with two documents of 30 and 70 tokens.
 INDEX = megatron_index([30, 70], 8, 2)
 INDICES: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "does not begin with MMIDIDX"),
-    "another magic": (b"TNTIDX\0\0\0" + INDEX[9:], "does not begin with MMIDIDX"),
-    "header cut": (INDEX[:33], "33 bytes, fewer than the header of an index"),
-    "another version": (changed(INDEX, 9, 2), "version 2"),
-    "floats": (megatron_index([30, 70], 6, 4), "dtype code 6, which is no type of tokens"),
-    "no such code": (megatron_index([30, 70], 9, 2), "dtype code 9"),
-    "cut": (INDEX[:-1], "do not fit the 2 sequences and 3 ends of its header; it is cut"),
-    "longer": (INDEX + b"\0", "do not fit the 2 sequences"),
-    "sequences without end": (changed(INDEX, 18, 2**63 - 1), "do not fit the 9223372036854775807"),
-    "sequences below zero": (changed(INDEX, 18, -1), "do not fit the 18446744073709551615"),
-    "documents without end": (changed(INDEX, 26, 2**61), "do not fit"),
-    "both without end": (changed(INDEX, 18, 2**60, 2**60), "do not fit"),
-    "no end at all": (megatron_index([30, 70], 8, 2, documents=[]), "no ends of documents"),
-    "a length below zero": (changed(INDEX, 34, -30, form="i"), "sequence 0 has -30 tokens"),
-    "a length beyond the file": (changed(INDEX, 38, 71, form="i"), "sequence 1 has 71 tokens.*200"),
+    "empty": (b"", "must begin with MMIDIDX"),
+    "another magic": (b"TNTIDX\0\0\0" + INDEX[9:], "must begin with MMIDIDX"),
+    "header cut": (INDEX[:33], "34 bytes of an index's header, got 33"),
+    "another version": (changed(INDEX, 9, 2), "version 1, got 2"),
+    "floats": (megatron_index([30, 70], 6, 4), "the dtype code of an integer type, got 6"),
+    "no such code": (megatron_index([30, 70], 9, 2), "the dtype code of an integer type, got 9"),
+    "cut": (INDEX[:-1], "must have 2 sequences and 3 ends.*got .* .the file is cut"),
+    "longer": (INDEX + b"\0", "must have 2 sequences"),
+    "sequences without end": (changed(INDEX, 18, 2**63 - 1), "have 9223372036854775807 sequences"),
+    "sequences below zero": (changed(INDEX, 18, -1), "must have 18446744073709551615 sequences"),
+    "documents without end": (changed(INDEX, 26, 2**61), "ends, as its header says"),
+    "both without end": (changed(INDEX, 18, 2**60, 2**60), "ends, as its header says"),
+    "no end at all": (megatron_index([30, 70], 8, 2, documents=[]), "must have ends of documents"),
+    "a length below zero": (changed(INDEX, 34, -30, form="i"), "has sequence 0 of -30 tokens"),
+    "a length beyond the file": (changed(INDEX, 38, 71, form="i"), "sequence 1 of 71 tokens.*200"),
     "a sequence that begins elsewhere": (
         changed(INDEX, 50, 62),
-        "sequence 1 has 70 tokens from byte 62 on; it should begin at byte 60",
+        "has sequence 1 of 70 tokens at byte 62; it must begin at byte 60",
     ),
-    "a sequence below zero": (changed(INDEX, 42, -2), "from byte -2 on"),
-    "documents that begin late": (megatron_index([30, 70], 8, 2, [1, 1, 2]), "not from 0"),
-    "falling ends": (megatron_index([30, 70], 8, 2, [0, 2, 1]), "ends must rise to the last"),
-    "ends beyond the last": (megatron_index([30, 70], 8, 2, [0, 1, 3]), "ends with sequence 3"),
-    "ends before the last": (megatron_index([30, 70], 8, 2, [0, 1, 1]), "ends must rise"),
-    "another file's": (megatron_index([30, 60], 8, 2), "180 bytes together, and the .bin file 200"),
-    "of another width": (megatron_index([30, 70], 1, 1), "100 bytes together"),
+    "a sequence below zero": (changed(INDEX, 42, -2), "at byte -2;"),
+    "documents that begin late": (
+        megatron_index([30, 70], 8, 2, [1, 1, 2]),
+        "sequence 0 on, got 1",
+    ),
+    "falling ends": (megatron_index([30, 70], 8, 2, [0, 2, 1]), "ends that rise to the last"),
+    "ends beyond the last": (megatron_index([30, 70], 8, 2, [0, 1, 3]), "up to sequence 3"),
+    "ends before the last": (megatron_index([30, 70], 8, 2, [0, 1, 1]), "must have ends that rise"),
+    "another file's": (megatron_index([30, 60], 8, 2), "sequences of 200 bytes.*got 180"),
+    "of another width": (megatron_index([30, 70], 1, 1), "as the .bin file has, got 100"),
 }
 
 
@@ -182,13 +201,13 @@ def test_an_index_of_megatron_that_is_not_as_it_should_be(
 
 
 ENDS: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "ends with token 0, which does not fit the 200 bytes"),
-    "cut": (struct.pack("<2Q", 30, 100)[:-1], "15 bytes, which is not a multiple of 8: it is cut"),
-    "falling": (struct.pack("<3Q", 30, 20, 100), "document 1 ends at token 20, behind one.*at 30"),
-    "beyond the end": (struct.pack("<2Q", 30, 101), "ends with token 101.* 200 bytes"),
-    "far beyond the end": (struct.pack("<2Q", 30, 2**62), "document 1 ends at token 46116860"),
-    "below zero": (struct.pack("<2q", -1, 100), "document 0 ends at token 18446744073709551615"),
-    "before the end": (struct.pack("<2Q", 30, 99), "ends with token 99"),
+    "empty": (b"", "must end with the last token, got token 0 for 200 bytes"),
+    "cut": (struct.pack("<2Q", 30, 100)[:-1], "a multiple of 8 bytes, got 15 .the file is cut"),
+    "falling": (struct.pack("<3Q", 30, 20, 100), "document 1 up to token 20 after token 30"),
+    "beyond the end": (struct.pack("<2Q", 30, 101), "got token 101 for 200 bytes"),
+    "far beyond the end": (struct.pack("<2Q", 30, 2**62), "document 1 up to token 46116860"),
+    "below zero": (struct.pack("<2q", -1, 100), "document 0 up to token 18446744073709551615"),
+    "before the end": (struct.pack("<2Q", 30, 99), "got token 99 for"),
 }
 
 
@@ -211,10 +230,10 @@ def test_what_lies_beside_tokens_is_not_tokens(tmp_path: Path) -> None:
 
 def test_an_index_says_another_dtype(tmp_path: Path) -> None:
     prefix = write_megatron(tmp_path / "x", TOKENS, [100])
-    with pytest.raises(ValueError, match=r"x.idx' says that tokens are uint16, and dtype='int32'"):
+    with pytest.raises(ValueError, match=r"x.idx' must have tokens of dtype='int32', got uint16"):
         TokenDataset.from_megatron(prefix, 10, dtype="int32")
     path = write_datatrove(tmp_path / "x.ds", TOKENS, [100])
-    with pytest.raises(ValueError, match=r"does not fit the 200 bytes"):
+    with pytest.raises(ValueError, match=r"for 200 bytes of tokens"):
         TokenDataset(path, 10, dtype="uint32")
 
 
@@ -365,9 +384,9 @@ def test_a_token_outside_the_vocabulary(tmp_path: Path, make: Callable[[Any], An
     tokens = np.arange(100, dtype=np.uint16)
     path = write_llmc(tmp_path / "x.bin", tokens)
     make(TokenDataset(path, 10, vocab_size=41))
-    with pytest.raises(ValueError, match=r"x.bin.*token 40 is 40, which is not in \[0, 39\]"):
+    with pytest.raises(ValueError, match=r"x.bin.*token 40 must be in \[0, 39\], got 40"):
         make(TokenDataset(path, 10, vocab_size=40))
-    with pytest.raises(ValueError, match=r"x.bin.*token 33 is 33, which is not in \[0, 32\]"):
+    with pytest.raises(ValueError, match=r"x.bin.*token 33 must be in \[0, 32\], got 33"):
         make(TokenDataset(path, 10, vocab_size=33))
 
 
@@ -376,7 +395,7 @@ def test_a_token_below_zero(tmp_path: Path) -> None:
     tokens[7] = -100
     (tmp_path / "x.bin").write_bytes(tokens.tobytes())
     assert TokenDataset(tmp_path / "x.bin", 10, dtype="int32")[0][0][7] == -100
-    with pytest.raises(ValueError, match=r"x.bin.*token 7 is -100"):
+    with pytest.raises(ValueError, match=r"x.bin.*token 7 must be .*got -100"):
         TokenDataset(tmp_path / "x.bin", 10, dtype="int32", vocab_size=1000)[0]
 
 
@@ -386,7 +405,7 @@ def test_a_token_below_zero_of_a_large_vocabulary(tmp_path: Path, dtype: str) ->
     tokens = np.full(100, -5, dtype)
     (tmp_path / "x.bin").write_bytes(tokens.tobytes())
     dataset = TokenDataset(tmp_path / "x.bin", 64, dtype=dtype, vocab_size=2**33)
-    with pytest.raises(ValueError, match=r"x.bin.*token 0 is -5"):
+    with pytest.raises(ValueError, match=r"x.bin.*token 0 must be .*got -5"):
         dataset[0]
 
 
@@ -396,7 +415,7 @@ def test_a_token_too_large_for_int32(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(tokens.tobytes())
     dataset = TokenDataset(tmp_path / "x.bin", 10, dtype="uint32", out_dtype=torch.int32)
     assert dataset[1][0].dtype == torch.int32
-    with pytest.raises(ValueError, match=r"x.bin.*token 7 is 2147483648"):
+    with pytest.raises(ValueError, match=r"x.bin.*token 7 must be .*got 2147483648"):
         dataset[0]
 
 
@@ -477,7 +496,7 @@ def test_a_mapped_array_whose_file_ends_in_a_page(tmp_path: Path, workers: int |
     batches: Any = [dataset[7]] if workers is None else DataLoader(dataset, num_workers=workers)
     assert list(batches)[-1][0].flatten().tolist() == TOKENS[70:80].tolist()
     os.truncate(path, 178)
-    with pytest.raises(OSError, match="2 bytes of it cannot be read: the file has") as error:
+    with pytest.raises(OSError, match="2 bytes cannot be read: the file has") as error:
         dataset[7] if workers is None else list(batches)
     assert error.value.filename == "values"
 

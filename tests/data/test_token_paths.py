@@ -258,7 +258,7 @@ def test_a_token_that_is_out_of_range(paths: list[Path], case: Any) -> None:
     for path in paths:
         write_llmc(path, tokens)
     dataset = TokenDataset(paths[2], T, vocab_size=1000)
-    text = rf"{paths[2].name}: token 130 is 1000, which is not in \[0, 999\]"
+    text = rf"{paths[2].name}: token 130 must be in \[0, 999\], got 1000"
     with pytest.raises(ValueError, match=text):
         list(cls(dataset, BATCH, **more))
 

@@ -238,7 +238,7 @@ def test_a_token_that_no_window_holds_is_checked_too(tmp_path: Path) -> None:
     tokens[99] = 50
     data = TokenDataset(write_llmc(tmp_path / "a.bin", tokens), 60, vocab_size=50)
     assert len(list(data)) == 1
-    with pytest.raises(ValueError, match=r"a\.bin.*token 99 is 50, which is not in \[0, 49\]"):
+    with pytest.raises(ValueError, match=r"a\.bin.*token 99 must be in \[0, 49\], got 50"):
         moved(data)
 
 
@@ -275,5 +275,5 @@ def test_starts_and_tokens_of_windows(paths: list[Path]) -> None:
     with pytest.raises(TypeError, match="a list of ints or an int64 array"):
         windows.starts(["a"], 0)
     for wrong in ((-1, 0, 1), (4, 0, 1), (0, -1, 1), (0, 0, -1), (0, 50, 8), (0, 58, 0)):
-        with pytest.raises(IndexError, match=f"file {wrong[0]} has no {wrong[2]} tokens from"):
+        with pytest.raises(IndexError, match=f"file {wrong[0]} must have {wrong[2]} tokens from"):
             windows.read_tokens(*wrong)

@@ -96,8 +96,8 @@ def tokens_that_cannot_be_had() -> None:
         path = Path(folder, "tokens.bin")
         tokens = np.arange(1, 1501, dtype=np.uint16)
         for io, spoil, kind, text in (
-            ("pread", 40, ValueError, "token 1400 is 1401, which is not in [0, 1400]"),
-            ("mmap", 40, ValueError, "token 1400 is 1401, which is not in [0, 1400]"),
+            ("pread", 40, ValueError, "token 1400 must be in [0, 1400], got 1401"),
+            ("mmap", 40, ValueError, "token 1400 must be in [0, 1400], got 1401"),
             ("pread", 2000, OSError, "byte 2000 cannot be read: the file has become shorter"),
             ("mmap", 2000, OSError, "byte 2000 cannot be read: the file has become shorter"),
         ):

@@ -44,14 +44,16 @@ int fl_token_file_check(const char *head, int64_t head_bytes, fl_err *err)
 {
     if (begins_with(head, head_bytes, megatron_magic, sizeof megatron_magic))
         return fl_fail(err, FL_EINVAL,
-                       "is an index of Megatron; pass the .bin file beside it, or use "
-                       "TokenDataset.from_megatron(prefix)");
+                       "must be a file of tokens, got an index of Megatron (pass the .bin file, or "
+                       "use TokenDataset.from_megatron(prefix))");
     if (begins_with(head, head_bytes, archive_magic, sizeof archive_magic))
-        return fl_fail(err, FL_EINVAL, "is an archive; save the tokens with numpy.save");
+        return fl_fail(
+            err, FL_EINVAL,
+            "must be a file of tokens, got an archive (save the tokens with numpy.save)");
     if (magic_of(head, head_bytes) == MAGIC_EXAMPLES)
         return fl_fail(err, FL_EINVAL,
-                       "has the magic %d: evaluation examples of llm.c, which are no stream of "
-                       "tokens; pass its training files",
+                       "must be a stream of tokens, got evaluation examples of llm.c, magic %d "
+                       "(pass llm.c's training files)",
                        MAGIC_EXAMPLES);
     return FL_OK;
 }
@@ -67,13 +69,14 @@ static int read_tokens(int64_t first_byte, int64_t bytes, fl_token_type type, fl
                        fl_err *err)
 {
     int64_t width = fl_token_bytes(type);
-    if (bytes <= 0) return fl_fail(err, FL_EINVAL, "is empty; leave it out");
+    if (bytes <= 0)
+        return fl_fail(err, FL_EINVAL,
+                       "must hold at least one token, got none (leave the file out)");
     if (bytes % width != 0)
-        return fl_fail(
-            err, FL_EINVAL,
-            "has %lld bytes of tokens, which is not a multiple of %lld; is it cut, or of "
-            "another dtype?",
-            (long long)bytes, (long long)width);
+        return fl_fail(err, FL_EINVAL,
+                       "must have a multiple of %lld bytes of tokens, got %lld (is the file cut, "
+                       "or of a different dtype?)",
+                       (long long)width, (long long)bytes);
     *out = (fl_token_layout){.type = type, .first_byte = first_byte, .count = bytes / width};
     return FL_OK;
 }
@@ -83,8 +86,8 @@ int fl_token_file_read_raw(int64_t file_bytes, fl_token_type type, fl_token_layo
 {
     if (type == FL_TOKEN_TYPES)
         return fl_fail(err, FL_EINVAL,
-                       "has no header that says what its tokens are; pass dtype=, as 'uint16' for "
-                       "files of nanoGPT");
+                       "must have a header that names the dtype, got none (pass dtype=, for "
+                       "example 'uint16' for files of nanoGPT)");
     return read_tokens(0, file_bytes, type, out, err);
 }
 
@@ -117,20 +120,20 @@ check_llmc(const char *head, int64_t bytes, bool is_told, fl_token_type *found, 
     int32_t known = is_wide ? VERSION_U32 : VERSION_U16;
     if (version != known)
         return fl_fail(err, FL_EINVAL,
-                       "has llm.c's magic and the version %d, not %d; write it with llm.c's "
-                       "writer, or pass format='raw'",
-                       (int)version, (int)known);
+                       "must have llm.c's version %d, got %d (write the file with llm.c's writer, "
+                       "or pass format='raw')",
+                       (int)known, (int)version);
     *found = is_wide ? find_width(count, bytes, wide, 1) : find_width(count, bytes, narrow, 3);
     if (*found == FL_TOKEN_TYPES)
         return fl_fail(err, FL_EINVAL,
-                       "has %lld bytes behind its header, which says %d tokens of %d "
-                       "bytes; it is cut, or its writer was stopped",
-                       (long long)bytes, (int)count, is_wide ? 4 : 2);
+                       "must have %d tokens of %d bytes, as its header says, got %lld bytes (the "
+                       "file is cut, or its writer was stopped)",
+                       (int)count, is_wide ? 4 : 2, (long long)bytes);
     if (!is_told && !is_wide && *found != FL_TOKEN_U16)
         return fl_fail(err, FL_EINVAL,
-                       "has %lld bytes behind its header, which says %d tokens of 2 bytes; it is "
-                       "%s, or pass dtype='%s' if that is what its tokens are",
-                       (long long)bytes, (int)count, *found == FL_TOKEN_U8 ? "cut" : "too long",
+                       "must have %d tokens of 2 bytes, as its header says, got %lld bytes (the "
+                       "file is %s; or pass dtype='%s' if its tokens are)",
+                       (int)count, (long long)bytes, *found == FL_TOKEN_U8 ? "cut" : "too long",
                        *found == FL_TOKEN_U8 ? "uint8" : "uint32");
     return FL_OK;
 }
@@ -141,21 +144,22 @@ int fl_token_file_read_llmc(const char *head, int64_t head_bytes, int64_t file_b
     fl_token_type found;
     if (!fl_token_file_is_llmc(head, head_bytes))
         return fl_fail(err, FL_EINVAL,
-                       "has the magic %d, and llm.c's are %d and %d; pass format='raw' "
-                       "and dtype= if it has no header",
-                       (int)magic_of(head, head_bytes), MAGIC_U16, MAGIC_U32);
+                       "must have llm.c's magic %d or %d, got %d (if the file has no header, pass "
+                       "format='raw' and dtype=)",
+                       MAGIC_U16, MAGIC_U32, (int)magic_of(head, head_bytes));
     if (file_bytes < FL_LLMC_BYTES || head_bytes < FL_LLMC_BYTES)
-        return fl_fail(err, FL_EINVAL,
-                       "has %lld bytes, fewer than the header of llm.c (%d): it is cut",
-                       (long long)file_bytes, FL_LLMC_BYTES);
+        return fl_fail(
+            err, FL_EINVAL,
+            "must have at least the %d bytes of llm.c's header, got %lld (the file is cut)",
+            FL_LLMC_BYTES, (long long)file_bytes);
     bool is_told = type != FL_TOKEN_TYPES;
     FL_TRY(check_llmc(head, file_bytes - FL_LLMC_BYTES, is_told, &found, err));
     if (!is_told) type = found;
     if (fl_token_bytes(type) != fl_token_bytes(found))
         return fl_fail(err, FL_EINVAL,
-                       "has tokens of %lld bytes by its header, and dtype= of %lld; leave "
-                       "dtype out",
-                       (long long)fl_token_bytes(found), (long long)fl_token_bytes(type));
+                       "must have tokens of %lld bytes, as dtype= says, got %lld by its header "
+                       "(leave dtype out)",
+                       (long long)fl_token_bytes(type), (long long)fl_token_bytes(found));
     return read_tokens(FL_LLMC_BYTES, file_bytes - FL_LLMC_BYTES, type, out, err);
 }
 
@@ -173,21 +177,20 @@ int fl_token_index_read(const char *head, int64_t head_bytes, int64_t index_byte
 {
     enum { SEQUENCE_BYTES = 4 + 8, DOCUMENT_BYTES = 8 };
     if (!begins_with(head, head_bytes, megatron_magic, sizeof megatron_magic))
-        return fl_fail(err, FL_EINVAL, "does not begin with MMIDIDX, as an index of Megatron does");
+        return fl_fail(err, FL_EINVAL, "must begin with MMIDIDX, as an index of Megatron does");
     if (head_bytes < FL_MEGATRON_BYTES || index_bytes < FL_MEGATRON_BYTES)
-        return fl_fail(err, FL_EINVAL,
-                       "has %lld bytes, fewer than the header of an index (%d): it is "
-                       "cut",
-                       (long long)index_bytes, FL_MEGATRON_BYTES);
+        return fl_fail(
+            err, FL_EINVAL,
+            "must have at least the %d bytes of an index's header, got %lld (the file is cut)",
+            FL_MEGATRON_BYTES, (long long)index_bytes);
     int64_t version = load_i64(head + 9);
     int code = (unsigned char)head[17];
     int64_t sequences = load_i64(head + 18), ends = load_i64(head + 26);
     if (version != 1)
-        return fl_fail(err, FL_EINVAL, "has the version %lld, and only 1 is known",
-                       (long long)version);
+        return fl_fail(err, FL_EINVAL, "must have the version 1, got %lld", (long long)version);
     fl_token_type type = find_megatron_type(code);
     if (type == FL_TOKEN_TYPES)
-        return fl_fail(err, FL_EINVAL, "has the dtype code %d, which is no type of tokens", code);
+        return fl_fail(err, FL_EINVAL, "must have the dtype code of an integer type, got %d", code);
     /* The products cannot overflow, because the bytes bound both counts first. */
     int64_t room = index_bytes - FL_MEGATRON_BYTES;
     bool has_room = sequences >= 0 && ends >= 0 && sequences <= room / SEQUENCE_BYTES &&
@@ -196,14 +199,14 @@ int fl_token_index_read(const char *head, int64_t head_bytes, int64_t index_byte
     bool has_modes = rest == sequences; /* int8 each, in indices of several modalities */
     if (!has_room || (rest != 0 && !has_modes))
         return fl_fail(err, FL_EINVAL,
-                       "has %lld bytes, which do not fit the %llu sequences and %llu "
-                       "ends of its header; it is cut",
-                       (long long)index_bytes, (unsigned long long)sequences,
-                       (unsigned long long)ends);
+                       "must have %llu sequences and %llu ends, as its header says, got %lld bytes "
+                       "(the file is cut)",
+                       (unsigned long long)sequences, (unsigned long long)ends,
+                       (long long)index_bytes);
     if (ends == 0)
-        return fl_fail(err, FL_EINVAL,
-                       "has no ends of documents; the builder of Megatron writes a 0 "
-                       "first");
+        return fl_fail(
+            err, FL_EINVAL,
+            "must have ends of documents, got none (Megatron's builder writes a 0 first)");
     *out = (fl_token_index){.type = type, .sequences = sequences, .documents = ends - 1};
     return FL_OK;
 }
@@ -217,7 +220,7 @@ int fl_token_index_ends(const char *index, const fl_token_index *found, int64_t 
     const char *stops =
         pointers + found->sequences * 8; /* the first stop is 0: one more stop than documents */
     if (load_i64(stops) != 0)
-        return fl_fail(err, FL_EINVAL, "has documents from sequence %lld on, not from 0",
+        return fl_fail(err, FL_EINVAL, "must have documents from sequence 0 on, got %lld",
                        (long long)load_i64(stops));
     for (int64_t s = 0; s <= found->sequences; s++) {
         for (; document < found->documents && load_i64(stops + 8 * (document + 1)) == s; document++)
@@ -226,24 +229,24 @@ int fl_token_index_ends(const char *index, const fl_token_index *found, int64_t 
         int64_t length = load_i32(lengths + 4 * s), pointer = load_i64(pointers + 8 * s);
         if (length < 0 || pointer != begin || length > (bin_bytes - begin) / width)
             return fl_fail(err, FL_EINVAL,
-                           "says that sequence %lld has %lld tokens from byte %lld on; "
-                           "it should begin at byte %lld, and the .bin file has %lld bytes",
+                           "has sequence %lld of %lld tokens at byte %lld; it must begin at byte "
+                           "%lld and fit the %lld bytes of the .bin file",
                            (long long)s, (long long)length, (long long)pointer, (long long)begin,
                            (long long)bin_bytes);
         begin += length * width;
     }
     if (document < found->documents || load_i64(stops + 8 * document) != found->sequences)
         return fl_fail(err, FL_EINVAL,
-                       "says that document %lld ends with sequence %lld, and it has %lld; "
-                       "ends must rise to the last",
+                       "must have ends that rise to the last sequence, got document %lld up to "
+                       "sequence %lld of %lld",
                        (long long)document,
                        (long long)load_i64(stops + 8 * fl_min(document + 1, found->documents)),
                        (long long)found->sequences);
     if (begin != bin_bytes)
         return fl_fail(err, FL_EINVAL,
-                       "has sequences of %lld bytes together, and the .bin file %lld; they do "
-                       "not belong together",
-                       (long long)begin, (long long)bin_bytes);
+                       "must have sequences of %lld bytes, as the .bin file has, got %lld (the "
+                       "files do not belong together)",
+                       (long long)bin_bytes, (long long)begin);
     return read_tokens(0, bin_bytes, found->type, out, err);
 }
 
@@ -253,14 +256,15 @@ int fl_token_ends_read(const char *index, int64_t index_bytes, int64_t file_byte
     static const fl_token_type widths[] = {FL_TOKEN_U16, FL_TOKEN_U32};
     int64_t documents = index_bytes / 8, last = 0;
     if (index_bytes % 8 != 0)
-        return fl_fail(err, FL_EINVAL, "has %lld bytes, which is not a multiple of 8: it is cut",
+        return fl_fail(err, FL_EINVAL,
+                       "must have a multiple of 8 bytes, got %lld (the file is cut)",
                        (long long)index_bytes);
     for (int64_t d = 0; d < documents; d++) {
         int64_t end = load_i64(index + 8 * d);
         if (end < last || end > file_bytes)
             return fl_fail(err, FL_EINVAL,
-                           "says that document %lld ends at token %llu, behind one that "
-                           "ends at %lld in a file of %lld bytes",
+                           "must have rising ends, got document %lld up to token %llu after token "
+                           "%lld in %lld bytes",
                            (long long)d, (unsigned long long)end, (long long)last,
                            (long long)file_bytes);
         ends[d] = last = end;
@@ -268,8 +272,7 @@ int fl_token_ends_read(const char *index, int64_t index_bytes, int64_t file_byte
     if (type == FL_TOKEN_TYPES) type = find_width(last, file_bytes, widths, 2);
     if (type == FL_TOKEN_TYPES || !fits(last, file_bytes, type))
         return fl_fail(err, FL_EINVAL,
-                       "ends with token %lld, which does not fit the %lld bytes of its "
-                       "tokens",
+                       "must end with the last token, got token %lld for %lld bytes of tokens",
                        (long long)last, (long long)file_bytes);
     return read_tokens(0, file_bytes, type, out, err);
 }

@@ -262,9 +262,9 @@ static int fail_token(const read_state *state, const token_piece *piece, const c
     int64_t token = token_at(source->type, tokens, i);
     int64_t f = piece->file - state->reader->files;
     fl_fail(state->err, FL_ETOKEN,
-            "token %lld is %lld, which is not in [0, %llu]; vocab_size and out_dtype must hold "
-            "every token",
-            (long long)(piece->first + i), (long long)token, (unsigned long long)source->most);
+            "token %lld must be in [0, %llu], got %lld (vocab_size and out_dtype must hold every "
+            "token)",
+            (long long)(piece->first + i), (unsigned long long)source->most, (long long)token);
     if (state->err != NULL) {
         state->err->position = f;
         state->err->value = token;

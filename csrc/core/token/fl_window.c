@@ -34,13 +34,14 @@ static int sum_windows(const fl_window_config *config, fl_windows *windows, fl_e
     for (int64_t f = 0; f < config->files; f++) {
         windows->begin[f] = all;
         if (!fl_add(all, config->tokens[f], &all) || all > MOST_TOKENS)
-            return fl_fail(err, FL_EINVAL, "the files have more than 2^62 tokens");
+            return fl_fail(err, FL_EINVAL, "the files must have at most 2^62 tokens, got more");
         end += count_windows(config, config->tokens[f]);
         windows->end[f] = end;
     }
     windows->begin[config->files] = all;
     if (end == 0)
-        return fl_fail(err, FL_EINVAL, "none of %lld files has the %lld tokens that a window takes",
+        return fl_fail(err, FL_EINVAL,
+                       "one of the %lld files must have the %lld tokens of a window",
                        (long long)config->files, (long long)config->length);
     windows->count = config->mode == FL_WINDOW_RANDOM ? fl_max(1, all / config->stride) : end;
     return FL_OK;

@@ -17,8 +17,7 @@ int fl_py_token_type(const char *name, fl_token_type *out)
         if (strcmp(names[t], name) == 0) return 0;
     }
     PyErr_Format(PyExc_ValueError,
-                 "dtype=%s is no type of tokens; pass one of uint8, int8, uint16, int16, uint32, "
-                 "int32 and int64",
+                 "dtype must be one of uint8, int8, uint16, int16, uint32, int32 and int64, got %s",
                  name);
     return -1;
 }
@@ -80,8 +79,8 @@ static int read_megatron(const Py_buffer *index, int64_t file_bytes, fl_token_ty
     int status = fl_token_index_read(index->buf, index->len, index->len, &found, &err);
     if (status == FL_OK && type != FL_TOKEN_TYPES && type != found.type)
         status =
-            fl_fail(&err, FL_EINVAL, "says that tokens are %s, and dtype='%s'; leave dtype out",
-                    names[found.type], names[type]);
+            fl_fail(&err, FL_EINVAL, "must have tokens of dtype='%s', got %s (leave dtype out)",
+                    names[type], names[found.type]);
     if (status == FL_OK) {
         *ends = fl_py_int64_vector((Py_ssize_t)found.documents, &data);
         if (*ends == NULL) return -1;

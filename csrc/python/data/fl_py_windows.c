@@ -49,7 +49,8 @@ static int choose(const char *argument, const char *name, const choice *choices,
         *out = choices->value;
         if (strcmp(choices->name, name) == 0) return 0;
     }
-    PyErr_Format(PyExc_ValueError, "Windows: %s=%s is none of its choices", argument, name);
+    PyErr_Format(PyExc_ValueError, "Windows: %s must be one of its choices, got %s", argument,
+                 name);
     return -1;
 }
 
@@ -70,7 +71,7 @@ static int read_vocab_size(arguments *given)
     long long size = PyLong_AsLongLong(given->vocab_size);
     if (size == -1 && PyErr_Occurred()) return -1;
     if (size < 1) {
-        PyErr_Format(PyExc_ValueError, "vocab_size=%lld is not at least 1", size);
+        PyErr_Format(PyExc_ValueError, "vocab_size must be at least 1, got %lld", size);
         return -1;
     }
     given->most = (uint64_t)size - 1;
@@ -89,9 +90,10 @@ static int parse(PyObject *args, PyObject *kwargs, arguments *given)
             &given->io, &given->seed))
         return -1;
     if (given->length < 1 || given->length > INT32_MAX || given->stride < 1) {
-        PyErr_Format(PyExc_ValueError,
-                     "Windows: seq_len=%lld is not in [1, 2**31), or stride=%lld is not at least 1",
-                     given->length, given->stride);
+        PyErr_Format(
+            PyExc_ValueError,
+            "Windows: seq_len must be in [1, 2**31) and stride at least 1, got %lld and %lld",
+            given->length, given->stride);
         return -1;
     }
     if (choose("mode", given->mode, modes, &given->mode_value) != 0 ||
@@ -140,7 +142,7 @@ static int read_sources(fl_py_windows *self, const arguments *given, fl_token_so
     for (int64_t f = 0; f < self->files; f++) {
         PyObject *item = PyTuple_GET_ITEM(given->files, f);
         if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) < 6) {
-            PyErr_SetString(PyExc_TypeError, "Windows: a file is a tuple of at least 6");
+            PyErr_SetString(PyExc_TypeError, "Windows: a file must be a tuple of at least 6 items");
             return -1;
         }
         if (fl_py_token_source(&self->dlpack, item, self->kept, &sources[f]) != 0) return -1;
@@ -310,7 +312,7 @@ int fl_py_windows_check_files(const fl_py_windows *self)
         if (end == NULL || end >= mapped->end) continue;
         fl_err err;
         fl_fail(&err, FL_EFILE,
-                "%lld bytes of it cannot be read: the file has become shorter; restore it and make "
+                "%lld bytes cannot be read: the file has become shorter; restore the file and make "
                 "the dataset again",
                 (long long)(mapped->end - end));
         err.position = mapped->number;
@@ -378,7 +380,7 @@ with_rows(fl_py_windows *self, PyObject *args,
         return NULL;
     int added = fl_py_rows_add(&self->dlpack, indices, &rows);
     if (added == 0)
-        PyErr_SetString(PyExc_TypeError, "windows are found by a list of ints or an int64 array");
+        PyErr_SetString(PyExc_TypeError, "indices must be a list of ints or an int64 array");
     if (added == 1) windows = fl_alloc(rows.count * (int64_t)sizeof *windows);
     if (added == 1 && windows == NULL) PyErr_NoMemory();
     if (windows != NULL && find_windows(self, &rows, epoch, windows) == 0)
@@ -439,8 +441,8 @@ static PyObject *windows_read_tokens(fl_py_windows *self, PyObject *args)
     int64_t count = given;
     if (file < 0 || file >= self->files || first < 0 || count < 0 ||
         count > tokens_of(self, file) - first)
-        return PyErr_Format(PyExc_IndexError, "file %lld has no %lld tokens from %lld on", file,
-                            given, first);
+        return PyErr_Format(PyExc_IndexError, "file %lld must have %lld tokens from token %lld on",
+                            file, given, first);
     fl_token_type type = fl_token_reader_narrow_type(self->reader);
     uint8_t code = fl_token_is_signed(type) ? kDLInt : kDLUInt;
     fl_dtype dtype = {code, (uint8_t)(8 * fl_token_bytes(type)), 1};
