@@ -57,7 +57,10 @@ static int open_memory(int64_t bytes, bool is_mapped, fl_pages *out, fl_err *err
     int64_t unit = is_mapped ? page_bytes() : 64;
     int64_t capacity;
     if (!round_up(fl_max(bytes, 1), unit, &capacity))
-        return fl_fail(err, FL_EINVAL, "a batch of %lld bytes is too large", (long long)bytes);
+        return fl_fail(err, FL_EINVAL,
+                       "a batch of %lld bytes is larger than memory can be; pass a smaller "
+                       "batch_size, or make samples smaller",
+                       (long long)bytes);
     out->is_mapped = is_mapped;
     if (is_mapped) {
         out->data = is_there(capacity) ? map_aligned(capacity) : NULL;

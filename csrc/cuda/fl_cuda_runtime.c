@@ -71,9 +71,8 @@ int fl_cuda_require_primary(int32_t device, fl_err *err)
 {
     if (is_primary_current(device)) return FL_OK;
     return fl_fail(err, FL_EDEVICE,
-                   "the current CUDA context of device %d is not its primary one (a green context, "
-                   "say), and copies run in that: iterate over the loader outside of it, or set "
-                   "FASTLOOP_DISABLE_CUDA=1",
+                   "the current CUDA context of device %d must be the primary one; iterate over "
+                   "the loader outside of it (a green context?), or set FASTLOOP_DISABLE_CUDA=1",
                    (int)device);
 }
 

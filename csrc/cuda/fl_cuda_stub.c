@@ -10,7 +10,7 @@ int fl_cuda_check(int32_t device, fl_err *err)
 {
     (void)device;
     return fl_fail(err, FL_EDEVICE,
-                   "this fastloop was built without CUDA; install nvcc and build it anew");
+                   "this fastloop was built without CUDA; install nvcc and build fastloop again");
 }
 
 const fl_grad_ops fl_cuda_grad_ops = {0}; /* never called: fl_cuda_check fails */

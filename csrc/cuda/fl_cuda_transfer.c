@@ -252,8 +252,8 @@ static int refuse_capture(cudaStream_t stream, fl_err *err)
     FL_CUDA_TRY(cudaStreamIsCapturing(stream, &capture), err);
     if (capture == cudaStreamCaptureStatusNone) return FL_OK;
     return fl_fail(err, FL_EDEVICE,
-                   "a batch was asked for while a graph is being captured; take it before the "
-                   "capture (static_buffers=True keeps the addresses for replays)");
+                   "a batch was asked for while a graph is being captured; take the batch before "
+                   "the capture (static_buffers=True keeps addresses for replays)");
 }
 
 static int record_begin(cuda_transfer *transfer, cudaStream_t stream, fl_err *err)

@@ -318,8 +318,8 @@ static void test_batches_that_cannot_be_packed(void)
     configs_of(&fix, 6, configs);
     check_refused(configs, 0, "the batch has no samples");
     check_refused(configs, 2,
-                  "sample 1 of the batch has 7 tokens, more than max_tokens=6; cut it, or pass a "
-                  "larger max_tokens");
+                  "sample 1 of the batch must have at most max_tokens=6 tokens, got 7 (cut the "
+                  "sample, or pass a larger max_tokens)");
     configs_of(&fix, 0, configs);
     configs[1].ragged = other.ragged;
     other.wide[2]--;
@@ -328,8 +328,8 @@ static void test_batches_that_cannot_be_packed(void)
     other.wide[2] = -5;
     configs[1].ragged.count = 100;
     check_refused(configs, 2,
-                  "field 1, row 1: sequence 1 lies from 6 to -5 of 100 values: the offsets have "
-                  "been changed; make a new RaggedArray");
+                  "field 1, row 1: sequence 1 lies from 6 to -5 of 100 values; the offsets have "
+                  "been changed: make a new RaggedArray");
     close_ragged(&fix);
 }
 
@@ -353,8 +353,8 @@ static void test_more_tokens_than_can_be_counted(void)
     CHECK_INT(fl_packing_fit(packing, 1, 0, NULL), FL_OK);
     CHECK_INT(fl_packing_fit(packing, 1, INT32_MAX, NULL), FL_OK);
     CHECK_INT(fl_packing_fit(packing, 1, INT32_MAX + (int64_t)1, &err), FL_EINVAL);
-    CHECK(strcmp(err.text, "the batch has 2147483648 tokens, more than cu_seqlens can count "
-                           "(2147483647); make batches smaller") == 0);
+    CHECK(strcmp(err.text, "a batch must have at most 2147483647 tokens, as cu_seqlens counts, got "
+                           "2147483648 (make batches smaller)") == 0);
     fl_free(notes.values);
 }
 

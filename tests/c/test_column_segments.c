@@ -223,8 +223,8 @@ static void test_what_is_no_column_is_refused(void)
         make_segment(&fix, &seed, 5, false, false);
         make_segment(&fix, &seed, 5, false, true);
         fl_segment *last = &fix.segments[1];
-        const char *text[] = {"dtype or shape", "dtype or shape", "dtype or shape", "in strides",
-                              "no row 5",       "no row -1",      "that had 6"};
+        const char *text[] = {"dtype or shape", "dtype or shape", "dtype or shape",  "in strides",
+                              "no row 5",       "no row -1",      "must have 6 rows"};
         if (what == 0) last->view.dtype.bits = 32;
         if (what == 1) last->view.shape[1] = 3;
         if (what == 2) last->view.ndim = 1;

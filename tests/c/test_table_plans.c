@@ -300,8 +300,7 @@ static void check_refused(const column_spec *columns)
     fl_table *table;
     fl_err err = {0};
     CHECK_INT(open_specs(columns, 2, &table, &err), FL_EINVAL);
-    CHECK(table == NULL &&
-          strstr(err.text, "field 1 does not hold the images of its plan") != NULL);
+    CHECK(table == NULL && strstr(err.text, "field 1 must hold the images of its plan") != NULL);
 }
 
 static void test_images_that_are_not_the_plans(void)

@@ -204,7 +204,7 @@ def test_images_of_a_table_need_a_plan() -> None:
         with pytest.raises(TypeError, match="must be an ImagePlan or ImageDraws"):
             make_table(source, none)
     for wrong in (source.char(), source[:, :2], source[:, :, :-1], source[0]):
-        with pytest.raises(ValueError, match="field 0 does not hold the images of its plan"):
+        with pytest.raises(ValueError, match="field 0 must hold the images of its plan"):
             make_table(wrong, plan)
 
 
@@ -288,7 +288,7 @@ def test_a_table_for_a_device_is_for_a_device_alone() -> None:
     assert plan.why_whole == "" and there is not table
     with pytest.raises(ValueError, match="no table for a device"):
         _core.copy_row(there, 0, (torch.zeros(2, 3, 1, dtype=torch.float16),))
-    with pytest.raises(ValueError, match="that go there"):
+    with pytest.raises(ValueError, match="a table for a device must come with"):
         _core.ArrayLoader(there, _core.BatchPool(1), ArrayConfig((None,)))
     plain = _core.Table(torch.Tensor, ((images, "a", None),))
     assert plain.for_device() is plain

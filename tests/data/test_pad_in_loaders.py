@@ -155,7 +155,7 @@ BATCHES: dict[str, tuple[Any, Any, type[Exception], str]] = {
         PACK,
         [{"input_ids": [1]}, {"input_ids": [1] * 5}],
         ValueError,
-        "sample 1 of the batch has 5 tokens, more than max_tokens=4; cut it, or pass a larger",
+        "sample 1 of the batch must have at most max_tokens=4 tokens, got 5 .cut the sample",
     ),
     "lengths differ": (
         PACK,
@@ -189,7 +189,9 @@ def test_batches_that_are_refused(
 
 def test_too_many_tokens_for_cu_seqlens() -> None:
     row = np.broadcast_to(np.int8(1), 2**30)
-    with pytest.raises(ValueError, match=r"has 2147483648 tokens, more than cu_seqlens can count"):
+    with pytest.raises(
+        ValueError, match=r"at most 2147483647 tokens, as cu_seqlens counts, got 2147483648"
+    ):
         PackCollate()([row, row])
 
 
@@ -265,7 +267,7 @@ def test_the_core_refuses_places_that_do_not_fit() -> None:
         ([0, 2], [2, 1], 2**40, 2**40),
         ([0, 2**64], [2, 1], 1, 3),
     ):
-        with pytest.raises(ValueError, match=r"fit|negative"):
+        with pytest.raises(ValueError, match=r"fit|at least 0"):
             pack(starts, lengths, rows, width)
     for bounds, rows, width in (([0, 2, 1, 3], 1, 3), ([1, 3], 1, 3), ([], 0, 0), ([0, 2], 1, 3)):
         with pytest.raises(ValueError, match="bounds must rise"):
@@ -326,7 +328,7 @@ def test_spawned_workers() -> None:
 
 def test_an_error_in_a_worker_says_what_is_wrong() -> None:
     loader = DataLoader(Texts(), 8, collate_fn=PackCollate(3), num_workers=1)
-    with pytest.raises(ValueError, match="sample 4 of the batch has 4 tokens"):
+    with pytest.raises(ValueError, match=r"sample 4 of the batch must have .* got 4"):
         list(loader)
 
 

@@ -138,10 +138,10 @@ def test_what_is_no_state_is_refused(state: bytes) -> None:
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda r: r.randint(3, 3, 1), "low=3"),
-        (lambda r: r.randperm(-1), "count=-1"),
-        (lambda r: r.randperm(2**32 // 20 + 1), "count="),
-        (lambda r: r.rand(-1), "count=-1"),
+        (lambda r: r.randint(3, 3, 1), "low must .*, got 3"),
+        (lambda r: r.randperm(-1), "count must .*, got -1"),
+        (lambda r: r.randperm(2**32 // 20 + 1), "count must"),
+        (lambda r: r.rand(-1), "count must .*, got -1"),
     ],
 )
 def test_arguments_that_are_refused(call: Any, match: str) -> None:

@@ -215,21 +215,25 @@ def test_one_sample_keeps_the_dimensions_that_count_no_samples() -> None:
 
 
 WRONG_COLUMNS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "output": ("sum", {}, "output=sum"),
-    "offsets": ("mask", {"offsets": OFFSETS.astype(np.int16)}, "not int32 or int64"),
+    "output": ("sum", {}, "output must be .*, got sum"),
+    "offsets": ("mask", {"offsets": OFFSETS.astype(np.int16)}, "must be int32 or int64"),
     "no offsets": ("mask", {"offsets": OFFSETS[:0]}, "at least one"),
-    "triples": ("mask", {"offsets": np.zeros((4, 3), np.int64)}, "nor pairs"),
+    "triples": ("mask", {"offsets": np.zeros((4, 3), np.int64)}, "or contiguous pairs"),
     "ignored": (
         "padded",
         {"values": VALUES / 2, "ignored": 0},
-        "ignored is for an output of int64",
+        "ignored must be None, unless",
     ),
-    "strides": ("padded", {"values": VALUES[::2]}, "values .* no contiguous vector"),
-    "padding": ("padded", {"padding": bytes(4)}, "no element"),
-    "widened": ("padded", {"values": VALUES / 2, "is_int64": True}, "no element"),
+    "strides": ("padded", {"values": VALUES[::2]}, "values must be a contiguous vector"),
+    "padding": ("padded", {"padding": bytes(4)}, "must be an element"),
+    "widened": ("padded", {"values": VALUES / 2, "is_int64": True}, "must be an element"),
     "multiple": ("mask", {"multiple": 0}, "at least 1"),
-    "main": ("packed", {"main": OFFSETS[1:]}, "main has another length"),
-    "leader": ("packed", {"main": OFFSETS, "leader": -1}, "leader or max_tokens is negative"),
+    "main": ("packed", {"main": OFFSETS[1:]}, "main must have the length"),
+    "leader": (
+        "packed",
+        {"main": OFFSETS, "leader": -1},
+        "leader and max_tokens must be at least 0",
+    ),
 }
 
 
@@ -242,7 +246,7 @@ def test_columns_that_cannot_be(case: str) -> None:
 
 def test_a_device_knows_no_ignored_values() -> None:
     column = make_column("padded", padding=bytes(8), ignored=3)
-    with pytest.raises(ValueError, match="none of which is ignored"):
+    with pytest.raises(ValueError, match="without ignored values"):
         _core.Gatherer(torch.Tensor, (None, None), None, (column,), 0, (None, None))
 
 

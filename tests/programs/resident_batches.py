@@ -195,12 +195,12 @@ x, rows = torch.arange(12.0).view(6, 2), torch.tensor([4, 0, 5])
 REFUSED: list[tuple[Any, str]] = [
     (((x,), rows.int(), (x[:3],), 6), "indices must be a contiguous vector of int64"),
     (((x,), rows[::2], (x[:2],), 6), "indices must be a contiguous vector of int64"),
-    (((x,), rows, (x[:2],), 6), "a batch has another shape or dtype"),
-    (((x,), rows, (x[:3].int(),), 6), "a batch has another shape or dtype"),
-    (((x,), rows[:2], (torch.empty(2, 2).T,), 6), "a batch has another shape or dtype"),
+    (((x,), rows, (x[:2],), 6), "a batch must have the shape and dtype"),
+    (((x,), rows, (x[:3].int(),), 6), "a batch must have the shape and dtype"),
+    (((x,), rows[:2], (torch.empty(2, 2).T,), 6), "a batch must have the shape and dtype"),
     (((x.T,), rows[:2], (torch.empty(2, 6),), 2), "rows must be contiguous"),
-    (((x,), rows, (x[:3],), 7), "the data had 7 rows and now have 6"),
-    (((x, x), rows, (x[:3],), 6), "structure must be of each source"),
+    (((x,), rows, (x[:3],), 7), "the data must keep their 7 rows, got 6"),
+    (((x, x), rows, (x[:3],), 6), "structure must have one output for each source"),
     (((x,), rows, (x[:3],), 6, (COMPUTED,)), "sources must be (tensor, HostRange or None"),
     (((x,), rows, (x[:3],), 6, ((1, 2),)), "sources must be (tensor, HostRange or None"),
     (((x.numpy(),), rows, (x[:3],), 6), "expected a torch.Tensor, got numpy.ndarray"),
@@ -220,23 +220,23 @@ def refuse(arguments: Any, text: str, **others: Any) -> None:
 for arguments, text in REFUSED:
     refuse(arguments, text)
 for first in (-1, 1):
-    refuse(((x,), rows, (x[:3],), 6), "there are 3 rows, and none of", first=first)
+    refuse(((x,), rows, (x[:3],), 6), "indices has 3 rows, and must hold", first=first)
 tokens, pair = torch.arange(40).short(), (torch.empty(3, 8).long(), torch.empty(3, 8).long())
 WINDOWS_REFUSED: list[tuple[Any, Any, Any, str]] = [
     (tokens[::2], rows, pair, "tokens must be a contiguous vector of ints"),
     (tokens.view(4, 10), rows, pair, "tokens must be a contiguous vector of ints"),
     (tokens.half(), rows, pair, "tokens must be a contiguous vector of ints"),
     (tokens, rows.int(), pair, "indices must be a contiguous vector of int64"),
-    (tokens, rows[:2], pair, "outs are not batches of windows"),
-    (tokens, rows, (pair[0], pair[1].int()), "outs are not batches of windows"),
-    (tokens, rows, (pair[0], torch.empty(3, 7).long()), "outs are not batches of windows"),
-    (tokens, rows, (torch.empty(8, 3).long().T,), "outs are not batches of windows"),
-    (tokens, rows, (torch.empty(3, 8),), "outs are not batches of windows"),
-    (tokens, rows, (torch.empty(3, 8).byte(),), "outs are not batches of windows"),
-    (tokens, rows, (torch.empty(3, 0).long(),), "outs are not batches of windows"),
-    (tokens, rows, (torch.empty(3).long(),), "outs are not batches of windows"),
-    (tokens.int(), rows, (torch.empty(3, 8).short(),), "tokens are wider than outs"),
-    (tokens, rows, (), "structure must be of"),
+    (tokens, rows[:2], pair, "outs must be batches of windows"),
+    (tokens, rows, (pair[0], pair[1].int()), "outs must be batches of windows"),
+    (tokens, rows, (pair[0], torch.empty(3, 7).long()), "outs must be batches of windows"),
+    (tokens, rows, (torch.empty(8, 3).long().T,), "outs must be batches of windows"),
+    (tokens, rows, (torch.empty(3, 8),), "outs must be batches of windows"),
+    (tokens, rows, (torch.empty(3, 8).byte(),), "outs must be batches of windows"),
+    (tokens, rows, (torch.empty(3, 0).long(),), "outs must be batches of windows"),
+    (tokens, rows, (torch.empty(3).long(),), "outs must be batches of windows"),
+    (tokens.int(), rows, (torch.empty(3, 8).short(),), "outs must be as wide as the tokens"),
+    (tokens, rows, (), "structure must have"),
 ]
 for tokens_given, starts, outs, text in WINDOWS_REFUSED:
     refuse(((tokens_given,), starts, outs, 40), text, shift=1)
@@ -248,15 +248,15 @@ given: list[Any] = [plan, IMAGES["CHW"], rows, N, maps, table, torch.empty(shape
 WRONG: list[tuple[int, Any, str]] = [
     (0, T.Resize((9, 9)), "sources must be (tensor, HostRange or None"),
     (0, COMPUTED, "the plan computes pixels"),
-    (1, IMAGES["CHW"].int(), "the images are not those of the plan"),
-    (1, IMAGES["HWC"], "the images are not those of the plan"),
+    (1, IMAGES["CHW"].int(), "the images must have the dtype and shape"),
+    (1, IMAGES["HWC"], "the images must have the dtype and shape"),
     (2, rows.int(), "indices must be a contiguous vector of int64"),
-    (3, N + 1, "the data had 201 rows and now have 200"),
+    (3, N + 1, "the data must keep their 201 rows, got 200"),
     (4, maps[:2], "maps must be contiguous, 168 elements"),
     (4, maps.long(), "maps must be contiguous, 168 elements"),
     (5, table[1:], "values must be contiguous, 3096 elements"),
-    (6, torch.empty(shape).half(), "out is not a batch of the plan's results"),
-    (6, torch.empty(2, *shape[1:]), "out is not a batch of the plan's results"),
+    (6, torch.empty(shape).half(), "out must be a batch of the plan's results"),
+    (6, torch.empty(2, *shape[1:]), "out must be a batch of the plan's results"),
 ]
 
 
@@ -272,7 +272,9 @@ IMAGES_REFUSED = [
 for each, text in [*IMAGES_REFUSED, (empty, "maps must be contiguous, 0 elements")]:
     refuse_images(each, text)
 refuse(
-    ((IMAGES["CHW"],), rows, (given[6],), N), "maps must be of each plan", plans=((plan, table),)
+    ((IMAGES["CHW"],), rows, (given[6],), N),
+    "maps must have one tensor for each plan",
+    plans=((plan, table),),
 )
 # Results that change colours are worked on in their own memory, so there may be none between them.
 colored = AUGMENTED[WAYS.index((MOVING, "CHW", "CHW"))]._plans[0]
@@ -280,7 +282,7 @@ assert colored is not None
 maps, table = torch.zeros(3, colored.map_length).int(), torch.zeros(len(colored.values())).byte()
 for out in (torch.empty(6, *shape[1:])[::2], torch.empty(*shape[:3], 56)[..., ::2]):
     each = [colored, IMAGES["CHW"], rows, N, maps, table, out]
-    refuse_images(each, "out is not a batch of the plan's results")
+    refuse_images(each, "out must be a batch of the plan's results")
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 for shift, arguments in (
     (None, ((x,), rows, (torch.empty(3, 2),), 6)),
@@ -323,7 +325,7 @@ for structure in ((), (None, {"n": None})):
         _core.Gatherer(torch.Tensor, (new_batch, empty_like), structure, ((x, None, None),), 0)
         raise AssertionError(structure)
     except ValueError as error:
-        assert "structure must be of each source" in str(error), error
+        assert "structure must have one output for each source" in str(error), error
 if (child := os.fork()) == 0:
     os._exit(gatherer.stream() is not None)  # nothing can be made here
 assert os.waitpid(child, 0)[1] == 0

@@ -306,17 +306,17 @@ for columns_of in COLUMNS:
 for wrong in (rows.astype("i4"), np.array([3]), np.array([-1]), rows[::-1], rows.reshape(1, 2)):
     refuse("rows must be a contiguous vector", batches.make, wrong, send, empties())
 for wrong_send in (lambda pieces: pieces[1:], lambda pieces: pieces.int()):
-    refuse("send has returned another tensor", batches.make, rows, wrong_send, empties())
+    refuse("send must return a copy", batches.make, rows, wrong_send, empties())
 refuse("expected a torch.Tensor", batches.make, rows, lambda pieces: None, empties())
 for kinds in ({"dtype": torch.int32}, {"shape": (2, 3)}, {"shape": (8,)}):
-    refuse("empties make other tensors", batches.make, rows, send, empties(**kinds))
-refuse("has values on a device", _core.Table, torch.Tensor, ((column(), "x", None),))
+    refuse("empties must make tensors", batches.make, rows, send, empties(**kinds))
+refuse("must have values on the CPU", _core.Table, torch.Tensor, ((column(), "x", None),))
 for output in ("padded", "packed"):
     columns_of = tuple(column(output, each, main=offsets) for each in (numbers, numbers[:8]))
     changed = Batches(columns_of)
-    refuse("of 8 values: the offsets have been changed", changed.make, rows, send, empties())
+    refuse("of 8 values; the offsets have been changed", changed.make, rows, send, empties())
 numbers.resize_(8)
-refuse("the values had 9 elements", batches.make, rows, send, empties())
+refuse("the values must keep their 9 elements", batches.make, rows, send, empties())
 numbers.resize_(9)
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 fake.fake_fail_at(2, 719, False)

@@ -300,7 +300,7 @@ def test_a_list_cannot_change_while_it_is_combined(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Tensor, "is_neg", is_neg)
     into, source = GradList().collect([torch.zeros(8)]), GradList().collect([torch.ones(8)])
-    with pytest.raises(RuntimeError, match="being worked on"):
+    with pytest.raises(RuntimeError, match="is working on these gradients"):
         into.combine_(source)
     assert not into.tensors[0].any()
 
@@ -309,7 +309,7 @@ def test_a_list_cannot_change_while_it_is_clipped(monkeypatch: pytest.MonkeyPatc
     parameter, grads = torch.nn.Parameter(torch.ones(8)), GradList()
     parameter.grad = torch.ones(8)
     monkeypatch.setattr(Tensor, "isfinite", lambda _: grads.release())
-    with pytest.raises(RuntimeError, match="being worked on"):
+    with pytest.raises(RuntimeError, match="is working on these gradients"):
         grads.clip_parameters(thread_pool(), [parameter], 0.1, 2.0, True)
     assert parameter.grad.tolist() == [1.0] * 8 and not grads.tensors
 

@@ -513,7 +513,7 @@ def arguments_are_checked() -> None:
 
     destination = SimpleNamespace(allocate=allocate, split=device.split)
     make = partial(core.ParentEnd, pool, torch.Tensor, 1, 4, 1 << 20)
-    expect(ValueError, "have to go there", make)
+    expect(ValueError, "must come with a destination", make)
     expect(AttributeError, "allocate", partial(make, SimpleNamespace()))
     parent_end = make(destination)
     parent_end.run_ahead(0)

@@ -533,7 +533,7 @@ def a_batch_cannot_be_filled() -> None:
 def arguments_are_checked() -> None:
     device = Device()
     for destination, kind, text in (
-        (None, ValueError, "slots of a device need a destination"),
+        (None, ValueError, "a pool for a device must come with a destination"),
         (SimpleNamespace(split=device.split), AttributeError, "allocate"),
         (SimpleNamespace(allocate=device.allocate), AttributeError, "split"),
     ):

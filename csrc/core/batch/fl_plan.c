@@ -35,7 +35,8 @@ static int reserve(fl_rows *rows, int64_t more, fl_err *err)
 {
     int64_t count;
     if (!fl_add(rows->count, more, &count))
-        return fl_fail(err, FL_EINVAL, "a batch cannot have so many rows");
+        return fl_fail(err, FL_EINVAL,
+                       "a batch has more rows than memory can hold; pass a smaller batch_size");
     return fl_grow((void **)&rows->index, &rows->capacity, count, sizeof *rows->index, err);
 }
 

@@ -27,9 +27,9 @@ static int check_size(const fl_packing *packing, fl_err *err)
     if (!fl_mul(packing->rows, packing->width, &total)) total = INT64_MAX;
     if (total <= INT32_MAX) return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "the batch has %lld tokens, more than cu_seqlens can count (%d); make batches "
-                   "smaller",
-                   (long long)total, INT32_MAX);
+                   "a batch must have at most %d tokens, as cu_seqlens counts, got %lld (make "
+                   "batches smaller)",
+                   INT32_MAX, (long long)total);
 }
 
 static int fit_one_row(fl_packing *packing, int64_t count, fl_err *err)
@@ -86,9 +86,9 @@ int fl_packing_fit(fl_packing *packing, int64_t count, int64_t max_tokens, fl_er
         int64_t length = packing->sequences[i].length, row = length > 0 ? open : 0;
         if (length > max_tokens)
             return fl_fail(err, FL_EINVAL,
-                           "sample %lld of the batch has %lld tokens, more than max_tokens=%lld; "
-                           "cut it, or pass a larger max_tokens",
-                           (long long)i, (long long)length, (long long)max_tokens);
+                           "sample %lld of the batch must have at most max_tokens=%lld tokens, got "
+                           "%lld (cut the sample, or pass a larger max_tokens)",
+                           (long long)i, (long long)max_tokens, (long long)length);
         while (row < packing->rows && rows[row].used > max_tokens - length) row++;
         put(packing, rows, i, row);
         while (open < packing->rows && rows[open].used == max_tokens) open++;

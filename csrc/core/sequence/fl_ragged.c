@@ -20,8 +20,8 @@ int fl_ragged_find(const fl_ragged *ragged, int64_t row, int64_t *begin, int64_t
     int64_t from = offset_at(ragged, at), to = offset_at(ragged, at + 1);
     if (from < 0 || from > to || to > ragged->count)
         return fl_fail(err, FL_EINVAL,
-                       "sequence %lld lies from %lld to %lld of %lld values: the offsets have been "
-                       "changed; make a new RaggedArray",
+                       "sequence %lld lies from %lld to %lld of %lld values; the offsets have been "
+                       "changed: make a new RaggedArray",
                        (long long)row, (long long)from, (long long)to, (long long)ragged->count);
     *begin = from;
     *length = to - from;

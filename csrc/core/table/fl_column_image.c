@@ -251,7 +251,7 @@ static int check_image(const fl_column_image_config *config, int64_t height, int
         (in.height == 0 || (in.height == height && in.width == width)))
         return FL_OK;
     return fl_fail(err, FL_EINVAL,
-                   "does not hold the images of its plan: uint8 with %d channels, %d x %d",
+                   "must hold the images of its plan: uint8 with %d channels, %d x %d",
                    fl_image_plan_channels(plan), in.height, in.width);
 }
 

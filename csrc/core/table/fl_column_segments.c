@@ -194,8 +194,8 @@ static int check_index(const fl_segment *given, fl_err *err)
 {
     int64_t length = given->view.shape[0];
     if (given->index == NULL && given->count != length)
-        return fl_fail(err, FL_EINVAL, "has %lld rows in an array that had %lld", (long long)length,
-                       (long long)given->count);
+        return fl_fail(err, FL_EINVAL, "must have %lld rows in an array, got %lld",
+                       (long long)given->count, (long long)length);
     for (int64_t i = 0; given->index != NULL && i < given->count; i++)
         if (given->index[i] < 0 || given->index[i] >= length)
             return fl_fail(err, FL_EINVAL, "has no row %lld in an array of %lld",

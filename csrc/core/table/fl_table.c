@@ -21,8 +21,8 @@ static int check_columns(fl_column *const *columns, int32_t count, fl_err *err)
     if (count < 1) return fl_fail(err, FL_EINVAL, "a table needs at least one field");
     for (int32_t f = 0; f < count; f++)
         if (columns[f]->length != columns[0]->length)
-            return fl_fail(err, FL_EINVAL, "field %d has %lld rows, field 0 has %lld", f,
-                           (long long)columns[f]->length, (long long)columns[0]->length);
+            return fl_fail(err, FL_EINVAL, "field %d must have %lld rows, as field 0 has, got %lld",
+                           f, (long long)columns[0]->length, (long long)columns[f]->length);
     return FL_OK;
 }
 

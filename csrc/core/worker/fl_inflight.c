@@ -246,7 +246,7 @@ int fl_inflight_submit(fl_inflight *table, int32_t worker, const char *payload, 
 
 static int fail_damaged(int32_t worker, fl_err *err)
 {
-    (void)fl_fail(err, FL_EDAMAGE, "worker %d has overwritten what it shares", (int)worker);
+    (void)fl_fail(err, FL_EDAMAGE, "worker %d has overwritten the shared memory", (int)worker);
     if (err != NULL) err->value = worker;
     return FL_EDAMAGE;
 }

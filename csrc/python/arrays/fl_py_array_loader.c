@@ -101,13 +101,13 @@ check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, const loader
     int32_t outputs = fl_table_outputs(table->table);
     const char *text = NULL;
     if (pool->device >= 0 && config->destination == Py_None)
-        text = "slots of a device need a destination";
+        text = "a pool for a device must come with a destination";
     else if (table->share != FL_PY_HOST_ALL && pool->device < 0)
-        text = "a table for a device is for batches that go there";
+        text = "a table for a device must come with a pool for the device";
     else if (pool->arena != NULL)
-        text = "slots shared with workers are not for threads";
+        text = "a pool for threads must not be shared with workers";
     else if (pool->fields < outputs)
-        text = "slots have room for fewer tensors than the table makes";
+        text = "a pool must have room for every tensor that the table makes";
     else
         return fl_py_structure_check(config->structure, outputs);
     PyErr_SetString(PyExc_ValueError, text);
@@ -243,8 +243,8 @@ static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OiO|L:restart", &source, &kind, &batch_sampler, &epoch))
         return NULL;
     if (epoch < 0 || epoch > UINT32_MAX)
-        return PyErr_Format(PyExc_ValueError, "epoch=%lld is not between 0 and %lld", epoch,
-                            (long long)UINT32_MAX);
+        return PyErr_Format(PyExc_ValueError, "epoch must be in [0, %lld], got %lld",
+                            (long long)UINT32_MAX, epoch);
     if (enter(self) != 0) return NULL;
     fl_py_array_ring *ring = &self->ring;
     int status = -1;

@@ -9,7 +9,7 @@ static int copy_out(fl_py_table *self, PyObject *out, const fl_output *output, c
     fl_tensor view;
     if (fl_py_view(&self->dlpack, out, &view) != 0) return -1;
     if (fl_tensor_bytes(view.dtype, view.ndim, view.shape) != output->bytes) {
-        PyErr_SetString(PyExc_ValueError, "copy_row: a tensor does not have the size of the row");
+        PyErr_SetString(PyExc_ValueError, "copy_row: each tensor must have the size of its row");
         return -1;
     }
     if (output->bytes > 0)
@@ -59,8 +59,8 @@ PyObject *fl_py_copy_row(PyObject *module, PyObject *args)
     int32_t outputs = fl_table_outputs(self->table);
     if (PyTuple_GET_SIZE(outs) != outputs || self->share != FL_PY_HOST_ALL)
         return PyErr_Format(PyExc_ValueError,
-                            "copy_row needs %d tensors and no table for a device, got %zd", outputs,
-                            PyTuple_GET_SIZE(outs));
+                            "copy_row needs %d tensors, and no table for a device, got %zd tensors",
+                            outputs, PyTuple_GET_SIZE(outs));
     int64_t length = fl_table_length(self->table), index = row;
     if (row < 0 || row >= length) {
         fl_err err = {.code = FL_EINDEX, .value = row, .length = length};

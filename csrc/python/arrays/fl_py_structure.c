@@ -22,7 +22,8 @@ static int count_outputs(PyObject *structure, int64_t *count)
         while (status == 0 && PyDict_Next(structure, &at, &key, &value))
             status = count_outputs(value, count);
     } else {
-        PyErr_Format(PyExc_ValueError, "a structure has None, tuples and dicts, and no %.100s",
+        PyErr_Format(PyExc_ValueError,
+                     "a structure must consist of None, tuples and dicts, got %.100s",
                      Py_TYPE(structure)->tp_name);
         status = -1;
     }
@@ -41,8 +42,9 @@ int fl_py_structure_check(PyObject *structure, int32_t outputs)
     int64_t count = fl_py_structure_count(structure);
     if (count < 0) return -1;
     if (count == outputs) return 0;
-    PyErr_Format(PyExc_ValueError, "the structure is one of %lld outputs, and the table makes %d",
-                 (long long)count, (int)outputs);
+    PyErr_Format(PyExc_ValueError,
+                 "the structure must have %d outputs, as the table makes, got %lld", (int)outputs,
+                 (long long)count);
     return -1;
 }
 

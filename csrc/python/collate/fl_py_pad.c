@@ -112,7 +112,7 @@ static int64_t int_at(PyObject *list, Py_ssize_t i)
 
 static int fail_places(void)
 {
-    PyErr_SetString(PyExc_ValueError, "starts and lengths do not fit values, rows and width");
+    PyErr_SetString(PyExc_ValueError, "starts and lengths must fit values, rows and width");
     return -1;
 }
 
@@ -137,7 +137,8 @@ static int place_packed(fl_py_sequences *self, PyObject *starts, PyObject *lengt
 static bool count_elements(const int64_t *shape, int64_t *total)
 {
     if (shape[0] >= 0 && shape[1] >= 0 && fl_mul(shape[0], shape[1], total)) return true;
-    PyErr_SetString(PyExc_ValueError, "rows and width are negative, or too large");
+    PyErr_SetString(PyExc_ValueError,
+                    "rows and width must be at least 0, and their product an int64");
     return false;
 }
 

@@ -329,10 +329,10 @@ put_all(fl_py_sequences *self, const fl_py_sequences_rule *rule, char *to, const
 
 void *fl_py_sequences_fail_size(int64_t rows)
 {
-    return PyErr_Format(PyExc_MemoryError,
-                        "%lld padded rows are larger than 2^63 bytes; pass a smaller "
-                        "pad_to_multiple_of",
-                        (long long)rows);
+    return PyErr_Format(
+        PyExc_MemoryError,
+        "%lld padded rows must have at most 2^63 bytes; pass a smaller pad_to_multiple_of",
+        (long long)rows);
 }
 
 PyObject *fl_py_sequences_tensor(fl_py_stacker *stacker, fl_py_sequences *self,

@@ -73,7 +73,8 @@ PyObject *fl_py_stacker_block(fl_py_stacker *self, PyObject *like, Py_ssize_t co
     self->stacks = 0;
     if (fl_py_view(&self->dlpack, like, &view) != 0) return NULL;
     if (count < 1 || view.ndim >= FL_MAX_NDIM || !fl_tensor_is_contiguous(&view)) {
-        PyErr_SetString(PyExc_ValueError, "block: no stack of contiguous tensors");
+        PyErr_SetString(PyExc_ValueError,
+                        "block: count must be at least 1, and the tensor contiguous");
         return NULL;
     }
     shape[0] = count;

@@ -26,7 +26,8 @@ static PyObject *permutation_new(PyTypeObject *type, PyObject *args, PyObject *k
         fl_py_seed(seed_given, &seed) != 0 || fl_py_epoch(epoch_given, &epoch) != 0)
         return NULL;
     if (count < 0 || count > FL_PERMUTATION_MAX)
-        return PyErr_Format(PyExc_ValueError, "Permutation: n=%lld is not in [0, 2**62]", count);
+        return PyErr_Format(PyExc_ValueError, "Permutation: n must be in [0, 2**62], got %lld",
+                            count);
     fl_py_permutation *self = (fl_py_permutation *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->permutation = fl_permutation_make(count, seed, epoch);
@@ -62,10 +63,10 @@ static PyObject *permutation_block(fl_py_permutation *self, PyObject *args, PyOb
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LL|L:block", keywords, &first, &count, &step))
         return NULL;
     if (!has_places(&self->permutation, first, count, step))
-        return PyErr_Format(PyExc_IndexError,
-                            "block(first=%lld, count=%lld, step=%lld) goes beyond the places of an "
-                            "order of n=%lld",
-                            first, count, step, (long long)self->permutation.count);
+        return PyErr_Format(
+            PyExc_IndexError,
+            "block(first=%lld, count=%lld, step=%lld) must stay within an order of n=%lld", first,
+            count, step, (long long)self->permutation.count);
     PyObject *out = fl_py_int64_vector((Py_ssize_t)count, &data);
     if (out == NULL) return NULL;
     if (count <= LARGE_BLOCK) {

@@ -16,8 +16,8 @@ static int64_t list(const fl_py_source *self, fl_py_part *parts)
     Py_ssize_t size = PyTuple_GET_SIZE(self->object), count = size / 2;
     if (count == 0 || size % 2 == 0 || count > INT32_MAX || !PyTuple_CheckExact(self->file) ||
         PyTuple_GET_SIZE(self->file) != count) {
-        PyErr_SetString(PyExc_TypeError, "segments are a cast and pairs of an array and its rows, "
-                                         "with a file or None for each pair");
+        PyErr_SetString(PyExc_TypeError, "segments must be a cast and pairs of an array and its "
+                                         "rows, with a file or None for each pair");
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -40,10 +40,10 @@ static int set_cast(const fl_py_source *self, fl_column_segments_config *config,
     else if (name != NULL && strcmp(name, "float32") == 0)
         config->dtype = (fl_dtype){kDLFloat, 32, 1};
     else
-        return fl_fail(err, FL_EINVAL, "has a cast that is neither \"int64\" nor \"float32\"");
+        return fl_fail(err, FL_EINVAL, "must have a cast to \"int64\" or \"float32\"");
     config->convert = fl_cpu_find_convert(config->segments[0].view.dtype, config->dtype);
     if (config->convert != NULL) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "has a dtype that is not cast to %s", name);
+    return fl_fail(err, FL_EINVAL, "must have a dtype that fastloop casts to %s", name);
 }
 
 /* Reads the rows of a segment: 0, or -1 and an exception for impossible rows. */

@@ -80,7 +80,7 @@ static int note_thing(fl_py_snapshot *self, PyObject *thing, Py_ssize_t i)
 {
     PyObject *dict = PyObject_GetAttrString(thing, "__dict__");
     if (dict != NULL && !PyDict_Check(dict)) {
-        PyErr_SetString(PyExc_TypeError, "Snapshot: an object has no dict of attributes");
+        PyErr_SetString(PyExc_TypeError, "Snapshot: each object must have a dict of attributes");
         Py_CLEAR(dict);
     }
     if (dict == NULL) return -1;

@@ -108,7 +108,8 @@ static PyObject *random_set_state(fl_py_torch_random *self, PyObject *args)
 /* Makes a list of `count` numbers from `draw`. New reference. */
 static PyObject *list_of(Py_ssize_t count, PyObject *(*draw)(void *), void *with)
 {
-    if (count < 0) return PyErr_Format(PyExc_ValueError, "count=%zd is negative", count);
+    if (count < 0)
+        return PyErr_Format(PyExc_ValueError, "count must be at least 0, got %zd", count);
     PyObject *list = PyList_New(count);
     for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
         PyObject *number = draw(with);
@@ -177,7 +178,8 @@ static PyObject *random_randint(fl_py_torch_random *self, PyObject *args)
     Py_ssize_t count;
     if (!PyArg_ParseTuple(args, "LLn:randint", &b.first, &b.last, &count)) return NULL;
     if (b.first >= b.last)
-        return PyErr_Format(PyExc_ValueError, "low=%lld is not below high=%lld", b.first, b.last);
+        return PyErr_Format(PyExc_ValueError, "low must be below high=%lld, got %lld", b.last,
+                            b.first);
     return list_of(count, draw_int, &b);
 }
 
@@ -196,7 +198,7 @@ static PyObject *random_randperm(fl_py_torch_random *self, PyObject *args)
     Py_ssize_t count;
     if (!PyArg_ParseTuple(args, "n:randperm", &count)) return NULL;
     if (count < 0 || count > UINT32_MAX / 20)
-        return PyErr_Format(PyExc_ValueError, "count=%zd is not in [0, 2**32 / 20)", count);
+        return PyErr_Format(PyExc_ValueError, "count must be in [0, 2**32 / 20), got %zd", count);
     int64_t *numbers = fl_alloc(count * (int64_t)sizeof *numbers);
     if (numbers == NULL) return PyErr_NoMemory();
     fl_torch_random_permutation(&self->random, count, numbers);

@@ -143,6 +143,6 @@ PyObject *fl_py_destination_split(const fl_py_destination *self, PyObject *buffe
     if (PyList_CheckExact(tensors) && PyList_GET_SIZE(tensors) == PyList_GET_SIZE(places))
         return tensors;
     Py_DECREF(tensors);
-    PyErr_SetString(PyExc_TypeError, "split must return a list of one tensor a place");
+    PyErr_SetString(PyExc_TypeError, "split must return a list of one tensor for each place");
     return NULL;
 }

@@ -9,7 +9,7 @@ int fl_py_gather_view(const fl_py_gather *self, PyObject *tensor, fl_tensor *out
     int32_t device;
     if (fl_py_cuda_view(self->dlpack, tensor, out, &device) != 0) return -1;
     if (self->device == device) return 0;
-    PyErr_SetString(PyExc_ValueError, "gather: a tensor is on another device");
+    PyErr_SetString(PyExc_ValueError, "gather: every tensor must be on the gather's device");
     return -1;
 }
 
@@ -23,7 +23,7 @@ int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int6
         return -1;
     }
     if (first < 0 || count < 0 || count > view.shape[0] - first) {
-        PyErr_Format(PyExc_IndexError, "gather: there are %lld rows, and none of [%lld, %lld)",
+        PyErr_Format(PyExc_IndexError, "gather: indices has %lld rows, and must hold [%lld, %lld)",
                      (long long)view.shape[0], (long long)first, (long long)(first + count));
         return -1;
     }
@@ -34,7 +34,7 @@ int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int6
 
 PyObject *fl_py_gather_refuse(int64_t before, int64_t now)
 {
-    return PyErr_Format(PyExc_ValueError, "gather: the data had %lld rows and now have %lld",
+    return PyErr_Format(PyExc_ValueError, "gather: the data must keep their %lld rows, got %lld",
                         (long long)before, (long long)now);
 }
 

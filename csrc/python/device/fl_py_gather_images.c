@@ -47,7 +47,8 @@ read_images(const fl_py_gather *self, const fl_py_gather_source *source, fl_imag
         read_steps(&view, plan->layout, 1, out->from_steps);
         return 0;
     }
-    PyErr_SetString(PyExc_ValueError, "gather: the images are not those of the plan");
+    PyErr_SetString(PyExc_ValueError,
+                    "gather: the images must have the dtype and shape of the plan");
     return -1;
 }
 
@@ -72,7 +73,7 @@ static int read_result(const fl_py_gather *self, const fl_py_image_plan *plan, P
     for (int d = 0; fits && d < 3; d++) fits = view.shape[d + 1] == plan->shape[d];
     if (fits && out->steps > 0) fits = has_no_gaps(&view, plan);
     if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "gather: out is not a batch of the plan's results");
+        PyErr_SetString(PyExc_ValueError, "gather: out must be a batch of the plan's results");
         return -1;
     }
     out->to = (char *)(uintptr_t)view.data;
@@ -120,7 +121,7 @@ static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
     for (Py_ssize_t i = 0; i < self->count; i++) {
         if (self->sources[i].plan == NULL) continue;
         if (next == PyTuple_GET_SIZE(maps)) {
-            PyErr_SetString(PyExc_ValueError, "gather: maps must be of each plan");
+            PyErr_SetString(PyExc_ValueError, "gather: maps must have one tensor for each plan");
             return -1;
         }
         if (read_batch(self, &self->sources[i], PyTuple_GET_ITEM(maps, next++),

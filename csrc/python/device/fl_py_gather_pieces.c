@@ -78,9 +78,8 @@ static int check_columns(const fl_py_pieces *self)
         if (column->is_packed == self->columns[0]->is_packed && is_on_device(column) &&
             !column->pad.has_ignored)
             continue;
-        PyErr_SetString(PyExc_ValueError,
-                        "columns must all pad or all pack values on a CUDA device, of at most 8 "
-                        "bytes, none of which is ignored");
+        PyErr_SetString(PyExc_ValueError, "columns must all pad or all pack values of at most 8 "
+                                          "bytes on a CUDA device, without ignored values");
         return -1;
     }
     return 0;
@@ -201,7 +200,7 @@ static PyObject *send_pieces(batch *self, PyObject *send, const fl_piece **out)
         if (view.ndim == 1 && view.shape[0] == words && fl_dtype_bytes(view.dtype) == 8 &&
             fl_tensor_is_contiguous(&view))
             return sent;
-        PyErr_SetString(PyExc_ValueError, "gather: send has returned another tensor");
+        PyErr_SetString(PyExc_ValueError, "gather: send must return a copy of its tensor");
     }
     Py_DECREF(sent);
     return NULL;
@@ -223,8 +222,7 @@ static int look_at_values(const batch *self, int32_t i, fl_piece_batch *out)
                    view.shape[0] >= ragged->count && fl_tensor_is_contiguous(&view);
     if (is_same && device == self->device) return 0;
     PyErr_Format(PyExc_ValueError,
-                 "gather: the values had %lld elements, and now have another shape, dtype "
-                 "or device",
+                 "gather: the values must keep their %lld elements, dtype and device",
                  (long long)ragged->count);
     return -1;
 }
@@ -278,7 +276,8 @@ static PyObject *make_output(const batch *self, int32_t i, PyObject *empties, fl
             memcmp(view.shape, output->shape, dims) == 0 && fl_tensor_is_contiguous(&view) &&
             memcmp(&view.dtype, &output->dtype, sizeof view.dtype) == 0)
             return made;
-        PyErr_SetString(PyExc_ValueError, "gather: empties make other tensors");
+        PyErr_SetString(PyExc_ValueError,
+                        "gather: empties must make tensors of the output's shape and dtype");
     }
     Py_DECREF(made);
     return NULL;

@@ -27,7 +27,7 @@ static int read_column(const fl_py_gather *self, const fl_py_gather_source *sour
         fl_py_gather_view(self, out, &to) != 0)
         return -1;
     if (!is_batch_of(&from, &to, self->row_count)) {
-        PyErr_SetString(PyExc_ValueError, "gather: a batch has another shape or dtype than rows");
+        PyErr_SetString(PyExc_ValueError, "gather: a batch must have the shape and dtype of rows");
         return -1;
     }
     *column = (fl_row_column){from.data, (char *)to.data, 0, from.stride[0]};

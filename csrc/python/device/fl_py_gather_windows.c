@@ -27,7 +27,7 @@ static int read_windows(const fl_py_gather *self, PyObject *result, fl_tensor *x
         view->shape[1] == x->shape[1] && view->dtype.bits == x->dtype.bits &&
         fl_tensor_is_contiguous(view))
         return 0;
-    PyErr_SetString(PyExc_ValueError, "gather: outs are not batches of windows");
+    PyErr_SetString(PyExc_ValueError, "gather: outs must be batches of windows");
     return -1;
 }
 
@@ -45,7 +45,7 @@ static int read_window_batch(const fl_py_gather *self, PyObject *outs, fl_window
     batch->bytes = x.dtype.bits / 8;
     batch->shift = self->sources[0].shift;
     if (batch->bytes >= batch->from_bytes) return 0;
-    PyErr_SetString(PyExc_ValueError, "gather: tokens are wider than outs");
+    PyErr_SetString(PyExc_ValueError, "gather: outs must be as wide as the tokens, or wider");
     return -1;
 }
 

@@ -332,7 +332,7 @@ static int count_outputs(fl_py_gatherer *self)
     for (Py_ssize_t i = 1; i < self->count; i++) fits = fits && !self->each[i].is_windows;
     if (fits) return 0;
     PyErr_SetString(PyExc_ValueError,
-                    "structure must be of each source, or for windows of x, or of x and y");
+                    "structure must have one output for each source, or for windows x, or x and y");
     return -1;
 }
 

@@ -120,8 +120,9 @@ int fl_py_host_range_view(const fl_py_host_range *self, PyObject *tensor, fl_ten
 {
     if (fl_py_tensor_view(&self->dlpack, tensor, out) != 0) return -1;
     if (!covers(self, out->data, find_span(out))) {
-        PyErr_SetString(PyExc_ValueError, "the data have moved, and the device reads them where "
-                                          "they were: take a new iterator");
+        PyErr_SetString(
+            PyExc_ValueError,
+            "the data have moved, and the device still reads the old memory; take a new iterator");
         return -1;
     }
     out->data =

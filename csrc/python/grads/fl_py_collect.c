@@ -179,7 +179,7 @@ static PyObject *read_slot(PyObject *descriptor, PyObject *tensor)
 {
     descrgetfunc get = Py_TYPE(descriptor)->tp_descr_get;
     if (get != NULL) return get(descriptor, tensor, (PyObject *)Py_TYPE(tensor));
-    PyErr_SetString(PyExc_TypeError, "DTensor has no slots");
+    PyErr_SetString(PyExc_TypeError, "DTensor must have slots");
     return NULL;
 }
 

@@ -72,8 +72,8 @@ static int enter(grad_list *self)
         self->is_busy = false; /* the collector has cleared this list */
     }
     PyErr_SetString(PyExc_RuntimeError,
-                    "these gradients are being worked on by another thread, or from inside of a "
-                    "step; use a scaler, stepper or optimizer from one thread at a time");
+                    "a different thread, or the inside of a step, is working on these gradients; "
+                    "use a scaler, stepper or optimizer from one thread at a time");
     return -1;
 }
 
@@ -83,7 +83,7 @@ static int enter_plain(grad_list *self)
     if (enter(self) != 0) return -1;
     if (self->grads.is_plain) return 0;
     PyErr_SetString(PyExc_RuntimeError,
-                    "the last collection has found no plain tensors: nothing to pass over");
+                    "the last collection found no plain tensors, so there is nothing to pass over");
     self->is_busy = false;
     return -1;
 }
@@ -185,13 +185,13 @@ static PyObject *list_collect_kind(grad_list *self, PyObject *args)
     int kind, status = -1;
     if (!PyArg_ParseTuple(args, "O!i:collect_kind", find_base(Py_TYPE(self)), &from, &kind))
         return NULL;
-    if (from == self) return PyErr_Format(PyExc_ValueError, "source must be another list");
+    if (from == self) return PyErr_Format(PyExc_ValueError, "source must be a different list");
     if (enter_plain(from) != 0) return NULL;
     if (from->grads.has_shards && enter(self) == 0) {
         status = fl_py_grads_collect_kind(&self->grads, &from->grads, kind);
         self->is_busy = false;
     } else if (!PyErr_Occurred()) {
-        PyErr_SetString(PyExc_ValueError, "source has no DTensors");
+        PyErr_SetString(PyExc_ValueError, "source must have DTensors");
     }
     from->is_busy = false;
     return status == 0 ? PyBool_FromLong(self->grads.is_plain) : NULL;
@@ -398,7 +398,7 @@ static PyObject *list_unscale_and_clip(grad_list *self, PyObject *args)
                           &scale, &found_inf, &options))
         return NULL;
     if (options != Py_None && !PyTuple_Check(options))
-        return PyErr_Format(PyExc_TypeError, "clip must be a tuple or None, not %R", options);
+        return PyErr_Format(PyExc_TypeError, "clip must be a tuple or None, got %R", options);
     if (options != Py_None && !PyArg_ParseTuple(options, "ddp:unscale_and_clip", &clip.max_norm,
                                                 &clip.norm_type, &raises))
         return NULL;

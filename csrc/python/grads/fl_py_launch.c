@@ -22,7 +22,7 @@ int fl_py_number_queue(fl_py_launcher *self, const fl_py_dlpack *dlpack, int32_t
     *out = NULL;
     if (device == FL_PY_CPU) return 0;
     if (!fl_py_can_run(self, device)) {
-        PyErr_SetString(PyExc_ValueError, "nothing of fastloop runs on this device");
+        PyErr_SetString(PyExc_ValueError, "fastloop has no kernels for this device");
         return -1;
     }
     *queue = (fl_cuda_queue){.device = device};

@@ -51,12 +51,12 @@ static int borrow_anywhere(const fl_py_dlpack *dlpack, PyObject *object, DLTenso
 {
     if (dlpack->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;
     if (out->ndim > FL_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "the tensor has %d dimensions, more than %d", out->ndim,
-                     FL_MAX_NDIM);
+        PyErr_Format(PyExc_ValueError, "the tensor must have at most %d dimensions, got %d",
+                     FL_MAX_NDIM, out->ndim);
         return -1;
     }
     if (out->data == NULL && count_elements(out->ndim, out->shape) > 0) {
-        PyErr_SetString(PyExc_ValueError, "the tensor has no memory behind it");
+        PyErr_SetString(PyExc_ValueError, "the tensor has no memory");
         return -1;
     }
     return 0;
@@ -190,7 +190,7 @@ void *fl_py_scalar_address(const fl_py_dlpack *dlpack, PyObject *object, uint8_t
         find_device(tensor.device, &found) && (*device == FL_PY_ANYWHERE || *device == found);
     if (!is_there)
         return PyErr_Format(PyExc_ValueError,
-                            "the tensor of one number is on another device than the gradients");
+                            "the tensor of one number must be on the device of the gradients");
     *device = found;
     if (tensor.dtype.code == code && tensor.dtype.bits == bits &&
         count_elements(tensor.ndim, tensor.shape) == 1)

@@ -41,7 +41,7 @@ int fl_py_place_parse(PyObject *place, fl_py_parsed_place *out)
     PyObject *sizes =
         PyTuple_Check(place) && PyTuple_GET_SIZE(place) == 3 ? PyTuple_GET_ITEM(place, 2) : NULL;
     if (sizes == NULL || !PyTuple_Check(sizes) || PyTuple_GET_SIZE(sizes) > FL_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "%R is not a place", place);
+        PyErr_Format(PyExc_ValueError, "a place must be (offset, dtype, shape), got %R", place);
         return -1;
     }
     out->offset = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 0));

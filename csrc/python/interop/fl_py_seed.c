@@ -6,14 +6,14 @@
 static int read_number(PyObject *number, const char *name, int bits, uint64_t *out)
 {
     if (!PyLong_Check(number)) {
-        PyErr_Format(PyExc_TypeError, "%s=%R is not an int", name, number);
+        PyErr_Format(PyExc_TypeError, "%s must be an int, got %R", name, number);
         return -1;
     }
     *out = PyLong_AsUnsignedLongLong(number);
     bool has_failed = PyErr_Occurred() != NULL;
     if (!has_failed && (bits == 64 || *out >> bits == 0)) return 0;
     PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "%s=%R is not in [0, 2**%d)", name, number, bits);
+    PyErr_Format(PyExc_ValueError, "%s must be in [0, 2**%d), got %R", name, bits, number);
     return -1;
 }
 

@@ -39,7 +39,8 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &device))
         return NULL;
     if (fields < 0)
-        return PyErr_Format(PyExc_ValueError, "BatchPool needs a number of fields, got %d", fields);
+        return PyErr_Format(PyExc_ValueError, "BatchPool: fields must be at least 0, got %d",
+                            fields);
     fl_py_batch_pool *self = (fl_py_batch_pool *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     fl_err err;

@@ -85,9 +85,11 @@ static PyObject *parent_end_new(PyTypeObject *type, PyObject *args, PyObject *kw
         return NULL;
     fl_py_batch_pool *pool = (fl_py_batch_pool *)object;
     if (pool->device >= 0 && destination == Py_None)
-        return PyErr_Format(PyExc_ValueError, "batches in slots of a device have to go there");
+        return PyErr_Format(PyExc_ValueError, "a pool for a device must come with a destination");
     if (pool->arena == NULL || workers < 1 || depth < 1 || (depth & (depth - 1)) != 0 || budget < 1)
-        return PyErr_Format(PyExc_ValueError, "no parent end for %d workers, depth %d, %lld bytes",
+        return PyErr_Format(PyExc_ValueError,
+                            "ParentEnd: workers, depth (a power of two) and budget must be at "
+                            "least 1, got %d, %d and %lld",
                             workers, depth, budget);
     fl_py_parent_end *self = (fl_py_parent_end *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
@@ -164,7 +166,7 @@ static void parent_end_dealloc(fl_py_parent_end *self)
 static bool check_worker(const fl_py_parent_end *self, int worker)
 {
     if (worker >= 0 && worker < self->workers && !fl_py_parent_end_is_foreign(self)) return true;
-    PyErr_Format(PyExc_ValueError, "no worker %d here", worker);
+    PyErr_Format(PyExc_ValueError, "there is no worker %d in this process", worker);
     return false;
 }
 

@@ -177,9 +177,8 @@ static PyObject *reply_deliver(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
     if (self->memory == NULL) {
         if (self->is_open || self->is_moving || self->request->reply.upload == 0 ||
             !fl_py_reply_destination_is_open(&self->parent_end->destination))
-            return PyErr_Format(
-                PyExc_ValueError,
-                "it cannot be delivered: it is open, on its way, or has no destination");
+            return PyErr_Format(PyExc_ValueError,
+                                "deliver() needs an unopened reply with a destination");
         /* move_batch releases the interpreter lock and calls Python code. */
         self->is_moving = true;
         int status = move_batch(self);
@@ -211,7 +210,7 @@ static PyObject *make_tensor(const fl_py_reply *self, int64_t offset, fl_dtype d
     int64_t used = self->request->reply.used;
     int64_t bytes = is_shape(ndim, shape) ? fl_tensor_bytes(dtype, ndim, shape) : -1;
     if (bytes < 0 || offset < 0 || offset > used - bytes || slot == NULL)
-        return PyErr_Format(PyExc_ValueError, "no such tensor in a batch of %lld bytes",
+        return PyErr_Format(PyExc_ValueError, "a place must lie within the batch of %lld bytes",
                             (long long)used);
     char *data = fl_slot_data(slot) + offset;
     if (self->is_lent && !fl_py_is_small_part(bytes, used))
@@ -243,7 +242,7 @@ PyDoc_STRVAR(split_doc,
 static PyObject *reply_split(fl_py_reply *self, PyObject *places)
 {
     if (!PyList_Check(places) || !self->is_open)
-        return PyErr_Format(PyExc_ValueError, "split takes a list of places in an opened batch");
+        return PyErr_Format(PyExc_ValueError, "split() needs a list of places in an opened batch");
     if (self->memory != NULL)
         return fl_py_destination_split(&self->parent_end->destination.base, self->memory, places,
                                        false);

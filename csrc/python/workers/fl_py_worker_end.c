@@ -66,7 +66,9 @@ static PyObject *worker_end_new(PyTypeObject *type, PyObject *args, PyObject *kw
                                      &fd, &bytes, &offset, &workers, &depth, &base, &worker))
         return NULL;
     if (worker < 0 || worker >= workers || depth < 1 || (depth & (depth - 1)) != 0)
-        return PyErr_Format(PyExc_ValueError, "no worker end for worker %d of %d with depth %d",
+        return PyErr_Format(PyExc_ValueError,
+                            "WorkerEnd: worker must be below workers, and depth a power of two, "
+                            "got %d of %d and %d",
                             worker, workers, depth);
     fl_py_worker_end *self = (fl_py_worker_end *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;

@@ -35,7 +35,7 @@ for value in (0, 1, 0xFF):
         next(iterator)
     except RuntimeError as error:
         assert str(error).startswith(
-            "worker 0 has overwritten the memory it shares with this process; look for writes"
+            "worker 0 has overwritten the memory shared with this process; look for writes"
         ), error
     else:
         raise AssertionError("no error")
