@@ -1,10 +1,11 @@
 """The Python blocks of README and docs that are whole programs run."""
 
 import os
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sources import ROOT
@@ -16,32 +17,31 @@ RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0
 RANK["MASTER_PORT"] = "0"  # any that is free
 
 
-def pages_with_programs() -> list[Any]:
-    """README alone is among what `make test` runs."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [
-        pytest.param(
-            page,
-            id=page.relative_to(ROOT).as_posix(),
-            marks=pytest.mark.slow if page.name == "README.md" else pytest.mark.slowest,
-        )
-        for page in pages
-        if any(f"```python\n{word} " in page.read_text() for word in ("import", "from"))
-    ]
-
-
-@pytest.mark.parametrize("page", pages_with_programs())
-def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def run_pages(pages: list[Path], folder: Path) -> None:
     for package in ("PIL", "accelerate", "lightning"):
-        pytest.importorskip(package)
+        if find_spec(package) is None:
+            pytest.skip(f"there is no {package}")
     environment = {**os.environ, **RANK, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, BLOCKS, page],
-        cwd=tmp_path,
+        [sys.executable, BLOCKS, *pages],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
         timeout=limit(300),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.splitlines()[-1].split()[0]) > 0
+    counts = re.findall(r"^(\d+) programs ran$", done.stdout, re.MULTILINE)
+    assert len(counts) == len(pages) and "0" not in counts
+
+
+@pytest.mark.slow
+def test_the_programs_of_readme_run(tmp_path: Path) -> None:
+    run_pages([ROOT / "README.md"], tmp_path)
+
+
+@pytest.mark.slowest
+def test_the_programs_of_the_pages_run(tmp_path: Path) -> None:
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    has_program = re.compile(r"^```python\n(import|from) ", re.MULTILINE)
+    run_pages([page for page in pages if has_program.search(page.read_text())], tmp_path)

@@ -16,6 +16,7 @@ import pytest
 from setuptools import Extension
 from setuptools.errors import SetupError
 from time_limits import limit
+from user_environment import quick_compiler
 
 import fastloop
 from fastloop import _core
@@ -317,6 +318,7 @@ def test_a_build_with_a_broken_nvcc_works_and_tells_why(tmp_path: Path) -> None:
     line = f'{root}/bin/nvcc failed: x.cu(3): error: "broken"'
     command = (sys.executable, "setup.py", "-q", "build", f"--build-lib={site}")
     env = {**os.environ, "FASTLOOP_CUDA": "auto", "CUDA_HOME": str(root)}
+    env["CC"] = quick_compiler(tmp_path)
     done = subprocess.run(
         command, cwd=tree, env=env, capture_output=True, text=True, timeout=limit(300)
     )

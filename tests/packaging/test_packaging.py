@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sources import ROOT
-from user_environment import NOT_SOURCES, lend, run, run_well
+from user_environment import NOT_SOURCES, lend, quick_compiler, run, run_well
 
 import fastloop
 
@@ -38,7 +38,8 @@ def installed(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = place / "env" / "bin" / "python"
     flags = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
     # One architecture, where there is nvcc: each takes many seconds to compile for.
-    run_well(python, "-m", "pip", "install", *flags, sdist, cwd=place, FASTLOOP_CUDA_ARCHS="75")
+    variables = {"CC": quick_compiler(place), "FASTLOOP_CUDA_ARCHS": "75"}
+    run_well(python, "-m", "pip", "install", *flags, sdist, cwd=place, **variables)
     assert run(python, "-c", "import torch", cwd=place).returncode != 0
     return python
 

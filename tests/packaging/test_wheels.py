@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from sources import ROOT
-from user_environment import NOT_SOURCES, lend, run, run_well
+from user_environment import NOT_SOURCES, lend, quick_compiler, run, run_well
 
 pytestmark = pytest.mark.slowest
 
@@ -32,7 +32,8 @@ def build(place: Path) -> Path:
     venv = Path(sys.prefix)
     variables = (f"VENV={venv}", f"PYTHONS={sys.executable}", f"WHEELS={place}")
     flags = ("-o", venv / "stamps" / "requirements", "WHEEL_FLAGS=--no-build-isolation")
-    run_well("make", "wheel", *flags, *variables, cwd=tree, FASTLOOP_CUDA="0")
+    compiler = quick_compiler(place)
+    run_well("make", "wheel", *flags, *variables, f"CC={compiler}", cwd=tree, FASTLOOP_CUDA="0")
     (wheel,) = place.glob("*.whl")
     return wheel
 

@@ -1,6 +1,8 @@
-"""python page_blocks.py PAGE: run the blocks of a page that are whole programs (they begin with an
-import), each with names of its own, in this folder, on small data. Print how many there were."""
+"""python page_blocks.py PAGES...: run the blocks of pages that are whole programs (they begin with
+an import), on small data. Each page has a process and a folder of its own, each program names of
+its own. Print which pages have failed."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,6 +13,10 @@ import torch
 from PIL import Image
 
 import fastloop
+
+# Of all pages: what is large, and what takes long to import.
+IMAGES = torch.randint(256, (600, 3, 256, 256), dtype=torch.uint8)
+LABELS = torch.randint(10, (600,))
 
 
 def write_files() -> None:
@@ -30,16 +36,14 @@ def write_files() -> None:
 
 def supposed_names() -> dict[str, object]:
     """Return what pages suppose that the reader has."""
-    images = torch.randint(256, (600, 3, 256, 256), dtype=torch.uint8)
-    labels = torch.randint(10, (600,))
     model = torch.nn.Embedding(1000, 1000)
     rows = [(torch.ones(4), torch.zeros(4)) for _ in range(64)]
     return {
-        "images": images,
-        "labels": labels,
+        "images": IMAGES,
+        "labels": LABELS,
         "mean": [0.5] * 3,
         "std": [0.25] * 3,
-        "train": torch.utils.data.TensorDataset(images[:, :, :8, :8].contiguous(), labels),
+        "train": torch.utils.data.TensorDataset(IMAGES[:, :, :8, :8].contiguous(), LABELS),
         "any_iterable": rows[:4],
         "texts": [list(range(1, 2 + i % 40)) for i in range(600)],
         "tokenizer": lambda texts: {"input_ids": texts},
@@ -53,16 +57,34 @@ def supposed_names() -> dict[str, object]:
     }
 
 
-def main(page: Path) -> None:
+def run_page(page: Path) -> None:
     write_files()
     blocks = re.findall(r"^ *```python\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
     programs = [block for block in map(dedent, blocks) if re.match(r"(import|from) ", block)]
     for program in programs:
-        print(f"---- {page.name}:\n{program}----", flush=True)
+        print(f"---- {page}:\n{program}----", flush=True)
         torch.manual_seed(0)
         exec(compile(program, page.name, "exec"), {"__name__": "__main__", **supposed_names()})
         fastloop.unpatch()
     print(len(programs), "programs ran")
 
 
-main(Path(sys.argv[1]))
+def runs_in_a_child(page: Path, folder: Path) -> bool:
+    """Return whether all programs of the page, and the process after them, end well."""
+    sys.stdout.flush()
+    if (pid := os.fork()) == 0:
+        folder.mkdir()
+        os.chdir(folder)
+        run_page(page)
+        sys.exit()
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def main(pages: list[Path]) -> int:
+    here = Path.cwd()
+    failed = [page for n, page in enumerate(pages) if not runs_in_a_child(page, here / str(n))]
+    print("failed:", *failed)
+    return bool(failed)
+
+
+sys.exit(main([Path(page) for page in sys.argv[1:]]))

@@ -31,6 +31,15 @@ def run_well(*command: str | Path, cwd: Path, **variables: str) -> str:
     return done.stdout
 
 
+def quick_compiler(folder: Path) -> str:
+    """Return a compiler for CC that hardly optimizes: a build takes a third of the time. What the
+    module of `make` is like, other tests ask of that."""
+    compiler = folder / "quick_cc"
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -O1\n')
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
 def lend(package: str, site: Path) -> None:
     """Links an installed distribution into another environment's site-packages."""
     files = importlib.metadata.files(package)
