@@ -10,6 +10,7 @@ from textwrap import dedent
 
 import numpy as np
 import torch
+import torch._dynamo  # optimizers would, in each page
 from PIL import Image
 
 import fastloop
