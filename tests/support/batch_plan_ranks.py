@@ -73,6 +73,7 @@ def case_modules_that_wait_for_others_are_refused() -> None:
         assert text in refusal(training.step, module, training.optimizer, batch_size=64)
 
 
+torch.set_num_threads(1)
 dist.init_process_group("gloo")
 for case in (
     case_one_rank_has_less_memory,

@@ -300,6 +300,20 @@ QUIET = "ignore:This DataLoader will create,ignore:This process (pid="
 _servers: dict[str, tuple[str, Any]] = {}
 
 
+HERE = Path(__file__).parent
+
+
+def _environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
+
+
+def _forked(env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The words before a program that the fork server runs, and its environment."""
+    address = {fork_server.ADDRESS: _server(env["PYTHONPATH"])}
+    return [sys.executable, "-S", str(HERE / "fork_server.py")], {**env, **address}
+
+
 def _server(paths: str) -> str:
     """The address of one that lives: if it was killed, only the scripts it had are lost."""
     if paths not in _servers or _servers[paths][1].poll() is not None:
@@ -308,7 +322,7 @@ def _server(paths: str) -> str:
     return _servers[paths][0]
 
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
+PROGRAMS = HERE.parent / "programs"
 
 
 def run_script(
@@ -345,13 +359,9 @@ def run_file(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, in `timeout` seconds of an idle machine at most; as `run_script`,
     but no end of it is an error."""
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
-    command = [sys.executable, *fork_server.FLAGS]
+    command, env = [sys.executable, *fork_server.FLAGS], _environment()
     if not is_fresh:
-        env[fork_server.ADDRESS] = _server(paths)
-        command = [sys.executable, "-S", str(here / "fork_server.py")]
+        command, env = _forked(env)
     return subprocess.run(
         [*command, program, *map(str, args)],
         cwd=cwd,
@@ -375,11 +385,12 @@ def run_ranks(folder: Path, script: str, *args: str, ranks: int = 2) -> list[str
         "WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
     }
+    command, env = _forked({**_environment(), **shared})
     processes = [
         subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", Path(__file__).with_name(script), *args],
+            [*command, HERE / script, *args],
             cwd=folder,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
