@@ -41,8 +41,9 @@
 
 PyDoc_STRVAR(int64_array_doc,
              "int64_array(sequence, tensor_type)\n--\n\n"
-             "The integers of a list or tuple as an int64 ndarray; None if there is anything\n"
-             "in it that is not a plain integer.");
+             "Return the integers of a list or tuple as a new int64 ndarray, or None if an\n"
+             "item is not a plain integer. tensor_type is torch.Tensor. Raises TypeError if\n"
+             "`sequence` is neither a list nor a tuple.");
 
 static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -59,7 +60,9 @@ static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyDoc_STRVAR(build_info_doc,
-             "build_info()\n--\n\nReturn how this module was built, and what it found.");
+             "build_info()\n--\n\n"
+             "Return a dict that tells how this module was built and what this machine\n"
+             "supports.");
 
 /* Tries on one page whether the kernel populates pages on request. */
 static bool can_populate(void)
@@ -98,8 +101,8 @@ static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNU
 
 PyDoc_STRVAR(check_cuda_doc,
              "check_cuda(device, /)\n--\n\n"
-             "Raises RuntimeError, or a kind of it, if kernels cannot run on the CUDA device\n"
-             "of this number; says why.");
+             "Raise RuntimeError (or a subclass) with the reason if kernels cannot run on the\n"
+             "CUDA device with this index. Releases the interpreter lock.");
 
 static PyObject *module_check_cuda(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -115,7 +118,9 @@ static PyObject *module_check_cuda(PyObject *Py_UNUSED(module), PyObject *args)
 
 PyDoc_STRVAR(expect_fork_doc,
              "expect_fork()\n--\n\n"
-             "From now on this thread forks a worker process: a number for fork_ended().");
+             "Count the next forks of this thread as one worker process, until\n"
+             "fork_expected(). Returns the worker's number for fork_ended(). Raises\n"
+             "MemoryError.");
 
 static PyObject *module_expect_fork(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
@@ -125,8 +130,8 @@ static PyObject *module_expect_fork(PyObject *Py_UNUSED(module), PyObject *Py_UN
     return PyLong_FromLongLong(worker);
 }
 
-PyDoc_STRVAR(fork_expected_doc,
-             "fork_expected()\n--\n\nFrom now on this thread's forks are not workers.");
+PyDoc_STRVAR(fork_expected_doc, "fork_expected()\n--\n\n"
+                                "End expect_fork(): later forks of this thread are not workers.");
 
 static PyObject *module_fork_expected(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {
@@ -136,7 +141,8 @@ static PyObject *module_fork_expected(PyObject *Py_UNUSED(module), PyObject *Py_
 
 PyDoc_STRVAR(fork_ended_doc,
              "fork_ended(worker, /)\n--\n\n"
-             "The forked worker has exited: memory that it inherited may be reused. Idempotent.");
+             "Tell that the forked worker with this number has exited: the memory that the\n"
+             "worker inherited may be reused. A second call does nothing.");
 
 static PyObject *module_fork_ended(PyObject *Py_UNUSED(module), PyObject *worker)
 {
@@ -148,8 +154,9 @@ static PyObject *module_fork_ended(PyObject *Py_UNUSED(module), PyObject *worker
 
 PyDoc_STRVAR(is_small_part_doc,
              "is_small_part(bytes, batch_bytes)\n--\n\n"
-             "True if a tensor is so small that it gets its own memory: keeping it does not keep\n"
-             "the whole batch alive.");
+             "Return True if a tensor of `bytes` bytes gets its own memory in a batch of\n"
+             "`batch_bytes` bytes. A program that keeps such a small tensor does not keep the\n"
+             "whole batch alive.");
 
 static PyObject *module_is_small_part(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -160,7 +167,8 @@ static PyObject *module_is_small_part(PyObject *Py_UNUSED(module), PyObject *arg
 
 static const char keep_heap_doc[] =
     PyDoc_STR("keep_heap()\n--\n\n"
-              "Let malloc keep temporary arrays that are freed (fl_pages_keep_heap).");
+              "Let malloc keep the memory of freed temporary arrays, instead of returning the\n"
+              "memory to the system (fl_pages_keep_heap).");
 
 static PyObject *module_keep_heap(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {

@@ -228,12 +228,14 @@ static void loader_dealloc(fl_py_array_loader *self)
 
 PyDoc_STRVAR(restart_doc,
              "restart(source, kind, batch_sampler, epoch=0)\n--\n\n"
-             "Begin an epoch over `source`, dropping what is left of the last one. With workers,\n"
-             "submits workers * prefetch batches.\n\n"
-             "kind: 0 the source yields int64 vectors and (first, count) ranges to be cut into\n"
-             "batches as batch_sampler says (its batch_size at the time, unless drop_last), 1 the\n"
-             "indices of a batch, 2 single indices or lists of them, 3 the same, but `fetch` is\n"
-             "called with what is no list. epoch: for the plans of the table.");
+             "Begin an epoch over the iterable `source`, and drop the rest of the previous\n"
+             "epoch. If the loader has threads, submits workers * prefetch batches.\n\n"
+             "kind: 0 if the source yields int64 vectors and (first, count) ranges, which the\n"
+             "loader cuts into batches of batch_sampler.batch_size indices (if drop_last is\n"
+             "False, the loader reads batch_size again for each batch); 1 if the source yields\n"
+             "the indices of one batch; 2 if the source yields single indices or lists of\n"
+             "indices; 3 as 2, but an item that is not a list goes to `fetch`. epoch: the\n"
+             "epoch for the table's image plans.");
 
 static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
 {
@@ -270,8 +272,9 @@ done:
 
 PyDoc_STRVAR(close_doc,
              "close()\n--\n\n"
-             "End threads and forget what is submitted. A next() that waits in another thread\n"
-             "raises RuntimeError, as does every later one. Batches handed out stay valid.");
+             "End the threads and drop the submitted batches. If next() waits in a different\n"
+             "thread, that call raises RuntimeError, like every later call. Returned batches\n"
+             "stay valid.");
 
 static PyObject *loader_close(fl_py_array_loader *self, PyObject *Py_UNUSED(ignored))
 {
@@ -288,21 +291,22 @@ static PyObject *loader_close(fl_py_array_loader *self, PyObject *Py_UNUSED(igno
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(is_own_doc, "is_own()\n--\n\nFalse in a forked child, where it does nothing.");
+PyDoc_STRVAR(is_own_doc, "is_own()\n--\n\n"
+                         "Return False in a forked child: there the loader does nothing.");
 
 static PyObject *loader_is_own(fl_py_array_loader *self, PyObject *Py_UNUSED(ignored))
 {
     return PyBool_FromLong(self->generation == fl_fork_generation());
 }
 
-PyDoc_STRVAR(
-    rest_doc,
-    "rest()\n--\n\n"
-    "What the epoch has not read yet, as (iterator, block, left, kind, batch_sampler): first\n"
-    "the last `left` indices of block, then what the iterator gives. For a forked child,\n"
-    "which goes on with it. Only without workers.\n\n"
-    "Raises RuntimeError in the process that made it, and if a thread was in next() when\n"
-    "the process forked.");
+PyDoc_STRVAR(rest_doc,
+             "rest()\n--\n\n"
+             "Return the unread part of the epoch as (iterator, block, left, kind,\n"
+             "batch_sampler). The last `left` indices of `block` come first, then the\n"
+             "iterator's items. A forked child continues the epoch with this tuple. Only for a\n"
+             "loader without threads.\n\n"
+             "Raises RuntimeError in the process that made the loader, and if a thread was in\n"
+             "next() during the fork.");
 
 static PyObject *loader_rest(fl_py_array_loader *self, PyObject *Py_UNUSED(ignored))
 {
@@ -326,9 +330,12 @@ static PyMethodDef loader_methods[] = {
     {"close", (PyCFunction)loader_close, METH_NOARGS, close_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(loader_doc, "ArrayLoader(table, pool, config)\n--\n\n"
-                         "Iterator over batches of `table`; begins with restart().\n\n"
-                         "config: an ArrayConfig of fastloop/loader/arrays, or such a tuple.");
+PyDoc_STRVAR(loader_doc,
+             "ArrayLoader(table, pool, config)\n--\n\n"
+             "An iterator over the batches of `table`. Iteration begins after restart().\n"
+             "next() waits for a batch without the interpreter lock.\n\n"
+             "config: an ArrayConfig of fastloop/loader/arrays, or a tuple with the same\n"
+             "items.");
 
 static PyType_Slot loader_slots[] = {{Py_tp_doc, (void *)loader_doc},
                                      {Py_tp_new, loader_new},

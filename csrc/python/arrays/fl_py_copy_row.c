@@ -42,10 +42,10 @@ static int read_row(fl_py_table *self, const fl_rows *rows, PyObject *outs, fl_l
 
 const char fl_py_copy_row_doc[] =
     PyDoc_STR("copy_row(table, row, outs, /)\n--\n\n"
-              "Copy one row of every field of a Table into the contiguous tensors `outs`, one for "
-              "each output. Plans\n"
-              "take epoch 0.\n\n"
-              "Reads mapped files safely: OSError names field and row if the file shrank.");
+              "Copy one row of every field of a Table into `outs`, a tuple with one contiguous\n"
+              "tensor for each output. Image plans use epoch 0. Releases the interpreter lock.\n\n"
+              "Mapped files are read safely: if a file has become shorter, raises OSError with\n"
+              "the field and the row.");
 
 PyObject *fl_py_copy_row(PyObject *module, PyObject *args)
 {

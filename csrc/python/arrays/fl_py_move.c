@@ -35,8 +35,10 @@ static void look(const fl_py_state *state, PyObject *keeper)
 
 const char fl_py_move_doc[] =
     PyDoc_STR("move(keepers, function, args, kwargs)\n--\n\n"
-              "Call a function that may move what these Tables and Windows (a tuple) read, while\n"
-              "nobody does; then have them look where it lies.");
+              "Call function(*args, **kwargs) while nobody reads the Tables and Windows in the\n"
+              "tuple `keepers`, and return the result. The function may move the memory that\n"
+              "the keepers read; afterwards the keepers look up the new addresses.\n"
+              "Waits for readers without the interpreter lock.");
 
 PyObject *fl_py_move(PyObject *module, PyObject *args)
 {

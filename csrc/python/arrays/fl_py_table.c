@@ -238,10 +238,10 @@ static void table_dealloc(fl_py_table *self)
 
 PyDoc_STRVAR(for_device_doc,
              "for_device(runs_plans=False)\n--\n\n"
-             "Return a table of the same fields for batches that go to a device: they arrive as\n"
-             "images of bytes and as narrow tokens, and are cast there. Return this table if the\n"
-             "device casts nothing. runs_plans: the device runs the whole plan of an image if the\n"
-             "plan has a map.");
+             "Return a table of the same fields for batches that go to a device: images arrive\n"
+             "as uint8 and tokens in the file's integer type, and the device casts both.\n"
+             "Returns this table if the device has nothing to cast. runs_plans: if an image\n"
+             "plan has a map, the device runs the whole plan.");
 
 static PyObject *table_for_device(fl_py_table *self, PyObject *args)
 {
@@ -265,7 +265,8 @@ static PyObject *table_outputs(fl_py_table *self, void *Py_UNUSED(closure))
 }
 
 static PyMemberDef table_members[] = {
-    {"fields", T_OBJECT_EX, offsetof(fl_py_table, fields.all), READONLY, "as they were given"},
+    {"fields", T_OBJECT_EX, offsetof(fl_py_table, fields.all), READONLY,
+     "the fields that were given to the table"},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_table, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 
@@ -277,18 +278,21 @@ static PyMethodDef table_methods[] = {
     {"for_device", (PyCFunction)table_for_device, METH_VARARGS, for_device_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    table_doc,
-    "Table(tensor_type, fields)\n--\n\n"
-    "Fields of equal length as the core reads them: a tuple of (source, name, file).\n\n"
-    "source: a CPU tensor (exactly tensor_type) or an ndarray, at least 1-d; (array, plan), from\n"
-    "which an ImagePlan or ImageDraws makes images; (cast, array, rows, array, rows, ...), whose\n"
-    "rows lie in several arrays; a SequenceColumn; or Windows, at most once, which make several\n"
-    "tensors. rows is an int64 vector, or the number of rows of an array that gives all of its\n"
-    "rows. cast is None, \"int64\" for integers or \"float32\" for float64. name: how errors call\n"
-    "the field. file: None, or for a mapped field, whose memory is then read safely, (path,\n"
-    "address at which byte 0 of the file would be mapped, function that returns its size now, or\n"
-    "None); for several arrays a tuple of these.");
+PyDoc_STRVAR(table_doc,
+             "Table(tensor_type, fields)\n--\n\n"
+             "Fields of equal length that the core reads. `fields` is a tuple with (source,\n"
+             "name, file) for each field.\n\n"
+             "source: one of the following objects. A CPU tensor (exactly tensor_type) or an\n"
+             "ndarray with at least one dimension. (array, plan): an ImagePlan or ImageDraws\n"
+             "makes images from the array. (cast, array, rows, array, rows, ...): the field's\n"
+             "rows lie in several arrays; `rows` is an int64 vector, or the number of rows if\n"
+             "the field takes every row of the array; `cast` is None, \"int64\" for integers or\n"
+             "\"float32\" for float64. A SequenceColumn. Windows, for at most one field; the\n"
+             "field makes several tensors.\n\n"
+             "name: the name of the field in error messages. file: None, or for memory of a\n"
+             "mapped file (path, address at which byte 0 of the file would be mapped, function\n"
+             "that returns the file's present size, or None); the core then reads the memory\n"
+             "safely. A field with several arrays has a tuple with one `file` for each array.");
 
 static PyType_Slot table_slots[] = {
     {Py_tp_doc, (void *)table_doc},   {Py_tp_new, table_new},

@@ -168,11 +168,12 @@ PyType_Spec fl_py_snapshot_spec =
 
 /* ---- functions of classes and modules */
 
-const char fl_py_find_other_doc[] = PyDoc_STR(
-    "find_other(noted)\n--\n\n"
-    "The place of the first owner in a tuple (owner, name, value, owner, name, value, ...)\n"
-    "whose own attribute of that name is not that value; -1: there is none. An owner is a\n"
-    "class or a module; a value that is None stands for no attribute.");
+const char fl_py_find_other_doc[] =
+    PyDoc_STR("find_other(noted)\n--\n\n"
+              "Compare attributes with noted values, given as a tuple (owner, name, value,\n"
+              "owner, name, value, ...). An owner is a class or a module; the value None means\n"
+              "that the owner has no own attribute of this name. Returns the index of the first\n"
+              "owner whose attribute differs, or -1 if all attributes are as noted.");
 
 /* Returns the attribute that a class or module itself defines, as a borrowed reference that the
  * caller only compares. NULL without an exception: there is no such attribute. */

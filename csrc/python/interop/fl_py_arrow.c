@@ -167,10 +167,11 @@ static PyObject *unpack_bits(const level *self)
     return bytes;
 }
 
-const char fl_py_arrow_rows_doc[] = PyDoc_STR(
-    "arrow_rows(chunk, /)\n--\n\n"
-    "A pyarrow.Array of numbers, or of lists of one length, as an ndarray\n"
-    "[rows, *lengths] that keeps Arrow's memory; bools are copied. ValueError for others.");
+const char fl_py_arrow_rows_doc[] =
+    PyDoc_STR("arrow_rows(chunk, /)\n--\n\n"
+              "Return a pyarrow.Array as an ndarray [rows, *lengths] over Arrow's own memory.\n"
+              "The array must hold numbers, or lists of equal length. The ndarray keeps the\n"
+              "memory alive; bools are copied. Raises ValueError for any other array.");
 
 PyObject *fl_py_arrow_rows(PyObject *Py_UNUSED(module), PyObject *chunk)
 {
@@ -269,12 +270,13 @@ static PyObject *list_ends(const lists *self)
     return ends;
 }
 
-const char fl_py_arrow_lists_doc[] = PyDoc_STR(
-    "arrow_lists(chunks, /)\n--\n\n"
-    "Read chunks, pyarrow.Arrays of lists of integers. Return (values, ends): a vector over\n"
-    "the memory of all chunks, which it keeps alive, and an int64 vector of the places in\n"
-    "it where each list begins and ends. Raises ValueError for chunks of other types, and\n"
-    "if all lists are empty.");
+const char fl_py_arrow_lists_doc[] =
+    PyDoc_STR("arrow_lists(chunks, /)\n--\n\n"
+              "Read `chunks`, a sequence of pyarrow.Arrays of lists of integers. Returns\n"
+              "(values, ends): `values` is a vector over the memory of all chunks, and keeps\n"
+              "the memory alive; `ends` is an int64 vector with the index in `values` at which\n"
+              "each list begins and ends. Raises ValueError for chunks of other types, and if\n"
+              "all lists are empty.");
 
 PyObject *fl_py_arrow_lists(PyObject *Py_UNUSED(module), PyObject *chunks)
 {

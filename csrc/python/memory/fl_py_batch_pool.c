@@ -92,7 +92,8 @@ static void pool_dealloc(fl_py_batch_pool *self)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(count_doc, "count()\n--\n\nEverything counted so far, as a dict of integers.");
+PyDoc_STRVAR(count_doc, "count()\n--\n\n"
+                        "Return all counts of the loader's iterators as a dict of integers.");
 
 static PyObject *pool_count(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
 {
@@ -108,7 +109,8 @@ static PyObject *pool_count(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored)
 
 PyDoc_STRVAR(trim_doc,
              "trim()\n--\n\n"
-             "Give memory that waits for reuse back to the system, and end threads that wait.");
+             "Give unused memory back to the system, and end idle threads. Waits for the\n"
+             "threads without the interpreter lock.");
 
 static PyObject *pool_trim(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
 {
@@ -119,19 +121,20 @@ static PyObject *pool_trim(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(is_own_doc,
-             "is_own()\n--\n\nFalse in a forked child, where the pool of the parent does nothing.");
+PyDoc_STRVAR(is_own_doc, "is_own()\n--\n\n"
+                         "Return False in a forked child: there the parent's pool does nothing.");
 
 static PyObject *pool_is_own(fl_py_batch_pool *self, PyObject *Py_UNUSED(ignored))
 {
     return PyBool_FromLong(self->generation == fl_fork_generation());
 }
 
-static PyMemberDef pool_members[] = {{"fields", Py_T_INT, offsetof(fl_py_batch_pool, fields),
-                                      Py_READONLY, "how many tensors a batch has"},
-                                     {"device", Py_T_INT, offsetof(fl_py_batch_pool, device),
-                                      Py_READONLY, "to which batches go, or -1"},
-                                     {NULL, 0, 0, 0, NULL}};
+static PyMemberDef pool_members[] = {
+    {"fields", Py_T_INT, offsetof(fl_py_batch_pool, fields), Py_READONLY,
+     "the number of tensors in a batch"},
+    {"device", Py_T_INT, offsetof(fl_py_batch_pool, device), Py_READONLY,
+     "the index of the CUDA device that gets the batches; -1: the CPU"},
+    {NULL, 0, 0, 0, NULL}};
 
 static PyMethodDef pool_methods[] = {{"count", (PyCFunction)pool_count, METH_NOARGS, count_doc},
                                      {"trim", (PyCFunction)pool_trim, METH_NOARGS, trim_doc},
@@ -140,8 +143,9 @@ static PyMethodDef pool_methods[] = {{"count", (PyCFunction)pool_count, METH_NOA
 
 PyDoc_STRVAR(pool_doc,
              "BatchPool(fields, is_shared=False, device=-1)\n--\n\n"
-             "A pool of batch memory with room for `fields` tensors a batch: shared with worker\n"
-             "processes, pinned for copies to a CUDA device, both or neither.");
+             "The memory of a loader's batches, with room for `fields` tensors in each batch.\n"
+             "is_shared: worker processes share the memory. device: the memory is pinned for\n"
+             "copies to the CUDA device with this index; with -1 batches stay on the CPU.");
 
 static PyType_Slot pool_slots[] = {{Py_tp_doc, (void *)pool_doc}, {Py_tp_new, pool_new},
                                    {Py_tp_dealloc, pool_dealloc}, {Py_tp_methods, pool_methods},

@@ -7,7 +7,8 @@
 
 const char fl_py_lock_wait_doc[] =
     PyDoc_STR("lock_wait()\n--\n\n"
-              "Give the interpreter lock up for a moment: the ns until this thread has it again.");
+              "Give up the interpreter lock for about 50 us, so that a waiting thread can run.\n"
+              "Returns the nanoseconds until this thread has the lock again.");
 
 PyObject *fl_py_lock_wait(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
 {

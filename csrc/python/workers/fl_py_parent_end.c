@@ -190,12 +190,12 @@ static int64_t turn_of(PyObject *task)
     return turn;
 }
 
-PyDoc_STRVAR(
-    submit_doc,
-    "submit(worker, payload, task, /)\n--\n\n"
-    "Ask a worker for a batch: now, or when there is room in the memory budget and in its\n"
-    "queue. `payload` is the task as its worker is to get it; of a batch the task is\n"
-    "(number, indices), and numbers count up in the order in which batches are taken.");
+PyDoc_STRVAR(submit_doc,
+             "submit(worker, payload, task, /)\n--\n\n"
+             "Request a batch from a worker. The request is sent as soon as the memory budget\n"
+             "and the worker's queue have room. `payload` is the task in bytes, as the worker\n"
+             "receives the task. For a batch, `task` is (number, indices); the numbers count\n"
+             "up in the order in which the program takes the batches.");
 
 static PyObject *parent_end_submit(fl_py_parent_end *self, PyObject *args)
 {
@@ -216,10 +216,11 @@ static PyObject *parent_end_submit(fl_py_parent_end *self, PyObject *args)
 
 PyDoc_STRVAR(receive_doc,
              "receive(timeout, /)\n--\n\n"
-             "The next reply as (task, reply), in the order of arrival. None if there is none,\n"
-             "after `timeout` seconds or a signal; then all that workers sent before this call\n"
-             "has been received. RuntimeError where a worker has overwritten what is shared.\n"
-             "Waits without the interpreter lock.");
+             "Return the next reply as (task, reply), in the order of arrival. Waits without\n"
+             "the interpreter lock. Returns None if no reply arrives within `timeout` seconds,\n"
+             "or if a signal ends the wait; all replies that were sent before the call have\n"
+             "then been received. Raises RuntimeError if a worker has overwritten the shared\n"
+             "memory.");
 
 /* Makes (task, reply) of an answered request, and takes over the request. */
 static PyObject *make_reply(fl_py_parent_end *self, fl_request *request)
@@ -276,7 +277,8 @@ static PyObject *parent_end_receive(fl_py_parent_end *self, PyObject *timeout)
     return PyErr_CheckSignals() == 0 ? receive_now(self) : NULL;
 }
 
-PyDoc_STRVAR(start_epoch_doc, "start_epoch()\n--\n\nWhat was not sent is not wanted any more.");
+PyDoc_STRVAR(start_epoch_doc, "start_epoch()\n--\n\n"
+                              "Begin an epoch: drop the requests that have not been sent.");
 
 static PyObject *parent_end_start_epoch(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -284,11 +286,11 @@ static PyObject *parent_end_start_epoch(fl_py_parent_end *self, PyObject *Py_UNU
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(
-    cancel_doc,
-    "cancel(worker, is_gone)\n--\n\n"
-    "The worker answers nothing that was submitted so far, which counts no longer. When it\n"
-    "is gone, the memory of its requests is free.");
+PyDoc_STRVAR(cancel_doc,
+             "cancel(worker, is_gone)\n--\n\n"
+             "Drop all requests that were submitted to the worker so far; their replies no\n"
+             "longer count. is_gone: the worker's process has ended, so the memory of the\n"
+             "requests is free at once.");
 
 static PyObject *parent_end_cancel(fl_py_parent_end *self, PyObject *args, PyObject *kwargs)
 {
@@ -303,8 +305,10 @@ static PyObject *parent_end_cancel(fl_py_parent_end *self, PyObject *args, PyObj
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(owes_doc, "owes(worker, /)\n--\n\n"
-                       "Whether a batch of the worker's was too large and is still to come again.");
+PyDoc_STRVAR(owes_doc,
+             "owes(worker, /)\n--\n\n"
+             "Return True if a batch of the worker was too large for its memory, and the\n"
+             "worker still has to send the batch again.");
 
 static PyObject *parent_end_owes(fl_py_parent_end *self, PyObject *number)
 {
@@ -313,16 +317,18 @@ static PyObject *parent_end_owes(fl_py_parent_end *self, PyObject *number)
     return PyBool_FromLong(fl_inflight_owes(self->inflight, worker));
 }
 
-PyDoc_STRVAR(is_idle_doc, "is_idle()\n--\n\nWhether no reply is expected from any worker.");
+PyDoc_STRVAR(is_idle_doc, "is_idle()\n--\n\n"
+                          "Return True if no reply is expected from any worker.");
 
 static PyObject *parent_end_is_idle(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
     return PyBool_FromLong(fl_inflight_is_idle(self->inflight));
 }
 
-PyDoc_STRVAR(first_task_doc, "first_task(worker, /)\n--\n\n"
-                             "Of the batches that the worker has not made, the task of the first;\n"
-                             "None if it has made all.");
+PyDoc_STRVAR(first_task_doc,
+             "first_task(worker, /)\n--\n\n"
+             "Return the task of the first batch that the worker has not made; None if the\n"
+             "worker has made all batches.");
 
 static PyObject *parent_end_first_task(fl_py_parent_end *self, PyObject *number)
 {
@@ -336,7 +342,10 @@ static PyObject *parent_end_first_task(fl_py_parent_end *self, PyObject *number)
 
 /* ---- the workers' life */
 
-PyDoc_STRVAR(release_doc, "release()\n--\n\nAll workers have ended: let go of what they had.");
+PyDoc_STRVAR(release_doc,
+             "release()\n--\n\n"
+             "Release the memory of all workers. All workers must have ended. Waits for\n"
+             "running copies without the interpreter lock.");
 
 static PyObject *parent_end_release(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -347,8 +356,9 @@ static PyObject *parent_end_release(fl_py_parent_end *self, PyObject *Py_UNUSED(
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(has_replies_doc, "has_replies(worker, /)\n--\n\n"
-                              "Whether the worker has sent what receive() has not given yet.");
+PyDoc_STRVAR(has_replies_doc,
+             "has_replies(worker, /)\n--\n\n"
+             "Return True if the worker has sent replies that receive() has not returned yet.");
 
 static PyObject *parent_end_has_replies(fl_py_parent_end *self, PyObject *number)
 {
@@ -359,8 +369,9 @@ static PyObject *parent_end_has_replies(fl_py_parent_end *self, PyObject *number
 
 PyDoc_STRVAR(begun_doc,
              "begun(worker, /)\n--\n\n"
-             "(how many requests the worker's process has taken, the task that it is at,\n"
-             "or was at when it died, or None), as far as the process itself says.");
+             "Return (count, task): the number of requests that the worker's process has\n"
+             "taken, and the task that the process works on or was working on when it died;\n"
+             "the task is None if there is none. Both come from the process itself.");
 
 static PyObject *parent_end_begun(fl_py_parent_end *self, PyObject *number)
 {
@@ -373,12 +384,11 @@ static PyObject *parent_end_begun(fl_py_parent_end *self, PyObject *number)
     return Py_BuildValue("LN", (long long)count, Py_NewRef(task != NULL ? task : Py_None));
 }
 
-PyDoc_STRVAR(
-    restart_doc,
-    "restart(worker, /)\n--\n\n"
-    "The worker's process has ended, and another is about to start: what was asked of the\n"
-    "worker in this epoch and not answered is asked again, in the same order. False after\n"
-    "close(): nothing was done.");
+PyDoc_STRVAR(restart_doc,
+             "restart(worker, /)\n--\n\n"
+             "Request again all unanswered batches of the worker in this epoch, in the same\n"
+             "order. The worker's process must have ended, and a new process is about to\n"
+             "start. Returns False, and does nothing, after close().");
 
 static PyObject *parent_end_restart(fl_py_parent_end *self, PyObject *number)
 {
@@ -391,7 +401,8 @@ static PyObject *parent_end_restart(fl_py_parent_end *self, PyObject *number)
     return PyBool_FromLong(!self->is_closed);
 }
 
-PyDoc_STRVAR(end_doc, "end(worker, /)\n--\n\nNo more requests for this worker.");
+PyDoc_STRVAR(end_doc, "end(worker, /)\n--\n\n"
+                      "Tell the worker that no more requests follow.");
 
 static PyObject *parent_end_end(fl_py_parent_end *self, PyObject *number)
 {
@@ -401,7 +412,8 @@ static PyObject *parent_end_end(fl_py_parent_end *self, PyObject *number)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(close_doc, "close()\n--\n\nTell all workers to stop.");
+PyDoc_STRVAR(close_doc, "close()\n--\n\n"
+                        "Tell all workers to stop. Does not wait for the workers.");
 
 static PyObject *parent_end_close(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -411,17 +423,19 @@ static PyObject *parent_end_close(fl_py_parent_end *self, PyObject *Py_UNUSED(ig
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether close() was called.");
+PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\n"
+                            "Return True after close(), and in a forked child.");
 
 static PyObject *parent_end_is_closed(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
     return PyBool_FromLong(fl_py_parent_end_is_foreign(self) || self->is_closed);
 }
 
-PyDoc_STRVAR(address_doc, "address()\n--\n\n"
-                          "What a worker makes its WorkerEnd of: (file descriptor, bytes, offset,\n"
-                          "workers, depth, and for a forked one the address of the parent's\n"
-                          "mapping).");
+PyDoc_STRVAR(address_doc,
+             "address()\n--\n\n"
+             "Return the arguments for a worker's WorkerEnd: (file descriptor, bytes, offset,\n"
+             "workers, depth, address of the parent's mapping). Only a forked worker uses the\n"
+             "address.");
 
 static PyObject *parent_end_address(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -431,8 +445,10 @@ static PyObject *parent_end_address(fl_py_parent_end *self, PyObject *Py_UNUSED(
                          (int)self->depth, (unsigned long long)(uintptr_t)fl_arena_base(arena));
 }
 
-PyDoc_STRVAR(count_doc, "count()\n--\n\n"
-                        "((batches, ns at work, ns waiting) of each worker, {reason: fallbacks}).");
+PyDoc_STRVAR(count_doc,
+             "count()\n--\n\n"
+             "Return (workers, fallbacks): a tuple with (batches, ns at work, ns waiting) for\n"
+             "each worker, and a dict from the reason of a fallback to its count.");
 
 static PyObject *parent_end_count(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -458,8 +474,9 @@ static PyObject *parent_end_count(fl_py_parent_end *self, PyObject *Py_UNUSED(ig
 
 PyDoc_STRVAR(run_ahead_doc,
              "run_ahead(first, /)\n--\n\n"
-             "From now on batches from number `first` on (-1: whichever come first) are copied to\n"
-             "the destination when they arrive, as far as there is memory.");
+             "From now on copy batches to the destination when the batches arrive, beginning\n"
+             "with batch number `first`; with -1 in the order of arrival. Copies ahead only if\n"
+             "memory is available.");
 
 static PyObject *parent_end_run_ahead(fl_py_parent_end *self, PyObject *first)
 {
@@ -471,8 +488,8 @@ static PyObject *parent_end_run_ahead(fl_py_parent_end *self, PyObject *first)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(release_buffers_doc,
-             "release_buffers()\n--\n\nGive up the buffers that nothing has been copied to.");
+PyDoc_STRVAR(release_buffers_doc, "release_buffers()\n--\n\n"
+                                  "Release the destination's buffers that hold no batch.");
 
 static PyObject *parent_end_release_buffers(fl_py_parent_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -483,14 +500,15 @@ static PyObject *parent_end_release_buffers(fl_py_parent_end *self, PyObject *Py
 
 /* ---- the type */
 
-PyDoc_STRVAR(is_overwritten_doc, "whether a worker was found to have overwritten what it shares");
+PyDoc_STRVAR(is_overwritten_doc, "True if a worker has overwritten the shared memory");
 
 static PyObject *get_is_overwritten(fl_py_parent_end *self, void *Py_UNUSED(closure))
 {
     return PyBool_FromLong(self->is_overwritten);
 }
 
-PyDoc_STRVAR(has_destination_doc, "whether batches are copied elsewhere from the shared memory");
+PyDoc_STRVAR(has_destination_doc,
+             "True if batches are copied from the shared memory to a destination");
 
 static PyObject *get_has_destination(fl_py_parent_end *self, void *Py_UNUSED(closure))
 {
@@ -547,10 +565,12 @@ PyDoc_STRVAR(
     parent_end_doc,
     "ParentEnd(pool, tensor_type, workers, depth, budget, destination=None, keeps_tasks=False)\n"
     "--\n\n"
-    "The parent's end of the memory shared with `workers` processes: at most `depth` (a\n"
-    "power of two) unanswered requests each, `budget` bytes under way. destination: where\n"
-    "batches are copied to (its methods allocate and split are called), on the pool's\n"
-    "device if it has one. keeps_tasks: restart() is going to be called.");
+    "The parent's end of the memory that the parent shares with `workers` processes.\n"
+    "`depth` is the largest number of unanswered requests for each worker, a power of\n"
+    "two; `budget` is the limit in bytes for all batches under way. destination:\n"
+    "None, or an object with the methods allocate and split, which provides memory\n"
+    "for the batches; a pool with a device needs a destination. keeps_tasks: True if\n"
+    "restart() may be called. Raises ValueError for wrong numbers.");
 
 static PyType_Slot parent_end_slots[] = {
     {Py_tp_doc, (void *)parent_end_doc}, {Py_tp_new, parent_end_new},

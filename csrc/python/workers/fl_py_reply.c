@@ -75,8 +75,9 @@ static int reply_traverse(fl_py_reply *self, visitproc visit, void *arg)
 
 PyDoc_STRVAR(open_doc,
              "open()\n--\n\n"
-             "The pickled part of the batch, which counts no longer. Tensors that split() makes\n"
-             "share its memory, which is free again when the last of them dies.");
+             "Open the reply, and return the pickled part of the batch. The batch then no\n"
+             "longer counts towards the memory budget. Tensors from split() share the batch's\n"
+             "memory; the memory is free again after the last of these tensors is gone.");
 
 /* Copies the pickled part to `to` before checking the hash: the worker may go on writing to the
  * slot. */
@@ -166,9 +167,10 @@ static int note_stream(const fl_py_reply *self)
 
 PyDoc_STRVAR(deliver_doc,
              "deliver()\n--\n\n"
-             "Move the batch to its destination, where the current stream will find it. Opens the\n"
-             "reply, whose tensors are there from now on. It may be called again, also if it\n"
-             "raised: RuntimeError or MemoryError.");
+             "Move the batch to its destination, for the current stream, and open the reply;\n"
+             "its tensors then lie at the destination. Releases the interpreter lock. Raises\n"
+             "RuntimeError or MemoryError; after an error, and after success, the call may be\n"
+             "repeated.");
 
 static PyObject *reply_deliver(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
 {
@@ -236,8 +238,9 @@ static PyObject *make_at(const fl_py_reply *self, PyObject *place)
 
 PyDoc_STRVAR(split_doc,
              "split(places, /)\n--\n\n"
-             "A list of the tensors at these places of the opened batch: in its slot, or at its\n"
-             "destination once it was delivered.");
+             "Return a list with the tensor at each place in `places`, a list of places in the\n"
+             "opened batch. After deliver() the tensors lie at the destination, otherwise in\n"
+             "the shared memory. Raises ValueError for a place outside the batch.");
 
 static PyObject *reply_split(fl_py_reply *self, PyObject *places)
 {
@@ -301,8 +304,10 @@ static PyObject *read_in_slot(fl_py_reply *self)
     return fl_py_read_batch(&reader);
 }
 
-PyDoc_STRVAR(load_doc, "load()\n--\n\n"
-                       "The batch, if WorkerEnd.write() has written it; opens the reply.");
+PyDoc_STRVAR(load_doc,
+             "load()\n--\n\n"
+             "Open the reply, and return the batch. WorkerEnd.write() must have written the\n"
+             "batch. Raises RuntimeError if the bytes hold no batch.");
 
 static PyObject *reply_load(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
 {
@@ -313,14 +318,14 @@ static PyObject *reply_load(fl_py_reply *self, PyObject *Py_UNUSED(ignored))
     return fl_py_report_corruption(self->parent_end, self->request->reply.worker);
 }
 
-PyDoc_STRVAR(kind_doc, "what its pickled part is, as given to WorkerEnd.answer()");
+PyDoc_STRVAR(kind_doc, "the kind of the pickled part, as given to WorkerEnd.answer()");
 
 static PyObject *reply_kind(fl_py_reply *self, void *Py_UNUSED(closure))
 {
     return PyLong_FromLong(self->request->reply.kind);
 }
 
-PyDoc_STRVAR(upload_doc, "how many bytes of it may be delivered; 0: it has to stay");
+PyDoc_STRVAR(upload_doc, "the number of bytes that deliver() may move; 0: the batch must stay");
 
 static PyObject *reply_upload(fl_py_reply *self, void *Py_UNUSED(closure))
 {
@@ -344,7 +349,8 @@ static PyMethodDef reply_methods[] = {
     {"split", (PyCFunction)reply_split_in_section, METH_O, split_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(reply_doc, "A batch that a worker process has built; made by ParentEnd.receive().");
+PyDoc_STRVAR(reply_doc,
+             "A batch that a worker process has built. ParentEnd.receive() makes replies.");
 
 static PyType_Slot reply_slots[] = {
     {Py_tp_doc, (void *)reply_doc},   {Py_tp_dealloc, reply_dealloc},

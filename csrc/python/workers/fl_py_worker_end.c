@@ -186,10 +186,11 @@ static PyObject *copy_task(fl_py_worker_end *self)
 
 PyDoc_STRVAR(receive_doc,
              "receive(timeout, /)\n--\n\n"
-             "The next request: its payload, or, where a batch is to be sent again with more\n"
-             "memory, the number of the request it belongs to. None when there will be no more;\n"
-             "False after `timeout` seconds or a signal. RuntimeError, which the parent is told\n"
-             "of, where what is shared has been overwritten. Waits without the interpreter lock.");
+             "Return the payload of the next request. If the worker has to send a batch again\n"
+             "with more memory, returns the number of that batch's request instead. Returns\n"
+             "None if no more requests follow, and False after `timeout` seconds or a signal.\n"
+             "Raises RuntimeError if the shared memory has been overwritten, and tells the\n"
+             "parent. Waits without the interpreter lock.");
 
 static PyObject *worker_end_receive(fl_py_worker_end *self, PyObject *timeout)
 {
@@ -210,7 +211,8 @@ static PyObject *worker_end_receive(fl_py_worker_end *self, PyObject *timeout)
     return status == FL_OK ? copy_task(self) : fail_damaged(self);
 }
 
-PyDoc_STRVAR(number_doc, "number()\n--\n\nThe number of the request being worked on.");
+PyDoc_STRVAR(number_doc, "number()\n--\n\n"
+                         "Return the number of the request that receive() has returned last.");
 
 static PyObject *worker_end_number(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -226,9 +228,10 @@ static fl_py_memory built_memory(const fl_py_worker_end *self)
 
 PyDoc_STRVAR(find_doc,
              "find(object, /)\n--\n\n"
-             "Where in the batch a tensor that was built there lies, as Reply.split takes it.\n"
-             "None for anything else; False for what may share memory with one found before.\n"
-             "Tensors are looked for in the order they were built in.");
+             "Return the place of a tensor that was built in the batch, for Reply.split.\n"
+             "Returns None for any other object, and False if the tensor may share memory with\n"
+             "a tensor that was found before. Call find() for the tensors in the order in\n"
+             "which they were built.");
 
 static PyObject *worker_end_find(fl_py_worker_end *self, PyObject *object)
 {
@@ -241,8 +244,10 @@ static PyObject *worker_end_find(fl_py_worker_end *self, PyObject *object)
     return fl_py_place(offset, view.dtype, view.ndim, view.shape, NULL);
 }
 
-PyDoc_STRVAR(copy_doc, "copy(address, bytes, /)\n--\n\n"
-                       "Copy memory into the batch, as far as it fits; its offset there.");
+PyDoc_STRVAR(copy_doc,
+             "copy(address, bytes, /)\n--\n\n"
+             "Copy `bytes` bytes at `address` into the batch if the batch has room. Returns\n"
+             "the offset in the batch, also if the batch has no room.");
 
 static PyObject *worker_end_copy(fl_py_worker_end *self, PyObject *args)
 {
@@ -255,7 +260,8 @@ static PyObject *worker_end_copy(fl_py_worker_end *self, PyObject *args)
     return PyLong_FromLongLong(offset);
 }
 
-PyDoc_STRVAR(rewind_doc, "rewind()\n--\n\nGive up what was built of the batch.");
+PyDoc_STRVAR(rewind_doc, "rewind()\n--\n\n"
+                         "Drop everything that was built for the batch.");
 
 static PyObject *worker_end_rewind(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -285,9 +291,10 @@ send_reply(fl_py_worker_end *self, const char *head, int64_t bytes, int kind, bo
 
 PyDoc_STRVAR(answer_doc,
              "answer(head, kind, host_only, /)\n--\n\n"
-             "Answer the request with the batch built and its pickled part; False if that is more\n"
-             "than the request allows, which the parent is told instead. host_only: there are\n"
-             "tensors in it that are not to be copied to a destination.");
+             "Answer the request with the built batch and `head`, its pickled part. If both\n"
+             "need more memory than the request allows, tells the parent so and returns False;\n"
+             "otherwise returns True. host_only: the batch holds tensors that must not be\n"
+             "copied to a destination.");
 
 static PyObject *worker_end_answer(fl_py_worker_end *self, PyObject *args)
 {
@@ -301,8 +308,9 @@ static PyObject *worker_end_answer(fl_py_worker_end *self, PyObject *args)
 
 PyDoc_STRVAR(write_doc,
              "write(batch, kind, /)\n--\n\n"
-             "The same for a batch of plain containers whose tensors were all built in the slot;\n"
-             "None if there is anything else in it.");
+             "Answer the request with a batch of plain containers, as answer() does. All\n"
+             "tensors must have been built in the batch's memory. Returns None, and sends\n"
+             "nothing, if the batch holds anything else.");
 
 static PyObject *worker_end_write(fl_py_worker_end *self, PyObject *args)
 {
@@ -314,7 +322,8 @@ static PyObject *worker_end_write(fl_py_worker_end *self, PyObject *args)
     return PyBool_FromLong(send_reply(self, self->writer.data, self->writer.used, kind, false));
 }
 
-PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\nWhether the parent wants no more work.");
+PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\n"
+                            "Return True if the parent wants no more work.");
 
 static PyObject *worker_end_is_closed(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
 {
@@ -352,8 +361,9 @@ static void *watch_parent(void *arg)
 
 PyDoc_STRVAR(watch_doc,
              "watch(pid, /)\n--\n\n"
-             "From now on, when the process `pid` dies, requests end, and a moment later this\n"
-             "process does, whatever it is doing. This object must live as long as the process.");
+             "Watch the process `pid` in a thread. When `pid` dies, receive() returns None,\n"
+             "and a moment later this process exits, whatever it is doing. This object must\n"
+             "live as long as the process.");
 
 static PyObject *worker_end_watch(fl_py_worker_end *self, PyObject *args)
 {
@@ -398,8 +408,9 @@ static PyMethodDef worker_end_methods[] = {
 
 PyDoc_STRVAR(worker_end_doc,
              "WorkerEnd(tensor_type, fd, bytes, offset, workers, depth, base, worker)\n--\n\n"
-             "A worker's end of the memory at ParentEnd.address(). `base` is 0 in a process\n"
-             "that has not inherited the parent's mapping.");
+             "A worker's end of the shared memory that ParentEnd.address() describes. `base`\n"
+             "is the address of the parent's mapping if the process has inherited the mapping,\n"
+             "else 0.");
 
 static PyType_Slot worker_end_slots[] = {{Py_tp_doc, (void *)worker_end_doc},
                                          {Py_tp_new, worker_end_new},
