@@ -32,7 +32,8 @@ static void finalize(PyObject *self)
 
 PyDoc_STRVAR(finalizer_doc,
              "FinalizerBase()\n--\n\n"
-             "The finalizer calls self._finalize(), again if Ctrl-C has stopped it, and then\n"
+             "A base class whose finalizer calls self._finalize(). If Ctrl-C interrupts the\n"
+             "call, the finalizer calls self._finalize() again, and then\n"
              "self._interrupt_later().");
 
 static PyType_Slot finalizer_slots[] = {

@@ -255,8 +255,8 @@ static PyObject *collate_call(fl_py_collate *self, PyObject *args, PyObject *kwa
 
 PyDoc_STRVAR(block_doc,
              "block(like, count, /)\n--\n\n"
-             "Memory of the next batch for `count` tensors like this one, as their stack: if the\n"
-             "batch has its rows, nothing is copied.");
+             "Return memory for the stack of `count` tensors like `like`, in the next batch. A\n"
+             "later stack() of rows of this memory copies nothing.");
 
 static PyObject *collate_block(fl_py_collate *self, PyObject *args)
 {
@@ -268,8 +268,8 @@ static PyObject *collate_block(fl_py_collate *self, PyObject *args)
 
 PyDoc_STRVAR(begin_doc,
              "begin()\n--\n\n"
-             "Begin a batch that others put together of stack(), pad() and pack(): False "
-             "if torch's own functions must.");
+             "Begin a batch that the caller builds with stack(), pad() and pack(). Returns\n"
+             "False if torch's own functions must build the batch.");
 
 static PyObject *collate_begin(fl_py_collate *self, PyObject *Py_UNUSED(ignored))
 {
@@ -278,14 +278,16 @@ static PyObject *collate_begin(fl_py_collate *self, PyObject *Py_UNUSED(ignored)
     return mode < 0 ? NULL : PyBool_FromLong(mode == 0 && is_unchanged(self));
 }
 
-PyDoc_STRVAR(
-    pad_doc,
-    "pad(values, fill, is_widened, is_left, multiple, max_length, has_mask, has_lengths, "
-    "float_bits, /)\n--\n\n"
-    "The tuple (padded, mask or None, lengths or None) of a list of sequences, or\n"
-    "NotImplemented. fill: gives the bytes of the padding for the number of a dtype.\n"
-    "is_widened: integers as int64. max_length: -1 for none. float_bits: of torch's default\n"
-    "dtype, which lists of floats get.");
+PyDoc_STRVAR(pad_doc,
+             "pad(values, fill, is_widened, is_left, multiple, max_length, has_mask, has_lengths, "
+             "float_bits, /)\n--\n\n"
+             "Pad a list of sequences. Returns a tuple (padded, mask or None, lengths or\n"
+             "None), or NotImplemented if native code does not cover the values. Long copies\n"
+             "of arrays release the interpreter lock.\n\n"
+             "fill: a function that returns the bytes of the padding for the number of a\n"
+             "dtype. is_widened: integers become int64. is_left: the padding comes before the\n"
+             "sequences. max_length: -1 for no limit. float_bits: the width of torch's default\n"
+             "dtype, which lists of floats get.");
 
 static PyObject *collate_pad(fl_py_collate *self, PyObject *args)
 {
@@ -295,8 +297,10 @@ static PyObject *collate_pad(fl_py_collate *self, PyObject *args)
 PyDoc_STRVAR(pack_doc,
              "pack(values, starts, lengths, rows, width, fill, is_widened, is_label, float_bits, "
              "/)\n--\n\n"
-             "The tensor [rows, width] with each of a list of sequences at its start, or\n"
-             "NotImplemented. starts rise. is_label: the first element of each is padding.");
+             "Pack a list of sequences. Returns a tensor [rows, width] with each sequence at\n"
+             "its start, or NotImplemented if native code does not cover the values. Long\n"
+             "copies of arrays release the interpreter lock. starts: ascending. is_label: the\n"
+             "first element of each sequence becomes padding.");
 
 static PyObject *collate_pack(fl_py_collate *self, PyObject *args)
 {
@@ -305,15 +309,18 @@ static PyObject *collate_pack(fl_py_collate *self, PyObject *args)
 
 PyDoc_STRVAR(segments_doc,
              "segments(bounds, rows, width, copies, has_positions, /)\n--\n\n"
-             "The tuple (cu_seqlens, position_ids or None) of segments between bounds; "
-             "of cu_seqlens a list of copies.");
+             "Return a tuple (cu_seqlens, position_ids or None) of the segments between\n"
+             "`bounds`; cu_seqlens is a list of `copies` equal tensors.");
 
 static PyObject *collate_segments(fl_py_collate *self, PyObject *args)
 {
     return fl_py_segments(&self->stacker, args);
 }
 
-PyDoc_STRVAR(stack_doc, "stack(batch, /)\n--\n\nStack values that are no containers.");
+PyDoc_STRVAR(stack_doc,
+             "stack(batch, /)\n--\n\n"
+             "Stack values that are not containers. Returns the result of torch's own function\n"
+             "for values that native code does not stack.");
 
 static PyObject *stack_or_torch(fl_py_collate *self, const fl_py_items *batch)
 {
@@ -328,8 +335,10 @@ static PyObject *collate_method_stack(fl_py_collate *self, PyObject *samples)
     return with_items(self, samples, stack_or_torch);
 }
 
-PyDoc_STRVAR(fallbacks_doc, "fallbacks()\n--\n\n"
-                            "How often torch's own functions collated something, by reason.");
+PyDoc_STRVAR(fallbacks_doc,
+             "fallbacks()\n--\n\n"
+             "Return a dict from each reason to the number of batches or values that torch's\n"
+             "own functions collated for that reason.");
 
 static PyObject *collate_fallbacks(fl_py_collate *self, PyObject *Py_UNUSED(ignored))
 {
@@ -452,14 +461,14 @@ static PyMethodDef collate_methods[] = {
     {"fallbacks", (PyCFunction)collate_fallbacks_in_section, METH_NOARGS, fallbacks_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    collate_doc,
-    "Collate(torch, memmap_type, registry, others, fallback, worker_end=None, "
-    "thread_pool=None)\n--\n\n"
-    "torch's default_collate in C. `registry` is default_collate_fn_map, `others` collates\n"
-    "containers that are not plain, given this and a batch, and calls stack() for what is in\n"
-    "them, `fallback` is torch's own function. With a WorkerEnd batches are built in a worker's "
-    "slot.");
+PyDoc_STRVAR(collate_doc,
+             "Collate(torch, memmap_type, registry, others, fallback, worker_end=None, "
+             "thread_pool=None)\n--\n\n"
+             "torch's default_collate in native code. `registry` is torch's\n"
+             "default_collate_fn_map. `others` collates containers that are not plain: the\n"
+             "function gets this object and a batch, and calls stack() for the values in the\n"
+             "containers. `fallback` is torch's own function. With a WorkerEnd batches are\n"
+             "built in the worker's shared memory.");
 
 static PyType_Slot collate_slots[] = {
     {Py_tp_doc, (void *)collate_doc}, {Py_tp_new, collate_new},

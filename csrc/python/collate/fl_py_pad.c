@@ -208,9 +208,11 @@ list_packing(const fl_packing *packing, Py_ssize_t count, const int64_t *at_segm
 
 const char fl_py_pack_rows_doc[] =
     "pack_rows(lengths, max_tokens, /)\n--\n\n"
-    "Lay sequences in rows of max_tokens, each in the first with room for it; 0: all in one row.\n"
-    "The shape of the rows, the sequences in their order there, where each begins, where segments\n"
-    "begin and end, padding too, and the length of the longest.";
+    "Lay sequences in rows of max_tokens tokens; each sequence goes to the first row\n"
+    "with room. With max_tokens=0 all sequences go to one row. Returns a tuple: the\n"
+    "shape of the rows; the sequences in the order in which they lie there; the start\n"
+    "of each sequence; the bounds of all segments, with the padding as segments; the\n"
+    "length of the longest segment.";
 
 PyObject *fl_py_pack_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {

@@ -76,8 +76,11 @@ static PyObject *list_steps(const bucket_call *call, int64_t steps)
 
 const char fl_py_bucket_steps_doc[] =
     "bucket_steps(lengths, order, ranks, batch_size, max_tokens, mega_steps, drop_last, /)\n--\n\n"
-    "An order of samples, int64, cut into steps of samples of similar length: a list of arrays,\n"
-    "longest first. 0: no batch_size, no max_tokens; mega_steps=0: sort all samples.";
+    "Cut an order of samples into steps of samples of similar length. lengths: int64,\n"
+    "the length of each sample. order: int64, the order of the samples. batch_size or\n"
+    "max_tokens may be 0 for no such limit; mega_steps=0 sorts all samples. Returns a\n"
+    "list of int64 arrays, one for each step; the step with the longest sample comes\n"
+    "first. Releases the interpreter lock.";
 
 PyObject *fl_py_bucket_steps(PyObject *Py_UNUSED(module), PyObject *args)
 {

@@ -81,11 +81,10 @@ static void draws_dealloc(fl_py_image_draws *self)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(
-    seed_doc,
-    "seed(base_seed, workers)\n--\n\n"
-    "Give each of the workers the stream that torch gives it: manual_seed(base_seed + k). Those\n"
-    "that have one go on with it.");
+PyDoc_STRVAR(seed_doc,
+             "seed(base_seed, workers)\n--\n\n"
+             "Give each worker k the random stream of torch's worker k: manual_seed(base_seed\n"
+             "+ k). Workers that already have a stream continue it.");
 
 static PyObject *draws_seed(fl_py_image_draws *self, PyObject *args)
 {
@@ -193,7 +192,8 @@ static int draw_from(fl_py_image_draws *self, PyObject *generator, const request
 }
 
 PyDoc_STRVAR(draw_doc, "draw(rows, worker)\n--\n\n"
-                       "Draw for a batch of so many rows that this worker would have made.");
+                       "Draw the parameters for a batch of `rows` rows that torch's worker number\n"
+                       "`worker` would make.");
 
 static PyObject *draws_draw(fl_py_image_draws *self, PyObject *args)
 {
@@ -212,11 +212,10 @@ static PyObject *draws_draw(fl_py_image_draws *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(
-    draw_from_doc,
-    "draw_from(rows, generator)\n--\n\n"
-    "Draw for a batch of so many rows from a torch.Generator, whose state moves on; after\n"
-    "an exception it has not.");
+PyDoc_STRVAR(draw_from_doc,
+             "draw_from(rows, generator)\n--\n\n"
+             "Draw the parameters for a batch of `rows` rows from a torch.Generator, and\n"
+             "advance the generator. After an exception the generator has not moved.");
 
 static PyObject *draws_draw_from(fl_py_image_draws *self, PyObject *args)
 {
@@ -275,12 +274,12 @@ apply(fl_py_image_draws *self, const fl_image_source *source, PyObject *out, PyO
     return -1;
 }
 
-PyDoc_STRVAR(
-    apply_doc,
-    "apply(image, out, generator)\n--\n\n"
-    "Draw for one image, a tensor, an ndarray or an image of PIL, from a torch.Generator,\n"
-    "whose state moves on, and write what the plan makes of the image to `out`. After\n"
-    "ValueError or TypeError neither is changed.");
+PyDoc_STRVAR(apply_doc,
+             "apply(image, out, generator)\n--\n\n"
+             "Draw the parameters for one image from a torch.Generator, advance the generator,\n"
+             "and write the plan's result to `out`. The image is a tensor, an ndarray or a PIL\n"
+             "image. Releases the interpreter lock. After ValueError or TypeError neither the\n"
+             "generator nor `out` has changed.");
 
 static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
 {
@@ -304,7 +303,7 @@ static PyObject *draws_map_length(fl_py_image_draws *self, void *Py_UNUSED(closu
 }
 
 static PyGetSetDef draws_getset[] = {
-    {"map_length", (getter)draws_map_length, NULL, "that of its plan", NULL},
+    {"map_length", (getter)draws_map_length, NULL, "map_length of the plan", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef draws_methods[] = {
@@ -316,9 +315,10 @@ static PyMethodDef draws_methods[] = {
 
 PyDoc_STRVAR(draws_doc,
              "ImageDraws(plan, is_v1, is_fused, exp, log)\n--\n\n"
-             "An ImagePlan whose parameters are drawn as torchvision's operations draw them.\n\n"
-             "is_v1: as those of torchvision.transforms, else of its v2. is_fused: as of\n"
-             "TorchRandom.uniform. exp, log: functions that give torch's results of a float32.");
+             "An ImagePlan with parameters drawn as torchvision's operations draw them.\n\n"
+             "is_v1: draws as torchvision.transforms, otherwise as torchvision.transforms.v2.\n"
+             "is_fused: see TorchRandom.uniform. exp, log: functions that return torch's\n"
+             "results for a float32.");
 
 static PyType_Slot draws_slots[] = {{Py_tp_doc, (void *)draws_doc},
                                     {Py_tp_new, draws_new},

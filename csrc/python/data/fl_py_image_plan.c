@@ -211,8 +211,10 @@ static int make_key(const fl_py_image_plan *self, PyObject *const *numbers, fl_s
     return 0;
 }
 
-PyDoc_STRVAR(draw_doc, "draw(index, epoch, view, height, width)\n--\n\n"
-                       "The parameters of each operation for an image of this size.");
+PyDoc_STRVAR(draw_doc,
+             "draw(index, epoch, view, height, width)\n--\n\n"
+             "Return the parameters of each operation for an image of this size, as a list of\n"
+             "dicts.");
 
 static PyObject *plan_draw(fl_py_image_plan *self, PyObject *args)
 {
@@ -294,7 +296,9 @@ fl_transfer_cast fl_py_image_plan_cast(const fl_py_image_plan *self, bool is_who
 
 PyDoc_STRVAR(apply_doc,
              "apply(image, out, index, epoch, view)\n--\n\n"
-             "Write what the plan makes of one image to `out`. Lets go of the interpreter lock.");
+             "Run the plan on one image, and write the result to `out`. Releases the\n"
+             "interpreter lock. Raises TypeError or ValueError if the image or `out` does not\n"
+             "fit the plan.");
 
 static PyObject *plan_apply(fl_py_image_plan *self, PyObject *args)
 {
@@ -335,8 +339,9 @@ static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t
 
 PyDoc_STRVAR(map_doc,
              "map(rows, out, epoch)\n--\n\n"
-             "Write where the pixels of each result come from, as _core.Gatherer takes it, to\n"
-             "int32 `out` [rows, map_length]. rows: int64, >= 0. Lets go of the interpreter lock.");
+             "Write the map for _core.Gatherer to `out`, int32 [rows, map_length]: for each\n"
+             "result, the positions of its pixels in the source image. rows: int64, not\n"
+             "negative. Releases the interpreter lock.");
 
 static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
 {
@@ -369,9 +374,10 @@ static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(values_doc, "values()\n--\n\n"
-                         "The elements that results are made of, and the weights of a resize, as\n"
-                         "_core.Gatherer takes them: a bytearray, the same for all calls.");
+PyDoc_STRVAR(values_doc,
+             "values()\n--\n\n"
+             "Return the elements that results consist of, and the weights of a resize, for\n"
+             "_core.Gatherer: a bytearray, the same object for all calls.");
 
 static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored))
 {
@@ -431,12 +437,14 @@ static PyObject *plan_why_whole(fl_py_image_plan *self, void *Py_UNUSED(ignored)
 
 static PyGetSetDef plan_getset[] = {
     {"why_whole", (getter)plan_why_whole, NULL,
-     "why a device cannot do its last step, the lookup in tables; '': it can", NULL},
+     "why a device cannot do the last step, the lookup in tables; '': it can", NULL},
     {"map_length", (getter)plan_map_length, NULL,
-     "how many numbers map() writes for a row; 0: the plan computes pixels", NULL},
-    {"out_dtype", (getter)plan_out_dtype, NULL, "the dtype of what it makes of an image", NULL},
-    {"out_shape", (getter)plan_out_shape, NULL, "the shape of what it makes of an image", NULL},
-    {"out_strides", (getter)plan_out_strides, NULL, "its strides in elements", NULL},
+     "the count of numbers that map() writes for a row; 0: the plan has no map and\n"
+     "computes pixels",
+     NULL},
+    {"out_dtype", (getter)plan_out_dtype, NULL, "the dtype of a result", NULL},
+    {"out_shape", (getter)plan_out_shape, NULL, "the shape of a result", NULL},
+    {"out_strides", (getter)plan_out_strides, NULL, "the strides of a result, in elements", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMethodDef plan_methods[] = {
@@ -450,11 +458,12 @@ PyDoc_STRVAR(
     plan_doc,
     "ImagePlan(ops, *, height, width, channels, layout, out_dtype, out_layout, tables, linear,\n"
     "          seed)\n--\n\n"
-    "Operations on uint8 images as one pass.\n\n"
-    "ops: dicts with the fields of fl_image_op. height, width: of every image, or 0: they\n"
-    "differ. layout: CHW or HWC. out_layout: CHW, HWC or channels_last. tables: what becomes of\n"
-    "each value, [channels][256] elements of out_dtype; None for uint8. linear: scale, mean and\n"
-    "std of each channel in turn, if they give the tables, or None.");
+    "Operations on uint8 images, compiled to one pass.\n\n"
+    "ops: dicts with the fields of fl_image_op. height, width: the size of every\n"
+    "image, or 0 if sizes differ. layout: CHW or HWC. out_layout: CHW, HWC or\n"
+    "channels_last. tables: the result for each value, [channels][256] elements of\n"
+    "out_dtype; None for uint8. linear: the scale, mean and std of each channel in\n"
+    "turn, if the tables follow from these numbers; otherwise None.");
 
 static PyType_Slot plan_slots[] = {{Py_tp_doc, (void *)plan_doc}, {Py_tp_new, plan_new},
                                    {Py_tp_dealloc, plan_dealloc}, {Py_tp_methods, plan_methods},

@@ -52,8 +52,9 @@ has_places(const fl_permutation *permutation, int64_t first, int64_t count, int6
 
 PyDoc_STRVAR(block_doc,
              "block(first, count, step=1)\n--\n\n"
-             "The indices at places first, first + step, ...: `count` of them, an int64 array.\n"
-             "IndexError for places that are not in [0, n).");
+             "Return an int64 array with the indices at positions first, first + step, ...:\n"
+             "`count` indices. Releases the interpreter lock. Raises IndexError for a position\n"
+             "outside [0, n).");
 
 static PyObject *permutation_block(fl_py_permutation *self, PyObject *args, PyObject *kwargs)
 {
@@ -84,11 +85,10 @@ static PyMethodDef permutation_methods[] = {{"block",
                                              METH_VARARGS | METH_KEYWORDS, block_doc},
                                             {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    permutation_doc,
-    "Permutation(n, seed, epoch)\n--\n\n"
-    "A random order of the indices in [0, n) that takes 8 KiB, whatever n is; the same for\n"
-    "the same arguments, always. n at most 2**62.");
+PyDoc_STRVAR(permutation_doc,
+             "Permutation(n, seed, epoch)\n--\n\n"
+             "A random order of the indices in [0, n), for n at most 2**62. The object takes 8\n"
+             "KiB for every n. Equal arguments always give the same order.");
 
 static PyType_Slot permutation_slots[] = {{Py_tp_doc, (void *)permutation_doc},
                                           {Py_tp_new, permutation_new},

@@ -264,9 +264,10 @@ static PyObject *column_sources(fl_py_sequence_column *self, void *Py_UNUSED(clo
     return PyTuple_Pack(1, self->values);
 }
 
-static PyGetSetDef column_getset[] = {
-    {"sources", (getter)column_sources, NULL, "a tuple of what it reads", NULL},
-    {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef column_getset[] = {{"sources", (getter)column_sources, NULL,
+                                       "the tensors and ndarrays that the column reads, as a tuple",
+                                       NULL},
+                                      {NULL, NULL, NULL, NULL, NULL}};
 
 static int column_traverse(fl_py_sequence_column *self, visitproc visit, void *arg)
 {
@@ -290,13 +291,13 @@ static void column_dealloc(fl_py_sequence_column *self)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(
-    column_doc,
-    "SequenceColumn(tensor_type, offsets, values, config)\n--\n\n"
-    "One output of a batch of sequences, as a source of a Table.\n\n"
-    "offsets: int32 or int64 vector, or [n, 2] of beginnings and ends. values: contiguous vector\n"
-    "on the CPU or, for a Gatherer, on a CUDA device; None for an output without values. config:\n"
-    "a SequenceOutput of fastloop/data/sequences, or such a tuple.");
+PyDoc_STRVAR(column_doc,
+             "SequenceColumn(tensor_type, offsets, values, config)\n--\n\n"
+             "One output of a batch of sequences, as a source of a Table.\n\n"
+             "offsets: an int32 or int64 vector, or an array [n, 2] with the begin and the end\n"
+             "of each sequence. values: a contiguous vector on the CPU or, for a Gatherer, on\n"
+             "a CUDA device; None for an output without values. config: a SequenceOutput of\n"
+             "fastloop/data/sequences, or a tuple with the same items.");
 
 static PyType_Slot column_slots[] = {{Py_tp_doc, (void *)column_doc},
                                      {Py_tp_new, column_new},

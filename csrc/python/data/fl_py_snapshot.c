@@ -134,8 +134,8 @@ static void snapshot_dealloc(fl_py_snapshot *self)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(is_same_doc,
-             "is_same()\n--\n\nTrue if each object still has the attributes that it had.");
+PyDoc_STRVAR(is_same_doc, "is_same()\n--\n\n"
+                          "Return True if each object still has the noted attributes.");
 
 static PyObject *snapshot_is_same(fl_py_snapshot *self, PyObject *Py_UNUSED(ignored))
 {
@@ -149,11 +149,11 @@ static PyObject *snapshot_is_same(fl_py_snapshot *self, PyObject *Py_UNUSED(igno
 static PyMethodDef snapshot_methods[] = {
     {"is_same", (PyCFunction)snapshot_is_same, METH_NOARGS, is_same_doc}, {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    snapshot_doc,
-    "Snapshot(things)\n--\n\n"
-    "The attributes of objects now: names and values, the items of lists and the values of\n"
-    "dicts among them, by identity. Keeps the values alive, not the objects.");
+PyDoc_STRVAR(snapshot_doc,
+             "Snapshot(things)\n--\n\n"
+             "The present attributes of the objects in a list: the names and the identities of\n"
+             "the values. Lists and dicts among the values are noted item by item. The\n"
+             "snapshot keeps the values alive, but not the objects.");
 
 static PyType_Slot snapshot_slots[] = {{Py_tp_doc, (void *)snapshot_doc},
                                        {Py_tp_new, snapshot_new},

@@ -48,7 +48,9 @@ static int find_layout(const Py_buffer *head, int64_t file_bytes, const char *fo
 
 const char fl_py_token_header_doc[] =
     "token_header(head, file_bytes, format, dtype, /)\n--\n\n"
-    "The layout of a file of which `head` is the beginning: of llm.c, or raw.";
+    "Return the layout of a token file in llm.c's format or a raw file, as a tuple\n"
+    "(dtype, first byte, tokens). `head` is the beginning of the file, and the file\n"
+    "has file_bytes bytes. Raises ValueError for wrong bytes.";
 
 PyObject *fl_py_token_header(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -105,8 +107,10 @@ static int read_ends(const Py_buffer *index, int64_t file_bytes, fl_token_type t
 
 const char fl_py_token_index_doc[] =
     "token_index(index, file_bytes, format, dtype, /)\n--\n\n"
-    "The layout of a file of file_bytes, and the ends of its documents as int64, from the bytes\n"
-    "of its index: of Megatron or datatrove.";
+    "Return (layout, ends) for a token file of file_bytes bytes. `index` is the\n"
+    "content of the file's index, in Megatron's or datatrove's format; the layout is\n"
+    "a tuple (dtype, first byte, tokens), and `ends` is an int64 array with the end\n"
+    "of each document. Raises ValueError for wrong bytes.";
 
 PyObject *fl_py_token_index(PyObject *Py_UNUSED(module), PyObject *args)
 {

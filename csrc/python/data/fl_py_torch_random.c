@@ -77,7 +77,8 @@ static void random_dealloc(fl_py_torch_random *self)
     Py_DECREF(type);
 }
 
-PyDoc_STRVAR(get_state_doc, "get_state()\n--\n\nThe state as torch's get_state() lays it out.");
+PyDoc_STRVAR(get_state_doc, "get_state()\n--\n\n"
+                            "Return the state as bytes, in the layout of torch's get_state().");
 
 static PyObject *random_get_state(fl_py_torch_random *self, PyObject *Py_UNUSED(ignored))
 {
@@ -88,7 +89,8 @@ static PyObject *random_get_state(fl_py_torch_random *self, PyObject *Py_UNUSED(
 
 PyDoc_STRVAR(set_state_doc,
              "set_state(state, /)\n--\n\n"
-             "Take the bytes of a state. ValueError for what torch's generator cannot be in.");
+             "Set the state from bytes. Raises ValueError for a state that torch's generator\n"
+             "cannot have.");
 
 static PyObject *random_set_state(fl_py_torch_random *self, PyObject *args)
 {
@@ -135,11 +137,11 @@ static PyObject *draw_uniform(void *with)
     return PyFloat_FromDouble(fl_torch_random_uniform(b->random, b->from, b->to, b->is_fused));
 }
 
-PyDoc_STRVAR(
-    uniform_doc,
-    "uniform(start, end, count, is_fused)\n--\n\n"
-    "The numbers of torch.empty(1).uniform_(start, end) in float32. is_fused: whether torch\n"
-    "computes them in one rounding.");
+PyDoc_STRVAR(uniform_doc,
+             "uniform(start, end, count, is_fused)\n--\n\n"
+             "Return a list with the results of `count` calls of\n"
+             "torch.empty(1).uniform_(start, end) in float32. is_fused: torch computes each\n"
+             "number with one rounding.");
 
 static PyObject *random_uniform(fl_py_torch_random *self, PyObject *args)
 {
@@ -154,7 +156,8 @@ static PyObject *draw_unit(void *with)
     return PyFloat_FromDouble(fl_torch_random_unit(((bounds *)with)->random));
 }
 
-PyDoc_STRVAR(rand_doc, "rand(count, /)\n--\n\nThe numbers of torch.rand(1).");
+PyDoc_STRVAR(rand_doc, "rand(count, /)\n--\n\n"
+                       "Return a list with the results of `count` calls of torch.rand(1).");
 
 static PyObject *random_rand(fl_py_torch_random *self, PyObject *args)
 {
@@ -170,7 +173,8 @@ static PyObject *draw_int(void *with)
     return PyLong_FromLongLong(fl_torch_random_int(b->random, b->first, b->last));
 }
 
-PyDoc_STRVAR(randint_doc, "randint(low, high, count)\n--\n\nThe numbers of torch.randint().");
+PyDoc_STRVAR(randint_doc, "randint(low, high, count)\n--\n\n"
+                          "Return a list with the numbers of torch.randint(low, high, ...).");
 
 static PyObject *random_randint(fl_py_torch_random *self, PyObject *args)
 {
@@ -183,7 +187,8 @@ static PyObject *random_randint(fl_py_torch_random *self, PyObject *args)
     return list_of(count, draw_int, &b);
 }
 
-PyDoc_STRVAR(random_doc, "random_()\n--\n\nThe number of an int64 tensor's random_().");
+PyDoc_STRVAR(random_doc, "random_()\n--\n\n"
+                         "Return the number that random_() writes to an int64 tensor.");
 
 static PyObject *random_int63(fl_py_torch_random *self, PyObject *Py_UNUSED(ignored))
 {
@@ -191,7 +196,8 @@ static PyObject *random_int63(fl_py_torch_random *self, PyObject *Py_UNUSED(igno
 }
 
 PyDoc_STRVAR(randperm_doc,
-             "randperm(count, /)\n--\n\nThe numbers of torch.randperm(), count < 2**32 / 20.");
+             "randperm(count, /)\n--\n\n"
+             "Return a list with the numbers of torch.randperm(count), for count < 2**32 / 20.");
 
 static PyObject *random_randperm(fl_py_torch_random *self, PyObject *args)
 {
@@ -219,11 +225,10 @@ static PyMethodDef random_methods[] = {
     {"randperm", (PyCFunction)random_randperm, METH_VARARGS, randperm_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    torch_random_doc,
-    "TorchRandom(seed)\n--\n\n"
-    "torch's random generator of the CPU, behind manual_seed(seed): the same numbers, and\n"
-    "the same states between them.");
+PyDoc_STRVAR(torch_random_doc,
+             "TorchRandom(seed)\n--\n\n"
+             "torch's random generator of the CPU after manual_seed(seed): gives the same\n"
+             "numbers, and has the same states.");
 
 static PyType_Slot random_slots[] = {{Py_tp_doc, (void *)torch_random_doc},
                                      {Py_tp_new, random_new},

@@ -362,10 +362,11 @@ find_windows(const fl_py_windows *self, const fl_rows *rows, uint32_t epoch, fl_
 
 PyDoc_STRVAR(read_batch_doc,
              "read_batch(indices, epoch)\n--\n\n"
-             "The windows as a tuple of tensors [n, seq_len]: x, y if there are targets, and with\n"
-             "documents position_ids, doc_ids, loss_mask. indices: ints in [0, len), a list or an\n"
-             "int64 array. Lets go of the interpreter lock. IndexError; OSError for a file that\n"
-             "cannot be read; ValueError for a token that is out of range.");
+             "Read windows. Returns a tuple of tensors [n, seq_len]: x; y if there are\n"
+             "targets; position_ids, doc_ids and loss_mask if documents are returned. indices:\n"
+             "ints in [0, len), as a list or an int64 array. Releases the interpreter lock.\n"
+             "Raises IndexError for an index outside the range, OSError for a file that cannot\n"
+             "be read, and ValueError for a token that is too large.");
 
 /* Calls a function with the windows that the arguments (indices, epoch) name. */
 static PyObject *
@@ -400,9 +401,11 @@ static PyObject *windows_read_batch(fl_py_windows *self, PyObject *args)
     return with_rows(self, args, read_batch);
 }
 
-PyDoc_STRVAR(starts_doc, "starts(indices, epoch)\n--\n\n"
-                         "Where windows begin, were all files laid end to end: an int64 tensor of\n"
-                         "tokens. indices as for read_batch. IndexError.");
+PyDoc_STRVAR(starts_doc,
+             "starts(indices, epoch)\n--\n\n"
+             "Return the begin of each window as an int64 tensor, counted in tokens from the\n"
+             "begin of the first file, as if all files lay end to end. indices: see\n"
+             "read_batch. Raises IndexError for an index outside the range.");
 
 static PyObject *find_starts(fl_py_windows *self, const fl_window *windows, int64_t count)
 {
@@ -419,11 +422,11 @@ static PyObject *windows_starts(fl_py_windows *self, PyObject *args)
     return with_rows(self, args, find_starts);
 }
 
-PyDoc_STRVAR(
-    read_tokens_doc,
-    "read_tokens(file, first, count)\n--\n\n"
-    "Tokens of a file that follow each other, which it must have, as a tensor of the type\n"
-    "with the fewest bytes that holds the tokens of all files. Errors as read_batch.");
+PyDoc_STRVAR(read_tokens_doc,
+             "read_tokens(file, first, count)\n--\n\n"
+             "Read `count` tokens of a file, beginning with token `first`. The file must have\n"
+             "these tokens. Returns a tensor of the narrowest dtype that holds the tokens of\n"
+             "all files. Raises the errors of read_batch.");
 
 static int64_t tokens_of(const fl_py_windows *self, int64_t file)
 {
@@ -472,8 +475,9 @@ static int find_window(const fl_py_windows *self, PyObject *args, fl_window *out
     return find_windows(self, &rows, epoch, out);
 }
 
-PyDoc_STRVAR(read_one_doc, "read_one(index, epoch)\n--\n\n"
-                           "As read_batch, of one window: tensors [seq_len].");
+PyDoc_STRVAR(read_one_doc,
+             "read_one(index, epoch)\n--\n\n"
+             "Read one window, as read_batch does. Returns a tuple of tensors [seq_len].");
 
 static PyObject *windows_read_one(fl_py_windows *self, PyObject *args)
 {
@@ -481,8 +485,9 @@ static PyObject *windows_read_one(fl_py_windows *self, PyObject *args)
     return find_window(self, args, &window) == 0 ? read_windows(self, &window, 1, -1) : NULL;
 }
 
-PyDoc_STRVAR(locate_doc, "locate(index, epoch)\n--\n\n"
-                         "Where a window begins: (number of the file, token of the file).");
+PyDoc_STRVAR(locate_doc,
+             "locate(index, epoch)\n--\n\n"
+             "Return the begin of a window as (number of the file, token of the file).");
 
 static PyObject *windows_locate(fl_py_windows *self, PyObject *args)
 {
@@ -532,10 +537,12 @@ static PyMemberDef windows_members[] = {
     {NULL, 0, 0, 0, NULL}};
 
 static PyGetSetDef windows_getset[] = {
-    {"sources", (getter)windows_sources, NULL, "a tuple of what it reads, and None for files",
-     NULL},
+    {"sources", (getter)windows_sources, NULL,
+     "a tuple with one array for each source; None for a file descriptor", NULL},
     {"counts", (getter)windows_counts, NULL,
-     "windows of each file; for random ones, at how many tokens of each one can begin", NULL},
+     "the number of windows in each file; for random windows, the number of tokens at\n"
+     "which a window can begin",
+     NULL},
     {"io", (getter)windows_io, NULL, "how each file is read: 'memory', 'pread' or 'mmap'", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
@@ -547,17 +554,18 @@ static PyMethodDef windows_methods[] = {
     {"read_tokens", (PyCFunction)windows_read_tokens, METH_VARARGS, read_tokens_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    windows_doc,
-    "Windows(files, descriptors, *, seq_len, stride, mode, targets, out_dtype, eos_id,\n"
-    "        return_docs, vocab_size, io, seed)\n--\n\n"
-    "Windows of seq_len tokens of files.\n\n"
-    "files: a tuple of (name, source, first_byte, tokens, dtype, ends[, mapped]).\n"
-    "source: a file descriptor, or a contiguous 1-d array, which is kept; mapped: None, or for\n"
-    "memory of a mapped file, which is then read safely, (path, address at which byte 0 of the\n"
-    "file would be mapped, function that returns its size now, or None). ends: int64 array of\n"
-    "the tokens at which documents end, or None. descriptors: a list of those in files; once\n"
-    "this is made, it closes them, and the list is empty.");
+PyDoc_STRVAR(windows_doc,
+             "Windows(files, descriptors, *, seq_len, stride, mode, targets, out_dtype, eos_id,\n"
+             "        return_docs, vocab_size, io, seed)\n--\n\n"
+             "Windows of seq_len tokens in files.\n\n"
+             "files: a tuple with (name, source, first_byte, tokens, dtype, ends[, mapped])\n"
+             "for each file. source: a file descriptor, or a contiguous 1-d array, which the\n"
+             "object keeps alive. mapped: None, or for memory of a mapped file (path, address\n"
+             "at which byte 0 of the file would be mapped, function that returns the file's\n"
+             "present size, or None); the memory is then read safely. ends: an int64 array of\n"
+             "the tokens at which documents end, or None. descriptors: a list of the file\n"
+             "descriptors in `files`; the new object closes the descriptors later, and empties\n"
+             "the list.");
 
 static PyType_Slot windows_slots[] = {
     {Py_tp_doc, (void *)windows_doc}, {Py_tp_new, windows_new},

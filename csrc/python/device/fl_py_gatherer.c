@@ -201,8 +201,9 @@ static PyObject *arrange(const fl_py_gatherer *self, PyObject *outs, bool is_sin
 
 PyDoc_STRVAR(set_rows_doc,
              "set_rows(indices, length)\n--\n\n"
-             "The batches that follow are made of these rows of data that have `length`. The\n"
-             "indices, an int64 vector on the device, are in [0, length): they are not read here.");
+             "Set the indices for the batches that follow. indices: an int64 vector on the\n"
+             "device with values in [0, length), which are not checked here. length: the\n"
+             "number of rows of the data.");
 
 static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
 {
@@ -214,14 +215,16 @@ static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(
-    take_doc,
-    "take(first, count, maps, is_single, rows=None, /)\n--\n\n"
-    "The batch of indices [first, first + count), made on the current stream: one kernel\n"
-    "for 32 fields, and one for each field with a plan, two with colours. maps: int32\n"
-    "tensors on the device, from plan.map(), of the fields with a plan. is_single: of each\n"
-    "tensor its first row. rows: these indices on the CPU, for sequences; one kernel makes 32\n"
-    "outputs. ValueError for data that have fewer rows than set_rows said.");
+PyDoc_STRVAR(take_doc,
+             "take(first, count, maps, is_single, rows=None, /)\n--\n\n"
+             "Return the batch of indices [first, first + count), made on the current stream.\n"
+             "One kernel copies up to 32 fields; each field with a plan takes a kernel of its\n"
+             "own, and two with colours. Waits only while the stream's queue is full, without\n"
+             "the interpreter lock. Raises ValueError if the data have lost rows since\n"
+             "set_rows().\n\n"
+             "maps: int32 tensors on the device, the results of plan.map() for the fields with\n"
+             "a plan. is_single: return the first row of each tensor. rows: the indices of the\n"
+             "batch on the CPU, for sequences; one kernel makes up to 32 outputs.");
 
 static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
 {
@@ -242,7 +245,8 @@ static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
 
 PyDoc_STRVAR(arrange_doc,
              "arrange(tensors, is_single, /)\n--\n\n"
-             "Return the batch of these tensors, which torch has made, as take() does.");
+             "Put tensors that torch has made into a batch, as take() does, and return the\n"
+             "batch.");
 
 static PyObject *gatherer_arrange(fl_py_gatherer *self, PyObject *args)
 {
@@ -255,11 +259,10 @@ static PyObject *gatherer_arrange(fl_py_gatherer *self, PyObject *args)
     return PyErr_Format(PyExc_ValueError, "arrange() needs %zd tensors", self->all);
 }
 
-PyDoc_STRVAR(
-    stream_doc,
-    "stream()\n--\n\n"
-    "The handle of the current stream. None where no kernel makes batches, while a graph is\n"
-    "captured from the stream, and in a forked child.");
+PyDoc_STRVAR(stream_doc,
+             "stream()\n--\n\n"
+             "Return the handle of the current stream. Returns None if no kernel makes\n"
+             "batches, during the capture of a graph, and in a forked child.");
 
 static PyObject *gatherer_stream(fl_py_gatherer *self, PyObject *Py_UNUSED(ignored))
 {
@@ -403,19 +406,22 @@ static void gatherer_dealloc(fl_py_gatherer *self)
 }
 
 PyDoc_STRVAR(
-    doc,
-    "Gatherer(tensor_type, memory, structure, sources, device, sequences=(None, None))\n--\n\n"
-    "Batches of rows of data that kernels of a CUDA device read.\n\n"
-    "memory: (new_batch, torch.empty_like): new_batch(count) returns a list of new tensors for\n"
-    "a batch of so many rows; None: no kernel runs, and torch's index makes fields. structure:\n"
-    "around the tensors of a batch, as of Table. sources: a tuple (tensor, range, plan) for\n"
-    "each field: range is the HostRange that the tensor lies in, or None; plan is (ImagePlan, its\n"
-    "values() on the device), or None, and rows are copied. A SequenceColumn, whose values lie\n"
-    "on the device, is a source, as well; the leader of the column does not count. For windows, "
-    "which begin at the\n"
-    "indices, sources are one (tokens, shift): the tokens from one of x to that of y, 0 or 1.\n"
-    "device: its index. sequences: a function that copies a CPU tensor to the device, and by\n"
-    "dtype (DLPack's code * 256 + bits) functions that make a tensor of a shape there.");
+    doc, "Gatherer(tensor_type, memory, structure, sources, device, sequences=(None, None))\n--\n\n"
+         "Batches of rows that kernels of a CUDA device read.\n\n"
+         "memory: (new_batch, torch.empty_like). new_batch(count) returns a list of new\n"
+         "tensors for a batch of `count` rows; if new_batch is None, no kernel runs, and\n"
+         "torch's indexing makes the fields. structure: the structure around the tensors\n"
+         "of a batch, as for an ArrayLoader. sources: a tuple with one source for each\n"
+         "output.\n\n"
+         "A field is (tensor, range, plan): range is the HostRange that holds the tensor,\n"
+         "or None; plan is (ImagePlan, its values() on the device), or None if rows are\n"
+         "copied. A SequenceColumn is a source, if its values lie on the device; the\n"
+         "leader of the column does not count. For windows there is one source (tokens,\n"
+         "shift): windows begin at the indices, and y begins `shift` tokens after x, 0 or\n"
+         "1.\n\n"
+         "device: the index of the device. sequences: a function that copies a CPU tensor\n"
+         "to the device, and a mapping from dtype (DLPack's code * 256 + bits) to a\n"
+         "function that makes a tensor of a given shape on the device.");
 
 static PyMethodDef methods[] = {
     {"set_rows", (PyCFunction)gatherer_set_rows, METH_VARARGS, set_rows_doc},

@@ -130,7 +130,8 @@ int fl_py_host_range_view(const fl_py_host_range *self, PyObject *tensor, fl_ten
     return 0;
 }
 
-PyDoc_STRVAR(covers_doc, "covers(tensor, /)\n--\n\nWhether all elements lie in the range.");
+PyDoc_STRVAR(covers_doc, "covers(tensor, /)\n--\n\n"
+                         "Return True if all elements of the tensor lie in the range.");
 
 static PyObject *range_covers(fl_py_host_range *self, PyObject *tensor)
 {
@@ -141,17 +142,19 @@ static PyObject *range_covers(fl_py_host_range *self, PyObject *tensor)
 
 PyDoc_STRVAR(doc,
              "HostRange(tensor_type, sources, first, device)\n--\n\n"
-             "The memory of a CPU tensor, sources[first], and of those of the tuple that overlap\n"
-             "it, for kernels of CUDA devices to read over the link: registered with the driver,\n"
-             "through `device`, until this object goes. SYNC at its end. MemoryError,\n"
-             "torch.AcceleratorError where it cannot be registered.");
+             "The memory of the CPU tensor sources[first], and of all tensors in `sources`\n"
+             "that overlap this memory. The memory is registered with the driver through\n"
+             "`device`, so that kernels of CUDA devices read it over the link, until the\n"
+             "object is deleted. Deleting waits for the devices (SYNC). Raises MemoryError or\n"
+             "torch.AcceleratorError if the memory cannot be registered.");
 
 static PyMethodDef methods[] = {{"covers", (PyCFunction)range_covers, METH_O, covers_doc},
                                 {NULL, NULL, 0, NULL}};
 
 static PyMemberDef members[] = {
     {"sources", T_OBJECT_EX, offsetof(fl_py_host_range, sources), READONLY, "the tensors"},
-    {"nbytes", T_LONGLONG, offsetof(fl_py_host_range, bytes), READONLY, "of the range"},
+    {"nbytes", T_LONGLONG, offsetof(fl_py_host_range, bytes), READONLY,
+     "the size of the range in bytes"},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_host_range, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 

@@ -106,14 +106,13 @@ static PyObject *collect(grad_list *self, PyObject *items, fl_py_source source)
     return status == 0 ? PyBool_FromLong(is_plain) : NULL;
 }
 
-PyDoc_STRVAR(
-    take_shards_doc,
-    "take_shards(shard_type, layouts, /)\n--\n\n"
-    "Let passes run over what this process has of tensors of that type (torch's DTensor).\n"
-    "layouts(spec) numbers the layout of one from 1 to 62, or returns -1: not covered.\n"
-    "layouts.reduce(kind, number, is_max) makes a 0-d tensor the sum, or the maximum, of those\n"
-    "of all processes that share a layout; layouts.as_total_norm(kinds, norm) returns a norm as\n"
-    "torch does.");
+PyDoc_STRVAR(take_shards_doc,
+             "take_shards(shard_type, layouts, /)\n--\n\n"
+             "Let passes run over the parts of DTensors in this process. shard_type is torch's\n"
+             "DTensor. layouts(spec) returns the number of the DTensor's layout, from 1 to 62,\n"
+             "or -1 if passes do not cover the layout. layouts.reduce(kind, number, is_max)\n"
+             "replaces a 0-d tensor by the sum, or the maximum, over all processes that share\n"
+             "a layout. layouts.as_total_norm(kinds, norm) returns a norm as torch does.");
 
 static PyObject *list_take_shards(grad_list *self, PyObject *args)
 {
@@ -128,7 +127,8 @@ static PyObject *list_take_shards(grad_list *self, PyObject *args)
 
 PyDoc_STRVAR(collect_groups_doc,
              "collect_groups(param_groups, /)\n--\n\n"
-             "Collect the gradients of an optimizer's parameters; whether passes may run.");
+             "Collect the gradients of an optimizer's param_groups. Returns True if passes may\n"
+             "run over the list.");
 
 static PyObject *list_collect_groups(grad_list *self, PyObject *groups)
 {
@@ -136,7 +136,9 @@ static PyObject *list_collect_groups(grad_list *self, PyObject *groups)
 }
 
 PyDoc_STRVAR(collect_parameters_doc,
-             "collect_parameters(parameters, /)\n--\n\nThe same for an iterable of parameters.");
+             "collect_parameters(parameters, /)\n--\n\n"
+             "Collect the gradients of an iterable of parameters. Returns True if passes may\n"
+             "run over the list.");
 
 static PyObject *list_collect_parameters(grad_list *self, PyObject *parameters)
 {
@@ -144,14 +146,16 @@ static PyObject *list_collect_parameters(grad_list *self, PyObject *parameters)
 }
 
 PyDoc_STRVAR(collect_tensors_doc,
-             "collect_tensors(tensors, /)\n--\n\nThe same for an iterable of tensors themselves.");
+             "collect_tensors(tensors, /)\n--\n\n"
+             "Collect an iterable of tensors. Returns True if passes may run over the list.");
 
 static PyObject *list_collect_tensors(grad_list *self, PyObject *tensors)
 {
     return collect(self, tensors, FL_PY_TENSORS);
 }
 
-PyDoc_STRVAR(release_doc, "release()\n--\n\nLet go of the tensors.");
+PyDoc_STRVAR(release_doc, "release()\n--\n\n"
+                          "Release the tensors.");
 
 static PyObject *list_release(grad_list *self, PyObject *Py_UNUSED(ignored))
 {
@@ -176,8 +180,9 @@ static PyTypeObject *pool_type_of(grad_list *self)
 
 PyDoc_STRVAR(collect_kind_doc,
              "collect_kind(source, kind, /)\n--\n\n"
-             "Collect the tensors of one kind (0: no DTensors) of another list, which keeps them;\n"
-             "whether passes may run.");
+             "Collect the tensors of one kind from the list `source`, which keeps the tensors\n"
+             "alive. kind 0: the tensors that are not DTensors. Returns True if passes may run\n"
+             "over the list.");
 
 static PyObject *list_collect_kind(grad_list *self, PyObject *args)
 {
@@ -213,9 +218,9 @@ static PyObject *make_number(grad_list *self, int32_t *device, void **at)
 
 PyDoc_STRVAR(norm_check_doc,
              "run_norm_check(pool, norm_type, scale, divisor, found_inf, /)\n--\n\n"
-             "The norm (1, 2 or inf) of the elements / (scale * divisor), a new 0-d float64\n"
-             "tensor; found_inf (float32) becomes 1 if an element is not finite. scale (float32)\n"
-             "may be None.");
+             "Return the norm (1, 2 or inf) of the elements divided by (scale * divisor), as a\n"
+             "new 0-d float64 tensor. Sets found_inf (float32) to 1 if an element is not\n"
+             "finite. scale: float32, or None. Does not wait for a device.");
 
 static PyObject *list_norm_check(grad_list *self, PyObject *args)
 {
@@ -254,8 +259,9 @@ fail:
 
 PyDoc_STRVAR(clip_factor_doc,
              "find_clip_factor(norm, max_norm, found_inf, scale, divisor, /)\n--\n\n"
-             "min(1, max_norm / (norm + 1e-6)) / (scale * divisor), a new 0-d float64 tensor;\n"
-             "without the min(...) if norm is None or found_inf (float32, may be None) is not 0.");
+             "Return min(1, max_norm / (norm + 1e-6)) / (scale * divisor) as a new 0-d float64\n"
+             "tensor. If norm is None, or found_inf (float32, or None) is not 0, the factor\n"
+             "has no min(...). Does not wait for a device.");
 
 static PyObject *list_clip_factor(grad_list *self, PyObject *args)
 {
@@ -287,8 +293,10 @@ fail:
     return NULL;
 }
 
-PyDoc_STRVAR(scale_doc, "run_scale(pool, factor, /)\n--\n\n"
-                        "Multiply by a factor (0-d float64). Nothing is written where it is 1.");
+PyDoc_STRVAR(scale_doc,
+             "run_scale(pool, factor, /)\n--\n\n"
+             "Multiply by the factor, a 0-d float64 tensor. If the factor is 1, nothing is\n"
+             "written. Does not wait for a device.");
 
 static PyObject *list_scale(grad_list *self, PyObject *args)
 {
@@ -305,8 +313,9 @@ static PyObject *list_scale(grad_list *self, PyObject *args)
 
 PyDoc_STRVAR(unscale_doc,
              "run_unscale(pool, inv_scale, found_inf, /)\n--\n\n"
-             "Multiply by inv_scale (float32); found_inf (float32) becomes 1 if an element was\n"
-             "not finite. By 1: only read.");
+             "Multiply by inv_scale (float32), and set found_inf (float32) to 1 if an element\n"
+             "was not finite. If inv_scale is 1, tensors are only read. Does not wait for a\n"
+             "device.");
 
 static PyObject *list_unscale(grad_list *self, PyObject *args)
 {
@@ -326,12 +335,12 @@ static PyObject *list_unscale(grad_list *self, PyObject *args)
     return leave(self, status);
 }
 
-PyDoc_STRVAR(
-    combine_doc,
-    "run_combine(pool, source, alpha, factor, beta, found_inf, /)\n--\n\n"
-    "self = beta * self + alpha * factor * source; factor (float64) and found_inf (float32,\n"
-    "becomes 1 if an element of source is not finite) may be None. False, and nothing is done,\n"
-    "where the engine does not offer that for the two.");
+PyDoc_STRVAR(combine_doc,
+             "run_combine(pool, source, alpha, factor, beta, found_inf, /)\n--\n\n"
+             "Compute self = beta * self + alpha * factor * source. factor: float64, or None\n"
+             "for 1. found_inf: float32, or None; becomes 1 if an element of source is not\n"
+             "finite. Returns False, and does nothing, if the engine does not cover the two\n"
+             "lists.");
 
 /* Unpacks numbers in tensors (or None), and calls fl_py_pass_combine. Returns its result. */
 static int combine(fl_py_grads *grads, fl_thread_pool *pool, fl_py_grads *from, double alpha,
@@ -367,8 +376,9 @@ static PyObject *list_combine(grad_list *self, PyObject *args)
 
 PyDoc_STRVAR(update_scale_doc,
              "update_scale(found_inf, rule, scale, tracker, misses, /)\n--\n\n"
-             "The scale (float32) after a step, and its counts (int32) of good and bad steps in a\n"
-             "row; rule: (growth_factor, backoff_factor, interval, hysteresis, least, most).");
+             "Compute the scale (float32) after a step, and the counts (int32) of good and bad\n"
+             "steps in a row. rule: (growth_factor, backoff_factor, interval, hysteresis,\n"
+             "least, most). Does not wait for a device.");
 
 static PyObject *list_update_scale(grad_list *self, PyObject *args)
 {
@@ -378,15 +388,18 @@ static PyObject *list_update_scale(grad_list *self, PyObject *args)
 
 /* ---- collecting, passes and releasing in one call */
 
-PyDoc_STRVAR(
-    unscale_and_clip_doc,
-    "unscale_and_clip(pool, param_groups, scale, found_inf, clip, /)\n--\n\n"
-    "Divide an optimizer's gradients by scale (0-d float32) and set found_inf (likewise); with\n"
-    "clip, (max_norm, norm_type, error_if_nonfinite), also clip them, unless one is not finite\n"
-    "or the norm is one to raise for (SYNC with error_if_nonfinite). The list is empty then.\n\n"
-    "Returns False, and nothing is done and the gradients stay collected, where the engine does\n"
-    "not cover them in one call; True where they are divided alone; else the norm before\n"
-    "clipping, of their dtype, of DTensors a DTensor.");
+PyDoc_STRVAR(unscale_and_clip_doc,
+             "unscale_and_clip(pool, param_groups, scale, found_inf, clip, /)\n--\n\n"
+             "Divide the gradients of an optimizer's param_groups by scale (a 0-d float32\n"
+             "tensor), and set found_inf (a 0-d float32 tensor) to 1 if a gradient is not\n"
+             "finite. clip is None or (max_norm, norm_type, error_if_nonfinite): then also\n"
+             "clip the gradients, unless a gradient is not finite, or error_if_nonfinite asks\n"
+             "to raise for the norm. With error_if_nonfinite the call waits for the device\n"
+             "(SYNC).\n\n"
+             "Returns False if the engine does not cover the gradients in one call: then\n"
+             "nothing is written, and the gradients stay collected. Otherwise the list becomes\n"
+             "empty. Returns True if the gradients were divided but not clipped; else the norm\n"
+             "before clipping, a tensor of the gradients' dtype (a DTensor for DTensors).");
 
 static PyObject *list_unscale_and_clip(grad_list *self, PyObject *args)
 {
@@ -410,13 +423,13 @@ static PyObject *list_unscale_and_clip(grad_list *self, PyObject *args)
     return answer;
 }
 
-PyDoc_STRVAR(
-    clip_parameters_doc,
-    "clip_parameters(pool, parameters, max_norm, norm_type, error_if_nonfinite, /)\n--\n\n"
-    "Clip the gradients of an iterable of parameters. The list is empty then.\n\n"
-    "Returns their norm before clipping, of their dtype, of DTensors a DTensor; None, and the\n"
-    "gradients are unchanged and stay collected, where the engine does not cover them in one\n"
-    "call, or torch's function has to raise. SYNC with error_if_nonfinite.");
+PyDoc_STRVAR(clip_parameters_doc,
+             "clip_parameters(pool, parameters, max_norm, norm_type, error_if_nonfinite, /)\n--\n\n"
+             "Clip the gradients of an iterable of parameters. Returns the norm before\n"
+             "clipping, a tensor of the gradients' dtype (a DTensor for DTensors), and empties\n"
+             "the list. Returns None if the engine does not cover the gradients in one call,\n"
+             "or if torch's function has to raise: then the gradients are unchanged and stay\n"
+             "collected. With error_if_nonfinite the call waits for the device (SYNC).");
 
 static PyObject *list_clip_parameters(grad_list *self, PyObject *args)
 {
@@ -463,17 +476,20 @@ static PyObject *list_get_kinds(grad_list *self, void *Py_UNUSED(closure))
 }
 
 static PyMemberDef list_members[] = {{"tensors", Py_T_OBJECT_EX, offsetof(grad_list, grads.tensors),
-                                      Py_READONLY, "those that were collected last"},
+                                      Py_READONLY, "the tensors that were collected last"},
                                      {NULL, 0, 0, 0, NULL}};
 
 static PyGetSetDef list_getset[] = {
-    {"dtypes", (getter)list_get_dtypes, NULL, "the torch.dtypes of all tensors", NULL},
+    {"dtypes", (getter)list_get_dtypes, NULL, "the set of the tensors' torch.dtypes", NULL},
     {"is_plain", (getter)list_get_is_plain, NULL,
-     "whether passes may run over them, and none is a DTensor", NULL},
+     "True if passes may run over the tensors, and no tensor is a DTensor", NULL},
     {"has_shards", (getter)list_get_has_shards, NULL,
-     "whether passes may run over them, and a tensor or a parameter is a DTensor", NULL},
+     "True if passes may run over the tensors, and a tensor or a parameter is a\n"
+     "DTensor",
+     NULL},
     {"kinds", (getter)list_get_kinds, NULL,
-     "a bit (1 << kind) for each kind among the tensors, and among parameters without gradient",
+     "(tensor bits, missing bits): one bit (1 << kind) for each kind among the\n"
+     "tensors, and among the parameters without a gradient",
      NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
@@ -494,14 +510,15 @@ static PyMethodDef list_methods[] = {
     {"clip_parameters", (PyCFunction)list_clip_parameters, METH_VARARGS, clip_parameters_doc},
     {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    list_doc,
-    "GradListBase(tensor_type, written, new_number, new_scratch=None)\n--\n\n"
-    "A list of tensors, and passes over all of them.\n\n"
-    "written(tensors) is called before a pass that writes. new_number(like) makes a 0-d\n"
-    "float64 tensor on the device of another, for None on the CPU. On a CUDA device\n"
-    "new_scratch(like, bytes) makes a float64 tensor of at least so many bytes, the first\n"
-    "16 of them zero; without it no list is plain there.");
+PyDoc_STRVAR(list_doc,
+             "GradListBase(tensor_type, written, new_number, new_scratch=None)\n--\n\n"
+             "A list of tensors, and passes over all of them. Long passes on the CPU release\n"
+             "the interpreter lock; one thread at a time may use a list.\n\n"
+             "written(tensors) is called before a pass writes tensors. new_number(like)\n"
+             "returns a 0-d float64 tensor on the device of `like`; for None, on the CPU.\n"
+             "new_scratch(like, bytes) returns a float64 tensor of at least `bytes` bytes on\n"
+             "the CUDA device of `like`, with the first 16 bytes zero; without new_scratch no\n"
+             "list on a CUDA device is plain.");
 
 static PyType_Slot list_slots[] = {
     {Py_tp_doc, (void *)list_doc},   {Py_tp_new, list_new},       {Py_tp_dealloc, list_dealloc},

@@ -48,8 +48,8 @@ static void pool_dealloc(fl_py_thread_pool *self)
 
 PyDoc_STRVAR(mix_rows_doc,
              "mix_rows(rows, share, rest, /)\n--\n\n"
-             "Mix each row of a float32 array [rows, columns] with the one before, in place:\n"
-             "row[i] = row[i - 1] * rest + row[i] * share.");
+             "Mix each row of a float32 array [rows, columns] with the row before, in place:\n"
+             "row[i] = row[i - 1] * rest + row[i] * share. Releases the interpreter lock.");
 
 static PyObject *pool_mix_rows(fl_py_thread_pool *self, PyObject *args)
 {
@@ -74,13 +74,13 @@ static PyObject *pool_mix_rows(fl_py_thread_pool *self, PyObject *args)
 static PyMethodDef pool_methods[] = {
     {"mix_rows", (PyCFunction)pool_mix_rows, METH_VARARGS, mix_rows_doc}, {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(
-    pool_doc,
-    "ThreadPool(threads, uses_openmp=False)\n--\n\n"
-    "Threads that share long work with the calling thread, which counts as one of them.\n"
-    "With uses_openmp they are OpenMP's, which spin after torch's operations. Otherwise,\n"
-    "and always in a forked child, they are threads of the pool's own that sleep between\n"
-    "jobs. In a child that is forked later the pool runs jobs on the calling thread alone.");
+PyDoc_STRVAR(pool_doc,
+             "ThreadPool(threads, uses_openmp=False)\n--\n\n"
+             "Threads that share long work with the calling thread, which counts as one of\n"
+             "`threads`. With uses_openmp the threads are OpenMP's, which spin after torch's\n"
+             "operations. Otherwise, and always in a forked child, the threads are the pool's\n"
+             "own, and sleep between jobs. In a child that is forked later the pool runs jobs\n"
+             "on the calling thread alone.");
 
 static PyType_Slot pool_slots[] = {{Py_tp_doc, (void *)pool_doc},
                                    {Py_tp_new, pool_new},
