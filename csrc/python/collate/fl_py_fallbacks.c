@@ -6,7 +6,7 @@ static const char *const reasons[FL_FALLBACK_REASONS] = {
     [FL_PY_MIXED] = "types, dtypes or shapes differ within a batch",
     [FL_PY_STRIDED] = "not contiguous",
     [FL_PY_REGISTRY] = "default_collate_fn_map was changed",
-    [FL_PY_MODE] = "a default device or another mode of torch is active",
+    [FL_PY_MODE] = "a default device, or a function or dispatch mode of torch, is active",
 };
 
 PyObject *fl_py_fallbacks_dict(const int64_t *counts)
