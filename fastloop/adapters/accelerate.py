@@ -29,8 +29,8 @@ def make_maker(seam: Any, make: Callable[..., Any]) -> Callable[..., Any]:
         is_ours = seam.is_on and isinstance(given, DataLoader)
         arguments = given._own_arguments() if is_ours else {}
         if arguments.get("static_buffers"):
-            text = "static_buffers must be False with accelerate, whose loaders hold two batches"
-            raise ValueError(f"{text}: both would lie in the same memory")
+            fault = "accelerate's loaders hold two batches, and both would lie in the same memory"
+            raise ValueError(f"static_buffers must be False with accelerate, got True ({fault})")
         made = make(dataloader, *args, **kwargs)
         if arguments:
             _copy_arguments(unwrap(made), arguments)

@@ -148,7 +148,7 @@ def _compare_reports(paths: list[str]) -> int:
     try:
         a, b = (json.loads(Path(path).read_text()) for path in paths)
         if {a["schema"], b["schema"]} != {summary.SCHEMA}:
-            raise ValueError(f"the schemas {a['schema']!r} and {b['schema']!r}")
+            raise ValueError(f"schemas {a['schema']!r} and {b['schema']!r}")
         print(render.compare(a, b))
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         needed = f"{', '.join(paths)} must be two whole reports of schema {summary.SCHEMA!r}"

@@ -66,7 +66,7 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
             from fastloop.base.names import suggest
 
             hint = suggest(name, ("--only", "--no-children", "--report"), 0.7)
-            hint += " (give the program's own options after the program; --only needs names)"
+            hint += "; give the program's own options after the program; --only needs names"
             raise ValueError(f"unknown option {name}{hint}")
     if not rest or rest in (["-m"], ["-c"]):
         raise ValueError("there is nothing to run; name a script, a module after -m or code")

@@ -42,8 +42,8 @@ def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
         with _lock.of_process():
             kept = [each.untyped_storage()._cdata for r in _host_ranges for each in r.sources]
             if self._cdata in kept:
-                text = "a device reads this memory (gather='device'), so it cannot move to shared"
-                raise RuntimeError(f"{text} memory (leave gather out)")
+                text = "the memory cannot move to shared memory while a device reads the memory"
+                raise RuntimeError(f"{text} (gather='device'); leave gather out")
             found = tuple(keeper for keeper, held in _keepers.items() if self._cdata in held)
             return rebase(found, move, (self, *args), kwargs)
 
@@ -91,7 +91,7 @@ def _check_locked(needed: int) -> None:
     locked, most = sum(host_range.nbytes for host_range in _host_ranges), read_memory().lockable
     if needed and needed + locked > most:
         text = f"gather='device' would lock {needed + locked:,} bytes of host memory, and {most:,} "
-        raise MemoryError(f"{text}may be locked here (leave gather out: the CPU copies the rows)")
+        raise MemoryError(f"{text}may be locked here; leave gather out: the CPU copies the rows")
 
 
 def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[HostRange, ...]:
@@ -104,7 +104,8 @@ def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[HostRange, .
             stays registered.
     """
     if not are_noticed():
-        raise RuntimeError(f"a tensor's memory may move unnoticed: {difference('moves')}")
+        fault = "gather='device' cannot tell when the memory of a tensor moves"
+        raise RuntimeError(f"{fault}: {difference('moves')}; leave gather out")
     with _lock.of_process():
         new = [each for each in tensors if not any(r.covers(each) for r in _host_ranges)]
         _check_locked(sum({each.data_ptr(): each.nbytes for each in new}.values()))
@@ -117,7 +118,7 @@ def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[HostRange, .
             host_ranges.clear()  # the traceback keeps this frame
             text = f"gather='device' cannot register {each.nbytes:,} bytes of host memory: {error}"
             remedy = "pass data that are neither pinned nor in part those of another dataset"
-            raise RuntimeError(f"{text} ({remedy}; in a container, --ulimit memlock=-1)") from error
+            raise RuntimeError(f"{text}; {remedy}; in a container, --ulimit memlock=-1") from error
         _host_ranges.update(host_ranges)
         return tuple(next(r for r in host_ranges if r.covers(each)) for each in tensors)
 
@@ -132,7 +133,8 @@ def watch(keeper: Keeper) -> None:
     if not storages:
         return
     if not are_noticed():
-        raise NotImplementedError(f"a tensor's memory may move unnoticed: {difference('moves')}")
+        fault = "fastloop cannot tell when the memory of a tensor moves"
+        raise NotImplementedError(f"{fault}: {difference('moves')}")
     with _lock.of_process():
         _keepers[keeper] = storages
         rebase((keeper,), bool, (), {})  # the keeper has looked before, maybe before a move

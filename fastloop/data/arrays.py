@@ -197,7 +197,8 @@ class ArrayDataset(EpochDataset):
             MemoryError: a CUDA device has less free memory than the fields take.
         """
         if self._python_reason:
-            raise TypeError(f"to() takes no transforms that Python runs, got {self._python_reason}")
+            text = "transform must be one that fastloop runs for to(), got Python's"
+            raise TypeError(f"{text}: {self._python_reason}")
         device = torch.empty(0, device=device).device
         # Views share a field.
         indices = [0 if i < self._views else i for i in range(len(self._fields))]
@@ -362,7 +363,7 @@ class ArrayDataset(EpochDataset):
             field: the name or position of a field, if several fields have transforms.
         """
         if not self._transforms:
-            raise TypeError("params() needs a transform, got a dataset without one")
+            raise TypeError("transform must be one that fastloop runs for params(), got None")
         row, view = read_item((index, view), len(self))
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
         keys = self._names

@@ -105,7 +105,7 @@ class EpochSampler(Sampler[Item]):
         if not 0 <= first <= count:
             raise ValueError(
                 f"epoch {self.epoch} of this {type(self).__name__} has {count} items and cannot "
-                f"begin after {first} (make the sampler with the arguments of the saved run)"
+                f"begin after {first}; make the sampler with the arguments of the saved run"
             )
 
 

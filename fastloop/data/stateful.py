@@ -64,7 +64,8 @@ def has_state(state: ReaderState) -> bool:
 def _load_into(thing: Any, state: Any, name: str) -> None:
     if not is_stateful(thing):
         kind = type(thing).__name__
-        raise ValueError(f"the state has a part for {name}, but {kind} has no load_state_dict()")
+        text = f"the state has a part for {name}, but {kind} has no load_state_dict()"
+        raise ValueError(f"{text}; pass the dataset of the saved run")
     thing.load_state_dict(state)
 
 
@@ -156,7 +157,8 @@ class DatasetReader:
         passed = sum(1 for _ in islice(_samples(self._iterator), wanted))
         if passed <= wanted - self._size:
             text = f"the state counts {self._steps} batches of {self._size} to pass over, but the"
-            raise ValueError(f"{text} {type(self.dataset).__name__} ended after {passed} samples")
+            text = f"{text} {type(self.dataset).__name__} ended after {passed} samples"
+            raise ValueError(f"{text}; pass the dataset of the saved run, or do not load the state")
         self.is_ended = self.is_ended or passed < wanted
 
     def _note_end(self) -> Iterator[Any]:

@@ -123,8 +123,8 @@ class Accelerator:
             is_capturing = module.is_current_stream_capturing()
         if is_capturing:
             raise RuntimeError(
-                "a batch was asked for while a graph is being captured (take the batch before the "
-                "capture; static_buffers=True keeps the addresses for replays)"
+                "a batch was asked for while a graph is being captured; take the batch before "
+                "the capture (static_buffers=True keeps addresses for replays)"
             )
 
 

@@ -248,11 +248,11 @@ def _route_that_was_asked_for(search: _Search) -> Route | None:
     path, workers = search.path, search.loader.num_workers
     if path == "thread":
         if fault := _why_no_threads(search.loader):
-            raise ValueError(f"path='thread' cannot load {fault}")
+            raise ValueError(f"path='thread' cannot load this: {fault}")
     elif path != "torch" and isinstance(search.loader.dataset, (IterDataPipe, MapDataPipe)):
         return Route("torch", "the dataset is a data pipe")
     if path in ("process", "sync") and path != search.sample_path:
-        fault = f"path={path!r} cannot load with num_workers={workers}"
+        fault = f"path={path!r} cannot load this: num_workers={workers}"
         raise ValueError(f"{fault}; use path={search.sample_path!r}")
     if path not in ("auto", "array"):
         return Route(path, f"path={path!r} was asked for")
@@ -264,14 +264,14 @@ def _route_that_was_asked_for(search: _Search) -> Route | None:
 def _why_no_threads(loader: DataLoader[Any]) -> str:
     dataset, workers, context = loader.dataset, loader.num_workers, loader.multiprocessing_context
     if workers == 0:
-        return "with num_workers=0; pass the number of threads"
+        return "num_workers=0; pass the number of threads"
     if context is not None:
-        return f"with multiprocessing_context={context!r}; leave it out"
+        return f"multiprocessing_context={context!r}; leave multiprocessing_context out"
     if isinstance(dataset, (IterDataPipe, MapDataPipe)):
-        return "a DataPipe, which asks in which worker process it runs; use path='process'"
+        return "a DataPipe asks in which worker process it runs; use path='process'"
     if isinstance(dataset, IterableDataset) and workers > 1:
-        fault = f"an IterableDataset with num_workers={workers}: each thread would give all of "
-        return f"{fault}it; pass num_workers=1, which reads ahead, or use path='process'"
+        fault = f"with num_workers={workers} each thread would give the whole IterableDataset"
+        return f"{fault}; pass num_workers=1, which reads ahead, or use path='process'"
     return ""
 
 

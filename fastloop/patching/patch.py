@@ -16,7 +16,7 @@ from multiprocessing import util
 import torch
 
 from fastloop._core import version
-from fastloop.base.checks import refuse_if
+from fastloop.base.checks import check_value
 from fastloop.base.shown import repr_html
 from fastloop.compat import moves
 from fastloop.compat.late_import import after_import, cancel
@@ -105,9 +105,9 @@ class TransformSeam(Seam):
 
 def _check_names(what: str | Iterable[str]) -> list[str]:
     names = [what] if isinstance(what, str) else list(what)
-    choices = ", ".join(map(repr, SEAMS))
+    rule = f"one of {', '.join(map(repr, SEAMS))}"
     for name in names:
-        refuse_if(name not in SEAMS, f"unknown patch target {name!r}; choose from {choices}")
+        check_value("what", name, name in SEAMS, rule)
     return names
 
 

@@ -63,7 +63,7 @@ class GradBuffers:
         has_as_many = len(params) == len(self._params)
         if self._used and not has_as_many:
             raise RuntimeError(
-                "a parameter group was added in the middle of a window (add groups between windows)"
+                "a parameter group was added inside a window; add groups between windows"
             )
         if self._used or (has_as_many and all(map(is_, self._params, params))):
             return
@@ -192,8 +192,8 @@ class Boundary:
         now = scaler.get_scale() if scale is None else (id(scale), scale._version)
         if self.seen_scale not in (None, now):
             raise RuntimeError(
-                "the scaler's scale has changed inside a window (leave the scaler's step() and "
-                "update() to the Stepper)"
+                "the scaler's scale has changed inside a window; leave the scaler's step() and "
+                "update() to the Stepper"
             )
         self.seen_scale = now
         return scaled

@@ -113,8 +113,8 @@ def _all_reduce(message: Tensor, op: Any, group: Any) -> None:
         ranks = [rank for rank in dist.get_process_group_ranks(group) if rank != dist.get_rank()]
         raise RuntimeError(
             f"rank {dist.get_rank()} has sent {message.numel()} number(s) of its gradients, and "
-            f"ranks {ranks} have not sent theirs (call the same function on every rank, with "
-            "parameters of the same meshes and placements)"
+            f"ranks {ranks} have not sent theirs; call the same function on every rank, with "
+            "parameters of the same meshes and placements"
         ) from error
 
 

@@ -126,7 +126,7 @@ class Stepper:
         if self._ranks.has_shards and needs_buffers and not self._ranks.can_add_shards:
             raise ValueError(
                 "accum_dtype and on_nonfinite='micro' under FSDP need FSDP2 (fully_shard) for all "
-                "modules of the model (leave both arguments out)"
+                "modules of the model; leave both arguments out"
             )
         is_function = callable(accumulate)
         self._accumulate = accumulate if is_function else read_int("accumulate", accumulate, 1)
@@ -187,7 +187,7 @@ class Stepper:
                     self._warn_unused(passed)
                 if self._loop is not loop:
                     raise RuntimeError(
-                        "a second iterate() has begun inside this loop (give each loop a Stepper)"
+                        "a second iterate() has begun inside this loop; give each loop a Stepper"
                     )
             if loop.unequal:
                 raise RuntimeError(loop.unequal)
@@ -284,9 +284,9 @@ class Stepper:
             TypeError, ValueError: loss is not a tensor of one real element.
         """
         if self._phase is Phase.IDLE:
-            raise RuntimeError("backward() outside micro() (call it in `with stepper.micro():`)")
+            raise RuntimeError("backward() outside micro(); use `with stepper.micro():`")
         if self._phase is not Phase.ENTERED:
-            raise RuntimeError("backward() for the second time in one micro() (add the losses)")
+            raise RuntimeError("backward() for the second time in one micro(); add the losses")
         _check_loss(loss)
         self._phase = Phase.BACKWARD
         window, weight = self._window, self._weight
@@ -351,7 +351,7 @@ class Stepper:
         if self._window is not None and self._buffers is None and not self._ranks.can_flush():
             raise RuntimeError(
                 "flush() of an open window under FSDP needs FSDP2 (fully_shard) alone and a torch "
-                "that fastloop knows (use iterate(), which knows the last micro-batch)"
+                "that fastloop knows; use iterate(), which knows the last micro-batch"
             )
         if self._ranks.is_parallel and self._window is None:
             self._open()  # to join the other ranks
@@ -510,7 +510,7 @@ class Stepper:
 
     def _refuse_inside_micro(self, method: str) -> None:
         if self._phase is not Phase.IDLE:
-            raise RuntimeError(f"{method}() inside micro() (call it after the end of that context)")
+            raise RuntimeError(f"{method}() inside micro(); call {method}() after micro() ends")
 
 
 class _Batches(Iterator[Batch]):
@@ -570,7 +570,8 @@ def _read_state(state: Any) -> dict[str, Any]:
         raise TypeError(make_message("state", "a dict", state, remedy))
     for key in _KEYS:
         if key not in state:
-            raise ValueError(f"state must have {key!r} ({remedy})")
+            text = f"state must be a dict with {key!r}, got a dict without {key!r} ({remedy})"
+            raise ValueError(text)
     if state["version"] != _VERSION:
         raise ValueError(make_message("state['version']", str(_VERSION), state["version"], remedy))
     return state
@@ -590,9 +591,9 @@ def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
     several = list(scheduler) if isinstance(scheduler, Iterable) else [scheduler]
     for one in several:
         if isinstance(one, ReduceLROnPlateau):
-            raise TypeError(
-                "scheduler must not be ReduceLROnPlateau (call its step(metric) yourself)"
-            )
+            remedy = "call its step(metric) yourself"
+            rule = "an LRScheduler that steps without a metric"
+            raise TypeError(f"scheduler must be {rule}, got ReduceLROnPlateau ({remedy})")
         if not callable(look_up(one, "step")):
             raise TypeError(make_message("scheduler", "one or several LRScheduler", one))
     return several

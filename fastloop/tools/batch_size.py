@@ -200,7 +200,7 @@ def _make_plan(tried: list[Attempt], ranks: int, batch: int | None, keep: str | 
     fitting = [attempt for attempt in tried if not attempt.why]
     if not fitting:
         fault = f"not even a micro-batch of {tried[0].size} fits: {tried[0].why}"
-        raise torch.OutOfMemoryError(f"{fault}. Make the model or the samples smaller")
+        raise torch.OutOfMemoryError(f"{fault}; make the model or the samples smaller")
     best = max(attempt.samples_per_s for attempt in fitting)
     size = next(t.size for t in fitting if t.samples_per_s >= _GOOD_ENOUGH * best)
     accumulate, rule = 1, ""
@@ -283,7 +283,7 @@ class _Runner:
             raise error
         if has_raised or largest != -smallest:
             fault = "find_batch_size() failed or got different arguments on a different rank"
-            raise RuntimeError(f"{fault} (give all ranks equal arguments)")
+            raise RuntimeError(f"{fault}; give every rank the same arguments")
         if is_full:
             return Attempt(size, why=why or "out of memory on a different rank")
         self._bytes_a_sample = max(self._bytes_a_sample, (peak or 0) / size)
@@ -295,7 +295,7 @@ class _Runner:
             self._time_step(size)  # warms up: optimizers make state, libraries make workspaces
         seconds = median([self._time_step(size) for _ in range(self._steps)])
         if not self._stepped:
-            raise RuntimeError(f"step_fn({size}) must step an optimizer, but none has stepped")
+            raise RuntimeError(f"step_fn({size}) has stepped no optimizer; step one in each call")
         if self._devices:
             return seconds, max(map(torch.accelerator.max_memory_reserved, self._devices))
         return seconds, None if self._before is None else (own_bytes("VmHWM") or 0) - self._before

@@ -48,6 +48,6 @@ def explaining_step(call: str) -> Iterator[None]:
         yield
     except (TypeError, AttributeError) as error:
         kind = TypeError if isinstance(error, TypeError) else AttributeError
-        text = f"{call}; it raised {type(error).__name__}: {error}. find_batch_size() calls its "
+        text = f"{call}; it raised {type(error).__name__}: {error}; find_batch_size() calls its "
         text += "step with a number of samples, tune() with a batch of the loader"
         raise kind(text) from error

@@ -127,7 +127,7 @@ def test_other_callables_get_what_torchvision_gives_them(root: Path) -> None:
         mine = ours[i]
         torch.manual_seed(i)
         assert_same(mine, theirs[i])
-    with pytest.raises(TypeError, match=r"params\(\) needs .* got Python's: Compose must"):
+    with pytest.raises(TypeError, match=r"runs for params\(\), got Python's: Compose must"):
         ours.params(0)
 
 

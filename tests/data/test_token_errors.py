@@ -341,7 +341,7 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"eos_id": 9, "vocab_size": 9}, r"eos_id must be an int in \[0, 8\], got 9"),
     (
         {"return_docs": True},
-        "eos_id must be given with return_docs=True, because .*x.bin' has no index of documents",
+        "eos_id must be an int with return_docs=True, got None .'.*x.bin' has no index of doc",
     ),
     (
         {"seq_len": 100},

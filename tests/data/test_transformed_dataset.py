@@ -227,7 +227,7 @@ def test_without_transforms_slices_and_lists_are_taken_as_ever() -> None:
     dataset.set_epoch(3)
     assert dataset._epoch is None
     with pytest.raises(
-        TypeError, match=r"^params\(\) needs a transform, got a dataset without one"
+        TypeError, match=r"^transform must be one that fastloop runs for params\(\), got None"
     ):
         dataset.params(0)
 

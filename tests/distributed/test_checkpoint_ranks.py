@@ -56,4 +56,4 @@ def test_a_checkpoint_of_a_rest_that_was_dealt_out(folder: Path) -> None:
 @pytest.mark.slowest
 def test_ranks_that_disagree_all_learn_of_it(tmp_path: Path) -> None:
     for output in run_ranks(tmp_path, PROGRAM, "disagree"):
-        assert "states of ranks disagree: yielded is 1 on rank 0 and 2 on rank 1\n" in output
+        assert "ranks must agree, got yielded=1 on rank 0 and 2 on rank 1 (pass" in output

@@ -4,7 +4,12 @@
 
 The texts are read from the sources. If a text is put together from local names, the last
 assignments before the error are read as well; any other expression is printed as {expression}. Read
-the list to give the same mistake the same words."""
+the list to give the same mistake the same words:
+
+- A wrong value: "NAME must be RULE, got VALUE (remedy)".
+- A wrong state, with a full sentence: "…; remedy".
+- An error that torch or torchvision raises as well has torch's words.
+"""
 
 import ast
 import sys

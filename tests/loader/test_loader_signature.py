@@ -249,7 +249,8 @@ def test_path_and_device_that_do_not_exist_are_named() -> None:
         iter(DataLoader(dataset, device="meta"))
     for path, workers, other in (("process", 0, "sync"), ("sync", 2, "process")):
         with pytest.raises(
-            ValueError, match=f"path='{path}' cannot load .*={workers}; use path='{other}'$"
+            ValueError,
+            match=f"path='{path}' cannot load this: .*={workers}; use path='{other}'$",
         ):
             iter(DataLoader(dataset, path=path, num_workers=workers))
     for device in (None, "cpu", torch.device("cpu")):

@@ -181,20 +181,20 @@ def test_map_style_states_that_agree_are_one() -> None:
 
 
 DISAGREEMENTS: dict[str, tuple[dict[str, Any], str]] = {
-    "yielded": ({"yielded": 2}, "disagree: yielded is 1 on rank 0 and 2 on rank 2$"),
+    "yielded": ({"yielded": 2}, "must agree, got yielded=1 on rank 0 and 2 on rank 2 .pass"),
     "epoch": (
         {"epoch": 4, "sampler_epoch": 3},
-        "epoch is 0 on rank 0 and 4 on rank 2; sampler_epoch is 0 on rank 0 and 3 on rank 2",
+        "epoch=0 on rank 0 and 4 on rank 2; sampler_epoch=0 on rank 0 and 3 on rank 2",
     ),
     "ranks before": (
         {"dealt": [[7, 2, 1]]},
-        r"dealt is \[\] on rank 0 and \[\[7, 2, 1\]\] on rank 2",
+        r"dealt=\[\] on rank 0 and \[\[7, 2, 1\]\] on rank 2",
     ),
     "generator": (
         {"generators": dict.fromkeys(MOMENTS, dict.fromkeys(GENERATORS, "00" * 5056))},
-        "generators.now.torch is '' on rank 0 and 'another' on rank 2",
+        "generators.now.torch='' on rank 0 and 'another' on rank 2",
     ),
-    "a joined state": ({"joined": [{}]}, r"states\[2\] is a joined state itself"),
+    "a joined state": ({"joined": [{}]}, r"a joined state as states\[2\]"),
 }
 
 
@@ -207,17 +207,17 @@ def test_ranks_that_disagree(changed: Any, says: str) -> None:
 def test_facts_that_differ_are_named() -> None:
     states = map_states()
     states[1]["fits"]["batch_size"] = "7"
-    with pytest.raises(ValueError, match=r"fits\.batch_size is '5' on rank 0 and '7' on rank 1"):
+    with pytest.raises(ValueError, match=r"fits\.batch_size='5' on rank 0 and '7' on rank 1"):
         DataLoader.join_states(states)
 
 
 def test_one_state_of_a_stream_for_all_ranks_is_refused() -> None:
     _, states = run(Divided, 3, 0, 3)
-    with pytest.raises(ValueError, match=r"states\[1\] is of rank 0; states\[2\] is of rank 0"):
+    with pytest.raises(ValueError, match=r"rank 0 as states\[1\]; .* rank 0 as states\[2\]"):
         DataLoader.join_states([states[0]] * 3)
-    with pytest.raises(ValueError, match=r"states\[0\] is of rank 1; states\[1\] is of rank 0"):
+    with pytest.raises(ValueError, match=r"rank 0 as states\[1\]; .* rank 1 as states\[0\]"):
         DataLoader.join_states([states[1], states[0], states[2]])
-    with pytest.raises(ValueError, match=r"fits\.ranks is 3, and the number of states is 2"):
+    with pytest.raises(ValueError, match=r"fits\.ranks=3 in 2 states"):
         DataLoader.join_states(states[:2])
 
 
@@ -232,7 +232,7 @@ def test_what_must_be_a_state() -> None:
     with pytest.raises(TypeError, match=r"states\[1\] must be a dict, got None"):
         DataLoader.join_states([states[0], None])  # type: ignore[list-item]
     del states[2]["yielded"]
-    with pytest.raises(ValueError, match=r"states\[2\] has no 'yielded'"):
+    with pytest.raises(ValueError, match=r"states\[2\] must be a dict with 'yielded'"):
         DataLoader.join_states(states)
 
 

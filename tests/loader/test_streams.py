@@ -319,7 +319,9 @@ def test_a_state_has_the_keys_of_torchdatas_with_workers_and_without() -> None:
         assert other.state_dict() == state
         for key in keys.pop():
             damaged = {name: part for name, part in state.items() if name != key}
-            with pytest.raises(ValueError, match=r"state has no .(_snap|dataset_st|fetch)"):
+            with pytest.raises(
+                ValueError, match=r"state must be a dict with .(_snap|dataset_st|fetch)"
+            ):
                 other.load_state_dict(damaged)
 
 
@@ -458,7 +460,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "empty worker": (
         {"_worker_snapshots": {"worker_0": {}}},
         ValueError,
-        "worker_0 has no 'dataset_state'",
+        "worker_0 must be a dict with 'dataset_state', got a dict without",
     ),
     "another kind": ({"_worker_snapshots": 3}, TypeError, "snapshots'. must be a dict, got 3"),
     "turn": ({"_last_yielded_worker_id": 2}, ValueError, "worker_id': 2"),

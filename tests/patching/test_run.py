@@ -274,7 +274,7 @@ def test_a_run_within_a_run_is_one_run(torch_program: Path) -> None:
             ["--only=loaders", "x.py"],
             "clip_grad_norm,transforms, got 'loaders'",
         ),
-        (["--fast", "x.py"], "unknown option --fast (give the program's own options after the "),
+        (["--fast", "x.py"], "unknown option --fast; give the program's own options after the "),
     ],
 )
 def test_wrong_options_are_explained(programs: Path, args: list[str], text: str) -> None:

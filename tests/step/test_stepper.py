@@ -413,7 +413,7 @@ def test_parameter_groups_may_be_added_between_windows() -> None:
     extra = torch.nn.Parameter(torch.ones(3))
     run.optimizer.add_param_group({"params": [extra]})
     warned = pytest.warns(UserWarning, match="discarded")
-    with warned, pytest.raises(RuntimeError, match="added in the middle of a window"):
+    with warned, pytest.raises(RuntimeError, match="added inside a window; add"):
         run.micro()
     for _ in range(2):
         with run.stepper.micro():

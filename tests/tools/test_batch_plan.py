@@ -262,7 +262,7 @@ def test_a_step_of_a_batch_is_told_what_it_is_called_with(
 def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         torch.OutOfMemoryError,
-        match=r"not even a micro-batch of 2 fits: OutOfMemoryError: no room for 2\. Make the model",
+        match=r"not even a micro-batch of 2 fits: OutOfMemoryError: .* for 2; make the model",
     ):
         Bench(monkeypatch, limit=1).find(batch_size=16, lo=2)
 
@@ -331,5 +331,5 @@ def test_state_and_step_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_that_does_not_train_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    with pytest.raises(RuntimeError, match=r"step_fn\(1\) must step an optimizer, but none"):
+    with pytest.raises(RuntimeError, match=r"step_fn\(1\) has stepped no optimizer; step one"):
         fastloop.find_batch_size(lambda n: None, bench.model, bench.optimizer, batch_size=4)

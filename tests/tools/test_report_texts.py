@@ -299,7 +299,7 @@ def test_two_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("{", "got JSONDecodeError"),
         ("[]", "got TypeError"),
         ("{}", "got KeyError('schema')"),
-        ('{"schema": "fastloop.report/0"}', "the schemas 'fastloop.report/0'"),
+        ('{"schema": "fastloop.report/0"}', "schemas 'fastloop.report/0'"),
         ("\xff", "must be two whole reports of schema 'fastloop.report/1', got UnicodeDecodeError"),
         (None, "No such file"),
     ],

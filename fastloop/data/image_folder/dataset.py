@@ -506,7 +506,7 @@ class ImageFolder(EpochDataset):
         """
         if not self._plans or self._transform is None:
             got = f"Python's: {self._why_python}" if self._why_python else "None"
-            raise TypeError(f"params() needs a transform that fastloop runs, got {got}")
+            raise TypeError(f"transform must be one that fastloop runs for params(), got {got}")
         row, view = read_item((index, view), len(self))
         epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
         plans = self._one_plans()

@@ -50,7 +50,8 @@ class AutoDecoder:
         self._decoders = [decoder for decoder in (jpeg, other) if decoder[3] is not None]
         self.name = ", ".join(name for name, *_ in self._decoders)
         if not self._decoders:
-            raise ImportError("decode='auto' needs Pillow (pip install fastloop[images])")
+            text = "decode='auto' needs Pillow, which is not installed"
+            raise ImportError(f"{text}; run: pip install fastloop[images]")
 
     def _by_simplejpeg(self, module: Any, data: bytes) -> Array:
         """Decode a JPEG with Pillow's arithmetic and so with Pillow's bits."""
@@ -89,7 +90,7 @@ class AutoDecoder:
                 except Exception as error:  # decoders raise many types
                     reasons.append(f"{name}: {str(error) or type(error).__name__}")
         raise ValueError(
-            "; ".join(reasons) or f"{self.name} takes no such file: pip install pillow"
+            "; ".join(reasons) or f"{self.name} takes no such file; run: pip install pillow"
         )
 
     def __reduce__(self) -> tuple[type[AutoDecoder], tuple[()]]:

@@ -184,7 +184,7 @@ def open_again(file: TokenFile) -> TokenFile:
         if now != was:
             before, after = (f"{size} bytes, written at {ns} ns" for size, ns in (was, now))
             text = f"The file has changed since the dataset was made: it had {before}, and has"
-            raise OSError(errno.ESTALE, f"{text} {after} (make the dataset again)", path)
+            raise OSError(errno.ESTALE, f"{text} {after}; make the dataset again", path)
     return open_tokens(file.path, file.format, file.dtype)
 
 
@@ -276,8 +276,9 @@ class WindowArguments:
             checks.check_value("out_dtype", self.out_dtype, fits, rule, "pass torch.int64")
             checks.read_optional_int("eos_id", self.eos_id, 0, most, f"{whose} are {file.dtype}")
             if self.return_docs and self.eos_id is None and file.ends is None:
-                reason = f"because {file.path!r} has no index of documents"
-                raise ValueError(f"eos_id must be given with return_docs=True, {reason}")
+                rule, reason = "an int with return_docs=True", "has no index of documents"
+                text = checks.make_message("eos_id", rule, None, f"{file.path!r} {reason}")
+                raise ValueError(text)
         longest = max(opened, key=operator.attrgetter("tokens"))
         if longest.tokens < self.shortest:
             rule = f"{self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
@@ -407,7 +408,7 @@ class TokenDataset(EpochDataset):
         """
         if self._arguments.return_docs:
             remedy = "leave the tokens on the CPU, and pass device= to the loader"
-            raise TypeError(f"to() takes no dataset with return_docs=True ({remedy})")
+            raise TypeError(f"return_docs must be False for to(), got True ({remedy})")
         device = torch.empty(0, device=device).device
         is_known = device.type in ("cpu", "cuda")
         checks.check_type("device", device, is_known, "the CPU or a CUDA device")

@@ -68,7 +68,7 @@ def _translate(transform: Any) -> Iterator[Geometry | Values]:
     elif operation := image_ops.get_operation(name):
         yield from make_own(operation, transform)._operations()
     else:
-        instead = f" (write {_INSTEAD[name]})" if name in _INSTEAD else ""
+        instead = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
         raise ValueError(f"fastloop.transforms has no {name}{instead}")
 
 
@@ -244,8 +244,8 @@ class FieldTransform:
     def params(self, row: int, epoch: int, view: int) -> list[dict[str, Any]]:
         """Return the random parameters of a row, one dict for each operation."""
         if self.plan is None:
-            got = f"Python's: {self.untranslated}"
-            raise TypeError(f"params() needs a transform that fastloop runs, got {got}")
+            rule, got = "one that fastloop runs for params()", f"Python's: {self.untranslated}"
+            raise TypeError(f"transform must be {rule}, got {got}")
         if isinstance(self.plan, SplitPlan):
             return self.plan.params(self.field[row], row, epoch, view)
         height, width = self._shape[1:] if self.layout == "CHW" else self._shape[:2]

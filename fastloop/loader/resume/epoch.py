@@ -194,7 +194,7 @@ def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     if passed < count:
         name = type(sampler).__name__
         text = f"the state counts {count} batches, but the sampler ({name}) ended after {passed}"
-        raise ValueError(f"{text} (reset the sampler to its beginning, or do not load the state)")
+        raise ValueError(f"{text}; reset the sampler to its beginning, or do not load the state")
     return items
 
 

@@ -103,7 +103,8 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
         return
     length = ranks.count_batches(loader, state)
     if length is not None and state.yielded > length and not state.not_resumable:
-        raise ValueError(f"state['yielded'] is {state.yielded} of {length} batches")
+        rule, remedy = f"an int in [0, {length}]", "pass the state of a loader with as many batches"
+        raise ValueError(make_message("state['yielded']", rule, state.yielded, remedy))
     path, workers = look_up(loader, "path", "auto"), loader.num_workers
     are_torchs = path == "torch" and workers > 0
     if is_stream(loader.dataset):
@@ -222,16 +223,18 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     )
     faults = []
     if (count := first["fits"].get("ranks")) and int(count) != len(states):
-        faults.append(f"fits.ranks is {count}, and the number of states is {len(states)}")
+        faults.append(f"fits.ranks={count} in {len(states)} states")
     for i, state in enumerate(states):
         if state["joined"]:
-            faults.append(f"states[{i}] is a joined state itself")
+            faults.append(f"a joined state as states[{i}]")
         if have_cursors and state["rank"] != i:
-            faults.append(f"states[{i}] is of rank {state['rank']}")
+            faults.append(f"the state of rank {state['rank']} as states[{i}]")
         for key in first.keys() - (_OF_A_RANK if have_cursors else ()) - {"joined"}:
             faults += _disagreements(key, first[key], state.get(key), i)
     if faults:
-        raise ValueError(f"the states of ranks disagree: {'; '.join(sorted(faults))}")
+        remedy = "pass the states that all ranks saved at the same batch, in the order of ranks"
+        text = f"the states of all ranks must agree, got {'; '.join(sorted(faults))}"
+        raise ValueError(f"{text} ({remedy})")
     parts = [{key: state[key] for key in _OF_A_RANK if key in state} for state in states]
     return deepcopy({**first, "joined": parts if have_cursors else []})
 
@@ -243,4 +246,4 @@ def _disagreements(name: str, first: Any, other: Any, rank: int) -> list[str]:
         found = (_disagreements(f"{name}.{k}", v, other.get(k), rank) for k, v in first.items())
         return list(chain.from_iterable(found))
     shown, others = (value if len(repr(value)) < 80 else "another" for value in (first, other))
-    return [f"{name} is {shown!r} on rank 0 and {others!r} on rank {rank}"]
+    return [f"{name}={shown!r} on rank 0 and {others!r} on rank {rank}"]

@@ -120,7 +120,8 @@ def _check(name: str, value: Any, like: Any) -> None:
         raise TypeError(make_message(name, f"a {type(like).__name__}", value, _REMEDY))
     for key, part in like.items() if isinstance(like, dict) else ():
         if key not in value:
-            raise ValueError(f"{name} has no {key!r}; {_REMEDY}")
+            text = f"{name} must be a dict with {key!r}, got a dict without {key!r} ({_REMEDY})"
+            raise ValueError(text)
         _check(f"{name}[{key!r}]", value[key], part)
 
 

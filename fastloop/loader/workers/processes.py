@@ -40,8 +40,8 @@ _POLITE_S, _FIRM_S = 2.5, 1.0
 # The seconds after which a parent that receives batches looks for dead workers again.
 _LOOK_S = 1.0
 _STREAM = (
-    "its samples come from an IterableDataset without state_dict(), so its position is lost (give "
-    "the dataset state_dict() and load_state_dict(), or pass a map-style dataset)"
+    "its samples come from an IterableDataset without state_dict(), so its position is lost; give "
+    "the dataset state_dict() and load_state_dict(), or pass a map-style dataset"
 )
 
 
