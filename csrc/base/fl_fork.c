@@ -89,7 +89,7 @@ int fl_fork_expect(int64_t *out, fl_err *err)
         word = mmap(NULL, WORD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (word == MAP_FAILED) {
         fl_free(self);
-        return fl_fail(err, FL_ENOMEM, "no memory to share with a worker: %s", strerror(errno));
+        return fl_fail(err, FL_ENOMEM, "out of memory for a worker: %s", strerror(errno));
     }
     self->tells_forks = word;
     pthread_mutex_lock(&mutex);

@@ -71,7 +71,7 @@ static int open_memory(int64_t bytes, bool is_mapped, fl_pages *out, fl_err *err
         *out = (fl_pages){0};
         return fl_fail(
             err, FL_ENOMEM,
-            "no memory for a batch of %lld bytes; pass a smaller batch_size, or make samples "
+            "out of memory for a batch of %lld bytes; pass a smaller batch_size, or make samples "
             "smaller",
             (long long)bytes);
     }

@@ -36,7 +36,7 @@ int fl_mutex_open(pthread_mutex_t *mutex, fl_err *err)
         status = pthread_mutex_init(mutex, &attr);
         pthread_mutexattr_destroy(&attr);
     }
-    if (status != 0) return fl_fail(err, FL_ENOMEM, "no mutex: %s", strerror(status));
+    if (status != 0) return fl_fail(err, FL_ENOMEM, "cannot make a mutex: %s", strerror(status));
     return FL_OK;
 }
 
@@ -44,11 +44,13 @@ int fl_cond_open(pthread_cond_t *cond, fl_err *err)
 {
     pthread_condattr_t attr;
     int status = fl_fault_hit() ? ENOMEM : pthread_condattr_init(&attr);
-    if (status != 0) return fl_fail(err, FL_ENOMEM, "no condition: %s", strerror(status));
+    if (status != 0)
+        return fl_fail(err, FL_ENOMEM, "cannot make a condition: %s", strerror(status));
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     status = pthread_cond_init(cond, &attr);
     pthread_condattr_destroy(&attr);
-    if (status != 0) return fl_fail(err, FL_ENOMEM, "no condition: %s", strerror(status));
+    if (status != 0)
+        return fl_fail(err, FL_ENOMEM, "cannot make a condition: %s", strerror(status));
     return FL_OK;
 }
 

@@ -58,7 +58,7 @@ fail_mutex:
     pthread_mutex_destroy(&pool->mutex);
     goto fail;
 no_memory:
-    (void)fl_fail(err, FL_ENOMEM, "no memory for a team of %d threads", (int)threads);
+    (void)fl_fail(err, FL_ENOMEM, "out of memory for a team of %d threads", (int)threads);
 fail:
     fl_free(helpers);
     fl_free(pool);

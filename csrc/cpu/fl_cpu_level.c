@@ -51,7 +51,8 @@ int fl_cpu_level_check(fl_err *err)
 {
     const char *wanted = getenv(variable);
     if (wanted == NULL || *wanted == '\0' || level_named(wanted) < FL_CPU_LEVELS) return FL_OK;
-    return fl_fail(err, FL_EINVAL, "%s=%.40s: it is " FL_CHOICES ", or not set", variable, wanted);
+    return fl_fail(err, FL_EINVAL, "%s must be " FL_CHOICES ", or unset, got %.40s", variable,
+                   wanted);
 }
 
 const char *fl_cpu_level_name(fl_cpu_level level) { return names[level]; }

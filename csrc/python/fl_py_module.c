@@ -51,7 +51,8 @@ static PyObject *module_int64_array(PyObject *Py_UNUSED(module), PyObject *args)
     fl_py_dlpack dlpack;
     if (!PyArg_ParseTuple(args, "OO:int64_array", &sequence, &tensor_type)) return NULL;
     if (!PyList_Check(sequence) && !PyTuple_Check(sequence))
-        return PyErr_Format(PyExc_TypeError, "int64_array needs a list or tuple, got %.100s",
+        return PyErr_Format(PyExc_TypeError,
+                            "int64_array: values must be a list or tuple, got %.100s",
                             Py_TYPE(sequence)->tp_name);
     if (fl_py_dlpack_open(tensor_type, &dlpack) != 0) return NULL;
     PyObject *array = fl_py_int64_array(&dlpack, sequence);

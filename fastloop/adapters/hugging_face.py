@@ -157,7 +157,8 @@ def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any 
     values[main] = tokenizer.pad_token_id
     numbers = *values.values(), 1 if multiple is None else multiple
     if set(map(type, numbers)) != {int} or numbers[-1] <= 0:
-        raise NotCoveredError("the tokenizer's ids of padding and pad_to_multiple_of must be ints")
+        text = "the tokenizer's ids of padding and pad_to_multiple_of must be ints"
+        raise NotCoveredError(f"{text}, got {numbers}")
     first, multiple = samples.lists(main), numbers[-1]
     if padding == "max_length":
         width = tokenizer.model_max_length if max_length is None else max_length

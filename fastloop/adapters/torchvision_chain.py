@@ -147,7 +147,9 @@ class Chain:
 
     def _read_parts(self, op: Any) -> None:
         name, before = type(op).__name__, self.ops
-        refuse_if(type(op.transforms) not in (list, tuple), f"{name}.transforms must be a list")
+        kind = type(op.transforms)
+        text = f"{name}.transforms must be a list or tuple, got {kind.__name__}"
+        refuse_if(kind not in (list, tuple), text)
         self.ops = []
         for part in op.transforms:
             self.read(part)

@@ -61,7 +61,8 @@ class FolderSamples:
 
     def __init__(self, dataset: Any) -> None:
         inner, subsets = below_subsets(dataset)
-        refuse_if("__getitems__" in vars(inner), "the dataset has a __getitems__ of its own")
+        own_items = f"a {type(inner).__name__} has a __getitems__ of its own"
+        refuse_if("__getitems__" in vars(inner), own_items)
         own = vars(self)
         own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
         refuse_if(fault := self._find_obstacle(), fault)

@@ -117,7 +117,7 @@ def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[HostRange, .
         except (MemoryError, RuntimeError) as error:
             host_ranges.clear()  # the traceback keeps this frame
             text = f"gather='device' cannot register {each.nbytes:,} bytes of host memory: {error}"
-            remedy = "pass data that are neither pinned nor in part those of another dataset"
+            remedy = "pass data that are neither pinned nor shared with a different dataset"
             raise RuntimeError(f"{text}; {remedy}; in a container, --ulimit memlock=-1") from error
         _host_ranges.update(host_ranges)
         return tuple(next(r for r in host_ranges if r.covers(each)) for each in tensors)

@@ -158,13 +158,14 @@ class ArrayDataset(EpochDataset):
         has_layouts = any(t.plan is not None or is_torchvision(t.transform) for t in transforms)
         if (layout, out_layout) != ("CHW", "CHW") and not has_layouts:
             raise ValueError(
-                "layout and out_layout must be left out without image operations in transform "
+                "layout and out_layout must be left out without image operations in transform, "
+                f"got {layout!r} and {out_layout!r} "
                 "(pass ToDtype(torch.uint8) of fastloop.transforms to change the layout alone)"
             )
         if gather == "device":
             remedy = "pass a copy, numpy.array(...), or leave gather out"
             for field, fault in zip(self._fields, self._unfetched(), strict=True):
-                refuse_if(fault, f"gather='device': {field.name} {fault} ({remedy})")
+                refuse_if(fault, f"gather='device': {field.name} {fault}; {remedy}")
 
     def _unfetched(self) -> Iterator[str]:
         """Yield for each field why devices cannot make its rows from host memory, or ""."""

@@ -513,7 +513,7 @@ def _pick(column: Column, rows: Vector) -> Column:
     try:
         rows = count_from_0(rows, length)
     except IndexError:
-        reason = f"an index of a Subset is out of range for {length} rows"
+        reason = f"an index of a Subset is out of bounds for a length of {length}"
         raise NotCoveredError(reason) from None
     taken = rows if isinstance(segment.rows, int) else segment.rows[rows]
     return replace(column, source=(segment._replace(rows=taken),), file=None)

@@ -58,7 +58,7 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any
     """
     npy = np.lib.format
     version = npy.read_magic(file)
-    refuse_if(version > (3, 0), f"the format's version must be at most (3, 0), got {version}")
+    refuse_if(version > (3, 0), f"the format's version must be <= (3, 0), got {version}")
     # Versions 2 and 3 differ in the encoding of column names, and columns are refused.
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = read(file)
@@ -116,7 +116,7 @@ def read_row(index: Any, rows: int) -> int:
     except TypeError:
         raise TypeError(make_message("index", "an int", index)) from None
     if not -rows <= row < rows:
-        raise IndexError(f"index {row} is out of range for a length of {rows}")
+        raise IndexError(f"index {row} is out of bounds for a length of {rows}")
     return row % rows
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
-from fastloop.base.checks import check_callable, look_up, read_choice, read_int
+from fastloop.base.checks import check_callable, look_up, make_message, read_choice, read_int
 from fastloop.base.machine import read_cpus
 from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
@@ -207,7 +207,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         read_choice("transforms_on", self.transforms_on, ("auto", "cpu", "device"))
         choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
         if choice == "restart" and self.path == "torch":
-            raise ValueError("on_worker_death must be 'raise' with path='torch' (use path='auto')")
+            rule = "'raise' with path='torch'"
+            raise ValueError(make_message("on_worker_death", rule, choice, "use path='auto'"))
 
     @property
     def _shared(self) -> Shared:

@@ -94,8 +94,8 @@ class Ranks:
         if not sync:
             if self._is_static:
                 raise RuntimeError(
-                    "DistributedDataParallel(static_graph=True) must reduce in its first backward "
-                    "(leave static_graph out, or pass accumulate=lambda step: n if step else 1)"
+                    "DistributedDataParallel(static_graph=True) must reduce in its first backward; "
+                    "leave static_graph out, or pass accumulate=lambda step: n if step else 1"
                 )
             for module in self._replicated:
                 context = module.no_sync()

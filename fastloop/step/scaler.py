@@ -147,7 +147,7 @@ class BoundedScaler(TorchScaler):
         if self.is_enabled():
             _check_finite("init_scale", init_scale)
             if self._bounded(init_scale) != init_scale:
-                rule = f"within min_scale={min_scale} and max_scale={max_scale}"
+                rule = f"in [min_scale={min_scale}, max_scale={max_scale}]"
                 raise ValueError(make_message("init_scale", rule, init_scale))
 
     def _set_extras(self, low: float | None, high: float | None, hysteresis: int) -> None:

@@ -109,7 +109,7 @@ class Stepper:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(make_message("optimizer", "a torch.optim.Optimizer", optimizer))
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise TypeError("optimizer must take one gradient a step, got LBFGS (call it yourself)")
+            raise TypeError("optimizer must take one gradient a step, got LBFGS (use LBFGS alone)")
         if scaler is not None and not isinstance(scaler, TorchScaler):
             raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -570,8 +570,8 @@ def _read_state(state: Any) -> dict[str, Any]:
         raise TypeError(make_message("state", "a dict", state, remedy))
     for key in _KEYS:
         if key not in state:
-            text = f"state must be a dict with {key!r}, got a dict without {key!r} ({remedy})"
-            raise ValueError(text)
+            got = f"got a dict without {key!r} ({remedy})"
+            raise ValueError(f"state must be a dict with {key!r}, {got}")
     if state["version"] != _VERSION:
         raise ValueError(make_message("state['version']", str(_VERSION), state["version"], remedy))
     return state

@@ -236,7 +236,8 @@ class _Runner:
         waits = (isinstance(p, SyncBatchNorm) or checks.look_up(p, "static_graph") for p in parts)
         if self._ranks.has_shards or any(waits):
             rule = "no module that waits for other ranks: FSDP, SyncBatchNorm, static_graph=True"
-            raise ValueError(f"state must have {rule} (call find_batch_size() before wrapping)")
+            remedy = "call find_batch_size() before wrapping"
+            raise ValueError(f"state must have {rule}, got a module that waits ({remedy})")
         checks.check_callable("step_fn", step, "a function of the number of samples")
         self._step_fn, self._steps = step, checks.read_int("trials", trials, 1)
         self._margin = checks.read_number("margin", margin, 0.0, 0.9)

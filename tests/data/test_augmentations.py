@@ -544,7 +544,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("AugMix", {"severity": 11}, "severity must be a number in [1, 10], got 11"),
     ("RandAugment", {"num_ops": -1}, "num_ops must be an int in [0, 8], got -1"),
     ("AutoAugment", {"policy": "none"}, "policy must be one of 'imagenet', 'cifar10', 'svhn', got"),
-    ("GaussianBlur", {"kernel_size": 4}, "kernel_size must be odd and at most 127, got 4"),
+    ("GaussianBlur", {"kernel_size": 4}, "kernel_size must be odd and <= 127, got 4"),
     ("GaussianBlur", {"kernel_size": 0}, "kernel_size must be an int in [1, 16777216], got 0"),
     ("GaussianBlur", {"kernel_size": 3, "sigma": (2, 1)}, "sigma must be a number > 0, or (min, m"),
     (

@@ -160,7 +160,7 @@ def test_images_and_results_that_do_not_fit() -> None:
     for wrong in (out[:2], out.float(), out[:, :, :-1], out.permute(2, 1, 0), out[0]):
         with pytest.raises(ValueError, match="out must have the dtype, shape and strides"):
             plan.apply(image(), wrong, 0, 0, 0)
-    with pytest.raises(TypeError, match=r"expected a torch.Tensor or numpy.ndarray, got list"):
+    with pytest.raises(TypeError, match=r"must be a torch.Tensor or numpy.ndarray, got list"):
         plan.apply([[[1]]], out, 0, 0, 0)
 
 

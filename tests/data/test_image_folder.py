@@ -143,7 +143,7 @@ def test_without_a_transform(root: Path) -> None:
         )
     assert_same(dataset[-1], dataset[len(dataset) - 1])
     assert_same(dataset[np.int64(2)], dataset[2])
-    with pytest.raises(IndexError, match="index 14 is out of range for a length of 14"):
+    with pytest.raises(IndexError, match="index 14 is out of bounds for a length of 14"):
         dataset[14]
 
 
@@ -498,7 +498,7 @@ def test_a_function_for_errors(root: Path) -> None:
         ImageFolder(root, on_error=refuse)[3]
     bad: Callable[..., Any] = lambda path, error: None  # noqa: E731
     with pytest.raises(
-        TypeError, match=r"^the result of on_error=.*<lambda> for '.*' must be .*, got 'NoneType'"
+        TypeError, match=r"^the result of on_error=.*<lambda> for '.*' must be .*, got NoneType"
     ):
         ImageFolder(root, on_error=bad)[3]
 

@@ -300,7 +300,7 @@ def test_results_that_are_not_images(
 
     dataset = ImageFolder(write_folder(tmp_path, 2), decode=wrong, on_error=on_error)
     where = re.escape(repr(dataset.samples[0][0]))
-    text = rf"^the result of decode=.*\.wrong for {where} must be a numpy.ndarray .*, got '{what}'$"
+    text = rf"^the result of decode=.*\.wrong for {where} must be a numpy.ndarray .*, got {what}$"
     with pytest.raises(kind, match=text):
         dataset[0]
     assert dataset.skipped_files == []

@@ -337,5 +337,5 @@ def test_a_width_that_no_memory_has_is_named(multiple: int) -> None:
     for values in ([[1], [2]], [torch.ones(1).long()] * 2):
         with pytest.raises(MemoryError, match=r"2 padded rows .* 2\^63.* pad_to_multiple_of"):
             PadCollate(pad_to_multiple_of=multiple)(values)
-    with pytest.raises(MemoryError, match="no memory for a tensor of 17592186044416 bytes"):
+    with pytest.raises(MemoryError, match="out of memory for a tensor of 17592186044416 bytes"):
         PadCollate(pad_to_multiple_of=2**40)([[1], [2]])

@@ -117,7 +117,7 @@ def test_several_rows(source: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", [4, -5])
 def test_an_index_out_of_range(index: int) -> None:
-    with pytest.raises(IndexError, match=f"index {index} is out of range for a length of 4"):
+    with pytest.raises(IndexError, match=f"index {index} is out of bounds for a length of 4"):
         RaggedArray(VALUES, OFFSETS)[index]
 
 
@@ -343,7 +343,7 @@ BAD: dict[str, tuple[Any, Any, type[Exception], str]] = {
         VALUES,
         [0, 5, 3, 6],
         ValueError,
-        r"offsets\[2\] must be at least offsets\[1\]=5, got 3",
+        r"offsets\[2\] must be >= offsets\[1\]=5, got 3",
     ),
     "lengths": (VALUES, [5, 2, 4], ValueError, r"if you have lengths, pass .*cumsum\(lengths\)"),
     "beyond": (VALUES, [0, 13], ValueError, r"offsets must lie in \[0, 12\], .*got 0 to 13"),

@@ -421,7 +421,7 @@ def test_a_compose_of_values_takes_floats() -> None:
             T.Normalize(MEAN, STD),
             torch.zeros(3, 2),
             ValueError,
-            r"^Normalize: the image must be .* \[..., C, H, W\], got torch.Size\(\[3, 2\]\)$",
+            r"^Normalize: the image must be .* \[..., C, H, W\], got \(3, 2\)$",
         ),
         (
             T.Normalize(MEAN, STD),
@@ -439,19 +439,19 @@ def test_a_compose_of_values_takes_floats() -> None:
             T.RandomCrop(2),
             torch.zeros(3, 2, 2),
             TypeError,
-            "^RandomCrop: the image must be .*, got 'torch.float32 on cpu' .ToDtype and Normal",
+            "^RandomCrop: the image must be .*, got torch.float32 on cpu .put ToDtype and",
         ),
         (
             T.Pad(2),
             np.zeros((3, 2, 2), np.uint8),
             TypeError,
-            "^Pad: the image must be one CPU tensor of uint8 .*, got <class 'numpy.ndarray'>",
+            "^Pad: the image must be one CPU tensor of uint8 .*, got ndarray",
         ),
         (
             T.RandomCrop(2),
             torch.zeros(1, 3, 2, 2, dtype=torch.uint8),
             ValueError,
-            r"^RandomCrop: the image must be .* \[C, H, W\], got torch.Size\(\[1, 3, 2, 2\]\)$",
+            r"^RandomCrop: the image must be .* \[C, H, W\], got \(1, 3, 2, 2\)$",
         ),
     ],
 )

@@ -3,6 +3,8 @@
 import ast
 import io
 import re
+import subprocess
+import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,3 +186,55 @@ def test_sentences_of_pages_are_short() -> None:
     sentences = [part for text in paragraphs for part in re.split(r"[.!?|](?:\s|$)", text)]
     lengths = sorted(len(sentence.split()) for sentence in sentences if sentence.strip())
     assert lengths[len(lengths) * 9 // 10] <= 25
+
+
+# ---- the texts of errors, which public_errors.py prints
+
+# Three texts are torch's or torchvision's, and the last one names no value.
+WITHOUT_VALUE = re.compile(
+    r"'class_to_index' must have|num_classes must be passed|prefetch_factor must be greater"
+    r"|fastloop must be compiled"
+)
+# If a sentence describes a state, its remedy stands after ";".
+REMEDY = re.compile(r" \((?:add|call|give|leave|make|pass|put|run|save|take|use|write)\b.*\)$")
+
+
+def faults_of_error(text: str) -> list[str]:
+    is_rule = re.search(r"\bmust\b", text)
+    is_of_value = re.search(r" must (?:be|come|end|have|hold|lie) ", text)
+    hides_noun = any(
+        re.search(COUNTED[name][0], text)
+        for name in ("those of, that of", "of which, of them, of all", "behind", ", too")
+    )
+    return [
+        fault
+        for fault, applies in {
+            "names no value": is_of_value and " got " not in text and not WITHOUT_VALUE.match(text),
+            "has a remedy in parentheses": not is_rule and REMEDY.search(text),
+            "is not plain English": PHRASES.search(text) or hides_noun,
+        }.items()
+        if applies
+    ]
+
+
+def test_errors_have_one_form() -> None:
+    script = [sys.executable, ROOT / "tests/house/public_errors.py"]
+    printed = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    errors = re.findall(r"^(\S+:\d+): [^:]*: (.*)", printed, re.MULTILINE)
+    assert len(errors) > 300
+    faults = [f"{at}: {f}: {text}" for at, text in errors for f in faults_of_error(text)]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("seed must be an int, got 'x' (pass seed=0)", []),
+        ("the loader was closed; call iter() on it again", []),
+        ("seed must be an int (pass seed=0)", ["names no value"]),
+        ("the loader was closed (call iter() again)", ["has a remedy in parentheses"]),
+        ("the seed differs, too", ["is not plain English"]),
+    ],
+)
+def test_faults_of_errors(text: str, faults: list[str]) -> None:
+    assert faults_of_error(text) == faults

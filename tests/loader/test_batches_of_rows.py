@@ -71,7 +71,7 @@ def test_a_batch_has_the_strides_of_the_array_paths(out_layout: str) -> None:
 @pytest.mark.parametrize(
     ("index", "kind", "text"),
     [
-        ([0, ROWS], IndexError, f"^index {ROWS} is out of range for a length of {ROWS}$"),
+        ([0, ROWS], IndexError, f"^index {ROWS} is out of bounds for a length of {ROWS}$"),
         ([(0, 1), (1, 256)], ValueError, r"^view must be an int in \[0, 255\], got 256$"),
         ([0, 1.0], TypeError, "^a sample must be an index, .* got 1.0$"),
         (torch.tensor([0.5]), TypeError, "^a sample must be .* got 0.5$"),
@@ -184,6 +184,6 @@ def test_a_batch_that_no_machine_holds_is_an_error() -> None:
     dataset = ArrayDataset(IMAGES[:, :1], transform=T.CenterCrop(2**24))
     for workers in (0, 1):
         with pytest.raises(
-            MemoryError, match=r"^no memory for a batch of \d+ bytes; pass a smaller"
+            MemoryError, match=r"^out of memory for a batch of \d+ bytes; pass a smaller"
         ):
             next(iter(DataLoader(dataset, ROWS, num_workers=workers, path="array")))

@@ -246,7 +246,7 @@ def test_what_cannot_be_moved(tmp_path: Path, paths: list[Path]) -> None:
     prefix = tmp_path / "corpus"
     write_megatron(prefix, some_tokens(70), [30, 40])
     documents = TokenDataset.from_megatron(prefix, LENGTH, return_docs=True)
-    with pytest.raises(TypeError, match=r"return_docs=True \(leave the tokens on the CPU"):
+    with pytest.raises(TypeError, match=r"return_docs must be False .*, got True \(leave the tok"):
         documents.to("cpu")
     with pytest.raises(TypeError, match="device must be the CPU or a CUDA device, got"):
         TokenDataset(paths, LENGTH).to("meta")

@@ -153,7 +153,7 @@ OTHERS: dict[str, Case] = {
     "Subset out of range in a StackDataset": (
         lambda: StackDataset(Subset(X, [0, 8]), Y),  # type: ignore[arg-type]
         {},
-        "out of range for 8 rows",
+        "out of bounds for a length of 8",
     ),
     "IterableDataset": (Stream, {}, "dataset is a Stream"),
     "collate_fn": (lambda: TensorDataset(X), {"collate_fn": last_two}, "collate_fn"),

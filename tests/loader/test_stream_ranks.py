@@ -223,7 +223,7 @@ def test_one_state_of_a_stream_for_all_ranks_is_refused() -> None:
 
 @pytest.mark.parametrize("states", [[], None, {}, "no"])
 def test_what_must_be_a_list_of_states(states: Any) -> None:
-    with pytest.raises(ValueError, match="states must be a list of the states of all ranks, got"):
+    with pytest.raises(ValueError, match="states must be a list of one state for each rank, got"):
         DataLoader.join_states(states)
 
 

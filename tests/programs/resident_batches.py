@@ -203,7 +203,7 @@ REFUSED: list[tuple[Any, str]] = [
     (((x, x), rows, (x[:3],), 6), "structure must have one output for each source"),
     (((x,), rows, (x[:3],), 6, (COMPUTED,)), "sources must be (tensor, HostRange or None"),
     (((x,), rows, (x[:3],), 6, ((1, 2),)), "sources must be (tensor, HostRange or None"),
-    (((x.numpy(),), rows, (x[:3],), 6), "expected a torch.Tensor, got numpy.ndarray"),
+    (((x.numpy(),), rows, (x[:3],), 6), "must be a torch.Tensor, got numpy.ndarray"),
 ]
 
 
@@ -220,7 +220,7 @@ def refuse(arguments: Any, text: str, **others: Any) -> None:
 for arguments, text in REFUSED:
     refuse(arguments, text)
 for first in (-1, 1):
-    refuse(((x,), rows, (x[:3],), 6), "indices has 3 rows, and must hold", first=first)
+    refuse(((x,), rows, (x[:3],), 6), "indices must hold [", first=first)
 tokens, pair = torch.arange(40).short(), (torch.empty(3, 8).long(), torch.empty(3, 8).long())
 WINDOWS_REFUSED: list[tuple[Any, Any, Any, str]] = [
     (tokens[::2], rows, pair, "tokens must be a contiguous vector of ints"),

@@ -307,7 +307,7 @@ for wrong in (rows.astype("i4"), np.array([3]), np.array([-1]), rows[::-1], rows
     refuse("rows must be a contiguous vector", batches.make, wrong, send, empties())
 for wrong_send in (lambda pieces: pieces[1:], lambda pieces: pieces.int()):
     refuse("send must return a copy", batches.make, rows, wrong_send, empties())
-refuse("expected a torch.Tensor", batches.make, rows, lambda pieces: None, empties())
+refuse("must be a torch.Tensor", batches.make, rows, lambda pieces: None, empties())
 for kinds in ({"dtype": torch.int32}, {"shape": (2, 3)}, {"shape": (8,)}):
     refuse("empties must make tensors", batches.make, rows, send, empties(**kinds))
 refuse("must have values on the CPU", _core.Table, torch.Tensor, ((column(), "x", None),))

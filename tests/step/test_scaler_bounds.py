@@ -90,8 +90,8 @@ def test_no_factor_makes_the_scale_infinite(factor: float) -> None:
         ({"max_scale": INF}, "max_scale must be .*got inf "),
         ({"max_scale": 1e39}, "got 1e[+]39 "),
         ({"min_scale": 4.0, "max_scale": 2.0}, "min_scale must be <= max_scale=2.0, got 4.0"),
-        ({"min_scale": 16.0}, "init_scale must be within min_scale=16.0 and .*, got 8.0"),
-        ({"max_scale": 4.0}, "init_scale must be within .* max_scale=4.0, got 8.0"),
+        ({"min_scale": 16.0}, "init_scale must be in .min_scale=16.0, .*, got 8.0"),
+        ({"max_scale": 4.0}, "init_scale must be in .*, max_scale=4.0., got 8.0"),
         ({"hysteresis": 0}, "hysteresis must be an int >= 1, got 0 .1 backs off at once"),
     ],
 )

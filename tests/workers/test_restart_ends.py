@@ -218,7 +218,7 @@ child = os.fork()
 if child == 0:
     code = 1
     try:
-        assert "belong to the parent" in error_text(lambda: next(iterator))
+        assert "belongs to the parent" in error_text(lambda: next(iterator))
         with deaths() as texts:
             assert check_batches(loader) == 16  # workers of its own
         code = 0

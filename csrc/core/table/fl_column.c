@@ -12,7 +12,7 @@ int fl_column_copy_rows(const fl_column *column, const fl_row_runs *runs, const 
         return FL_OK;
     }
     int64_t done = fl_row_runs_read(runs, batch->rows, from, to, dst);
-    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "out of memory for reads of a mapped file");
     if (done == (to - from) * runs->row_bytes) return FL_OK;
     return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done / runs->row_bytes));
 }

@@ -107,7 +107,7 @@ static int read_image(const image_column *self, const fl_column_batch *batch, in
     fl_rows rows = {.count = 1, .first = row, .is_range = true};
     char *memory = fl_scratch_memory(scratch, FL_SCRATCH_IMAGE_0, self->runs.row_bytes);
     int64_t done = memory != NULL ? fl_row_runs_read(&self->runs, &rows, 0, 1, memory) : FL_ENOMEM;
-    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "out of memory for reads of a mapped file");
     if (done < self->runs.row_bytes) return fl_column_fail_row(err, batch, row);
     *out = self->copy;
     out->data = (const uint8_t *)memory;

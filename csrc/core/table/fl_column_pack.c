@@ -105,7 +105,7 @@ static int gather_values(const pack_column *self, const fl_column_batch *batch, 
     }
     int64_t done =
         fl_ragged_copy(&config->ragged, config->ops, config->is_widened, pieces, to - from);
-    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "out of memory for reads of a mapped file");
     if (done < to - from)
         return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done));
     for (int64_t i = from; i < to; i++)

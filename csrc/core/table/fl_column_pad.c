@@ -94,7 +94,7 @@ static int gather_values(const pad_column *self, const fl_column_batch *batch, i
     }
     int64_t done =
         fl_ragged_copy(&config->ragged, config->ops, config->is_widened, pieces, to - from);
-    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "out of memory for reads of a mapped file");
     for (int64_t i = 0; config->has_ignored && i < done; i++) ignore_values(config, &pieces[i]);
     if (done == to - from) return FL_OK;
     return fl_column_fail_row(err, batch, fl_row_at(batch->rows, from + done));

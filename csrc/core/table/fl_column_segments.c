@@ -99,7 +99,7 @@ static int copy_chunk(const segments_column *self, const fl_column_batch *batch,
         return FL_OK;
     }
     int64_t done = fl_row_runs_read(runs, rows, 0, rows->count, dst);
-    if (done < 0) return fl_fail(err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done < 0) return fl_fail(err, FL_ENOMEM, "out of memory for reads of a mapped file");
     if (done == rows->count * runs->row_bytes) return FL_OK;
     return fail_position(self, batch, from + done / runs->row_bytes, err);
 }
@@ -114,7 +114,7 @@ static int gather_rows(const segments_column *self, const fl_column_batch *batch
     if (scratch != NULL) {
         most = fl_max(1, fl_min(CHUNK_ROWS, CHUNK_BYTES / row_bytes));
         copied = fl_scratch_memory(scratch, FL_SCRATCH_ROWS, most * row_bytes);
-        if (copied == NULL) return fl_fail(err, FL_ENOMEM, "no memory to convert rows");
+        if (copied == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for converted rows");
     }
     for (int64_t at = from; at < to; at += rows.count, dst += rows.count * self->out_bytes) {
         rows.count = fl_min(most, to - at);

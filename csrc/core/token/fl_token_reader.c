@@ -357,7 +357,7 @@ static int flush_pieces(read_state *state)
     if (state->pieces == 0) return FL_OK;
     int64_t began = fl_now_ns();
     int64_t done = fl_safe_read_copy(state->scratch, state->from, state->pieces);
-    if (done < 0) return fl_fail(state->err, FL_ENOMEM, "no memory to read a mapped file safely");
+    if (done < 0) return fl_fail(state->err, FL_ENOMEM, "out of memory for reads of a mapped file");
     FL_TRY(check_sizes(state));
     if (done < state->scratch_used) return fail_gather(state, done);
     look_at_clock(state, began);
@@ -448,7 +448,7 @@ read_all(read_state *state, const fl_window *windows, int64_t count, int64_t fir
     FL_TRY(fl_scratch_take(slots, &scratch, err));
     state->scratch = fl_scratch_memory(scratch, FL_SCRATCH_ROWS, SCRATCH_BYTES);
     int status = state->scratch != NULL ? read_windows(state, windows, count, first_row)
-                                        : fl_fail(err, FL_ENOMEM, "no memory to read tokens");
+                                        : fl_fail(err, FL_ENOMEM, "out of memory for tokens");
     fl_scratch_give(slots, scratch);
     return status;
 }

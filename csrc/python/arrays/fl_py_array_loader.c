@@ -125,7 +125,7 @@ static int set_times(fl_py_array_ring *ring, const loader_config *config)
     if (!ring->runs_ahead ||
         (config->prefetch >= 1 && fl_mul(config->workers, config->prefetch, &ring->depth)))
         return 0;
-    PyErr_Format(PyExc_ValueError, "prefetch must be positive, got %lld", config->prefetch);
+    PyErr_Format(PyExc_ValueError, "prefetch must be at least 1, got %lld", config->prefetch);
     return -1;
 }
 

@@ -10,7 +10,7 @@ static fl_gate *gate_of(const fl_py_state *state, PyObject *keeper)
 {
     if (Py_IS_TYPE(keeper, state->table_type)) return &((fl_py_table *)keeper)->gate;
     if (Py_IS_TYPE(keeper, state->windows_type)) return &((fl_py_windows *)keeper)->gate;
-    PyErr_Format(PyExc_TypeError, "move needs Tables and Windows, got %.100s",
+    PyErr_Format(PyExc_TypeError, "move: keepers must be Tables and Windows, got %.100s",
                  Py_TYPE(keeper)->tp_name);
     return NULL;
 }

@@ -149,7 +149,9 @@ int fl_py_submit_next(fl_py_array_ring *self)
     if (self->deferred != NULL) return submit_batch(self, self->deferred);
     fl_batch *batch = fl_ring_prepare(self->ring);
     if (batch == NULL) { /* the sampler has forked, and this process is the child */
-        PyErr_SetString(PyExc_RuntimeError, "this iterator belongs to the parent process");
+        PyErr_SetString(
+            PyExc_RuntimeError,
+            "this iterator belongs to the parent process; call iter() on the loader in the child");
         return -1;
     }
     bool is_single;

@@ -193,11 +193,12 @@ static PyObject *find_own(PyObject *owner, PyObject *name)
 PyObject *fl_py_find_other(PyObject *Py_UNUSED(module), PyObject *noted)
 {
     Py_ssize_t count = PyTuple_Check(noted) ? PyTuple_GET_SIZE(noted) : 1;
-    if (count % 3 != 0) return PyErr_Format(PyExc_TypeError, "find_other needs a tuple of triples");
+    if (count % 3 != 0)
+        return PyErr_Format(PyExc_TypeError, "find_other: parts must be a tuple of triples");
     for (Py_ssize_t i = 0; i < count; i += 3) {
         PyObject *owner = PyTuple_GET_ITEM(noted, i), *value = PyTuple_GET_ITEM(noted, i + 2);
         if (!PyType_Check(owner) && !PyModule_Check(owner))
-            return PyErr_Format(PyExc_TypeError, "find_other needs classes and modules");
+            return PyErr_Format(PyExc_TypeError, "find_other: owners must be classes and modules");
         PyObject *found = find_own(owner, PyTuple_GET_ITEM(noted, i + 1));
         if (found == NULL && PyErr_Occurred()) return NULL;
         if (found != (value != Py_None ? value : NULL)) return PyLong_FromSsize_t(i);

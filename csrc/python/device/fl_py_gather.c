@@ -23,8 +23,8 @@ int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int6
         return -1;
     }
     if (first < 0 || count < 0 || count > view.shape[0] - first) {
-        PyErr_Format(PyExc_IndexError, "gather: indices has %lld rows, and must hold [%lld, %lld)",
-                     (long long)view.shape[0], (long long)first, (long long)(first + count));
+        PyErr_Format(PyExc_IndexError, "gather: indices must hold [%lld, %lld), got %lld rows",
+                     (long long)first, (long long)(first + count), (long long)view.shape[0]);
         return -1;
     }
     self->rows = (const int64_t *)view.data + first;

@@ -28,7 +28,7 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &uses_openmp))
         return NULL;
     if (threads < 1)
-        return PyErr_Format(PyExc_ValueError, "ThreadPool needs at least 1 thread, got %d",
+        return PyErr_Format(PyExc_ValueError, "ThreadPool: threads must be at least 1, got %d",
                             threads);
     fl_py_thread_pool *self = (fl_py_thread_pool *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;

@@ -95,7 +95,7 @@ view_anywhere(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out, DLDe
 {
     DLTensor tensor;
     if (!fl_py_is_tensor(dlpack, object)) {
-        PyErr_Format(PyExc_TypeError, "expected a torch.Tensor, got %.100s",
+        PyErr_Format(PyExc_TypeError, "a tensor must be a torch.Tensor, got %.100s",
                      Py_TYPE(object)->tp_name);
         return -1;
     }
@@ -183,7 +183,8 @@ void *fl_py_scalar_address(const fl_py_dlpack *dlpack, PyObject *object, uint8_t
     DLTensor tensor;
     int32_t found;
     if (!fl_py_is_tensor(dlpack, object))
-        return PyErr_Format(PyExc_TypeError, "expected a torch.Tensor of one number, got %.100s",
+        return PyErr_Format(PyExc_TypeError,
+                            "a scalar must be a torch.Tensor of one number, got %.100s",
                             Py_TYPE(object)->tp_name);
     if (borrow_anywhere(dlpack, object, &tensor) != 0) return NULL;
     bool is_there =
@@ -195,7 +196,8 @@ void *fl_py_scalar_address(const fl_py_dlpack *dlpack, PyObject *object, uint8_t
     if (tensor.dtype.code == code && tensor.dtype.bits == bits &&
         count_elements(tensor.ndim, tensor.shape) == 1)
         return (char *)tensor.data + tensor.byte_offset;
-    return PyErr_Format(PyExc_TypeError, "expected a tensor of one number of %d bits", (int)bits);
+    return PyErr_Format(PyExc_TypeError, "a scalar must be a tensor of one number of %d bits",
+                        (int)bits);
 }
 
 void *
@@ -209,7 +211,8 @@ fl_py_buffer_address(const fl_py_dlpack *dlpack, PyObject *object, int32_t devic
         tensor.device.device_id == wanted.device_id && tensor.dtype.bits == 8 && tensor.ndim == 1 &&
         tensor.shape[0] == bytes && (bytes == 1 || tensor.strides[0] == 1))
         return (char *)tensor.data + tensor.byte_offset;
-    return PyErr_Format(PyExc_ValueError, "expected %lld contiguous bytes on %s device %d",
+    return PyErr_Format(PyExc_ValueError,
+                        "the tensor must have %lld contiguous bytes on %s device %d",
                         (long long)bytes, device == FL_PY_CPU ? "CPU" : "CUDA", wanted.device_id);
 }
 
@@ -223,7 +226,7 @@ int fl_py_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out)
     if (fl_py_is_tensor(dlpack, object)) return view_tensor(dlpack, object, out);
     int done = fl_py_array_view(object, out);
     if (done != 0) return done > 0 ? 0 : -1;
-    PyErr_Format(PyExc_TypeError, "expected a torch.Tensor or numpy.ndarray, got %.100s",
+    PyErr_Format(PyExc_TypeError, "an array must be a torch.Tensor or numpy.ndarray, got %.100s",
                  Py_TYPE(object)->tp_name);
     return -1;
 }
@@ -335,7 +338,7 @@ PyObject *fl_py_tensor_new(const fl_py_dlpack *dlpack, fl_dtype dtype, int32_t n
     int64_t bytes = fl_tensor_bytes(dtype, ndim, shape);
     tensor_owner *self = bytes < 0 ? NULL : fl_alloc((int64_t)sizeof *self + bytes);
     if (self == NULL)
-        return PyErr_Format(PyExc_MemoryError, "no memory for a tensor of %lld bytes",
+        return PyErr_Format(PyExc_MemoryError, "out of memory for a tensor of %lld bytes",
                             (long long)bytes);
     *data = self->memory;
     return make_owned(dlpack, self, self->memory, dtype, ndim, shape);

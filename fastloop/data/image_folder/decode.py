@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fastloop.base.checks import look_up, make_message, refuse_if
+from fastloop.base.checks import look_up, refuse_if
 from fastloop.data.field import Array, open_regular
 
 _MAX_PIXELS = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS, for programs without Pillow
@@ -121,7 +121,7 @@ def check_image(image: Any, who: str, path: str) -> Array:
     got = f"{image.dtype} {shape}" if is_image else type(image).__name__
     rule = "a numpy.ndarray of uint8 and shape [height, width, 3], RGB"
     kind = ValueError if is_image and image.dtype == np.uint8 else TypeError
-    raise kind(make_message(f"the result of {who} for {path!r}", rule, got))
+    raise kind(f"the result of {who} for {path!r} must be {rule}, got {got}")
 
 
 def read_image(decode: Callable[[bytes], Any], path: str) -> Array:

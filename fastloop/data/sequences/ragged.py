@@ -31,7 +31,7 @@ def _read_offsets(offsets: object, length: int) -> Offsets:
     falls = np.flatnonzero(copy[1:] < copy[:-1])
     if falls.size:
         at = int(falls[0]) + 1
-        rule = f"at least offsets[{at - 1}]={copy[at - 1]}"
+        rule = f">= offsets[{at - 1}]={copy[at - 1]}"
         remedy = "if you have lengths, pass numpy.append(0, numpy.cumsum(lengths))"
         raise ValueError(make_message(f"offsets[{at}]", rule, int(copy[at]), remedy))
     if copy[0] < 0 or copy[-1] > length:

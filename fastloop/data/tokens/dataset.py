@@ -121,7 +121,9 @@ def open_tokens(path: str, format: str, dtype: str) -> TokenFile:
                 dtype, first, tokens = _read_npy(opened, state.st_size, dtype)
             elif format in ("megatron", "datatrove"):
                 if format == "megatron" and not path.endswith(".bin"):
-                    raise ValueError("must end with .bin (pass the .bin file beside the .idx file)")
+                    remedy = "pass the .bin file beside the .idx file"
+                    ending = os.path.splitext(path)[1]
+                    raise ValueError(f"must end with .bin, got {ending!r} ({remedy})")
                 read = _index_of(path, format)
                 with open_regular(read, "index", "write the index again") as file:
                     identities[read] = _identity(os.fstat(file.fileno()))

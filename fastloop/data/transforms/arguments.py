@@ -246,7 +246,7 @@ def _read_scales(name: str, value: Any) -> Any:
 def _read_taps(name: str, value: Any) -> Sequence[int]:
     taps = _read_size(name, value, "an odd int, or (width, height)")
     are_odd = all(length % 2 == 1 and length <= _MAX_TAPS for length in taps)
-    checks.check_value(name, value, are_odd, f"odd and at most {_MAX_TAPS}")
+    checks.check_value(name, value, are_odd, f"odd and <= {_MAX_TAPS}")
     return taps
 
 

@@ -546,7 +546,7 @@ class Normalize(Values):
         if not isinstance(image, torch.Tensor) or not image.is_floating_point():
             got, remedy = checks.look_up(image, "dtype", image), "put ToDtype(torch.float32) before"
             raise TypeError(checks.make_message(name, rule, got, remedy))
-        check_value(name, image.shape, image.ndim >= 3, rule)
+        check_value(name, tuple(image.shape), image.ndim >= 3, rule)
         both = torch.tensor(self._statistics(image.shape[-3]), dtype=image.dtype, device="cpu")
         mean, std = both.to(image.device)[..., None, None]
         result: torch.Tensor = image.sub_(mean) if self.inplace else image.sub(mean)

@@ -78,10 +78,12 @@ class ImageOp:
         name, rule = f"{type(self).__name__}: the image", "one CPU tensor of uint8 [C, H, W]"
         is_tensor = isinstance(image, torch.Tensor)
         is_covered = is_tensor and image.dtype is torch.uint8 and image.device.type == "cpu"
-        got = f"{image.dtype} on {image.device}" if is_tensor else type(image)
-        check_type(name, got, is_covered, rule, "ToDtype and Normalize go after this")
+        if not is_covered:
+            got = f"{image.dtype} on {image.device}" if is_tensor else type(image).__name__
+            remedy = "put ToDtype and Normalize after this operation"
+            raise TypeError(f"{name} must be {rule}, got {got} ({remedy})")
         shape = tuple(image.shape)
-        check_value(name, image.shape, len(shape) == 3, rule)
+        check_value(name, shape, len(shape) == 3, rule)
         compiled = self._compiled
         if compiled is None or compiled[0] != shape:
             compiled = self._compiled = shape, compile_plan(tuple(self._operations()), shape)

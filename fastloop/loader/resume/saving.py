@@ -212,7 +212,7 @@ def _why_stream_not_resumable(loader: DataLoader[Any], readers: ReaderStates) ->
 def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one state for the states of every rank, as ``DataLoader.join_states`` does."""
     if not isinstance(states, list | tuple) or not states:
-        raise ValueError(make_message("states", "a list of the states of all ranks", states))
+        raise ValueError(make_message("states", "a list of one state for each rank", states))
     for i, state in enumerate(states):
         check_dict(f"states[{i}]", state)
     first = states[0]
@@ -232,8 +232,8 @@ def join_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for key in first.keys() - (_OF_A_RANK if have_cursors else ()) - {"joined"}:
             faults += _disagreements(key, first[key], state.get(key), i)
     if faults:
-        remedy = "pass the states that all ranks saved at the same batch, in the order of ranks"
-        text = f"the states of all ranks must agree, got {'; '.join(sorted(faults))}"
+        remedy = "pass the state that every rank saved at the same batch, in the order of ranks"
+        text = f"the states of ranks must agree, got {'; '.join(sorted(faults))}"
         raise ValueError(f"{text} ({remedy})")
     parts = [{key: state[key] for key in _OF_A_RANK if key in state} for state in states]
     return deepcopy({**first, "joined": parts if have_cursors else []})

@@ -130,7 +130,7 @@ class WorkerIter(MultiIter, LockedIter):
         """Refuse to work in a forked child: the child has no threads, and the parent writes to the
         memory of batches from processes."""
         if not self._is_own():
-            text = "the workers of this iterator belong to the parent process"
+            text = "this iterator belongs to the parent process"
             raise RuntimeError(f"{text}; call iter() on the loader in the child")
 
     # ---- the order of batches

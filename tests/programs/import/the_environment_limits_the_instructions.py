@@ -8,7 +8,7 @@ try:
     fastloop.build_info()
 except ValueError as error:
     choices = "plain or neon" if platform.machine() == "aarch64" else "plain, avx2 or avx512"
-    assert str(error) == f"FASTLOOP_CPU=avx: it is {choices}, or not set"
+    assert str(error) == f"FASTLOOP_CPU must be {choices}, or unset, got avx"
 else:
     raise AssertionError("loaded")
 os.environ["FASTLOOP_CPU"] = "plain"

@@ -19,7 +19,7 @@ batches = [next(iterator)]
 
 
 def child():
-    assert "workers of this iterator belong to the parent" in error_text(lambda: next(iterator))
+    assert "this iterator belongs to the parent" in error_text(lambda: next(iterator))
     assert check_batches(loader) == 16
     assert check_batches(loader) == 16
     loader.close()
