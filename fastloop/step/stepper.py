@@ -109,7 +109,8 @@ class Stepper:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(make_message("optimizer", "a torch.optim.Optimizer", optimizer))
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise TypeError("optimizer must take one gradient a step, got LBFGS (use LBFGS alone)")
+            text = "optimizer must take one gradient a step, got LBFGS"
+            raise TypeError(f"{text} (use LBFGS without a Stepper)")
         if scaler is not None and not isinstance(scaler, TorchScaler):
             raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
         scaler = scaler if scaler is not None and scaler.is_enabled() else None

@@ -296,7 +296,9 @@ class _Runner:
             self._time_step(size)  # warms up: optimizers make state, libraries make workspaces
         seconds = median([self._time_step(size) for _ in range(self._steps)])
         if not self._stepped:
-            raise RuntimeError(f"step_fn({size}) has stepped no optimizer; step one in each call")
+            raise RuntimeError(
+                f"step_fn({size}) has stepped no optimizer; step an optimizer in step_fn"
+            )
         if self._devices:
             return seconds, max(map(torch.accelerator.max_memory_reserved, self._devices))
         return seconds, None if self._before is None else (own_bytes("VmHWM") or 0) - self._before

@@ -331,5 +331,5 @@ def test_state_and_step_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_that_does_not_train_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(monkeypatch)
-    with pytest.raises(RuntimeError, match=r"step_fn\(1\) has stepped no optimizer; step one"):
+    with pytest.raises(RuntimeError, match=r"step_fn\(1\) has stepped no optimizer; step an"):
         fastloop.find_batch_size(lambda n: None, bench.model, bench.optimizer, batch_size=4)

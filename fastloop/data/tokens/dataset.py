@@ -278,9 +278,10 @@ class WindowArguments:
             checks.check_value("out_dtype", self.out_dtype, fits, rule, "pass torch.int64")
             checks.read_optional_int("eos_id", self.eos_id, 0, most, f"{whose} are {file.dtype}")
             if self.return_docs and self.eos_id is None and file.ends is None:
-                rule, reason = "an int with return_docs=True", "has no index of documents"
-                text = checks.make_message("eos_id", rule, None, f"{file.path!r} {reason}")
-                raise ValueError(text)
+                raise ValueError(
+                    "eos_id must be an int with return_docs=True, got None "
+                    f"({file.path!r} has no index of documents)"
+                )
         longest = max(opened, key=operator.attrgetter("tokens"))
         if longest.tokens < self.shortest:
             rule = f"{self.shortest} tokens for seq_len={self.seq_len}, mode={self.mode!r}"
