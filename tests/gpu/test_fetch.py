@@ -101,7 +101,7 @@ def test_memory_is_registered_as_long_as_the_dataset_lives() -> None:
 
 def test_memory_that_is_pinned_already_is_refused() -> None:
     data = ArrayDataset(torch.randn(64, 2), torch.randn(64, 100).pin_memory(), gather="device")
-    with pytest.raises(RuntimeError, match=r"cannot register 25,600 bytes.*not pinned"):
+    with pytest.raises(RuntimeError, match=r"cannot register 25,600 bytes.*neither pinned"):
         iter(fetching(data, 2))
     gc.collect()
     assert not is_registered(data._fields[0].source)
