@@ -266,8 +266,7 @@ static void test_no_call_can_be_left_out(void)
     fake_forget_sites();
     CHECK_INT(run_without_a_site(&none), 0);
     for (const char *name; (name = fake_site(count)) != NULL; count++) {
-        /* Threads take turns as the machine has time for them, so a run may miss a call by chance.
-         */
+        /* A run may miss a call by chance: the machine decides the turns of threads. */
         int status = 0;
         for (int run = 0; status == 0 && run < 5; run++)
             status = run_child(run_without_a_site, &count);
