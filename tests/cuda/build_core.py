@@ -19,7 +19,7 @@ import numpy
 ROOT = Path(__file__).resolve().parents[2]
 CSRC, HERE = ROOT / "csrc", Path(__file__).parent
 FLOORS = [path for path in sorted(CSRC.rglob("*")) if path.is_dir() and "vendor" not in path.parts]
-FLAGS = ["-O1", "-g", "-fPIC", "-pthread", "-ffp-contract=off"]
+FLAGS = ["-O1", "-g0", "-fPIC", "-pthread", "-ffp-contract=off"]
 DEFINES = [
     '-DFL_VERSION="0"',
     '-DFL_CUDA_ARCHS="shim"',
