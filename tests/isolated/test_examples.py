@@ -1,26 +1,31 @@
 """The examples, small: they end by themselves, both trainings agree, and the loss falls."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import run_file
 from sources import ROOT
 from time_limits import limit
 
 pytestmark = pytest.mark.slowest
 
 
+@pytest.fixture(autouse=True)
+def one_thread_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def printed(folder: Path, name: str, *args: str, launcher: tuple[str, ...] = ()) -> str:
-    done = subprocess.run(
-        [sys.executable, *launcher, ROOT / "examples" / name, *args],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=limit(300),
-    )
+    example = ROOT / "examples" / name
+    if launcher:
+        command = [sys.executable, *launcher, example, *args]
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=limit(300)
+        )
+    else:
+        done = run_file(example, *args, cwd=folder, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
