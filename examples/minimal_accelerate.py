@@ -1,4 +1,4 @@
-"""accelerate: a fastloop.DataLoader with arguments of its own keeps them in prepare()."""
+"""accelerate: a fastloop.DataLoader with fastloop-specific arguments keeps them in prepare()."""
 
 import torch
 from accelerate import Accelerator

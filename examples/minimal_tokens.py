@@ -23,7 +23,7 @@ model = nn.Sequential(nn.Embedding(256, 64), nn.Linear(64, 256)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for epoch in range(2):
     sampler.set_epoch(epoch)
-    for x, y in loader:  # int64 [16, 64]; y is x, one token on
+    for x, y in loader:  # int64 [16, 64]; y is x shifted by one token
         loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
         loss.backward()
         optimizer.step()
