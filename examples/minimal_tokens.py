@@ -20,7 +20,7 @@ sampler = ShuffleSampler(data, seed=0)
 loader = DataLoader(data, batch_size=16, sampler=sampler, num_workers=2, device=device)
 
 model = nn.Sequential(nn.Embedding(256, 64), nn.Linear(64, 256)).to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for epoch in range(2):
     sampler.set_epoch(epoch)
     for x, y in loader:  # int64 [16, 64]; y is x shifted by one token

@@ -149,7 +149,8 @@ def _count_passed(dealt: Dealt) -> int:
 def count_rest(sampler: Any, ranks: int, dealt: Dealt) -> int:
     """Return the rows of each rank after the rows that earlier ranks have had."""
     is_ours = type(sampler) is ShuffleSampler
-    rest = (sampler.length if is_ours else len(sampler.dataset)) - _count_passed(dealt)
+    length = sampler.length if is_ours else len(sampler.dataset)
+    rest = max(length - _count_passed(dealt), 0)  # a damaged state may have dealt out more
     return rest // ranks if getattr(sampler, "drop_last", False) else -(-rest // ranks)
 
 
