@@ -7,6 +7,7 @@ from typing_extensions import Self
 version: str
 IMAGE_OPS: Mapping[str, int]
 IMAGE_LIMITS: Mapping[str, int]
+IMAGE_ARITHMETICS: Mapping[str, int]
 INTERPOLATIONS: Mapping[str, int]
 PADDING_MODES: Mapping[str, int]
 

@@ -266,6 +266,22 @@ def test_maps_of_nothing_and_of_computed_pixels() -> None:
             computed.map(torch.zeros(count, dtype=torch.int64), out, 0)
 
 
+def test_a_device_has_the_arithmetic_of_v2_alone() -> None:
+    invert = {"kind": INVERT, "p": 0.5}
+    assert dict(_core.IMAGE_ARITHMETICS) == {"v2": 0, "v1": 1, "PIL": 2}
+    assert make_plan(invert).map_length == make_plan({**invert, "arithmetic": 0}).map_length > 0
+    for arithmetic in (1, 2):
+        plan = make_plan({**invert, "arithmetic": arithmetic})
+        assert plan.map_length == 0
+        source = image()
+        made, expected = torch.zeros_like(source), torch.zeros_like(source)
+        plan.apply(source, made, 3, 0, 0)
+        make_plan(invert).apply(source, expected, 3, 0, 0)
+        assert torch.equal(made, expected)
+    with pytest.raises(ValueError, match="arithmetic=3"):
+        make_plan({**invert, "arithmetic": 3})
+
+
 def test_plans_are_freed() -> None:
     class Held(np.ndarray):  # it can be referred to weakly
         pass

@@ -49,6 +49,14 @@ typedef enum fl_image_op_kind {
     FL_OP_KINDS
 } fl_image_op_kind;
 
+/* Whose arithmetic makes the pixels of operations that compute pixels. */
+typedef enum fl_image_arithmetic {
+    FL_BY_TENSOR_V2 = 0, /* torchvision.transforms.v2's, of uint8 tensors */
+    FL_BY_TENSOR_V1,     /* torchvision.transforms', of uint8 tensors */
+    FL_BY_PIL,           /* Pillow's, which both versions call for PIL images */
+    FL_IMAGE_ARITHMETICS
+} fl_image_arithmetic;
+
 typedef enum fl_padding_mode {
     FL_PAD_CONSTANT,
     FL_PAD_EDGE,
@@ -75,6 +83,7 @@ typedef struct fl_image_op {
     uint8_t occurrence; /* how many operations of the same kind come before; < 8 for kinds that
                            draw. Random numbers have slot kind << 3 | occurrence, so operations of
                            different kinds do not change each other's numbers */
+    fl_image_arithmetic arithmetic;
     int32_t span; /* how many of the next operations this operation holds, including operations that
                      they hold */
     fl_image_size size; /* of the result. BLUR: odd numbers of taps. RESIZE: {n, 0}: the shorter

@@ -398,6 +398,7 @@ static int run_range(const fl_image_plan *plan, const fl_image_params *params, i
     for (int32_t i = begin; i < end; i += 1 + plan->ops[i].span) {
         const fl_image_op *op = &plan->ops[i];
         const fl_op_type *type = op_types[op->kind];
+        view->arithmetic = op->arithmetic;
         if (type->apply != NULL)
             FL_TRY(type->apply(op, i, &params[i], view, err));
         else if (op->kind == FL_OP_ORDER)

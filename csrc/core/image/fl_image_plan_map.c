@@ -30,8 +30,10 @@ static bool is_gate(const fl_image_op *op)
     return op->kind >= FL_OP_APPLY && op->kind <= FL_OP_BRANCH;
 }
 
+/* Returns true for an operation that a device can do: its kernels have the arithmetic of v2. */
 static bool is_on_colors(const fl_image_op *op)
 {
+    if (op->arithmetic != FL_BY_TENSOR_V2) return false;
     return op->kind >= FL_OP_INVERT && op->kind <= FL_OP_PHOTOMETRIC_DISTORT;
 }
 

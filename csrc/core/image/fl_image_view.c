@@ -12,6 +12,7 @@ void fl_image_view_start(fl_image_view *view, const fl_image_tools *tools, fl_re
     view->is_pending = false;
     view->images = 0;
     view->is_own = view->has_tables = false;
+    view->arithmetic = FL_BY_TENSOR_V2;
     view->steps = NULL;
     view->erased_count = 0;
     fl_image_axis_start(&view->y, source->size.height);

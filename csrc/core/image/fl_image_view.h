@@ -41,6 +41,7 @@ typedef struct fl_image_view {
     bool has_tables;
     fl_byte_table table[FL_MAX_CHANNELS];
 
+    fl_image_arithmetic arithmetic; /* of the operation that is applied; the plan sets it */
     fl_color_step *steps; /* borrowed: notes the steps on colours; NULL: they are computed */
 
     int32_t erased_count;

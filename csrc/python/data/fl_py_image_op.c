@@ -88,15 +88,17 @@ static int read_own(PyObject *dict, fl_image_op *out)
 
 static int read_op(PyObject *dict, fl_image_op *out)
 {
-    int32_t kind = 0, occurrence = 0, interpolation = 0, mode = 0;
+    int32_t kind = 0, occurrence = 0, arithmetic = 0, interpolation = 0, mode = 0;
     if (read_int(dict, "kind", FL_OP_KINDS - 1, &kind) != 0 ||
         read_int(dict, "occurrence", UINT8_MAX, &occurrence) != 0 ||
+        read_int(dict, "arithmetic", FL_IMAGE_ARITHMETICS - 1, &arithmetic) != 0 ||
         read_int(dict, "span", FL_MAX_IMAGE_OPS, &out->span) != 0 ||
         read_int(dict, "interpolation", FL_INTERPOLATIONS - 1, &interpolation) != 0 ||
         read_int(dict, "padding_mode", FL_PADDING_MODES - 1, &mode) != 0)
         return -1;
     out->kind = (fl_image_op_kind)kind;
     out->occurrence = (uint8_t)occurrence;
+    out->arithmetic = (fl_image_arithmetic)arithmetic;
     out->interpolation = (fl_interpolation)interpolation;
     out->padding_mode = (fl_padding_mode)mode;
     if (read_shape(dict, out) != 0) return -1;
@@ -169,6 +171,8 @@ typedef struct named {
     int number;
 } named;
 
+static const named arithmetics[] = {
+    {"v2", FL_BY_TENSOR_V2}, {"v1", FL_BY_TENSOR_V1}, {"PIL", FL_BY_PIL}, {NULL, 0}};
 static const named interpolations[] = {{"nearest", FL_NEAREST},
                                        {"nearest-exact", FL_NEAREST_EXACT},
                                        {"bilinear", FL_BILINEAR},
@@ -208,6 +212,7 @@ int fl_py_image_op_export(PyObject *module)
         kinds[k] = (named){fl_image_op_name((fl_image_op_kind)k), k};
     if (add_mapping(module, "IMAGE_OPS", kinds) != 0 ||
         add_mapping(module, "IMAGE_LIMITS", limits) != 0 ||
+        add_mapping(module, "IMAGE_ARITHMETICS", arithmetics) != 0 ||
         add_mapping(module, "INTERPOLATIONS", interpolations) != 0)
         return -1;
     return add_mapping(module, "PADDING_MODES", padding_modes);

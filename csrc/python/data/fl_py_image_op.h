@@ -15,7 +15,8 @@
 int fl_py_image_op_read(PyObject *dict, fl_image_op *out);
 
 /* Adds mappings from names to numbers to the module, so that Python has the core's numbers:
- * IMAGE_OPS, the kinds by torchvision's names; IMAGE_LIMITS; INTERPOLATIONS; PADDING_MODES. 0, or
+ * IMAGE_OPS, the kinds by torchvision's names; IMAGE_LIMITS; IMAGE_ARITHMETICS;
+ * INTERPOLATIONS; PADDING_MODES. 0, or
  * -1 and an exception. */
 int fl_py_image_op_export(PyObject *module);
 

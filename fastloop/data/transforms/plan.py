@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 
-from fastloop._core import IMAGE_LIMITS, ImagePlan
+from fastloop._core import IMAGE_ARITHMETICS, IMAGE_LIMITS, ImagePlan
 from fastloop.base.checks import check_type, check_value
 from fastloop.data.transforms.arguments import DTYPES, Argument, to_floats
 
@@ -107,6 +107,8 @@ class Geometry(ImageOp):
     Attributes:
         kind: the operation's number in the core.
         fill_name: the attribute with the numbers for filled pixels; "": the operation fills none.
+        arithmetic: whose arithmetic computes pixels, a number of IMAGE_ARITHMETICS. Only plans of
+            torchvision's own chains have another than v2's for tensors.
         reported: the names of drawn parameters that params() shows. A name that the core does not
             have, for example "flip", means: whether the operation is applied.
         bytes_only: a verb, if the operation must stand before ToDtype.
@@ -114,6 +116,7 @@ class Geometry(ImageOp):
     """
 
     kind: int
+    arithmetic = IMAGE_ARITHMETICS["v2"]
     is_random = True
     bytes_only = ""
     is_color = False
@@ -346,7 +349,7 @@ def compile_plan(
         _check_images(op, numbers)
         span = sum(1 for _ in _flatten(op.parts))
         spec: dict[str, Any] = {"kind": op.kind, "occurrence": counts[op.kind], "span": span}
-        spec |= op.encode(get_size)
+        spec |= {"arithmetic": op.arithmetic, **op.encode(get_size)}
         counts[op.kind] += 1
         if op.fill_name:
             fill = _fill_numbers(op, numbers)
