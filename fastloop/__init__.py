@@ -18,7 +18,7 @@ _NAMES = {
     "fastloop.loader.dataloader": "DataLoader stats",
     "fastloop.loader.stats": "LoaderStats WorkerStats",
     "fastloop.patching.patch": "PatchState patch patch_status patched unpatch",
-    "fastloop.patching.seams": "SeamStatus",
+    "fastloop.compat.seams": "SeamStatus",
     "fastloop.step.grad_list": "clip_grad_norm_",
     "fastloop.step.graph": "GraphStep graph_step",
     "fastloop.step.scaler": "GradScaler",

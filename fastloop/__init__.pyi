@@ -1,6 +1,7 @@
 """The public names, for type checkers; ``__init__.py`` imports each when it is first used."""
 
 from fastloop import transforms as transforms
+from fastloop.compat.seams import SeamStatus as SeamStatus
 from fastloop.data.arrays import ArrayDataset as ArrayDataset
 from fastloop.data.image_folder.dataset import ImageFolder as ImageFolder
 from fastloop.data.samplers import (
@@ -39,7 +40,6 @@ from fastloop.patching.patch import (
 from fastloop.patching.patch import (
     unpatch as unpatch,
 )
-from fastloop.patching.seams import SeamStatus as SeamStatus
 from fastloop.step.grad_list import clip_grad_norm_ as clip_grad_norm_
 from fastloop.step.graph import GraphStep as GraphStep
 from fastloop.step.graph import graph_step as graph_step

@@ -23,9 +23,9 @@ import sys
 import time
 from types import SimpleNamespace
 
+from fastloop.compat.counts import describe, hand_over, open_counts, take_counts
 from fastloop.compat.late_import import after_import, cancel
 from fastloop.patching import SEAMS
-from fastloop.patching.counts import describe, hand_over, open_counts, take_counts
 
 TYPE_CHECKING = False  # importing typing would take as long as this whole module
 if TYPE_CHECKING:

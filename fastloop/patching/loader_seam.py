@@ -15,6 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fastloop.adapters import accelerate
 from fastloop.base.checks import look_up
 from fastloop.compat.late_import import after_import
+from fastloop.compat.seams import Function, Seam, find_subclasses
 from fastloop.compat.torch_parts import call_as_torch
 from fastloop.data.columns import own
 from fastloop.device.prefetch import loading_iterator
@@ -23,7 +24,6 @@ from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.resume.epoch import Position
 from fastloop.loader.route import fast_iterator, is_users_own, iterate_without_broken_workers
 from fastloop.loader.shared import PlainIter, Shared, SyncIter, shared_of
-from fastloop.patching.seams import Function, Seam, find_subclasses
 
 # The one class known whose __init__ does not call torch's.
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"

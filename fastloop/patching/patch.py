@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import sys
-import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import util
 
 import torch
 
 from fastloop._core import version
 from fastloop.base.checks import check_value
 from fastloop.base.shown import repr_html
-from fastloop.compat import moves
-from fastloop.compat.late_import import after_import, cancel
+from fastloop.compat import moves, seams
+from fastloop.compat.counts import describe, take_counts
 from fastloop.compat.requirements import read_check_interval
-from fastloop.compat.torch_parts import before_workers
+from fastloop.compat.seams import Seam, SeamStatus
 from fastloop.patching import SEAMS
-from fastloop.patching.counts import describe, enter_child, hand_over, open_counts, take_counts
-from fastloop.patching.seams import Seam, SeamStatus
-
-_lock = threading.RLock()
-_seams: dict[str, Seam] = {}
 
 
 @dataclass(frozen=True)
@@ -52,57 +43,6 @@ class PatchState:
         return "; ".join([*found, *[f"replaced for good: {names}"] * bool(names)])
 
 
-# Modules of torchvision with a class Compose, and its function that runs the operations.
-_COMPOSES = {
-    "torchvision.transforms.transforms": "__call__",
-    "torchvision.transforms.v2._container": "forward",
-}
-
-
-class TransformSeam(Seam):
-    """A seam that waits for torchvision. The check of each plan stands for the seam's own."""
-
-    def __init__(self, is_strict: bool) -> None:
-        super().__init__("transforms", is_strict, lambda is_alone: [], ("hooks", "collate"))
-        # Workers live for an epoch, and each would find out anew.
-        os.register_at_fork(before=self._prepare)
-        before_workers.append(self._prepare)
-
-    def _prepare(self) -> None:
-        if self.is_on and self._patches:
-            from fastloop.adapters.torchvision_chain import prepare
-
-            with suppress(Exception):  # the transform that needs to know meets the same error
-                prepare()
-
-    def leave(self, what: str, reason: str) -> None:
-        """Count a transform that torchvision does. FASTLOOP_STRICT is about torch."""
-        self.left[reason] += 1
-
-    def _put_in(self) -> None:
-        self.is_on = True
-        self.native, self.left, self.served = 0, Counter(), {}
-        for module in _COMPOSES:
-            after_import(module, functools.partial(self._arrive, module))
-
-    def _arrive(self, module: str) -> None:
-        if not self.is_on:
-            return
-        owner = sys.modules[module].Compose
-        found = next((one for one in self._patches if one.owner is owner), None)
-        if found is None:
-            # Imported now: most programs have no torchvision.
-            from fastloop.adapters.torchvision_compose import make_call
-
-            found = self.add(owner, _COMPOSES[module], functools.partial(make_call, self))
-        found.put_in(anew=True)
-
-    def take_out(self, why: str = "it was taken out") -> None:
-        for module in _COMPOSES:
-            cancel(module)
-        super().take_out(why)
-
-
 def _check_names(what: str | Iterable[str]) -> list[str]:
     names = [what] if isinstance(what, str) else list(what)
     rule = f"one of {', '.join(map(repr, SEAMS))}"
@@ -113,13 +53,14 @@ def _check_names(what: str | Iterable[str]) -> list[str]:
 
 def _open_seam(name: str) -> Seam:
     """Import the seams only now: they cost milliseconds at the start of a program."""
-    if name not in _seams:
+    if name not in seams.opened:
+        from fastloop.adapters.torchvision_seam import TransformSeam
         from fastloop.patching.loader_seam import LoaderSeam
         from fastloop.patching.step_seams import make_clip_seam, make_scaler_seam
 
         makers = LoaderSeam, make_scaler_seam, make_clip_seam, TransformSeam
-        _seams[name] = makers[SEAMS.index(name)](os.environ.get("FASTLOOP_STRICT") == "1")
-    return _seams[name]
+        seams.opened[name] = makers[SEAMS.index(name)](os.environ.get("FASTLOOP_STRICT") == "1")
+    return seams.opened[name]
 
 
 def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> PatchState:
@@ -151,14 +92,14 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
     """
     names = _check_names(what)
     read_check_interval()  # a wrong number is an error now, not at the first image
-    with _lock:
+    with seams.lock:
         if os.environ.get("FASTLOOP") == "0":
             return patch_status()
         # Importing the seams would set off a collection of everything that torch has made, which
         # takes longer than the import.
         was_collecting = gc.isenabled()
         gc.disable()
-        take_counts(_seams)  # they are of the time before
+        take_counts(seams.opened)  # they are of the time before
         try:
             are_on = [_open_seam(name).put_in() for name in names]
         finally:
@@ -189,10 +130,10 @@ def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
         ValueError: ``what`` has an unknown name.
     """
     names = _check_names(what)
-    with _lock:
+    with seams.lock:
         for name in names:
-            if name in _seams and _seams[name].is_on:
-                _seams[name].take_out()
+            if name in seams.opened and seams.opened[name].is_on:
+                seams.opened[name].take_out()
         return patch_status()
 
 
@@ -200,8 +141,8 @@ def unpatch(what: str | Iterable[str] = SEAMS) -> PatchState:
 def patched(what: str | Iterable[str] = SEAMS) -> Iterator[PatchState]:
     """``patch()`` for a block: its end takes out only the seams that the block has put in."""
     names = _check_names(what)
-    with _lock:
-        before = {name for name in names if name in _seams and _seams[name].is_on}
+    with seams.lock:
+        before = {name for name in names if name in seams.opened and seams.opened[name].is_on}
         state = patch(names)
     try:
         yield state
@@ -215,36 +156,8 @@ def patch_status() -> PatchState:
     is_off = os.environ.get("FASTLOOP") == "0"
     why = "FASTLOOP=0 is set" if is_off else "patch() was not called for it"
     off = SeamStatus(False, why, 0, {})
-    with _lock:
-        take_counts(_seams)
-        opened = {name: seam.status() for name, seam in _seams.items()}
+    with seams.lock:
+        take_counts(seams.opened)
+        opened = {name: seam.status() for name, seam in seams.opened.items()}
     states = {name: opened.get(name, off) for name in SEAMS}
     return PatchState(states, tuple(moves.replaced))
-
-
-# ---- processes that this one starts
-
-
-def _begin_worker() -> None:
-    if any(seam.is_on for seam in _seams.values()):
-        open_counts()
-
-
-def _enter_child() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that is not here may hold the other one
-    enter_child()
-    for seam in _seams.values():
-        seam.native, seam.left, seam.served = 0, Counter(), {}
-
-
-def _hand_over() -> None:
-    with suppress(Exception):  # counts are not worth a traceback
-        take_counts(_seams)
-        hand_over(_seams)
-
-
-os.register_at_fork(before=_begin_worker, after_in_child=_enter_child)
-before_workers.append(_begin_worker)
-# Processes of multiprocessing end without atexit, and begin with a list of finalizers of their own.
-util.register_after_fork(PatchState, lambda _: util.Finalize(None, _hand_over, exitpriority=0))

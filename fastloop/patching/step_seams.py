@@ -24,8 +24,8 @@ from torch import Tensor
 
 from fastloop.base.threads import thread_pool
 from fastloop.compat.ranges import named
+from fastloop.compat.seams import Function, Seam
 from fastloop.compat.torch_parts import TorchScaler, clip_module, count_dispatch_modes
-from fastloop.patching.seams import Function, Seam
 from fastloop.step import grad_list, shards
 from fastloop.step.scaler import BoundedScaler
 

@@ -17,7 +17,7 @@ from time_limits import limit
 from torch.utils.data import DataLoader, Dataset
 
 import fastloop
-from fastloop.patching import counts
+from fastloop.compat import counts
 
 
 def seam_of(native: int = 0, **left: int) -> Any:

@@ -29,10 +29,10 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import fastloop
+from fastloop.compat.seams import Patch
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import SyncIter
 from fastloop.loader.workers.processes import ProcessIter
-from fastloop.patching.seams import Patch
 
 TORCHS = vars(DataLoader)["_get_iterator"], vars(DataLoader)["__iter__"]
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchvision_shim import torchvision_v2
 
 import fastloop
-from fastloop.patching.seams import SeamStatus
+from fastloop.compat.seams import SeamStatus
 
 v2: Any = torchvision_v2()
 if v2 is not None:

@@ -21,7 +21,7 @@ from time_limits import limit
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fastloop
-from fastloop.patching.seams import Patch
+from fastloop.compat.seams import Patch
 from fastloop.tools.report import loader_source
 from fastloop.tools.report import observer as loop_observer
 from fastloop.tools.report.loader_source import LoaderSource

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from fastloop._core import version
 from fastloop.base.machine import cpu_seconds_of_all, pss_bytes_of_all
+from fastloop.compat.seams import Function, Patch
 from fastloop.patching.patch import patch_status
-from fastloop.patching.seams import Function, Patch
 from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
 from fastloop.tools.report.recorder import NOT_MEASURED
 

@@ -25,11 +25,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fastloop.base.checks import look_up
 from fastloop.base.machine import scheduled_ns
 from fastloop.base.threads import NextLock
+from fastloop.compat import seams
+from fastloop.compat.seams import Function, Patch, find_subclasses
 from fastloop.compat.torch_parts import BaseIter, clip_module
 from fastloop.device.prefetch import Prefetcher, loading_iterator
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
-from fastloop.patching import seams
-from fastloop.patching.seams import Function, Patch, find_subclasses
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList
 from fastloop.step.scaler import BoundedScaler

@@ -2,25 +2,29 @@
 
 Attributes of torch's classes and modules are replaced, so a seam serves every instance and
 subclass, whether a framework was imported before or after. If a tool has wrapped a function since,
-the function stays in and passes every call on.
+the function stays in and passes every call on. The seams of a process hand their counts over to the
+process that started it (``counts.py``).
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from multiprocessing import util
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastloop.base.checks import look_up
-from fastloop.compat.torch_parts import difference, is_known
+from fastloop.compat.counts import enter_child, hand_over, open_counts, take_counts
+from fastloop.compat.torch_parts import before_workers, difference, is_known
 
 Function = Callable[..., Any]
 Maker = Callable[[Function], Function]
@@ -207,3 +211,36 @@ class Seam:
                 name = f"{getattr(patch.owner, '__name__', patch.owner)}.{patch.name}"
                 why = f"another tool has put torch's {name} back; call fastloop.patch()"
         return SeamStatus(not why, why, self.native, dict(self.left), dict(self.served))
+
+
+# The seams of this process, by name. Guarded by `lock`, which a forked child makes anew.
+opened: dict[str, Seam] = {}
+lock = threading.RLock()
+
+
+# ---- processes that this one starts
+
+
+def _begin_worker() -> None:
+    if any(seam.is_on for seam in opened.values()):
+        open_counts()
+
+
+def _enter_child() -> None:
+    global lock
+    lock = threading.RLock()  # a thread that is not here may hold the other one
+    enter_child()
+    for seam in opened.values():
+        seam.native, seam.left, seam.served = 0, Counter(), {}
+
+
+def _hand_over() -> None:
+    with suppress(Exception):  # counts are not worth a traceback
+        take_counts(opened)
+        hand_over(opened)
+
+
+os.register_at_fork(before=_begin_worker, after_in_child=_enter_child)
+before_workers.append(_begin_worker)
+# Processes of multiprocessing end without atexit, and begin with a list of finalizers of their own.
+util.register_after_fork(Seam, lambda _: util.Finalize(None, _hand_over, exitpriority=0))
