@@ -107,3 +107,10 @@ PyObject *fl_py_raise(const fl_err *err, const fl_py_fields *fields)
     PyErr_SetString(type, err->text);
     return NULL;
 }
+
+int fl_py_check(int status, const fl_err *err, const fl_py_fields *fields)
+{
+    if (status == FL_OK) return 0;
+    if (!PyErr_Occurred()) fl_py_raise(err, fields);
+    return -1;
+}

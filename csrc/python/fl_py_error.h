@@ -18,4 +18,8 @@ typedef struct fl_py_fields {
  * `fields`; if neither a table nor tokens are read, `fields` is NULL. */
 PyObject *fl_py_raise(const fl_err *err, const fl_py_fields *fields);
 
+/* Returns 0 for FL_OK; otherwise -1 with an exception: the exception that is set already, or as
+ * fl_py_raise. */
+int fl_py_check(int status, const fl_err *err, const fl_py_fields *fields);
+
 #endif

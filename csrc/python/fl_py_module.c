@@ -243,10 +243,7 @@ static int add_types(PyObject *module)
 static int module_exec(PyObject *module)
 {
     fl_err err;
-    if (fl_cpu_level_check(&err) != FL_OK) {
-        fl_py_raise(&err, NULL);
-        return -1;
-    }
+    if (fl_py_check(fl_cpu_level_check(&err), &err, NULL) != 0) return -1;
     fl_fork_install();
     if (fl_py_numpy_import() != 0) return -1;
     if (PyModule_AddStringConstant(module, "version", FL_VERSION) != 0) return -1;

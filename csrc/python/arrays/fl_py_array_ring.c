@@ -23,9 +23,7 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
         status = fl_ring_open(&config, &self->opened, &err);
     }
     self->ring = self->opened;
-    if (status == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 /* Drops batches outside of the ring. The ring must be empty, and the copy stream halted. */

@@ -4,12 +4,6 @@
 #include "fl_py_error.h"
 #include "fl_py_indices.h"
 
-static int raise_status(const fl_err *err)
-{
-    fl_py_raise(err, NULL);
-    return -1;
-}
-
 static inline const int64_t *indices_of(const fl_tensor *view)
 {
     return (const int64_t *)(const void *)view->data;
@@ -21,12 +15,12 @@ int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack
     fl_err err;
     self->maps = Py_NewRef(maps);
     self->has_views = has_views;
-    if (fl_plan_open(length, &self->plan, &err) != FL_OK) return raise_status(&err);
+    if (fl_py_check(fl_plan_open(length, &self->plan, &err), &err, NULL) != 0) return -1;
     for (Py_ssize_t m = 0; m < PyTuple_GET_SIZE(maps); m++) {
         fl_tensor view;
         if (fl_py_index_vector(dlpack, PyTuple_GET_ITEM(maps, m), &view) != 0) return -1;
-        if (fl_plan_map(self->plan, indices_of(&view), view.shape[0], &err) != FL_OK)
-            return raise_status(&err);
+        int status = fl_plan_map(self->plan, indices_of(&view), view.shape[0], &err);
+        if (fl_py_check(status, &err, NULL) != 0) return -1;
     }
     return 0;
 }
@@ -96,8 +90,8 @@ static int read_from_blocks(fl_py_index_source *self, const fl_py_dlpack *dlpack
     if (!self->drop_last && read_batch_size(self) != 0) return -1;
     int has_block = 1;
     while (has_block > 0) {
-        if (fl_plan_fill(self->plan, rows, self->batch_size, &err) != FL_OK)
-            return raise_status(&err);
+        int status = fl_plan_fill(self->plan, rows, self->batch_size, &err);
+        if (fl_py_check(status, &err, NULL) != 0) return -1;
         if (rows->count >= self->batch_size) break;
         has_block = set_next_block(self, dlpack);
     }
@@ -144,7 +138,7 @@ static int read_single(fl_py_index_kind kind, const fl_py_dlpack *dlpack, PyObje
     if (kind == FL_PY_INDEX_LISTS) return FL_PY_INDEX_ITEM;
     *is_single = true;
     int added = fl_py_index(dlpack, item, &index);
-    if (added == 1 && fl_rows_add(rows, &index, 1, &err) != FL_OK) return raise_status(&err);
+    if (added == 1 && fl_py_check(fl_rows_add(rows, &index, 1, &err), &err, NULL) != 0) return -1;
     return rows_or_item(added, rows);
 }
 

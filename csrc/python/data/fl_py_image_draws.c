@@ -48,10 +48,8 @@ static PyObject *draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->exp = Py_NewRef(exp);
     self->exps = PyDict_New();
     int status = self->exps != NULL ? fl_py_dlpack_open_torch(&self->dlpack) : -1;
-    if (status == 0 && fl_image_draws_open(self->plan->plan, &ways, &self->draws, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
-        status = -1;
-    }
+    if (status == 0) status = fl_image_draws_open(self->plan->plan, &ways, &self->draws, &err);
+    status = fl_py_check(status, &err, NULL);
     if (status == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -269,9 +267,7 @@ apply(fl_py_image_draws *self, const fl_image_source *source, PyObject *out, PyO
         status = fl_image_plan_apply(self->plan->plan, params, source, data, &err);
         Py_END_ALLOW_THREADS
     }
-    if (status == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 PyDoc_STRVAR(apply_doc,

@@ -128,19 +128,15 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
     if (read_ops(ops, list) != 0) return -1;
     config->ops = list;
     config->count = (int32_t)PyTuple_GET_SIZE(ops);
-    if (fl_image_ops_trace(config, trace, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
-        return -1;
-    }
+    if (fl_py_check(fl_image_ops_trace(config, trace, &err), &err, NULL) != 0) return -1;
     int32_t channels = trace[config->count].channels; /* channels of results */
     if (check_tables(tables, config, channels) != 0) return -1;
     if (linear != Py_None && read_linear(linear, channels, numbers) != 0) return -1;
     config->tables = tables != Py_None ? PyBytes_AS_STRING(tables) : NULL;
     config->linear = linear != Py_None ? numbers : NULL;
     config->image_ops = fl_cpu_image_ops_find();
-    if (fl_image_plan_open(config, &self->plan, &err) == FL_OK) return open_host_part(self, config);
-    fl_py_raise(&err, NULL);
-    return -1;
+    int status = fl_image_plan_open(config, &self->plan, &err);
+    return fl_py_check(status, &err, NULL) == 0 ? open_host_part(self, config) : -1;
 }
 
 static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

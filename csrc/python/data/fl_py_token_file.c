@@ -88,8 +88,7 @@ static int read_megatron(const Py_buffer *index, int64_t file_bytes, fl_token_ty
         if (*ends == NULL) return -1;
         status = fl_token_index_ends(index->buf, &found, file_bytes, data, out, &err);
     }
-    if (status != FL_OK) fl_py_raise(&err, NULL);
-    return status == FL_OK ? 0 : -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 /* Reads datatrove's index into a new array of ends, at *ends: 0, or -1 and an exception. */
@@ -101,8 +100,7 @@ static int read_ends(const Py_buffer *index, int64_t file_bytes, fl_token_type t
     *ends = fl_py_int64_vector(index->len / 8, &data);
     if (*ends == NULL) return -1;
     int status = fl_token_ends_read(index->buf, index->len, file_bytes, type, data, out, &err);
-    if (status != FL_OK) fl_py_raise(&err, NULL);
-    return status == FL_OK ? 0 : -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 const char fl_py_token_index_doc[] =

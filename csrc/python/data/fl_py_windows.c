@@ -206,16 +206,13 @@ static int open_both(fl_py_windows *self, const arguments *given)
     if (status == FL_OK) status = take_descriptors(self, given, sources);
     fl_free(sources);
     fl_free(tokens);
-    if (status != FL_OK && !PyErr_Occurred()) fl_py_raise(&err, NULL);
-    return status == FL_OK ? 0 : -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 static int open_gate(fl_py_windows *self)
 {
     fl_err err;
-    if (fl_gate_init(&self->gate, &err) == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(fl_gate_init(&self->gate, &err), &err, NULL);
 }
 
 static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

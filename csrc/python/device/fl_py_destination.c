@@ -17,9 +17,7 @@ int fl_py_destination_open(fl_py_destination *self, PyObject *object, const fl_p
     if (self->allocate != NULL) self->split = PyObject_GetAttrString(object, "split");
     if (self->split == NULL) return -1;
     if (!has_copies || self->copy_stream != NULL) return 0;
-    if (self->ops->open(device, &self->copy_stream, &err) == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(self->ops->open(device, &self->copy_stream, &err), &err, NULL);
 }
 
 int fl_py_destination_traverse(const fl_py_destination *self, visitproc visit, void *arg)
@@ -53,9 +51,8 @@ set_buffer(const fl_py_destination *self, void *transfer, fl_dest_buffer *buffer
     if (data == NULL || find_stream(self, &buffer->stream) != 0) return -1;
     buffer->target = transfer != NULL ? transfer : data;
     if (transfer == NULL) return 0;
-    if (self->ops->set_buffer(transfer, data, buffer->stream, is_filled, &err) == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(self->ops->set_buffer(transfer, data, buffer->stream, is_filled, &err), &err,
+                       NULL);
 }
 
 int fl_py_destination_allocate(const fl_py_destination *self, void *transfer, int64_t bytes,
@@ -80,10 +77,8 @@ int fl_py_destination_new_buffer(const fl_py_destination *self, int64_t bytes, f
     void *transfer;
     /* A new transfer has no filled parts, so this stays false. */
     bool is_filled;
-    if (self->ops->get(self->copy_stream, 1, &transfer, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
+    if (fl_py_check(self->ops->get(self->copy_stream, 1, &transfer, &err), &err, NULL) != 0)
         return -1;
-    }
     if (fl_py_destination_allocate(self, transfer, bytes, out, &is_filled) == 0) return 0;
     self->ops->cancel(transfer);
     return -1;
@@ -97,9 +92,7 @@ static int start_copy(const fl_py_destination *self, void *transfer, fl_slot *sl
     Py_BEGIN_ALLOW_THREADS
     status = self->ops->start(transfer, slot, bytes, &err);
     Py_END_ALLOW_THREADS
-    if (status == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 int fl_py_destination_finish(const fl_py_destination *self, const fl_dest_buffer *buffer,

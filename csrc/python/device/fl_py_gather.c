@@ -70,7 +70,5 @@ int fl_py_gather_queue(const fl_py_gather *self, fl_py_gather_launch *launch, co
     status = launch(self, stream, what, &err);
     if (status == FL_OK) status = note_ranges(self, stream, &err);
     Py_END_ALLOW_THREADS
-    if (status == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(status, &err, NULL);
 }

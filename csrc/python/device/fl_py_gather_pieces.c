@@ -108,9 +108,7 @@ int fl_py_pieces_open(fl_py_pieces *self, const fl_py_state *state, const fl_py_
     if (status == FL_OK && check_columns(self) != 0) return -1;
     if (status == FL_OK) find_leaders(self);
     if (status == FL_OK && self->count > 0) status = open_table(self, &err);
-    if (status == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 void fl_py_pieces_close(fl_py_pieces *self)
@@ -151,10 +149,9 @@ static int lay_out(batch *self)
 {
     fl_err err;
     const fl_py_pieces *of = self->self;
-    if (fl_table_layout(of->table, &self->rows, 0, &self->layout, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
+    if (fl_py_check(fl_table_layout(of->table, &self->rows, 0, &self->layout, &err), &err, NULL) !=
+        0)
         return -1;
-    }
     for (int32_t i = 0; i < of->count; i++) {
         bool is_first = of->leader[i] == i;
         self->tables[i] = is_first ? self->pieces : self->tables[of->leader[i]];
@@ -178,9 +175,7 @@ static int write_pieces(const batch *self, fl_piece *pieces)
                                              &self->rows, out, &err)
                      : fl_column_pad_pieces(&column->pad, &self->rows, width, out, &err);
     }
-    if (status == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 /* Copies the tables to the device with `send`. New reference. */
@@ -315,9 +310,7 @@ static int launch(const batch *self)
                               the tensors */
     status = fl_cuda_gather_pieces(self->device, stream, self->outputs, self->self->count, &err);
     Py_END_ALLOW_THREADS
-    if (status == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 PyObject *

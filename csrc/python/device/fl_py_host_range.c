@@ -63,9 +63,7 @@ static int open_range(fl_py_host_range *self, int device)
     status = fl_cuda_host_range_open(device, (char *)(uintptr_t)self->data, self->bytes,
                                      &self->range, &err);
     Py_END_ALLOW_THREADS
-    if (status == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(status, &err, NULL);
 }
 
 static PyObject *range_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

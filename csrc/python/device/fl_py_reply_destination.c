@@ -19,9 +19,7 @@ int fl_py_reply_destination_open(fl_py_reply_destination *self, PyObject *object
 {
     fl_err err;
     if (fl_py_destination_open(&self->base, object, dlpack, device, true) != 0) return -1;
-    if (fl_copier_open(inflight, copy_batch, &self->copier, &err) == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(fl_copier_open(inflight, copy_batch, &self->copier, &err), &err, NULL);
 }
 
 static void reclaim(fl_py_reply_destination *self, int64_t bytes)

@@ -106,9 +106,7 @@ static int add_type(fl_py_grads *self, PyObject *tensor, int32_t type)
 static int grow(uint8_t **bytes, int64_t *capacity, int64_t count)
 {
     fl_err err;
-    if (fl_grow((void **)bytes, capacity, count, sizeof **bytes, &err) == FL_OK) return 0;
-    fl_py_raise(&err, NULL);
-    return -1;
+    return fl_py_check(fl_grow((void **)bytes, capacity, count, sizeof **bytes, &err), &err, NULL);
 }
 
 static int add_span(fl_py_grads *self, const fl_py_floats *floats, int32_t kind)
@@ -119,12 +117,12 @@ static int add_span(fl_py_grads *self, const fl_py_floats *floats, int32_t kind)
         if (grow(&self->span_kinds, &self->span_kinds_capacity, count) != 0) return -1;
         self->span_kinds[count - 1] = (uint8_t)kind;
     }
-    if (fl_grow((void **)&self->layouts, &self->layouts_capacity, count, sizeof *self->layouts,
-                &err) != FL_OK ||
-        fl_tensor_list_add(&self->list, floats->data, floats->count, floats->type, &err) != FL_OK) {
-        fl_py_raise(&err, NULL);
+    if (fl_py_check(
+            fl_grow((void **)&self->layouts, &self->layouts_capacity, count, sizeof *self->layouts,
+                    &err) != FL_OK ||
+                fl_tensor_list_add(&self->list, floats->data, floats->count, floats->type, &err),
+            &err, NULL) != 0)
         return -1;
-    }
     self->layouts[self->list.count - 1] = floats->layout;
     return 0;
 }

@@ -72,9 +72,7 @@ void *fl_py_queue(fl_py_launcher *self, const fl_py_dlpack *dlpack, int32_t devi
 
 int fl_py_check_status(int status, const void *queue)
 {
-    if (status == FL_OK) return 0;
-    fl_py_raise(&((const fl_cuda_queue *)queue)->err, NULL);
-    return -1;
+    return fl_py_check(status, &((const fl_cuda_queue *)queue)->err, NULL);
 }
 
 void fl_py_launcher_forget_graph(fl_py_launcher *self)

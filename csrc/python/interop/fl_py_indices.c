@@ -66,10 +66,8 @@ static int add_vector(const fl_py_dlpack *dlpack, PyObject *item, fl_rows *rows)
     }
     if (!is_index_vector(&view)) return 0;
     fl_err err;
-    if (fl_rows_add(rows, (const int64_t *)(const void *)view.data, view.shape[0], &err) == FL_OK)
-        return 1;
-    fl_py_raise(&err, NULL);
-    return -1;
+    int status = fl_rows_add(rows, (const int64_t *)(const void *)view.data, view.shape[0], &err);
+    return fl_py_check(status, &err, NULL) == 0 ? 1 : -1;
 }
 
 /* SHARED(items): here and below any thread may change the user's list, and so may Python code that
@@ -91,10 +89,7 @@ int fl_py_rows_add(const fl_py_dlpack *dlpack, PyObject *items, fl_rows *rows)
             return done;
         }
         fl_err err;
-        if (fl_rows_add(rows, buffer, count, &err) != FL_OK) {
-            fl_py_raise(&err, NULL);
-            return -1;
-        }
+        if (fl_py_check(fl_rows_add(rows, buffer, count, &err), &err, NULL) != 0) return -1;
     }
     return 1;
 }
