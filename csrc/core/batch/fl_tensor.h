@@ -6,6 +6,8 @@
 
 #include "fl_base.h"
 
+#include <string.h>
+
 enum { FL_MAX_NDIM = 64 };
 
 /* DLPack's triple, so that the binding can pass it through unchanged. */
@@ -56,6 +58,15 @@ static inline bool fl_tensor_is_contiguous(const fl_tensor *view)
         step *= view->shape[d];
     }
     return true;
+}
+
+/* Returns true if both arrays have the same address, dtype, shape and strides. */
+static inline bool fl_tensor_is_same(const fl_tensor *a, const fl_tensor *b)
+{
+    size_t dims = (size_t)a->ndim * sizeof *a->shape;
+    return a->data == b->data && a->ndim == b->ndim && a->dtype.code == b->dtype.code &&
+           a->dtype.bits == b->dtype.bits && memcmp(a->shape, b->shape, dims) == 0 &&
+           memcmp(a->stride, b->stride, dims) == 0;
 }
 
 #endif

@@ -2,8 +2,6 @@
  * source knows how to read its objects (fl_py_source). */
 #include "fl_py_table.h"
 
-#include "fl_py_mapped_file.h"
-
 #include <stddef.h>
 #include <structmember.h>
 
@@ -22,9 +20,7 @@ static int open_table(const fl_py_table *self, const fl_py_part *parts, fl_table
     for (int32_t f = 0; columns != NULL && status != FL_OK && f < self->count; f++)
         fl_column_close(columns[f]);
     fl_free(columns);
-    if (status == FL_OK) return 0;
-    if (!PyErr_Occurred()) fl_py_raise(&err, &self->fields);
-    return -1;
+    return fl_py_check(status, &err, &self->fields);
 }
 
 /* Looks at the arrays' present addresses: 0, or -1 and an exception. */
@@ -60,14 +56,6 @@ static int rebuild(fl_py_table *self)
     return 0;
 }
 
-static bool is_same_view(const fl_tensor *a, const fl_tensor *b)
-{
-    size_t dims = (size_t)a->ndim * sizeof *a->shape;
-    return a->data == b->data && a->ndim == b->ndim && a->dtype.code == b->dtype.code &&
-           a->dtype.bits == b->dtype.bits && memcmp(a->shape, b->shape, dims) == 0 &&
-           memcmp(a->stride, b->stride, dims) == 0;
-}
-
 int fl_py_table_refresh(fl_py_table *self)
 {
     for (int64_t i = 0; i < self->part_count; i++) {
@@ -75,7 +63,7 @@ int fl_py_table_refresh(fl_py_table *self)
         const fl_py_part *part = &self->parts[i];
         if (part->array == NULL) continue;
         if (fl_py_view(&self->dlpack, part->array, &now) != 0) return -1;
-        if (!is_same_view(&now, &part->view)) return rebuild(self);
+        if (!fl_tensor_is_same(&now, &part->view)) return rebuild(self);
     }
     return 0;
 }
@@ -91,7 +79,7 @@ static void look_at_part(fl_py_table *self, fl_py_part *part)
     }
     const char *data = now.data;
     now.data = part->view.data;
-    if (!is_same_view(&now, &part->view)) return; /* the next refresh rebuilds the table */
+    if (!fl_tensor_is_same(&now, &part->view)) return; /* the next refresh rebuilds the table */
     part->view.data = data;
     fl_table_move(self->table, part->field, part->number, data);
 }
@@ -99,88 +87,46 @@ static void look_at_part(fl_py_table *self, fl_py_part *part)
 void fl_py_table_look(fl_py_table *self)
 {
     for (int64_t i = 0; i < self->part_count; i++) look_at_part(self, &self->parts[i]);
-    for (int32_t f = 0; f < self->count; f++) {
-        const fl_py_source *source = &self->each[f];
-        if (source->ops->look != NULL) source->ops->look(source, self->table, f);
-    }
-}
-
-/* Returns -1 and sets OSError if the array's file has become too short for one of the rows. */
-static int check_file(const fl_py_table *self, const fl_py_part *part, const fl_rows *rows)
-{
-    const char *end = NULL;
-    if (fl_py_mapped_file_end(part->file, &end) != 0) return -1;
-    int32_t f = part->field, number = part->number;
-    int64_t row = end != NULL ? fl_table_row_behind(self->table, f, number, rows, end) : -1;
-    if (row < 0) return 0;
-    fl_err err = {.code = FL_ESOURCE, .field = f, .position = number, .value = row};
-    fl_py_raise(&err, &self->fields);
-    return -1;
 }
 
 int fl_py_table_check_files(fl_py_table *self, const fl_rows *rows)
 {
-    for (int32_t f = 0; f < self->count; f++) {
+    fl_err err = {0};
+    int status = FL_OK;
+    for (int32_t f = 0; status == FL_OK && f < self->count; f++) {
         const fl_py_source *source = &self->each[f];
-        if (source->ops->check_files != NULL && source->ops->check_files(source) != 0) return -1;
+        if (source->ops->check_files != NULL) status = source->ops->check_files(source);
     }
-    for (int64_t i = 0; i < self->part_count; i++)
-        if (check_file(self, &self->parts[i], rows) != 0) return -1;
-    return 0;
+    for (int64_t i = 0; status == FL_OK && i < self->part_count; i++)
+        status = fl_py_part_check_file(&self->parts[i], self->table, rows, &err);
+    return fl_py_check(status, &err, &self->fields);
 }
 
 /* ---- the fields */
 
-/* Describes field f. Returns the number of its parts, or -1 and an exception. */
-static int64_t describe(fl_py_table *self, int32_t f)
-{
-    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    PyObject *object, *name, *file;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(self->fields.all, f), "OUO:Table", &object, &name,
-                          &file))
-        return -1;
-    self->each[f] = (fl_py_source){.ops = fl_py_source_find(state, object),
-                                   .state = state,
-                                   .dlpack = &self->dlpack,
-                                   .object = object,
-                                   .file = file,
-                                   .share = self->share};
-    self->has_views |= self->each[f].ops->has_views;
-    return self->each[f].ops->list(&self->each[f], NULL);
-}
-
-static void list_parts(fl_py_table *self)
-{
-    fl_py_part *part = self->parts;
-    for (int32_t f = 0; f < self->count; f++) {
-        fl_py_source *source = &self->each[f];
-        (void)source->ops->list(source, part);
-        for (int32_t number = 0; number < source->count; number++, part++) {
-            source->is_volatile |= part->file != Py_None;
-            part->field = f;
-            part->number = number;
-        }
-        if (source->ops->token_files != NULL)
-            self->fields.token_files = source->ops->token_files(source);
-    }
-}
-
+/* Opens the sources of the fields, and then the core table: 0, or -1 and an exception. */
 static int open_sources(fl_py_table *self)
 {
     self->each = fl_alloc(self->count * (int64_t)sizeof *self->each);
     for (int32_t f = 0; self->each != NULL && f < self->count; f++) {
-        int64_t count = describe(self, f);
-        if (count < 0) return -1;
-        self->each[f].count = count;
-        self->part_count += count;
+        fl_py_source *source = &self->each[f];
+        *source = (fl_py_source){.state = PyType_GetModuleState(Py_TYPE(self)),
+                                 .dlpack = &self->dlpack,
+                                 .share = self->share};
+        if (fl_py_source_read(source, PyTuple_GET_ITEM(self->fields.all, f)) != 0) return -1;
+        self->part_count += source->count;
+        self->has_views |= source->ops->has_views;
+        if (source->ops->token_files != NULL)
+            self->fields.token_files = source->ops->token_files(source);
     }
-    self->parts = fl_alloc(self->part_count * (int64_t)sizeof *self->parts);
-    if (self->each != NULL && self->parts != NULL) {
-        list_parts(self);
-        return rebuild(self);
+    fl_py_part *part = self->parts = fl_alloc(self->part_count * (int64_t)sizeof *self->parts);
+    if (self->each == NULL || part == NULL) {
+        PyErr_NoMemory();
+        return -1;
     }
-    PyErr_NoMemory();
-    return -1;
+    for (int32_t f = 0; f < self->count; part += self->each[f++].count)
+        fl_py_source_list(&self->each[f], f, part);
+    return rebuild(self);
 }
 
 static PyObject *
@@ -192,9 +138,8 @@ make_table(PyTypeObject *type, PyObject *tensor_type, PyObject *fields, fl_py_ho
     self->fields.all = Py_NewRef(fields);
     self->count = (int32_t)PyTuple_GET_SIZE(fields);
     self->share = share;
-    bool has_gate = fl_gate_init(&self->gate, &err) == FL_OK;
-    if (!has_gate) fl_py_raise(&err, NULL);
-    if (has_gate && fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 && open_sources(self) == 0)
+    if (fl_py_check(fl_gate_init(&self->gate, &err), &err, NULL) == 0 &&
+        fl_py_dlpack_open(tensor_type, &self->dlpack) == 0 && open_sources(self) == 0)
         return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -282,13 +227,7 @@ PyDoc_STRVAR(table_doc,
              "Table(tensor_type, fields)\n--\n\n"
              "Fields of equal length that the core reads. `fields` is a tuple with (source,\n"
              "name, file) for each field.\n\n"
-             "source: one of the following objects. A CPU tensor (exactly tensor_type) or an\n"
-             "ndarray with at least one dimension. (array, plan): an ImagePlan or ImageDraws\n"
-             "makes images from the array. (cast, array, rows, array, rows, ...): the field's\n"
-             "rows lie in several arrays; `rows` is an int64 vector, or the number of rows if\n"
-             "the field takes every row of the array; `cast` is None, \"int64\" for integers or\n"
-             "\"float32\" for float64. A SequenceColumn. Windows, for at most one field; the\n"
-             "field makes several tensors.\n\n"
+             "source: an object of a kind that fl_py_source.h lists.\n\n"
              "name: the name of the field in error messages. file: None, or for memory of a\n"
              "mapped file (path, address at which byte 0 of the file would be mapped, function\n"
              "that returns the file's present size, or None); the core then reads the memory\n"

@@ -1,6 +1,7 @@
 /* fl_py_segments_source: a field with rows in several arrays, one after the next: a tuple (cast,
  * array, rows, array, rows, ...). rows is an int64 vector, or the number of rows of an array that
- * gives all its rows. The field has a tuple of files, one for each array. */
+ * gives all its rows. cast is None, "int64" for integers or "float32" for float64. The field has a
+ * tuple of files, one for each array. */
 #include "fl_py_source.h"
 
 #include "fl_column_segments.h"

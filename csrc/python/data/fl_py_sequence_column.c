@@ -217,42 +217,41 @@ static fl_py_sequence_column *column_of(const fl_py_source *source)
 
 static int64_t list(const fl_py_source *source, fl_py_part *parts)
 {
-    /* The column has its own views. */
-    return fl_py_source_list_array(source, NULL, parts);
+    const fl_py_sequence_column *self = column_of(source);
+    bool has_view = self->values != Py_None && self->device == FL_PY_CPU;
+    return fl_py_source_list_array(source, has_view ? self->values : NULL, parts);
+}
+
+/* Takes the present address of the values, which must be as before otherwise. */
+static int
+set_part(const fl_py_source *source, const fl_py_part *part, fl_ragged *ragged, fl_err *err)
+{
+    ragged->is_volatile = source->is_volatile;
+    if (ragged->values == NULL) return FL_OK;
+    const fl_tensor *view = &part->view;
+    ragged->values = view->data;
+    if (view->ndim == 1 && view->shape[0] == ragged->count && fl_tensor_is_contiguous(view) &&
+        memcmp(&view->dtype, &ragged->dtype, sizeof view->dtype) == 0)
+        return FL_OK;
+    return fl_fail(err, FL_EINVAL, "must keep its %lld values", (long long)ragged->count);
 }
 
 static int
 open_column(const fl_py_source *source, const fl_py_part *parts, fl_column **out, fl_err *err)
 {
-    (void)parts;
     const fl_py_sequence_column *self = column_of(source);
     if (self->device != FL_PY_CPU) return fl_fail(err, FL_EINVAL, "must have values on the CPU");
     if (self->is_packed) {
         fl_column_pack_config config = self->pack;
-        config.ragged.is_volatile = source->is_volatile;
+        FL_TRY(set_part(source, parts, &config.ragged, err));
         return fl_column_pack_open(&config, out, err);
     }
     fl_column_pad_config config = self->pad;
-    config.ragged.is_volatile = source->is_volatile;
+    FL_TRY(set_part(source, parts, &config.ragged, err));
     return fl_column_pad_open(&config, out, err);
 }
 
-/* Tells the column the new address, and keeps the address for columns that are opened later. */
-static void look(const fl_py_source *source, fl_table *table, int32_t f)
-{
-    fl_tensor now;
-    fl_py_sequence_column *self = column_of(source);
-    fl_ragged *ragged = self->is_packed ? &self->pack.ragged : &self->pad.ragged;
-    if (ragged->values == NULL) return;
-    if (fl_py_view(source->dlpack, self->values, &now) == 0)
-        ragged->values = now.data;
-    else
-        PyErr_Clear();
-    fl_table_move(table, f, 0, ragged->values);
-}
-
-const fl_py_source_ops fl_py_sequence_source_ops = {
-    .list = list, .open = open_column, .look = look};
+const fl_py_source_ops fl_py_sequence_source_ops = {.list = list, .open = open_column};
 
 static Py_ssize_t column_length(fl_py_sequence_column *self)
 {

@@ -1,9 +1,9 @@
 /* fl_py_source: reads a Python object for a table: opens a column of the core over the object, and
  * finds the object's memory.
  *
- * A kind of source is one file that fills fl_py_source_ops, and one line of fl_py_source_find,
- * which chooses the kind by the object's type. fl_py_table calls these functions; all need the
- * interpreter lock and the objects, which the table keeps alive. */
+ * A kind of source is one file that fills fl_py_source_ops, and one line of find_ops in
+ * fl_py_source.c, which chooses the kind by the object's type. fl_py_table calls these functions;
+ * all need the interpreter lock and the objects, which the table keeps alive. */
 #ifndef FL_PY_SOURCE_H
 #define FL_PY_SOURCE_H
 
@@ -51,10 +51,6 @@ struct fl_py_source_ops {
     /* Returns true if the device casts batches under self->share. NULL: never. */
     bool (*is_cast)(const fl_py_source *self);
 
-    /* Tells the column, field f of the table, the new addresses after memory may have moved. Nobody
-     * reads meanwhile. NULL: the source has only its parts' views. */
-    void (*look)(const fl_py_source *self, fl_table *table, int32_t f);
-
     /* Checks files that belong to no part, after rows have been read: -1 and OSError if a file has
      * become too short. NULL: there are no such files. */
     int (*check_files)(const fl_py_source *self);
@@ -72,8 +68,17 @@ extern const fl_py_source_ops fl_py_segments_source_ops; /* (cast, array, rows, 
 extern const fl_py_source_ops fl_py_windows_source_ops;  /* Windows */
 extern const fl_py_source_ops fl_py_sequence_source_ops; /* SequenceColumn */
 
-/* Finds the kind of an object. */
-const fl_py_source_ops *fl_py_source_find(const fl_py_state *state, PyObject *object);
+/* Reads a field of a table, (object, name, file), and counts the parts; the caller has set state,
+ * dlpack and share. 0, or -1 and an exception. */
+int fl_py_source_read(fl_py_source *self, PyObject *field);
+
+/* Lists the parts of field f of a table. */
+void fl_py_source_list(fl_py_source *self, int32_t f, fl_py_part *parts);
+
+/* Checks the file of a part after rows have been read: FL_OK; FL_ESOURCE if the file has become too
+ * short for one of the rows meanwhile; or -1 and an exception. */
+int fl_py_part_check_file(const fl_py_part *part, const fl_table *table, const fl_rows *rows,
+                          fl_err *err);
 
 /* Implements fl_py_source_ops.list for a source of one array. */
 int64_t fl_py_source_list_array(const fl_py_source *self, PyObject *array, fl_py_part *parts);

@@ -38,7 +38,7 @@ typedef struct fl_py_windows {
 extern PyType_Spec fl_py_windows_spec;
 
 /* Updates the addresses of arrays that have moved. Nobody may read meanwhile, nor through
- * tables. */
+ * tables, which learn the addresses from here. */
 void fl_py_windows_look(fl_py_windows *self);
 
 /* Checks mapped files after tokens have been read: -1 and OSError if the file under an array has

@@ -27,12 +27,6 @@ open_windows(const fl_py_source *self, const fl_py_part *parts, fl_column **out,
     return fl_column_window_open(&config, out, err);
 }
 
-static void look(const fl_py_source *self, fl_table *table, int32_t f)
-{
-    (void)table, (void)f;
-    fl_py_windows_look(windows_of(self));
-}
-
 static int check_files(const fl_py_source *self)
 {
     return fl_py_windows_check_files(windows_of(self));
@@ -43,6 +37,5 @@ static PyObject *token_files(const fl_py_source *self) { return windows_of(self)
 const fl_py_source_ops fl_py_windows_source_ops = {.list = list,
                                                    .open = open_windows,
                                                    .is_cast = is_cast,
-                                                   .look = look,
                                                    .check_files = check_files,
                                                    .token_files = token_files};
