@@ -150,10 +150,11 @@ class Chain:
         kind = type(op.transforms)
         text = f"{name}.transforms must be a list or tuple, got {kind.__name__}"
         refuse_if(kind not in (list, tuple), text)
-        self.ops = []
+        self.ops, form = [], self.form
         for part in op.transforms:
             self.read(part)
         is_apply = name == "RandomApply"
+        refuse_if(is_apply and self.form != form, f"{name} holds a conversion")
         self.ops = before + ([image_ops.RandomApply(self.ops, op.p)] if is_apply else self.ops)
 
     def _crop(self, op: Any) -> None:

@@ -56,6 +56,18 @@ def test_numbers_and_states_of_each_draw(seed: int) -> None:
         assert_same_state(ours, torchs)
 
 
+def test_choices() -> None:
+    ours, torchs = pair(4)
+    for weights in ((1.0,), (0.5, 0.5), (0.2, 0.0, 0.7, 0.1), tuple(torch.rand(16).tolist())):
+        for _ in range(3000):
+            expected = torch.multinomial(torch.tensor(weights), 1, generator=torchs).item()
+            assert ours.choice(weights) == expected
+        assert_same_state(ours, torchs)
+    for wrong in ((), (1.0,) * 17):
+        with pytest.raises(ValueError, match="weights must be 1 to 16 numbers"):
+            ours.choice(wrong)
+
+
 def test_draws_in_any_order() -> None:
     """Single draws, so that each kind begins anywhere in the 624 words of a state."""
     ours, torchs = pair(11)

@@ -231,7 +231,9 @@ LEFT: dict[str, Callable[[], Any]] = {
     "a resize to the nearest pixels": lambda: v1.Resize(40, v1.InterpolationMode.NEAREST),
     "both versions": lambda: v2.RandomCrop(32),
     "a fill of floats": lambda: v1.RandomCrop(32, 4, fill=(1, 2, 3)),
-    "a flip beside others": lambda: v1.RandomApply([v1.Pad(1), v1.CenterCrop(32)]),
+    "a conversion by chance": lambda: v1.RandomApply(
+        [v1.RandomVerticalFlip(), v1.PILToTensor()], 0.0
+    ),
     "attributes that are stale": lambda: with_attribute(v2.Pad(1), "fill", 9),
 }
 

@@ -76,8 +76,10 @@ def random_geometry(any_of: random.Random, module: Any, side: int) -> list[Any]:
         elif kind == 2:
             part = module.RandomVerticalFlip(p)
         elif kind == 3:
-            flips = [module.RandomHorizontalFlip(), module.RandomVerticalFlip(0.4)]
-            part = module.RandomApply(flips[: any_of.randint(1, 2)], p=p)
+            held = [module.RandomHorizontalFlip(), module.RandomVerticalFlip(0.4)]
+            held += [module.RandomCrop(side, 3), module.CenterCrop(side)]
+            held += [module.RandomApply([module.RandomCrop(side, 1, padding_mode=mode)])]
+            part = module.RandomApply(any_of.sample(held, any_of.randint(1, 3)), p=p)
         elif kind == 4:
             part = module.Pad(any_of.choice((1, (2, 0))), fill, mode)
         elif kind == 5:

@@ -93,11 +93,11 @@ typedef struct fl_image_op {
     fl_padding_mode padding_mode;   /* PAD, RANDOM_CROP */
     int32_t padding[4];             /* PAD, RANDOM_CROP: left, top, right, bottom */
     bool pad_if_needed;             /* RANDOM_CROP */
-    double p;                       /* operations with a probability */
-    double scale[2], ratio[2];      /* RANDOM_RESIZED_CROP, ERASE */
-    double log_ratio[2];            /* set by the plan */
-    int32_t channels; /* set by the plan: channels of the image before the operation */
-    union {           /* arguments of one kind, or of a few similar kinds */
+    double p; /* operations with a probability. BRANCH of CHOICE: torchvision's weight of it */
+    double scale[2], ratio[2]; /* RANDOM_RESIZED_CROP, ERASE */
+    double log_ratio[2];       /* set by the plan */
+    int32_t channels;          /* set by the plan: channels of the image before the operation */
+    union {                    /* arguments of one kind, or of a few similar kinds */
         double number[FL_OP_NUMBERS]; /* the same memory as a list: Python's `number` */
         double tone;                  /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor */
         double grey_channels;         /* GRAYSCALE: channels of the result */

@@ -328,13 +328,16 @@ static int draw_held(const fl_image_plan *plan, const fl_sample_key *key, int32_
 {
     const fl_image_op *op = &plan->ops[i];
     const fl_image_params *own = &params[i];
+    const fl_image_size in = *size;
     int32_t end = i + 1 + op->span, branch = 0;
     for (int32_t k = i + 1; k < end; k++)
         params[k] = (fl_image_params){.is_applied = false, .out = *size};
     if (op->kind == FL_OP_APPLY || op->kind == FL_OP_BRANCH)
-        return own->is_applied ? draw_range(plan, key, i + 1, end, size, params, err) : FL_OK;
+        return own->is_applied || key == NULL ? draw_range(plan, key, i + 1, end, size, params, err)
+                                              : FL_OK;
     for (int32_t k = i + 1; k < end; k += 1 + plan->ops[k].span, branch++) {
-        if (op->kind == FL_OP_CHOICE && branch != own->order[0]) continue;
+        if (op->kind == FL_OP_CHOICE && key != NULL && branch != own->order[0]) continue;
+        *size = in; /* branches of an order keep the size */
         FL_TRY(draw_range(plan, key, k, k + 1 + plan->ops[k].span, size, params, err));
     }
     return FL_OK;
@@ -352,7 +355,8 @@ static int draw_range(const fl_image_plan *plan, const fl_sample_key *key, int32
             FL_TRY(type->size(op, *size, &params[i].out, err));
             FL_TRY(check_image(params[i].out, err));
         }
-        if (type->draw != NULL) type->draw(op, key, *size, &params[i]);
+        if (type->draw != NULL)
+            type->draw(op, key != NULL ? key : &(fl_sample_key){0}, *size, &params[i]);
         if (type->apply == NULL)
             FL_TRY(draw_held(plan, key, i, size, params, err));
         else
@@ -384,9 +388,7 @@ static int run_order(const fl_image_plan *plan, const fl_image_params *params, i
                      fl_image_view *view, fl_err *err)
 {
     for (int32_t n = 0; n < FL_MAX_ORDER && params[i].order[n] >= 0; n++) {
-        int32_t k = i + 1;
-        for (int32_t skipped = 0; skipped < params[i].order[n]; skipped++)
-            k += 1 + plan->ops[k].span;
+        int32_t k = i + fl_op_branch(&plan->ops[i], params[i].order[n]);
         FL_TRY(run_range(plan, params, k, k + 1 + plan->ops[k].span, view, err));
     }
     return FL_OK;

@@ -62,8 +62,9 @@ bool fl_image_plan_resizes(const fl_image_plan *plan);      /* or computes pixel
 int64_t fl_image_plan_out_bytes(const fl_image_plan *plan); /* of one result */
 
 /* Draws the parameters of each operation into params[fl_image_plan_count]; the result depends on
- * the arguments only. FL_EINVAL: the image does not have the size of the plan, or an operation
- * cannot take an image of this size. */
+ * the arguments only. If key is NULL, draws for all operations, also those that a gate would leave
+ * out: what is not random then is right. FL_EINVAL: the image does not have the size of the plan,
+ * or an operation cannot take an image of this size. */
 int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_image_size in,
                        fl_image_params *params, fl_err *err);
 

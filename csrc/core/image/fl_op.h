@@ -79,6 +79,14 @@ static inline bool fl_op_may_pad(const fl_image_op *op)
     return fl_op_pads(op->kind) && (is_told || op->kind == FL_OP_CENTER_CROP);
 }
 
+/* Returns how many operations lie between an operation and its branch n, and one. */
+static inline int32_t fl_op_branch(const fl_image_op *op, int32_t n)
+{
+    int32_t i = 1;
+    while (n-- > 0) i += 1 + op[i].span;
+    return i;
+}
+
 static inline fl_philox_block
 fl_op_random(const fl_image_op *op, const fl_sample_key *key, uint16_t block)
 {
@@ -105,6 +113,9 @@ void fl_op_draw_order(const fl_image_op *op, const fl_sample_key *key, uint16_t 
 /* The `draw` of operations with a probability: word 0 of block 0 decides if they are applied. */
 void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                         fl_image_params *params);
+
+/* Returns how many branches RandomChoice or RandomOrder has. */
+int32_t fl_op_count_branches(const fl_image_op *op);
 
 /* The `size` of operations that keep the size. */
 int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);

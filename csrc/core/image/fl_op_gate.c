@@ -12,7 +12,7 @@ const fl_op_type fl_op_gate_apply = {
 
 const fl_op_type fl_op_gate_branch = {.name = "a branch"};
 
-static int32_t count_branches(const fl_image_op *op)
+int32_t fl_op_count_branches(const fl_image_op *op)
 {
     int32_t count = 0;
     for (int32_t i = 1; i <= op->span; i += 1 + op[i].span) count++;
@@ -21,7 +21,7 @@ static int32_t count_branches(const fl_image_op *op)
 
 static int check_branches(const fl_image_op *op, fl_err *err)
 {
-    int32_t count = count_branches(op);
+    int32_t count = fl_op_count_branches(op);
     if (count >= 1 && count <= FL_MAX_ORDER) return FL_OK;
     return fl_fail(err, FL_EINVAL, "%s must have 1 to %d transforms, got %d",
                    op->kind == FL_OP_CHOICE ? "RandomChoice" : "RandomOrder", FL_MAX_ORDER, count);
@@ -33,7 +33,7 @@ static void draw_choice(const fl_image_op *op, const fl_sample_key *key, fl_imag
 {
     (void)in;
     double at = fl_philox_unit(fl_op_random(op, key, 0).word[0]);
-    int32_t branch = 0, last = count_branches(op) - 1;
+    int32_t branch = 0, last = fl_op_count_branches(op) - 1;
     for (int32_t i = 1; branch < last && at >= op[i].branch_end; i += 1 + op[i].span) branch++;
     params->order[0] = (int8_t)branch;
 }
@@ -45,7 +45,7 @@ static void draw_order(const fl_image_op *op, const fl_sample_key *key, fl_image
                        fl_image_params *params)
 {
     (void)in;
-    fl_op_draw_order(op, key, 0, count_branches(op), params->order);
+    fl_op_draw_order(op, key, 0, fl_op_count_branches(op), params->order);
 }
 
 const fl_op_type fl_op_gate_order = {

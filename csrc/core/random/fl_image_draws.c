@@ -1,6 +1,7 @@
 /* fl_image_draws: see fl_image_draws.h. */
 #include "fl_image_draws.h"
 
+#include "fl_image_draws_color.h"
 #include "fl_op.h"
 
 #include <math.h>
@@ -33,9 +34,12 @@ static int check_op(const fl_image_op *op, fl_err *err)
     case FL_OP_ERASE:
         return FL_OK;
     case FL_OP_APPLY:
-        if (fl_op_holds_flips(op)) return FL_OK;
-        return fl_fail(err, FL_EINVAL, "RandomApply must hold only flips");
+    case FL_OP_CHOICE:
+    case FL_OP_ORDER:
+    case FL_OP_BRANCH:
+        return FL_OK;
     default:
+        if (fl_draws_color(op->kind)) return FL_OK;
         return fl_fail(err, FL_EINVAL, "torchvision draws operation %d in a different way",
                        (int)op->kind);
     }
@@ -66,19 +70,12 @@ void fl_image_draws_close(fl_image_draws *self)
 
 /* ---- draws */
 
-/* The choices and the generator for drawing one image. */
-typedef struct drawing {
-    const fl_draw_ways *ways;
-    fl_torch_random *random;
-    const fl_torch_exp *exp;
-} drawing;
-
-static int32_t draw_below(drawing *with, int32_t range)
+static int32_t draw_below(fl_image_drawing *with, int32_t range)
 {
     return (int32_t)fl_torch_random_int(with->random, 0, range);
 }
 
-static void draw_crop(drawing *with, fl_image_size in, fl_image_params *params)
+static void draw_crop(fl_image_drawing *with, fl_image_size in, fl_image_params *params)
 {
     const int32_t *padding = params->padding;
     int32_t rows = in.height + padding[1] + padding[3] - params->size.height;
@@ -89,14 +86,8 @@ static void draw_crop(drawing *with, fl_image_size in, fl_image_params *params)
     params->left = draws_columns ? draw_below(with, columns + 1) : 0;
 }
 
-/* Draws a unit number. Returns true if it is below p. */
-static bool draw_applied(drawing *with, double p)
-{
-    return fl_torch_random_unit(with->random) < (float)p;
-}
-
 /* Draws whether RandomApply applies its operations. */
-static bool draw_gate(drawing *with, double p)
+static bool draw_gate(fl_image_drawing *with, double p)
 {
     float unit = fl_torch_random_unit(with->random);
     return unit < (float)p || (with->ways->is_v1 && unit == (float)p);
@@ -120,7 +111,7 @@ static bool are_equal(edges a, edges b)
 /* Computes the edges of a rectangle of this area whose ratio is torch.exp(log_ratio). torch's
  * result is the correctly rounded number or a neighbour of it, so torch is asked only if a
  * neighbour gives different edges. */
-static int draw_edges(drawing *with, double area, float log_ratio, edges *out, fl_err *err)
+static int draw_edges(fl_image_drawing *with, double area, float log_ratio, edges *out, fl_err *err)
 {
     float ratio = (float)exp((double)log_ratio);
     *out = edges_of(area, ratio);
@@ -134,20 +125,19 @@ static int draw_edges(drawing *with, double area, float log_ratio, edges *out, f
 }
 
 /* Draws one try of a rectangle in an image of this size, for operation i. */
-static int draw_rectangle(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
-                          edges *out, fl_err *err)
+static int draw_rectangle(fl_image_drawing *with, const fl_image_op *op, int32_t i,
+                          fl_image_size in, edges *out, fl_err *err)
 {
-    float least = (float)op->scale[0], most = (float)op->scale[1];
     const float *log_ratio = with->ways->log_ratio[i];
     bool is_fused = with->ways->is_fused;
     double area = (double)((int64_t)in.height * in.width);
-    float share = fl_torch_random_uniform(with->random, least, most, is_fused);
+    float share = fl_draw_between(with, op->scale);
     float ratio = fl_torch_random_uniform(with->random, log_ratio[0], log_ratio[1], is_fused);
     return draw_edges(with, area * share, ratio, out, err);
 }
 
 /* Draws the position of a rectangle of this size inside the image. */
-static void place_rectangle(drawing *with, int64_t height, int64_t width, fl_image_size in,
+static void place_rectangle(fl_image_drawing *with, int64_t height, int64_t width, fl_image_size in,
                             fl_image_params *params)
 {
     params->size = (fl_image_size){(int32_t)height, (int32_t)width};
@@ -171,8 +161,8 @@ crop_middle(const double ratio[2], fl_image_size in, fl_image_params *params, fl
     return FL_OK;
 }
 
-static int draw_resized_crop(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
-                             fl_image_params *params, fl_err *err)
+static int draw_resized_crop(fl_image_drawing *with, const fl_image_op *op, int32_t i,
+                             fl_image_size in, fl_image_params *params, fl_err *err)
 {
     for (int t = 0; t < TRIES; t++) {
         edges found;
@@ -185,11 +175,11 @@ static int draw_resized_crop(drawing *with, const fl_image_op *op, int32_t i, fl
     return crop_middle(op->ratio, in, params, err);
 }
 
-static int draw_erase(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
+static int draw_erase(fl_image_drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
                       fl_image_params *params, fl_err *err)
 {
     params->is_applied = false;
-    if (!draw_applied(with, op->p)) return FL_OK;
+    if (!fl_draw_applied(with, op->p)) return FL_OK;
     for (int t = 0; t < TRIES; t++) {
         edges found;
         FL_TRY(draw_rectangle(with, op, i, in, &found, err));
@@ -202,17 +192,32 @@ static int draw_erase(drawing *with, const fl_image_op *op, int32_t i, fl_image_
     return FL_OK;
 }
 
+/* Draws a branch of RandomChoice: the weights are float32, as torch reads them. */
+static void draw_choice(fl_image_drawing *with, const fl_image_op *op, fl_image_params *params)
+{
+    float weights[FL_MAX_ORDER];
+    const int32_t count = fl_op_count_branches(op);
+    for (int32_t n = 0; n < count; n++) weights[n] = (float)op[fl_op_branch(op, n)].p;
+    params->order[0] = (int8_t)fl_torch_random_choice(with->random, count, weights);
+}
+
 /* Draws operation i, for an image that has size `in` before the operation. */
-static int draw_op(drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
+static int draw_op(fl_image_drawing *with, const fl_image_op *op, int32_t i, fl_image_size in,
                    fl_image_params *params, fl_err *err)
 {
     switch (op->kind) {
     case FL_OP_APPLY:
         params->is_applied = draw_gate(with, op->p);
         break;
+    case FL_OP_CHOICE:
+        draw_choice(with, op, params);
+        break;
+    case FL_OP_ORDER:
+        fl_draw_order(with, fl_op_count_branches(op), params);
+        break;
     case FL_OP_HORIZONTAL_FLIP:
     case FL_OP_VERTICAL_FLIP:
-        params->is_applied = draw_applied(with, op->p);
+        params->is_applied = fl_draw_applied(with, op->p);
         break;
     case FL_OP_RANDOM_CROP:
         draw_crop(with, in, params);
@@ -222,7 +227,37 @@ static int draw_op(drawing *with, const fl_image_op *op, int32_t i, fl_image_siz
     case FL_OP_ERASE:
         return draw_erase(with, op, i, in, params, err);
     default:
-        break;
+        return fl_draws_color(op->kind) ? fl_draw_color(with, op, in, params, err) : FL_OK;
+    }
+    return FL_OK;
+}
+
+static int draw_held(fl_image_drawing *with, const fl_image_op *ops, int32_t i, fl_image_size in,
+                     fl_image_params *out, fl_err *err);
+
+/* Draws the operations [begin, end), of which the first takes an image of size `in`. */
+static int draw_range(fl_image_drawing *with, const fl_image_op *ops, int32_t begin, int32_t end,
+                      fl_image_size in, fl_image_params *out, fl_err *err)
+{
+    for (int32_t i = begin; i < end; i += 1 + ops[i].span) {
+        FL_TRY(draw_op(with, &ops[i], i, in, &out[i], err));
+        if (ops[i].span > 0) FL_TRY(draw_held(with, ops, i, in, out, err));
+        in = out[i].out;
+    }
+    return FL_OK;
+}
+
+/* Draws the operations that operation i applies, in the order in which it applies them. */
+static int draw_held(fl_image_drawing *with, const fl_image_op *ops, int32_t i, fl_image_size in,
+                     fl_image_params *out, fl_err *err)
+{
+    const bool is_order = ops[i].kind == FL_OP_ORDER;
+    if (!is_order && ops[i].kind != FL_OP_CHOICE)
+        return out[i].is_applied ? draw_range(with, ops, i + 1, i + 1 + ops[i].span, in, out, err)
+                                 : FL_OK;
+    for (int32_t n = 0; n < (is_order ? FL_MAX_ORDER : 1) && out[i].order[n] >= 0; n++) {
+        int32_t k = i + fl_op_branch(&ops[i], out[i].order[n]);
+        FL_TRY(draw_range(with, ops, k, k + 1, in, out, err));
     }
     return FL_OK;
 }
@@ -232,15 +267,10 @@ int32_t fl_image_draws_count(const fl_image_draws *self) { return self->ops; }
 int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_image_size in,
                        const fl_torch_exp *exp, fl_image_params *out, fl_err *err)
 {
-    drawing with = {.ways = &self->ways, .random = random, .exp = exp};
-    fl_sample_key key = {0};
-    FL_TRY(fl_image_plan_draw(self->plan, &key, in, out, err)); /* sets what is not random */
-    for (int32_t i = 0; i < self->ops; i++) {
-        const fl_image_op *op = fl_image_plan_op(self->plan, i);
-        FL_TRY(draw_op(&with, op, i, i > 0 ? out[i - 1].out : in, &out[i], err));
-        if (op->kind == FL_OP_APPLY && !out[i].is_applied) i += op->span;
-    }
-    return FL_OK;
+    fl_image_drawing with = {.ways = &self->ways, .random = random, .exp = exp};
+    FL_TRY(fl_image_plan_draw(self->plan, NULL, in, out, err)); /* sets what is not random */
+    if (self->ops == 0) return FL_OK;
+    return draw_range(&with, fl_image_plan_op(self->plan, 0), 0, self->ops, in, out, err);
 }
 
 int fl_image_draws_make(fl_image_draws *self, fl_torch_random *random, int64_t rows,

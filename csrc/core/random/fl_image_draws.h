@@ -7,31 +7,13 @@
 #ifndef FL_IMAGE_DRAWS_H
 #define FL_IMAGE_DRAWS_H
 
+#include "fl_image_drawing.h"
 #include "fl_image_plan.h"
-#include "fl_torch_random.h"
-
-/* Computes torch.exp() of a float32 into *out. Called only if the last bit decides, because torch's
- * last bit may differ from the C library's. Returns 0; -1: the value is not known, and the draw
- * fails. */
-typedef struct fl_torch_exp {
-    int (*call)(void *context, float x, float *out);
-    void *context; /* borrowed */
-} fl_torch_exp;
 
 typedef struct fl_image_draws fl_image_draws;
 
-/* The choices that the versions of torchvision and torch make, beside the plan. */
-typedef struct fl_draw_ways {
-    bool is_v1; /* true: operations of torchvision.transforms, not of v2. RandomCrop of v1 draws two
-                   numbers unless the size fits; v2 draws one number for each axis that is longer.
-                   RandomApply of v1 also applies if the number is p itself */
-    bool is_fused;                        /* see fl_torch_random_uniform */
-    float log_ratio[FL_MAX_IMAGE_OPS][2]; /* for each operation: torch.log() of its ratio */
-} fl_draw_ways;
-
 /* Opens draws for a plan, which is borrowed until close. The caller owns *out. FL_EINVAL: the plan
- * has an operation that torchvision draws in a different way, or a RandomApply of more than flips;
- * FL_ENOMEM. */
+ * has an operation that torchvision draws in a different way; FL_ENOMEM. */
 int fl_image_draws_open(const fl_image_plan *plan, const fl_draw_ways *ways, fl_image_draws **out,
                         fl_err *err);
 void fl_image_draws_close(fl_image_draws *self); /* NULL is fine */

@@ -130,6 +130,19 @@ int64_t fl_torch_random_int63(fl_torch_random *self)
     return (int64_t)(read_word64(self) & INT64_MAX);
 }
 
+int32_t fl_torch_random_choice(fl_torch_random *self, int32_t count, const float *weights)
+{
+    const uint64_t bits = (UINT64_C(1) << 53) - 1;
+    int32_t chosen = 0;
+    float most = -1;
+    for (int32_t i = 0; i < count; i++) {
+        double unit = (double)(read_word64(self) & bits) * 0x1p-53;
+        float share = weights[i] / (float)-log1p(-unit);
+        if (share > most) most = share, chosen = i;
+    }
+    return chosen;
+}
+
 void fl_torch_random_permutation(fl_torch_random *self, int64_t count, int64_t *out)
 {
     for (int64_t i = 0; i < count; i++) out[i] = i;

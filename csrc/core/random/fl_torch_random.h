@@ -53,4 +53,8 @@ int64_t fl_torch_random_int63(fl_torch_random *self);
  * different algorithm for larger counts. */
 void fl_torch_random_permutation(fl_torch_random *self, int64_t count, int64_t *out);
 
+/* Draws torch.multinomial() of one number from `count` float32 weights on a CPU that is not
+ * Intel's; there torch draws from a generator of its own. Each weight >= 0, count >= 1. */
+int32_t fl_torch_random_choice(fl_torch_random *self, int32_t count, const float *weights);
+
 #endif

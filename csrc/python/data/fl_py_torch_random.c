@@ -215,6 +215,27 @@ static PyObject *random_randperm(fl_py_torch_random *self, PyObject *args)
     return list;
 }
 
+PyDoc_STRVAR(choice_doc,
+             "choice(weights, /)\n--\n\n"
+             "Return the number of torch.multinomial() for one number, from a tuple of\n"
+             "1 to 16 weights >= 0, on a CPU that is not Intel's.");
+
+static PyObject *random_choice(fl_py_torch_random *self, PyObject *args)
+{
+    enum { MOST = 16 };
+    PyObject *tuple;
+    float weights[MOST];
+    if (!PyArg_ParseTuple(args, "O!:choice", &PyTuple_Type, &tuple)) return NULL;
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
+    if (count < 1 || count > MOST)
+        return PyErr_Format(PyExc_ValueError, "weights must be 1 to %d numbers, got %zd", MOST,
+                            count);
+    for (Py_ssize_t i = 0; i < count; i++)
+        weights[i] = (float)PyFloat_AsDouble(PyTuple_GET_ITEM(tuple, i));
+    if (PyErr_Occurred()) return NULL;
+    return PyLong_FromLong(fl_torch_random_choice(&self->random, (int32_t)count, weights));
+}
+
 static PyMethodDef random_methods[] = {
     {"get_state", (PyCFunction)random_get_state, METH_NOARGS, get_state_doc},
     {"set_state", (PyCFunction)random_set_state, METH_VARARGS, set_state_doc},
@@ -223,6 +244,7 @@ static PyMethodDef random_methods[] = {
     {"randint", (PyCFunction)random_randint, METH_VARARGS, randint_doc},
     {"random_", (PyCFunction)random_int63, METH_NOARGS, random_doc},
     {"randperm", (PyCFunction)random_randperm, METH_VARARGS, randperm_doc},
+    {"choice", (PyCFunction)random_choice, METH_VARARGS, choice_doc},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(torch_random_doc,
