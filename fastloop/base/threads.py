@@ -26,6 +26,16 @@ def has_interpreter_lock() -> bool:
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
+def lock_over_forks() -> AbstractContextManager[Any]:
+    """Return a lock that a module keeps, for work that no other thread has to wait for. A fork
+    waits for the lock, so it is free in the child. A thread that has the lock may take it again."""
+    lock = threading.RLock()
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
+    return lock
+
+
 class NextLock:
     """A lock that lets one thread at a time into ``with lock.of_process():``.
 
@@ -48,13 +58,14 @@ class NextLock:
 
 def count_alone(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Decorate a ``__next__`` that counts. Two threads must not add to a count at once, so
-    without an interpreter lock ``_next_lock`` is taken."""
+    without an interpreter lock each iterator gets a lock."""
     if has_interpreter_lock():
         return next_batch
 
     @wraps(next_batch)
     def locked(iterator: Any) -> Any:
-        with iterator._next_lock.of_process():
+        # setdefault() gives all threads the same lock.
+        with vars(iterator).setdefault("_next_lock", NextLock()).of_process():
             return next_batch(iterator)
 
     return locked

@@ -23,7 +23,7 @@ import torch
 from fastloop._core import HostRange, Table, Windows
 from fastloop._core import move as rebase
 from fastloop.base.machine import read_memory
-from fastloop.base.threads import NextLock
+from fastloop.base.threads import lock_over_forks
 from fastloop.compat.torch_parts import difference, is_known, parts_of
 
 Keeper = Table | Windows
@@ -33,13 +33,13 @@ _host_ranges: WeakSet[HostRange] = WeakSet()
 replaced: list[str] = []  # the methods of torch that are replaced for the whole process
 os.register_at_fork(after_in_child=_host_ranges.clear)  # they are the parent's
 # Held during a move: watch() sees a tensor before or after the move.
-_lock = NextLock()
+_lock = lock_over_forks()
 
 
 def _noticing(move: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(move)
     def call(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-        with _lock.of_process():
+        with _lock:
             kept = [each.untyped_storage()._cdata for r in _host_ranges for each in r.sources]
             if self._cdata in kept:
                 text = "the memory cannot move to shared memory while a device reads the memory"
@@ -106,7 +106,7 @@ def register(tensors: Sequence[torch.Tensor], device: int) -> tuple[HostRange, .
     if not are_noticed():
         fault = "gather='device' cannot tell when the memory of a tensor moves"
         raise RuntimeError(f"{fault}: {difference('moves')}; leave gather out")
-    with _lock.of_process():
+    with _lock:
         new = [each for each in tensors if not any(r.covers(each) for r in _host_ranges)]
         _check_locked(sum({each.data_ptr(): each.nbytes for each in new}.values()))
         host_ranges, kept = list(_host_ranges), tuple(map(pin_storage, new))
@@ -135,6 +135,6 @@ def watch(keeper: Keeper) -> None:
     if not are_noticed():
         fault = "fastloop cannot tell when the memory of a tensor moves"
         raise NotImplementedError(f"{fault}: {difference('moves')}")
-    with _lock.of_process():
+    with _lock:
         _keepers[keeper] = storages
         rebase((keeper,), bool, (), {})  # the keeper has looked before, maybe before a move

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, FinalizerBase, ThreadPool, keep_heap
 from fastloop.base.machine import budget_of
-from fastloop.base.threads import NextLock, thread_pool
+from fastloop.base.threads import NextLock, lock_over_forks, thread_pool
 from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
 from fastloop.data.collate import Collation, call_lent, make_collate
@@ -45,6 +45,9 @@ class AutoDepth(int):
     of the loader, made from its arguments, is "auto" again."""
 
 
+_lock = lock_over_forks()  # loaders' iterators begin and count in several threads
+
+
 class Shared:
     """One loader's batch memory and counts, and the loader's position in its epoch."""
 
@@ -70,14 +73,13 @@ class Shared:
         self.changed = ""  # says that data were changed in place, once threads have noticed it
         # The counts of paths that run torch's iterators, and of memory that was replaced.
         self.counts: Counter[str] = Counter()
-        self._lock = NextLock()  # iterators begin and count in several threads
         self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
         self.last_count: WorkerCounts = (), {}
 
     def note_open(self, iterator: BaseIter) -> None:
         """Remember an iterator for close()."""
         # No WeakSet: a WeakSet runs Python when an iterator dies, and Ctrl-C would be lost there.
-        with self._lock.of_process():
+        with _lock:
             self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
 
     def open_destination(
@@ -125,7 +127,7 @@ class Shared:
         """Return memory for batches of this many tensors, pinned for the device if possible.
         `is_shared`: worker processes fill the memory."""
         name = "worker_memory" if is_shared else "array_memory"
-        with self._lock.of_process():
+        with _lock:
             memory = self._renew(getattr(self, name), fields, is_shared, device)
             setattr(self, name, memory)
             return memory
@@ -169,7 +171,7 @@ class Shared:
 
     def add(self, **counts: int) -> None:
         """Add to counts, by name."""
-        with self._lock.of_process():
+        with _lock:
             self.counts.update(counts)
 
     def count_workers(self) -> WorkerCounts:
@@ -211,6 +213,10 @@ class LockedIter(ResumableIter):
     """
 
     _is_closed = False
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._next_lock = NextLock()
+        super().__init__(loader)
 
     def _note_state(self, worker: int, state: bytes | None) -> None:
         """Note the dataset's state after the next batch, before the batch is handed out."""

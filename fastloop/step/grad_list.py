@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from fastloop._core import GradListBase
 from fastloop.base.checks import look_up
-from fastloop.base.threads import NextLock, thread_pool
+from fastloop.base.threads import lock_over_forks, thread_pool
 from fastloop.compat.ranges import named
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.compat.tensors import sparse_parts
@@ -40,6 +40,7 @@ from fastloop.step import shards
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # that the engine takes
 _MAX_LISTS = 16
+_counting = lock_over_forks()
 
 
 def parameters_of(optimizer: Any) -> list[Tensor]:
@@ -57,7 +58,6 @@ class FlagCounter:
 
     def __init__(self, count: int = 0) -> None:
         self.count = count  # flags that the host has read
-        self._lock = NextLock()  # optimizers in several threads may share one scaler
         self._unread: Tensor | None = None  # 0-d, on the device: the sum of the remaining flags
 
     def __reduce__(self) -> tuple[type[FlagCounter], tuple[int]]:
@@ -72,7 +72,7 @@ class FlagCounter:
     def add(self, flag: Tensor | bool) -> None:
         """Count a flag that is False, True, 0.0 or 1.0. Does not wait for a device."""
         if isinstance(flag, bool):
-            with self._lock.of_process():
+            with _counting:  # optimizers in several threads may share one scaler
                 self.count += flag
             return
         if self._unread is None:

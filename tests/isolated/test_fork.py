@@ -80,3 +80,11 @@ def test_a_child_clips_on_threads_of_its_own(tmp_path: Path) -> None:
         tmp_path,
         "fork/a_child_clips_on_threads_of_its_own",
     )
+
+
+def test_a_fork_waits_for_the_lock_of_a_module(tmp_path: Path) -> None:
+    """Else the child would have a lock that a thread of the parent holds."""
+    run_program(
+        tmp_path,
+        "fork/a_fork_waits_for_the_lock_of_a_module",
+    )

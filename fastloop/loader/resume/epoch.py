@@ -27,7 +27,6 @@ from torch.utils.data.sampler import SubsetRandomSampler, WeightedRandomSampler
 from fastloop._core import FinalizerBase
 from fastloop.base.checks import look_up
 from fastloop.base.interrupts import interrupt_later
-from fastloop.base.threads import NextLock
 from fastloop.compat.torch_parts import BaseIter, call_as_torch
 from fastloop.data.columns import epochs_within
 from fastloop.data.epochs import NO_EPOCHS, IteratorEpochs
@@ -397,7 +396,6 @@ class ResumableIter(FinalizerBase, BaseIter):
                 states.follow(before)
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._next_lock = NextLock()
         epoch, kind = self._epoch, "MultiProcessing" if loader.num_workers > 0 else "SingleProcess"
         caller = f"_{kind}DataLoaderIter.__init__"
         if epoch.draws_seed is False:

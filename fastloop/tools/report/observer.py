@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop.base.checks import look_up
 from fastloop.base.machine import scheduled_ns
-from fastloop.base.threads import NextLock
+from fastloop.base.threads import lock_over_forks
 from fastloop.compat import seams
 from fastloop.compat.seams import Function, Patch, find_subclasses
 from fastloop.compat.torch_parts import BaseIter, clip_module
@@ -240,7 +240,7 @@ _WATCHED: tuple[tuple[Any, str, str], ...] = (
     (clip_module, "_get_total_norm", "update"),
     (clip_module, "_clip_grads_with_norm_", "update"),
 )
-_lock = NextLock()
+_lock = lock_over_forks()
 _observers: tuple[LoopObserver, ...] = ()  # a new tuple is set under the lock
 _patches: dict[tuple[Any, str], Patch] = {}
 _handles: list[Any] = []  # handles of torch's hooks
@@ -301,7 +301,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 def open_hooks(observer: LoopObserver) -> None:
     """Tell this observer about the events of the observer's thread from now on."""
     global _observers
-    with _lock.of_process():
+    with _lock:
         for root, name, event in _WATCHED:
             others = find_subclasses(root) if name in ("__next__", "step", "unscale_") else ()
             for owner in (one for one in (root, *others) if name in vars(one)):
@@ -317,7 +317,7 @@ def close_hooks(*observers: LoopObserver) -> None:
     """Tell these observers about no further events. Without observers torch gets its functions
     back."""
     global _observers
-    with _lock.of_process():
+    with _lock:
         _observers = tuple(one for one in _observers if one not in observers)
         if not _observers:
             for key in [key for key, patch in _patches.items() if patch.take_out()]:
