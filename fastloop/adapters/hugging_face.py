@@ -243,11 +243,13 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     form, collator = dataset._format_type, collate_fn
     leave_if(form not in (None, "torch"), f"the format of the datasets.Dataset is {form}")
     samples = _Samples(dataset)
+    plans = [f"format.{form or 'python'}", "collator"]
     # transformers imports its modules when they are first asked for.
     trainer, known = map(sys.modules.get, ("transformers.trainer_utils", _COLLATORS))
     if type(collator) is getattr(trainer, "RemoveColumnsCollator", None):
         samples.names = [name for name in samples.names if name in collator.signature_columns]
         collator = collator.data_collator
+        plans.append("RemoveColumnsCollator")
     name = look_up(collator, "__name__", type(collator).__name__)
     if getattr(known, name, None) not in (collator, type(collator)) or name not in _MAKERS:
         raise NotCoveredError(f"{LEFT_COLLATE}{name}")
@@ -258,7 +260,7 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
         is_own = any(callable(getattr(type(each), attribute, None)) for attribute in vars(each))
         leave_if(is_own, f"{name} has a method of its own")
     leave_if(reason := find_obstacle(), reason)
-    leave_if(unknown := find_unknown("collators"), f"{LEFT_COLLATE}{name}: {unknown}")
+    leave_if(unknown := find_unknown(name, *plans), f"{LEFT_COLLATE}{name}: {unknown}")
     _MAKERS[name](samples, collator)
     columns = samples.columns()
     key = repr((name, form, dataset.features, samples.how, list(samples.outputs)))

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from configparser import ConfigParser
-from hashlib import sha1
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fastloop.base.checks import look_up
 from fastloop.compat import torch_parts
+from fastloop.compat.statements import read_form
 
 _PACKAGE = __file__.rpartition("adapters")[0]
 
@@ -30,37 +30,65 @@ def _read_table() -> ConfigParser:
     return table
 
 
-def _functions_of(group: str) -> Iterator[Any]:
-    """Yield the functions that a group names now, without what patch() has put around them."""
-    for module, names in _read_table()[group].items():
-        for name in names.split() if module != "known" else ():
-            function = torch_parts.resolve(f"{module}:{name}")
-            file = getattr(getattr(function, "__code__", None), "co_filename", "")
-            yield function.__wrapped__ if file.startswith(_PACKAGE) else function
+class Entry(NamedTuple):
+    """A function of another library.
+
+    Attributes:
+        module, name: where the function is.
+        users: the plans that need the function: "v2" stands for all operations of v2, and "Pad"
+            for v1.Pad and v2.Pad.
+        forms: of the function in the releases that fastloop knows (compat/statements.py).
+    """
+
+    module: str
+    name: str
+    users: frozenset[str]
+    forms: tuple[str, ...]
+
+
+def entries_of(groups: Iterable[str]) -> Iterator[Entry]:
+    """Yield the functions that groups of originals.txt name."""
+    for module, text in (item for group in groups for item in _read_table()[group].items()):
+        for name, _, rest in (each.partition("=") for each in text.split()):
+            users, _, forms = rest.partition("=")
+            yield Entry(module, name, frozenset(users.split(",")), tuple(forms.split(",")))
 
 
 @functools.cache
-def _digest(functions: tuple[Any, ...]) -> str:
-    """Return one digest of the syntax of functions. Takes some 50 ms for the functions of a
-    group."""
-    plain = (each for each in functions if not hasattr(each, "__wrapped__"))
-    digests = " ".join(map(torch_parts.read_digest, plain))
-    return sha1(digests.encode(), usedforsecurity=False).hexdigest()[:8]
+def _needed_by(plans: frozenset[str]) -> tuple[Entry, ...]:
+    words = {word for plan in plans for word in (plan, *plan.split("."))}
+    groups = (group for group in _read_table().sections() if not group.startswith("called"))
+    return tuple(entry for entry in entries_of(groups) if entry.users & words)
 
 
-def find_unknown(group: str) -> str:
+def function_of(path: str) -> Any:
+    """Return the function of this path now, without what patch() has put around it."""
+    function = torch_parts.resolve(path)
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return function.__wrapped__ if file.startswith(_PACKAGE) else function
+
+
+def _is_known(entry: Entry) -> bool:
+    try:
+        function = function_of(f"{entry.module}:{entry.name}")
+        return not hasattr(function, "__wrapped__") and read_form(function) in entry.forms
+    except (AttributeError, ImportError):
+        return False
+
+
+def find_unknown(*plans: str) -> str:
     """Return the releases that fastloop does not know as text, or "".
 
-    The functions of a group in originals.txt are compared with the functions of the releases that
-    fastloop knows.
+    The functions that the plans need are compared with the functions of the releases that fastloop
+    knows.
+
+    Args:
+        plans: operations ("v1.Pad"), datasets and collators, as originals.txt names them.
     """
-    known = _read_table()[group]
-    try:
-        if _digest(tuple(_functions_of(group))) in known["known"].split():
-            return ""
-    except (AttributeError, ImportError):
-        pass
-    names = dict.fromkeys(module.partition(".")[0] for module in known if module != "known")
+    needed = _needed_by(frozenset(plans))
+    if all(map(_is_known, needed)):
+        return ""
+    names = dict.fromkeys(entry.module.partition(".")[0] for entry in needed)
     versions = (f"{name} {look_up(sys.modules.get(name), '__version__')}" for name in names)
     return f"fastloop does not know {' with '.join(versions)}"
 
@@ -70,12 +98,11 @@ def methods_of(*groups: str) -> torch_parts.Methods:
     """Return the functions that groups of originals.txt name. They are noted at the first call. A
     class that this release does not have is left out: ``find_unknown`` says so."""
     found: list[tuple[Any, str]] = []
-    for module, names in (item for group in groups for item in _read_table()[group].items()):
-        owner = sys.modules.get(module)  # None: nothing can call the function
-        for name in names.split() if owner is not None else ():
-            *path, last = name.split(".")
-            if (holder := functools.reduce(look_up, path, owner)) is not None:
-                found.append((holder, last))
+    for entry in entries_of(groups):
+        owner = sys.modules.get(entry.module)  # None: nothing can call the function
+        *path, last = entry.name.split(".")
+        if (holder := functools.reduce(look_up, path, owner)) is not None:
+            found.append((holder, last))
     return torch_parts.Methods(*found)
 
 

@@ -98,6 +98,7 @@ class Chain:
         form: what images are after the operations read so far; at first _PIL or _BYTES.
         ops: as compile_plan() takes them.
         things: the objects that were read.
+        plans: the operations that were read, as originals.txt names them.
 
     Raises:
         ValueError: fastloop does not do an operation; the text says why.
@@ -106,6 +107,7 @@ class Chain:
     form: str
     ops: list[Geometry | Values] = field(default_factory=list)
     things: list[Any] = field(default_factory=list)
+    plans: set[str] = field(default_factory=set)
     was_pil: bool = False  # at first
     is_single: bool = False  # results keep their class and strides, and memory of their own
     version: int = 0  # of the operations read so far; 0: none
@@ -122,6 +124,7 @@ class Chain:
         _check_unaltered(op)
         self.things.append(op)
         version = 1 + classes.index(type(op))
+        self.plans.add(f"v{version}.{name}")
         if name != "Compose":
             if self.version not in (0, version):
                 raise ValueError(f"{name} is of another version than the operations before it")
@@ -236,15 +239,12 @@ def open_plan(
     return plan, draws, Snapshot(chain.things), f"{shape} {chain.version} {shown}"
 
 
-def _find_unknown() -> str:
-    groups = ("transforms", "transforms.v2")[: 1 + (_MODULES[1] in sys.modules)]
-    return next(filter(None, map(originals.find_unknown, groups)), "")
-
-
 def prepare() -> None:
     """Compare torchvision's code before the first transform: a process that this one forks, or
-    sends its digests to, then knows the result."""
-    if not _find_unknown():
+    sends its forms to, then knows the result."""
+    versions = ("v1", "v2")[: 1 + (_MODULES[1] in sys.modules)]
+    plans = (f"{version}.{name}" for version in versions for name in _READERS)
+    if not originals.find_unknown(*plans):
         is_fused()
 
 
@@ -255,13 +255,14 @@ def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False)
     Args:
         is_single: the result is handed out without a copy, so more chains are refused.
     """
-    refuse_if(why := _find_unknown() or find_obstacle(), why)
+    refuse_if(why := find_obstacle(), why)
     if not has_interpreter_lock():
         raise ValueError("threads run without the interpreter lock")
     if is_fused() is None:
         raise ValueError("fastloop does not know how torch rounds uniform numbers here")
     chain = Chain(_BYTES if is_tensor else _PIL, was_pil=not is_tensor, is_single=is_single)
     chain.read(transform)
+    refuse_if(why := originals.find_unknown(*chain.plans), why)
     refuse_if(chain.form == _PIL, "the transform makes no tensor")
     is_shared = is_single and (chain.is_view or chain.form == _BYTES)
     refuse_if(is_shared, "results are bytes or cropped, and may share memory with other tensors")

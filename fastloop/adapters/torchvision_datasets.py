@@ -59,7 +59,7 @@ def _arrays_of(dataset: Any) -> tuple[Any, str, Any]:
     if type(dataset) is not known or name not in _KINDS:
         raise ValueError(f"fastloop does not accelerate a {name}")
     refuse_if(dataset.transform is None, f"the {name} has no transform")
-    refuse_if(why := find_unknown("arrays") or _find_obstacle(), why)
+    refuse_if(why := find_unknown(name) or _find_obstacle(), why)
     data, targets, layout = _KINDS[name]
     images, layout = _images_of(dataset, data, layout)
     labels: Any = as_vector(getattr(dataset, targets))

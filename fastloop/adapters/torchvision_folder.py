@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from fastloop.adapters import originals
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import DECODERS, verification_of
@@ -65,7 +66,8 @@ class FolderSamples:
         refuse_if("__getitems__" in vars(inner), own_items)
         own = vars(self)
         own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
-        refuse_if(fault := self._find_obstacle(), fault)
+        fault = self._find_obstacle() or originals.find_unknown(type(inner).__name__)
+        refuse_if(fault, fault)
         plan, draws, snapshot, key = chains.open_plan(inner.transform, *self._form)
         own.update(_plan=plan, _draws=draws, _snapshot=snapshot)
         what = f"samples of {type(inner).__name__} with {list(plan.ops)}"

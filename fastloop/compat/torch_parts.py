@@ -341,7 +341,7 @@ torch_clip_grad_norm_: Any = _take(
 # ---- the form of a function
 
 # Fields of syntax nodes that change nothing that runs.
-_SILENT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
+SILENT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
 
 
 def _digest(text: str) -> str:
@@ -377,20 +377,10 @@ def names_digest(function: Any) -> str:
     return _digest(" ".join(_parameters_of(code)) + "|" + " ".join(sorted(names_in(code))))
 
 
-# Digests of functions, by the place of their source and their bytecode. A spawned worker begins
-# with the digests of its parent, because to compute them takes longer than a short epoch.
-digests_of: dict[Any, str] = {}
+# Forms of other libraries' functions, by what identifies their code (statements.py). A spawned
+# worker begins with the forms of its parent: to compute them takes longer than a short epoch.
+forms_of: dict[str, str] = {}
 before_workers: list[Callable[[], object]] = []  # called before a worker process starts
-
-
-def read_digest(function: Any) -> str:
-    """Return the digest of a function's syntax, which is computed once."""
-    if (code := getattr(function, "__code__", None)) is None:
-        return syntax_digest(function)
-    key = code.co_filename, code.co_firstlineno, code.co_code
-    if key not in digests_of:
-        digests_of[key] = syntax_digest(function)
-    return digests_of[key]
 
 
 def syntax_digest(function: Any) -> str:
@@ -399,28 +389,33 @@ def syntax_digest(function: Any) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, SyntaxError, TypeError):
         return ""
-    return _digest(" ".join(_words(tree.body)))
+    return _digest(" ".join(words_of(tree.body)))
 
 
-def _words(node: Any) -> Iterator[str]:
+def words_of(node: Any, has_texts: bool = False) -> Iterator[str]:
+    """Yield the words of a syntax tree.
+
+    Args:
+        has_texts: whether texts count, other than docstrings.
+    """
     if isinstance(node, list):
         yield f"[{len(node)}]"
         for item in node:
-            yield from _words(item)
+            yield from words_of(item, has_texts)
     elif isinstance(node, ast.Constant):
-        yield "text" if isinstance(node.value, str) else repr(node.value)
+        yield "text" if isinstance(node.value, str) and not has_texts else repr(node.value)
     elif isinstance(node, ast.JoinedStr):
         yield "text"
     elif isinstance(node, ast.AST):
         yield type(node).__name__
         for name, value in ast.iter_fields(node):
             if name == "body" and isinstance(value, list):
-                value = [line for line in value if not _is_docstring(line)]
-            if name not in _SILENT:
-                yield from _words(value)
+                value = [line for line in value if not is_docstring(line)]
+            if name not in SILENT:
+                yield from words_of(value, has_texts)
     else:
         yield str(node)
 
 
-def _is_docstring(node: ast.AST) -> bool:
+def is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)

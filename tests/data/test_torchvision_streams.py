@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
+import mutants
 import numpy as np
 import pytest
 import torch
@@ -436,11 +437,30 @@ def test_one_sample_of_so_many_is_compared(monkeypatch: pytest.MonkeyPatch, ever
 
 
 def test_another_release_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(originals._read_table()["arrays"], "known", "another")
+    function = datasets.CIFAR10.__getitem__
+    code = mutants.replaced(function, "self.data[index]", "self.data[index + 0]")
+    monkeypatch.setattr(function, "__code__", code)
     loader = fastloop.DataLoader(dataset_of("CIFAR10", cifar(v1)))
     assert loader.stats().path == "sync"
     release = sys.modules["torchvision"].__version__
     assert loader.stats().why == f"fastloop does not know torchvision {release}"
+    assert path_of(dataset_of("SVHN", cifar(v1))) == "array"
+
+
+@VERSIONS
+def test_a_changed_function_costs_only_the_plans_that_need_it(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = module_of(version)
+    function = originals.function_of("torchvision.transforms._functional_pil:vflip")
+    code = mutants.replaced(function, "FLIP_TOP_BOTTOM", "FLIP_LEFT_RIGHT")
+    monkeypatch.setattr(function, "__code__", code)
+    ends = [module.RandomVerticalFlip(), module.RandomHorizontalFlip()]
+    for flip, path in zip(ends, ("sync", "array"), strict=True):
+        chain = module.Compose([module.RandomCrop(28), flip, module.ToTensor()])
+        dataset = dataset_of("CIFAR10", chain)
+        assert path_of(dataset) == path
+        assert_same(dataset, {"batch_size": 8}, stops=[None])
 
 
 def replace_method(patch: pytest.MonkeyPatch) -> None:
@@ -524,7 +544,6 @@ def test_functions_that_were_replaced(
 ) -> None:
     dataset = dataset_of("CIFAR10", cifar(v1))
     if is_first:
-        originals._digest.cache_clear()
         originals.methods_of.cache_clear()
         verification.verification_of.cache_clear()
     else:
@@ -533,7 +552,6 @@ def test_functions_that_were_replaced(
     assert path_of(dataset) == "sync"
     assert_same(dataset, {"batch_size": 8}, stops=[None])
     monkeypatch.undo()
-    originals._digest.cache_clear()
     originals.methods_of.cache_clear()
     assert path_of(dataset) == "array"
 

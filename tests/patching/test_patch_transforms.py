@@ -474,15 +474,15 @@ sys.path.append({str(Path(__file__).parents[1] / "support")!r})
 from torchvision_shim import torchvision_v2
 v2 = torchvision_v2()
 import fastloop, torch
-from fastloop.compat import torch_parts
+from fastloop.compat import statements
 fastloop.patch("transforms", verbose=False)
-digested, digest = [], torch_parts.syntax_digest
+digested, digest = [], statements.read_statements
 
 def noting(function):
     digested.append(function)
     return digest(function)
 
-torch_parts.syntax_digest = noting
+statements.read_statements = noting
 run = v2.Compose([v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
 
 class Images(torch.utils.data.Dataset):

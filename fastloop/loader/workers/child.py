@@ -18,7 +18,7 @@ from fastloop.compat.torch_parts import (
     ExceptionWrapper,
     Resume,
     StreamEnd,
-    digests_of,
+    forms_of,
     run_worker_loop,
 )
 from fastloop.data.collate import Collation, lend, make_collate
@@ -139,7 +139,7 @@ def run_worker(
     """
     try:
         release_in_child()
-        digests_of.update(digests)
+        forms_of.update(digests)
         keep_heap()
         arguments, address = transfer.contents
         worker_end = WorkerEnd(torch.Tensor, *[*address, arguments["worker_id"]])

@@ -25,7 +25,7 @@ import torch
 from fastloop._core import expect_fork, fork_ended, fork_expected
 from fastloop.base.interrupts import interrupts_held
 from fastloop.base.machine import describe_memory, explain_kill
-from fastloop.compat.torch_parts import before_workers, digests_of
+from fastloop.compat.torch_parts import before_workers, forms_of
 from fastloop.loader.workers.child import run_worker
 
 # A parent that waits for batches notices a dead worker after this many seconds at most.
@@ -65,7 +65,7 @@ class WorkerProcess:
     def __init__(self, context: Any, transfer: DatasetTransfer, has_destination: bool) -> None:
         # A thread that blocks Ctrl-C starts workers that block Ctrl-C as well.
         is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        args = transfer, os.getpid(), not is_blocked, has_destination, digests_of
+        args = transfer, os.getpid(), not is_blocked, has_destination, forms_of
         process = context.Process(target=run_worker, args=args)
         _workers.add(process)
         self._process = process
