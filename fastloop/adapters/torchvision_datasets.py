@@ -21,10 +21,10 @@ from fastloop.data.columns import (
     Columns,
     NotCoveredError,
     Request,
-    as_vector,
     below_subsets,
     leave_if,
 )
+from fastloop.data.samplers import as_vector
 from fastloop.loader.arrays.compared import Original
 
 # By class: the attributes with images and labels, and how images lie in memory.

@@ -287,7 +287,7 @@ class ArrayDataset(EpochDataset):
         fields: Any = self._fields
         pairs = zip(columns.all, fields, strict=True)
         columns.all = tuple(replace(column, source=field.rows) for column, field in pairs)
-        columns.device, columns.is_fetched = device, True
+        columns.device, columns.register = device, self._register
         columns.kind = f"arrays in host memory, read by {device}"
         return columns
 

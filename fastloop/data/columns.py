@@ -22,14 +22,14 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import Dataset
 
-from fastloop._core import ImageDraws, ImagePlan, SequenceColumn, Windows, int64_array
+from fastloop._core import HostRange, ImageDraws, ImagePlan, SequenceColumn, Windows
 from fastloop.base.checks import look_up
 from fastloop.compat.moves import pin_storage
 from fastloop.compat.tensors import DTYPES
 from fastloop.compat.torch_parts import collate_functions, default_collate, is_known
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import Array, Field, MappedFile, torch_dtype
-from fastloop.data.samplers import Vector
+from fastloop.data.samplers import Vector, as_vector, count_from_0
 
 
 class NotCoveredError(Exception):
@@ -85,9 +85,6 @@ _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.fl
 
 _RESIDENT = ("cuda",)  # the types of devices that gather rows of their own memory
 
-# uint8 and bool are absent, because torch takes tensors of these dtypes as masks.
-_INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
-
 
 def gathers(device: torch.device) -> bool:
     """Tell whether devices of this type gather rows of their own memory."""
@@ -118,38 +115,6 @@ def check_tensor(name: str, tensor: object) -> None:
         raise NotCoveredError(f"{name} has dtype {tensor.dtype}")
 
 
-def as_vector(indices: Any) -> Vector | None:
-    """Return a sequence of plain integers as a contiguous int64 vector; None for anything else.
-
-    A tensor is copied, because its memory may move."""
-    if type(indices) is range:
-        return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
-    if type(indices) in (list, tuple):
-        return int64_array(indices, torch.Tensor)
-    if type(indices) is torch.Tensor and indices.dtype in _INDEX_DTYPES:
-        is_plain = indices.layout is torch.strided and indices.is_cpu and not indices.is_neg()
-        indices = np.array(indices.numpy()) if is_plain else None
-    if type(indices) is not np.ndarray or indices.ndim != 1:
-        return None
-    is_integer = indices.dtype.kind in "iu" and indices.dtype != np.uint64
-    return np.ascontiguousarray(indices, dtype=np.int64) if is_integer else None
-
-
-def count_from_0(rows: Vector, length: int) -> Vector:
-    """Return indices of `length` rows. Negative indices count from the end, as in torch.
-
-    Raises:
-        IndexError: an index is out of range. The text is torch's.
-    """
-    if len(rows) == 0:
-        return rows
-    low, high = int(rows.min()), int(rows.max())
-    if not -length <= low <= high < length:
-        index = low if low < -length else high
-        raise IndexError(f"index {index} is out of bounds for dimension 0 with size {length}")
-    return rows if low >= 0 else np.where(rows < 0, rows + length, rows)
-
-
 def _has_rows_without_gaps(array: Any) -> bool:
     """Tell whether rows have the strides of a C array, even in dimensions of one element."""
     shape, is_tensor = array.shape[1:], isinstance(array, torch.Tensor)
@@ -170,6 +135,22 @@ class Segment(NamedTuple):
         return self.rows if isinstance(self.rows, int) else len(self.rows)
 
 
+class Kernel(NamedTuple):
+    """How a device makes the outputs of a source whose rows are not simply copied.
+
+    Attributes:
+        source: the source for the core's ``Gatherer``.
+        new: returns new tensors on the device for the outputs of a number of rows.
+        find: returns the index that the kernel reads for each row, in an epoch.
+        gather: returns the outputs for these indices, made by torch without the kernel. No SYNC.
+    """
+
+    source: tuple[Any, ...]
+    new: Callable[[int], list[torch.Tensor]]
+    find: Callable[[Any, int], Vector]
+    gather: Callable[[Vector], list[torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class Column:
     """The source of one or more outputs of a batch.
@@ -177,6 +158,7 @@ class Column:
     Attributes:
         is_array: samples are rows of NumPy arrays, which torch collates differently from tensors.
         cast: the dtype of batches, int64 or float32, if it differs from the source's; else None.
+        kernel: how the device of the data makes the outputs; None: it copies rows.
     """
 
     name: str
@@ -185,6 +167,7 @@ class Column:
     plan: ImagePlan | ImageDraws | None = None
     is_array: bool = False
     cast: str | None = None
+    kernel: Kernel | None = None
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the rows as segments. If rows are not simply copied, raise NotCoveredError."""
@@ -235,7 +218,9 @@ class Columns:
         original: the code that fastloop replaces (``compared.Original``), or None.
         wrap: turns a batch into the object that is handed out, or None.
         device: the device that holds all data and gathers batches; None: data in host memory.
-        is_fetched: the device gathers batches by reading data in host memory.
+        register: registers the data in host memory, so that the device reads the rows of batches
+            there, and returns the ranges of memory, one for each column; takes the index of the
+            device. None: the data lie on the device.
         gives_views: single samples of the dataset are views of its data.
         note: an addition to ``stats().why``.
         why: the whole of ``stats().why``; set by ``open_columns``.
@@ -250,7 +235,7 @@ class Columns:
     original: Any = None
     wrap: Callable[[Any], Any] | None = None
     device: torch.device | None = None
-    is_fetched: bool = False
+    register: Callable[[int], Sequence[HostRange]] | None = None
     gives_views: bool = True
     note: str = ""
     why: str = ""
@@ -485,6 +470,13 @@ def epochs_within(dataset: Any) -> list[Epoch]:
         if found._epoch is not None:
             epochs[found._epoch] = None
     return list(epochs)
+
+
+def size_remedies(dataset: Any) -> list[str]:
+    """Return the sentences that name the arguments with which the datasets within `dataset` stack
+    samples of several shapes."""
+    remedies = dict.fromkeys(found._size_remedy() for found in datasets_within(dataset))
+    return list(filter(None, remedies))
 
 
 def below_subsets(dataset: Any) -> tuple[Any, list[Any]]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.utils.data import Dataset
 
-from fastloop.base.checks import read_int
+from fastloop.base.checks import look_up, read_int
 
 EPOCHS = 2**32
 _BLOCK = 1024  # epochs whose words share memory, and therefore one file descriptor
@@ -133,6 +133,11 @@ class IteratorEpochs:
         """Return the iterator's number for the epoch of a dataset, or None."""
         index = self._indices.get(epoch)
         return None if index is None else self._numbers[index]
+
+    def number_for(self, dataset: Any) -> int:
+        """Return the iterator's number for a dataset; 0 if no sample of the dataset is random."""
+        epoch = look_up(dataset, "_epoch")
+        return (epoch and self.number_of(epoch)) or 0
 
     def call(self, function: Callable[..., _T], *args: Any) -> _T:
         """Return ``function(*args)``, called with this iterator's epochs on this thread."""

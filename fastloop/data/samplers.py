@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from fastloop._core import Permutation, bucket_steps
+from fastloop._core import Permutation, bucket_steps, int64_array
 from fastloop.base.checks import look_up, read_int, read_optional_int
 from fastloop.base.shown import repr_of
 from fastloop.base.threads import on_this_thread
@@ -32,6 +32,41 @@ Dealt = Sequence[Sequence[int]]
 
 _BLOCK = 4096  # indices that a ShuffleSampler computes at once
 _MOST = 2**62  # the largest number of indices, and the largest length of a sample
+
+# uint8 and bool are absent, because torch takes tensors of these dtypes as masks.
+_INDEX_DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def as_vector(indices: Any) -> Vector | None:
+    """Return a sequence of plain integers as a contiguous int64 vector; None for anything else.
+
+    A tensor is copied, because its memory may move."""
+    if type(indices) is range:
+        return np.arange(indices.start, indices.stop, indices.step, dtype=np.int64)
+    if type(indices) in (list, tuple):
+        return int64_array(indices, torch.Tensor)
+    if type(indices) is torch.Tensor and indices.dtype in _INDEX_DTYPES:
+        is_plain = indices.layout is torch.strided and indices.is_cpu and not indices.is_neg()
+        indices = np.array(indices.numpy()) if is_plain else None
+    if type(indices) is not np.ndarray or indices.ndim != 1:
+        return None
+    is_integer = indices.dtype.kind in "iu" and indices.dtype != np.uint64
+    return np.ascontiguousarray(indices, dtype=np.int64) if is_integer else None
+
+
+def count_from_0(rows: Vector, length: int) -> Vector:
+    """Return indices of `length` rows. Negative indices count from the end, as in torch.
+
+    Raises:
+        IndexError: an index is out of range. The text is torch's.
+    """
+    if len(rows) == 0:
+        return rows
+    low, high = int(rows.min()), int(rows.max())
+    if not -length <= low <= high < length:
+        index = low if low < -length else high
+        raise IndexError(f"index {index} is out of bounds for dimension 0 with size {length}")
+    return rows if low >= 0 else np.where(rows < 0, rows + length, rows)
 
 
 def read_ranks(num_replicas: Any = None, rank: Any = None) -> tuple[int, int]:

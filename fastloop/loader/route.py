@@ -314,7 +314,7 @@ def _take_arrays(loader: DataLoader[Any], path: str, pin_storages: bool) -> Rout
     if workers > 0 and loader.prefetch_factor == 0:
         raise NotCoveredError("prefetch_factor is 0")
     columns = open_columns(loader.dataset, request, pin_storages and workers > 0)
-    if columns.device is not None and not columns.is_fetched:
+    if columns.device is not None and columns.register is None:
         from fastloop.loader.arrays.resident import check_resident
 
         check_resident(loader, columns)

@@ -20,7 +20,7 @@ from fastloop.base.threads import NextLock, lock_over_forks, thread_pool
 from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
 from fastloop.data.collate import Collation, call_lent, make_collate
-from fastloop.data.columns import datasets_within
+from fastloop.data.columns import size_remedies
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
 from fastloop.device.destinations import Destination, find_destination, is_pinned_by_torch
@@ -255,8 +255,7 @@ def _add_size_remedy(error: RuntimeError, dataset: Any) -> None:
     """Add the remedies of fastloop's datasets to torch's error for samples of several shapes. The
     error may come from a worker."""
     if any(text in str(error) for text in _SIZE_ERRORS):
-        remedies = dict.fromkeys(each._size_remedy() for each in datasets_within(dataset))
-        error.args = ("\n".join([str(error).rstrip(), *filter(None, remedies)]),)
+        error.args = ("\n".join([str(error).rstrip(), *size_remedies(dataset)]),)
 
 
 class SyncIter(SingleIter, LockedIter):

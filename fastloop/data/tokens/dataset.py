@@ -12,7 +12,7 @@ import errno
 import glob
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -22,7 +22,7 @@ import torch
 from fastloop._core import Windows, token_header, token_index
 from fastloop.base import checks
 from fastloop.compat.moves import are_noticed, watch
-from fastloop.data.columns import Columns, Request, check_single
+from fastloop.data.columns import Columns, Kernel, Request, check_single
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import (
     Array,
@@ -433,28 +433,29 @@ class TokenDataset(EpochDataset):
                 part.copy_(windows.read_tokens(file, i * _PART, len(part)))
         self._tokens = tokens.view(getattr(torch, f"int{8 * dtype.itemsize}"))
 
-    def _resident(self) -> tuple[tuple[Any], Callable[[int], list[Any]], int]:
-        """Return the tokens on the device; a function that makes a batch's tensors there, given the
-        number of windows; and the number of tokens from the begin of x to the begin of y."""
-        arguments, tokens = self._arguments, cast(torch.Tensor, self._tokens)
+    def _kernel(self) -> Kernel:
+        """Return how a device makes windows of the tokens that lie there. An index of the kernel is
+        the first token of a window."""
+        arguments, windows = self._arguments, self._windows
+        tokens = cast(torch.Tensor, self._tokens)
         length, dtype = arguments.seq_len, getattr(torch, arguments.out_dtype)
-        parts = 1 if arguments.targets is None else 2
+        parts, shift = 1 if arguments.targets is None else 2, int(arguments.targets == "shift")
 
-        def make(count: int) -> list[torch.Tensor]:
+        def new(count: int) -> list[torch.Tensor]:
             return [tokens.new_empty((count, length), dtype=dtype) for _ in range(parts)]
 
-        return (tokens.view(self._dtype),), make, int(arguments.targets == "shift")
+        def find(rows: Any, epoch: int) -> Array:
+            starts: Array = windows.starts(rows, epoch).numpy()
+            return starts
 
-    def _gather(self, starts: Array) -> list[torch.Tensor]:
-        """Return x, and y if there are targets, for windows on the device that begin at these
-        tokens. No SYNC."""
-        tokens, length = cast(torch.Tensor, self._tokens), self._arguments.seq_len
-        _, make, shift = self._resident()
-        rows = torch.stack([tokens[i : i + length + shift] for i in starts.tolist()])
-        outs = make(len(rows))
-        for first, out in zip((0, shift), outs, strict=False):
-            out.copy_(rows.view(self._dtype)[:, first : first + length])
-        return outs
+        def gather(starts: Array) -> list[torch.Tensor]:
+            rows = torch.stack([tokens[i : i + length + shift] for i in starts.tolist()])
+            outs = new(len(rows))
+            for first, out in zip((0, shift), outs, strict=False):
+                out.copy_(rows.view(self._dtype)[:, first : first + length])
+            return outs
+
+        return Kernel((tokens.view(self._dtype), shift), new, find, gather)
 
     def _begin(self, arguments: WindowArguments, tokens: Iterable[TokenFile]) -> None:
         self._arguments = arguments
@@ -495,10 +496,11 @@ class TokenDataset(EpochDataset):
         if not self._keys and self._arguments.targets is None:
             names = None  # a sample is one tensor
         columns = Columns(names, kind="windows of tokens", gives_views=False)
-        if self._tokens is not None:
-            columns.device = self._tokens.device
-            columns.kind = f"tensors on {columns.device}"
-        return columns.add("tokens", self._windows)
+        if self._tokens is None:
+            return columns.add("tokens", self._windows)
+        columns.device = self._tokens.device
+        columns.kind = f"tensors on {columns.device}"
+        return columns.add("tokens", self._windows, kernel=self._kernel())
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -520,8 +522,8 @@ class TokenDataset(EpochDataset):
         if self._tokens is None:
             batch: Sequence[Any] = self._windows.read_batch(rows, self._epoch_now())
         else:
-            starts = self._windows.starts(rows, self._epoch_now()).numpy()
-            batch = self._gather(starts) if rows else []
+            kernel = self._kernel()
+            batch = kernel.gather(kernel.find(rows, self._epoch_now())) if rows else []
         return [self._as_sample(each) for each in zip(*(t.unbind(0) for t in batch), strict=True)]
 
     @property

@@ -29,7 +29,6 @@ from fastloop.data.columns import (
     Columns,
     NotCoveredError,
     Request,
-    as_vector,
     below_subsets,
     columns_of,
     find_collate,
@@ -38,7 +37,7 @@ from fastloop.data.columns import (
     rows_of,
 )
 from fastloop.data.epochs import IteratorEpochs
-from fastloop.data.samplers import ShuffleSampler, distributed_order, permutation
+from fastloop.data.samplers import ShuffleSampler, as_vector, distributed_order, permutation
 from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter, blocks_after
 from fastloop.loader.shared import Shared
 
@@ -234,8 +233,7 @@ def rest_of_block(block: Block, rows: int) -> Block:
 
 def random_epoch(dataset: Any, datasets: IteratorEpochs) -> int:
     """Return the epoch of a dataset's random numbers. `datasets` has the epochs of the iterator."""
-    epoch = look_up(dataset, "_epoch") if datasets.epochs else None
-    return (epoch and datasets.number_of(epoch)) or 0
+    return datasets.number_for(dataset) if datasets.epochs else 0
 
 
 def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:

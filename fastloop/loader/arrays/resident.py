@@ -4,7 +4,7 @@ sent to the device, and one kernel gathers the rows of every field of a batch.""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain, repeat
@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import Gatherer, ImagePlan, SequenceColumn, Windows
+from fastloop._core import Gatherer, ImagePlan, SequenceColumn
 from fastloop.base.nested import list_leaves
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.compat.tensors import DTYPES
 from fastloop.compat.torch_parts import SingleIter
-from fastloop.data.columns import Column, Columns, NotCoveredError, as_vector, count_from_0
-from fastloop.data.samplers import Vector
+from fastloop.data.columns import Column, Columns, NotCoveredError
+from fastloop.data.samplers import Vector, as_vector, count_from_0
 from fastloop.device.accelerator import Accelerator, open_accelerator
 from fastloop.device.availability import fault_of, find_fault
 from fastloop.loader.arrays.iterator import (
@@ -97,8 +97,7 @@ class ResidentIter(SingleIter, LockedIter):
         super().__init__(loader)
         self._columns = columns
         self._tensors: tuple[Any, ...] = tuple(column.source for column in columns.all)
-        windows = self._tensors[0]  # for windows of tokens, rows are the windows' first tokens
-        self._windows = windows if isinstance(windows, Windows) else None
+        self._kernel = columns.all[0].kernel
         self._accelerator = open_accelerator(cast(torch.device, columns.device))
         device = self._accelerator.device
         self._is_there = accelerator is not None and accelerator.device == device
@@ -126,7 +125,7 @@ class ResidentIter(SingleIter, LockedIter):
         def make(count: int) -> list[torch.Tensor]:
             return [_new_tensor(column, device, count) for column in fields]
 
-        host_ranges: Any = columns.dataset._register(index) if columns.is_fetched else repeat(None)
+        host_ranges: Any = repeat(None) if columns.register is None else columns.register(index)
         self._plans: list[Any] = [column.plan for column in fields if column.plan]
         tables = [np.frombuffer(plan.values(), np.uint8) for plan in self._plans]
         self._tables = [_send(table, self._accelerator) for table in tables]
@@ -138,10 +137,10 @@ class ResidentIter(SingleIter, LockedIter):
         sources: Any = tuple(
             each if isinstance(each, SequenceColumn) else next(given) for each in self._tensors
         )
-        if self._windows is not None:
-            (tokens,), make, shift = columns.dataset._resident()
-            sources = ((tokens, shift),)
-        memory = (make if self._in_c else None, torch.empty_like)
+        new: Callable[[int], list[torch.Tensor]] = make
+        if self._kernel is not None:
+            new, sources = self._kernel.new, (self._kernel.source,)
+        memory = (new if self._in_c else None, torch.empty_like)
         empties = {
             number: partial(torch.empty, dtype=dtype, device=device)
             for number, dtype in DTYPES.items()
@@ -152,12 +151,12 @@ class ResidentIter(SingleIter, LockedIter):
     @property
     def is_on_device(self) -> bool:
         # Batches that torch's fetcher makes are on the device of the data.
-        return self._is_there and (self._blocks is not None or not self._columns.is_fetched)
+        return self._is_there and (self._blocks is not None or self._columns.register is None)
 
     def _making(self) -> AbstractContextManager[Any]:
         """Return a context with the stream that makes batches. Reads of host memory overlap with
         the work that the loop has queued."""
-        return self._accelerator.copy_stream() if self._columns.is_fetched else nullcontext()
+        return self._accelerator.copy_stream() if self._columns.register else nullcontext()
 
     def _resolve(self, rows: Vector) -> Vector:
         """Return the rows of the data for indices of the dataset."""
@@ -167,9 +166,8 @@ class ResidentIter(SingleIter, LockedIter):
         is_rest = len(self._rows_here) > self._taken
         self._length = max(self._length, length) if is_rest else length
         rows = count_from_0(rows, length)
-        if self._windows is not None:
-            epoch = random_epoch(self._columns.dataset, self._datasets)
-            rows = self._windows.starts(rows, epoch).numpy()
+        if self._kernel is not None:
+            rows = self._kernel.find(rows, random_epoch(self._columns.dataset, self._datasets))
         return np.require(rows, requirements="W")  # torch warns of arrays that are not writable
 
     def _follow_stream(self) -> None:
@@ -208,7 +206,7 @@ class ResidentIter(SingleIter, LockedIter):
             self._sent = self._accelerator.record_event()  # after torch.cat
 
     def _next_data(self) -> Any:
-        if not self._columns.is_fetched:
+        if self._columns.register is None:
             return self._make()
         self._accelerator.check()
         with self._making():
@@ -248,13 +246,13 @@ class ResidentIter(SingleIter, LockedIter):
         if self._auto_collation or type(indices) is list:
             return as_vector(indices), False
         # torch makes a single row of plain tensors on the device, as a view of the data.
-        is_made = self._windows is not None or self._plans or self._columns.is_fetched
+        is_made = self._kernel or self._plans or self._columns.register
         return (as_vector([indices]), True) if is_made and type(indices) is int else (None, False)
 
     def _gather(self, first: int, count: int, is_single: bool) -> Any:
         """Return the batch of `count` rows that were read, from the row `first` on."""
-        if self._windows is not None and not self._in_c:
-            made = self._columns.dataset._gather(self._rows_here[first : first + count])
+        if self._kernel is not None and not self._in_c:
+            made = self._kernel.gather(self._rows_here[first : first + count])
             return self._gatherer.arrange(made, is_single)
         maps = self._send_maps(first, count) if self._plans else ()
         rows = self._rows_here[first : first + count] if self._has_sequences else None
@@ -262,10 +260,8 @@ class ResidentIter(SingleIter, LockedIter):
 
     def _send_maps(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
         """Draw random parameters on the CPU. Return the pixels' sources, on the device."""
-        rows, epoch = (
-            self._rows_here[first:][:count],
-            random_epoch(self._columns.dataset, self._datasets),
-        )
+        rows = self._rows_here[first : first + count]
+        epoch = random_epoch(self._columns.dataset, self._datasets)
         maps = [np.empty((count, plan.map_length), np.int32) for plan in self._plans]
         for plan, numbers in zip(self._plans, maps, strict=True):
             plan.map(rows, numbers, epoch)
