@@ -14,7 +14,7 @@ with fastloop.report("run.json", verbose=False):
     for _ in DataLoader(TensorDataset(torch.zeros(4, 1)), 2):
         optimizer.step()
     if child == 0:
-        print("child", len(fastloop.tools.report.observer._observers), flush=True)
+        print("child", len(fastloop.tools.report.hooks._observers), flush=True)
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert not os.path.exists("run.json")

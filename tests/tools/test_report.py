@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fastloop
 from fastloop.compat.seams import Patch
-from fastloop.tools.report import loader_source
+from fastloop.tools.report import hooks, loader_source
 from fastloop.tools.report import observer as loop_observer
 from fastloop.tools.report.loader_source import LoaderSource
 from fastloop.tools.report.observer import LoopObserver
@@ -47,9 +47,7 @@ def untouched() -> Iterator[None]:
     before = [DataLoader.__iter__, fastloop.GradScaler.step, torch.amp.GradScaler.unscale_]
     yield
     assert [DataLoader.__iter__, fastloop.GradScaler.step, torch.amp.GradScaler.unscale_] == before
-    assert (
-        not loop_observer._observers and not loop_observer._patches and not loop_observer._handles
-    )
+    assert not hooks._observers and not hooks._patches and not hooks._handles
 
 
 def train(loader: Any, epochs: int = 1, scaler: Any = None, fails_at: int = -1) -> list[Any]:
@@ -279,12 +277,12 @@ def test_a_closure_counts_as_forward_and_gives_its_loss() -> None:
         return loss
 
     observer = LoopObserver(clock=lambda: clock[0])
-    loop_observer.open_hooks(observer)
+    hooks.open_hooks(observer)
     for number, _ in enumerate(DataLoader(Numbers(), 2)):
         result = optimizer.step(closure) if number % 2 else optimizer.step(closure=closure)
         assert isinstance(result, torch.Tensor)
         clock[0] += 7
-    loop_observer.close_hooks(observer)
+    hooks.close_hooks(observer)
     steps = list(observer.recorder.steps)
     assert [step[3:6] for step in steps] == [(1000, 0, 7)] * 6  # forward_backward to other
 
@@ -431,7 +429,7 @@ def test_a_real_loop_whose_times_are_known(
     model = torch.nn.Linear(4, 1)
     optimizer = Sleepy(model.parameters())
     observer = LoopObserver(clock=lambda: now)
-    loop_observer.open_hooks(observer)
+    hooks.open_hooks(observer)
     try:
         for _ in range(3):
             for inputs, _ in make(Slow(), batch_size=1):
@@ -440,7 +438,7 @@ def test_a_real_loop_whose_times_are_known(
                 optimizer.step()
                 sleep(other)
     finally:
-        loop_observer.close_hooks(observer)
+        hooks.close_hooks(observer)
     observer.end()
     phases = summarize(observer)["phases"]
     found = [phases[name]["median_ms"] for name in phases if phases[name] is not None]

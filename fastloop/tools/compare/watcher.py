@@ -28,7 +28,8 @@ from fastloop._core import version
 from fastloop.base.machine import cpu_seconds_of_all, pss_bytes_of_all
 from fastloop.compat.seams import Function, Patch
 from fastloop.patching.patch import patch_status
-from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
+from fastloop.tools.report.hooks import close_hooks, open_hooks
+from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.recorder import NOT_MEASURED
 
 _MAX_ELEMENTS = 4096  # elements of a root that are kept; a loss has one

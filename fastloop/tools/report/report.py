@@ -15,7 +15,8 @@ from typing import Any
 from fastloop._core import version
 from fastloop.base.shown import repr_of
 from fastloop.tools.report import files
-from fastloop.tools.report.observer import LoopObserver, close_hooks, open_hooks
+from fastloop.tools.report.hooks import close_hooks, open_hooks
+from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.page import make_page
 from fastloop.tools.report.render import describe_rate, make_table, make_trace
 from fastloop.tools.report.summary import summarize
