@@ -133,6 +133,13 @@ def check_callable(name: str, value: Any, rule: str = "a function") -> None:
     check_type(name, value, callable(value), rule)
 
 
+def read_function(name: str, value: Any, rule: str, words: Sequence[str] = ()) -> Any:
+    """Return `value` if it is a function or one of the words. A class is refused."""
+    is_function = callable(value) and not isinstance(value, type)
+    check_type(name, value, is_function or (isinstance(value, str) and value in words), rule)
+    return value
+
+
 def _describe_range(low: float | None, high: float | None) -> str:
     has_low, has_high = low not in (None, -math.inf), high not in (None, math.inf)
     if has_low and has_high:

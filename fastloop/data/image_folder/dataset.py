@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
-import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
 import torch
 
-from fastloop.base.checks import check_type, check_value, make_message, read_choice, read_int
-from fastloop.data.arrays import ArrayDataset, read_item, read_views
+from fastloop.base.checks import check_value, make_message, read_choice, read_function, read_int
+from fastloop.data.arrays import ArrayDataset, read_item
 from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import Columns, NotCoveredError, Request
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Array, open_regular, read_npy_header
 from fastloop.data.image_folder import decode as decoders
-from fastloop.data.transforms.dataset_transform import WHOLE, Pieces, compile_transform, why_not
-from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype, is_own
-from fastloop.data.transforms.plan import OUT_LAYOUTS, Geometry, Values
+from fastloop.data.image_folder.cache import ONE_SIZE, Made, open_cache
+from fastloop.data.image_folder.views import compile_views
+from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.split import Piece, SplitPlan
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-_FIX = "begin the transform with Resize((height, width)), or with Resize(size) and CenterCrop(size)"
 _MAX_SKIPPED = 32  # files in a row; more than this many are not an accident
-
-
-def _read_function(name: str, value: Any, words: Sequence[str], rule: str) -> Any:
-    """Return `value` if it is a function or one of the words. A class is refused."""
-    is_function = callable(value) and not isinstance(value, type)
-    check_type(name, value, is_function or (isinstance(value, str) and value in words), rule)
-    return value
 
 
 def _read_extensions(extensions: Any) -> tuple[str, ...]:
@@ -49,140 +34,6 @@ def _read_extensions(extensions: Any) -> tuple[str, ...]:
     if not given or not all(isinstance(name, str) and name.startswith(".") for name in given):
         raise ValueError(make_message("extensions", "a list of names such as '.jpg'", extensions))
     return tuple(name.lower() for name in given)
-
-
-# ---- the cache: decoded images in one .npy file. A note after the images names their files and
-# options. One process holds a lock, makes the file under a temporary name and renames it. So the
-# file is complete or absent, and a reader needs no lock.
-
-_KIND = "u8:"
-_IMAGES, _UNFINISHED, _LOCK = "fastloop-images.npy", "fastloop-unfinished.npy", "fastloop-lock"
-_BLOCK = 16  # images that a thread makes at once
-
-# Returns the image of a row, and the row of the image's file. Several threads call this function.
-Make = Callable[[int], tuple[Array, int]]
-
-
-def _digest_files(root: str, paths: Sequence[str]) -> str:
-    """Return a digest of every file's name, size and mtime.
-
-    A file that `stat` cannot reach counts with size -1: the decoder reports the file.
-    """
-    files = []
-    for path in paths:
-        try:
-            found = os.stat(path)
-            state = found.st_size, found.st_mtime_ns
-        except OSError:
-            state = -1, -1
-        files.append((os.path.relpath(path, root), *state))
-    return hashlib.blake2b(repr(files).encode(), digest_size=32).hexdigest()
-
-
-def _open_cache(
-    argument: Any, root: str, paths: Sequence[str], options: dict[str, Any], make: Make
-) -> tuple[str, dict[int, int]]:
-    """Return the path of the images, and the replaced rows: the row of the file that was read
-    instead, by row.
-
-    If a second process makes the images at this moment, wait for that process.
-
-    Args:
-        argument: ``"u8:<folder>"``.
-        root: the root of the files. Names are relative to the root, so that you may move all files.
-        paths: the files.
-        options: the options that images depend on, as JSON has them.
-        make: called for each row if the images are not there.
-
-    Raises:
-        OSError: the folder cannot be read or written, or is full.
-        ValueError: a wrong argument; the folder has images with different options; or sizes of
-            images differ.
-    """
-    if not isinstance(argument, str) or not argument.startswith(_KIND) or argument == _KIND:
-        raise ValueError(make_message("cache", "'u8:<folder>'", argument))
-    folder = os.path.abspath(os.path.expanduser(argument.removeprefix(_KIND)))
-    above, within = os.path.realpath(root), os.path.realpath(folder)
-    if within != above and os.path.commonpath([above, within]) == above:
-        rule = f"outside of root={root!r}, where each folder is a class"
-        raise ValueError(make_message("cache", rule, argument))
-    note = {"version": 1, "options": options, "files": _digest_files(root, paths)}
-    path = os.path.join(folder, _IMAGES)
-    os.makedirs(folder, exist_ok=True)
-    for name in (_IMAGES, _UNFINISHED, _LOCK):  # opening a FIFO would wait for a writer
-        with contextlib.suppress(OSError):  # a missing or unreadable file is made anew
-            open_regular(os.path.join(folder, name), "cache", "remove it").close()
-    replaced = _read_cache(path, note)
-    if replaced is None:
-        with open(os.path.join(folder, _LOCK), "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it if this process dies
-            try:
-                replaced = _read_cache(path, note)  # a second process may have made the images
-                if replaced is None:
-                    replaced = _build(path, note, paths, make)
-            finally:  # closing is not enough, because a forked process keeps the file open
-                fcntl.flock(lock, fcntl.LOCK_UN)
-    return path, replaced
-
-
-def _read_cache(path: str, note: dict[str, Any]) -> dict[int, int] | None:
-    """Return the replaced rows, or None if the images are absent, damaged or old."""
-    try:
-        with open(path, "rb") as file:
-            shape, _, dtype = read_npy_header(file)
-            file.seek(int(np.prod(shape)), os.SEEK_CUR)
-            found = json.loads(file.read())
-        replaced, options = dict(found.pop("replaced")), found["options"]
-    except Exception:  # absent, or damaged: NumPy and json raise many types
-        return None
-    if options != note["options"]:
-        name, remedy = f"options of the cache {os.path.dirname(path)!r}", "or pass a new folder"
-        raise ValueError(make_message(name, f"{options}", note["options"], remedy))
-    return replaced if found == note and dtype == np.uint8 else None
-
-
-def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) -> dict[int, int]:
-    """Make the images, and return the replaced rows."""
-    unfinished = os.path.join(os.path.dirname(path), _UNFINISHED)
-    first, source = make(0)
-    replaced = {} if source == 0 else {0: source}
-
-    def work(begin: int) -> None:
-        for row in range(begin, min(begin + _BLOCK, len(images))):
-            image, source = make(row)
-            if image.shape != first.shape:
-                rule = f"have one size, {first.shape[:2]} as {paths[0]!r} has"
-                got = f"{image.shape[:2]} for {paths[row]!r}"
-                raise ValueError(f"images of a cache must {rule}, got {got} ({_FIX})")
-            images[row] = image
-            if source != row:
-                replaced[row] = source
-
-    try:
-        try:
-            shape = len(paths), *first.shape
-            images = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
-            # A full disk is an error here. Later, a write to the mapping would be a SIGBUS.
-            with open(unfinished, "r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, unfinished) from error
-        images[0] = first
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "fastloop-cache") as pool:
-            # An error, or Ctrl-C, ends the loop over results and so cancels the rest.
-            list(pool.map(work, range(1, len(images), _BLOCK)))
-        images.flush()
-        with open(unfinished, "ab") as end:
-            end.write(json.dumps({**note, "replaced": sorted(replaced.items())}).encode())
-        os.rename(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
-    return replaced
-
-
-# ---- the dataset
 
 
 def _join(parts: Sequence[Any]) -> Any:
@@ -267,25 +118,14 @@ class ImageFolder(EpochDataset):
         is_by_function = extensions is None and is_valid_file is not None
         self.extensions = None if is_by_function else _read_extensions(extensions)
         self._seed = read_int("seed", seed, 0, 2**64 - 1)
-        self._out_layout = read_choice("out_layout", out_layout, OUT_LAYOUTS)
+        self._out_layout = out_layout
         rule = "'auto', or a function from bytes to an array [height, width, 3] of uint8"
-        decode = _read_function("decode", decode, ("auto",), rule)
+        decode = read_function("decode", decode, rule, ("auto",))
         self._decode = decoders.AutoDecoder() if isinstance(decode, str) else decode
         rule = "'raise', 'skip', or a function from (path, error) to an image"
-        self._on_error = _read_function("on_error", on_error, ("raise", "skip"), rule)
+        self._on_error = read_function("on_error", on_error, rule, ("raise", "skip"))
         self._transform = transform
-        views = read_views(transform, ()) if isinstance(transform, Mapping) else []
-        # By name of the view. One plan without views; no plan if Python runs the transform.
-        self._plans: dict[str, SplitPlan] = {}
-        self._why_python = ""
-        for i, name in enumerate(views or ["transform"]):
-            each = transform[name] if views else transform
-            plans, self._why_python = self._compile(each, (self._seed + i) % 2**64)
-            if views and (plans is None or each is None):
-                rule = "of fastloop.transforms, as each of several views is"
-                raise TypeError(make_message(f"transform[{name!r}]", rule, each, self._why_python))
-            if plans is not None:
-                self._plans[name] = plans
+        self._plans, self._why_python = compile_views(transform, out_layout, self._seed)
         self.classes, self.class_to_idx = self.find_classes(self.root)
         chosen: Any = {"extensions": self.extensions, "is_valid_file": is_valid_file}
         self.samples = self.make_dataset(
@@ -295,7 +135,7 @@ class ImageFolder(EpochDataset):
         self.targets = [target for _, target in self.samples]
         self.skipped_files: list[str] = []
         self._epoch = Epoch() if any(each.is_random for each in self._plans.values()) else None
-        self._baked: tuple[Geometry | Values, ...] = ()
+        self._baked: tuple[Any, ...] = ()  # the operations that the cache has done
         self._cached = None if cache is None else self._read_images(cache)
 
     def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
@@ -341,29 +181,13 @@ class ImageFolder(EpochDataset):
             raise FileNotFoundError(text)
         return samples
 
-    def _compile(self, transform: Any, seed: int) -> tuple[SplitPlan | None, str]:
-        """Return the plans, or None and why Python has to run the transform."""
-        rule = "an operation of fastloop.transforms, Compose([...]) of several, or a function"
-        given = WHOLE if transform is None else _read_function("transform", transform, (), rule)
-        out = self._out_layout
-
-        def split(pieces: Pieces) -> SplitPlan:
-            if len(pieces) > 1 and not is_own(transform):  # torchvision's functions get PIL images
-                raise ValueError(next(why_not(p.calls[0]) for p in pieces if not p.ops))
-            return SplitPlan(pieces, (0, 0, 3), "HWC", out, seed)
-
-        plans, reason = compile_transform(given, split)
-        rule = f"'CHW' if Python runs the transform: {reason}"
-        check_value("out_layout", out, plans is not None or out == "CHW", rule)
-        return plans, reason
-
     @property
     def transform(self) -> Any:
         """The transform that was given. Read-only, because ``__init__`` has compiled it."""
         return self._transform
 
     def _size_remedy(self) -> str:
-        return f"Images of a folder may have several sizes: {_FIX}."
+        return f"Images of a folder may have several sizes: {ONE_SIZE}."
 
     # ---- samples
 
@@ -406,7 +230,7 @@ class ImageFolder(EpochDataset):
             target = self.target_transform(target)
         return (*images, target)
 
-    def _read(self, row: int) -> tuple[Array, int]:
+    def _read(self, row: int) -> Made:
         """Return the image of a row, and the row of the image's file."""
         first: OSError | None = None
         tries = min(_MAX_SKIPPED, len(self)) if self._on_error == "skip" else 1
@@ -464,7 +288,7 @@ class ImageFolder(EpochDataset):
         self._baked = tuple(takewhile(lambda op: type(op) in (Resize, CenterCrop), ops))
         baked = SplitPlan((Piece(self._baked, ()),), (0, 0, 3), "HWC", "HWC", 0)
 
-        def make(row: int) -> tuple[Array, int]:
+        def make(row: int) -> Made:
             pixels, source = self._read(row)
             if self._baked:
                 pixels = baked.apply(pixels, 0).numpy()
@@ -476,7 +300,7 @@ class ImageFolder(EpochDataset):
             "on_error": decoders.name_of(self._on_error),
         }
         paths = [path for path, _ in self.samples]
-        path, replaced = _open_cache(argument, self.root, paths, options, make)
+        path, replaced = open_cache(argument, self.root, paths, options, make)
         targets = [self.targets[replaced.get(row, row)] for row in range(len(self))]
         self.skipped_files = [self.samples[row][0] for row in sorted(replaced)]
         then = _join(ops[len(self._baked) :])
