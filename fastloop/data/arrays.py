@@ -13,11 +13,10 @@ import torch
 
 from fastloop._core import HostRange, ImagePlan
 from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
-from fastloop.compat.moves import register
 from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, gathers
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Field, check_room, read_row, torch_dtype
+from fastloop.data.field import Field, check_room, read_row, register_fields, torch_dtype
 from fastloop.data.sequences.column import sequence_column
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.dataset_transform import FieldTransform, for_masks, is_torchvision
@@ -178,13 +177,7 @@ class ArrayDataset(EpochDataset):
                 yield field.unfetched
 
     def _register(self, device: int) -> tuple[HostRange, ...]:
-        """Register the fields' memory, so that kernels of a CUDA device can read it. Raises as
-        ``moves.register``."""
-        fields: Any = self._fields
-        host_ranges = register([field.rows for field in fields], device)
-        for field, host_range in zip(fields, host_ranges, strict=True):
-            field.host_range = host_range
-        return host_ranges
+        return register_fields(self._fields, device)
 
     def to(self, device: torch.device | str | int) -> ArrayDataset:
         """Return a dataset with its fields on a device. In loaders without workers, the device

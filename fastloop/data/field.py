@@ -15,6 +15,7 @@ import torch
 
 from fastloop._core import HostRange, Table, copy_row
 from fastloop.base.checks import look_up, make_message, refuse_if
+from fastloop.compat.moves import register
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -255,3 +256,12 @@ class Field:
 
     def __repr__(self) -> str:
         return f"{str(self.source.dtype).removeprefix('torch.')} {tuple(self.source.shape)}"
+
+
+def register_fields(fields: Any, device: int) -> tuple[HostRange, ...]:
+    """Register the fields' memory, so that kernels of a CUDA device can read it. Raises as
+    ``moves.register``."""
+    host_ranges = register([field.rows for field in fields], device)
+    for field, host_range in zip(fields, host_ranges, strict=True):
+        field.host_range = host_range
+    return host_ranges

@@ -195,6 +195,13 @@ class Shared:
 shared_of: MutableMapping[DataLoader[Any], Shared] = WeakIdKeyDictionary()
 
 
+def open_shared(loader: DataLoader[Any]) -> Shared:
+    """Return the Shared of a loader of torch's class, which nobody can ask for a state."""
+    if (shared := shared_of.get(loader)) is None:
+        shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
+    return shared
+
+
 class LoaderProxy:
     """A loader with changed values of some attributes."""
 

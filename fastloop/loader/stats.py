@@ -10,9 +10,11 @@ from torch.utils.data import DataLoader
 from fastloop.base.checks import look_up
 from fastloop.base.shown import repr_html
 from fastloop.compat.requirements import kernels_are_disabled
-from fastloop.data.columns import Columns
+from fastloop.data.columns import Columns, own
+from fastloop.device.prefetch import loading_iterator
+from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.route import choose_route
-from fastloop.loader.shared import Shared
+from fastloop.loader.shared import LockedIter, PlainIter, Shared, SyncIter, TorchProcessIter
 
 # The attributes in which frameworks keep a loader that they have wrapped.
 _WRAPPED = ("base_dataloader", "dataloader", "_dataloader")
@@ -144,6 +146,29 @@ def _describe_transforms(columns: Columns, shared: Shared) -> str:
     disabled = "FASTLOOP_DISABLE_CUDA is set" if kernels_are_disabled() else ""
     reason = shared.fault or disabled or "the device runs no kernel of fastloop"
     return f"; transforms on the CPU, because {reason}"
+
+
+# Reasons that follow from how batches are made.
+_PLAIN = "the dataset is a ", "collate_fn is not torch's default", "samples of "
+
+
+def describe_iterator(loader: DataLoader[Any], iterator: Any, why: str) -> str:
+    """Name the loader's dataset, how its batches are made, and why no threads make them."""
+    iterator = loading_iterator(iterator)
+    if isinstance(iterator, ArrayIter):
+        how = "gathered by threads"
+    elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
+        how = "in this process, collated by fastloop"
+    elif isinstance(iterator, PlainIter | SyncIter):
+        how = "own collate without workers: torch's speed"
+    else:
+        how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
+        is_torchs = isinstance(iterator, TorchProcessIter) or not isinstance(iterator, LockedIter)
+        how += ", torch's own" * is_torchs
+    how += ", samples by fastloop" * bool(own(iterator._dataset, "_is_stand_in"))
+    if why and not isinstance(iterator, ArrayIter) and not why.startswith(_PLAIN):
+        how += f" ({why})"
+    return f"{type(loader.dataset).__name__}: {how}"
 
 
 def unwrap(loader: Any) -> Any:

@@ -17,13 +17,10 @@ from fastloop.base.checks import look_up
 from fastloop.compat.late_import import after_import
 from fastloop.compat.seams import Function, Seam, find_subclasses
 from fastloop.compat.torch_parts import call_as_torch
-from fastloop.data.columns import own
-from fastloop.device.prefetch import loading_iterator
 from fastloop.loader import dataloader as fastloop_loader
-from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.resume.epoch import Position
 from fastloop.loader.route import fast_iterator, is_users_own, iterate_without_broken_workers
-from fastloop.loader.shared import PlainIter, Shared, SyncIter, shared_of
+from fastloop.loader.shared import PlainIter, open_shared
+from fastloop.loader.stats import describe_iterator
 
 # The one class known whose __init__ does not call torch's.
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
@@ -32,28 +29,6 @@ _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 def _overrides(loader: DataLoader[Any]) -> bool:
     """Tell whether the loader's class makes iterators itself."""
     return type(loader)._get_iterator is not DataLoader._get_iterator
-
-
-# Reasons that follow from how batches are made.
-_PLAIN = "the dataset is a ", "collate_fn is not torch's default", "samples of "
-
-
-def _describe(loader: DataLoader[Any], iterator: Any, why: str) -> str:
-    """Name the loader's dataset, how its batches are made, and why no threads make them."""
-    iterator = loading_iterator(iterator)
-    if isinstance(iterator, ArrayIter):
-        how = "gathered by threads"
-    elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
-        how = "in this process, collated by fastloop"
-    elif isinstance(iterator, PlainIter | SyncIter):
-        how = "own collate without workers: torch's speed"
-    else:
-        how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
-        how += ", torch's own" * (type(iterator).__name__ != "ProcessIter")
-    how += ", samples by fastloop" * bool(own(iterator._dataset, "_is_stand_in"))
-    if why and not isinstance(iterator, ArrayIter) and not why.startswith(_PLAIN):
-        how += f" ({why})"
-    return f"{type(loader.dataset).__name__}: {how}"
 
 
 class LoaderSeam(Seam):
@@ -94,15 +69,14 @@ class LoaderSeam(Seam):
             self.native += 1
             if loader.num_workers > 0:
                 call_as_torch("DataLoader._get_iterator", loader.check_worker_number_rationality)
-            if (shared := shared_of.get(loader)) is None:
-                shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
+            shared = open_shared(loader)
             iterator: Any
             if is_users_own(loader, shared.left_collate):
                 iterator = PlainIter(loader, shared)
             else:
                 make_torch_iterator = functools.partial(before, loader)
                 iterator = fast_iterator(loader, "auto", shared, None, make_torch_iterator)
-            how = _describe(loader, iterator, shared.why)
+            how = describe_iterator(loader, iterator, shared.why)
             loaders, epochs = self.served.get(how, (0, 0))
             self.served[how] = loaders + (how not in shared.noted), epochs + 1
             shared.noted.add(how)

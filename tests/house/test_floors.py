@@ -200,6 +200,14 @@ def test_python_modules_import_each_other_in_no_circle() -> None:
     assert_none((f"{a} -> {b}" for a, b in circles))
 
 
+def test_no_module_imports_more_than_ten_others() -> None:
+    """A module that needs more has several responsibilities. A package's __init__ may list all."""
+    modules = python_modules()
+    for name, path in modules.items():
+        imported = {module for _, module in imported_modules(path, modules)} - {"fastloop._core"}
+        assert path.name == "__init__.py" or len(imported) <= 10, f"{name}: {sorted(imported)}"
+
+
 # The mission: loader, device, step, and what they stand on.
 MISSION = {"base", "compat", "device", "loader", "step"}
 MISSION_DATA = {"columns", "collate", "epochs", "field", "samplers", "stateful"}

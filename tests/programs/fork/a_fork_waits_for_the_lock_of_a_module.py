@@ -17,7 +17,7 @@ def hold() -> None:
 
 def enter_in_child() -> None:
     if (child := os.fork()) == 0:
-        timer = threading.Timer(limit(20), os._exit, (1,))  # the lock belongs to a thread that is gone
+        timer = threading.Timer(limit(20), os._exit, (1,))
         timer.daemon = True
         timer.start()
         with lock:
