@@ -181,7 +181,7 @@ class Collate:
         values: list[Any],
         fill: Callable[[int], bytes],
         is_widened: bool,
-        is_left: bool,
+        pad_left: bool,
         multiple: int,
         max_length: int,
         has_mask: bool,
@@ -237,7 +237,7 @@ class Reply:
     def open(self) -> bytes: ...
     def deliver(self) -> None: ...
     def load(self) -> Any: ...
-    def split(self, places: list[Any], /) -> list[Any]: ...
+    def split(self, slots: list[Any], /) -> list[Any]: ...
 
 @final
 class ParentEnd:

@@ -58,14 +58,14 @@ struct range {
 static __device__ int64_t find_number(const fl_piece_batch &of, uint32_t i, int64_t element)
 {
     const fl_piece piece = of.pieces[i];
-    int64_t place = element - piece.start;
+    int64_t at = element - piece.start;
     if (of.output == FL_PIECE_STARTS) return piece.start;
     if (of.output == FL_PIECE_LENGTHS) return piece.length;
-    if (of.output == FL_PIECE_POSITIONS) return place;
-    if (of.is_left) place -= of.pieces[i + 1].start - piece.start - piece.length;
-    const bool is_inside = place >= of.is_label && place < piece.length;
+    if (of.output == FL_PIECE_POSITIONS) return at;
+    if (of.pad_left) at -= of.pieces[i + 1].start - piece.start - piece.length;
+    const bool is_inside = at >= of.is_label && at < piece.length;
     if (of.output == FL_PIECE_MASK) return is_inside;
-    return is_inside ? piece.begin + place : -1;
+    return is_inside ? piece.begin + at : -1;
 }
 
 static __device__ uint64_t load(const fl_piece_batch &of, int64_t value)

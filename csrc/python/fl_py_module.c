@@ -25,7 +25,7 @@
 #include "fl_py_pad.h"
 #include "fl_py_parent_end.h"
 #include "fl_py_permutation.h"
-#include "fl_py_place.h"
+#include "fl_py_tensor_slot.h"
 #include "fl_py_reply.h"
 #include "fl_py_snapshot.h"
 #include "fl_py_table.h"

@@ -169,7 +169,7 @@ def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any 
         multiple *= -(-width // multiple)
     elif padding != "longest" and (padding is not True or max_length is not None):
         raise NotCoveredError(f"padding={padding!r} with max_length={max_length!r}")
-    options = {"is_left": tokenizer.padding_side == "left", "multiple": multiple}
+    options = {"pad_left": tokenizer.padding_side == "left", "multiple": multiple}
     samples.how = numbers, multiple, tokenizer.padding_side
     for name in samples.names:
         if name in values:

@@ -41,15 +41,15 @@ class Destination:
         """Return a buffer of `size` bytes. A buffer on a device belongs to the current stream."""
         return self._allocate(size)
 
-    def split(self, buffer: Tensor, places: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
+    def split(self, buffer: Tensor, slots: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
         """Return the tensors of a batch. No two share a version counter.
 
         Args:
             buffer: holds the batch.
-            places: the tensors' offsets, shapes, strides and dtypes in the buffer.
+            slots: the tensors' offsets, shapes, strides and dtypes in the buffer.
             is_other_stream: the buffer was allocated for a stream that is not the current stream.
         """
-        return split_buffer(buffer, places)
+        return split_buffer(buffer, slots)
 
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a copy with the same strides, as torch pins."""
@@ -88,10 +88,10 @@ class DeviceMemory(Destination):
     def check(self) -> None:
         self._accelerator.check()
 
-    def split(self, buffer: Tensor, places: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
+    def split(self, buffer: Tensor, slots: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
         if is_other_stream:
             self._accelerator.record_stream(buffer)
-        return split_buffer(buffer, places)
+        return split_buffer(buffer, slots)
 
     def copy(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
@@ -121,8 +121,8 @@ class PinnedMemory(Destination):
         self._device: str = accelerator.type
 
     @outside_inference_mode
-    def split(self, buffer: Tensor, places: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
-        tensors = split_buffer(buffer, places)
+    def split(self, buffer: Tensor, slots: Iterable[Slot], is_other_stream: bool) -> list[Tensor]:
+        tensors = split_buffer(buffer, slots)
         # If a program keeps a small tensor, for example the labels, the whole batch must not stay.
         return [
             self.copy(tensor) if is_small_part(tensor.nbytes, buffer.nbytes) else tensor

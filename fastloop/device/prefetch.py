@@ -185,25 +185,25 @@ class Uploader:
             return []
         *begins, size = accumulate((pad(run.source.nbytes) for run in runs), initial=0)
         buffer = accelerator.allocate(size)
-        tensors, places = [], []
+        tensors, slots = [], []
         for run, begin in zip(runs, begins, strict=True):
             if run.source.nbytes > 0:
                 accelerator.copy(buffer[begin : begin + run.source.nbytes], run.source)
             for tensor, offset in zip(run.tensors, run.offsets, strict=True):
                 tensors.append(tensor)
-                places.append(slot_of(tensor)._replace(offset=begin + offset))
+                slots.append(slot_of(tensor)._replace(offset=begin + offset))
         if sources:
             self._reading.append((accelerator.record_event(), sources))
-        moved.update(zip(map(id, tensors), split_buffer(buffer, places), strict=True))
+        moved.update(zip(map(id, tensors), split_buffer(buffer, slots), strict=True))
         return [buffer]
 
     def _pack(self, tensors: list[torch.Tensor]) -> _Run:
         """Copy the tensors into pinned memory, and return the run of the copies."""
-        places, size = lay_out([slot_of(tensor) for tensor in tensors])
+        slots, size = lay_out([slot_of(tensor) for tensor in tensors])
         packed = self._accelerator.allocate_pinned(size)
-        for part, tensor in zip(split_buffer(packed, places), tensors, strict=True):
+        for part, tensor in zip(split_buffer(packed, slots), tensors, strict=True):
             part.copy_(tensor)
-        return _Run(packed, tensors, [place.offset for place in places])
+        return _Run(packed, tensors, [slot.offset for slot in slots])
 
     def finish(self) -> None:
         """SYNC: wait for copies that may still read the user's pinned memory."""
@@ -323,7 +323,7 @@ class StaticBatch:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._places: dict[Path, Slot] | None = None
+        self._slots: dict[Path, Slot] | None = None
         self._tensors: dict[Path, torch.Tensor] = {}
         self._stream: Any = None
 
@@ -331,13 +331,13 @@ class StaticBatch:
         """Queue the copy on the current stream, after all work on the batch before."""
         accelerator = self._accelerator
         tensors = {path: leaf for path, leaf in list_leaves(batch) if self._takes(path, leaf)}
-        places = {path: slot_of(tensor) for path, tensor in tensors.items()}
+        slots = {path: slot_of(tensor) for path, tensor in tensors.items()}
         stream = accelerator.current_stream()
-        if self._places is None:
-            self._open(places)
+        if self._slots is None:
+            self._open(slots)
             self._stream = stream
-        elif places != self._places:
-            raise ValueError(_explain(self._places, places))
+        elif slots != self._slots:
+            raise ValueError(_explain(self._slots, slots))
         if stream != self._stream:
             accelerator.wait_event(accelerator.record_event(self._stream))
             accelerator.record_stream(self._buffer)
@@ -347,11 +347,11 @@ class StaticBatch:
         return map_leaves(batch, lambda path, leaf: self._tensors.get(path, leaf))
 
     @outside_inference_mode
-    def _open(self, places: dict[Path, Slot]) -> None:
-        laid_out, size = lay_out([*places.values()])
+    def _open(self, slots: dict[Path, Slot]) -> None:
+        laid_out, size = lay_out([*slots.values()])
         self._buffer = self._accelerator.allocate(size)
-        self._tensors = dict(zip(places, split_buffer(self._buffer, laid_out), strict=True))
-        self._places = places
+        self._tensors = dict(zip(slots, split_buffer(self._buffer, laid_out), strict=True))
+        self._slots = slots
 
     def _takes(self, path: Path, leaf: Any) -> bool:
         is_tensor = isinstance(leaf, torch.Tensor)
@@ -367,7 +367,7 @@ class StaticBatch:
 
 
 def _explain(before: dict[Path, Slot], now: dict[Path, Slot]) -> str:
-    was, are = ({path: _describe(p) for path, p in places.items()} for places in (before, now))
+    was, are = ({path: _describe(p) for path, p in slots.items()} for slots in (before, now))
     changes = [
         f"{describe_path(path)} was {was.get(path, 'absent')} and is {are.get(path, 'absent')}"
         for path in {**was, **are}
@@ -379,5 +379,5 @@ def _explain(before: dict[Path, Slot], now: dict[Path, Slot]) -> str:
     )
 
 
-def _describe(place: Slot) -> str:
-    return f"{DTYPES[place.dtype]} {place.shape} with strides {place.strides}"
+def _describe(slot: Slot) -> str:
+    return f"{DTYPES[slot.dtype]} {slot.shape} with strides {slot.strides}"

@@ -16,7 +16,7 @@ static int64_t cut(fl_bucket_rule *rule, int64_t count, int64_t top, uint64_t *s
     rule->lengths = lengths;
     rule->count = count;
     CHECK_INT(fl_buckets_room(rule, count), count + rule->ranks);
-    return fl_buckets_cut(rule, count, order, spare, ends);
+    return fl_buckets_split(rule, count, order, spare, ends);
 }
 
 static void check_once(int64_t taken, int64_t count)

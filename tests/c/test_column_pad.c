@@ -43,7 +43,7 @@ static void expect_element(const ragged_fixture *fix, const fl_column_pad_config
                            const fl_rows *rows, int64_t i, int64_t k, int64_t width, char *out)
 {
     int64_t length = padded_length(fix, config, rows, i);
-    int64_t at = config->is_left ? k - (width - length) : k;
+    int64_t at = config->pad_left ? k - (width - length) : k;
     bool is_padding = at < 0 || at >= length;
     if (config->output == FL_PAD_MASK) {
         int64_t bit = !is_padding;
@@ -115,7 +115,7 @@ static void check_outputs(const ragged_fixture *fix, bool is_widened, uint64_t *
     for (int round = 0; round < 18; round++) {
         for (int output = FL_PAD_VALUES; output <= FL_PAD_LENGTHS; output++) {
             fl_column_pad_config config = config_of(fix, (fl_pad_output)output);
-            config.is_left = round % 2;
+            config.pad_left = round % 2;
             config.multiple = multiples[round / 2 % 3];
             config.max_length = lengths[round / 6];
             config.is_widened = is_widened && output == FL_PAD_VALUES;
@@ -158,7 +158,7 @@ static void test_ignored_values_come_out_as_padding(void)
                    (size_t)fl_dtype_bytes(widenable[d]));
         fl_column_pad_config config = config_of(&fix, FL_PAD_VALUES);
         config.is_widened = true;
-        config.is_left = d % 2;
+        config.pad_left = d % 2;
         config.has_ignored = true; /* zeros */
         check_config(&fix, &config, &seed);
         close_ragged(&fix);

@@ -30,14 +30,14 @@ static void test_sums_that_do_not_fit_are_refused(void)
     CHECK_INT(fl_layout_reserve(&layout, 1, 2, NULL), FL_OK);
     set_bytes(&layout, 0, 1);
     set_bytes(&layout, 1, INT64_MAX - 127);
-    CHECK_INT(fl_layout_place(&layout, NULL), FL_OK);
+    CHECK_INT(fl_layout_set_offsets(&layout, NULL), FL_OK);
     CHECK_INT(layout.bytes, INT64_MAX - 63);
     CHECK_INT(layout.outputs[1].offset, 64);
     const int64_t too_many[] = {INT64_MAX - 126, INT64_MAX - 62, INT64_MAX};
     for (int i = 0; i < 3; i++) {
         fl_err err = {0};
         set_bytes(&layout, 1, too_many[i]);
-        CHECK_INT(fl_layout_place(&layout, &err), FL_EINVAL);
+        CHECK_INT(fl_layout_set_offsets(&layout, &err), FL_EINVAL);
         CHECK_INT(err.code, FL_EINVAL);
     }
     fl_layout_close(&layout);
@@ -56,7 +56,7 @@ static void test_an_output_may_be_cast_of_another(void)
         layout.outputs[i].cast_of = i - 1;
         layout.outputs[i].cast = (fl_transfer_cast){.from = 6 * (i - 1), .count = 20, .bytes = 8};
     }
-    CHECK_INT(fl_layout_place(&layout, NULL), FL_OK);
+    CHECK_INT(fl_layout_set_offsets(&layout, NULL), FL_OK);
     const fl_output *outputs = layout.outputs;
     CHECK(outputs[1].offset == 128 && outputs[3].offset == 256);
     CHECK(outputs[1].cast.from == 128 && outputs[2].cast.from == 134);
@@ -87,7 +87,7 @@ static void test_large_batches_have_slices(void)
     set_bytes(&layout, 2, INT64_C(400000) * ROWS);
     set_bytes(&layout, 3, INT64_C(200000) * ROWS);
     layout.outputs[1].is_whole = true;
-    CHECK_INT(fl_layout_place(&layout, NULL), FL_OK);
+    CHECK_INT(fl_layout_set_offsets(&layout, NULL), FL_OK);
     fl_layout_slice(&layout, ROWS, &slices);
     CHECK(slices.count == 9 && slices.samples == ROWS && slices.sample_bytes == 400000);
     CHECK_INT(slices.from, layout.outputs[2].offset);

@@ -220,7 +220,7 @@ static void test_restart_forgets_the_block(void)
         CHECK_INT(fl_plan_fill(plan, &rows, 3, NULL), FL_OK);
         check_rows(&rows, block, 3);
         CHECK(!fl_plan_needs_block(plan));
-        CHECK_INT(fl_plan_left(plan), 1);
+        CHECK_INT(fl_plan_remaining(plan), 1);
         fl_plan_restart(plan);
         CHECK(fl_plan_needs_block(plan));
         fl_rows_clear(&rows);

@@ -31,12 +31,12 @@ static void check_against_counting(int64_t length, int64_t stride, fl_window_mod
                 CHECK_INT(window.file, f);
                 CHECK_INT(window.first, first + jitter);
                 CHECK(window.first + length <= lengths[f]);
-                CHECK_INT(fl_windows_place(windows, window), begin + window.first);
+                CHECK_INT(fl_windows_position(windows, window), begin + window.first);
             }
             CHECK_INT(fl_windows_of_file(windows, f), index - before);
         }
         CHECK_INT(fl_windows_count(windows), index);
-        CHECK_INT(fl_windows_place(windows, (fl_window){.file = FILES}), 154);
+        CHECK_INT(fl_windows_position(windows, (fl_window){.file = FILES}), 154);
     }
     fl_windows_close(windows);
 }

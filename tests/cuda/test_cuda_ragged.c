@@ -51,7 +51,7 @@ static int64_t expect(const fl_piece_batch *of, const char *values, int64_t elem
     const fl_piece *piece = &of->pieces[i];
     int64_t place = element - piece->start;
     if (of->output == FL_PIECE_POSITIONS) return place;
-    if (of->is_left) place -= of->pieces[i + 1].start - piece->start - piece->length;
+    if (of->pad_left) place -= of->pieces[i + 1].start - piece->start - piece->length;
     bool is_inside = place >= 0 && place < piece->length;
     if (of->output == FL_PIECE_MASK) return is_inside;
     if (!is_inside || (of->is_label && place == 0)) return (int64_t)of->padding;
@@ -101,9 +101,9 @@ list_outputs(fl_piece_batch *outputs, int32_t most, fl_piece_batch like, const c
 }
 
 /* Checks one kernel. Pieces of different widths have their padding at the end. */
-static void check_one(int64_t pieces, int64_t width, bool is_left, bool says_width)
+static void check_one(int64_t pieces, int64_t width, bool pad_left, bool says_width)
 {
-    fl_piece_batch outputs[MOST], like = {.piece_count = pieces, .is_left = is_left};
+    fl_piece_batch outputs[MOST], like = {.piece_count = pieces, .pad_left = pad_left};
     char *values = allocate(VALUES * 8);
     fill_random(&seed, values, VALUES * 8);
     like.pieces = open_pieces(pieces, width);
@@ -126,9 +126,9 @@ static void test_pieces_of_every_width(void)
 {
     static const int64_t widths[] = {0, 1, 2, 7, 63, 1023, 1024, 1025, 3000};
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++)
-        for (int is_left = 0; is_left < 2; is_left++)
+        for (int pad_left = 0; pad_left < 2; pad_left++)
             for (int says_width = 0; says_width < 2; says_width++)
-                check_one(1 + draw(6), widths[i], is_left == 1, says_width == 1);
+                check_one(1 + draw(6), widths[i], pad_left == 1, says_width == 1);
 }
 
 static void test_pieces_of_several_widths(void)

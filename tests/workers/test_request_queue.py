@@ -298,7 +298,7 @@ def test_places_outside_of_a_batch() -> None:
         (0, code, (-1,)),
         (0, code, (-1, -1)),
     ):
-        with pytest.raises(ValueError, match="a place must lie within the batch of"):
+        with pytest.raises(ValueError, match="a slot must lie within the batch of"):
             reply.split([place])
 
 

@@ -74,7 +74,7 @@ static bool skip(int64_t *end, int64_t bytes)
     return true;
 }
 
-int fl_layout_place(fl_layout *layout, fl_err *err)
+int fl_layout_set_offsets(fl_layout *layout, fl_err *err)
 {
     int64_t end = 0;
     for (int32_t i = 0; i < layout->count; i++) {

@@ -79,7 +79,7 @@ void fl_output_set_number(fl_output *output, int64_t number);
 
 /* Sets offsets, casts and both sums of bytes, once all outputs are set. FL_EINVAL: the bytes do not
  * fit int64_t. */
-int fl_layout_place(fl_layout *layout, fl_err *err);
+int fl_layout_set_offsets(fl_layout *layout, fl_err *err);
 
 /* Chooses the slices of a placed batch of `rows` rows that are copied before the whole batch is
  * filled: slices of the output with the most bytes a sample. */

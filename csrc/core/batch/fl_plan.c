@@ -135,7 +135,7 @@ void fl_plan_set_range(fl_plan *plan, int64_t first, int64_t count)
 
 bool fl_plan_needs_block(const fl_plan *plan) { return plan->block_next == plan->block_end; }
 
-int64_t fl_plan_left(const fl_plan *plan) { return plan->block_end - plan->block_next; }
+int64_t fl_plan_remaining(const fl_plan *plan) { return plan->block_end - plan->block_next; }
 
 void fl_plan_restart(fl_plan *plan) { plan->block_next = plan->block_end; }
 

@@ -57,8 +57,8 @@ int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err
 /* Sets the next index block; `index` is borrowed until fl_plan_needs_block is true again. */
 void fl_plan_set_block(fl_plan *plan, const int64_t *index, int64_t count);
 void fl_plan_set_range(fl_plan *plan, int64_t first, int64_t count);
-bool fl_plan_needs_block(const fl_plan *plan); /* the last block is used up */
-int64_t fl_plan_left(const fl_plan *plan);     /* indices of the block that no batch has taken */
+bool fl_plan_needs_block(const fl_plan *plan);  /* the last block is used up */
+int64_t fl_plan_remaining(const fl_plan *plan); /* indices of the block that no batch has taken */
 
 /* Drops the rest of the block. */
 void fl_plan_restart(fl_plan *plan);

@@ -53,8 +53,8 @@ static void sort_samples(const int64_t *lengths, int64_t *samples, int64_t count
     if (from != samples) memcpy(samples, from, (size_t)count * sizeof *samples);
 }
 
-int64_t fl_buckets_cut(const fl_bucket_rule *rule, int64_t count, int64_t *order, int64_t *spare,
-                       int64_t *ends)
+int64_t fl_buckets_split(const fl_bucket_rule *rule, int64_t count, int64_t *order, int64_t *spare,
+                         int64_t *ends)
 {
     int64_t mega = samples_of_mega_batch(rule), taken = 0, done = 0, steps = 0;
     while (taken < count) {

@@ -28,7 +28,7 @@ static inline int64_t fl_buckets_room(const fl_bucket_rule *rule, int64_t count)
 /* Cuts order[count] into steps in place, each with its longest sample first, and writes the end of
  * each step to ends[count + 1]. Returns the number of steps. `spare` and `order` have
  * fl_buckets_room. Takes O(count log count). */
-int64_t fl_buckets_cut(const fl_bucket_rule *rule, int64_t count, int64_t *order, int64_t *spare,
-                       int64_t *ends);
+int64_t fl_buckets_split(const fl_bucket_rule *rule, int64_t count, int64_t *order, int64_t *spare,
+                         int64_t *ends);
 
 #endif

@@ -37,7 +37,7 @@ typedef struct fl_piece_batch {
     int32_t from_bytes, bytes; /* of a value and of an element: 1, 2, 4 or 8, bytes not less */
     fl_piece_output output;
     bool is_signed; /* values keep their sign if elements are wider */
-    bool is_left;   /* a piece begins with its padding, instead of ending with it */
+    bool pad_left;  /* a piece begins with its padding, instead of ending with it */
     bool is_label;  /* the first element of each sequence is also padding */
 } fl_piece_batch;
 

@@ -53,9 +53,9 @@ static int layout_padded(const fl_column *column, fl_column_batch *batch, fl_err
 }
 
 /* Returns the first element of a sequence of this length in its row of `width` elements. */
-static int64_t place_of(const fl_column_pad_config *config, int64_t width, int64_t length)
+static int64_t begin_of(const fl_column_pad_config *config, int64_t width, int64_t length)
 {
-    return config->is_left ? width - length : 0;
+    return config->pad_left ? width - length : 0;
 }
 
 /* Pads a row before or after its sequence. */
@@ -63,7 +63,7 @@ static void pad_row(const pad_column *self, char *row, int64_t width, int64_t le
 {
     const fl_column_pad_config *config = &self->config;
     int64_t bytes = fl_dtype_bytes(self->dtype);
-    char *dst = config->is_left ? row : row + length * bytes;
+    char *dst = config->pad_left ? row : row + length * bytes;
     config->ops->fill(dst, config->padding, bytes, width - length);
 }
 
@@ -89,7 +89,7 @@ static int gather_values(const pad_column *self, const fl_column_batch *batch, i
         int status = find_row(config, row, &piece->begin, &piece->count, err);
         if (status != FL_OK) return fl_column_name_row(err, status, batch, row);
         piece->count = fl_min(piece->count, width);
-        piece->dst = dst + place_of(config, width, piece->count) * bytes;
+        piece->dst = dst + begin_of(config, width, piece->count) * bytes;
         pad_row(self, dst, width, piece->count);
     }
     int64_t done =
@@ -110,7 +110,7 @@ put_length(const fl_column_pad_config *config, int64_t width, int64_t length, in
         return;
     }
     length = fl_min(length, width);
-    int64_t begin = place_of(config, width, length);
+    int64_t begin = begin_of(config, width, length);
     config->ops->fill(dst, &zero, sizeof zero, begin);
     config->ops->fill(dst + begin, &one, sizeof one, length);
     config->ops->fill(dst + begin + length, &zero, sizeof zero, width - length - begin);

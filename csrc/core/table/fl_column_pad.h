@@ -20,7 +20,7 @@ typedef struct fl_column_pad_config {
     fl_ragged ragged; /* the caller keeps its memory alive until close; mask and lengths read only
                          the offsets */
     fl_pad_output output;
-    bool is_left;       /* padding is at the left */
+    bool pad_left;      /* padding is at the left */
     bool is_widened;    /* integers come out as int64 */
     int64_t multiple;   /* the width is rounded up to a multiple of this; >= 1 */
     int64_t max_length; /* sequences are cut to this length; INT64_MAX: not cut */

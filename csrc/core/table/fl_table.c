@@ -87,7 +87,7 @@ int fl_table_layout(const fl_table *table, const fl_rows *rows, uint32_t epoch, 
         if (!fl_add(work, batch.work_bytes, &work)) work = INT64_MAX;
         batch.outputs += column->outputs;
     }
-    FL_TRY(fl_layout_place(layout, err));
+    FL_TRY(fl_layout_set_offsets(layout, err));
     layout->work_bytes = work;
     layout->parts = count_parts(table, rows->count, work);
     return FL_OK;

@@ -116,7 +116,7 @@ fl_window fl_windows_find(const fl_windows *windows, int64_t index, uint32_t epo
     return window;
 }
 
-int64_t fl_windows_place(const fl_windows *windows, fl_window window)
+int64_t fl_windows_position(const fl_windows *windows, fl_window window)
 {
     return windows->begin[window.file] + window.first;
 }

@@ -47,6 +47,6 @@ fl_window fl_windows_find(const fl_windows *windows, int64_t index, uint32_t epo
 
 /* Returns the window's first token, counted from the first token of all files laid end to end. For
  * file `files` and token 0: the number of all tokens. */
-int64_t fl_windows_place(const fl_windows *windows, fl_window window);
+int64_t fl_windows_position(const fl_windows *windows, fl_window window);
 
 #endif

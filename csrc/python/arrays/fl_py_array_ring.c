@@ -67,7 +67,7 @@ void fl_py_array_ring_drop_epoch(fl_py_array_ring *self)
  * device, because an epoch for a device may be as short as the start of threads. Without a device
  * the threads end with their epoch, as torch's workers do. Without an interpreter lock a different
  * thread may be in stop, so the ring is not passed on. */
-static bool is_left_to_next(const fl_py_array_ring *self)
+static bool passes_ring_on(const fl_py_array_ring *self)
 {
 #ifdef Py_GIL_DISABLED
     return false;
@@ -76,7 +76,7 @@ static bool is_left_to_next(const fl_py_array_ring *self)
 #endif
 }
 
-static void leave_to_next(fl_py_array_ring *self)
+static void pass_ring_on(fl_py_array_ring *self)
 {
     fl_ring *ring = self->opened;
     void *copies = self->destination.base.copy_stream;
@@ -90,16 +90,16 @@ void fl_py_array_ring_close(fl_py_array_ring *self)
     fl_ring *ring = self->ring;
     self->ring = NULL;
     if (ring != NULL) {
-        bool is_left = is_left_to_next(self);
+        bool passes_on = passes_ring_on(self);
         Py_BEGIN_ALLOW_THREADS
         halt_copies(&self->destination.base);
-        if (is_left)
+        if (passes_on)
             fl_ring_reset(ring);
         else
             fl_ring_end(ring);
         Py_END_ALLOW_THREADS
         drop_batches(self);
-        if (is_left) leave_to_next(self);
+        if (passes_on) pass_ring_on(self);
     }
     fl_py_array_destination_close(&self->destination);
 }

@@ -162,7 +162,7 @@ static PyObject *or_none(PyObject *object) { return object != NULL ? object : Py
 PyObject *fl_py_index_source_rest(const fl_py_index_source *self)
 {
     return Py_BuildValue("(OOLiO)", or_none(self->iterator), or_none(self->block),
-                         (long long)fl_plan_left(self->plan), (int)self->kind,
+                         (long long)fl_plan_remaining(self->plan), (int)self->kind,
                          or_none(self->batch_sampler));
 }
 

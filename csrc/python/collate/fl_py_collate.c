@@ -279,13 +279,13 @@ static PyObject *collate_begin(fl_py_collate *self, PyObject *Py_UNUSED(ignored)
 }
 
 PyDoc_STRVAR(pad_doc,
-             "pad(values, fill, is_widened, is_left, multiple, max_length, has_mask, has_lengths, "
+             "pad(values, fill, is_widened, pad_left, multiple, max_length, has_mask, has_lengths, "
              "float_bits, /)\n--\n\n"
              "Pad a list of sequences. Returns a tuple (padded, mask or None, lengths or\n"
              "None), or NotImplemented if native code does not cover the values. Long copies\n"
              "of arrays release the interpreter lock.\n\n"
              "fill: a function that returns the bytes of the padding for the number of a\n"
-             "dtype. is_widened: integers become int64. is_left: the padding comes before the\n"
+             "dtype. is_widened: integers become int64. pad_left: the padding comes before the\n"
              "sequences. max_length: -1 for no limit. float_bits: the width of torch's default\n"
              "dtype, which lists of floats get.");
 

@@ -43,7 +43,7 @@ static PyObject *make_lengths(fl_py_stacker *stacker, const fl_py_sequences *sel
 
 /* Cuts the runs to max_length and sets their starts: 0, or -1 and MemoryError if no memory can hold
  * that many elements. */
-static int place_rows(fl_py_sequences *self, bool is_left, int64_t multiple, int64_t max_length,
+static int place_rows(fl_py_sequences *self, bool pad_left, int64_t multiple, int64_t max_length,
                       int64_t *width)
 {
     int64_t longest = 0, total;
@@ -58,7 +58,7 @@ static int place_rows(fl_py_sequences *self, bool is_left, int64_t multiple, int
         return -1;
     }
     for (Py_ssize_t i = 0; i < self->count; i++)
-        self->runs[i].start = i * *width + (is_left ? *width - self->runs[i].length : 0);
+        self->runs[i].start = i * *width + (pad_left ? *width - self->runs[i].length : 0);
     return 0;
 }
 
@@ -81,16 +81,16 @@ PyObject *fl_py_pad(fl_py_stacker *self, PyObject *args)
 {
     PyObject *values, *result = NULL;
     fl_py_sequences_rule rule = {0};
-    int is_left, has_mask, has_lengths;
+    int pad_left, has_mask, has_lengths;
     long long multiple, max_length;
     if (!PyArg_ParseTuple(args, "O!OppLLppi:pad", &PyList_Type, &values, &rule.fill,
-                          &rule.is_widened, &is_left, &multiple, &max_length, &has_mask,
+                          &rule.is_widened, &pad_left, &multiple, &max_length, &has_mask,
                           &has_lengths, &rule.float_bits))
         return NULL;
     if (multiple < 1) return PyErr_Format(PyExc_ValueError, "multiple must be at least 1");
     fl_py_sequences all;
     int status = fl_py_sequences_open(self, values, &all);
-    if (status == 0) status = place_rows(&all, is_left, multiple, max_length, &rule.shape[1]);
+    if (status == 0) status = place_rows(&all, pad_left, multiple, max_length, &rule.shape[1]);
     rule.shape[0] = all.count;
     if (status == 0)
         result = make_padded(self, &all, &rule, has_mask, has_lengths);

@@ -9,7 +9,7 @@
 
 #include "fl_py_stack.h"
 
-/* pad(values, fill, is_widened, is_left, multiple, max_length, has_mask, has_lengths, float_bits):
+/* pad(values, fill, is_widened, pad_left, multiple, max_length, has_mask, has_lengths, float_bits):
  * returns a tuple (padded, mask or None, lengths or None). New reference. */
 PyObject *fl_py_pad(fl_py_stacker *self, PyObject *args);
 

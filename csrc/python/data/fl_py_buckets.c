@@ -102,7 +102,7 @@ PyObject *fl_py_bucket_steps(PyObject *Py_UNUSED(module), PyObject *args)
     if (copy_order(&call) == 0) {
         int64_t steps;
         Py_BEGIN_ALLOW_THREADS
-        steps = fl_buckets_cut(&call.rule, call.count, call.order, call.spare, call.ends);
+        steps = fl_buckets_split(&call.rule, call.count, call.order, call.spare, call.ends);
         Py_END_ALLOW_THREADS
         list = list_steps(&call, steps);
     }

@@ -41,8 +41,7 @@ static void permutation_dealloc(fl_py_permutation *self)
     Py_DECREF(type);
 }
 
-static bool
-has_places(const fl_permutation *permutation, int64_t first, int64_t count, int64_t step)
+static bool is_within(const fl_permutation *permutation, int64_t first, int64_t count, int64_t step)
 {
     int64_t last;
     if (count == 0) return true;
@@ -63,7 +62,7 @@ static PyObject *permutation_block(fl_py_permutation *self, PyObject *args, PyOb
     int64_t *data;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "LL|L:block", keywords, &first, &count, &step))
         return NULL;
-    if (!has_places(&self->permutation, first, count, step))
+    if (!is_within(&self->permutation, first, count, step))
         return PyErr_Format(
             PyExc_IndexError,
             "block(first=%lld, count=%lld, step=%lld) must stay within an order of n=%lld", first,

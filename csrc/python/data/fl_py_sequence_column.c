@@ -22,7 +22,7 @@ enum { OUTPUTS = sizeof outputs / sizeof *outputs, INT = 0, UINT = 1, MOST_BYTES
 typedef struct column_config {
     const char *output;
     PyObject *padding, *ignored, *main, *name, *main_name;
-    int is_int64, is_left, is_label, leader;
+    int is_int64, pad_left, is_label, leader;
     long long multiple, max_length, max_tokens;
 } column_config;
 
@@ -30,7 +30,7 @@ typedef struct column_config {
 static int read_config(PyObject *tuple, column_config *out)
 {
     return PyArg_ParseTuple(tuple, "sOOppLLpOiLUU:SequenceColumn", &out->output, &out->padding,
-                            &out->ignored, &out->is_int64, &out->is_left, &out->multiple,
+                            &out->ignored, &out->is_int64, &out->pad_left, &out->multiple,
                             &out->max_length, &out->is_label, &out->main, &out->leader,
                             &out->max_tokens, &out->name, &out->main_name)
                ? 0
@@ -131,7 +131,7 @@ set_pad(fl_py_sequence_column *self, const fl_ragged *ragged, column_config *giv
     fl_column_pad_config *config = &self->pad;
     *config = (fl_column_pad_config){.ragged = *ragged,
                                      .output = (fl_pad_output)output,
-                                     .is_left = given->is_left != 0,
+                                     .pad_left = given->pad_left != 0,
                                      .multiple = given->multiple,
                                      .max_length = given->max_length,
                                      .ops = &fl_cpu_sequence_ops};

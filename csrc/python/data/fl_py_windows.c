@@ -410,7 +410,7 @@ static PyObject *find_starts(fl_py_windows *self, const fl_window *windows, int6
     PyObject *tensor = fl_py_tensor_new(&self->dlpack, (fl_dtype){kDLInt, 64, 1}, 1, &count, &data);
     int64_t *starts = (int64_t *)(void *)data;
     for (int64_t i = 0; tensor != NULL && i < count; i++)
-        starts[i] = fl_windows_place(self->windows, windows[i]);
+        starts[i] = fl_windows_position(self->windows, windows[i]);
     return tensor;
 }
 
@@ -427,8 +427,8 @@ PyDoc_STRVAR(read_tokens_doc,
 
 static int64_t tokens_of(const fl_py_windows *self, int64_t file)
 {
-    return fl_windows_place(self->windows, (fl_window){.file = file + 1}) -
-           fl_windows_place(self->windows, (fl_window){.file = file});
+    return fl_windows_position(self->windows, (fl_window){.file = file + 1}) -
+           fl_windows_position(self->windows, (fl_window){.file = file});
 }
 
 static PyObject *windows_read_tokens(fl_py_windows *self, PyObject *args)

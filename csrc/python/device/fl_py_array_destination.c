@@ -1,7 +1,7 @@
 /* fl_py_array_destination: see fl_py_array_destination.h. */
 #include "fl_py_array_destination.h"
 
-#include "fl_py_place.h"
+#include "fl_py_tensor_slot.h"
 
 int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object,
                                  const fl_py_table *table, int32_t device, int64_t depth,
@@ -188,8 +188,9 @@ void fl_py_array_destination_cancel_all(fl_py_array_destination *self)
 static PyObject *place_of(const fl_output *output, bool is_single)
 {
     int32_t skip = is_single && !output->is_whole ? 1 : 0;
-    return fl_py_place(fl_output_at(output), output->dtype, output->ndim - skip,
-                       output->shape + skip, output->is_contiguous ? NULL : output->stride + skip);
+    return fl_py_tensor_slot(fl_output_at(output), output->dtype, output->ndim - skip,
+                             output->shape + skip,
+                             output->is_contiguous ? NULL : output->stride + skip);
 }
 
 /* Appends the object, and takes its reference; NULL: an exception is set. */

@@ -242,7 +242,7 @@ static void describe(const batch *self, int32_t i, const fl_piece *pieces, fl_pi
         memcpy(&out->padding, column->pack.padding, (size_t)out->bytes);
     } else {
         out->output = pad[column->pad.output];
-        out->is_left = column->pad.is_left;
+        out->pad_left = column->pad.pad_left;
         out->width = output->ndim == 2 ? output->shape[1] : 0;
         memcpy(&out->padding, column->pad.padding, (size_t)out->bytes);
     }

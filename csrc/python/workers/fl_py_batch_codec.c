@@ -1,19 +1,19 @@
 /* fl_py_batch_codec: writes batches made by _core.Collate to bytes, and reads the batches back.
  *
  * The codec covers lists, tuples, dicts, strings, numbers, and tensors, which are written as their
- * place in the slot. A few bytes replace the several objects and calls that the pickle module
+ * offset in the slot. A few bytes replace the several objects and calls that the pickle module
  * needs. If a batch contains anything else, the writer gives up and the batch is pickled. Sizes
  * have the machine's own byte order, because both sides run on the same machine. */
 #include "fl_py_batch_codec.h"
 
-#include "fl_py_place.h"
+#include "fl_py_tensor_slot.h"
 #include "fl_py_section.h"
 
 #include <string.h>
 
 enum { DEEPEST = 64 };
 
-/* ---- places */
+/* ---- slots */
 
 bool fl_py_memory_has(const fl_py_memory *memory, PyObject *object, fl_tensor *view,
                       int64_t *offset)
@@ -171,19 +171,19 @@ static PyObject *get_tensor(fl_py_reader *in, int64_t ndim)
     return in->make(in->context, head.offset, head.dtype, (int32_t)ndim, head.shape);
 }
 
-static int append_place(PyObject *places, const tensor_head *head, int64_t ndim)
+static int append_slot(PyObject *slots, const tensor_head *head, int64_t ndim)
 {
-    PyObject *place = fl_py_place(head->offset, head->dtype, (int32_t)ndim, head->shape, NULL);
-    int status = place != NULL ? PyList_Append(places, place) : -1;
-    Py_XDECREF(place);
+    PyObject *slot = fl_py_tensor_slot(head->offset, head->dtype, (int32_t)ndim, head->shape, NULL);
+    int status = slot != NULL ? PyList_Append(slots, slot) : -1;
+    Py_XDECREF(slot);
     return status;
 }
 
 /* A container's items follow the container, so one loop over all tags finds every tensor. */
-PyObject *fl_py_list_places(fl_py_reader *in)
+PyObject *fl_py_list_slots(fl_py_reader *in)
 {
-    PyObject *places = PyList_New(0);
-    while (places != NULL && in->at < in->bytes) {
+    PyObject *slots = PyList_New(0);
+    while (slots != NULL && in->at < in->bytes) {
         char tag;
         int64_t value;
         tensor_head head;
@@ -193,10 +193,10 @@ PyObject *fl_py_list_places(fl_py_reader *in)
             in->at += is_fine ? value : 0;
         }
         if (is_fine && tag == 't')
-            is_fine = get_head(in, value, &head) && append_place(places, &head, value) == 0;
-        if (!is_fine) Py_CLEAR(places);
+            is_fine = get_head(in, value, &head) && append_slot(slots, &head, value) == 0;
+        if (!is_fine) Py_CLEAR(slots);
     }
-    return places;
+    return slots;
 }
 
 static PyObject *get_dict(fl_py_reader *in, int64_t count)

@@ -36,9 +36,9 @@ typedef struct fl_py_reader {
  * not cover. Sets no exception. */
 bool fl_py_write_batch(fl_py_writer *out, PyObject *batch);
 
-/* Lists the places of the tensors in a batch, in the order in which fl_py_read_batch makes the
+/* Lists the slots of the tensors in a batch, in the order in which fl_py_read_batch makes the
  * tensors. New reference to a list; NULL without an exception: the bytes hold no batch. */
-PyObject *fl_py_list_places(fl_py_reader *in);
+PyObject *fl_py_list_slots(fl_py_reader *in);
 
 /* Reads the batch, or the next object inside a batch. New reference; NULL without an exception: the
  * bytes hold neither. */

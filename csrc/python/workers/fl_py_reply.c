@@ -7,7 +7,7 @@
 #include "fl_py.h"
 #include "fl_hash.h"
 #include "fl_py_batch_codec.h"
-#include "fl_py_place.h"
+#include "fl_py_tensor_slot.h"
 #include "fl_py_section.h"
 
 #include <string.h>
@@ -201,9 +201,9 @@ static bool is_shape(int32_t ndim, const int64_t *shape)
     return ndim >= 0;
 }
 
-/* Makes a tensor at a place in an opened reply. The tensor lies over the reply's memory; if the
+/* Makes a tensor at a slot in an opened reply. The tensor lies over the reply's memory; if the
  * slot is not lent, or the tensor is a small part of the batch, the tensor is a copy. ValueError if
- * the place does not lie inside the batch. New reference. */
+ * the slot does not lie inside the batch. New reference. */
 static PyObject *make_tensor(const fl_py_reply *self, int64_t offset, fl_dtype dtype, int32_t ndim,
                              const int64_t *shape)
 {
@@ -212,7 +212,7 @@ static PyObject *make_tensor(const fl_py_reply *self, int64_t offset, fl_dtype d
     int64_t used = self->request->reply.used;
     int64_t bytes = is_shape(ndim, shape) ? fl_tensor_bytes(dtype, ndim, shape) : -1;
     if (bytes < 0 || offset < 0 || offset > used - bytes || slot == NULL)
-        return PyErr_Format(PyExc_ValueError, "a place must lie within the batch of %lld bytes",
+        return PyErr_Format(PyExc_ValueError, "a slot must lie within the batch of %lld bytes",
                             (long long)used);
     char *data = fl_slot_data(slot) + offset;
     if (self->is_lent && !fl_py_is_small_part(bytes, used))
@@ -229,29 +229,29 @@ make_over_slot(void *context, int64_t offset, fl_dtype dtype, int32_t ndim, cons
     return make_tensor(context, offset, dtype, ndim, shape);
 }
 
-static PyObject *make_at(const fl_py_reply *self, PyObject *place)
+static PyObject *make_at(const fl_py_reply *self, PyObject *slot)
 {
-    fl_py_parsed_place at;
-    if (fl_py_place_parse(place, &at) != 0) return NULL;
+    fl_py_parsed_slot at;
+    if (fl_py_tensor_slot_parse(slot, &at) != 0) return NULL;
     return make_tensor(self, at.offset, at.dtype, at.ndim, at.shape);
 }
 
 PyDoc_STRVAR(split_doc,
-             "split(places, /)\n--\n\n"
-             "Return a list with the tensor at each place in `places`, a list of places in the\n"
+             "split(slots, /)\n--\n\n"
+             "Return a list with the tensor at each slot in `slots`, a list of slots in the\n"
              "opened batch. After deliver() the tensors lie at the destination, otherwise in\n"
-             "the shared memory. Raises ValueError for a place outside the batch.");
+             "the shared memory. Raises ValueError for a slot outside the batch.");
 
-static PyObject *reply_split(fl_py_reply *self, PyObject *places)
+static PyObject *reply_split(fl_py_reply *self, PyObject *slots)
 {
-    if (!PyList_Check(places) || !self->is_open)
-        return PyErr_Format(PyExc_ValueError, "split() needs a list of places in an opened batch");
+    if (!PyList_Check(slots) || !self->is_open)
+        return PyErr_Format(PyExc_ValueError, "split() needs a list of slots in an opened batch");
     if (self->memory != NULL)
-        return fl_py_destination_split(&self->parent_end->destination.base, self->memory, places,
+        return fl_py_destination_split(&self->parent_end->destination.base, self->memory, slots,
                                        false);
-    PyObject *tensors = PyList_New(PyList_GET_SIZE(places));
+    PyObject *tensors = PyList_New(PyList_GET_SIZE(slots));
     for (Py_ssize_t i = 0; tensors != NULL && i < PyList_GET_SIZE(tensors); i++) {
-        PyObject *tensor = make_at(self, PyList_GET_ITEM(places, i));
+        PyObject *tensor = make_at(self, PyList_GET_ITEM(slots, i));
         if (tensor == NULL)
             Py_CLEAR(tensors);
         else
@@ -260,7 +260,7 @@ static PyObject *reply_split(fl_py_reply *self, PyObject *places)
     return tensors;
 }
 
-/* Tensors that reply_split has made, one for each place of the batch. */
+/* Tensors that reply_split has made, one for each slot of the batch. */
 typedef struct made_tensors {
     PyObject *list; /* borrowed */
     Py_ssize_t next;
@@ -282,10 +282,10 @@ static PyObject *read_delivered(fl_py_reply *self)
 {
     fl_py_reader reader = {.data = self->head, .bytes = self->request->reply.head_bytes};
     made_tensors made = {0};
-    PyObject *places = fl_py_list_places(&reader);
-    if (places == NULL) return NULL;
-    made.list = reply_split(self, places);
-    Py_DECREF(places);
+    PyObject *slots = fl_py_list_slots(&reader);
+    if (slots == NULL) return NULL;
+    made.list = reply_split(self, slots);
+    Py_DECREF(slots);
     if (made.list == NULL) return NULL;
     reader.at = 0;
     reader.make = take_next;

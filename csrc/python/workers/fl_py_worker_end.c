@@ -12,7 +12,7 @@
 #include "fl_py.h"
 #include "fl_hash.h"
 #include "fl_pages.h"
-#include "fl_py_place.h"
+#include "fl_py_tensor_slot.h"
 #include "fl_py_batch_codec.h"
 #include "fl_py_section.h"
 #include "fl_thread.h"
@@ -47,7 +47,7 @@ struct fl_py_worker_end {
      * section. */
     fl_request_message request;
     int64_t used;           /* bytes of the slot; more than its limit if the batch is too large */
-    int64_t found;          /* end of the last tensor for which find() returned a place */
+    int64_t found;          /* end of the last tensor for which find() returned a slot */
     int64_t begin_ns;       /* start of the work on the request */
     fl_reply_message reply; /* counts since the last reply */
     known_slot populated[KNOWN_SLOTS]; /* indexed by a hash of the offset */
@@ -228,7 +228,7 @@ static fl_py_memory built_memory(const fl_py_worker_end *self)
 
 PyDoc_STRVAR(find_doc,
              "find(object, /)\n--\n\n"
-             "Return the place of a tensor that was built in the batch, for Reply.split.\n"
+             "Return the slot of a tensor that was built in the batch, for Reply.split.\n"
              "Returns None for any other object, and False if the tensor may share memory with\n"
              "a tensor that was found before. Call find() for the tensors in the order in\n"
              "which they were built.");
@@ -241,7 +241,7 @@ static PyObject *worker_end_find(fl_py_worker_end *self, PyObject *object)
     if (!fl_py_memory_has(&memory, object, &view, &offset)) Py_RETURN_NONE;
     if (offset < self->found || !fl_tensor_is_contiguous(&view)) Py_RETURN_FALSE;
     self->found = offset + fl_tensor_bytes(view.dtype, view.ndim, view.shape);
-    return fl_py_place(offset, view.dtype, view.ndim, view.shape, NULL);
+    return fl_py_tensor_slot(offset, view.dtype, view.ndim, view.shape, NULL);
 }
 
 PyDoc_STRVAR(copy_doc,

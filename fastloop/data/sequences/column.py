@@ -35,7 +35,7 @@ class SequenceOutput(NamedTuple):
     padding: bytes | int | None = None
     ignored: int | None = None
     is_int64: bool = False
-    is_left: bool = False
+    pad_left: bool = False
     multiple: int = 1
     max_length: int = sys.maxsize
     is_label: bool = False

@@ -89,7 +89,7 @@ def _open_batch(collate: Any, dataset: object) -> _Batch:
 def columns_of_padded(collate: Any, dataset: object) -> Columns:
     """Return the columns of the batches that a PadCollate makes. Raises as ``_open_batch``."""
     batch, mask = _open_batch(collate, dataset), collate._mask
-    options: dict[str, Any] = {"is_left": collate.padding_side == "left"}
+    options: dict[str, Any] = {"pad_left": collate.padding_side == "left"}
     options["multiple"] = collate.pad_to_multiple_of or 1
     if collate.max_length is not None:
         options["max_length"] = collate.max_length

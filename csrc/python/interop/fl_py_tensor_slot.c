@@ -1,5 +1,5 @@
-/* fl_py_place: see fl_py_place.h. */
-#include "fl_py_place.h"
+/* fl_py_tensor_slot: see fl_py_tensor_slot.h. */
+#include "fl_py_tensor_slot.h"
 
 static PyObject *list_sizes(int32_t ndim, const int64_t *shape)
 {
@@ -14,8 +14,8 @@ static PyObject *list_sizes(int32_t ndim, const int64_t *shape)
     return sizes;
 }
 
-PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape,
-                      const int64_t *stride)
+PyObject *fl_py_tensor_slot(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_t *shape,
+                            const int64_t *stride)
 {
     int number = dtype.code * 256 + dtype.bits;
     PyObject *sizes = list_sizes(ndim, shape);
@@ -27,7 +27,7 @@ PyObject *fl_py_place(int64_t offset, fl_dtype dtype, int32_t ndim, const int64_
     return NULL;
 }
 
-static int parse_sizes(PyObject *sizes, fl_py_parsed_place *out)
+static int parse_sizes(PyObject *sizes, fl_py_parsed_slot *out)
 {
     for (int32_t d = 0; d < out->ndim; d++) {
         out->shape[d] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, d));
@@ -36,16 +36,16 @@ static int parse_sizes(PyObject *sizes, fl_py_parsed_place *out)
     return 0;
 }
 
-int fl_py_place_parse(PyObject *place, fl_py_parsed_place *out)
+int fl_py_tensor_slot_parse(PyObject *slot, fl_py_parsed_slot *out)
 {
     PyObject *sizes =
-        PyTuple_Check(place) && PyTuple_GET_SIZE(place) == 3 ? PyTuple_GET_ITEM(place, 2) : NULL;
+        PyTuple_Check(slot) && PyTuple_GET_SIZE(slot) == 3 ? PyTuple_GET_ITEM(slot, 2) : NULL;
     if (sizes == NULL || !PyTuple_Check(sizes) || PyTuple_GET_SIZE(sizes) > FL_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "a place must be (offset, dtype, shape), got %R", place);
+        PyErr_Format(PyExc_ValueError, "a slot must be (offset, dtype, shape), got %R", slot);
         return -1;
     }
-    out->offset = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 0));
-    int64_t code = PyLong_AsLongLong(PyTuple_GET_ITEM(place, 1));
+    out->offset = PyLong_AsLongLong(PyTuple_GET_ITEM(slot, 0));
+    int64_t code = PyLong_AsLongLong(PyTuple_GET_ITEM(slot, 1));
     if (PyErr_Occurred()) return -1;
     out->dtype = (fl_dtype){(uint8_t)(code >> 8), (uint8_t)code, 1};
     out->ndim = (int32_t)PyTuple_GET_SIZE(sizes);
