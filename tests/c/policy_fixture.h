@@ -35,6 +35,7 @@ static inline void follow_ops(picture *p, const fl_image_op *ops, int32_t i,
                               const int8_t *which_ops, const float *magnitudes, int32_t channels)
 {
     static const int jitter[] = {[6] = 0, [7] = 2, [8] = 1};
+    const fl_image_arithmetic how = ops[i].arithmetic;
     for (int k = 0; which_ops[k] >= 0 && which_ops[k] < 100; k++) {
         int which = which_ops[k];
         double magnitude = (double)magnitudes[k];
@@ -46,15 +47,15 @@ static inline void follow_ops(picture *p, const fl_image_op *ops, int32_t i,
         if (which <= 5)
             move_picture(p, &ops[i], channels, which, magnitude);
         else if (which <= 8)
-            jitter_by(p, ops, channels, jitter[which], 1 + magnitude);
+            jitter_by(p, ops, how, channels, jitter[which], 1 + magnitude);
         else if (which == 9)
-            sharpen_picture(p, channels, 1 + magnitude);
+            sharpen_picture(p, channels, 1 + magnitude, how);
         else if (which == 10)
             posterize_picture(p, channels, (int)magnitude);
         else if (which == 11)
             invert_from(p, channels, (float)(255 * magnitude));
         else if (which == 12)
-            autocontrast_picture(p, channels);
+            autocontrast_picture(p, channels, how);
         else if (which == 13)
             equalize_picture(p, channels);
         else

@@ -28,8 +28,8 @@ typedef struct result {
     uint8_t grey[FENCED / PLANES];
 } result;
 
-static void run(const fl_image_ops *ops, call which, const fl_image_planes *planes,
-                const uint8_t *table, result *out)
+static void run(const fl_image_ops *ops, call which, fl_image_arithmetic how,
+                const fl_image_planes *planes, const uint8_t *table, result *out)
 {
     const fl_image_tone_ops *tone = &ops->tone;
     memset(out, 0, sizeof *out);
@@ -39,12 +39,12 @@ static void run(const fl_image_ops *ops, call which, const fl_image_planes *plan
     if (which == RANGE) tone->range(planes, &least, &largest);
     if (which == COUNT) tone->count(planes, out->numbers);
     if (which == SUM) tone->sum(planes->data, planes->columns, out->numbers);
-    if (which == GREY) tone->grey(out->grey, planes);
-    if (which == SATURATE) tone->saturate(planes, factor, 1 - factor);
-    if (which == TURN_HUE) tone->turn_hue(planes, (float)table[0] / 255 - 0.5f);
+    if (which == GREY) tone->grey[how](out->grey, planes);
+    if (which == SATURATE) tone->saturate[how](planes, (double)factor);
+    if (which == TURN_HUE) tone->turn_hue[how](planes, (float)table[0] / 255 - 0.5f);
     const fl_image_noise noise = {*table * UINT64_C(0x9E3779B97F4A7C15), 3.5f, 30, table[1] % 2};
     if (which == NOISE) tone->add_noise(planes, table[2], &noise);
-    if (which == SHARPEN) tone->sharpen(out->grey, planes->columns, planes, 1 - factor);
+    if (which == SHARPEN) tone->sharpen[how](out->grey, planes->columns, planes, (double)factor);
     if (which == RANGE) out->numbers[0] = least, out->numbers[1] = largest;
 }
 
@@ -56,15 +56,16 @@ check_call(call which, int64_t rows, int64_t columns, int64_t gap, bool is_at_en
     buffers b = make_buffers(bytes, bytes, is_at_end, state);
     uint8_t table[256];
     fill_random(state, (char *)table, sizeof table);
+    const fl_image_arithmetic how = (fl_image_arithmetic)random_below(state, FL_IMAGE_ARITHMETICS);
     if (columns % 5 == 0) memset(b.src, 77, (size_t)bytes); /* grey, and one value */
     fl_image_planes planes = {b.expected, pitch, plane, rows, columns};
     memcpy(b.expected, b.src, (size_t)bytes);
-    run(&fl_cpu_image_plain, which, &planes, table, &expected);
+    run(&fl_cpu_image_plain, which, how, &planes, table, &expected);
     planes.data = b.dst;
     EACH_VARIANT(ops)
     {
         memcpy(b.dst, b.src, (size_t)bytes);
-        run(ops, which, &planes, table, &got);
+        run(ops, which, how, &planes, table, &got);
         check_result(&b, ops, "tone", columns);
         CHECK(memcmp(&got, &expected, sizeof got) == 0);
     }

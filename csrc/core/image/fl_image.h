@@ -49,14 +49,6 @@ typedef enum fl_image_op_kind {
     FL_OP_KINDS
 } fl_image_op_kind;
 
-/* Whose arithmetic makes the pixels of operations that compute pixels. */
-typedef enum fl_image_arithmetic {
-    FL_BY_TENSOR_V2 = 0, /* torchvision.transforms.v2's, of uint8 tensors */
-    FL_BY_TENSOR_V1,     /* torchvision.transforms', of uint8 tensors */
-    FL_BY_PIL,           /* Pillow's, which both versions call for PIL images */
-    FL_IMAGE_ARITHMETICS
-} fl_image_arithmetic;
-
 typedef enum fl_padding_mode {
     FL_PAD_CONSTANT,
     FL_PAD_EDGE,

@@ -11,6 +11,14 @@
 
 enum { FL_MAX_CHANNELS = 4 };
 
+/* Whose arithmetic makes the pixels of operations that compute pixels. */
+typedef enum fl_image_arithmetic {
+    FL_BY_TENSOR_V2 = 0, /* torchvision.transforms.v2's, of uint8 tensors */
+    FL_BY_TENSOR_V1,     /* torchvision.transforms', of uint8 tensors */
+    FL_BY_PIL,           /* Pillow's, which both versions call for PIL images */
+    FL_IMAGE_ARITHMETICS
+} fl_image_arithmetic;
+
 /* The element types of results. */
 typedef enum fl_image_type {
     FL_IMAGE_U8,
@@ -90,8 +98,14 @@ typedef struct fl_image_noise {
 
 /* Operations on colours, in place unless there is a dst. Bytes equal torchvision's; every product
  * and sum is rounded to float32, and fma is rounded once. V is a byte, f(x) is x as float32,
- * whole() cuts to an integer, and grey = fma(B, f(.114), fma(G, f(.587), R * f(.2989))). Three
- * planes are R, G and B. */
+ * whole() cuts to an integer. Three planes are R, G and B. If there is a function for each
+ * fl_image_arithmetic, these names differ:
+ *   grey of v2       whole(fma(B, f(.114), fma(G, f(.587), R * f(.2989))))
+ *           v1       whole((R * f(.2989) + G * f(.587)) + B * f(.114))
+ *           Pillow   (19595 * R + 38470 * G + 7471 * B + 2^15) / 2^16 in integers
+ *   blend(x, V) of v2       whole(fma(x, f(1 - factor), V * f(factor))) within 0 and 255
+ *                  v1       whole(V * f(factor) + x * f(1 - factor)), likewise
+ *                  Pillow   whole(x + f(factor) * (V - x)), likewise */
 typedef struct fl_image_tone_ops {
     /* V of the first plane becomes table[V]. */
     void (*look_up)(const fl_image_planes *planes, const uint8_t *table);
@@ -105,18 +119,24 @@ typedef struct fl_image_tone_ops {
     /* Adds bytes i of src, i < bytes, to sum[i % 32]. */
     void (*sum)(const uint8_t *src, int64_t bytes, int64_t *sum);
 
-    /* Writes whole(grey) of three planes to rows of dst, which follow each other. */
-    void (*grey)(uint8_t *dst, const fl_image_planes *planes);
+    /* Writes grey of three planes to rows of dst, which follow each other. */
+    void (*grey[FL_IMAGE_ARITHMETICS])(uint8_t *dst, const fl_image_planes *planes);
 
-    /* V of three planes becomes whole(fma(whole(grey), rest, V * factor)) within 0 and 255. */
-    void (*saturate)(const fl_image_planes *planes, float factor, float rest);
+    /* V of three planes becomes blend(grey, V). */
+    void (*saturate[FL_IMAGE_ARITHMETICS])(const fl_image_planes *planes, double factor);
 
-    /* Turns the hue of three planes by `turns` turns, from -0.5 to 0.5. */
-    void (*turn_hue)(const fl_image_planes *planes, float turns);
+    /* Turns the hue of three planes by `turns` turns, from -0.5 to 0.5. Pillow turns by whole
+     * 256ths.
+     */
+    void (*turn_hue[FL_IMAGE_ARITHMETICS])(const fl_image_planes *planes, float turns);
 
-    /* V of the first plane becomes whole(fma(round(mean) - V, rest, V)) within 0 and 255 in dst.
-     * The mean is over 3 by 3 bytes; the middle weighs 5 of 13. The outer rows and columns stay. */
-    void (*sharpen)(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes, float rest);
+    /* V of the first plane becomes blend(mean, V) in dst; with v2, whole(fma(mean - V, f(1 -
+     * factor), V)) within 0 and 255. The mean is over 3 by 3 bytes, and the middle weighs 5 of 13;
+     * torch rounds a chain of fma from the upper left on; Pillow cuts the sum of 0.5 and of sums of
+     * rows, the lowest row first. In the outer rows and columns the mean is
+     * V. */
+    void (*sharpen[FL_IMAGE_ARITHMETICS])(uint8_t *dst, int64_t dst_pitch,
+                                          const fl_image_planes *planes, double factor);
 
     /* Blurs the first plane. The result lacks the plane's edges: height - 1 rows, width - 1
      * columns. A byte is round(fma(...fma(V, tap, 0)...)), half to even. `memory` has room for

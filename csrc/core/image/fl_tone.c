@@ -33,7 +33,9 @@ static int by_number(fl_image_view *view, fl_tone tone, double number, fl_err *e
     fl_image_planes planes;
     uint8_t table[256];
     const int dropped = tone == FL_TONE_POSTERIZE ? 8 - (int)number : 0;
+    /* Pillow compares a threshold as Python's number; torch, as float32. */
     const float limit = (float)number;
+    const double threshold = view->arithmetic == FL_BY_PIL ? number : (double)limit;
     FL_TRY(fl_image_view_own(view, false, &planes, err));
     for (int v = 0; v < 256; v++) {
         if (tone == FL_TONE_POSTERIZE)
@@ -41,7 +43,7 @@ static int by_number(fl_image_view *view, fl_tone tone, double number, fl_err *e
         else if (tone == FL_TONE_BRIGHTNESS)
             table[v] = clamp_byte((float)v * limit);
         else
-            table[v] = (uint8_t)(tone == FL_TONE_INVERT || (float)v >= limit ? 255 - v : v);
+            table[v] = (uint8_t)(tone == FL_TONE_INVERT || v >= threshold ? 255 - v : v);
     }
     then_look_up(view, 0, view->tools.channels, table);
     return FL_OK;
@@ -60,6 +62,18 @@ static void count_bytes(const fl_image_view *view, const fl_image_planes *plane,
         count[view->has_tables ? view->table[channel][v] : v] += before[v];
 }
 
+/* Returns byte v of a channel whose bytes `least` to `largest` become 0 to 255. */
+static uint8_t spread_byte(int v, int least, int largest, fl_image_arithmetic how)
+{
+    if (how == FL_BY_PIL) {
+        double scale = 255.0 / (largest - least), at = v * scale + -least * scale;
+        return (uint8_t)(at < 0 ? 0 : at > 255 ? 255 : at);
+    }
+    float span = (float)(largest - least);
+    if (how == FL_BY_TENSOR_V1) return clamp_byte((float)(v - least) * (1.0f / span * 255.0f));
+    return clamp_byte((float)(v - least) / (span * (float)(1.0 / 255)));
+}
+
 /* Makes the table that spreads the bytes between the least and the largest over 0 to 255. */
 static void make_autocontrast(const fl_image_view *view, const fl_image_planes *plane,
                               int32_t channel, uint8_t table[256])
@@ -73,9 +87,8 @@ static void make_autocontrast(const fl_image_view *view, const fl_image_planes *
     } else {
         view->tools.image_ops->tone.range(plane, &least, &largest);
     }
-    float step = (float)(largest - least) * (float)(1.0 / 255);
     for (int v = 0; v < 256; v++)
-        table[v] = least == largest ? (uint8_t)v : clamp_byte((float)(v - least) / step);
+        table[v] = least == largest ? (uint8_t)v : spread_byte(v, least, largest, view->arithmetic);
 }
 
 /* Makes Pillow's table, in integers. */
@@ -125,6 +138,17 @@ static float sum_as_torch(const fl_image_ops *ops, const uint8_t *src, int64_t c
     return total;
 }
 
+/* Computes the mean of grey bytes: torch's, or Pillow's, which is a byte. */
+static float mean_of(const fl_image_view *view, const uint8_t *grey, int64_t count)
+{
+    int64_t sum[32] = {0}, total = 0;
+    if (view->arithmetic != FL_BY_PIL)
+        return sum_as_torch(view->tools.image_ops, grey, count) / (float)count;
+    view->tools.image_ops->tone.sum(grey, count, sum);
+    for (int k = 0; k < 32; k++) total += sum[k];
+    return (float)(int)((double)total / (double)count + 0.5);
+}
+
 /* Computes the mean of the grey image. */
 static int compute_mean(fl_image_view *view, float *mean, fl_err *err)
 {
@@ -135,13 +159,22 @@ static int compute_mean(fl_image_view *view, float *mean, fl_err *err)
     uint8_t *grey = fl_scratch_memory(view->tools.scratch, FL_SCRATCH_ROWS, count);
     if (grey == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a grey image");
     if (view->tools.channels == 3)
-        view->tools.image_ops->tone.grey(grey, &planes);
+        view->tools.image_ops->tone.grey[view->arithmetic](grey, &planes);
     else
         for (int64_t y = 0; y < planes.rows; y++)
             memcpy(grey + y * planes.columns, planes.data + y * planes.pitch,
                    (size_t)planes.columns);
-    *mean = sum_as_torch(view->tools.image_ops, grey, count) / (float)count;
+    *mean = mean_of(view, grey, count);
     return FL_OK;
+}
+
+/* Blends a number and a byte, as fl_image_tone_ops does. */
+static uint8_t blend(float other, float v, double number, fl_image_arithmetic how)
+{
+    const float factor = (float)number, rest = (float)(1.0 - number);
+    if (how == FL_BY_PIL) return clamp_byte(other + factor * (v - other));
+    if (how == FL_BY_TENSOR_V1) return clamp_byte(v * factor + other * rest);
+    return clamp_byte(fmaf(other, rest, v * factor));
 }
 
 static int change_contrast(fl_image_view *view, double factor, fl_err *err)
@@ -149,8 +182,7 @@ static int change_contrast(fl_image_view *view, double factor, fl_err *err)
     float mean = 0;
     uint8_t table[256];
     FL_TRY(compute_mean(view, &mean, err));
-    for (int v = 0; v < 256; v++)
-        table[v] = clamp_byte(fmaf(mean, (float)(1.0 - factor), (float)v * (float)factor));
+    for (int v = 0; v < 256; v++) table[v] = blend(mean, (float)v, factor, view->arithmetic);
     then_look_up(view, 0, view->tools.channels, table);
     return FL_OK;
 }
@@ -165,9 +197,9 @@ static int across_channels(fl_image_view *view, fl_tone tone, double number, fl_
     FL_TRY(fl_image_view_own(view, false, &planes, err));
     fl_image_view_look_up(view);
     if (tone == FL_TONE_SATURATION)
-        ops->saturate(&planes, (float)number, (float)(1.0 - number));
+        ops->saturate[view->arithmetic](&planes, number);
     else
-        ops->turn_hue(&planes, (float)number);
+        ops->turn_hue[view->arithmetic](&planes, (float)number);
     return FL_OK;
 }
 
@@ -190,8 +222,8 @@ static int sharpen(fl_image_view *view, double factor, fl_err *err)
     if (view->y.length <= 2 || view->x.length <= 2) return FL_OK;
     FL_TRY(open_next(view, view->tools.channels, &image, &next, err));
     for (int32_t c = 0; c < view->tools.channels; c++, image.data += image.plane)
-        view->tools.image_ops->tone.sharpen(next.data + c * next.plane, next.pitch, &image,
-                                            (float)(1.0 - factor));
+        view->tools.image_ops->tone.sharpen[view->arithmetic](next.data + c * next.plane,
+                                                              next.pitch, &image, factor);
     fl_image_view_replace(view, &next, view->tools.channels);
     return FL_OK;
 }
@@ -307,7 +339,7 @@ int fl_tone_grey(fl_image_view *view, int32_t channels, fl_err *err)
     if (is_noted(view, (fl_color_step){.tone = FL_TONE_GREY})) return FL_OK;
     FL_TRY(open_next(view, channels, &image, &next, err));
     if (before == 3)
-        view->tools.image_ops->tone.grey(next.data, &image);
+        view->tools.image_ops->tone.grey[view->arithmetic](next.data, &image);
     else
         copy_plane(&image, 0, &next, 0);
     for (int32_t c = 1; c < channels; c++) copy_plane(&next, 0, &next, c);

@@ -1,4 +1,5 @@
-/* fl_tone: operations on a view that compute pixels, as torchvision computes uint8 images.
+/* fl_tone: operations on a view that compute pixels, as torchvision and Pillow compute uint8
+ * images: view->arithmetic says which.
  *
  * Floor 1. If an operation changes each byte by itself, the view keeps the change as a table until
  * pixels are read, so that several such operations are one pass. If a device computes the pixels,

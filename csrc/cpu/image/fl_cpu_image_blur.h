@@ -21,45 +21,85 @@ static inline void widen_row(float *restrict to, const uint8_t *restrict src, in
 
 /* ---- sharpness */
 
-static void
-sharpen_row(uint8_t *restrict dst, const uint8_t *src, int64_t pitch, int64_t columns, float rest)
+enum { SHARP_COLUMNS_READ = SHARP_COLUMNS + 2 };
+
+/* Returns torch's sum around column i + 1 of the middle row, rounded to a byte. */
+static inline float smooth_as_torch(float (*rows)[SHARP_COLUMNS_READ], int64_t i)
 {
     const float side = (float)(1.0 / 13.0), middle = (float)(5.0 / 13.0);
-    float rows[3][SHARP_COLUMNS + 2];
+    float sum = rows[0][i] * side;
+    sum = fmaf(rows[0][i + 1], side, sum);
+    sum = fmaf(rows[0][i + 2], side, sum);
+    sum = fmaf(rows[1][i], side, sum);
+    sum = fmaf(rows[1][i + 1], middle, sum);
+    sum = fmaf(rows[1][i + 2], side, sum);
+    sum = fmaf(rows[2][i], side, sum);
+    sum = fmaf(rows[2][i + 1], side, sum);
+    sum = fmaf(rows[2][i + 2], side, sum);
+    return round_even(sum);
+}
+
+/* Returns Pillow's sum, cut to a byte. The sum is 0.5 to 255.5. */
+static inline float smooth_as_pil(float (*rows)[SHARP_COLUMNS_READ], int64_t i)
+{
+    const float side = (float)(1.0 / 13.0), middle = (float)(5.0 / 13.0);
+    float sum = 0.5f;
+    sum += (rows[2][i] * side + rows[2][i + 1] * side) + rows[2][i + 2] * side;
+    sum += (rows[1][i] * side + rows[1][i + 1] * middle) + rows[1][i + 2] * side;
+    sum += (rows[0][i] * side + rows[0][i + 1] * side) + rows[0][i + 2] * side;
+    return (float)(int32_t)sum;
+}
+
+FL_FOR_EACH_ARITHMETIC void sharpen_row(uint8_t *restrict dst, const uint8_t *src, int64_t pitch,
+                                        int64_t columns, double number, fl_image_arithmetic how)
+{
+    const float factor = (float)number, rest = (float)(1.0 - number);
+    float rows[3][SHARP_COLUMNS_READ];
     for (int64_t at = 1; at < columns - 1; at += SHARP_COLUMNS) {
         int64_t count = fl_min(SHARP_COLUMNS, columns - 1 - at);
         for (int k = 0; k < 3; k++) widen_row(rows[k], src + (k - 1) * pitch + at - 1, count + 2);
         for (int64_t i = 0; i < count; i++) {
-            float sum = rows[0][i] * side;
-            sum = fmaf(rows[0][i + 1], side, sum);
-            sum = fmaf(rows[0][i + 2], side, sum);
-            sum = fmaf(rows[1][i], side, sum);
-            sum = fmaf(rows[1][i + 1], middle, sum);
-            sum = fmaf(rows[1][i + 2], side, sum);
-            sum = fmaf(rows[2][i], side, sum);
-            sum = fmaf(rows[2][i + 1], side, sum);
-            sum = fmaf(rows[2][i + 2], side, sum);
             float v = rows[1][i + 1];
-            dst[at + i] = clamp_byte(fmaf(round_even(sum) - v, rest, v));
+            float smooth = how == FL_BY_PIL ? smooth_as_pil(rows, i) : smooth_as_torch(rows, i);
+            dst[at + i] = how == FL_BY_TENSOR_V2 ? clamp_byte(fmaf(smooth - v, rest, v))
+                                                 : blend(smooth, v, factor, rest, how);
         }
     }
 }
 
-static void tone_sharpen(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes, float rest)
+/* Writes bytes at an edge, whose mean is the byte itself: v1 rounds their blend. */
+FL_FOR_EACH_ARITHMETIC void keep_edge(uint8_t *restrict dst, const uint8_t *restrict src,
+                                      int64_t count, double number, fl_image_arithmetic how)
+{
+    const float factor = (float)number, rest = (float)(1.0 - number);
+    for (int64_t i = 0; i < count; i++)
+        dst[i] = how == FL_BY_TENSOR_V1 ? blend(src[i], src[i], factor, rest, how) : src[i];
+}
+
+FL_FOR_EACH_ARITHMETIC void sharpen(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes,
+                                    double factor, fl_image_arithmetic how)
 {
     const fl_image_planes p = *planes;
     for (int64_t y = 0; y < p.rows; y++, dst += dst_pitch) {
         const uint8_t *row = p.data + y * p.pitch;
         bool is_inner = y > 0 && y + 1 < p.rows && p.columns > 2;
-        if (is_inner) {
-            dst[0] = row[0];
-            dst[p.columns - 1] = row[p.columns - 1];
-            sharpen_row(dst, row, p.pitch, p.columns, rest);
-        } else {
-            memcpy(dst, row, (size_t)p.columns);
-        }
+        int64_t last = p.columns - 1;
+        keep_edge(dst, row, is_inner ? 1 : p.columns, factor, how);
+        if (!is_inner) continue;
+        sharpen_row(dst, row, p.pitch, p.columns, factor, how);
+        keep_edge(dst + last, row + last, 1, factor, how);
     }
 }
+
+#define FL_SHARPEN_BY(name, how)                                                  \
+    static void tone_sharpen_##name(uint8_t *dst, int64_t dst_pitch,              \
+                                    const fl_image_planes *planes, double factor) \
+    {                                                                             \
+        sharpen(dst, dst_pitch, planes, factor, how);                             \
+    }
+FL_SHARPEN_BY(v2, FL_BY_TENSOR_V2)
+FL_SHARPEN_BY(v1, FL_BY_TENSOR_V1)
+FL_SHARPEN_BY(pil, FL_BY_PIL)
 
 /* ---- blur
  *

@@ -146,8 +146,10 @@ static void tone_cut_sums(uint8_t *restrict dst, const float *restrict sums, int
 #define FL_TONE_OPS                                                              \
     {.look_up = tone_look_up,   .range = tone_range,                             \
      .count = tone_count,       .sum = tone_sum,                                 \
-     .grey = tone_grey,         .saturate = tone_saturate,                       \
-     .turn_hue = tone_turn_hue, .sharpen = tone_sharpen,                         \
+     .grey = {tone_grey_v2, tone_grey_v1, tone_grey_pil},                        \
+     .saturate = {tone_saturate_v2, tone_saturate_v1, tone_saturate_pil},        \
+     .turn_hue = {tone_turn_hue_v2, tone_turn_hue_v1, tone_turn_hue_pil},        \
+     .sharpen = {tone_sharpen_v2, tone_sharpen_v1, tone_sharpen_pil},            \
      .blur = tone_blur,         .warp = tone_warp,                               \
      .add_noise = tone_add_noise, .add_weighted = tone_add_weighted,             \
      .cut_sums = tone_cut_sums}
