@@ -1,6 +1,8 @@
 /* fl_py_structure: see fl_py_structure.h. */
 #include "fl_py_structure.h"
 
+#include "fl_py_put.h"
+
 #include <stdbool.h>
 
 /* Adds the outputs in a structure to *count; -1 and an exception if the object is not a
@@ -62,13 +64,8 @@ static PyObject *build(PyObject *structure, PyObject *outputs, Py_ssize_t *next)
 static PyObject *build_list(PyObject *structure, PyObject *outputs, Py_ssize_t *next)
 {
     PyObject *list = PyList_New(PyTuple_GET_SIZE(structure));
-    for (Py_ssize_t i = 0; list != NULL && i < PyTuple_GET_SIZE(structure); i++) {
-        PyObject *item = build(PyTuple_GET_ITEM(structure, i), outputs, next);
-        if (item != NULL)
-            PyList_SET_ITEM(list, i, item);
-        else
-            Py_CLEAR(list);
-    }
+    for (Py_ssize_t i = 0; list != NULL && i < PyTuple_GET_SIZE(structure); i++)
+        fl_py_put(&list, i, build(PyTuple_GET_ITEM(structure, i), outputs, next));
     return list;
 }
 

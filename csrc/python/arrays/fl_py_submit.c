@@ -4,6 +4,7 @@
 #include "fl_py_submit.h"
 
 #include "fl_py_error.h"
+#include "fl_py_put.h"
 
 enum {
     SPARE_SLOTS = 6, /* the pool keeps this many extra slots, for users who hold batches */
@@ -57,13 +58,8 @@ static PyObject *make_item(const fl_batch *batch)
     const fl_rows *rows = &batch->rows;
     if (batch->tag == FL_PY_TAG_SINGLE) return make_index(rows, 0);
     PyObject *list = PyList_New(rows->count);
-    for (int64_t i = 0; list != NULL && i < rows->count; i++) {
-        PyObject *index = make_index(rows, i);
-        if (index == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, i, index);
-    }
+    for (int64_t i = 0; list != NULL && i < rows->count; i++)
+        fl_py_put(&list, i, make_index(rows, i));
     return list;
 }
 

@@ -9,6 +9,7 @@
 
 #include "fl_py.h"
 #include "fl_py_pad.h"
+#include "fl_py_put.h"
 #include "fl_py_section.h"
 #include "fl_py_stack.h"
 
@@ -148,10 +149,7 @@ static PyObject *collate_sequence(fl_py_collate *self, const fl_py_items *batch)
             value = collate_place(self, batch, place);
         else
             (void)fail_sizes();
-        if (value == NULL)
-            Py_CLEAR(result);
-        else
-            PyList_SET_ITEM(result, place, value);
+        fl_py_put(&result, place, value);
     }
     return result;
 }

@@ -8,6 +8,7 @@
 
 #include "fl_cpu_rows.h"
 #include "fl_py_numpy.h"
+#include "fl_py_put.h"
 #include "fl_thread_pool.h"
 
 #include <string.h>
@@ -372,13 +373,8 @@ static PyObject *stack_tensors(fl_py_stacker *self, const fl_py_items *batch)
 static PyObject *tensors_of(fl_py_stacker *self, const fl_py_items *batch)
 {
     PyObject *tensors = PyTuple_New(batch->count);
-    for (Py_ssize_t i = 0; tensors != NULL && i < batch->count; i++) {
-        PyObject *tensor = PyObject_CallOneArg(self->as_tensor, batch->items[i]);
-        if (tensor == NULL)
-            Py_CLEAR(tensors);
-        else
-            PyTuple_SET_ITEM(tensors, i, tensor);
-    }
+    for (Py_ssize_t i = 0; tensors != NULL && i < batch->count; i++)
+        fl_py_put(&tensors, i, PyObject_CallOneArg(self->as_tensor, batch->items[i]));
     return tensors;
 }
 

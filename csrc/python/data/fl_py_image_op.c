@@ -4,6 +4,7 @@
 
 #include "fl_blur.h"
 #include "fl_op.h"
+#include "fl_py_put.h"
 
 #include <string.h>
 
@@ -133,14 +134,10 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
 static PyObject *tuple_of(const int8_t *integers, const float *numbers, Py_ssize_t count)
 {
     PyObject *tuple = PyTuple_New(count);
-    for (Py_ssize_t k = 0; tuple != NULL && k < count; k++) {
-        PyObject *number = integers != NULL ? PyLong_FromLong(integers[k])
-                                            : PyFloat_FromDouble((double)numbers[k]);
-        if (number == NULL)
-            Py_CLEAR(tuple);
-        else
-            PyTuple_SET_ITEM(tuple, k, number);
-    }
+    for (Py_ssize_t k = 0; tuple != NULL && k < count; k++)
+        fl_py_put(&tuple, k,
+                  integers != NULL ? PyLong_FromLong(integers[k])
+                                   : PyFloat_FromDouble((double)numbers[k]));
     return tuple;
 }
 

@@ -6,6 +6,7 @@
 #include "fl_image_host_part.h"
 #include "fl_py_error.h"
 #include "fl_py_image_op.h"
+#include "fl_py_put.h"
 #include "fl_py_section.h"
 
 #include <string.h>
@@ -227,13 +228,8 @@ static PyObject *plan_draw(fl_py_image_plan *self, PyObject *args)
         return fl_py_raise(&err, NULL);
     int32_t count = fl_image_plan_count(self->plan);
     PyObject *list = PyList_New(count);
-    for (int32_t i = 0; list != NULL && i < count; i++) {
-        PyObject *dict = fl_py_image_params(&params[i]);
-        if (dict == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, i, dict);
-    }
+    for (int32_t i = 0; list != NULL && i < count; i++)
+        fl_py_put(&list, i, fl_py_image_params(&params[i]));
     return list;
 }
 

@@ -2,6 +2,8 @@
  * other thread draws from the generator meanwhile. */
 #include "fl_py_torch_random.h"
 
+#include "fl_py_put.h"
+
 typedef struct fl_py_torch_random {
     PyObject_HEAD
     fl_torch_random random;
@@ -113,13 +115,7 @@ static PyObject *list_of(Py_ssize_t count, PyObject *(*draw)(void *), void *with
     if (count < 0)
         return PyErr_Format(PyExc_ValueError, "count must be at least 0, got %zd", count);
     PyObject *list = PyList_New(count);
-    for (Py_ssize_t i = 0; list != NULL && i < count; i++) {
-        PyObject *number = draw(with);
-        if (number == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SET_ITEM(list, i, number);
-    }
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++) fl_py_put(&list, i, draw(with));
     return list;
 }
 

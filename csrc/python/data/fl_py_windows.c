@@ -8,6 +8,7 @@
 #include "fl_py_error.h"
 #include "fl_py_indices.h"
 #include "fl_py_mapped_file.h"
+#include "fl_py_put.h"
 #include "fl_py_seed.h"
 #include "fl_py_token_source.h"
 
@@ -269,14 +270,10 @@ static PyObject *make_tensors(const fl_py_windows *self, int64_t rows, fl_token_
     int32_t skip = rows < 0 ? 1 : 0;
     char *data[FL_WINDOW_OUTPUTS] = {NULL};
     PyObject *tensors = PyTuple_New(self->tensors);
-    for (int32_t t = 0; tensors != NULL && t < self->tensors; t++) {
-        PyObject *tensor =
-            fl_py_tensor_new(&self->dlpack, self->dtype[t], 2 - skip, shape + skip, &data[t]);
-        if (tensor == NULL)
-            Py_CLEAR(tensors);
-        else
-            PyTuple_SET_ITEM(tensors, t, tensor);
-    }
+    for (int32_t t = 0; tensors != NULL && t < self->tensors; t++)
+        fl_py_put(
+            &tensors, t,
+            fl_py_tensor_new(&self->dlpack, self->dtype[t], 2 - skip, shape + skip, &data[t]));
     *out = fl_token_rows_at(data, self->column.has_y, self->column.has_documents);
     return tensors;
 }
@@ -501,26 +498,16 @@ static Py_ssize_t windows_length(fl_py_windows *self)
 static PyObject *windows_counts(fl_py_windows *self, void *Py_UNUSED(ignored))
 {
     PyObject *counts = PyTuple_New((Py_ssize_t)self->files);
-    for (int64_t f = 0; counts != NULL && f < self->files; f++) {
-        PyObject *count = PyLong_FromLongLong(fl_windows_of_file(self->windows, f));
-        if (count == NULL)
-            Py_CLEAR(counts);
-        else
-            PyTuple_SET_ITEM(counts, f, count);
-    }
+    for (int64_t f = 0; counts != NULL && f < self->files; f++)
+        fl_py_put(&counts, f, PyLong_FromLongLong(fl_windows_of_file(self->windows, f)));
     return counts;
 }
 
 static PyObject *windows_io(fl_py_windows *self, void *Py_UNUSED(ignored))
 {
     PyObject *words = PyTuple_New((Py_ssize_t)self->files);
-    for (int64_t f = 0; words != NULL && f < self->files; f++) {
-        PyObject *word = PyUnicode_FromString(fl_token_reader_io(self->reader, f));
-        if (word == NULL)
-            Py_CLEAR(words);
-        else
-            PyTuple_SET_ITEM(words, f, word);
-    }
+    for (int64_t f = 0; words != NULL && f < self->files; f++)
+        fl_py_put(&words, f, PyUnicode_FromString(fl_token_reader_io(self->reader, f)));
     return words;
 }
 

@@ -3,6 +3,7 @@
 #include "fl_py_gather_pieces.h"
 
 #include "fl_cuda.h"
+#include "fl_py_put.h"
 
 #include <string.h>
 
@@ -292,10 +293,7 @@ static PyObject *make_outputs(batch *self, const fl_piece *pieces, PyObject *emp
             describe(self, i, pieces, out);
             each = look_at_values(self, i, out) == 0 ? make_output(self, i, empties, out) : NULL;
         }
-        if (each != NULL)
-            PyList_SET_ITEM(made, i, each);
-        else
-            Py_CLEAR(made);
+        fl_py_put(&made, i, each);
     }
     return made;
 }

@@ -5,6 +5,7 @@
 #include "fl_py.h"
 #include "fl_py_gather.h"
 #include "fl_py_gather_pieces.h"
+#include "fl_py_put.h"
 #include "fl_py_structure.h"
 
 #include <unistd.h>
@@ -85,13 +86,8 @@ static PyObject *allocate(fl_py_gatherer *self, int64_t count)
     }
     PyObject *forms = get_forms(self, count), *outs = NULL;
     if (forms != NULL) outs = PyList_New(self->outputs);
-    for (Py_ssize_t i = 0; outs != NULL && i < self->outputs; i++) {
-        PyObject *out = PyObject_CallOneArg(self->empty_like, PyList_GET_ITEM(forms, i));
-        if (out != NULL)
-            PyList_SET_ITEM(outs, i, out);
-        else
-            Py_CLEAR(outs);
-    }
+    for (Py_ssize_t i = 0; outs != NULL && i < self->outputs; i++)
+        fl_py_put(&outs, i, PyObject_CallOneArg(self->empty_like, PyList_GET_ITEM(forms, i)));
     Py_XDECREF(forms);
     return outs;
 }
@@ -118,13 +114,8 @@ static PyObject *index_source(const fl_py_gatherer *self, PyObject *source, PyOb
 static PyObject *index_sources(const fl_py_gatherer *self, PyObject *rows)
 {
     PyObject *outs = PyList_New(self->count);
-    for (Py_ssize_t i = 0; outs != NULL && i < self->count; i++) {
-        PyObject *out = index_source(self, self->each[i].tensor, rows);
-        if (out != NULL)
-            PyList_SET_ITEM(outs, i, out);
-        else
-            Py_CLEAR(outs);
-    }
+    for (Py_ssize_t i = 0; outs != NULL && i < self->count; i++)
+        fl_py_put(&outs, i, index_source(self, self->each[i].tensor, rows));
     return outs;
 }
 

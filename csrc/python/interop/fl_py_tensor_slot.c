@@ -1,16 +1,13 @@
 /* fl_py_tensor_slot: see fl_py_tensor_slot.h. */
 #include "fl_py_tensor_slot.h"
 
+#include "fl_py_put.h"
+
 static PyObject *list_sizes(int32_t ndim, const int64_t *shape)
 {
     PyObject *sizes = PyTuple_New(ndim);
-    for (int32_t d = 0; sizes != NULL && d < ndim; d++) {
-        PyObject *size = PyLong_FromLongLong(shape[d]);
-        if (size == NULL)
-            Py_CLEAR(sizes);
-        else
-            PyTuple_SET_ITEM(sizes, d, size);
-    }
+    for (int32_t d = 0; sizes != NULL && d < ndim; d++)
+        fl_py_put(&sizes, d, PyLong_FromLongLong(shape[d]));
     return sizes;
 }
 

@@ -6,6 +6,7 @@
  * have the machine's own byte order, because both sides run on the same machine. */
 #include "fl_py_batch_codec.h"
 
+#include "fl_py_put.h"
 #include "fl_py_tensor_slot.h"
 #include "fl_py_section.h"
 
@@ -216,15 +217,8 @@ static PyObject *get_sequence(fl_py_reader *in, bool is_list, int64_t count)
 {
     if (count < 0 || count > in->bytes - in->at) return NULL; /* an item takes at least one byte */
     PyObject *sequence = is_list ? PyList_New(count) : PyTuple_New(count);
-    for (int64_t i = 0; sequence != NULL && i < count; i++) {
-        PyObject *item = fl_py_read_batch(in);
-        if (item == NULL)
-            Py_CLEAR(sequence);
-        else if (is_list)
-            PyList_SET_ITEM(sequence, i, item);
-        else
-            PyTuple_SET_ITEM(sequence, i, item);
-    }
+    for (int64_t i = 0; sequence != NULL && i < count; i++)
+        fl_py_put(&sequence, i, fl_py_read_batch(in));
     return sequence;
 }
 

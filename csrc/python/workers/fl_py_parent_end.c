@@ -6,6 +6,7 @@
 #include "fl_py.h"
 #include "fl_py_channel.h"
 #include "fl_py_fallbacks.h"
+#include "fl_py_put.h"
 #include "fl_py_reply.h"
 #include "fl_py_section.h"
 #include "fl_thread.h"
@@ -456,12 +457,9 @@ static PyObject *parent_end_count(fl_py_parent_end *self, PyObject *Py_UNUSED(ig
     PyObject *workers = PyTuple_New(self->workers);
     for (int32_t w = 0; workers != NULL && w < self->workers; w++) {
         const fl_worker_counts *worker = &counts->workers[w];
-        PyObject *item = Py_BuildValue("LLL", (long long)worker->batches,
-                                       (long long)worker->busy_ns, (long long)worker->wait_ns);
-        if (item == NULL)
-            Py_CLEAR(workers);
-        else
-            PyTuple_SET_ITEM(workers, w, item);
+        fl_py_put(&workers, w,
+                  Py_BuildValue("LLL", (long long)worker->batches, (long long)worker->busy_ns,
+                                (long long)worker->wait_ns));
     }
     PyObject *fallbacks = fl_py_fallbacks_dict(counts->fallbacks);
     if (workers != NULL && fallbacks != NULL) return Py_BuildValue("NN", workers, fallbacks);

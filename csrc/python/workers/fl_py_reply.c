@@ -7,6 +7,7 @@
 #include "fl_py.h"
 #include "fl_hash.h"
 #include "fl_py_batch_codec.h"
+#include "fl_py_put.h"
 #include "fl_py_tensor_slot.h"
 #include "fl_py_section.h"
 
@@ -250,13 +251,8 @@ static PyObject *reply_split(fl_py_reply *self, PyObject *slots)
         return fl_py_destination_split(&self->parent_end->destination.base, self->memory, slots,
                                        false);
     PyObject *tensors = PyList_New(PyList_GET_SIZE(slots));
-    for (Py_ssize_t i = 0; tensors != NULL && i < PyList_GET_SIZE(tensors); i++) {
-        PyObject *tensor = make_at(self, PyList_GET_ITEM(slots, i));
-        if (tensor == NULL)
-            Py_CLEAR(tensors);
-        else
-            PyList_SET_ITEM(tensors, i, tensor);
-    }
+    for (Py_ssize_t i = 0; tensors != NULL && i < PyList_GET_SIZE(tensors); i++)
+        fl_py_put(&tensors, i, make_at(self, PyList_GET_ITEM(slots, i)));
     return tensors;
 }
 
