@@ -38,26 +38,6 @@ static inline bool is_foreign(const cpu_copy_stream *self)
     return self->generation != fl_fork_generation();
 }
 
-static int refuse_foreign(fl_err *err)
-{
-    return fl_fail(err, FL_EFORK, "this upload belongs to a parent process");
-}
-
-static int pin(int32_t device, char *data, int64_t bytes, fl_err *err)
-{
-    (void)device;
-    (void)data;
-    (void)bytes;
-    (void)err;
-    return FL_OK;
-}
-
-static void unpin(int32_t device, char *data)
-{
-    (void)device;
-    (void)data;
-}
-
 /* ---- a copy stream */
 
 static int open_locks(cpu_copy_stream *self, fl_err *err)
@@ -122,12 +102,6 @@ static void close_copy_stream(void *copy_stream)
     fl_free(self);
 }
 
-static int64_t collect(void *copy_stream)
-{
-    (void)copy_stream; /* a finished transfer's copy is over */
-    return 0;
-}
-
 /* ---- a transfer */
 
 static void resume(cpu_copy_stream *self)
@@ -141,7 +115,7 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
 {
     cpu_copy_stream *self = copy_stream;
     *out = NULL;
-    if (is_foreign(self)) return refuse_foreign(err);
+    if (is_foreign(self)) return fl_transfer_fail_foreign(err);
     cpu_transfer *transfer = fl_alloc(sizeof *transfer);
     if (transfer == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for an upload");
     transfer->copies = self;
@@ -163,7 +137,7 @@ static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, f
     cpu_transfer *transfer = self;
     (void)stream;
     *is_filled = false;
-    if (is_foreign(transfer->copies)) return refuse_foreign(err);
+    if (is_foreign(transfer->copies)) return fl_transfer_fail_foreign(err);
     transfer->buffer = buffer;
     *is_filled = is_last(transfer);
     return FL_OK;
@@ -213,9 +187,6 @@ static int start(void *self, fl_slot *slot, int64_t bytes, fl_err *err)
     return FL_OK;
 }
 
-/* Does nothing, because a batch is copied as a whole. */
-static void set_slices(void *self, const fl_transfer_slices *slices) { (void)self, (void)slices; }
-
 static void part_filled(void *self, int32_t part, fl_slot *slot, int64_t bytes)
 {
     (void)part;
@@ -233,7 +204,7 @@ static int finish(void *self, fl_slot *slot, int64_t bytes, void *stream, fl_err
 {
     cpu_transfer *transfer = self;
     (void)stream;
-    if (is_foreign(transfer->copies)) return refuse_foreign(err);
+    if (is_foreign(transfer->copies)) return fl_transfer_fail_foreign(err);
     assert(transfer->buffer != NULL && atomic_load(&transfer->parts) == 0);
     if (!transfer->is_started) FL_TRY(start(transfer, slot, bytes, err));
     fl_slot_return(slot);
@@ -256,15 +227,11 @@ static void cancel(void *self)
 }
 
 const fl_transfer_ops fl_cpu_transfer_ops = {
-    .pin = pin,
-    .unpin = unpin,
     .open = open_copy_stream,
     .await = await_copies,
     .halt = halt,
     .close = close_copy_stream,
-    .collect = collect,
     .get = get_transfer,
-    .set_slices = set_slices,
     .set_buffer = set_buffer,
     .is_started = is_started,
     .part_filled = part_filled,

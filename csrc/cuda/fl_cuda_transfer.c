@@ -54,11 +54,6 @@ static inline bool is_foreign(const cuda_copy_stream *self)
     return self->generation != fl_fork_generation();
 }
 
-static int refuse_foreign(fl_err *err)
-{
-    return fl_fail(err, FL_EFORK, "this upload belongs to a parent process");
-}
-
 static int pin(int32_t device, char *data, int64_t bytes, fl_err *err)
 {
     fl_cuda_scope scope;
@@ -222,7 +217,7 @@ static int get_transfer(void *copy_stream, int32_t parts, void **out, fl_err *er
 {
     cuda_copy_stream *self = copy_stream;
     *out = NULL;
-    if (is_foreign(self)) return refuse_foreign(err);
+    if (is_foreign(self)) return fl_transfer_fail_foreign(err);
     return_copied(self);
     cuda_transfer *transfer = self->free;
     if (transfer != NULL) {
@@ -315,7 +310,7 @@ static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, f
     cuda_transfer *transfer = self;
     fl_cuda_scope scope;
     *is_filled = false;
-    if (is_foreign(transfer->copies)) return refuse_foreign(err);
+    if (is_foreign(transfer->copies)) return fl_transfer_fail_foreign(err);
     FL_TRY(fl_cuda_scope_enter(transfer->copies->device, &scope, err));
     int status = record_begin(transfer, stream, err);
     fl_cuda_scope_leave(&scope);
@@ -486,7 +481,7 @@ static void keep_slot(cuda_transfer *transfer, fl_slot *slot, int64_t bytes)
 static int finish(void *self, fl_slot *slot, int64_t bytes, void *stream, fl_err *err)
 {
     cuda_transfer *transfer = self;
-    if (is_foreign(transfer->copies)) return refuse_foreign(err);
+    if (is_foreign(transfer->copies)) return fl_transfer_fail_foreign(err);
     assert(transfer->buffer != NULL && atomic_load(&transfer->parts) == 0);
     if (!transfer->is_started) FL_TRY(start(transfer, slot, bytes, err));
     FL_TRY(await_copy_on(transfer, stream, err));

@@ -69,7 +69,8 @@ typedef struct fl_transfer_slices {
 } fl_transfer_slices;
 
 typedef struct fl_transfer_ops {
-    /* The pinner for fl_pool_pin. Memory is pinned for copies to any device. */
+    /* The pinner for fl_pool_pin. Memory is pinned for copies to any device. NULL if buffers are
+     * host memory. */
     int (*pin)(int32_t device, char *data, int64_t bytes, fl_err *err);
     void (*unpin)(int32_t device, char *data);
 
@@ -91,7 +92,8 @@ typedef struct fl_transfer_ops {
     void (*close)(void *copy_stream);
 
     /* Gives the slots of finished transfers back to their pool, if their copies are over. Returns
-     * the number of bytes that the remaining copies still read. */
+     * the number of bytes that the remaining copies still read. NULL: the copy of a finished
+     * transfer is over. */
     int64_t (*collect)(void *copy_stream);
 
     /* ---- a transfer */
@@ -107,7 +109,8 @@ typedef struct fl_transfer_ops {
     void (*set_casts)(void *transfer, const fl_transfer_cast *casts, int32_t count);
 
     /* Sets slices that may be copied before the batch is filled. Call this before the batch is
-     * submitted. A slice is copied early only if the buffer is set and the slot pinned by then. */
+     * submitted. A slice is copied early only if the buffer is set and the slot pinned by then.
+     * NULL: a batch is copied as a whole. */
     void (*set_slices)(void *transfer, const fl_transfer_slices *slices);
 
     /* Sets the buffer that the batch goes to. `buffer` is borrowed until `stream` waits for the
@@ -149,6 +152,12 @@ typedef struct fl_transfer_ops {
      * queued: on return slot and buffer may be used again. */
     void (*cancel)(void *transfer);
 } fl_transfer_ops;
+
+/* Fails with FL_EFORK: a copy stream or a transfer is used in a forked child. */
+static inline int fl_transfer_fail_foreign(fl_err *err)
+{
+    return fl_fail(err, FL_EFORK, "this upload belongs to a parent process");
+}
 
 /* A destination buffer: memory that a batch can be copied to, or has been copied to. */
 typedef struct fl_dest_buffer {

@@ -99,7 +99,7 @@ static int get_transfer(fl_py_array_destination *self, const fl_batch *batch,
     if (count > 0) ops->set_casts(slot->transfer, casts, count);
     fl_transfer_slices slices;
     fl_layout_slice(layout, batch->rows.count, &slices);
-    ops->set_slices(slot->transfer, &slices);
+    if (ops->set_slices != NULL) ops->set_slices(slot->transfer, &slices);
     return FL_OK;
 }
 

@@ -40,7 +40,8 @@ static inline bool fl_py_destination_is_open(const fl_py_destination *self)
 /* Returns the bytes of slots that copies still read, for delivered batches. */
 static inline int64_t fl_py_destination_count_reading(const fl_py_destination *self)
 {
-    return self->copy_stream != NULL ? self->ops->collect(self->copy_stream) : 0;
+    bool has_copies = self->copy_stream != NULL && self->ops->collect != NULL;
+    return has_copies ? self->ops->collect(self->copy_stream) : 0;
 }
 
 int fl_py_destination_traverse(const fl_py_destination *self, visitproc visit, void *arg);
