@@ -48,7 +48,7 @@ typedef struct fl_column_ops {
     /* Returns the first of `rows` (resolved) that has a byte in array `part` of the column, counted
      * from 0, at or after the address `limit`; -1: no row has. If a mapped file has become shorter,
      * this finds the rows that were read as zeros: the kernel gives zeros between the file's end
-     * and the end of its last page. */
+     * and the end of its last page. NULL: -1. */
     int64_t (*row_behind)(const fl_column *column, int32_t part, const fl_rows *rows,
                           const char *limit);
 
@@ -57,7 +57,7 @@ typedef struct fl_column_ops {
      * address. */
     void (*move)(fl_column *column, int32_t part, const char *data);
 
-    /* Frees the column. */
+    /* Frees the column. NULL: the column owns no other memory. */
     void (*close)(fl_column *column);
 } fl_column_ops;
 
@@ -71,7 +71,11 @@ struct fl_column {
 
 static inline void fl_column_close(fl_column *column)
 {
-    if (column != NULL) column->ops->close(column);
+    if (column == NULL) return;
+    if (column->ops->close != NULL)
+        column->ops->close(column);
+    else
+        fl_free(column);
 }
 
 /* Copies rows from <= i < to of the batch to their place in dst, which holds all rows of the batch,

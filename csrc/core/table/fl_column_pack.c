@@ -181,13 +181,10 @@ static void move_packed(fl_column *column, int32_t part, const char *data)
     ((pack_column *)column)->config.ragged.values = data;
 }
 
-static void close_packed(fl_column *column) { fl_free(column); }
-
 static const fl_column_ops pack_ops = {.layout = layout_packed,
                                        .gather = gather_packed,
                                        .row_behind = find_row_behind,
-                                       .move = move_packed,
-                                       .close = close_packed};
+                                       .move = move_packed};
 
 int fl_column_pack_open(const fl_column_pack_config *config, fl_column **out, fl_err *err)
 {

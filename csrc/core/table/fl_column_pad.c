@@ -170,13 +170,10 @@ static void move_padded(fl_column *column, int32_t part, const char *data)
     ((pad_column *)column)->config.ragged.values = data;
 }
 
-static void close_padded(fl_column *column) { fl_free(column); }
-
 static const fl_column_ops pad_ops = {.layout = layout_padded,
                                       .gather = gather_padded,
                                       .row_behind = find_row_behind,
-                                      .move = move_padded,
-                                      .close = close_padded};
+                                      .move = move_padded};
 
 int fl_column_pad_open(const fl_column_pad_config *config, fl_column **out, fl_err *err)
 {

@@ -53,13 +53,8 @@ static void move_rows(fl_column *column, int32_t part, const char *data)
     ((rows_column *)column)->runs.data = data;
 }
 
-static void close_rows(fl_column *column) { fl_free(column); }
-
-static const fl_column_ops rows_ops = {.layout = layout_rows,
-                                       .gather = gather_rows,
-                                       .row_behind = find_row_behind,
-                                       .move = move_rows,
-                                       .close = close_rows};
+static const fl_column_ops rows_ops = {
+    .layout = layout_rows, .gather = gather_rows, .row_behind = find_row_behind, .move = move_rows};
 
 int fl_column_rows_open(const fl_tensor *view, bool is_volatile, const fl_row_ops *row_ops,
                         fl_column **out, fl_err *err)

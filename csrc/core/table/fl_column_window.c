@@ -96,21 +96,9 @@ static int gather_windows(const fl_column *column, const fl_column_batch *batch,
     return FL_OK;
 }
 
-/* A reader checks the sizes of files itself, and floor 3 the sizes of files under arrays. */
-static int64_t
-find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
-{
-    (void)part;
-    (void)column, (void)rows, (void)limit;
-    return -1;
-}
-
-static void close_windows(fl_column *column) { fl_free(column); }
-
-static const fl_column_ops window_ops = {.layout = layout_windows,
-                                         .gather = gather_windows,
-                                         .row_behind = find_row_behind,
-                                         .close = close_windows};
+/* There is no row_behind: a reader checks the sizes of files itself, and floor 3 the sizes of files
+ * under arrays. */
+static const fl_column_ops window_ops = {.layout = layout_windows, .gather = gather_windows};
 
 bool fl_column_window_can_narrow(const fl_column_window_config *config)
 {

@@ -129,5 +129,6 @@ int64_t fl_table_row_behind(const fl_table *table, int32_t f, int32_t part, cons
                             const char *limit)
 {
     const fl_column *column = table->columns[f];
+    if (column->ops->row_behind == NULL) return -1;
     return column->ops->row_behind(column, part, rows, limit);
 }
