@@ -17,6 +17,18 @@ typedef enum fl_cpu_level {
     FL_CPU_LEVELS
 } fl_cpu_level;
 
+/* Chooses &name_plain, or the address of this level's own table. */
+#if defined(__x86_64__)
+#define FL_CPU_TABLE(level, name)              \
+    ((level) == FL_CPU_AVX512 ? &name##_avx512 \
+     : (level) == FL_CPU_AVX2 ? &name##_avx2   \
+                              : &name##_plain)
+#elif defined(__aarch64__)
+#define FL_CPU_TABLE(level, name) ((level) == FL_CPU_NEON ? &name##_neon : &name##_plain)
+#else
+#define FL_CPU_TABLE(level, name) ((void)(level), &name##_plain)
+#endif
+
 /* Returns the highest level of this machine, but no higher than the level that the environment
  * variable FASTLOOP_CPU names, if any. */
 fl_cpu_level fl_cpu_level_find(void);

@@ -218,22 +218,4 @@ FL_INLINE void cast_to(fl_image_type type, void *dst, int64_t pitch, const fl_im
         cast_apart(&FL_IMAGE_OPS, type, dst, pitch, block, cast);
 }
 
-static void
-cast_f16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
-{
-    cast_to(FL_IMAGE_F16, dst, pitch, block, cast);
-}
-
-static void
-cast_bf16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
-{
-    cast_to(FL_IMAGE_BF16, dst, pitch, block, cast);
-}
-
-static void
-cast_f32(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
-{
-    cast_to(FL_IMAGE_F32, dst, pitch, block, cast);
-}
-
 #endif

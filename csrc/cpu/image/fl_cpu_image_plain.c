@@ -75,9 +75,10 @@ look_up_row(char *dst, const uint8_t *src, int64_t count, int64_t step, const ch
 }
 
 static inline __attribute__((always_inline)) void
-look_up(fl_image_type type, char *dst, int64_t pitch, const fl_image_block *block,
+cast_to(fl_image_type type, void *to, int64_t pitch, const fl_image_block *block,
         const fl_image_cast *cast)
 {
+    char *dst = to;
     if (has_fill(block)) {
         cast_apart(&fl_cpu_image_plain, type, dst, pitch, block, cast);
         return;
@@ -91,24 +92,6 @@ look_up(fl_image_type type, char *dst, int64_t pitch, const fl_image_block *bloc
         else
             look_up_row(dst, src, columns, step, cast->table, bytes);
     }
-}
-
-static void
-cast_f16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
-{
-    look_up(FL_IMAGE_F16, dst, pitch, block, cast);
-}
-
-static void
-cast_bf16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
-{
-    look_up(FL_IMAGE_BF16, dst, pitch, block, cast);
-}
-
-static void
-cast_f32(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
-{
-    look_up(FL_IMAGE_F32, dst, pitch, block, cast);
 }
 
 static void
@@ -213,16 +196,6 @@ static void resample_y(uint8_t *dst, int64_t dst_pitch, const uint8_t *src, int6
     }
 }
 
-const fl_image_ops fl_cpu_image_plain = {
-    .name = "plain",
-    .split = split_channels,
-    .join = join_channels,
-    .cast = {[FL_IMAGE_U8] = copy_bytes,
-             [FL_IMAGE_F16] = cast_f16,
-             [FL_IMAGE_BF16] = cast_bf16,
-             [FL_IMAGE_F32] = cast_f32},
-    .fill = fill_rows,
-    .resample_x = resample_x,
-    .resample_y = resample_y,
-    .tone = FL_TONE_OPS,
-};
+#define FL_IMAGE_OPS fl_cpu_image_plain
+#define FL_IMAGE_OPS_NAME "plain"
+#include "fl_cpu_image_table.h"

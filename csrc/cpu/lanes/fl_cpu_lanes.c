@@ -5,17 +5,6 @@
 
 const fl_cpu_lanes *fl_cpu_lanes_find(void)
 {
-    switch (fl_cpu_level_find()) {
-#if defined(__x86_64__)
-    case FL_CPU_AVX512:
-        return &fl_cpu_lanes_avx512;
-    case FL_CPU_AVX2:
-        return &fl_cpu_lanes_avx2;
-#elif defined(__aarch64__)
-    case FL_CPU_NEON:
-        return &fl_cpu_lanes_neon;
-#endif
-    default:
-        return &fl_cpu_lanes_plain;
-    }
+    fl_cpu_level level = fl_cpu_level_find();
+    return FL_CPU_TABLE(level, fl_cpu_lanes);
 }

@@ -5,17 +5,6 @@
 
 const fl_token_ops *fl_cpu_token_ops_find(void)
 {
-    switch (fl_cpu_level_find()) {
-#if defined(__x86_64__)
-    case FL_CPU_AVX512:
-        return &fl_cpu_tokens_avx512;
-    case FL_CPU_AVX2:
-        return &fl_cpu_tokens_avx2;
-#elif defined(__aarch64__)
-    case FL_CPU_NEON:
-        return &fl_cpu_tokens_neon;
-#endif
-    default:
-        return &fl_cpu_tokens_plain;
-    }
+    fl_cpu_level level = fl_cpu_level_find();
+    return FL_CPU_TABLE(level, fl_cpu_tokens);
 }
