@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
-from fastloop.adapters.originals import find_obstacle, find_unknown
+from fastloop.adapters.hugging_face_battery import HOLDS, find_difference
+from fastloop.adapters.originals import Battery, find_obstacle, judge
 from fastloop.base.checks import look_up
 from fastloop.compat.verification import verification_of
 from fastloop.data.columns import (
@@ -260,11 +262,20 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
         is_own = any(callable(getattr(type(each), attribute, None)) for attribute in vars(each))
         leave_if(is_own, f"{name} has a method of its own")
     leave_if(reason := find_obstacle(), reason)
-    leave_if(unknown := find_unknown(name, *plans), f"{LEFT_COLLATE}{name}: {unknown}")
+
+    def make(other: Any, given: Any) -> Columns:
+        of_battery = _Samples(given)
+        _MAKERS[name](of_battery, other)
+        return of_battery.columns()
+
+    find = partial(find_difference, name, make, form)
+    verdict = judge([name, *plans], Battery("collators", f"{name} {form}", find, holds=HOLDS))
+    leave_if(verdict.why, f"{LEFT_COLLATE}{name}: {verdict.why}")
     _MAKERS[name](samples, collator)
     columns = samples.columns()
     key = repr((name, form, dataset.features, samples.how, list(samples.outputs)))
-    verification = verification_of(key, "batches", f"the batches of {name}", 1)
+    whose = f"the batches of {name}"
+    verification = verification_of(key, "batches", whose, 1, not verdict.about)
     columns.original = Original(verification, collate_fn)
     return columns
 

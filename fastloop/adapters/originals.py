@@ -7,19 +7,28 @@ Each question returns why fastloop must not stand in for an original, or "".
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from configparser import ConfigParser
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from fastloop.base.checks import look_up
-from fastloop.compat import torch_parts
-from fastloop.compat.statements import read_form
+from fastloop.compat import torch_parts, verdicts
+from fastloop.compat.statements import Coverage, identify, read_form
+from fastloop.compat.verdicts import Verdict
 
 _PACKAGE = __file__.rpartition("adapters")[0]
+_OTHERS = "numpy", "PIL", "tokenizers"  # packages on which results may depend, beside the originals
+
+
+@functools.cache
+def _own_files() -> tuple[int, ...]:
+    return tuple(file.stat().st_mtime_ns for file in sorted(Path(__file__).parent.iterdir()))
 
 
 @functools.cache
@@ -76,6 +85,12 @@ def _is_known(entry: Entry) -> bool:
         return False
 
 
+def _versions_of(entries: Iterable[Entry]) -> str:
+    names = dict.fromkeys(entry.module.partition(".")[0] for entry in entries)
+    found = (f"{name} {look_up(sys.modules.get(name), '__version__')}" for name in names)
+    return " with ".join(found)
+
+
 def find_unknown(*plans: str) -> str:
     """Return the releases that fastloop does not know as text, or "".
 
@@ -86,11 +101,67 @@ def find_unknown(*plans: str) -> str:
         plans: operations ("v1.Pad"), datasets and collators, as originals.txt names them.
     """
     needed = _needed_by(frozenset(plans))
-    if all(map(_is_known, needed)):
-        return ""
-    names = dict.fromkeys(entry.module.partition(".")[0] for entry in needed)
-    versions = (f"{name} {look_up(sys.modules.get(name), '__version__')}" for name in names)
-    return f"fastloop does not know {' with '.join(versions)}"
+    is_known = all(map(_is_known, needed))
+    return "" if is_known else f"fastloop does not know {_versions_of(needed)}"
+
+
+class Battery(NamedTuple):
+    """Samples that a library and fastloop both make.
+
+    Attributes:
+        what: is made: "collators".
+        key: differs from battery to battery, with the settings that results depend on.
+        find_difference: makes the samples, and returns in which case results differ, or "". Its
+            argument says whether the library's code is not known: more samples are then made.
+        is_for_all: known code needs the battery as well.
+        holds: conditions in the library's code that are always true, or always false, for the
+            samples that fastloop makes.
+    """
+
+    what: str
+    key: str
+    find_difference: Callable[[bool], str]
+    is_for_all: bool = False
+    holds: Mapping[str, bool] = {}
+
+
+def judge(plans: Iterable[str], battery: Battery) -> Verdict:
+    """Tell whether fastloop may stand in for the functions that plans need. If the functions are
+    not of a release that fastloop knows, the battery decides, once for this machine.
+
+    No code of the program's runs: a function that is not of the library's files is unknown.
+    """
+    needed = _needed_by(frozenset(plans))
+    left = f"fastloop does not know {_versions_of(needed)}"
+    try:
+        functions = {entry: function_of(f"{entry.module}:{entry.name}") for entry in needed}
+        names = {entry.module.partition(".")[0] for entry in needed}
+        folders = tuple(path + os.sep for name in names for path in sys.modules[name].__path__)
+        files = [function.__code__.co_filename for function in functions.values()]
+    except (AttributeError, ImportError, KeyError):
+        return Verdict(left)
+    if not all(file.startswith(folders) for file in files):
+        return Verdict(left)
+    versions = [look_up(sys.modules.get(name), "__version__") for name in _OTHERS]
+    code = list(map(identify, functions.values()))
+    key = verdicts.make_key(needed, code, left, versions, _own_files(), battery.key)
+    if (verdict := verdicts.find(key)) is None:
+        changed = {f.__code__: e.forms for e, f in functions.items() if read_form(f) not in e.forms}
+        coverage = Coverage(
+            changed, [f.__code__ for f in functions.values()], battery.holds, folders
+        )
+        why = ""
+        try:
+            if changed or battery.is_for_all:
+                with coverage if changed else nullcontext():
+                    why = battery.find_difference(bool(changed))
+                why = why or coverage.find_missing()
+        except Exception as error:
+            return Verdict(f"{left}: {type(error).__name__}: {error}")
+        about = f"{battery.what}: {_versions_of(needed)}" if changed else ""
+        verdict = Verdict(f"{left}: {why}" if why and changed else why, about)
+        verdicts.keep(key, verdict)
+    return verdict
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The statements of functions of other libraries, and their digests.
+"""The statements of functions of other libraries: their digests, and which of them have run.
 
 A function's form is the digests of its statements. It does not depend on comments, docstrings,
 messages of errors, annotations or the version of CPython. Any thread may ask.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import ast
 import inspect
+import linecache
+import sys
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha1
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastloop.compat.torch_parts import SILENT, forms_of, is_docstring, words_of
 
 DIGITS = 5  # of a statement's digest
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+# Statements that no line of bytecode stands for, or that end the sample.
+_NEED_NOT_RUN = ast.Raise, ast.Pass, ast.Global, ast.Nonlocal, ast.Try
 
 
 class Statement(NamedTuple):
@@ -26,11 +32,13 @@ class Statement(NamedTuple):
     Attributes:
         digest: of the statement and of all statements around it.
         first, last: its lines.
+        is_sure: it need not run to be trusted.
     """
 
     digest: str
     first: int
     last: int
+    is_sure: bool
 
 
 def _identify(code: types.CodeType) -> list[Any]:
@@ -57,19 +65,27 @@ def read_form(function: Any) -> str:
     return forms_of[key]
 
 
-def read_statements(source: Any) -> list[Statement]:
-    """Return the statements of a function or of its code, the ``def`` first; none without
-    source."""
+def read_statements(source: Any, holds: Mapping[str, bool] | None = None) -> list[Statement]:
+    """Return the statements of a function or of its code, the ``def`` first; none without source.
+
+    Args:
+        holds: conditions of ``if`` that are always true, or always false: the other branch never
+            runs.
+    """
+    code = getattr(source, "__code__", source)
+    start = code.co_firstlineno - 1
     try:
-        lines, start = inspect.getsourcelines(source)
+        lines = inspect.getblock(linecache.getlines(code.co_filename)[start:])
         tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError, TypeError):
+    except (IndexError, SyntaxError, TypeError):
         return []
-    ast.increment_lineno(tree, start - 1)
-    return list(_walk(tree.body, ""))
+    ast.increment_lineno(tree, start)
+    return list(_walk(tree.body, "", False, holds or {}))
 
 
-def _walk(block: list[Any], above: str) -> Iterator[Statement]:
+def _walk(
+    block: list[Any], above: str, is_sure: bool, holds: Mapping[str, bool]
+) -> Iterator[Statement]:
     for node in block:
         if is_docstring(node):
             continue
@@ -82,6 +98,106 @@ def _walk(block: list[Any], above: str) -> Iterator[Statement]:
         first = getattr(node, "pattern", node).lineno
         last = next(iter(inner.values()))[0] if inner else node
         last = getattr(last, "pattern", last).lineno - 1 if inner else node.end_lineno
-        yield Statement(digest[:DIGITS], first, last)
+        can_rest = isinstance(node, _NEED_NOT_RUN) or not above
+        yield Statement(digest[:DIGITS], first, last, is_sure or can_rest)
+        is_true = holds.get(ast.unparse(node.test)) if isinstance(node, ast.If) else None
+        never = {None: "", True: "orelse", False: "body"}[is_true]
         for name, part in inner.items():
-            yield from _walk(part, f"{digest} {name}")
+            yield from _walk(part, f"{digest} {name}", is_sure or name == never, holds)
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _codes_in(const)
+
+
+@dataclass
+class _Watched:
+    """A function whose statements must run.
+
+    Attributes:
+        known: digests of statements that fastloop knows.
+        least: how many statements the function must have.
+        new: the lines of statements that fastloop does not know.
+        seen: the lines that have run.
+    """
+
+    name: str
+    statements: list[Statement]
+    known: set[str]
+    least: int
+    new: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+
+    def note(self, frame: Any, event: str, arg: Any) -> Any:
+        self.seen.add(frame.f_lineno)
+        return self.note
+
+    def find_missing(self) -> str:
+        if len(self.statements) < max(self.least, 1):
+            return f"{self.name} has fewer statements"
+        for each in self.statements:
+            lines = range(each.first, each.last + 1)
+            if not each.is_sure and each.digest not in self.known and self.seen.isdisjoint(lines):
+                return f"line {each.first} of {self.name} has not run"
+        return ""
+
+
+class Coverage:
+    """Notes which statements of functions run in this thread, between ``with`` and its end.
+
+    A function of the same library that a new statement calls is watched as well.
+
+    Args:
+        forms: of the functions to watch, by code: what each was in releases that fastloop knows.
+        trusted: the code of functions that fastloop knows.
+        holds: as read_statements() takes them.
+        folders: of the library.
+    """
+
+    def __init__(
+        self,
+        forms: Mapping[types.CodeType, Iterable[str]],
+        trusted: Iterable[types.CodeType],
+        holds: Mapping[str, bool],
+        folders: tuple[str, ...],
+    ) -> None:
+        self._holds, self._folders = holds, folders
+        self._watched: dict[types.CodeType, _Watched | None] = dict.fromkeys(trusted)
+        for code, texts in forms.items():
+            self._watch(code, list(texts))
+
+    def _watch(self, code: types.CodeType, forms: list[str]) -> _Watched:
+        digests = {form[at : at + DIGITS] for form in forms for at in range(0, len(form), DIGITS)}
+        least = min((len(form) // DIGITS for form in forms), default=1)
+        name = f"{Path(code.co_filename).stem}.{getattr(code, 'co_qualname', code.co_name)}"
+        found = _Watched(name, read_statements(code, self._holds), digests, least)
+        for each in found.statements:
+            found.new |= set() if each.digest in digests else {*range(each.first, each.last + 1)}
+        self._watched.update(dict.fromkeys(_codes_in(code), found))
+        return found
+
+    def _on_call(self, frame: Any, event: str, arg: Any) -> Any:
+        code, caller = frame.f_code, frame.f_back
+        if code not in self._watched:
+            by = self._watched.get(caller.f_code) if caller is not None else None
+            is_new = by is not None and caller.f_lineno in by.new
+            if not is_new or not code.co_filename.startswith(self._folders):
+                return None
+            self._watch(code, [])
+        found = self._watched[code]
+        return None if found is None else found.note
+
+    def __enter__(self) -> Coverage:
+        self._before = sys.gettrace()
+        sys.settrace(self._on_call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def find_missing(self) -> str:
+        """Return the first statement that has not run and that fastloop does not know, or ""."""
+        return next(filter(None, (w.find_missing() for w in self._watched.values() if w)), "")

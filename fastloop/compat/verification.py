@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from fastloop.compat.requirements import read_check_interval
 
 DECODERS = "fastloop-images"  # how names of threads begin that decode images
+_EVERY = 64  # of unknown code, one of so many batches or single samples is compared
 _QUIET = DECODERS, "tqdm_monitor"  # threads that draw no random numbers
 # fastloop does not take these samples, so the original makes them. Nothing has been drawn.
 _REFUSALS = BufferError, RuntimeError, TypeError, ValueError
@@ -26,6 +28,16 @@ _thread = threading.local()  # .runs_original: an original is called for a compa
 def runs_original() -> bool:
     """Tell whether this thread runs an original to compare with: what is patched must not help."""
     return getattr(_thread, "runs_original", False)
+
+
+@contextmanager
+def running_original() -> Iterator[None]:
+    """Run originals in this thread between ``with`` and its end."""
+    before, _thread.runs_original = runs_original(), True
+    try:
+        yield
+    finally:
+        _thread.runs_original = before
 
 
 def is_alone() -> bool:
@@ -55,22 +67,27 @@ class Verification:
     Args:
         what: is made, for warnings; `whose` names the original's: "torchvision's".
         unchecked: how many comparisons come first.
+        is_known: fastloop knows the original's code. If not, one of 64 calls of `is_due` is due.
 
     Attributes:
         unchecked: how many are still to come.
         falls_back: results have differed, so the original makes them for good.
-        every: n of FASTLOOP_CHECK.
+        every: n of FASTLOOP_CHECK; 64 if that is 0 and the code is not known.
     """
 
     falls_back = False
     _count = 0  # of samples
 
-    def __init__(self, what: str, whose: str, unchecked: int) -> None:
+    def __init__(self, what: str, whose: str, unchecked: int, is_known: bool = True) -> None:
         self.what, self.whose, self.unchecked = what, whose, unchecked
-        self.every = read_check_interval()
+        self.every = given = read_check_interval()
+        self._counts_calls = not (given or is_known)
+        if self._counts_calls:
+            self.every = _EVERY
 
     def is_due(self, count: int = 1) -> bool:
         """Count samples that are about to be made. Tell whether to make them both ways."""
+        count = 1 if self._counts_calls else count
         before, self._count = self._count, self._count + count
         if self.unchecked > 0 or self.every == 0:
             return self.unchecked > 0
@@ -81,11 +98,8 @@ class Verification:
         generator after it, with what fastloop makes of a generator in the same state."""
         generator, private = torch.default_generator, torch.Generator()
         private.set_state(generator.get_state())
-        _thread.runs_original = True
-        try:
+        with running_original():
             expected = original()
-        finally:
-            _thread.runs_original = False
         try:
             is_same = same_bits(expected, native(private))
         except _REFUSALS:

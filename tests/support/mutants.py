@@ -32,6 +32,12 @@ def code_of(function: Any, tree: ast.Module) -> types.CodeType:
     return next(c for c in made.co_consts if isinstance(c, types.CodeType))
 
 
+def function_of(text: str, beside: Any) -> Any:
+    """The function that a text defines, from a file beside another function's own."""
+    code = code_of(beside, ast.parse(text))
+    return types.FunctionType(code, beside.__globals__)
+
+
 def tree_of(function: Any) -> ast.Module:
     return ast.parse(textwrap.dedent(inspect.getsource(function)))
 

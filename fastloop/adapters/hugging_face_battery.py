@@ -1,0 +1,123 @@
+"""A battery of batches of transformers' collators: what a collator of a release that fastloop does
+not know makes, beside what fastloop makes. All objects are the library's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from itertools import product
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastloop._core import Table
+from fastloop.compat.torch_parts import MapFetcher
+from fastloop.compat.verification import running_original, same_bits
+from fastloop.data.columns import Columns, NotCoveredError
+from fastloop.loader.arrays.iterator import make_batch
+
+# Conditions in transformers' code: the collators that fastloop takes have these attributes.
+HOLDS = {
+    "self.mlm": False,
+    "self.seed is not None": False,
+    "self.return_seq_idx": False,
+    "return_tensors == 'pt'": True,
+    "tensor_type == TensorType.PYTORCH": True,
+}
+_IDS, _ROWS = 60, 12
+_BATCHES = [0], [1, 2, 3, 4], [5, 6, 7], list(range(_ROWS))
+_MODEL = "input_ids", "token_type_ids", "attention_mask"
+
+
+def _tokenizers() -> Iterator[Any]:
+    from tokenizers import Tokenizer, models
+
+    words = models.WordLevel({str(id): id for id in range(_IDS)}, "0")
+    cls = sys.modules["transformers"].PreTrainedTokenizerFast
+    for side, names in product(("right", "left"), (_MODEL, _MODEL[:1])):
+        given = {"pad_token": "7", "padding_side": side, "model_input_names": list(names)}
+        yield cls(tokenizer_object=Tokenizer(words), **given)
+
+
+def _collators(name: str, module: Any) -> Iterator[tuple[Any, str]]:
+    """Yield collators, and kinds of columns for each: the first letters of their names."""
+    found = getattr(module, name)
+    multiples: list[dict[str, Any]] = [{}, {"pad_to_multiple_of": 8}]
+    if name == "DataCollatorWithPadding":
+        most = {"padding": "max_length", "max_length": 20}
+        options = [*multiples, most, {**most, **multiples[1]}]
+        for tokenizer, given in product(_tokenizers(), options):
+            yield found(tokenizer, **given), "ial iat if ialx iam is"
+    elif name == "DataCollatorForLanguageModeling":
+        for tokenizer, given in product(_tokenizers(), multiples):
+            yield found(tokenizer, mlm=False, **given), "ia i ias iax"
+    elif name == "DataCollatorWithFlattening":
+        named = "return_position_ids", "return_flash_attn_kwargs"
+        for chosen in product((True, False), repeat=2):
+            for given in ({}, {"separator_id": -7}):
+                yield found(**given, **dict(zip(named, chosen, strict=True))), "i ia iL"
+    else:
+        yield (found() if isinstance(found, type) else found), "l f m x xl"
+
+
+@functools.cache
+def _dataset(kinds: str, shortest: int, form: str | None) -> tuple[Any, list[Any]]:
+    """Return a dataset whose first sample is the shortest, and the samples of each batch."""
+    numbers, module = np.random.default_rng(3), sys.modules["datasets"]
+    lengths = [shortest, *numbers.choice((1, 5, 9, 12), _ROWS - 2).tolist(), shortest]
+
+    def ids(most: int) -> list[list[int]]:
+        return [numbers.integers(0, most, length).tolist() for length in lengths]
+
+    columns: dict[str, Callable[[], list[Any]]] = {
+        "input_ids": lambda: ids(_IDS),
+        "attention_mask": lambda: ids(2),
+        "token_type_ids": lambda: ids(2),
+        "special_tokens_mask": lambda: ids(2),
+        "label": lambda: numbers.integers(0, 9, _ROWS).tolist(),
+        "fraction": lambda: numbers.random(_ROWS).tolist(),
+        "many": lambda: numbers.integers(0, 9, (_ROWS, 3)).tolist(),
+        "x": lambda: numbers.random((_ROWS, 2)).tolist(),
+        "Labels": lambda: ids(_IDS),
+    }
+    names = {"fraction": "label", "many": "label_ids", "Labels": "labels"}
+    made = {names.get(n, n): make() for n, make in columns.items() if n[0] in kinds}
+    table = module.table.InMemoryTable.from_pydict(made)
+    dataset = module.Dataset(table, fingerprint="battery")  # else Dataset computes one
+    dataset = dataset if form is None else dataset.with_format(form)
+    fetcher = MapFetcher(dataset, True, list, False)
+    return dataset, list(map(fetcher.fetch, _BATCHES))
+
+
+def find_difference(
+    name: str, make: Callable[[Any, Any], Columns], form: str | None, is_unknown: bool
+) -> str:
+    """Return in which case batches of a collator of this name differ from fastloop's, or "".
+
+    Args:
+        make: returns the columns of a collator and a dataset.
+        form: the format of datasets.
+    """
+    module, count = sys.modules["transformers.data.data_collator"], 0
+    with running_original(), torch.random.fork_rng(devices=()):
+        before = torch.get_rng_state()
+        for collator, kinds in _collators(name, module):
+            for kind, shortest in product(kinds.split(), (0, 1)):
+                dataset, batches = _dataset(kind, shortest, form)
+                try:
+                    columns = make(collator, dataset)
+                except NotCoveredError:
+                    continue
+                fields = map(methodcaller("for_table", False), columns.all)
+                columns.table = Table(torch.Tensor, tuple(fields))
+                for rows, samples in zip(_BATCHES, batches, strict=True):
+                    expected = collator(list(map(dict, samples)))
+                    is_same = same_bits(expected, make_batch(columns, rows))
+                    if not is_same or not torch.equal(before, torch.get_rng_state()):
+                        return f"a batch of {name} differs"
+                    count += 1
+    return "" if count else f"no batch of {name} can be compared"

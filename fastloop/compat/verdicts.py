@@ -1,0 +1,108 @@
+"""Verdicts on the code of other libraries, kept for later processes in files of this user.
+
+A file that is damaged, or that a different user owns or may write, is ignored, as are all errors of
+the disk. FASTLOOP_CACHE=0 keeps nothing. Any thread may ask.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from typing import NamedTuple
+
+import torch
+
+from fastloop._core import build_info
+
+_MOST = 1 << 12  # bytes of a file
+
+_read: dict[str, Verdict] = {}
+
+
+class Verdict(NamedTuple):
+    """An answer: whether fastloop may stand in for another library's code.
+
+    Attributes:
+        why: why not, or "".
+        about: the code, if it was not known when fastloop was built: "collators: transformers 6.0".
+    """
+
+    why: str
+    about: str = ""
+
+    def __str__(self) -> str:
+        what, _, versions = self.about.partition(": ")
+        found = f"left ({self.why})" if self.why else f"proven for {versions}"
+        return f"{what}: {found} (not known when fastloop was built)"
+
+
+@functools.cache
+def _machine() -> str:
+    """Return what results may depend on, beside the libraries."""
+    core = os.stat(str(sys.modules["fastloop._core"].__file__))
+    try:
+        with open("/proc/cpuinfo") as file:
+            vendor = next((line for line in file if line.startswith(("vendor", "CPU imp"))), "")
+    except OSError:
+        vendor = ""
+    cpu = vendor, torch.backends.cpu.get_cpu_capability(), os.environ.get("ATEN_CPU_CAPABILITY")
+    return repr((build_info(), core.st_size, core.st_mtime_ns, sys.version, torch.__version__, cpu))
+
+
+def make_key(*parts: object) -> str:
+    """Return the key of a verdict on this machine."""
+    return sha256(repr((parts, _machine())).encode()).hexdigest()[:32]
+
+
+def _folder() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "fastloop", "verdicts")
+
+
+def _open(key: str) -> Verdict | None:
+    try:
+        with open(os.path.join(_folder(), key), "rb") as file:
+            status = os.fstat(file.fileno())
+            is_own = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+            digest, why, about = file.read(_MOST).decode().split("\n") if is_own else ("", "", "")
+    except (OSError, ValueError):
+        return None
+    return Verdict(why, about) if digest == make_key(key, why, about) else None
+
+
+def find(key: str) -> Verdict | None:
+    """Return the verdict with this key, or None."""
+    is_new = key not in _read and os.environ.get("FASTLOOP_CACHE") != "0"
+    if is_new and (found := _open(key)) is not None:
+        _read[key] = found
+    return _read.get(key)
+
+
+def keep(key: str, verdict: Verdict) -> None:
+    """Keep a verdict, for this process and for later ones."""
+    why, about = (text.replace("\n", " ") for text in verdict)
+    _read[key] = Verdict(why, about)
+    if os.environ.get("FASTLOOP_CACHE") == "0":
+        return
+    with suppress(OSError):
+        os.makedirs(_folder(), 0o700, exist_ok=True)
+        text = "\n".join((make_key(key, why, about), why, about))
+        with tempfile.NamedTemporaryFile("w", dir=_folder(), delete=False) as file:
+            file.write(text)
+        os.replace(file.name, os.path.join(_folder(), key))
+
+
+def in_force() -> list[str]:
+    """Return this process's verdicts on code that was not known, as text."""
+    return sorted({str(verdict) for verdict in _read.values() if verdict.about})
+
+
+def all_kept() -> Iterator[Verdict]:
+    """Yield the verdicts of the disk that hold on this machine."""
+    with suppress(OSError):
+        yield from filter(None, map(_open, sorted(os.listdir(_folder()))))
