@@ -273,6 +273,26 @@ int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_i
     return draw_range(&with, fl_image_plan_op(self->plan, 0), 0, self->ops, in, out, err);
 }
 
+static bool is_padded(const fl_image_params *params)
+{
+    const int32_t *padding = params->padding;
+    return (padding[0] | padding[1] | padding[2] | padding[3]) != 0;
+}
+
+uint32_t fl_image_draws_applied(const fl_image_draws *self, const fl_image_params *params)
+{
+    uint32_t bits = 0;
+    _Static_assert(FL_MAX_IMAGE_OPS <= 32, "a bit for each operation");
+    for (int32_t i = 0; i < self->ops; i++) {
+        const fl_image_op *op = fl_image_plan_op(self->plan, i);
+        const bool is_gate = op->kind == FL_OP_APPLY;
+        const bool is_applied = fl_op_pads(op->kind) ? is_padded(&params[i]) : params[i].is_applied;
+        if (is_applied) bits |= UINT32_C(1) << i;
+        if (is_gate && !is_applied) i += op->span;
+    }
+    return bits;
+}
+
 int fl_image_draws_make(fl_image_draws *self, fl_torch_random *random, int64_t rows,
                         const fl_torch_exp *exp, fl_err *err)
 {

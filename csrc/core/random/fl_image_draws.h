@@ -27,6 +27,11 @@ int32_t fl_image_draws_count(const fl_image_draws *self);
 int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_image_size in,
                        const fl_torch_exp *exp, fl_image_params *out, fl_err *err);
 
+/* Returns a bit for each operation, from the parameters of an image: whether it is applied; of
+ * operations that may pad: whether it pads. Bits of operations that a RandomApply holds are 0 if it
+ * is not applied. */
+uint32_t fl_image_draws_applied(const fl_image_draws *self, const fl_image_params *params);
+
 /* Draws for a batch of `rows` images of the plan's size, and drops the draws for the batch before.
  * On failure there are no draws, and *random has not changed: FL_ENOMEM, or the errors of
  * fl_image_draws_one. */

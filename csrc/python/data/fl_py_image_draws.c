@@ -251,7 +251,8 @@ static PyObject *read_pil(const fl_py_image_plan *plan, PyObject *image, fl_imag
     return bytes;
 }
 
-static int
+/* Makes the image: its fl_image_draws_applied, or -1 and an exception. */
+static int64_t
 apply(fl_py_image_draws *self, const fl_image_source *source, PyObject *out, PyObject *generator)
 {
     fl_image_params params[FL_MAX_IMAGE_OPS];
@@ -267,7 +268,8 @@ apply(fl_py_image_draws *self, const fl_image_source *source, PyObject *out, PyO
         status = fl_image_plan_apply(self->plan->plan, params, source, data, &err);
         Py_END_ALLOW_THREADS
     }
-    return fl_py_check(status, &err, NULL);
+    if (fl_py_check(status, &err, NULL) != 0) return -1;
+    return fl_image_draws_applied(self->draws, params);
 }
 
 PyDoc_STRVAR(apply_doc,
@@ -275,7 +277,9 @@ PyDoc_STRVAR(apply_doc,
              "Draw the parameters for one image from a torch.Generator, advance the generator,\n"
              "and write the plan's result to `out`. The image is a tensor, an ndarray or a PIL\n"
              "image. Releases the interpreter lock. After ValueError or TypeError neither the\n"
-             "generator nor `out` has changed.");
+             "generator nor `out` has changed.\n\n"
+             "Returns a number with bit i set if operation i was applied, or for Pad and crops if\n"
+             "it has padded.");
 
 static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
 {
@@ -287,10 +291,9 @@ static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
     } else if ((bytes = read_pil(self->plan, image, &source)) == NULL) {
         return NULL;
     }
-    int status = apply(self, &source, out, generator);
+    int64_t applied = apply(self, &source, out, generator);
     Py_XDECREF(bytes);
-    if (status != 0) return NULL;
-    Py_RETURN_NONE;
+    return applied >= 0 ? PyLong_FromLongLong(applied) : NULL;
 }
 
 static PyObject *draws_map_length(fl_py_image_draws *self, void *Py_UNUSED(closure))
