@@ -14,12 +14,12 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from fastloop._core import ImageDraws, Snapshot, TorchRandom
 from fastloop.adapters import originals
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
-from fastloop.compat.torch_parts import Methods
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
 from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan
@@ -39,12 +39,6 @@ def find_obstacle(*groups: str) -> str:
     count = 3 if _MODULES[1] in sys.modules else 2
     replaced = originals.methods_of(*groups, *_GROUPS[:count]).find_replaced()
     return originals.find_obstacle() or (f"{replaced} was replaced" if replaced else "")
-
-
-def methods_of(chain: Chain) -> Methods:
-    """Return the torchvision functions of the chain's version and the functions that they call, to
-    be compared before each image."""
-    return originals.methods_of(*_GROUPS[: 1 + chain.version])
 
 
 class _Unit(Values):
@@ -80,7 +74,9 @@ def _check_unaltered(op: Any) -> None:
     """Refuse an object with hooks or with a function of its own. v2 computes some attributes from
     arguments: refuse an object whose argument has changed since then."""
     for name, value in vars(op).items():
-        if name == "_fill":
+        if name == "_modules" and type(op) is nn.Sequential:
+            is_altered = False
+        elif name == "_fill":
             is_altered = list(value.values()) != [op.fill]
         elif name == "_log_ratio":
             is_altered = not value.equal(torch.log(torch.tensor(op.ratio)))
@@ -88,6 +84,47 @@ def _check_unaltered(op: Any) -> None:
             is_altered = callable(value) or isinstance(value, torch.Tensor)
             is_altered |= isinstance(value, dict) and bool(value)
         refuse_if(is_altered, f"{type(op).__name__}.{name} was replaced or added")
+
+
+def _is_of(op: Any, name: str) -> bool:
+    """Tell whether an operation has exactly the class of this name, of v1 or of v2."""
+    return type(op) in [getattr(sys.modules.get(module), name, type(None)) for module in _MODULES]
+
+
+def _check_known(op: Any) -> None:
+    """Refuse an operation of torchvision that is altered, or whose code fastloop does not know."""
+    _check_unaltered(op)
+    version = 2 if type(op).__module__.startswith(_MODULES[1]) else 1
+    refuse_if(why := originals.find_unknown(f"v{version}.{type(op).__name__}"), why)
+
+
+def listed(op: Any) -> Any:
+    """Return the operations inside a Compose or a RandomApply of torchvision. Raises ValueError."""
+    name, kind = type(op).__name__, type(op.transforms)
+    text = f"{name}.transforms must be a list or tuple, got {kind.__name__}"
+    refuse_if(kind not in (list, tuple), text)
+    return op.transforms
+
+
+def parts_of(op: Any) -> Any:
+    """Return the operations that an object runs one after the other, and nothing besides; None: the
+    object is an operation itself. Raises ValueError."""
+    if type(op) in (nn.Sequential, nn.Identity):
+        _check_unaltered(op)
+        return list(op._modules.values())
+    if not _is_of(op, "Compose"):
+        return None
+    _check_known(op)
+    return listed(op)
+
+
+def is_gate(op: Any) -> bool:
+    """Tell whether an operation is an unaltered RandomApply of torchvision, which draws a number
+    and then runs its operations or none. Raises ValueError."""
+    if not _is_of(op, "RandomApply"):
+        return False
+    _check_known(op)
+    return type(op.p) in (float, int) and listed(op) is not None
 
 
 @dataclass
@@ -98,7 +135,6 @@ class Chain:
         form: what images are after the operations read so far; at first _PIL or _BYTES.
         ops: as compile_plan() takes them.
         things: the objects that were read.
-        plans: the operations that were read, as originals.txt names them.
 
     Raises:
         ValueError: fastloop does not do an operation; the text says why.
@@ -107,28 +143,31 @@ class Chain:
     form: str
     ops: list[Geometry | Values] = field(default_factory=list)
     things: list[Any] = field(default_factory=list)
-    plans: set[str] = field(default_factory=set)
     was_pil: bool = False  # at first
     is_single: bool = False  # results keep their class and strides, and memory of their own
     version: int = 0  # of the operations read so far; 0: none
     is_tv_tensor: bool = False  # an Image of tv_tensors
     has_strides_by_size: bool = False  # of results: a tensor that was PIL is padded if too small
-    is_view: bool = False  # the result may be part of a larger tensor
+    is_view: bool = False  # a tensor may be the image, or part of a larger tensor
+    is_info_known: bool = True  # versions differ in what a padding of 0 does to a PIL image's info
 
     def read(self, op: Any) -> None:
         """Add an operation."""
         name = type(op).__name__
+        if (parts := parts_of(op)) is not None:
+            self.things.append(op)
+            for part in parts:
+                self.read(part)
+            return
         classes = [getattr(sys.modules.get(module), name, None) for module in _MODULES]
         if type(op) not in classes or name not in _READERS:
             raise ValueError(f"fastloop does not do {name}, operation {len(self.things)}")
-        _check_unaltered(op)
+        _check_known(op)
         self.things.append(op)
         version = 1 + classes.index(type(op))
-        self.plans.add(f"v{version}.{name}")
-        if name != "Compose":
-            if self.version not in (0, version):
-                raise ValueError(f"{name} is of another version than the operations before it")
-            self.version = version
+        if self.version not in (0, version):
+            raise ValueError(f"{name} is of another version than the operations before it")
+        self.version = version
         reader, *forms = _READERS[name]
         if forms and self.form not in forms:
             raise ValueError(f"{name} stands where images are not {' or '.join(forms)}")
@@ -142,23 +181,23 @@ class Chain:
         functions = (partial(_of_float, function) for function in (torch.exp, torch.log))
         return plan, ImageDraws(plan.core, self.version == 1, bool(is_fused()), *functions)
 
+    @property
+    def makes_pil(self) -> bool:
+        return self.form == _PIL
+
     def _add(self, op: Any, **others: Any) -> None:
         """Add fastloop's operation of this name; `others`: arguments in place of attributes."""
         self.ops += make_own(image_ops.get_operation(type(op).__name__), op, **others)._operations()
 
     # ---- one function for each sort of operation
 
-    def _read_parts(self, op: Any) -> None:
-        name, before = type(op).__name__, self.ops
-        kind = type(op.transforms)
-        text = f"{name}.transforms must be a list or tuple, got {kind.__name__}"
-        refuse_if(kind not in (list, tuple), text)
-        self.ops, form = [], self.form
-        for part in op.transforms:
+    def _apply(self, op: Any) -> None:
+        before, form = self.ops, self.form
+        self.ops = []
+        for part in listed(op):
             self.read(part)
-        is_apply = name == "RandomApply"
-        refuse_if(is_apply and self.form != form, f"{name} holds a conversion")
-        self.ops = before + ([image_ops.RandomApply(self.ops, op.p)] if is_apply else self.ops)
+        refuse_if(self.form != form, "RandomApply holds a conversion")
+        self.ops = [*before, image_ops.RandomApply(self.ops, op.p)]
 
     def _crop(self, op: Any) -> None:
         name, may_pad = type(op).__name__, getattr(op, "pad_if_needed", False)
@@ -167,7 +206,9 @@ class Chain:
             if type(op.fill) is not int or not is_filled:
                 raise ValueError(f"fastloop does not do the fill or the padding_mode of {name}")
         self._add(op)
-        self.is_view |= self.form == _FLOATS and name != "Pad"
+        padding = getattr(op, "padding", None)
+        self.is_info_known &= padding is None or padding not in (0, [0], [0] * 2, [0] * 4)
+        self.is_view |= self.form != _PIL and name != "Pad"
         may_pad |= name == "CenterCrop"
         self.has_strides_by_size |= may_pad and self.form != _PIL and self.was_pil
 
@@ -178,6 +219,7 @@ class Chain:
             raise ValueError("fastloop does not resize tensors as v1 does")
         # For PIL images torchvision takes None as True, and warns of False.
         self._add(op, antialias=True if is_pil and op.antialias is None else op.antialias)
+        self.is_view |= not is_pil  # of the size that is asked for
         late = "a tensor that was a PIL image is resized; resize before ToImage"
         refuse_if(self.is_single and self.was_pil and not is_pil, late)
         if is_pil:
@@ -198,7 +240,7 @@ class Chain:
         divides = self.version == 1 or name == "ToTensor"
         by_v2 = image_ops.ToDtype(dtype, getattr(op, "scale", True))
         self.ops.append(_Unit() if divides else by_v2)
-        self.form = _FLOATS
+        self.form, self.is_view = _FLOATS, False
 
     def _normalize(self, op: Any) -> None:
         self._add(op)
@@ -207,7 +249,7 @@ class Chain:
 
 # By name: the function that reads the operation, and the forms that images may have before it.
 _READERS: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("Compose", "RandomApply"), (Chain._read_parts,)),
+    "RandomApply": (Chain._apply,),
     **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip", "Identity"), (Chain._add,)),
     **dict.fromkeys(("RandomCrop", "Pad", "CenterCrop"), (Chain._crop,)),
     "RandomErasing": (Chain._add, _FLOATS),
@@ -243,13 +285,13 @@ def prepare() -> None:
     """Compare torchvision's code before the first transform: a process that this one forks, or
     sends its forms to, then knows the result."""
     versions = ("v1", "v2")[: 1 + (_MODULES[1] in sys.modules)]
-    plans = (f"{version}.{name}" for version in versions for name in _READERS)
+    plans = (f"{version}.{name}" for version in versions for name in ("Compose", *_READERS))
     if not originals.find_unknown(*plans):
         is_fused()
 
 
-def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False) -> Chain:
-    """Return what a transform does with a tensor of bytes [C, H, W], or with a PIL image. Raises
+def new_chain(is_tensor: bool, is_single: bool) -> Chain:
+    """Return a chain without operations, for tensors of bytes [C, H, W] or for PIL images. Raises
     ValueError.
 
     Args:
@@ -260,10 +302,13 @@ def read_chain(transform: Any, is_tensor: bool = False, is_single: bool = False)
         raise ValueError("threads run without the interpreter lock")
     if is_fused() is None:
         raise ValueError("fastloop does not know how torch rounds uniform numbers here")
-    chain = Chain(_BYTES if is_tensor else _PIL, was_pil=not is_tensor, is_single=is_single)
+    form = _BYTES if is_tensor else _PIL
+    return Chain(form, was_pil=not is_tensor, is_single=is_single, is_view=is_tensor)
+
+
+def read_chain(transform: Any) -> Chain:
+    """Return what a transform does with PIL images. Raises ValueError."""
+    chain = new_chain(is_tensor=False, is_single=False)
     chain.read(transform)
-    refuse_if(why := originals.find_unknown(*chain.plans), why)
     refuse_if(chain.form == _PIL, "the transform makes no tensor")
-    is_shared = is_single and (chain.is_view or chain.form == _BYTES)
-    refuse_if(is_shared, "results are bytes or cropped, and may share memory with other tensors")
     return chain

@@ -33,7 +33,8 @@ from vision_cases import (
 )
 
 import fastloop
-from fastloop.adapters import torchvision_chain, torchvision_compose
+from fastloop import transforms
+from fastloop.adapters import torchvision_chain, torchvision_parts
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
@@ -64,7 +65,7 @@ def assert_served(transform: Any, images: list[Any], at_least: int | None = None
     fastloop.patch("transforms", verbose=False)
     assert_same_images(results(transform, images), torchs)
     assert_same_images(results(transform, images), torchs)
-    count = 2 * len(images) - torchvision_compose._CHECKED if at_least is None else at_least
+    count = 2 * len(images) - torchvision_parts._CHECKED if at_least is None else at_least
     assert status().native >= count, status()
 
 
@@ -135,7 +136,7 @@ def test_crops_of_converted_images_that_some_pad(crop: Any) -> None:
     """Padded ones have other strides."""
     images = [image.crop((0, 0, 20, 30)) for image in IMAGES[:9]]
     assert_served(
-        chain(v2.ToImage(), crop), IMAGES[:9] + images, 36 - 2 * torchvision_compose._CHECKED
+        chain(v2.ToImage(), crop), IMAGES[:9] + images, 36 - 2 * torchvision_parts._CHECKED
     )
 
 
@@ -147,12 +148,12 @@ def test_random_chains() -> None:
         assert_served(transform, SMALL, at_least=1)
 
 
-LEFT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
+# One operation runs in Python, the rest by a plan.
+CUT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
     "the nearest pixels of PIL": lambda: (
         v1.Compose([v1.Resize(20, v1.InterpolationMode.NEAREST), v1.ToTensor()]),
         IMAGES,
     ),
-    "a tensor that was PIL": lambda: (chain(v2.ToImage(), v2.RandomResizedCrop(18)), PIL_SIZES),
     "a view": lambda: (
         v1.Compose([v1.ToTensor(), v1.RandomCrop(20), v1.RandomHorizontalFlip(0.9)]),
         IMAGES,
@@ -162,8 +163,21 @@ LEFT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
         v1.Compose([v1.RandomResizedCrop(20), v1.ConvertImageDtype(torch.float32)]),
         TENSORS,
     ),
-    "bytes": lambda: (v2.Compose([v2.RandomCrop(30)]), TENSORS),
     "a Lambda": lambda: (v2.Compose([v2.Lambda(lambda x: x), *TAIL]), TENSORS),
+}
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("make", CUT.values(), ids=CUT)
+def test_what_is_cut(make: Callable[[], tuple[Any, list[Any]]]) -> None:
+    transform, images = make()
+    assert_served(transform, images)
+    assert any("runs in Python" in reason for reason in status().left)
+
+
+LEFT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
+    "a tensor that was PIL": lambda: (chain(v2.ToImage(), v2.RandomResizedCrop(18)), PIL_SIZES),
+    "bytes": lambda: (v2.Compose([v2.RandomCrop(30)]), TENSORS),
     "floats": lambda: (v2.Compose([v2.RandomCrop(30)]), [t.float() for t in TENSORS]),
     "other strides": lambda: (
         chain(v2.RandomResizedCrop(20)),
@@ -292,15 +306,13 @@ def test_a_first_image_in_another_world_leaves_nothing_for_good() -> None:
     assert status().native > 0
 
 
+def normalize_wrongly(self: torchvision_chain.Chain, op: Any) -> None:
+    self.ops.append(transforms.Normalize([0.5] * 3, [0.3] * 3))
+
+
 def test_a_difference_leaves_the_transform(monkeypatch: pytest.MonkeyPatch) -> None:
-    true_chain = torchvision_chain.read_chain
-
-    def read_wrongly(*args: Any, **named: Any) -> Any:
-        found = true_chain(*args, **named)
-        found.ops[-1] = type(found.ops[-1])([0.5] * 3, [0.3] * 3)
-        return found
-
-    monkeypatch.setattr(torchvision_chain, "read_chain", read_wrongly)
+    _, *forms = torchvision_chain._READERS["Normalize"]
+    monkeypatch.setitem(torchvision_chain._READERS, "Normalize", (normalize_wrongly, *forms))
     transform = chain(v2.RandomHorizontalFlip())
     torchs = results(transform, TENSORS)
     fastloop.patch("transforms", verbose=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 from vision_cases import assert_same_images, results, status, v2
 
 import fastloop
-from fastloop.adapters import torchvision_compose
+from fastloop.adapters import torchvision_parts
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
@@ -61,7 +61,7 @@ def test_no_text_is_made_of_a_transform(monkeypatch: pytest.MonkeyPatch) -> None
     torchs = results(transform, IMAGES)
     fastloop.patch("transforms", verbose=False)
     assert_same_images(results(transform, IMAGES), torchs)
-    assert status().native == len(IMAGES) - torchvision_compose._CHECKED
+    assert status().native == len(IMAGES) - torchvision_parts._CHECKED
 
 
 def test_a_transform_is_called_by_keyword() -> None:
@@ -95,7 +95,7 @@ def test_images_as_they_are_opened(form: str, mode: str) -> None:
     torchs = run()
     fastloop.patch("transforms", verbose=False)
     assert_same_images(run(), torchs)
-    assert status().native == 9 - torchvision_compose._CHECKED, status()
+    assert status().native == 9 - torchvision_parts._CHECKED, status()
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "BMP", "WEBP"])
@@ -172,4 +172,4 @@ def test_a_function_that_is_replaced_while_images_are_made(
     torchs = run()
     fastloop.patch("transforms", verbose=False)
     assert_same_images(run(), torchs)
-    assert status().native == 16 - torchvision_compose._CHECKED
+    assert status().native == 16 - torchvision_parts._CHECKED

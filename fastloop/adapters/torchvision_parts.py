@@ -1,0 +1,365 @@
+"""A transform of torchvision as parts: native plans, and operations that Python calls.
+
+An operation that fastloop does not know is called in its place, once for each image, with what
+torchvision would call it with. The operations before it and behind it are native plans. A plan is
+opened for the kind of image that arrives in front of it, because only a call can tell what an
+operation returns. Each plan takes the state of torch's generator and puts it back, so a called
+operation finds the generator as torchvision would leave it. docs/internals/zero-change.md tells the
+rules.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from fastloop._core import Snapshot
+from fastloop.adapters import torchvision_chain as chains
+from fastloop.base.checks import refuse_if
+from fastloop.compat.verification import Verification
+
+_CHECKED = 3  # samples of a plan
+# A plan takes about a millisecond. After this many plans at a place, for sizes of images or for
+# changes of attributes, Python runs the operations.
+_MOST_PLANS = 16
+_MANY = f"images or attributes have changed more than {_MOST_PLANS} times"
+_BANDS = {"RGB": 3, "L": 1}
+# Classes of Pillow that read files; their loaded images are ordinary images.
+_FILES = "JpegImageFile", "PngImageFile", "BmpImageFile", "PpmImageFile", "WebPImageFile"
+# torchvision takes 3 to 15 us for one of these operations on a small image, as long as a plan and
+# its checks. A plan pays if it has another operation.
+_CHEAP = {"RandomCrop", "Pad", "CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip"}
+_CHEAP |= {"PILToTensor", "ToImage", "ToPureTensor"}
+_CHEAP |= {"Compose", "RandomApply", "Identity", "Sequential"}
+# Operations of PIL images that always make a new image; the rest may return the image that they
+# get. Of operations in neither of the next two sets it is not known whether `info` stays.
+_NEW = {"RandomResizedCrop", "CenterCrop", "Pad"}
+_KEEPS_INFO = {"RandomResizedCrop", "Resize", "RandomHorizontalFlip", "RandomVerticalFlip"}
+_KEEPS_INFO |= {"RandomApply"}
+_DROPS_INFO = {"CenterCrop", "Pad", "RandomCrop"}  # if they pad
+
+
+class Entry(NamedTuple):
+    """An operation in its place.
+
+    Attributes:
+        op: the operation.
+        after: the place behind it; for a RandomApply behind its operations, which follow it.
+        is_gate: the operation may be drawn alone.
+        reason: what the user reads if Python calls the operation.
+    """
+
+    op: Any
+    after: int
+    is_gate: bool
+    reason: str
+
+
+def _list_entries(op: Any, entries: list[Any], things: list[Any]) -> None:
+    """Add an operation to `entries`, and the objects that hold operations to `things`."""
+    place = len(entries)
+    try:
+        parts = chains.parts_of(op)
+        if is_gate := parts is None and chains.is_gate(op):
+            parts = chains.listed(op)
+    except Exception:  # attributes may be anything that torchvision does not look at
+        parts, is_gate = None, False
+    if parts is None or is_gate:
+        entries.append(None)
+    if parts is not None:
+        things.append(op)
+        for part in parts:
+            _list_entries(part, entries, things)
+    if parts is None or is_gate:
+        reason = f"{type(op).__name__}, operation {place + 1}, runs in Python"
+        entries[place] = Entry(op, len(entries), is_gate, reason)
+
+
+class Pixels:
+    """A PIL image that does not exist yet: the plan behind can do without."""
+
+    def __init__(self, pixels: Tensor, mode: str, info: dict[Any, Any]) -> None:
+        self.pixels, self.mode, self.info = pixels, mode, info
+        self.size = pixels.shape[1], pixels.shape[0]
+
+    def to_pil(self) -> Any:
+        memory = self.pixels.numpy()
+        image = sys.modules["PIL.Image"].frombytes(self.mode, self.size, memory)
+        image.info = dict(self.info)
+        return image
+
+
+def _finished(value: Any) -> Any:
+    return value.to_pil() if type(value) is Pixels else value
+
+
+def find_kind(image: Any) -> tuple[Any, tuple[int, ...], str]:
+    """Return for an image that a plan may take: its channels as a tensor, or its mode as a PIL
+    image; its height and width; "". For other objects None, and a reason if it is an image of
+    PIL."""
+    cls = type(image)
+    if cls is Tensor:
+        is_bytes = image.dtype is torch.uint8 and image.ndim == 3 and image.numel() > 0
+        if not is_bytes or image.device.type != "cpu" or not image.is_contiguous():
+            return None, (), ""
+        channels, *size = image.shape
+        return channels, tuple(size), ""
+    pil = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    if cls is not Pixels and cls is not pil:
+        if pil is None or not issubclass(cls, pil):
+            return None, (), ""
+        if cls.__name__ not in _FILES or not cls.__module__.startswith("PIL."):
+            return None, (), f"images of the class {cls.__name__}"
+    if image.mode not in _BANDS:
+        return None, (), f"images of mode {image.mode}"
+    return image.mode, image.size[::-1], ""
+
+
+def _flatten(ops: Iterable[Any]) -> Iterator[Any]:
+    for op in ops:
+        yield op
+        yield from _flatten(op.parts)
+
+
+def _makes_new(op: Any, version: int) -> bool:
+    """Tell whether an operation returns a new image of PIL in any case."""
+    if type(op).__name__ == "RandomCrop":
+        return version == 1 or any(op.padding or ())  # v2 leaves out what changes nothing
+    return type(op).__name__ in _NEW
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
+class Part:
+    """Operations that follow each other, as a plan for images of a kind.
+
+    Args:
+        ops: the operations of torchvision.
+        after: the place behind them.
+        kind: how many channels tensors have, or the mode of PIL images.
+        edges: the height and width of all; 0, 0: they differ.
+    """
+
+    def __init__(
+        self, chain: chains.Chain, ops: Sequence[Any], after: int, kind: Any, *edges: int
+    ) -> None:
+        shapes = {"HWC": (*edges, _BANDS.get(kind, kind)), "CHW": (kind, *edges)}
+        layout = "HWC" if chain.was_pil else "CHW"
+        self._ops, self.after = ops, after
+        self._compile = partial(chain.compile, shapes[layout], layout)
+        self.makes_pil = chain.makes_pil
+        self._plan, self._draws = self._compile("HWC" if self.makes_pil else "CHW")
+        self._shape: Any = self._plan.core.out_shape  # None: results have other strides
+        self._cls = sys.modules["torchvision.tv_tensors"].Image if chain.is_tv_tensor else None
+        # Of fastloop's operations: the text of the program's may raise.
+        self.verification = Verification(f"images with {chain.ops}", "torchvision's", _CHECKED)
+        self._snapshot = Snapshot(chain.things)
+        chain.things.clear()  # objects among them may be forgotten
+        self.made = 0  # samples
+        if self.makes_pil:
+            self._describe_pil(chain)
+
+    def _describe_pil(self, chain: chains.Chain) -> None:
+        self._mode = {count: mode for mode, count in _BANDS.items()}[self._shape[2]]
+        is_new = any(_makes_new(op, chain.version) for op in chain.ops)
+        # Of images of this size the result might be the image itself.
+        self._size = None if is_new else tuple(self._shape[1::-1])
+        ops = list(_flatten(chain.ops))
+        self._drops = sum(1 << i for i, op in enumerate(ops) if type(op).__name__ in _DROPS_INFO)
+        are_known = all(type(op).__name__ in _KEEPS_INFO | _DROPS_INFO for op in ops)
+        self._is_info_known = chain.is_info_known and are_known
+
+    def is_same(self) -> bool:
+        """Tell whether the operations are what they were when the plan was made."""
+        return self._snapshot.is_same()
+
+    def takes(self, image: Any) -> bool:
+        if not self.makes_pil:
+            return True
+        return image.size != self._size and (self._is_info_known or not image.info)
+
+    def _run_original(self, image: Any) -> Any:
+        image = _finished(image)
+        for op in self._ops:
+            image = op(image)
+        is_first = self.verification.unchecked == _CHECKED and not self.makes_pil
+        if is_first and image.stride() != self._plan.empty().stride():
+            # Results have the strides of the first one.
+            self._shape, (self._plan, self._draws) = None, self._compile("channels_last")
+        return image
+
+    def _make(self, image: Any, generator: torch.Generator) -> Any:
+        if self.makes_pil or self._shape is None:
+            out = self._plan.empty()
+        else:
+            out = torch.empty(self._shape, dtype=self._plan.dtype)
+        source = image.pixels if type(image) is Pixels else image
+        applied = self._draws.apply(source, out, generator)
+        is_compared = generator is not torch.default_generator
+        self.made += not is_compared
+        if not self.makes_pil:
+            return out if self._cls is None else out.as_subclass(self._cls)
+        result = Pixels(out, self._mode, {} if applied & self._drops else image.info)
+        return result.to_pil() if is_compared else result
+
+    def run(self, image: Any) -> Any:
+        """Return what the operations make of an image, by the plan or by torchvision."""
+        if type(image).__name__ in _FILES:
+            try:
+                image.load()
+            except Exception as error:
+                # Pillow raises the error once, and torchvision would meet it after its first draws.
+                vars(image)["load"] = partial(_fail, error)
+                try:
+                    return self._run_original(image)
+                finally:
+                    del vars(image)["load"]
+        return self.verification.run(partial(self._run_original, image), partial(self._make, image))
+
+
+def _read_part(entries: Sequence[Entry], place: int, is_tensor: bool) -> tuple[Any, list[Any], int]:
+    """Return the longest chain from a place on whose results have memory of their own, its
+    operations, and the place behind them. Raises ValueError: there is none that pays."""
+    chain = chains.new_chain(is_tensor, is_single=True)
+    found, why = None, "a plan would not be faster, or results may share memory with other tensors"
+    ops: list[Any] = []
+    while place < len(entries):
+        entry, before = entries[place], chain
+        chain = copy(before)
+        chain.ops, chain.things = [*before.ops], [*before.things]
+        try:
+            chain.read(entry.op)
+        except Exception as error:  # attributes may be anything that torchvision ignores
+            why = str(error)
+            break
+        place, ops = entry.after, [*ops, entry.op]
+        if not chain.is_view and any(type(op).__name__ not in _CHEAP for op in chain.things):
+            found = chain, ops, place
+    if found is None:
+        raise ValueError(why)
+    return found
+
+
+@dataclass(eq=False)
+class Parts:
+    """The parts of a transform.
+
+    Attributes:
+        seam: counts the images, and the operations that Python has called.
+        parts: by place and by channels or mode, and by size if that changes the plan; None: Python
+            calls the operation that stands there.
+        why: a plan was not made.
+    """
+
+    seam: Any
+    entries: list[Entry] = field(default_factory=list)
+    parts: dict[Any, Part | None] = field(default_factory=dict)
+    why: str = ""
+    # Plans that were made at a place; at -1: how often the transform was read.
+    _count: Counter[int] = field(default_factory=Counter)
+    _snapshot: Any = None
+
+    def read(self, transform: Any) -> bool:
+        """Read a transform if it is new or has changed. Return False if it had changed.
+
+        Raises:
+            ValueError: it is no Compose of torchvision, or has changed too often.
+        """
+        if self._snapshot is not None and self._snapshot.is_same():
+            return True
+        self._count[-1] += 1
+        refuse_if(self._count[-1] > _MOST_PLANS, _MANY)
+        is_new, self.entries = self._snapshot is None, []
+        things: list[Any] = []
+        refuse_if(chains.parts_of(transform) is None, "it is not Compose itself")
+        _list_entries(transform, self.entries, things)
+        self.parts.clear()
+        self._snapshot = Snapshot(things)
+        return is_new
+
+    def _find_part(self, place: int, image: Any) -> Part | None:
+        kind, size, _ = find_kind(image)
+        if kind is None:
+            return None
+        key = place, kind
+        for at in (key, (*key, *size)):
+            if at in self.parts:
+                part = self.parts[at]
+                return part if part is not None and part.takes(image) else None
+        return self._open_part(key, size, image)
+
+    def _open_part(self, key: tuple[int, Any], size: tuple[int, ...], image: Any) -> Part | None:
+        place, kind = key
+        self._count[place] += 1
+        if self._count[place] > _MOST_PLANS:
+            self.why = _MANY
+            self.seam.leave("a transform", _MANY)
+            self.parts[key] = None
+            return None
+        try:
+            chain, ops, after = _read_part(self.entries, place, isinstance(kind, int))
+        except Exception as error:
+            self.why = self.why or str(error)
+            self.parts[key] = None
+            return None
+        # One plan serves all sizes, unless results differ as sizes do.
+        sizes: dict[Any, Any] = {} if chain.has_strides_by_size else {key: (0, 0)}
+        for of, edges in (sizes | {(*key, *size): size}).items():
+            with suppress(Exception):
+                self.parts[of] = part = Part(chain, ops, after, kind, *edges)
+                return part if part.takes(image) else None
+        self.parts[(*key, *size)] = None
+        return None
+
+    def _call(self, place: int, image: Any, called: list[str]) -> tuple[Any, int]:
+        """Call an operation, or draw whether a RandomApply does its operations. Return the result
+        and the place of the next operation."""
+        op, after, is_gate, reason = self.entries[place]
+        if not is_gate:
+            called.append(reason)
+            return op(_finished(image)), after
+        # As torchvision draws and compares, in each of its versions.
+        is_v1 = type(op).__module__ == "torchvision.transforms.transforms"
+        is_shut = op.p < torch.rand(1) if is_v1 else torch.rand(1) >= op.p
+        return image, after if is_shut else place + 1
+
+    def run(self, image: Any, before: Callable[[], Any]) -> tuple[Any, int]:
+        """Return what the transform makes of an image, and how many plans there were for it.
+
+        Args:
+            before: returns what torchvision makes of it.
+        """
+        place = plans = made = 0
+        can_plan = True
+        called: list[str] = []
+        try:
+            while place < len(self.entries):
+                part = self._find_part(place, image) if can_plan else None
+                if part is None:
+                    image, place = self._call(place, image, called)
+                    continue
+                plans += 1
+                if can_plan := part.is_same():
+                    made -= part.made
+                    image, place = part.run(image), part.after
+                    made += part.made
+                else:
+                    self._snapshot = None
+                    if place == 0:
+                        return before(), plans
+        finally:
+            self.seam.native += made > 0
+            for reason in called if plans > 0 else ():
+                self.seam.leave("an operation", reason)
+        return _finished(image), plans
