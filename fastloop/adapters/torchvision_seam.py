@@ -41,11 +41,11 @@ class TransformSeam(Seam):
 
     def leave(self, what: str, reason: str) -> None:
         """Count a transform that torchvision does. FASTLOOP_STRICT is about torch."""
-        self.left[reason] += 1
+        self.fallbacks[reason] += 1
 
     def _put_in(self) -> None:
         self.is_on = True
-        self.native, self.left, self.served = 0, Counter(), {}
+        self.native, self.fallbacks, self.served = 0, Counter(), {}
         for module in _COMPOSES:
             after_import(module, functools.partial(self._arrive, module))
 

@@ -174,9 +174,9 @@ def _say_end(
         return
     if wants_report and not watched:
         say("no report was written, because this process has not imported torch")
-    is_active = any(seam.native or seam.left for seam in seams.values())
+    is_active = any(seam.native or seam.fallbacks for seam in seams.values())
     if patching is None:  # a launcher patches nothing, so add up the counts of its children
-        seams = {n: SimpleNamespace(is_on=True, native=0, left={}, served={}) for n in SEAMS}
+        seams = {n: SimpleNamespace(is_on=True, native=0, fallbacks={}, served={}) for n in SEAMS}
         is_active = take_counts(seams)
     if (of == "run" and (patching or is_active)) or ("RANK" in os.environ and is_active):
         say(f"end of {of}: {'; '.join(describe(name, seams[name]) for name in SEAMS)}")

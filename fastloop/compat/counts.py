@@ -56,7 +56,8 @@ def hand_over(seams: dict[str, Any]) -> bool:
     path, _parents = _parents, ""
     if not _is_open(path):
         return False
-    found = {n: (s.native, s.left, s.served) for n, s in seams.items() if s.native or s.left}
+    used = {name: seam for name, seam in seams.items() if seam.native or seam.fallbacks}
+    found = {name: (seam.native, seam.fallbacks, seam.served) for name, seam in used.items()}
     if found:
         import json
 
@@ -79,10 +80,10 @@ def take_counts(seams: dict[str, Any]) -> bool:
 
         found = json.loads(line)
         for name in seams.keys() & found.keys():
-            seam, (native, left, served) = seams[name], found[name]
+            seam, (native, fallbacks, served) = seams[name], found[name]
             seam.native += native
-            for reason, count in left.items():
-                seam.left[reason] = seam.left.get(reason, 0) + count
+            for reason, count in fallbacks.items():
+                seam.fallbacks[reason] = seam.fallbacks.get(reason, 0) + count
             for how, (loaders, epochs) in served.items():
                 before = seam.served.get(how, (0, 0))
                 seam.served[how] = before[0] + loaders, before[1] + epochs
@@ -93,7 +94,7 @@ def describe(name: str, seam: Any) -> str:
     """Return what a seam has done, with the first reasons why calls were left to torch."""
     if not seam.is_on:
         return f"{name} off ({seam.why})"
-    left = [f"{count} left to torch ({why})" for why, count in seam.left.items()]
+    left = [f"{count} left to torch ({why})" for why, count in seam.fallbacks.items()]
     left[_SHOWN:] = [f"{len(left) - _SHOWN} other reasons"] * (len(left) > _SHOWN)
     served = (
         f"{how}, {loaders} loader{'s' * (loaders != 1)}, {epochs} epoch{'s' * (epochs != 1)}"

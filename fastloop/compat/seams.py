@@ -48,14 +48,14 @@ class SeamStatus:
         is_on: whether calls go to fastloop.
         why: the reason if they do not, else "".
         native: how many calls fastloop has served.
-        left: how many calls were left to torch, by reason.
+        fallbacks: how many calls were left to torch, by reason.
         served: the numbers of loaders and epochs, by dataset and way of loading.
     """
 
     is_on: bool
     why: str
     native: int
-    left: dict[str, int]
+    fallbacks: dict[str, int]
     served: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -133,7 +133,7 @@ class Seam:
             other draws from torch's own generator. Run whenever the seam is put in.
         groups: the groups of compat/torch_parts.py that the seam needs.
         is_on: whether calls go to fastloop.
-        native, left, served: the counts of SeamStatus.
+        native, fallbacks, served: the counts of SeamStatus.
     """
 
     name: str
@@ -144,7 +144,7 @@ class Seam:
     _why: str = "patch() was not called for it"
     _patches: list[Patch] = field(default_factory=list)
     native: int = 0
-    left: Counter[str] = field(default_factory=Counter)
+    fallbacks: Counter[str] = field(default_factory=Counter)
     served: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, owner: Any, name: str, make: Maker, *aliases: tuple[Any, str]) -> Patch:
@@ -178,14 +178,14 @@ class Seam:
             for patch in self._patches:
                 patch.put_in(anew)
             self.is_on = True
-            self.native, self.left, self.served = 0, Counter(), {}
+            self.native, self.fallbacks, self.served = 0, Counter(), {}
             if not all(map(torch.equal, wanted, self.probe(is_alone))):
                 raise AssertionError("results or random numbers differ")
             if self.native > 0:
                 break
         else:
             raise AssertionError("its calls do not reach fastloop")
-        self.native, self.left, self.served = 0, Counter(), {}
+        self.native, self.fallbacks, self.served = 0, Counter(), {}
 
     def take_out(self, why: str = "it was taken out") -> None:
         self.is_on = False
@@ -200,7 +200,7 @@ class Seam:
         Raises:
             RuntimeError: FASTLOOP_STRICT=1 is set.
         """
-        self.left[reason] += 1
+        self.fallbacks[reason] += 1
         if self.is_strict:
             raise RuntimeError(f"FASTLOOP_STRICT=1, and {what} is left to torch: {reason}")
 
@@ -210,7 +210,7 @@ class Seam:
             if self.is_on and patch.is_put_back:
                 name = f"{getattr(patch.owner, '__name__', patch.owner)}.{patch.name}"
                 why = f"another tool has put torch's {name} back; call fastloop.patch()"
-        return SeamStatus(not why, why, self.native, dict(self.left), dict(self.served))
+        return SeamStatus(not why, why, self.native, dict(self.fallbacks), dict(self.served))
 
 
 # The seams of this process, by name. Guarded by `lock`, which a forked child makes anew.
@@ -231,7 +231,7 @@ def _enter_child() -> None:
     lock = threading.RLock()  # a thread that is not here may hold the other one
     enter_child()
     for seam in opened.values():
-        seam.native, seam.left, seam.served = 0, Counter(), {}
+        seam.native, seam.fallbacks, seam.served = 0, Counter(), {}
 
 
 def _hand_over() -> None:

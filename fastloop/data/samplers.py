@@ -46,8 +46,8 @@ def as_vector(indices: Any) -> Vector | None:
     if type(indices) in (list, tuple):
         return int64_array(indices, torch.Tensor)
     if type(indices) is torch.Tensor and indices.dtype in _INDEX_DTYPES:
-        is_plain = indices.layout is torch.strided and indices.is_cpu and not indices.is_neg()
-        indices = np.array(indices.numpy()) if is_plain else None
+        has_memory = indices.layout is torch.strided and indices.is_cpu and not indices.is_neg()
+        indices = np.array(indices.numpy()) if has_memory else None
     if type(indices) is not np.ndarray or indices.ndim != 1:
         return None
     is_integer = indices.dtype.kind in "iu" and indices.dtype != np.uint64

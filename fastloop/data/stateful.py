@@ -84,7 +84,7 @@ class DatasetReader:
     Args:
         dataset: a dataset of either style.
         size: samples in a batch.
-        every: for an IterableDataset, ``take_behind`` returns a state after every so many batches;
+        every: for an IterableDataset, ``state_after`` returns a state after every so many batches;
             0: never.
         start: the state from which the first epoch begins; None: the dataset's own beginning.
         is_over: the epoch of `start` has ended, and the first epoch here is the next one.
@@ -190,7 +190,7 @@ class DatasetReader:
             where = f"in state_dict() of the dataset ({type(self.dataset).__name__})"
             return pickle.dumps(ExceptionWrapper(where=where), 5)  # type: ignore[no-untyped-call]
 
-    def take_behind(self, data: Any) -> bytes | None:
+    def state_after(self, data: Any) -> bytes | None:
         """Return the state after a batch, an error or the end, if one is due."""
         if isinstance(data, ExceptionWrapper):
             return None

@@ -297,7 +297,7 @@ class SyncIter(SingleIter, LockedIter):
         states = self._epoch.states
         if states is not None and states.is_read_ahead:
             assert states.reader is not None
-            self._note_state(0, states.reader.take_behind(data))
+            self._note_state(0, states.reader.state_after(data))
         return data
 
     def count(self) -> WorkerCounts:

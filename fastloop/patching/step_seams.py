@@ -121,9 +121,9 @@ def make_scaler_seam(is_strict: bool) -> Seam:
 
     def make_unscale(before: Function) -> Function:
         def unscale_(self: Any, optimizer: Any) -> None:
-            is_ours = not torch.compiler.is_compiling() and seam.is_on and self._enabled
-            is_ours = is_ours and not count_dispatch_modes() and is_served(self)
-            if is_ours and grad_list.unscale_at_once(self, optimizer, lists):
+            is_active = not torch.compiler.is_compiling() and seam.is_on and self._enabled
+            is_active = is_active and not count_dispatch_modes() and is_served(self)
+            if is_active and grad_list.unscale_at_once(self, optimizer, lists):
                 seam.native += 1
             else:
                 before(self, optimizer)

@@ -173,7 +173,9 @@ class Boundary:
         self._is_fused = takes_grad_scale(optimizer)
         # If a subclass unscales in its own way, its methods are called.
         self._is_ours = isinstance(scaler, GradScaler) and scaler._owns_unscaling()
-        self._is_known = not scaler or is_known("scaler", "The scaler's part in Stepper is left")
+        self._knows_scaler = not scaler or is_known(
+            "scaler", "The scaler's part in Stepper is left"
+        )
         self._grads = GradList()
         self.seen_scale: Any = None  # a mark of the window's scale; None: a window begins
 
@@ -188,7 +190,7 @@ class Boundary:
             return loss
         scaled: Tensor = scaler.scale(loss)
         # The mark of a scale: the tensor's id and version, or else the number (SYNC).
-        scale = scaler._scale if self._is_known else None
+        scale = scaler._scale if self._knows_scaler else None
         now = scaler.get_scale() if scale is None else (id(scale), scale._version)
         if self.seen_scale not in (None, now):
             raise RuntimeError(
@@ -200,7 +202,7 @@ class Boundary:
 
     def _scale_on(self, device: torch.device) -> Tensor:
         """Return the scaler's scale; make the scale if this rank joins without a loss."""
-        scale: Tensor | None = self._scaler._scale if self._is_known else None
+        scale: Tensor | None = self._scaler._scale if self._knows_scaler else None
         if scale is None:
             scale = self._scaler.scale(torch.ones((), dtype=torch.float32, device=device))
         return scale

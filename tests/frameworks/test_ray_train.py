@@ -52,7 +52,7 @@ def make_loop() -> Callable[[dict[str, Any]], None]:
         seam = fastloop.patch_status().seams["dataloader"]
         rank = ray.train.get_context().get_world_rank()
         with open(f"{config['out']}{rank}", "w") as out:
-            json.dump([losses, torch.rand(2).tolist(), seam.native, seam.left], out)
+            json.dump([losses, torch.rand(2).tolist(), seam.native, seam.fallbacks], out)
 
     return loop
 

@@ -21,7 +21,7 @@ from fastloop.compat import counts
 
 
 def seam_of(native: int = 0, **left: int) -> Any:
-    return SimpleNamespace(is_on=True, native=native, left=dict(left), served={})
+    return SimpleNamespace(is_on=True, native=native, fallbacks=dict(left), served={})
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def test_counts_are_taken_once_and_a_half_written_line_later(own: str) -> None:
         file.flush()
         seams = {"x": seam_of(10)}
         assert counts.take_counts(seams) and not counts.take_counts(seams)
-        assert (seams["x"].native, seams["x"].left) == (12, {"why": 1})
+        assert (seams["x"].native, seams["x"].fallbacks) == (12, {"why": 1})
         file.write(b'2]}], "of another version": [1, {}, {}]}\n')
     assert counts.take_counts(seams)
-    assert (seams["x"].native, seams["x"].left) == (15, {"why": 5})
+    assert (seams["x"].native, seams["x"].fallbacks) == (15, {"why": 5})
     assert seams["x"].served == {"D: how": (1, 2)}
 
 
@@ -68,7 +68,7 @@ def test_another_file_under_that_number_is_left_alone(
 
 def test_the_text_has_the_first_reasons() -> None:
     left = {f"reason {i}": i for i in range(1, 6)}
-    text = counts.describe("x", SimpleNamespace(is_on=True, native=0, left=left, served={}))
+    text = counts.describe("x", SimpleNamespace(is_on=True, native=0, fallbacks=left, served={}))
     first = ", ".join(f"{i} left to torch (reason {i})" for i in (1, 2, 3))
     assert text == f"x 0 native, {first}, 2 other reasons"
 

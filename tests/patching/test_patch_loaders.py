@@ -154,7 +154,7 @@ def test_subclasses_are_served_unless_they_make_their_own_iterators() -> None:
         assert next(iter(DataLoader(pipe, 2))).tolist() == [0, 1]
         found = fastloop.patch_status().seams["dataloader"]
     assert found.is_on and found.native == 3
-    assert found.left == {
+    assert found.fallbacks == {
         "Own makes its own iterators": 1,
         "the dataset is a data pipe": 1,
     }
@@ -186,7 +186,7 @@ def test_loaders_that_never_come_to_torchs_iter_are_counted_as_left() -> None:
         for cls in (torchdata.StatefulDataLoader, Alone, AloneByYield, New, Late, Infinite):
             next(iter(cls(arrays(), 4)))
         found = fastloop.patch_status().seams["dataloader"]
-    assert found.left == {
+    assert found.fallbacks == {
         f"{name} makes its own iterators": 1
         for name in ("StatefulDataLoader", "Alone", "AloneByYield", New.__qualname__)
     }

@@ -56,7 +56,7 @@ def test_any_sequence_of_calls_is_torchs(seed: int) -> None:
     fastloop.patch("grad_scaler")
     found = record(seed)
     assert status().native > 10
-    assert not status().left
+    assert not status().fallbacks
     for i, (mine, torchs) in enumerate(zip(found, wanted, strict=True)):
         assert_same(mine, torchs, f"call {i}, {mine[0]}")
 
@@ -123,7 +123,7 @@ def test_what_the_engine_does_not_take_is_torchs_and_counted(case: str) -> None:
     wanted = run_cycle(make)
     fastloop.patch("grad_scaler")
     assert_same(run_cycle(make), wanted)
-    assert status().native == 0 and status().left == {reason: 1}
+    assert status().native == 0 and status().fallbacks == {reason: 1}
 
 
 @pytest.mark.parametrize("grads", [[], [torch.ones(3, dtype=torch.float16)]], ids=["none", "f16"])
@@ -132,7 +132,7 @@ def test_torchs_errors_stay_and_are_not_counted(grads: list[torch.Tensor]) -> No
     assert wanted[0][0] == "raised"
     fastloop.patch("grad_scaler")
     assert_same(run_cycle(lambda: [torch.zeros(2), *params_of(*grads)]), wanted)
-    assert status().native == 0 and not status().left
+    assert status().native == 0 and not status().fallbacks
 
 
 class AllowsHalf(TorchScaler):
@@ -171,7 +171,7 @@ def test_subclasses_are_served_unless_they_unscale_by_themselves(
     assert_same(run_cycle(make, cls), wanted)
     assert status().native == native
     is_left = cls is AllowsHalf
-    assert status().left == ({"AllowsHalf unscales gradients by itself": 1} if is_left else {})
+    assert status().fallbacks == ({"AllowsHalf unscales gradients by itself": 1} if is_left else {})
 
 
 def test_sharded_scalers_stay_torchs(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_sharded_scalers_stay_torchs(tmp_path: Path) -> None:
     finally:
         dist.destroy_process_group()
     assert status().native == 0
-    assert status().left == {"ShardedGradScaler unscales gradients by itself": 1}
+    assert status().fallbacks == {"ShardedGradScaler unscales gradients by itself": 1}
 
 
 def test_what_the_user_sets_on_a_scaler_is_called() -> None:

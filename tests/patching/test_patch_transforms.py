@@ -259,7 +259,7 @@ def test_many_changes_leave_the_transform() -> None:
         transform.transforms[0].p = number / 40
         results(transform, TENSORS[:5])
     served = status().native
-    assert 0 < served < 40 and "more than 16 times" in "".join(status().left)
+    assert 0 < served < 40 and "more than 16 times" in "".join(status().fallbacks)
     results(transform, TENSORS)
     assert status().native == served
 
@@ -270,7 +270,7 @@ def test_many_sizes_leave_the_transform() -> None:
     torchs = results(transform, SIZES * 2)
     fastloop.patch("transforms", verbose=False)
     assert_same_images(results(transform, SIZES * 2), torchs)
-    assert status().native == 0 and "more than 16 times" in "".join(status().left)
+    assert status().native == 0 and "more than 16 times" in "".join(status().fallbacks)
 
 
 def test_worlds_that_are_left() -> None:

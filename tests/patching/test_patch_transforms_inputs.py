@@ -138,7 +138,7 @@ def test_images_that_are_left_are_counted() -> None:
     for image in (own, tiff, IMAGES[0].convert("CMYK")):
         transform(image)
     reasons = "the class Own", "the class TiffImageFile", "mode CMYK"
-    assert status().left == {f"images of {reason}": 1 for reason in reasons}
+    assert status().fallbacks == {f"images of {reason}": 1 for reason in reasons}
 
 
 REPLACED: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {

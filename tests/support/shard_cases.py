@@ -341,7 +341,7 @@ def case_patch() -> None:
                         status = fastloop.patch_status()
                     for seam in ("grad_scaler", "clip_grad_norm"):
                         assert status.seams[seam].native == 1, str(status)
-                        assert not status.seams[seam].left, str(status)
+                        assert not status.seams[seam].fallbacks, str(status)
                 else:
                     scaler.unscale_(optimizer)
                     norm = torch.nn.utils.clip_grad_norm_(params, 0.25, p)

@@ -413,8 +413,8 @@ class TokenDataset(EpochDataset):
             remedy = "leave the tokens on the CPU, and pass device= to the loader"
             raise TypeError(f"return_docs must be False for to(), got True ({remedy})")
         device = torch.empty(0, device=device).device
-        is_known = device.type in ("cpu", "cuda")
-        checks.check_type("device", device, is_known, "the CPU or a CUDA device")
+        has_kernels = device.type in ("cpu", "cuda")
+        checks.check_type("device", device, has_kernels, "the CPU or a CUDA device")
         made = copy.copy(self)
         made._epoch = self._epoch and Epoch()
         if device.type == "cpu":

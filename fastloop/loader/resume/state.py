@@ -84,8 +84,8 @@ def from_dict(saved: Any, loader: DataLoader[Any]) -> LoaderState:
         read_optional_int("state['set_epochs']: each", number, 0, EPOCHS - 1, _REMEDY)
     for before in saved["dealt"]:
         are_ints = isinstance(before, list) and all(type(count) is int for count in before)
-        is_right = are_ints and len(before) == 3 and max(before) < 2**31
-        if not is_right or min(before[0], before[1] + 1, before[2]) < 1:
+        is_triple = are_ints and len(before) == 3 and max(before) < 2**31
+        if not is_triple or min(before[0], before[1] + 1, before[2]) < 1:
             _refuse("state['dealt']: each", "[ranks, batch_size, batches]", before)
     own = {name: deepcopy(saved[name]) for name in like.keys() - {"_snapshot"}}
     state = LoaderState(**own, readers=deepcopy(_read_readers(saved)))

@@ -85,7 +85,7 @@ class _Channel:
         if self.is_beginning and is_batch:
             data.is_of_init, self.is_beginning = True, False
         if self._reader is not None and is_batch:
-            data = data, self._reader.take_behind(data) or NO_STATE
+            data = data, self._reader.state_after(data) or NO_STATE
         self._send(data, is_object)
 
     def _send(self, data: Any, is_object: bool) -> None:

@@ -199,7 +199,7 @@ class WorkerThread(threading.Thread):
             add_batch(data, number, indices)
         is_over = isinstance(data, StreamEnd)
         if self._reader is not None:
-            data = data, self._reader.take_behind(data)
+            data = data, self._reader.state_after(data)
         self._team.results.put((number, data))
         self.batches += 1
         if has_interpreter_lock() and perf_counter_ns() - self._probed_ns >= _PROBE_NS:

@@ -135,7 +135,7 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
         worker["lock_s"] = lock[0] / 1e9 if lock else None
         workers.append({**worker, "busy_share": _share(busy, busy + waiting)})
     seam = _patched("transforms") if source.remedy == TRANSFORMS else None
-    is_done = seam is not None and (seam.native > 0 or not seam.left)
+    is_done = seam is not None and (seam.native > 0 or not seam.fallbacks)
     return {
         **_pick(source, "name", "trains", "path", "num_workers", "batches"),
         "remedy": None if is_done else source.remedy,
@@ -160,10 +160,10 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
     gpu = steady[steady["gpu_wait"] != NOT_MEASURED]
     # If the GPU's wait is known for most steps, the verdict is about the GPU's wait.
     basis = "gpu_wait" if len(gpu) and 2 * len(gpu) >= len(steady) else "data_wait"
-    is_known = steady[basis] != NOT_MEASURED
-    waits, totals = steady[basis][is_known], _total(steady[is_known])
+    is_measured = steady[basis] != NOT_MEASURED
+    waits, totals = steady[basis][is_measured], _total(steady[is_measured])
     # If early steps were overwritten, the number of an epoch is unknown.
-    epochs = epochs[chosen][is_known] * (first == 0)
+    epochs = epochs[chosen][is_measured] * (first == 0)
     measuring = recorder.totals.measuring
     each_us = measuring / 1e3 / count if count else None
     found: dict[str, Any] = {
@@ -364,7 +364,7 @@ def _name_fastloop() -> str:
     """Name the ways to load the data by fastloop, except for a patch() that is on already."""
     if (seam := _patched("dataloader")) is None:
         return "run the program by python -m fastloop run, or use a fastloop.DataLoader"
-    return f"a fastloop.DataLoader (patch() leaves to torch: {'; '.join(seam.left) or 'n/a'})"
+    return f"a fastloop.DataLoader (patch() leaves to torch: {'; '.join(seam.fallbacks) or 'n/a'})"
 
 
 def _blame_order(part: str, workers: list[dict[str, Any]], share: float) -> tuple[str, str]:
