@@ -19,7 +19,7 @@ from fastloop._core import is_small_part
 from fastloop.compat.tensors import Slot, extent, outside_inference_mode, split_buffer
 from fastloop.compat.torch_parts import ExceptionWrapper, pin_memory
 from fastloop.device.accelerator import Accelerator, allocate_pinned
-from fastloop.device.prefetch import Uploader
+from fastloop.device.upload import Uploader
 
 
 class Destination:

@@ -15,7 +15,7 @@ from fastloop.base.checks import look_up, read_int
 from fastloop.compat.torch_parts import BaseIter
 from fastloop.data.columns import is_default_collate
 from fastloop.device.accelerator import Accelerator, HostAccelerator, open_accelerator
-from fastloop.device.prefetch import NoUpload, Prefetcher, Transform, Uploader
+from fastloop.device.upload import NoUpload, Prefetcher, Transform, Uploader
 
 
 class LoaderPrefetcher(Prefetcher):

@@ -11,7 +11,7 @@ from fastloop.base.checks import look_up
 from fastloop.base.shown import repr_html
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.data.columns import Columns, own
-from fastloop.device.prefetch import loading_iterator
+from fastloop.device.upload import loading_iterator
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.route import choose_route
 from fastloop.loader.shared import LockedIter, PlainIter, Shared, SyncIter, TorchProcessIter
@@ -90,8 +90,7 @@ class LoaderStats:
     workers: tuple[WorkerStats, ...] = ()
     fallbacks: dict[str, int] = field(default_factory=dict)
 
-    def _repr_html_(self) -> str:
-        return repr_html(self)
+    _repr_html_ = repr_html
 
     def __repr__(self) -> str:
         parts = [f"LoaderStats(path={self.path!r}: {self.why}", f"{self.batches:,} batches"]

@@ -15,7 +15,7 @@ from fastloop.base.nested import Path, describe_path, list_leaves, map_leaves
 from fastloop.compat.tensors import is_plain, slot_of
 from fastloop.compat.torch_parts import TorchScaler, difference
 from fastloop.device.accelerator import open_accelerator
-from fastloop.device.prefetch import StaticBatch
+from fastloop.device.upload import StaticBatch
 
 cuda: Any = torch.cuda
 _DEVICES = ("cuda",)

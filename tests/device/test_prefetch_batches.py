@@ -13,7 +13,7 @@ from lazy_device import LazyAccelerator, LazyDevice, numbered
 import fastloop.loader.device_iter
 from fastloop import prefetch
 from fastloop.device.accelerator import HostAccelerator, _parts
-from fastloop.device.prefetch import Uploader
+from fastloop.device.upload import Uploader
 
 Pair = namedtuple("Pair", "x y")
 

@@ -23,7 +23,7 @@ from fastloop.data import columns
 from fastloop.data.field import Field
 from fastloop.device import availability
 from fastloop.device.accelerator import HostAccelerator
-from fastloop.device.prefetch import loading_iterator
+from fastloop.device.upload import loading_iterator
 from fastloop.loader.arrays import resident
 
 N = 30

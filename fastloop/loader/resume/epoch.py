@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -293,27 +293,17 @@ class LoaderEpoch:
             yield
             self.lent = torch.default_generator.get_state()
 
-    def drawing_iter(self) -> AbstractContextManager[None]:
-        """Return the context of ``iter(sampler)``, in which the base seed may also be drawn."""
+    @contextmanager
+    def drawing_iter(self) -> Iterator[None]:
+        """The context of ``iter(sampler)``, in which the base seed may also be drawn."""
         if self.with_epoch is not None:
             self._enter_sampler_epoch()
-        if self.is_resumed:
-            return self._drawing_again()
-        if self.lent is not None:
-            return self._drawing_lent()
-        if self.generators and type(self.sampler) not in _LAZY:
-            self.at_iter = states_of(self.generators)
-        return nullcontext()
-
-    @contextmanager
-    def _drawing_lent(self) -> Iterator[None]:
-        with self.lending():
-            if type(self.sampler) not in _LAZY:
-                self.at_iter = states_of(self.generators)
-            yield
-
-    @contextmanager
-    def _drawing_again(self) -> Iterator[None]:
+        if not self.is_resumed:
+            with nullcontext() if self.lent is None else self.lending():
+                if type(self.sampler) not in _LAZY:
+                    self.at_iter = states_of(self.generators)
+                yield
+            return
         # A finished epoch draws nothing: loading has set the states after the epoch.
         over = self.generators.values() if self.state.is_spent else ()
         with _restoring(torch.default_generator, *over):

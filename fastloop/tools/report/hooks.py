@@ -21,7 +21,7 @@ from fastloop.base.threads import lock_over_forks
 from fastloop.compat import seams
 from fastloop.compat.seams import Function, Patch, find_subclasses
 from fastloop.compat.torch_parts import BaseIter, clip_module
-from fastloop.device.prefetch import Prefetcher
+from fastloop.device.upload import Prefetcher
 from fastloop.loader.dataloader import DataLoader as FastDataLoader
 from fastloop.step.boundary import Boundary
 from fastloop.step.grad_list import GradList

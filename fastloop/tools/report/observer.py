@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fastloop.base.checks import look_up
 from fastloop.base.machine import scheduled_ns
 from fastloop.compat.torch_parts import BaseIter
-from fastloop.device.prefetch import Prefetcher, loading_iterator
+from fastloop.device.upload import Prefetcher, loading_iterator
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
 from fastloop.tools.report.loader_source import LoaderSource
 from fastloop.tools.report.recorder import Error, StepRecorder
