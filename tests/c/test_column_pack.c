@@ -221,8 +221,8 @@ static void test_values_of_a_mapped_file(void)
     char *block = malloc((size_t)layout.bytes);
     CHECK_INT(fl_table_gather(table, &rows, 0, &layout, 0, 1, block, &err), FL_ESOURCE);
     CHECK(err.field == 0 && err.value == bad);
-    CHECK_INT(fl_table_row_behind(table, 1, 0, &rows, file.data + 8192), bad);
-    CHECK_INT(fl_table_row_behind(table, 2, 0, &rows, file.data + 8192), -1);
+    CHECK_INT(fl_table_row_beyond(table, 1, 0, &rows, file.data + 8192), bad);
+    CHECK_INT(fl_table_row_beyond(table, 2, 0, &rows, file.data + 8192), -1);
     free(block);
     fl_layout_close(&layout);
     fl_table_close(table);

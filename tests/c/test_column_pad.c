@@ -268,8 +268,8 @@ static void test_a_cut_file_names_field_and_row(void)
     CHECK_INT(fl_table_gather(table, &range, 0, &layout, 0, 1, block, &err), FL_ESOURCE);
     CHECK(err.code == FL_ESOURCE && err.field == 0 && err.value == bad);
     CHECK_INT(fl_table_gather(table, &range, 0, &layout, 0, 1, block, NULL), FL_ESOURCE);
-    CHECK_INT(fl_table_row_behind(table, 0, 0, &range, file.data + 2 * PAGE), bad);
-    CHECK_INT(fl_table_row_behind(table, 0, 0, &range, file.data + bytes), -1);
+    CHECK_INT(fl_table_row_beyond(table, 0, 0, &range, file.data + 2 * PAGE), bad);
+    CHECK_INT(fl_table_row_beyond(table, 0, 0, &range, file.data + bytes), -1);
     free(block);
     fl_layout_close(&layout);
     fl_table_close(table);

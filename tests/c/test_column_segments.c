@@ -194,10 +194,10 @@ static void test_a_cut_file_names_row_and_array(void)
     CHECK_INT(gather(table, &rows, 1, block, &layout, &err), FL_ESOURCE);
     CHECK(err.field == 0 && err.value == bad && err.position == 1);
     CHECK_INT(gather(table, &rows, 1, block, &layout, NULL), FL_ESOURCE);
-    CHECK_INT(fl_table_row_behind(table, 0, 1, &rows, file.data + PAGE), bad);
-    CHECK_INT(fl_table_row_behind(table, 0, 1, &rows, file.data + 4 * PAGE), -1);
-    CHECK_INT(fl_table_row_behind(table, 0, 0, &rows, fix.memory[0] + (1 << 20)), -1);
-    CHECK_INT(fl_table_row_behind(table, 0, 2, &rows, NULL), 22);
+    CHECK_INT(fl_table_row_beyond(table, 0, 1, &rows, file.data + PAGE), bad);
+    CHECK_INT(fl_table_row_beyond(table, 0, 1, &rows, file.data + 4 * PAGE), -1);
+    CHECK_INT(fl_table_row_beyond(table, 0, 0, &rows, fix.memory[0] + (1 << 20)), -1);
+    CHECK_INT(fl_table_row_beyond(table, 0, 2, &rows, NULL), 22);
     fl_layout_close(&layout);
     fl_table_close(table);
     unmap_file(&file);

@@ -164,7 +164,7 @@ static int gather_packed(const fl_column *column, const fl_column_batch *batch, 
 }
 
 static int64_t
-find_packed_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
+find_packed_beyond(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
     (void)part;
     return column->length == 20 && limit == NULL ? fl_row_at(rows, 0) : -1;
@@ -174,7 +174,7 @@ static void close_packed(fl_column *column) { fl_free(column); }
 
 static const fl_column_ops packed_ops = {.layout = layout_packed,
                                          .gather = gather_packed,
-                                         .row_behind = find_packed_behind,
+                                         .row_beyond = find_packed_beyond,
                                          .close = close_packed};
 
 /* A packed column between two of labels. */
@@ -235,7 +235,7 @@ static void test_columns_may_give_several_tensors(void)
         check_packed(table, &list, &layout, 1 + round % 5);
         fl_rows_close(&list);
     }
-    CHECK_INT(fl_table_row_behind(table, 1, 0, &(fl_rows){.is_range = true, .first = 4}, NULL), 4);
+    CHECK_INT(fl_table_row_beyond(table, 1, 0, &(fl_rows){.is_range = true, .first = 4}, NULL), 4);
     fl_layout_close(&layout);
     fl_table_close(table);
 }

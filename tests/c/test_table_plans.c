@@ -385,7 +385,7 @@ static void test_a_cut_file_names_field_and_row(void)
     CHECK_INT(gather_part(table, &rows, 0, 1, 2, block, &err), FL_ESOURCE);
     CHECK(err.code == FL_ESOURCE && err.field == 1 && err.value == PAGE / IMAGE);
     CHECK_INT(gather_part(table, &rows, 0, 1, 2, block, NULL), FL_ESOURCE);
-    CHECK_INT(fl_table_row_behind(table, 1, 0, &rows, file.data + PAGE), PAGE / IMAGE);
+    CHECK_INT(fl_table_row_beyond(table, 1, 0, &rows, file.data + PAGE), PAGE / IMAGE);
     fl_rows_close(&rows);
     fl_table_close(table);
     unmap_file(&file);

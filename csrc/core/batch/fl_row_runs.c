@@ -98,7 +98,7 @@ fl_row_runs_read(const fl_row_runs *runs, const fl_rows *rows, int64_t from, int
 }
 
 int64_t
-fl_row_runs_behind(const fl_row_runs *runs, int64_t length, const fl_rows *rows, const char *limit)
+fl_row_runs_beyond(const fl_row_runs *runs, int64_t length, const fl_rows *rows, const char *limit)
 {
     int64_t last = fl_max(0, (length - 1) * runs->row_stride);
     if (runs->row_bytes == 0 || runs->data + last + runs->reach <= limit) return -1;

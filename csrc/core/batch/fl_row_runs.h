@@ -35,6 +35,6 @@ fl_row_runs_read(const fl_row_runs *runs, const fl_rows *rows, int64_t from, int
 /* Returns the first of `rows` that has a byte at or after `limit`, in an array of `length` rows;
  * -1: no row has. */
 int64_t
-fl_row_runs_behind(const fl_row_runs *runs, int64_t length, const fl_rows *rows, const char *limit);
+fl_row_runs_beyond(const fl_row_runs *runs, int64_t length, const fl_rows *rows, const char *limit);
 
 #endif

@@ -28,7 +28,7 @@ int fl_ragged_find(const fl_ragged *ragged, int64_t row, int64_t *begin, int64_t
     return FL_OK;
 }
 
-bool fl_ragged_is_behind(const fl_ragged *ragged, int64_t row, const char *limit)
+bool fl_ragged_is_beyond(const fl_ragged *ragged, int64_t row, const char *limit)
 {
     int64_t begin = 0, length = 0, bytes = fl_dtype_bytes(ragged->dtype);
     if (fl_ragged_find(ragged, row, &begin, &length, NULL) != FL_OK || length == 0) return false;

@@ -38,6 +38,6 @@ int64_t fl_ragged_copy(const fl_ragged *ragged, const fl_sequence_ops *ops, bool
                        const fl_ragged_piece *pieces, int64_t count);
 
 /* Returns true if sequence `row` has a byte at or after the address `limit`. */
-bool fl_ragged_is_behind(const fl_ragged *ragged, int64_t row, const char *limit);
+bool fl_ragged_is_beyond(const fl_ragged *ragged, int64_t row, const char *limit);
 
 #endif

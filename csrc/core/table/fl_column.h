@@ -49,10 +49,10 @@ typedef struct fl_column_ops {
      * from 0, at or after the address `limit`; -1: no row has. If a mapped file has become shorter,
      * this finds the rows that were read as zeros: the kernel gives zeros between the file's end
      * and the end of its last page. NULL: -1. */
-    int64_t (*row_behind)(const fl_column *column, int32_t part, const fl_rows *rows,
+    int64_t (*row_beyond)(const fl_column *column, int32_t part, const fl_rows *rows,
                           const char *limit);
 
-    /* Tells that array `part` of the column, counted as in row_behind, has moved: its first element
+    /* Tells that array `part` of the column, counted as in row_beyond, has moved: its first element
      * is at `data` now. Called while nobody gathers; never fails. NULL: the column keeps no
      * address. */
     void (*move)(fl_column *column, int32_t part, const char *data);

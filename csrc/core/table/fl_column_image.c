@@ -207,10 +207,10 @@ static int gather_images(const fl_column *column, const fl_column_batch *batch, 
 }
 
 static int64_t
-find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
+find_row_beyond(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
     (void)part;
-    return fl_row_runs_behind(&as_images(column)->runs, column->length, rows, limit);
+    return fl_row_runs_beyond(&as_images(column)->runs, column->length, rows, limit);
 }
 
 static void move_images(fl_column *column, int32_t part, const char *data)
@@ -229,13 +229,13 @@ static void close_images(fl_column *column)
 
 static const fl_column_ops image_ops = {.layout = layout_images,
                                         .gather = gather_images,
-                                        .row_behind = find_row_behind,
+                                        .row_beyond = find_row_beyond,
                                         .move = move_images,
                                         .close = close_images};
 
 static const fl_column_ops part_ops = {.layout = layout_images,
                                        .gather = gather_parts,
-                                       .row_behind = find_row_behind,
+                                       .row_beyond = find_row_beyond,
                                        .move = move_images,
                                        .close = close_images};
 

@@ -155,12 +155,12 @@ int fl_column_pad_pieces(const fl_column_pad_config *config, const fl_rows *rows
 }
 
 static int64_t
-find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
+find_row_beyond(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
     (void)part;
     const fl_ragged *ragged = &as_pad(column)->config.ragged;
     for (int64_t i = 0; column->is_volatile && i < rows->count; i++)
-        if (fl_ragged_is_behind(ragged, fl_row_at(rows, i), limit)) return fl_row_at(rows, i);
+        if (fl_ragged_is_beyond(ragged, fl_row_at(rows, i), limit)) return fl_row_at(rows, i);
     return -1;
 }
 
@@ -172,7 +172,7 @@ static void move_padded(fl_column *column, int32_t part, const char *data)
 
 static const fl_column_ops pad_ops = {.layout = layout_padded,
                                       .gather = gather_padded,
-                                      .row_behind = find_row_behind,
+                                      .row_beyond = find_row_beyond,
                                       .move = move_padded};
 
 int fl_column_pad_open(const fl_column_pad_config *config, fl_column **out, fl_err *err)

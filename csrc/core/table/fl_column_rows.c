@@ -41,10 +41,10 @@ static int gather_rows(const fl_column *column, const fl_column_batch *batch, in
 }
 
 static int64_t
-find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
+find_row_beyond(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
     (void)part;
-    return fl_row_runs_behind(&as_rows(column)->runs, column->length, rows, limit);
+    return fl_row_runs_beyond(&as_rows(column)->runs, column->length, rows, limit);
 }
 
 static void move_rows(fl_column *column, int32_t part, const char *data)
@@ -54,7 +54,7 @@ static void move_rows(fl_column *column, int32_t part, const char *data)
 }
 
 static const fl_column_ops rows_ops = {
-    .layout = layout_rows, .gather = gather_rows, .row_behind = find_row_behind, .move = move_rows};
+    .layout = layout_rows, .gather = gather_rows, .row_beyond = find_row_beyond, .move = move_rows};
 
 int fl_column_rows_open(const fl_tensor *view, bool is_volatile, const fl_row_ops *row_ops,
                         fl_column **out, fl_err *err)

@@ -141,7 +141,7 @@ static int gather_segments(const fl_column *column, const fl_column_batch *batch
 }
 
 static int64_t
-find_row_behind(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
+find_row_beyond(const fl_column *column, int32_t part, const fl_rows *rows, const char *limit)
 {
     const segments_column *self = as_segments(column);
     const part_array *array = &self->parts[part];
@@ -170,7 +170,7 @@ static void close_segments(fl_column *column)
 
 static const fl_column_ops segments_ops = {.layout = layout_segments,
                                            .gather = gather_segments,
-                                           .row_behind = find_row_behind,
+                                           .row_beyond = find_row_beyond,
                                            .move = move_segment,
                                            .close = close_segments};
 

@@ -30,7 +30,7 @@ typedef struct fl_column_segments_config {
     fl_dtype dtype;
 } fl_column_segments_config;
 
-/* Opens a column; the caller closes *out. row_behind counts segments as parts. FL_EINVAL: there is
+/* Opens a column; the caller closes *out. row_beyond counts segments as parts. FL_EINVAL: there is
  * no segment, a row lies outside its view, or the rows of two segments differ in dtype, shape or
  * inner strides; FL_ENOMEM. */
 int fl_column_segments_open(const fl_column_segments_config *config, fl_column **out, fl_err *err);

@@ -96,7 +96,7 @@ static int gather_windows(const fl_column *column, const fl_column_batch *batch,
     return FL_OK;
 }
 
-/* There is no row_behind: a reader checks the sizes of files itself, and floor 3 the sizes of files
+/* There is no row_beyond: a reader checks the sizes of files itself, and floor 3 the sizes of files
  * under arrays. */
 static const fl_column_ops window_ops = {.layout = layout_windows, .gather = gather_windows};
 

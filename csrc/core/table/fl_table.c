@@ -125,10 +125,10 @@ int fl_table_fill(const fl_batch *batch, int32_t part, fl_err *err)
                            batch->parts, batch->data, err);
 }
 
-int64_t fl_table_row_behind(const fl_table *table, int32_t f, int32_t part, const fl_rows *rows,
+int64_t fl_table_row_beyond(const fl_table *table, int32_t f, int32_t part, const fl_rows *rows,
                             const char *limit)
 {
     const fl_column *column = table->columns[f];
-    if (column->ops->row_behind == NULL) return -1;
-    return column->ops->row_behind(column, part, rows, limit);
+    if (column->ops->row_beyond == NULL) return -1;
+    return column->ops->row_beyond(column, part, rows, limit);
 }

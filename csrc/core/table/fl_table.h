@@ -24,7 +24,7 @@ bool fl_table_is_volatile(const fl_table *table); /* true if any column is */
 /* From now on gathers enter this gate, which must outlive the table. */
 void fl_table_guard(fl_table *table, fl_gate *gate);
 
-/* Tells that array `part` of column f, counted as in fl_column_ops.row_behind, is at `data` now.
+/* Tells that array `part` of column f, counted as in fl_column_ops.row_beyond, is at `data` now.
  * Call this while the table's gate is closed and nobody is inside. */
 void fl_table_move(fl_table *table, int32_t f, int32_t part, const char *data);
 
@@ -46,8 +46,8 @@ int fl_table_gather(const fl_table *table, const fl_rows *rows, uint32_t epoch,
 int fl_table_fill(const fl_batch *batch, int32_t part, fl_err *err);
 
 /* Returns the first of `rows` (resolved) that has a byte in array `part` of column f at or after
- * the address `limit`; -1: no row has. See fl_column_ops.row_behind. */
-int64_t fl_table_row_behind(const fl_table *table, int32_t f, int32_t part, const fl_rows *rows,
+ * the address `limit`; -1: no row has. See fl_column_ops.row_beyond. */
+int64_t fl_table_row_beyond(const fl_table *table, int32_t f, int32_t part, const fl_rows *rows,
                             const char *limit);
 
 #endif

@@ -40,7 +40,7 @@ int fl_py_part_check_file(const fl_py_part *part, const fl_table *table, const f
     const char *end = NULL;
     if (fl_py_mapped_file_end(part->file, &end) != 0) return -1;
     int32_t f = part->field, number = part->number;
-    int64_t row = end != NULL ? fl_table_row_behind(table, f, number, rows, end) : -1;
+    int64_t row = end != NULL ? fl_table_row_beyond(table, f, number, rows, end) : -1;
     if (row < 0) return FL_OK;
     *err = (fl_err){.code = FL_ESOURCE, .field = f, .position = number, .value = row};
     return FL_ESOURCE;
