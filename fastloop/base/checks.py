@@ -140,6 +140,20 @@ def read_function(name: str, value: Any, rule: str, words: Sequence[str] = ()) -
     return value
 
 
+def check_state(name: str, value: Any, like: Any, remedy: str) -> None:
+    """Refuse a part of a saved state that differs in type from `like`, lacks a key of `like`, or is
+    a lower int. None in `like` stands for anything."""
+    if type(like) is int:
+        read_int(name, value, like, (1 << 63) - 1, remedy)
+    elif like is not None and not isinstance(value, type(like)):
+        raise TypeError(make_message(name, f"a {type(like).__name__}", value, remedy))
+    for key, part in like.items() if isinstance(like, dict) else ():
+        if key not in value:
+            text = f"{name} must be a dict with {key!r}, got a dict without {key!r} ({remedy})"
+            raise ValueError(text)
+        check_state(f"{name}[{key!r}]", value[key], part, remedy)
+
+
 def _describe_range(low: float | None, high: float | None) -> str:
     has_low, has_high = low not in (None, -math.inf), high not in (None, math.inf)
     if has_low and has_high:

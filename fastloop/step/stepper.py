@@ -20,7 +20,14 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fastloop.base.checks import look_up, make_message, read_choice, read_int, read_number
+from fastloop.base.checks import (
+    check_state,
+    look_up,
+    make_message,
+    read_choice,
+    read_int,
+    read_number,
+)
 from fastloop.base.shown import repr_of
 from fastloop.compat.ranges import named
 from fastloop.compat.torch_parts import TorchScaler
@@ -32,7 +39,9 @@ from fastloop.step.window import Lookahead, WeightedBackward, Window
 Batch = TypeVar("Batch")
 
 _VERSION = 1
-_KEYS = ("version", "boundaries", "stepped", "skipped", "open_micros", "mean_weight")
+_COUNTS = ("version", "boundaries", "stepped", "skipped", "open_micros")
+_STATE = {**dict.fromkeys(_COUNTS, 0), "mean_weight": None}
+_REMEDY = "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged"
 _UNEQUAL = (
     "{} of {} ranks have a further window and the rest have none (give every rank equally many "
     "batches: DistributedSampler pads its parts to equal lengths, drop_last=True truncates them)"
@@ -495,7 +504,10 @@ class Stepper:
             RuntimeError: inside micro().
         """
         self._refuse_inside_micro("load_state_dict")
-        state = _read_state(state_dict)
+        check_state("state", state_dict, _STATE, _REMEDY)
+        state, version = state_dict, state_dict["version"]
+        if version != _VERSION:
+            raise ValueError(make_message("state['version']", str(_VERSION), version, _REMEDY))
         self._end_window()
         counts = state["boundaries"], state["skipped"]
         self._outcomes = Outcomes(self._outcomes.schedulers, *counts)
@@ -563,19 +575,6 @@ def _read_weight(weight: Any) -> float:
     if number == math.inf:
         raise ValueError(make_message("weight", "a finite number", number, remedy))
     return number
-
-
-def _read_state(state: Any) -> dict[str, Any]:
-    remedy = "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged"
-    if not isinstance(state, dict):
-        raise TypeError(make_message("state", "a dict", state, remedy))
-    for key in _KEYS:
-        if key not in state:
-            got = f"got a dict without {key!r} ({remedy})"
-            raise ValueError(f"state must be a dict with {key!r}, {got}")
-    if state["version"] != _VERSION:
-        raise ValueError(make_message("state['version']", str(_VERSION), state["version"], remedy))
-    return state
 
 
 def _check_loss(loss: Any) -> None:

@@ -298,6 +298,8 @@ def test_states_that_do_not_fit() -> None:
     advice = "(pass the dict that state_dict() of a fastloop.Stepper returned, unchanged)"
     refused: list[tuple[Any, type[Exception], str]] = [
         ({**good, "version": 99}, ValueError, r"state\['version'\] must be 1, got 99"),
+        ({**good, "skipped": "1"}, TypeError, r"state\['skipped'\] must be an int in "),
+        ({**good, "open_micros": -1}, ValueError, r"state\['open_micros'\] must be an int in "),
         ([], TypeError, r"state must be a dict, got \[\]"),
         ({}, ValueError, "state must be a dict with 'version', got a dict w"),
     ]

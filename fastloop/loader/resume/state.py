@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from fastloop.base.checks import look_up, make_message, read_int, read_optional_int
+from fastloop.base.checks import check_state, look_up, make_message, read_optional_int
 from fastloop.data.epochs import EPOCHS
 from fastloop.data.samplers import LengthBucketBatchSampler, read_ranks
 from fastloop.data.stateful import (
@@ -113,16 +113,7 @@ def _refuse(name: str, rule: str, value: Any) -> None:
 
 
 def _check(name: str, value: Any, like: Any) -> None:
-    """Refuse a value that differs in type from `like`, lacks a key of `like`, or is a lower int."""
-    if type(like) is int:
-        read_int(name, value, like, (1 << 63) - 1, _REMEDY)
-    elif like is not None and not isinstance(value, type(like)):
-        raise TypeError(make_message(name, f"a {type(like).__name__}", value, _REMEDY))
-    for key, part in like.items() if isinstance(like, dict) else ():
-        if key not in value:
-            text = f"{name} must be a dict with {key!r}, got a dict without {key!r} ({_REMEDY})"
-            raise ValueError(text)
-        _check(f"{name}[{key!r}]", value[key], part)
+    check_state(name, value, like, _REMEDY)
 
 
 def _decode(name: str, text: str, generators: dict[str, torch.Generator]) -> torch.Tensor:
