@@ -228,16 +228,17 @@ def _read_paths(loader: DataLoader[Any], paths: Sequence[str] | None) -> tuple[s
     cannot use a path."""
     for name in ("sampler", "batch_sampler"):
         value, remedy = getattr(loader, name), f"tune() iterates the {name} again; pass a list"
-        checks.check_value(name, value, not isinstance(value, Iterator), "iterable again", remedy)
+        if isinstance(value, Iterator):
+            raise ValueError(checks.make_message(name, "iterable again", value, remedy))
     own = checks.look_up(loader, "path")
     wanted: tuple[Any, ...] = (own,) if paths is None else tuple(paths)
     if paths is not None:
         checks.check_value("paths", paths, own is not None, "None for torch's DataLoader")
         checks.check_value("paths", paths, wanted and {*wanted} <= {*PATHS}, f"some of {PATHS}")
-    is_split = "thread" in wanted and isinstance(loader.dataset, IterableDataset)
-    rule = "['process'] for an IterableDataset"
-    remedy = "each thread would give the whole stream"
-    checks.check_value("paths", [*wanted], not is_split, rule, remedy)
+    if "thread" in wanted and isinstance(loader.dataset, IterableDataset):
+        rule = "['process'] for an IterableDataset"
+        remedy = "each thread would give the whole stream"
+        raise ValueError(checks.make_message("paths", rule, [*wanted], remedy))
     return wanted
 
 

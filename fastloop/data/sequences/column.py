@@ -10,7 +10,7 @@ import torch
 
 from fastloop._core import SequenceColumn
 from fastloop.compat.moves import pin_storage
-from fastloop.data.columns import check_tensor, leave_if
+from fastloop.data.columns import NotCoveredError, check_tensor
 from fastloop.data.field import Array, Field
 from fastloop.data.sequences.ragged import RaggedArray
 
@@ -61,8 +61,8 @@ def offsets_of(field: Source) -> Array:
 def sequence_column(field: Source, output: str, **options: Any) -> tuple[Any, ...]:
     """Return the arguments of ``Columns.add`` for an output that is made of sequences."""
     name, values = field.name, values_of(field)
-    # A subclass may override anything.
-    leave_if(type(field) not in (Field, RaggedArray), f"{name} is a {type(field).__name__}")
+    if type(field) not in (Field, RaggedArray):  # a subclass may override anything
+        raise NotCoveredError(f"{name} is a {type(field).__name__}")
     if isinstance(values, torch.Tensor):
         check_tensor(name, values)
         is_contiguous = values.is_contiguous()
@@ -70,7 +70,8 @@ def sequence_column(field: Source, output: str, **options: Any) -> tuple[Any, ..
             values = pin_storage(values)
     else:
         is_contiguous = values.flags.c_contiguous and values.flags.aligned
-    leave_if(not is_contiguous, f"the values of {name} are not contiguous")
+    if not is_contiguous:
+        raise NotCoveredError(f"the values of {name} are not contiguous")
     flat, offsets = values.reshape(-1), offsets_of(field)
     column = SequenceColumn(torch.Tensor, offsets, flat, SequenceOutput(output, **options))
     return name, column, field.file

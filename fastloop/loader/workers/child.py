@@ -36,7 +36,6 @@ class _Channel:
     Args:
         reader: reads a dataset that can report its position. Batches, errors and ends are then sent
             as pairs: the second item is the state after the first, or NO_STATE.
-            as pairs: the second is the state after them, or NO_STATE.
     """
 
     def __init__(
