@@ -64,8 +64,10 @@ def count_alone(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @wraps(next_batch)
     def locked(iterator: Any) -> Any:
+        fields = vars(iterator)
         # setdefault() gives all threads the same lock.
-        with vars(iterator).setdefault("_next_lock", NextLock()).of_process():
+        lock = fields.get("_next_lock") or fields.setdefault("_next_lock", NextLock())
+        with lock.of_process():
             return next_batch(iterator)
 
     return locked
