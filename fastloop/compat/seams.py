@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing import util
 from typing import Any
@@ -32,12 +32,6 @@ Maker = Callable[[Function], Function]
 # The thread that runs a seam's check, which reports must not see; 0: none. Guarded by patch()'s
 # lock.
 checking_thread = 0
-
-
-def _on_cpu() -> AbstractContextManager[Any]:
-    """Make the CPU the default device; a no-op if the CPU is the default (entering
-    torch.device costs a third of the check)."""
-    return nullcontext() if torch.empty(0).device.type == "cpu" else torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -162,7 +156,9 @@ class Seam:
                 return False
         checking_thread = threading.get_ident()
         try:
-            with _on_cpu():
+            # Entering torch.device costs a third of the check.
+            is_on_cpu = torch.empty(0).device.type == "cpu"
+            with nullcontext() if is_on_cpu else torch.device("cpu"):
                 self._put_in()
         except Exception as error:
             self.take_out(f"this torch differs from those that fastloop knows: {error}")
