@@ -186,6 +186,7 @@ static PyMethodDef module_methods[] = {
     {"copy_row", fl_py_copy_row, METH_VARARGS, fl_py_copy_row_doc},
     {"move", fl_py_move, METH_VARARGS, fl_py_move_doc},
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
+    {"policy_strengths", fl_py_policy_strengths, METH_VARARGS, fl_py_policy_strengths_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"arrow_rows", fl_py_arrow_rows, METH_O, fl_py_arrow_rows_doc},

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastloop._core import ImageDraws, Snapshot, TorchRandom
-from fastloop.adapters import originals
+from fastloop._core import IMAGE_ARITHMETICS, INTERPOLATIONS, ImageDraws, Snapshot, TorchRandom
+from fastloop.adapters import originals, torchvision_policies
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
+from fastloop.data.transforms import arguments as arg
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
 from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan
@@ -70,6 +71,11 @@ def _of_float(function: Any, x: float) -> float:
     return found
 
 
+def _to_fill(fill: Any) -> Any:
+    """Return a fill as v2 keeps it: a sequence becomes a list of floats."""
+    return fill if fill is None or isinstance(fill, int | float) else list(map(float, fill))
+
+
 def _check_unaltered(op: Any) -> None:
     """Refuse an object with hooks or with a function of its own. v2 computes some attributes from
     arguments: refuse an object whose argument has changed since then."""
@@ -77,7 +83,7 @@ def _check_unaltered(op: Any) -> None:
         if name == "_modules" and type(op) is nn.Sequential:
             is_altered = False
         elif name == "_fill":
-            is_altered = list(value.values()) != [op.fill]
+            is_altered = list(map(_to_fill, value.values())) != [_to_fill(op.fill)]
         elif name == "_log_ratio":
             is_altered = not value.equal(torch.log(torch.tensor(op.ratio)))
         else:
@@ -178,8 +184,9 @@ class Chain:
     ) -> tuple[Plan, ImageDraws]:
         """Return a plan for images of this shape, 0 for edges that differ, and its draws."""
         plan = compile_plan(tuple(self.ops), shape, layout, out_layout, may_differ=True)
-        functions = (partial(_of_float, function) for function in (torch.exp, torch.log))
-        return plan, ImageDraws(plan.core, self.version == 1, bool(is_fused()), *functions)
+        asked: Any = [partial(_of_float, function) for function in (torch.exp, torch.log)]
+        asked.append(torchvision_policies.find_coefficients)
+        return plan, ImageDraws(plan.core, self.version == 1, bool(is_fused()), *asked)
 
     @property
     def makes_pil(self) -> bool:
@@ -228,6 +235,18 @@ class Chain:
             refuse_if("nearest" in resize.interpolation, nearest)
             resize.interpolation = _find_pillow() + (resize.interpolation == "bicubic")
 
+    def _warp(self, op: Any) -> None:
+        """Take operations that sample PIL images at computed positions, and policies."""
+        name, version = type(op).__name__, self.version
+        how = arg.read_interpolation(f"{name}: interpolation", op.interpolation)
+        refuse_if(how == "nearest-exact", f"fastloop does not do {name} with {how!r}")
+        self._add(op, interpolation="nearest")
+        own: Any = self.ops[-1]
+        own.interpolation, own.is_v1 = INTERPOLATIONS[how], version == 1
+        own.arithmetic = IMAGE_ARITHMETICS["PIL"]
+        if name.endswith(("Augment", "AugmentWide")):
+            torchvision_policies.check_strengths(op, own)
+
     def _convert(self, op: Any) -> None:
         self.form = _BYTES if self.form == _PIL else self.form
         self.is_tv_tensor = type(op).__name__ == "ToImage"
@@ -254,6 +273,7 @@ _READERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("RandomCrop", "Pad", "CenterCrop"), (Chain._crop,)),
     "RandomErasing": (Chain._add, _FLOATS),
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
+    **dict.fromkeys(("RandomRotation", "RandomAffine", "RandomPerspective"), (Chain._warp, _PIL)),
     "ToTensor": (Chain._to_float, _PIL),
     "PILToTensor": (Chain._convert, _PIL),
     "ToImage": (Chain._convert, _PIL, _BYTES),

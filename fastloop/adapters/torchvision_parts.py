@@ -42,9 +42,9 @@ _CHEAP |= {"PILToTensor", "ToImage", "ToPureTensor"}
 _CHEAP |= {"Compose", "RandomApply", "Identity", "Sequential"}
 # Operations of PIL images that always make a new image; the rest may return the image that they
 # get. Of operations in neither of the next two sets it is not known whether `info` stays.
-_NEW = {"RandomResizedCrop", "CenterCrop", "Pad"}
+_NEW = {"RandomResizedCrop", "CenterCrop", "Pad", "RandomRotation", "RandomAffine"}
 _KEEPS_INFO = {"RandomResizedCrop", "Resize", "RandomHorizontalFlip", "RandomVerticalFlip"}
-_KEEPS_INFO |= {"RandomApply"}
+_KEEPS_INFO |= {"RandomApply", "RandomRotation", "RandomAffine", "RandomPerspective"}
 _DROPS_INFO = {"CenterCrop", "Pad", "RandomCrop"}  # if they pad
 
 

@@ -31,8 +31,8 @@ static int call_exp(void *context, float x, float *out)
     return context != NULL ? -1 : 0;
 }
 
-static const fl_torch_exp plain_exp = {.call = call_exp};
-static const fl_torch_exp failing_exp = {.call = call_exp, .context = &exp_calls};
+static const fl_torch_answers plain_exp = {.exp = call_exp};
+static const fl_torch_answers failing_exp = {.exp = call_exp, .context = &exp_calls};
 
 /* Draws of v1, or of v2 and with these logarithms of the first operation's ratio. */
 static fl_image_draws *open_draws(const fl_image_plan *plan, bool is_v1, float least, float most)

@@ -42,7 +42,7 @@ static fixture open_fixture(const fl_image_op *ops, int32_t count, bool is_v1, u
 
 static int draw(fixture *fix)
 {
-    const fl_torch_exp exp = {.call = no_exp};
+    const fl_torch_answers exp = {.exp = no_exp};
     fl_image_size in = fl_image_plan_in(fix->plan);
     return fl_image_draws_one(fix->draws, &fix->random, in, &exp, fix->found, NULL);
 }
@@ -231,7 +231,7 @@ static void test_branches(void)
 /* Contrast of tensors depends on the machine for large images, and for v2 also for some sizes. */
 static void test_contrast_that_depends_on_the_machine(void)
 {
-    const fl_torch_exp exp = {.call = no_exp};
+    const fl_torch_answers exp = {.exp = no_exp};
     const struct {
         fl_image_arithmetic arithmetic;
         fl_image_size in;

@@ -88,7 +88,7 @@ def test_plans_that_cannot_be(change: dict[str, Any], text: str) -> None:
         ({"kind": CENTER_CROP, "size": (3, 2**40)}, r"size=\(3, "),
         ({"kind": RESIZE, "size": (3, 3), "interpolation": 9}, "interpolation=9"),
         ({"kind": PAD, "padding_mode": 4}, "padding_mode=4"),
-        ({"kind": INVERT, "number": (0.0,) * 11}, r"does not take number=\(0.0, "),
+        ({"kind": INVERT, "number": (0.0,) * 12}, r"does not take number=\(0.0, "),
         ({"kind": INVERT, "number": [1.0]}, r"does not take number=\[1.0\]"),
         ({"kind": INVERT, "border": (1.0,)}, r"does not take border=\(1.0,\)"),
         ({"kind": PAD, "fill": b"12345"}, "fill=b'12345'"),

@@ -60,13 +60,20 @@ typedef enum fl_padding_mode {
 enum {
     FL_MAX_IMAGE_OPS = 32,
     FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS,
-    FL_OP_NUMBERS = 10,    /* most arguments of one kind */
+    FL_OP_NUMBERS = 11,    /* most arguments of one kind */
     FL_DRAWN_NUMBERS = 16, /* most numbers drawn for one operation */
     FL_MAX_ORDER = 16,     /* most branches of one operation */
     FL_MAX_POLICY_OPS = 8, /* most operations of RAND_AUGMENT */
     FL_MIX_LEVELS = 10,    /* AUG_MIX: most magnitudes, */
     FL_MAX_CHAINS = 6,     /* most chains, */
     FL_MAX_MIXED = 9       /* and most operations of all chains */
+};
+
+enum fl_drawn_parts {
+    FL_DRAWS_MOVE = 1,
+    FL_DRAWS_SCALE = 2,
+    FL_DRAWS_SHEAR_X = 4,
+    FL_DRAWS_SHEAR_Y = 8
 };
 
 /* An operation as requested. A field whose comment does not name the operation's kind is 0. */
@@ -76,6 +83,8 @@ typedef struct fl_image_op {
                            draw. Random numbers have slot kind << 3 | occurrence, so operations of
                            different kinds do not change each other's numbers */
     fl_image_arithmetic arithmetic;
+    bool is_v1;   /* AFFINE and policies by FL_BY_PIL: matrices and thresholds are computed as in
+                     torchvision.transforms, not as in v2 */
     int32_t span; /* how many of the next operations this operation holds, including operations that
                      they hold */
     fl_image_size size; /* of the result. BLUR: odd numbers of taps. RESIZE: {n, 0}: the shorter
@@ -104,7 +113,8 @@ typedef struct fl_image_op {
         } noise;
         struct {
             double degrees[2], translate[2], scale[2], shear[2][2];
-        } affine; /* translate: shares of the edges. ROTATION: only degrees */
+            double drawn; /* sum of fl_drawn_parts: what torchvision draws beside the angle */
+        } affine;         /* translate: shares of the edges. ROTATION: only degrees */
         struct {
             double ops, magnitude, bins;
         } rand_augment; /* TRIVIAL_AUGMENT: only bins */

@@ -124,7 +124,7 @@ int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out,
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err);
 int fl_op_warped_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 /* Turn the view by an angle like torchvision's rotate, or transform it like torchvision's affine.
- * FL_ENOMEM. */
+ * The center of `affine` is counted from the upper left corner. FL_ENOMEM. */
 int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view *view,
                  fl_err *err);
 int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,

@@ -2,13 +2,14 @@
 #include "fl_op.h"
 
 #include "fl_tone.h"
-#include "fl_warp.h"
+#include "fl_warp_pil.h"
 
 #include <math.h>
 
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err)
 {
     if (op->interpolation == FL_NEAREST || op->interpolation == FL_BILINEAR) return FL_OK;
+    if (op->arithmetic == FL_BY_PIL && op->interpolation == FL_BICUBIC) return FL_OK;
     return fl_fail(err, FL_EINVAL, "%s: interpolation must be nearest or bilinear, got mode %d",
                    name, (int)op->interpolation);
 }
@@ -29,6 +30,22 @@ warp_view(const fl_image_op *op, int32_t i, fl_image_warp *warp, fl_image_view *
     warp->is_bilinear = op->interpolation == FL_BILINEAR;
     for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) warp->fill[c] = (float)op->border[c];
     return fl_tone_warp(view, i, warp, err);
+}
+
+static int warp_pil(const fl_image_op *op, fl_warp_pil *warp, fl_image_view *view, fl_err *err)
+{
+    fl_image_planes image, next;
+    int32_t channels = view->tools.channels;
+    warp->how = op->interpolation;
+    for (int32_t c = 0; c < FL_MAX_CHANNELS; c++)
+        warp->fill[c] = isnan(op->border[c]) ? 0 : (uint8_t)op->border[c];
+    FL_TRY(fl_image_view_own(view, true, &image, err));
+    fl_image_view_look_up(view);
+    FL_TRY(fl_image_view_next(view, (fl_image_size){(int32_t)image.rows, (int32_t)image.columns},
+                              channels, &next, err));
+    fl_warp_pil_run(warp, channels, &image, &next);
+    fl_image_view_replace(view, &next, channels);
+    return FL_OK;
 }
 
 /* ---- RandomRotation */
@@ -53,15 +70,24 @@ static void draw_rotation(const fl_image_op *op, const fl_sample_key *key, fl_im
 static void center_of(const fl_image_op *op, fl_image_size in, double center[2])
 {
     bool is_middle = isnan(op->center[0]);
-    center[0] = is_middle ? 0 : op->center[0] - in.width * 0.5;
-    center[1] = is_middle ? 0 : op->center[1] - in.height * 0.5;
+    center[0] = is_middle ? in.width * 0.5 : op->center[0];
+    center[1] = is_middle ? in.height * 0.5 : op->center[1];
 }
 
 int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,
                     fl_err *err)
 {
+    fl_image_size size = {view->y.length, view->x.length};
+    if (op->arithmetic == FL_BY_PIL) {
+        fl_warp_pil by_pil = {.is_perspective = false};
+        fl_warp_pil_affine(&by_pil, affine, op->is_v1);
+        return warp_pil(op, &by_pil, view, err);
+    }
     fl_image_warp warp;
-    fl_warp_affine(&warp, affine, (fl_image_size){view->y.length, view->x.length});
+    fl_affine from_middle = *affine;
+    from_middle.center[0] -= size.width * 0.5;
+    from_middle.center[1] -= size.height * 0.5;
+    fl_warp_affine(&warp, &from_middle, size);
     return warp_view(op, i, &warp, view, err);
 }
 
@@ -81,8 +107,13 @@ int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view
             return FL_OK;
         }
     }
-    affine.angle = -angle;
     center_of(op, in, affine.center);
+    if (op->arithmetic == FL_BY_PIL) {
+        fl_warp_pil by_pil = {.is_perspective = false};
+        fl_warp_pil_rotate(&by_pil, angle, affine.center);
+        return warp_pil(op, &by_pil, view, err);
+    }
+    affine.angle = -angle;
     return fl_op_transform(op, i, &affine, view, err);
 }
 
@@ -163,6 +194,16 @@ static int check_perspective(const fl_image_op *op, fl_err *err)
     return fl_op_check_sampling(fl_op_perspective.name, op, err);
 }
 
+static int
+size_perspective(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err)
+{
+    bool has_area = in.height != 1 && in.width != 1;
+    if (has_area || op->arithmetic != FL_BY_PIL) return fl_op_warped_size(op, in, out, err);
+    return fl_fail(err, FL_EINVAL,
+                   "RandomPerspective: torch has no coefficients for an image of (%d, %d)",
+                   in.height, in.width);
+}
+
 /* Moves each corner towards the middle by less than half of `distortion` times an edge. */
 static void draw_perspective(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
                              fl_image_params *params)
@@ -192,6 +233,11 @@ static int apply_perspective(const fl_image_op *op, int32_t i, const fl_image_pa
 {
     fl_image_warp warp;
     if (!params->is_applied) return FL_OK;
+    if (op->arithmetic == FL_BY_PIL) {
+        fl_warp_pil by_pil = {.is_perspective = true};
+        for (int k = 0; k < 8; k++) by_pil.m[k] = (double)params->coefficients[k];
+        return warp_pil(op, &by_pil, view, err);
+    }
     fl_warp_perspective(&warp, params->coefficients,
                         (fl_image_size){view->y.length, view->x.length});
     return warp_view(op, i, &warp, view, err);
@@ -201,6 +247,6 @@ const fl_op_type fl_op_perspective = {.name = "RandomPerspective",
                                       .is_drawn = true,
                                       .is_bordered = true,
                                       .check = check_perspective,
-                                      .size = fl_op_warped_size,
+                                      .size = size_perspective,
                                       .draw = draw_perspective,
                                       .apply = apply_perspective};

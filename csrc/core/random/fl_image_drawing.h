@@ -8,13 +8,22 @@
 #include "fl_image.h"
 #include "fl_torch_random.h"
 
-/* Computes torch.exp() of a float32 into *out. Called only if the last bit decides, because torch's
- * last bit may differ from the C library's. Returns 0; -1: the value is not known, and the draw
- * fails. */
-typedef struct fl_torch_exp {
-    int (*call)(void *context, float x, float *out);
+/* A perspective that takes the corners of an image, clockwise from the upper left one, to
+ * `corner`. */
+typedef struct fl_torch_tilt {
+    fl_image_size size;
+    int32_t corner[4][2]; /* x, y */
+} fl_torch_tilt;
+
+/* What torch is asked for, because its last bit may differ from the C library's. A function returns
+ * 0; -1: the value is not known, and the draw fails. */
+typedef struct fl_torch_answers {
+    /* Computes torch.exp() of a float32 into *out. Called only if the last bit decides. */
+    int (*exp)(void *context, float x, float *out);
+    /* Computes the coefficients of a perspective. No later draw depends on them. */
+    int (*tilt)(void *context, const fl_torch_tilt *tilt, float out[8]);
     void *context; /* borrowed */
-} fl_torch_exp;
+} fl_torch_answers;
 
 /* The choices that the versions of torchvision and torch make, beside the plan. */
 typedef struct fl_draw_ways {
@@ -31,7 +40,7 @@ typedef struct fl_draw_ways {
 typedef struct fl_image_drawing {
     const fl_draw_ways *ways; /* borrowed, like all pointers here */
     fl_torch_random *random;
-    const fl_torch_exp *exp;
+    const fl_torch_answers *answers;
 } fl_image_drawing;
 
 /* Draws a float32 from limits. */

@@ -2,6 +2,8 @@
 #include "fl_image_draws.h"
 
 #include "fl_image_draws_color.h"
+#include "fl_image_draws_policy.h"
+#include "fl_image_draws_warp.h"
 #include "fl_op.h"
 
 #include <math.h>
@@ -39,7 +41,8 @@ static int check_op(const fl_image_op *op, fl_err *err)
     case FL_OP_BRANCH:
         return FL_OK;
     default:
-        if (fl_draws_color(op->kind)) return FL_OK;
+        if (fl_draws_color(op->kind) || fl_draws_warp(op->kind) || fl_draws_policy(op->kind))
+            return FL_OK;
         return fl_fail(err, FL_EINVAL, "torchvision draws operation %d in a different way",
                        (int)op->kind);
     }
@@ -118,7 +121,7 @@ static int draw_edges(fl_image_drawing *with, double area, float log_ratio, edge
     if (are_equal(*out, edges_of(area, nextafterf(ratio, 0))) &&
         are_equal(*out, edges_of(area, nextafterf(ratio, INFINITY))))
         return FL_OK;
-    if (with->exp->call(with->exp->context, log_ratio, &ratio) != 0)
+    if (with->answers->exp(with->answers->context, log_ratio, &ratio) != 0)
         return fl_fail(err, FL_EINVAL, "torch.exp() has failed");
     *out = edges_of(area, ratio);
     return FL_OK;
@@ -227,7 +230,9 @@ static int draw_op(fl_image_drawing *with, const fl_image_op *op, int32_t i, fl_
     case FL_OP_ERASE:
         return draw_erase(with, op, i, in, params, err);
     default:
-        return fl_draws_color(op->kind) ? fl_draw_color(with, op, in, params, err) : FL_OK;
+        if (fl_draws_color(op->kind)) return fl_draw_color(with, op, in, params, err);
+        if (fl_draws_warp(op->kind)) return fl_draw_warp(with, op, in, params, err);
+        if (fl_draws_policy(op->kind)) fl_draw_policy(with, op, in, params);
     }
     return FL_OK;
 }
@@ -265,9 +270,9 @@ static int draw_held(fl_image_drawing *with, const fl_image_op *ops, int32_t i, 
 int32_t fl_image_draws_count(const fl_image_draws *self) { return self->ops; }
 
 int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_image_size in,
-                       const fl_torch_exp *exp, fl_image_params *out, fl_err *err)
+                       const fl_torch_answers *answers, fl_image_params *out, fl_err *err)
 {
-    fl_image_drawing with = {.ways = &self->ways, .random = random, .exp = exp};
+    fl_image_drawing with = {.ways = &self->ways, .random = random, .answers = answers};
     FL_TRY(fl_image_plan_draw(self->plan, NULL, in, out, err)); /* sets what is not random */
     if (self->ops == 0) return FL_OK;
     return draw_range(&with, fl_image_plan_op(self->plan, 0), 0, self->ops, in, out, err);
@@ -294,7 +299,7 @@ uint32_t fl_image_draws_applied(const fl_image_draws *self, const fl_image_param
 }
 
 int fl_image_draws_make(fl_image_draws *self, fl_torch_random *random, int64_t rows,
-                        const fl_torch_exp *exp, fl_err *err)
+                        const fl_torch_answers *answers, fl_err *err)
 {
     int64_t count;
     self->rows = -1;
@@ -304,7 +309,7 @@ int fl_image_draws_make(fl_image_draws *self, fl_torch_random *random, int64_t r
     fl_torch_random copy = *random;
     fl_image_size in = fl_image_plan_in(self->plan);
     for (int64_t i = 0; i < rows; i++)
-        FL_TRY(fl_image_draws_one(self, &copy, in, exp, self->params + i * self->ops, err));
+        FL_TRY(fl_image_draws_one(self, &copy, in, answers, self->params + i * self->ops, err));
     *random = copy;
     self->rows = rows;
     return FL_OK;

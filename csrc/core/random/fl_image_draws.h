@@ -22,10 +22,10 @@ void fl_image_draws_close(fl_image_draws *self); /* NULL is fine */
 int32_t fl_image_draws_count(const fl_image_draws *self);
 
 /* Draws for one image of size `in` into out[count]. Changes only *out and *random. Fails as
- * fl_image_plan_draw does, and with FL_EINVAL if exp has failed; after a failure *random is
+ * fl_image_plan_draw does, and with FL_EINVAL if an answer is not known; after a failure *random is
  * undefined. Any thread. */
 int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_image_size in,
-                       const fl_torch_exp *exp, fl_image_params *out, fl_err *err);
+                       const fl_torch_answers *answers, fl_image_params *out, fl_err *err);
 
 /* Returns a bit for each operation, from the parameters of an image: whether it is applied; of
  * operations that may pad: whether it pads. Bits of operations that a RandomApply holds are 0 if it
@@ -36,7 +36,7 @@ uint32_t fl_image_draws_applied(const fl_image_draws *self, const fl_image_param
  * On failure there are no draws, and *random has not changed: FL_ENOMEM, or the errors of
  * fl_image_draws_one. */
 int fl_image_draws_make(fl_image_draws *self, fl_torch_random *random, int64_t rows,
-                        const fl_torch_exp *exp, fl_err *err);
+                        const fl_torch_answers *answers, fl_err *err);
 
 /* Copies the draws of the last make to out[rows * count]; may be called again for the same batch.
  * FL_EINVAL: the draws were made for a different number of rows. */

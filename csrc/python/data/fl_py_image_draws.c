@@ -8,6 +8,9 @@
 /* Bytes of a result. A larger result is made without the interpreter lock. */
 enum { LARGE_BYTES = 64 * 1024 };
 
+/* Answers that are kept after a draw. */
+enum { MOST_ANSWERS = 1024 };
+
 /* Gets torch.log() of a bound of a ratio from the function `log`: 0, or -1 and an exception. */
 static int ask_log(PyObject *log, double bound, float *out)
 {
@@ -32,13 +35,14 @@ static int read_ratios(const fl_image_plan *plan, PyObject *log, fl_draw_ways *o
 
 static PyObject *draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"plan", "is_v1", "is_fused", "exp", "log", NULL};
+    static char *keywords[] = {"plan", "is_v1", "is_fused", "exp", "log", "tilt", NULL};
     const fl_py_state *state = PyType_GetModuleState(type);
-    PyObject *plan, *exp, *log;
+    PyObject *plan, *exp, *log, *tilt;
     int is_v1, is_fused;
     fl_err err;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!ppOO:ImageDraws", keywords,
-                                     state->image_plan_type, &plan, &is_v1, &is_fused, &exp, &log))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!ppOOO:ImageDraws", keywords,
+                                     state->image_plan_type, &plan, &is_v1, &is_fused, &exp, &log,
+                                     &tilt))
         return NULL;
     fl_draw_ways ways = {.is_v1 = is_v1, .is_fused = is_fused};
     if (read_ratios(((fl_py_image_plan *)plan)->plan, log, &ways) != 0) return NULL;
@@ -46,8 +50,12 @@ static PyObject *draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (self == NULL) return NULL;
     self->plan = (fl_py_image_plan *)Py_NewRef(plan);
     self->exp = Py_NewRef(exp);
-    self->exps = PyDict_New();
-    int status = self->exps != NULL ? fl_py_dlpack_open_torch(&self->dlpack) : -1;
+    self->tilt = Py_NewRef(tilt);
+    self->answers = PyDict_New();
+    self->missing = PyList_New(0);
+    int status = self->answers != NULL && self->missing != NULL
+                     ? fl_py_dlpack_open_torch(&self->dlpack)
+                     : -1;
     if (status == 0) status = fl_image_draws_open(self->plan->plan, &ways, &self->draws, &err);
     status = fl_py_check(status, &err, NULL);
     if (status == 0) return (PyObject *)self;
@@ -59,6 +67,7 @@ static int draws_traverse(fl_py_image_draws *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->exp);
+    Py_VISIT(self->tilt);
     Py_VISIT(self->plan);
     return 0;
 }
@@ -72,8 +81,10 @@ static void draws_dealloc(fl_py_image_draws *self)
     fl_image_draws_close(self->draws);
     fl_free(self->streams);
     fl_py_dlpack_close(&self->dlpack);
-    Py_XDECREF(self->exps);
+    Py_XDECREF(self->answers);
+    Py_XDECREF(self->missing);
     Py_XDECREF(self->exp);
+    Py_XDECREF(self->tilt);
     Py_XDECREF(self->plan);
     type->tp_free(self);
     Py_DECREF(type);
@@ -104,32 +115,68 @@ static PyObject *draws_seed(fl_py_image_draws *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Implements fl_torch_exp.call: looks up an earlier answer of torch. */
+/* Looks up an earlier answer of torch, borrowed; takes `key`. NULL: the argument is now among the
+ * missing ones, or an exception is set. */
+static PyObject *look_up(fl_py_image_draws *self, PyObject *key)
+{
+    PyObject *value = key != NULL ? PyDict_GetItemWithError(self->answers, key) : NULL;
+    if (value == NULL && key != NULL && !PyErr_Occurred()) PyList_Append(self->missing, key);
+    Py_XDECREF(key);
+    return value;
+}
+
+/* Implements fl_torch_answers.exp. */
 static int look_up_exp(void *context, float x, float *out)
 {
-    fl_py_image_draws *self = context;
-    PyObject *key = PyFloat_FromDouble((double)x);
-    PyObject *value = key != NULL ? PyDict_GetItemWithError(self->exps, key) : NULL;
-    Py_XDECREF(key);
+    PyObject *value = look_up(context, PyFloat_FromDouble((double)x));
     if (value != NULL) *out = (float)PyFloat_AS_DOUBLE(value);
-    self->is_missing = value == NULL && !PyErr_Occurred();
-    self->missing = x;
     return value != NULL ? 0 : -1;
 }
 
-/* Asks torch for the missing exponential: 0, or -1 and an exception. This runs Python code, and
- * other threads may draw meanwhile; so the caller must not have taken a state. */
-static int ask_exp(fl_py_image_draws *self)
+/* Implements fl_torch_answers.tilt. A missing answer does not end the draws, so that all missing
+ * answers of a batch are found at once. */
+static int look_up_tilt(void *context, const fl_torch_tilt *tilt, float out[8])
 {
-    PyObject *key = PyFloat_FromDouble((double)self->missing);
-    PyObject *value = key != NULL ? PyObject_CallOneArg(self->exp, key) : NULL;
-    int status = -1;
-    if (value != NULL && !PyFloat_Check(value))
-        PyErr_SetString(PyExc_TypeError, "ImageDraws: exp must return a float");
-    else if (value != NULL)
-        status = PyDict_SetItem(self->exps, key, value);
-    Py_XDECREF(key);
-    Py_XDECREF(value);
+    const int32_t(*at)[2] = tilt->corner;
+    PyObject *key =
+        Py_BuildValue("iiiiiiiiii", tilt->size.height, tilt->size.width, at[0][0], at[0][1],
+                      at[1][0], at[1][1], at[2][0], at[2][1], at[3][0], at[3][1]);
+    PyObject *value = look_up(context, key);
+    for (int k = 0; k < 8; k++)
+        out[k] = value != NULL ? (float)PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(value, k)) : 0;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Returns true for a float, if one is wanted, or for a tuple of eight floats. */
+static bool is_answer(PyObject *value, bool is_float)
+{
+    if (is_float) return PyFloat_Check(value);
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 8) return false;
+    for (int k = 0; k < 8; k++)
+        if (!PyFloat_Check(PyTuple_GET_ITEM(value, k))) return false;
+    return true;
+}
+
+/* Asks torch for the missing answers: 0, or -1 and an exception. This runs Python code, and other
+ * threads may draw meanwhile; so the caller must not have taken a state. */
+static int ask(fl_py_image_draws *self)
+{
+    PyObject *missing = self->missing;
+    int status = (self->missing = PyList_New(0)) != NULL ? 0 : -1;
+    for (Py_ssize_t i = 0; status == 0 && i < PyList_GET_SIZE(missing); i++) {
+        PyObject *key = PyList_GET_ITEM(missing, i);
+        bool is_exp = PyFloat_Check(key);
+        PyObject *value =
+            is_exp ? PyObject_CallOneArg(self->exp, key) : PyObject_CallObject(self->tilt, key);
+        status = -1;
+        if (value != NULL && !is_answer(value, is_exp))
+            PyErr_Format(PyExc_TypeError, "ImageDraws: %s",
+                         is_exp ? "exp must return a float" : "tilt must return eight floats");
+        else if (value != NULL)
+            status = PyDict_SetItem(self->answers, key, value);
+        Py_XDECREF(value);
+    }
+    Py_DECREF(missing);
     return status;
 }
 
@@ -140,24 +187,23 @@ typedef struct request {
     fl_image_params *params; /* borrowed; NULL: a batch */
 } request;
 
-/* Draws: 0: done; 1: an exponential is missing, see ask_exp; -1: an exception. *random changes only
- * if the draw is done. */
+/* Draws: 0: done; 1: answers are missing, see ask; -1: an exception. *random changes only if the
+ * draw is done. */
 static int draw(fl_py_image_draws *self, fl_torch_random *random, const request *what)
 {
     fl_err err;
-    fl_torch_exp exp = {.call = look_up_exp, .context = self};
+    fl_torch_answers answers = {.exp = look_up_exp, .tilt = look_up_tilt, .context = self};
     fl_torch_random copy = *random;
-    self->is_missing = false;
-    int status = what->params == NULL
-                     ? fl_image_draws_make(self->draws, &copy, what->rows, &exp, &err)
-                     : fl_image_draws_one(self->draws, &copy, what->in, &exp, what->params, &err);
-    if (status == FL_OK) {
-        *random = copy;
-        return 0;
-    }
-    if (self->is_missing) return 1;
-    if (!PyErr_Occurred()) fl_py_raise(&err, NULL);
-    return -1;
+    int status =
+        what->params == NULL
+            ? fl_image_draws_make(self->draws, &copy, what->rows, &answers, &err)
+            : fl_image_draws_one(self->draws, &copy, what->in, &answers, what->params, &err);
+    if (PyErr_Occurred()) return -1;
+    if (PyList_GET_SIZE(self->missing) > 0) return 1;
+    if (PyDict_GET_SIZE(self->answers) > MOST_ANSWERS) PyDict_Clear(self->answers);
+    if (status != FL_OK) return fl_py_check(status, &err, NULL);
+    *random = copy;
+    return 0;
 }
 
 /* Draws from a torch.Generator, and puts the state back; returns the statuses of draw. No Python
@@ -184,7 +230,7 @@ static int draw_from(fl_py_image_draws *self, PyObject *generator, const request
     int status = 1;
     while (status > 0) {
         status = draw_once(self, generator, what);
-        if (status > 0 && ask_exp(self) != 0) return -1;
+        if (status > 0 && ask(self) != 0) return -1;
     }
     return status;
 }
@@ -204,7 +250,7 @@ static PyObject *draws_draw(fl_py_image_draws *self, PyObject *args)
                             worker);
     while (status > 0) {
         status = draw(self, &self->streams[worker], &what);
-        if (status > 0 && ask_exp(self) != 0) status = -1;
+        if (status > 0 && ask(self) != 0) status = -1;
     }
     if (status != 0) return NULL;
     Py_RETURN_NONE;
@@ -313,11 +359,12 @@ static PyMethodDef draws_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(draws_doc,
-             "ImageDraws(plan, is_v1, is_fused, exp, log)\n--\n\n"
+             "ImageDraws(plan, is_v1, is_fused, exp, log, tilt)\n--\n\n"
              "An ImagePlan with parameters drawn as torchvision's operations draw them.\n\n"
              "is_v1: draws as torchvision.transforms, otherwise as torchvision.transforms.v2.\n"
              "is_fused: see TorchRandom.uniform. exp, log: functions that return torch's\n"
-             "results for a float32.");
+             "results for a float32. tilt: a function that returns the eight coefficients of\n"
+             "a perspective from height, width, and x and y of four corners.");
 
 static PyType_Slot draws_slots[] = {{Py_tp_doc, (void *)draws_doc},
                                     {Py_tp_new, draws_new},

@@ -15,9 +15,11 @@ typedef struct fl_py_image_draws {
     fl_py_dlpack dlpack;
     fl_py_image_plan *plan; /* owned */
     PyObject *exp;          /* owned: a function, torch.exp() of a float32 */
-    PyObject *exps;         /* owned: {argument: result} of exp for the arguments needed so far */
-    bool is_missing;        /* the last draw needed exp of `missing`, which `exps` does not have */
-    float missing;
+    PyObject *tilt;    /* owned: a function, the coefficients of a perspective from the numbers of
+                          fl_torch_tilt */
+    PyObject *answers; /* owned: {argument or tuple of arguments: result} of these functions, as far
+                          as they were needed lately */
+    PyObject *missing; /* owned: a list of arguments that the last draw has not found there */
     fl_image_draws *draws;    /* owned */
     fl_torch_random *streams; /* owned: one stream for each worker; NULL: not seeded */
     int64_t workers;

@@ -3,7 +3,7 @@
 #include "fl_py_image_op.h"
 
 #include "fl_blur.h"
-#include "fl_op.h"
+#include "fl_op_policy.h"
 #include "fl_py_put.h"
 
 #include <string.h>
@@ -89,14 +89,17 @@ static int read_own(PyObject *dict, fl_image_op *out)
 
 static int read_op(PyObject *dict, fl_image_op *out)
 {
-    int32_t kind = 0, occurrence = 0, arithmetic = 0, interpolation = 0, mode = 0;
+    int32_t kind = 0, occurrence = 0, arithmetic = 0, version = 0, interpolation = 0;
+    int32_t mode = 0;
     if (read_int(dict, "kind", FL_OP_KINDS - 1, &kind) != 0 ||
         read_int(dict, "occurrence", UINT8_MAX, &occurrence) != 0 ||
         read_int(dict, "arithmetic", FL_IMAGE_ARITHMETICS - 1, &arithmetic) != 0 ||
         read_int(dict, "span", FL_MAX_IMAGE_OPS, &out->span) != 0 ||
         read_int(dict, "interpolation", FL_INTERPOLATIONS - 1, &interpolation) != 0 ||
-        read_int(dict, "padding_mode", FL_PADDING_MODES - 1, &mode) != 0)
+        read_int(dict, "padding_mode", FL_PADDING_MODES - 1, &mode) != 0 ||
+        read_int(dict, "is_v1", 1, &version) != 0)
         return -1;
+    out->is_v1 = version != 0;
     out->kind = (fl_image_op_kind)kind;
     out->occurrence = (uint8_t)occurrence;
     out->arithmetic = (fl_image_arithmetic)arithmetic;
@@ -159,6 +162,33 @@ PyObject *fl_py_image_params(const fl_image_params *params)
                          params->out.height, params->out.width, "number", number, "order", order,
                          "is_early", params->is_early ? Py_True : Py_False, "seed",
                          (unsigned long long)params->seed);
+}
+
+const char fl_py_policy_strengths_doc[] =
+    PyDoc_STR("policy_strengths(op, height, width)\n--\n\n"
+              "Return the strengths of each operation that a policy draws, for an image of this\n"
+              "size. The policy is a dict, as ImagePlan takes it.");
+
+PyObject *fl_py_policy_strengths(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *dict, *list = NULL;
+    fl_image_op op;
+    fl_image_size in;
+    if (!PyArg_ParseTuple(args, "Oii:policy_strengths", &dict, &in.height, &in.width)) return NULL;
+    if (fl_py_image_op_read(dict, &op) != 0 || (list = PyList_New(FL_POLICY_OPS)) == NULL)
+        return NULL;
+    int32_t bins = fl_policy_bins(&op);
+    for (int which = 0; which < FL_POLICY_OPS; which++) {
+        PyObject *row = PyTuple_New(bins);
+        PyList_SET_ITEM(list, which, row);
+        for (int32_t i = 0; row != NULL && i < bins; i++) {
+            float strength = fl_policy_magnitude(&op, (fl_policy_op)which, in, i, false);
+            PyTuple_SET_ITEM(row, i, PyFloat_FromDouble((double)strength));
+        }
+    }
+    if (!PyErr_Occurred()) return list;
+    Py_DECREF(list);
+    return NULL;
 }
 
 /* ---- numbers that Python takes from here */

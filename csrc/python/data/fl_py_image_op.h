@@ -20,6 +20,11 @@ int fl_py_image_op_read(PyObject *dict, fl_image_op *out);
  * -1 and an exception. */
 int fl_py_image_op_export(PyObject *module);
 
+/* Implements policy_strengths(op, height, width): a list with a tuple of strengths for each
+ * fl_policy_op. */
+extern const char fl_py_policy_strengths_doc[];
+PyObject *fl_py_policy_strengths(PyObject *module, PyObject *args);
+
 /* Makes a dict of the parameters. New reference. */
 PyObject *fl_py_image_params(const fl_image_params *params);
 

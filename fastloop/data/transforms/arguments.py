@@ -134,7 +134,7 @@ def _read_erased(name: str, value: Any) -> list[float]:
     return list(to_floats(_read_fill(name, value)))
 
 
-def _read_interpolation(name: str, value: Any) -> str:
+def read_interpolation(name: str, value: Any) -> str:
     """Return the name of an interpolation, given as a name, as an InterpolationMode of fastloop or
     torchvision, or as a constant of Pillow."""
     mode = checks.look_up(value, "value", value)
@@ -284,7 +284,7 @@ PaddingMode = Annotated[
 Fill = Annotated[float | Sequence[float] | None, Argument(_read_fill)]
 Erased = Annotated[Any, Argument(_read_erased)]
 Interpolation = Annotated[
-    Any, Argument(_read_interpolation, lambda how: INTERPOLATIONS.get(how, how))
+    Any, Argument(read_interpolation, lambda how: INTERPOLATIONS.get(how, how))
 ]
 Flag = Annotated[bool, Argument(_read_flag)]
 CoreFlag = Annotated[bool, Argument(_read_flag, bool)]  # a flag that the core has as well

@@ -17,8 +17,8 @@ from fastloop.data.transforms.warp import Warp
 
 __all__ = ["AugMix", "AutoAugment", "AutoAugmentPolicy", "RandAugment", "TrivialAugmentWide"]
 
-# In the order of policy_op in fl_op_policy.c.
-_NAMES = (
+# In the order of fl_policy_op.
+NAMES = (
     *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
     *("Brightness", "Color", "Contrast", "Sharpness", "Posterize", "Solarize"),
     *("AutoContrast", "Equalize", "Invert"),
@@ -41,7 +41,7 @@ class Policy(Warp):
 
     def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         drawn = zip(values["order"], values["number"], strict=False)
-        return {"transforms": [(_NAMES[op], magnitude) for op, magnitude in drawn]}
+        return {"transforms": [(NAMES[op], magnitude) for op, magnitude in drawn]}
 
 
 @dataclass(repr=False, eq=False)
@@ -147,7 +147,7 @@ class AugMix(Policy):
         numbers, ops = iter(values["number"]), iter(values["order"])
         weights = [next(numbers) for _ in range(1 + self.mixture_width)]
         chains = [
-            [(_NAMES[op], next(numbers)) for op in iter(ops.__next__, _END)]
+            [(NAMES[op], next(numbers)) for op in iter(ops.__next__, _END)]
             for _ in range(self.mixture_width)
         ]
         return {"weights": weights, "transforms": chains}

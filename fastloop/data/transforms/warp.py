@@ -26,6 +26,7 @@ class Warp(Color):
     interpolation: Any
     fill: Any
     center: Any = None
+    is_v1 = False  # matrices are computed as in torchvision.transforms, not as in v2
 
     def _check(self) -> None:
         is_known = self.interpolation in ("nearest", "bilinear")
@@ -38,7 +39,11 @@ class Warp(Color):
 
     def encode(self, get_size: GetSize) -> dict[str, Any]:
         fill = self.colors * 4 if len(self.colors) == 1 else self.colors
-        border = {"center": self.center or _NONE[:2], "border": (*fill, *_NONE)[:4]}
+        border = {
+            "center": tuple(self.center or _NONE[:2]),
+            "border": (*fill, *_NONE)[:4],
+            "is_v1": self.is_v1,
+        }
         return super().encode(get_size) | border
 
 
@@ -102,7 +107,9 @@ class RandomAffine(Warp):
     def encode_numbers(self) -> Sequence[float]:
         shear = [*(self.shear or (0.0, 0.0)), 0.0, 0.0][:4]
         moved = self.translate or (0.0, 0.0)
-        return [*self.degrees, *moved, *(self.scale or (1, 1)), *shear]
+        given = self.translate, self.scale, self.shear, (self.shear or ())[2:]
+        drawn = sum(1 << k for k, value in enumerate(given) if value)  # fl_drawn_parts
+        return [*self.degrees, *moved, *(self.scale or (1, 1)), *shear, drawn]
 
     def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         angle, x, y, scale, *shear = values["number"][:6]

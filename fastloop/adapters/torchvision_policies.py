@@ -1,0 +1,64 @@
+"""Asks torchvision about its policies and perspectives: results whose last bit depends on torch and
+on the machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from fastloop._core import policy_strengths
+from fastloop.base.checks import refuse_if
+from fastloop.data.transforms.policy import NAMES
+
+_SIZES = (1, 1), (28, 28), (32, 32), (96, 64), (224, 224), (333, 500)  # height, width
+_SIGNED = NAMES[1:10]
+_BINS = 10  # of AutoAugment
+
+
+def _strengths_of(op: Any, height: int, width: int) -> dict[str, tuple[Any, bool]]:
+    """Return the strengths of a policy's operations, and whether they have a sign."""
+    bins = getattr(op, "num_magnitude_bins", _BINS)
+    table = getattr(op, "_AUGMENTATION_SPACE", None)
+    if table is None:  # v1
+        size = () if type(op).__name__ == "TrivialAugmentWide" else ((height, width),)
+        found: dict[str, tuple[Any, bool]] = op._augmentation_space(bins, *size)
+        return found
+    functions = [function for function, _ in table.values()]
+    is_replaced = any(function.__module__ != type(op).__module__ for function in functions)
+    refuse_if(is_replaced, f"{type(op).__name__}._AUGMENTATION_SPACE was replaced")
+    return {
+        name: (function(bins, height, width), is_signed)
+        for name, (function, is_signed) in table.items()
+    }
+
+
+def check_strengths(op: Any, own: Any) -> None:
+    """Refuse a policy of torchvision that fastloop's operation `own` does not equal on this
+    machine."""
+    name = type(op).__name__
+    spec = {"kind": own.kind, **own.encode(tuple)}
+    for size in _SIZES:
+        strengths = dict(zip(NAMES, policy_strengths(spec, *size), strict=True))
+        space = _strengths_of(op, *size)
+        is_same = name == "AutoAugment" or [*space] == [*NAMES[:-1]]
+        for key, (values, is_signed) in space.items():
+            ends = values is not None and values.ndim > 0
+            numbers = tuple(values.tolist()) if ends else (0.0,) * len(strengths[key])
+            is_same &= numbers == strengths[key] and is_signed == (key in _SIGNED)
+        refuse_if(not is_same, f"fastloop does not know the strengths of {name} here")
+    if name == "AutoAugment":
+        policies = getattr(op, "_policies", None) or op.policies
+        is_altered = policies != op._get_policies(op.policy)
+        refuse_if(is_altered, f"the policies of {name} were replaced")
+
+
+def find_coefficients(height: int, width: int, *corners: int) -> tuple[float, ...]:
+    """Return torch's coefficients of a perspective that takes the corners of an image to
+    `corners`."""
+    x, y = width - 1, height - 1
+    ends = [[*corners[k : k + 2]] for k in range(0, 8, 2)]
+    find: Any = sys.modules["torchvision.transforms.functional"]._get_perspective_coeffs
+    try:
+        return tuple(find([[0, 0], [x, 0], [x, y], [0, y]], ends))
+    except RuntimeError as error:  # torchvision meets it again, and raises it
+        raise ValueError(f"RandomPerspective: {error}") from None
