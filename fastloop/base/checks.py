@@ -20,7 +20,7 @@ def look_up(thing: object, name: str, default: Any = None) -> Any:
     """Return an attribute of an object that may be the user's, or `default` if the object has none:
     its properties and its ``__getattr__`` may raise any exception to say so."""
     try:
-        return getattr(thing, name)
+        return getattr(thing, name, default)
     except Exception:
         return default
 

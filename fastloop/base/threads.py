@@ -52,19 +52,19 @@ class NextLock:
         return self._locks.get(pid) or self._locks.setdefault(pid, threading.RLock())
 
 
-def count_alone(next_batch: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Decorate a ``__next__`` that counts. Two threads must not add to a count at once, so
-    without an interpreter lock each iterator gets a lock."""
+def count_alone(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a method that counts by ``+=``. Two threads must not add to a count at once, so
+    without an interpreter lock each object gets a lock."""
     if has_interpreter_lock():
-        return next_batch
+        return method
 
-    @wraps(next_batch)
-    def locked(iterator: Any) -> Any:
-        fields = vars(iterator)
+    @wraps(method)
+    def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fields = vars(self)
         # setdefault() gives all threads the same lock.
         lock = fields.get("_next_lock") or fields.setdefault("_next_lock", NextLock())
         with lock.of_process():
-            return next_batch(iterator)
+            return method(self, *args, **kwargs)
 
     return locked
 

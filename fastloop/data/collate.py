@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ import torch
 from fastloop._core import Collate, ThreadPool, WorkerEnd
 from fastloop.compat.torch_parts import collate_functions, default_collate
 from fastloop.data.columns import below_subsets, default_functions, is_default_collate, own
-
-_T = TypeVar("_T")
-
 
 # ---- the native collate
 
@@ -55,6 +52,21 @@ def make_collate(
     )
 
 
+class Fallbacks:
+    """Counts the leaves that torch's functions collate from now on for a native collate, or for
+    None."""
+
+    def __init__(self, core: Collate | None) -> None:
+        self._core = core
+        self._before = {} if core is None else core.fallbacks()
+
+    def count(self) -> tuple[tuple[()], dict[str, int]]:
+        """Return the counts of no workers, and the numbers of leaves by reason."""
+        now = {} if self._core is None else self._core.fallbacks()
+        counts = {reason: n - self._before.get(reason, 0) for reason, n in now.items()}
+        return (), {reason: n for reason, n in counts.items() if n > 0}
+
+
 class Collation:
     """The collate of one iterator or worker: native for torch's default and fastloop's own.
 
@@ -66,6 +78,7 @@ class Collation:
     Attributes:
         function: does the work of ``collate_fn``.
         core: the native collate; None if ``collate_fn`` is a function that must be called.
+        fallbacks: the counts of the native collate.
         lender: the native collate if the dataset may write samples into the batch's memory; else
             None.
     """
@@ -82,14 +95,7 @@ class Collation:
         # Only the collate sees the samples of such datasets.
         is_lent = is_default and own(below_subsets(dataset)[0], "_borrows_slots")
         self.lender = core if is_lent else None
-        self._before = {} if core is None else core.fallbacks()
-
-    def fallbacks(self) -> dict[str, int]:
-        """Return the numbers of leaves that torch's functions have collated so far, by reason."""
-        # Without global names: a finalizer calls this while the interpreter clears modules.
-        now = {} if self.core is None else self.core.fallbacks()
-        counts = {reason: n - self._before.get(reason, 0) for reason, n in now.items()}
-        return {reason: n for reason, n in counts.items() if n > 0}
+        self.fallbacks = Fallbacks(core)
 
 
 # ---- memory of the batch that is being made
@@ -103,15 +109,6 @@ def lend(collate: Collate | None) -> Collate | None:
     before: Collate | None = getattr(_lent, "collate", None)
     _lent.collate = collate
     return before
-
-
-def call_lent(collate: Collate | None, function: Callable[[], _T]) -> _T:
-    """Return ``function()``. During the call, this thread lends the collate."""
-    before = lend(collate)
-    try:
-        return function()
-    finally:
-        lend(before)
 
 
 @contextmanager

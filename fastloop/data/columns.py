@@ -193,15 +193,15 @@ class Column:
         """Return the field for ``Table``. `pin_storages` is the argument of ``open_columns``."""
         source: Any = self.source
         if isinstance(source, tuple):
-            pairs = ((_pin(each.array, pin_storages), each.rows) for each in source)
+            pairs = ((_pin(a) if pin_storages else a, rows) for a, rows, _ in source)
             files = tuple(segment.file for segment in source)
             return (self.cast, *chain.from_iterable(pairs)), self.name, files
-        source = _pin(source, pin_storages)
+        source = _pin(source) if pin_storages else source
         return source if self.plan is None else (source, self.plan), self.name, self.file
 
 
-def _pin(array: Any, pin_storages: bool) -> Any:
-    return pin_storage(array) if pin_storages and isinstance(array, torch.Tensor) else array
+def _pin(array: Any) -> Any:
+    return pin_storage(array) if isinstance(array, torch.Tensor) else array
 
 
 @dataclass
@@ -279,17 +279,22 @@ def find_adapter(value: object) -> Any:
     return adapter
 
 
+def find_columns(dataset: object) -> Callable[[Any, Request], Columns] | None:
+    """Return the function that gives the columns of a dataset. None: fastloop does not know the
+    class."""
+    answer = own(dataset, "_columns") or _TORCHS.get(type(dataset))
+    if answer is None and (adapter := find_adapter(type(dataset))) is not None:
+        answer = adapter.columns_of
+    return answer
+
+
 def columns_of(dataset: Any, request: Request) -> Columns:
     """Return the columns of a dataset. Raises NotCoveredError."""
     if "__getitems__" in look_up(dataset, "__dict__", ()):
         raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
-    answer = own(dataset, "_columns") or _TORCHS.get(type(dataset))
-    if answer is None and (adapter := find_adapter(type(dataset))) is not None:
-        answer = adapter.columns_of
-    if answer is None:
+    if (answer := find_columns(dataset)) is None:
         raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
-    columns: Columns = answer(dataset, request)
-    return columns
+    return answer(dataset, request)
 
 
 def find_collate(collate_fn: object) -> Callable[[Any, Any, Request], Columns] | None:

@@ -195,8 +195,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Check arguments against each other. The check runs again before each iter(), because
         attributes may have been assigned."""
         for name in ("device_transform", "batch_transform"):
-            if getattr(self, name) is not None:
-                check_callable(name, getattr(self, name), "a function of a batch")
+            if (transform := getattr(self, name)) is not None:
+                check_callable(name, transform, "a function of a batch")
         if self.device is not None:
             torch.device(self.device)  # raises torch's own error
         elif self.device_transform is not None or self.static_buffers:
@@ -204,11 +204,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "device_transform and static_buffers must come with a device, got device=None "
                 "(pass device=)"
             )
-        read_choice("transforms_on", self.transforms_on, ("auto", "cpu", "device"))
-        choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
-        if choice == "restart" and self.path == "torch":
-            rule = "'raise' with path='torch'"
-            raise ValueError(make_message("on_worker_death", rule, choice, "use path='auto'"))
+        if self.transforms_on is not _OWN["transforms_on"]:
+            read_choice("transforms_on", self.transforms_on, ("auto", "cpu", "device"))
+        if self.on_worker_death is not _OWN["on_worker_death"]:
+            choice = read_choice("on_worker_death", self.on_worker_death, ("raise", "restart"))
+            if choice == "restart" and self.path == "torch":
+                rule = "'raise' with path='torch'"
+                raise ValueError(make_message("on_worker_death", rule, choice, "use path='auto'"))
 
     @property
     def _shared(self) -> Shared:

@@ -35,12 +35,14 @@ from fastloop.data.columns import (
     datasets_within,
     find_adapter,
     find_collate,
+    find_columns,
     is_default_collate,
 )
 from fastloop.loader.arrays.iterator import ArrayIter, find_blocks, open_columns, yields_ints
-from fastloop.loader.shared import LoaderProxy, Shared, SyncIter, TorchProcessIter
+from fastloop.loader.shared import LoaderProxy, PlainIter, Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
+PIPES = IterDataPipe, MapDataPipe
 _NESTING = (torch_data.ConcatDataset, torch_data.StackDataset, torch_data.Subset)
 _SAMPLED = (*_NESTING, torch_data.Dataset, torch_data.TensorDataset)
 _SAMPLE_METHODS = Methods(
@@ -61,23 +63,25 @@ class Route(NamedTuple):
     samples: Any = None  # the object that stands in for the dataset
 
 
-def is_users_own(loader: DataLoader[Any], left_collate: object) -> bool:
-    """Tell at once that the user's collate makes the batches in this process, for any dataset.
-    No path is faster than torch for such a loader, and ``PlainIter`` loads the batches.
+def is_plain(loader: DataLoader[Any], left_collate: object) -> bool:
+    """Tell at once that Python makes the samples: fastloop does not know the collate function, or
+    torch's default collates a dataset whose class fastloop does not know.
 
     Args:
+        loader: has no workers.
         left_collate: the collate function that fastloop has left to the loader before, or None.
     """
+    dataset: Any = loader.dataset
     collate_fn = loader.collate_fn
     if collate_fn is torch_parts.default_collate or collate_fn is torch_parts.default_convert:
-        return False
-    if collate_fn is not left_collate and find_collate(collate_fn) is not None:
-        return False
-    if loader.num_workers > 0 or torch_parts.new_arguments() or _ITER_METHODS.find_replaced():
+        # A list may change without workers, so its samples are not stacked.
+        if type(dataset) not in (list, tuple) and find_columns(dataset) is not None:
+            return False
+    elif collate_fn is not left_collate and find_collate(collate_fn) is not None:
         return False
     # Datasets with epochs raise errors of their own, so they need their own iterators.
-    is_torch_known = is_known("torch", "Loaders are left")
-    return is_torch_known and next(datasets_within(loader.dataset), None) is None
+    is_torch_known = is_known("tensors", "Loaders are left") and not torch_parts.new_arguments()
+    return is_torch_known and next(datasets_within(dataset), None) is None
 
 
 def choose_route(
@@ -134,8 +138,16 @@ def fast_iterator(
         _ITER_METHODS.find_replaced() or not is_known("torch", "Loaders are left")
     ):
         return make_torch_iterator()
+    wanted = look_up(loader, "transforms_on", "auto")  # torch's loaders have none
+    if loader.num_workers == 0 and path == "auto" and is_plain(loader, shared.left_collate):
+        if loader.collate_fn is not shared.left_collate:
+            shared.why = ""  # none that a report needs
+        if not shared.position.can_be_asked:
+            return PlainIter(loader, shared)
+        if wanted == "auto" and not isinstance(loader.dataset, PIPES):
+            return SyncIter(loader, shared, uses_native_collate=True)
     route = choose_route(loader, path, shared.changed, pin_storages=True)
-    if (wanted := look_up(loader, "transforms_on", "auto")) != "auto":  # torch's loaders have none
+    if wanted != "auto":
         _check_transforms(loader, route, wanted)
     shared.why = route.why
     shared.left_collate = loader.collate_fn if route.why.startswith(LEFT_COLLATE) else None
@@ -249,7 +261,7 @@ def _route_that_was_asked_for(search: _Search) -> Route | None:
     if path == "thread":
         if fault := _why_no_threads(search.loader):
             raise ValueError(f"path='thread' cannot load this: {fault}")
-    elif path != "torch" and isinstance(search.loader.dataset, (IterDataPipe, MapDataPipe)):
+    elif path != "torch" and isinstance(search.loader.dataset, PIPES):
         return Route("torch", "the dataset is a data pipe")
     if path in ("process", "sync") and path != search.sample_path:
         fault = f"path={path!r} cannot load this: num_workers={workers}"
@@ -267,7 +279,7 @@ def _why_no_threads(loader: DataLoader[Any]) -> str:
         return "num_workers=0; pass the number of threads"
     if context is not None:
         return f"multiprocessing_context={context!r}; leave multiprocessing_context out"
-    if isinstance(dataset, (IterDataPipe, MapDataPipe)):
+    if isinstance(dataset, PIPES):
         return "a DataPipe asks in which worker process it runs; use path='process'"
     if isinstance(dataset, IterableDataset) and workers > 1:
         fault = f"with num_workers={workers} each thread would give the whole IterableDataset"

@@ -16,17 +16,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, FinalizerBase, ThreadPool, keep_heap
 from fastloop.base.machine import budget_of
-from fastloop.base.threads import NextLock, lock_over_forks, thread_pool
+from fastloop.base.threads import NextLock, count_alone, lock_over_forks, thread_pool
 from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
-from fastloop.data.collate import Collation, call_lent, make_collate
-from fastloop.data.columns import size_remedies
+from fastloop.data.collate import Collation, Fallbacks, lend, make_collate
+from fastloop.data.columns import is_default_collate, size_remedies
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
 from fastloop.device.destinations import Destination, find_destination, is_pinned_by_torch
 from fastloop.loader.resume.epoch import Position, ResumableIter
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
+_MOST_OPEN = 8  # references to iterators, before those that are gone are dropped
 _KILLED_S = 5.0  # seconds in which a worker must end after SIGTERM
 # These are torch's errors for samples of several shapes. The second one comes from a worker, whose
 # collate makes room in shared memory.
@@ -45,7 +46,11 @@ class AutoDepth(int):
     of the loader, made from its arguments, is "auto" again."""
 
 
-_lock = lock_over_forks()  # loaders' iterators begin and count in several threads
+_lock = lock_over_forks()  # loaders' iterators begin in several threads
+
+
+def _nobody() -> None:
+    """Stand for an iterator that is gone."""
 
 
 class Shared:
@@ -66,21 +71,23 @@ class Shared:
         self.fault = ""  # why torch uploads batches to a CUDA device instead of fastloop
         self.why = ""  # why the latest iterator takes its path
         self.left_collate: Any = None  # a collate function that fastloop does not accelerate
-        self.noted: set[str] = set()  # how this loader's iterators were made
+        self.noted: dict[Any, str] = {}  # how this loader's iterators were made
         # For the latest array iterator: the CUDA device that batches are uploaded to or -1, whether
         # the device finishes the transforms, and the argument transforms_on.
         self.transforms_run: tuple[int, bool, str] = -1, False, "auto"
         self.changed = ""  # says that data were changed in place, once threads have noticed it
         # The counts of paths that run torch's iterators, and of memory that was replaced.
-        self.counts: Counter[str] = Counter()
-        self.latest: Callable[[], Any] = lambda: None  # the iterator that counts its workers
+        self.counts = Counter(batches=0, waits=0, wait_ns=0, restarts=0)
+        self.latest: Callable[[], Any] = _nobody  # counts the workers of the latest iterator
         self.last_count: WorkerCounts = (), {}
 
     def note_open(self, iterator: BaseIter) -> None:
         """Remember an iterator for close()."""
         # No WeakSet: a WeakSet runs Python when an iterator dies, and Ctrl-C would be lost there.
         with _lock:
-            self.open = [*(ref for ref in self.open if ref() is not None), weakref.ref(iterator)]
+            if len(self.open) >= _MOST_OPEN:
+                self.open = [ref for ref in self.open if ref() is not None]
+            self.open.append(weakref.ref(iterator))
 
     def open_destination(
         self, accelerator: Accelerator | None, is_pinned: bool, is_shared: bool, fields: int = 0
@@ -169,10 +176,15 @@ class Shared:
             total.update(memory.count() if memory is not None else {})
         return total
 
+    @count_alone
     def add(self, **counts: int) -> None:
         """Add to counts, by name."""
-        with _lock:
-            self.counts.update(counts)
+        for name, count in counts.items():
+            self.counts[name] += count
+
+    def note_collate(self, fallbacks: Fallbacks) -> None:
+        """Note the counts of the latest iterator, which has no workers."""
+        self.latest = lambda: fallbacks
 
     def count_workers(self) -> WorkerCounts:
         """Return the counts of each worker of the latest iterator."""
@@ -183,6 +195,8 @@ class Shared:
 
     def trim(self) -> None:
         """Free memory that holds no batch."""
+        self.count_workers()
+        self.latest = _nobody
         self.collate = None
         self.collates.clear()
         for memory in (self.array_memory, self.worker_memory):
@@ -200,6 +214,9 @@ def open_shared(loader: DataLoader[Any]) -> Shared:
     if (shared := shared_of.get(loader)) is None:
         shared = shared_of.setdefault(loader, Shared(Position(can_be_asked=False)))
     return shared
+
+
+_NO_FALLBACKS = Fallbacks(None)
 
 
 class LoaderProxy:
@@ -270,6 +287,9 @@ class SyncIter(SingleIter, LockedIter):
 
     Args:
         uses_native_collate: fastloop's collate replaces torch's default.
+
+    Attributes:
+        is_collated: fastloop collates the batches.
     """
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, uses_native_collate: bool) -> None:
@@ -287,12 +307,17 @@ class SyncIter(SingleIter, LockedIter):
         self._dataset = self._dataset_fetcher.dataset = loader.dataset
         is_tried = uses_native_collate and self._auto_collation
         found = Collation(self._dataset, self._collate_fn, is_tried, shared.collate_here)
-        self._dataset_fetcher.collate_fn, self._collation = found.function, found
-        shared.latest = weakref.ref(self)
+        self._dataset_fetcher.collate_fn, self._lender = found.function, found.lender
+        self.is_collated = found.core is not None
+        shared.note_collate(found.fallbacks)
 
     def _next_data(self) -> Any:
         begin_ns = perf_counter_ns()
-        data = self._datasets.call(call_lent, self._collation.lender, super()._next_data)
+        before = lend(self._lender)
+        try:
+            data = self._datasets.call(super()._next_data)
+        finally:
+            lend(before)
         self._shared.add(waits=1, wait_ns=perf_counter_ns() - begin_ns)
         states = self._epoch.states
         if states is not None and states.is_read_ahead:
@@ -300,27 +325,22 @@ class SyncIter(SingleIter, LockedIter):
             self._note_state(0, states.reader.state_after(data))
         return data
 
-    def count(self) -> WorkerCounts:
-        return (), self._collation.fallbacks()
-
-    def _finalize(self) -> None:
-        if "_collation" in vars(self):
-            self._shared.last_count = self.count()
-        super()._finalize()
-
 
 class PlainIter(SingleIter):
-    """The iterator of torch without workers, for the user's own collate. fastloop has no part in
-    the batches, and nobody can ask for a state: the iterator counts, torch's code does the rest."""
+    """The iterator of torch without workers, for a loader of which nobody can ask for a state, and
+    whose samples Python makes. The iterator counts, fastloop stands in for torch's default collate,
+    and torch's code does the rest."""
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared, self._next_lock = shared, NextLock()
         super().__init__(loader)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        shared.latest = weakref.ref(self)
-
-    def count(self) -> WorkerCounts:
-        return (), {}
+        self.is_collated = self._auto_collation and is_default_collate(self._collate_fn)
+        if self.is_collated:
+            self._dataset_fetcher.collate_fn = core = shared.collate_here()
+            shared.note_collate(Fallbacks(core))
+        else:
+            shared.note_collate(_NO_FALLBACKS)
 
     def __next__(self) -> Any:
         with self._next_lock.of_process():

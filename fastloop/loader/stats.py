@@ -156,10 +156,9 @@ def describe_iterator(loader: DataLoader[Any], iterator: Any, why: str) -> str:
     iterator = loading_iterator(iterator)
     if isinstance(iterator, ArrayIter):
         how = "gathered by threads"
-    elif isinstance(iterator, SyncIter) and iterator._collation.core is not None:
-        how = "in this process, collated by fastloop"
     elif isinstance(iterator, PlainIter | SyncIter):
-        how = "own collate without workers: torch's speed"
+        way = "in this process, collated by fastloop"
+        how = way if iterator.is_collated else "own collate without workers: torch's speed"
     else:
         how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
         is_torchs = isinstance(iterator, TorchProcessIter) or not isinstance(iterator, LockedIter)

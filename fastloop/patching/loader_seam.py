@@ -9,7 +9,7 @@ from types import GeneratorType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop.adapters import accelerate
@@ -18,8 +18,8 @@ from fastloop.compat.late_import import after_import
 from fastloop.compat.seams import Function, Seam, find_subclasses
 from fastloop.compat.torch_parts import call_as_torch
 from fastloop.loader import dataloader as fastloop_loader
-from fastloop.loader.route import fast_iterator, is_users_own, iterate_without_broken_workers
-from fastloop.loader.shared import PlainIter, open_shared
+from fastloop.loader.route import PIPES, fast_iterator, iterate_without_broken_workers
+from fastloop.loader.shared import open_shared
 from fastloop.loader.stats import describe_iterator
 
 # The one class known whose __init__ does not call torch's.
@@ -63,23 +63,24 @@ class LoaderSeam(Seam):
         def _get_iterator(loader: DataLoader[Any]) -> Any:
             if not self.is_on or _overrides(loader):
                 return before(loader)
-            if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+            if isinstance(loader.dataset, PIPES):
                 self._leave(loader, "the dataset is a data pipe")
                 return before(loader)
             self.native += 1
             if loader.num_workers > 0:
                 call_as_torch("DataLoader._get_iterator", loader.check_worker_number_rationality)
             shared = open_shared(loader)
-            iterator: Any
-            if is_users_own(loader, shared.left_collate):
-                iterator = PlainIter(loader, shared)
-            else:
-                make_torch_iterator = functools.partial(before, loader)
-                iterator = fast_iterator(loader, "auto", shared, None, make_torch_iterator)
-            how = describe_iterator(loader, iterator, shared.why)
+            make_torch_iterator = functools.partial(before, loader)
+            iterator = fast_iterator(loader, "auto", shared, None, make_torch_iterator)
+            # describe_iterator() reads these, and what no program changes between epochs.
+            facts = type(iterator), look_up(iterator, "is_collated"), loader.num_workers, shared.why
+            is_new = False
+            if (how := shared.noted.get(facts)) is None:
+                how = describe_iterator(loader, iterator, shared.why)
+                is_new = how not in shared.noted.values()
+                shared.noted[facts] = how
             loaders, epochs = self.served.get(how, (0, 0))
-            self.served[how] = loaders + (how not in shared.noted), epochs + 1
-            shared.noted.add(how)
+            self.served[how] = loaders + is_new, epochs + 1
             return iterator
 
         return _get_iterator

@@ -56,24 +56,25 @@ def walk(call: Callable[[], Any]) -> tuple[Any, Walk]:
 # By name: the loader, the ceilings of iter() and of next(). Worker processes that are slow to start
 # or to answer make the parent wait, which takes a few functions more.
 LOADERS: dict[str, tuple[Callable[[], Any], Walk, Walk]] = {
-    "tensors": (lambda: DataLoader(TensorDataset(X), 8), Walk(53, 9), Walk(1, 1)),
+    "tensors": (lambda: DataLoader(TensorDataset(X), 8), Walk(50, 9), Walk(1, 1)),
     "tensors, threads": (
         lambda: DataLoader(TensorDataset(X), 8, num_workers=2),
-        Walk(58, 9),
+        Walk(56, 9),
         Walk(5, 3),
     ),
     "sequences": (
         lambda: DataLoader(ArrayDataset(ids=TEXTS), 8, collate_fn=PadCollate(), num_workers=2),
-        Walk(94, 16),
+        Walk(91, 16),
         Walk(5, 3),
     ),
-    "own collate": (lambda: DataLoader(Squares(), 8, collate_fn=list), Walk(39, 11), Walk(7, 4)),
+    "default collate": (lambda: DataLoader(Squares(), 8), Walk(34, 10), Walk(7, 4)),
+    "own collate": (lambda: DataLoader(Squares(), 8, collate_fn=list), Walk(31, 10), Walk(7, 4)),
     "worker processes": (
         lambda: DataLoader(Squares(), 8, num_workers=2),
-        Walk(90, 19),
+        Walk(86, 18),
         Walk(27, 7),
     ),
-    "a stream": (lambda: DataLoader(Stream(), 8), Walk(55, 12), Walk(7, 4)),
+    "a stream": (lambda: DataLoader(Stream(), 8), Walk(48, 11), Walk(7, 4)),
 }
 
 

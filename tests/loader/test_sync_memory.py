@@ -182,3 +182,5 @@ def test_fallbacks_are_counted_for_each_epoch() -> None:
     first = loader.stats().fallbacks
     list(loader)
     assert first and loader.stats().fallbacks == first
+    loader.close()
+    assert loader.stats().fallbacks == first

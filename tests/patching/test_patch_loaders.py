@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import fastloop
 from fastloop.compat.seams import Patch
 from fastloop.loader.arrays.iterator import ArrayIter
-from fastloop.loader.shared import SyncIter
+from fastloop.loader.shared import PlainIter, SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 
 TORCHS = vars(DataLoader)["_get_iterator"], vars(DataLoader)["__iter__"]
@@ -89,13 +89,13 @@ CASES: dict[str, Any] = {
         lambda: DataLoader(arrays(), 4, True, generator=torch.Generator().manual_seed(3)),
         ArrayIter,
     ),
-    "sync": (lambda: DataLoader(Squares(), 4, shuffle=True), SyncIter),
+    "sync": (lambda: DataLoader(Squares(), 4, shuffle=True), PlainIter),
     "process": (lambda: DataLoader(Squares(), 4, shuffle=True, num_workers=2), ProcessIter),
     "persistent": (
         lambda: DataLoader(Squares(), 4, True, num_workers=2, persistent_workers=True),
         ProcessIter,
     ),
-    "stream": (lambda: DataLoader(Counting(), 2), SyncIter),
+    "stream": (lambda: DataLoader(Counting(), 2), PlainIter),
     "stream workers": (lambda: DataLoader(Counting(), 2, num_workers=2), ProcessIter),
     "no batches": (lambda: DataLoader(arrays(), None), SyncIter),
     "no batches workers": (lambda: DataLoader(arrays(), None, num_workers=2), ArrayIter),
@@ -222,41 +222,6 @@ def test_the_status_names_what_is_replaced_replaced_for_good() -> None:
     status = fastloop.patch_status()
     assert "torch.UntypedStorage.share_memory_" in status.replaced_for_good
     assert str(status).endswith(f"replaced for good: {', '.join(status.replaced_for_good)}")
-
-
-def count_calls(function: Callable[[], object]) -> int:
-    """How many functions of Python a call runs."""
-    calls = 0
-
-    def note(frame: object, event: str, arg: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(note)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": None}])
-def test_iter_asks_little_where_the_users_collate_makes_the_batches(options: Any) -> None:
-    loader = DataLoader(range(8), collate_fn=own_collate, **options)  # type: ignore[arg-type]
-    list(loader)
-    torchs = count_calls(lambda: iter(loader))
-    with fastloop.patched("dataloader"):
-        list(loader)
-        assert count_calls(lambda: iter(loader)) < torchs + 40
-        stats = fastloop.stats(loader)
-        assert (stats.path, stats.batches, stats.waits) == ("sync", *[len(loader)] * 2)
-        data = torch.utils.data
-        loader.collate_fn = data.default_collate if loader.batch_size else data.default_convert
-        list(loader)
-        assert fastloop.stats(loader).workers == ()
-        served = fastloop.patch_status().seams["dataloader"].served
-    assert next(iter(served)) == "range: own collate without workers: torch's speed"
-    assert len(served) == (2 if loader.batch_size else 1)  # single samples take the same way
 
 
 def test_fastloops_own_class_does_not_go_through_the_seam() -> None:

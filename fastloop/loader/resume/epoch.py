@@ -116,8 +116,9 @@ def generators_of(loader: DataLoader[Any]) -> Generators:
     owners = (loader, outer, inner) if is_map else (loader,)
     for name, owner in zip(GENERATORS[1:], owners, strict=False):
         generator = look_up(owner, "generator")
-        known = torch.default_generator, *found.values()
-        if issubclass(type(generator), torch.Generator) and generator not in known:
+        if generator is None or not issubclass(type(generator), torch.Generator):
+            continue
+        if generator not in (torch.default_generator, *found.values()):
             found[name] = generator
     return found
 
@@ -422,9 +423,13 @@ class ResumableIter(FinalizerBase, BaseIter):
     def _skip_yielded(self) -> None:
         if self._epoch.states is not None:
             self._epoch.states.base_seed = int(self._base_seed)
-        remaining = self._epoch.remaining(self._sampler_iter, skip_items)
-        self._sampler_iter = chain.from_iterable(remaining)
-        self._num_yielded = self._epoch.skipped
+        epoch = self._epoch
+        is_noted = epoch.generators or epoch.with_epoch is not None
+        if is_noted or epoch.is_resumed or epoch.lent is not None:
+            self._sampler_iter = chain.from_iterable(
+                epoch.remaining(self._sampler_iter, skip_items)
+            )
+        self._num_yielded = epoch.skipped
 
     def _keep_count(self) -> None:
         epoch = self.__dict__.get("_epoch")

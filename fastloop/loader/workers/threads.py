@@ -289,7 +289,7 @@ class ThreadIter(WorkerIter):
         self._workers[worker].put(task)
 
     def count(self) -> WorkerCounts:
-        each = (Counter(thread.collation.fallbacks()) for thread in self._workers)
+        each = (Counter(thread.collation.fallbacks.count()[1]) for thread in self._workers)
         fallbacks: Counter[str] = sum(each, Counter())
         counts = [(t.batches, t.busy_ns, t.wait_ns, t.lock_ns) for t in self._workers]
         return tuple(counts), dict(fallbacks)
