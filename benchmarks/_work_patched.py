@@ -1,4 +1,5 @@
-"""The work of bench_patched: the digits, a small model, and its training by each framework.
+"""The work of bench_patched: the digits, a small model, its training by each framework, and short
+epochs.
 
 Frameworks make loaders themselves, so the clock of what is waited for is put around the iterators
 of torch's class.
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 BATCH, CLASSES, SIDE = 32, 10, 8
 SEED = 20_260
@@ -235,4 +236,31 @@ FRAMEWORKS: dict[str, Callable[[], Training]] = {
     "c": lambda: hugging_face_training(is_collate_torchs=True),
     "d": lightning_training,
     "e": lambda: hugging_face_training(is_collate_torchs=False),
+}
+
+
+# ---- short epochs: ten batches of 8 rows
+
+TABLE = torch.arange(160.0).view(80, 2)
+
+
+class Rows(Dataset[Any]):
+    """A user's dataset."""
+
+    def __len__(self) -> int:
+        return len(TABLE)
+
+    def __getitem__(self, index: int) -> Any:
+        return TABLE[index], index
+
+
+def as_they_come(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+# Datasets with their collate functions; None is torch's default.
+SHORT: dict[str, tuple[Dataset[Any], Any]] = {
+    "own collate": (Rows(), as_they_come),
+    "default collate": (Rows(), None),
+    "a table": (TensorDataset(TABLE), None),
 }

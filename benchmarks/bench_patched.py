@@ -1,7 +1,7 @@
 """Scripts that nobody edits: torch's loader and those that frameworks make, behind
 fastloop.patch(), beside torch alone and beside the changed class; and what the start costs.
 
-    python benchmarks/bench_patched.py [--rows a,b,c,d,e,f,g,h] [--quick] [--json FILE]
+    python benchmarks/bench_patched.py [--rows a,b,c,d,e,f,g,h,i] [--quick] [--json FILE]
 
 b to e need the frameworks, and are left out without: pip install fastloop[frameworks]
 
@@ -16,17 +16,22 @@ b-e  The digits, batch 32, by accelerate, Hugging Face's Trainer and Lightning's
 f    An empty script by `python -m fastloop run`, and by `python`.
 g    A script that imports torch, makes a loader and takes a batch, likewise.
 h    An empty interpreter that a patched program starts, beside one that a plain program starts.
+i    CPU time of an epoch of ten batches of 8 rows, and of iter() alone, workers included: the
+     user's own collate, torch's default over the user's dataset, and a table. Judged are epochs.
 
-a to e: 5 fresh processes, in each of them everything in turns. f to h: everything in turns in 25
-fresh processes each (g: 15); judged is the median of what is used more, in CPU time; wall time is
-in the JSON lines. Bytecode is written before. One table row each on stdout; one JSON line each in
-FILE, or on stdout after the table.
+a to e, and i: 5 fresh processes, in each of them everything in turns. f to h: everything in turns
+in 25 fresh processes each (g: 15); judged is the median of what is used more, in CPU time; wall
+time is in the JSON lines. Bytecode is written before. One table row each on stdout; one JSON line
+each in FILE, or on stdout after the table.
 """
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -38,7 +43,7 @@ from typing import Any
 
 from _harness import Goal, Report, Times, measure, parse_arguments
 from _work import loader_epoch, small_rows
-from _work_patched import FRAMEWORKS, Clock, Training, find_missing, watching
+from _work_patched import FRAMEWORKS, SHORT, Clock, Training, find_missing, watching
 from torch.utils.data import DataLoader
 
 import fastloop
@@ -46,6 +51,7 @@ import fastloop
 COLUMNS = ("patched", "class", "torch")
 APART = 0.02
 OF_THE_GAIN = 0.95
+OF_TORCHS_CPU = 1.1
 START_US, CHILD_US = 30_000, 1_000
 WORKERS = (0, 2)
 
@@ -117,9 +123,52 @@ def run_framework(row: str, rounds: int, epochs: int) -> dict[str, Took]:
     return {training.work: {who: statistics.median(of) for who, of in waits.items()}}
 
 
+# ---- i: short epochs
+
+ALONE = "iter() alone"
+
+
+def _cpu_us() -> float:
+    """CPU time of this process and of the workers that have ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used) * 1e6
+
+
+def _take_all(loader: DataLoader[Any]) -> None:
+    for _batch in loader:
+        pass
+
+
+def run_short(rounds: int) -> dict[str, Took]:
+    """CPU time of an epoch, and of iter() alone."""
+    classes = {"patched": DataLoader, "class": fastloop.DataLoader, "torch": DataLoader}
+    found = {}
+    for workers, (name, (dataset, collate)) in itertools.product(WORKERS, SHORT.items()):
+        loaders = {
+            who: cls(dataset, 8, shuffle=True, collate_fn=collate, num_workers=workers)
+            for who, cls in classes.items()
+        }
+        for what, work in {"ten batches": _take_all, ALONE: iter}.items():
+            took: dict[str, list[float]] = {who: [] for who in COLUMNS}
+            turns, repeats = (rounds, 2) if workers else (3 * rounds, 100)
+            for _, (who, loader) in itertools.product(range(turns), loaders.items()):
+                fastloop.unpatch() if who == "torch" else fastloop.patch()
+                work(loader)
+                gc.collect()
+                start = _cpu_us()
+                for _ in range(repeats):
+                    work(loader)
+                took[who].append((_cpu_us() - start) / repeats)
+            medians = {who: statistics.median(of) for who, of in took.items()}
+            found[f"{name}, {f'{workers} workers' if workers else 'no workers'}, {what}"] = medians
+    return found
+
+
 def run_here(row: str, rounds: int, seconds: float, epochs: int) -> dict[str, Took]:
     if row == "a":
         return run_plain(rounds, seconds)
+    if row == "i":
+        return run_short(rounds)
     return run_framework(row, rounds, epochs)
 
 
@@ -130,8 +179,15 @@ def run_fresh(*args: Any) -> dict[str, Took]:
     return found
 
 
-def _goals(row: str, took: Sequence[Took]) -> tuple[list[Goal], dict[str, Any]]:
+def _goals(row: str, work: str, took: Sequence[Took]) -> tuple[list[Goal], dict[str, Any]]:
     """What is judged, and what goes into the JSON line."""
+    if row == "i":
+        of_torchs = {
+            who: Times(tuple(one[who] / one["torch"] for one in took), "x")
+            for who in ("patched", "class")
+        }
+        goals = [Goal(who, of.median, OF_TORCHS_CPU, False) for who, of in of_torchs.items()]
+        return [] if ALONE in work else goals, {who: of.as_dict() for who, of in of_torchs.items()}
     ratios = Times(tuple(one["torch"] / one["patched"] for one in took), "x")
     if row == "a":
         apart = Times(tuple(one["patched"] / one["class"] - 1 for one in took), "%")
@@ -150,7 +206,7 @@ def report_fresh(report: Report, row: str, processes: int, *args: Any) -> None:
     for work in took[0]:
         of = [one[work] for one in took]
         times = {who: Times(tuple(one[who] for one in of)) for who in COLUMNS}
-        goals, measured = _goals(row, of)
+        goals, measured = _goals(row, work, of)
         measured["us_per_batch"] = {who: time.as_dict() for who, time in times.items()}
         report.row(row, work, goals, times, **measured)
 
@@ -223,7 +279,7 @@ def report_start(report: Report, row: str, folder: Path, rounds: int) -> None:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefgh")
+    args = parse_arguments(__doc__, "abcdefghi")
     processes, rounds, seconds, epochs = (2, 2, 0.05, 2) if args.is_quick else (5, 5, 0.3, 5)
     with Report(args.json, COLUMNS) as report, tempfile.TemporaryDirectory() as folder:
         report.open(processes=processes, rounds=rounds, seconds=seconds, epochs=epochs)
