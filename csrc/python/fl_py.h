@@ -26,7 +26,6 @@ typedef struct fl_py_state {
     PyTypeObject *finalizer_type;       /* owned */
     PyTypeObject *image_plan_type;      /* owned */
     PyTypeObject *image_draws_type;     /* owned */
-    PyTypeObject *torch_random_type;    /* owned */
     PyTypeObject *snapshot_type;        /* owned */
     PyTypeObject *sequence_column_type; /* owned */
     PyTypeObject *windows_type;         /* owned */

@@ -196,6 +196,7 @@ static PyMethodDef module_methods[] = {
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},
     {"token_index", fl_py_token_index, METH_VARARGS, fl_py_token_index_doc},
     {"find_other", fl_py_find_other, METH_O, fl_py_find_other_doc},
+    {"torch_draw", fl_py_torch_draw, METH_VARARGS, fl_py_torch_draw_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};
 
@@ -216,7 +217,6 @@ static const struct {
     {&fl_py_image_plan_spec, offsetof(fl_py_state, image_plan_type)},
     {&fl_py_image_draws_spec, offsetof(fl_py_state, image_draws_type)},
     {&fl_py_snapshot_spec, offsetof(fl_py_state, snapshot_type)},
-    {&fl_py_torch_random_spec, offsetof(fl_py_state, torch_random_type)},
     {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastloop._core import IMAGE_ARITHMETICS, INTERPOLATIONS, ImageDraws, Snapshot, TorchRandom
+from fastloop._core import IMAGE_ARITHMETICS, INTERPOLATIONS, ImageDraws, Snapshot, torch_draw
 from fastloop.adapters import originals, torchvision_policies
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
@@ -55,7 +55,7 @@ def is_fused() -> bool | None:
     way."""
     bounds = 0.08, 0.93
     numbers = torch.empty(256).uniform_(*bounds, generator=torch.Generator().manual_seed(1))
-    ways = {how: TorchRandom(1).uniform(*bounds, 256, how) for how in (True, False)}
+    ways = {kind == "f": torch_draw(1, kind, *bounds, 256)[0] for kind in "ft"}
     return next((how for how, found in ways.items() if found == numbers.tolist()), None)
 
 

@@ -362,7 +362,7 @@ PyDoc_STRVAR(draws_doc,
              "ImageDraws(plan, is_v1, is_fused, exp, log, tilt)\n--\n\n"
              "An ImagePlan with parameters drawn as torchvision's operations draw them.\n\n"
              "is_v1: draws as torchvision.transforms, otherwise as torchvision.transforms.v2.\n"
-             "is_fused: see TorchRandom.uniform. exp, log: functions that return torch's\n"
+             "is_fused: see torch_draw. exp, log: functions that return torch's\n"
              "results for a float32. tilt: a function that returns the eight coefficients of\n"
              "a perspective from height, width, and x and y of four corners.");
 

@@ -1,5 +1,5 @@
-/* fl_py_torch_random: the heap type _core.TorchRandom, torch's random generator of the CPU in
- * native code.
+/* fl_py_torch_random: torch's random generator of the CPU in native code, over the states of
+ * torch's own generators.
  *
  * All functions need the interpreter lock. */
 #ifndef FL_PY_TORCH_RANDOM_H
@@ -8,7 +8,9 @@
 #include "fl_py.h"
 #include "fl_torch_random.h"
 
-extern PyType_Spec fl_py_torch_random_spec;
+/* _core.torch_draw. */
+PyObject *fl_py_torch_draw(PyObject *module, PyObject *args);
+extern const char fl_py_torch_draw_doc[];
 
 /* Calls generator.get_state(), and reads the state into *out. Returns the tensor of the state, a
  * new reference, for fl_py_torch_state_put. NULL and an exception. */
