@@ -210,15 +210,10 @@ static int open_both(fl_py_windows *self, const arguments *given)
     return fl_py_check(status, &err, NULL);
 }
 
-static int open_gate(fl_py_windows *self)
-{
-    fl_err err;
-    return fl_py_check(fl_gate_init(&self->gate, &err), &err, NULL);
-}
-
 static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     arguments given = {0};
+    fl_err err;
     if (parse(args, kwargs, &given) != 0) return NULL;
     fl_py_windows *self = (fl_py_windows *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
@@ -232,7 +227,7 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     for (int64_t f = 0; self->fds != NULL && f < files; f++) self->fds[f] = -1;
     self->files = files;
     if (self->names == NULL || self->kept == NULL || self->sources == NULL || self->fds == NULL ||
-        self->mapped == NULL || open_gate(self) != 0 ||
+        self->mapped == NULL || fl_py_check(fl_gate_init(&self->gate, &err), &err, NULL) != 0 ||
         fl_py_dlpack_open_torch(&self->dlpack) != 0 || open_both(self, &given) != 0) {
         Py_DECREF(self);
         return NULL;
@@ -456,38 +451,22 @@ static PyObject *windows_read_tokens(fl_py_windows *self, PyObject *args)
     return status != FL_OK ? raise(self, &err) : NULL;
 }
 
-/* Finds the window that the arguments (index, epoch) name: 0, or -1 and an exception. */
-static int find_window(const fl_py_windows *self, PyObject *args, fl_window *out)
-{
-    long long given;
-    PyObject *number;
-    uint32_t epoch;
-    if (!PyArg_ParseTuple(args, "LO", &given, &number) || fl_py_epoch(number, &epoch) != 0)
-        return -1;
-    int64_t index = given;
-    fl_rows rows = {.count = 1, .index = &index};
-    return find_windows(self, &rows, epoch, out);
-}
-
 PyDoc_STRVAR(read_one_doc,
              "read_one(index, epoch)\n--\n\n"
              "Read one window, as read_batch does. Returns a tuple of tensors [seq_len].");
 
 static PyObject *windows_read_one(fl_py_windows *self, PyObject *args)
 {
+    long long given;
+    PyObject *number;
+    uint32_t epoch;
     fl_window window;
-    return find_window(self, args, &window) == 0 ? read_windows(self, &window, 1, -1) : NULL;
-}
-
-PyDoc_STRVAR(locate_doc,
-             "locate(index, epoch)\n--\n\n"
-             "Return the begin of a window as (number of the file, token of the file).");
-
-static PyObject *windows_locate(fl_py_windows *self, PyObject *args)
-{
-    fl_window window;
-    if (find_window(self, args, &window) != 0) return NULL;
-    return Py_BuildValue("(LL)", (long long)window.file, (long long)window.first);
+    if (!PyArg_ParseTuple(args, "LO", &given, &number) || fl_py_epoch(number, &epoch) != 0)
+        return NULL;
+    int64_t index = given;
+    fl_rows rows = {.count = 1, .index = &index};
+    if (find_windows(self, &rows, epoch, &window) != 0) return NULL;
+    return read_windows(self, &window, 1, -1);
 }
 
 static Py_ssize_t windows_length(fl_py_windows *self)
@@ -511,18 +490,13 @@ static PyObject *windows_io(fl_py_windows *self, void *Py_UNUSED(ignored))
     return words;
 }
 
-static PyObject *windows_sources(fl_py_windows *self, void *Py_UNUSED(ignored))
-{
-    return Py_NewRef(self->sources);
-}
-
 static PyMemberDef windows_members[] = {
+    {"sources", T_OBJECT_EX, offsetof(fl_py_windows, sources), READONLY,
+     "a tuple with one array for each source; None for a file descriptor"},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_windows, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 
 static PyGetSetDef windows_getset[] = {
-    {"sources", (getter)windows_sources, NULL,
-     "a tuple with one array for each source; None for a file descriptor", NULL},
     {"counts", (getter)windows_counts, NULL,
      "the number of windows in each file; for random windows, the number of tokens at\n"
      "which a window can begin",
@@ -533,7 +507,6 @@ static PyGetSetDef windows_getset[] = {
 static PyMethodDef windows_methods[] = {
     {"read_one", (PyCFunction)windows_read_one, METH_VARARGS, read_one_doc},
     {"read_batch", (PyCFunction)windows_read_batch, METH_VARARGS, read_batch_doc},
-    {"locate", (PyCFunction)windows_locate, METH_VARARGS, locate_doc},
     {"starts", (PyCFunction)windows_starts, METH_VARARGS, starts_doc},
     {"read_tokens", (PyCFunction)windows_read_tokens, METH_VARARGS, read_tokens_doc},
     {NULL, NULL, 0, NULL}};
