@@ -149,7 +149,8 @@ static int trace_op(const fl_image_op *op, fl_image_trace *trace, fl_err *err)
     if (holds_others(op)) return trace_held(op, trace, err);
     trace[1] = trace[0];
     FL_TRY(check_channels(op, trace[0].channels, err));
-    FL_TRY(op_types[op->kind]->size(op, trace[0].size, &trace[1].size, err));
+    const fl_op_type *type = op_types[op->kind];
+    if (type->size != NULL) FL_TRY(type->size(op, trace[0].size, &trace[1].size, err));
     if (op->kind == FL_OP_GRAYSCALE) trace[1].channels = (int32_t)op->grey_channels;
     return fl_size_is_known(trace[1].size) ? check_image(trace[1].size, err) : FL_OK;
 }
@@ -350,11 +351,9 @@ static int draw_range(const fl_image_plan *plan, const fl_sample_key *key, int32
     for (int32_t i = begin; i < end; i += 1 + plan->ops[i].span) {
         const fl_image_op *op = &plan->ops[i];
         const fl_op_type *type = op_types[op->kind];
-        params[i] = (fl_image_params){.is_applied = true};
-        if (type->size != NULL) {
-            FL_TRY(type->size(op, *size, &params[i].out, err));
-            FL_TRY(check_image(params[i].out, err));
-        }
+        params[i] = (fl_image_params){.is_applied = true, .out = *size};
+        if (type->size != NULL) FL_TRY(type->size(op, *size, &params[i].out, err));
+        FL_TRY(check_image(params[i].out, err));
         if (type->draw != NULL)
             type->draw(op, key != NULL ? key : &(fl_sample_key){0}, *size, &params[i]);
         if (type->apply == NULL)

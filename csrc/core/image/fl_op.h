@@ -22,8 +22,8 @@ typedef struct fl_op_type {
     int (*check)(const fl_image_op *op, fl_err *err);
 
     /* Computes the size of the result for an image of size `in`. For {0, 0} the size is {0, 0},
-     * unless every image gives the same size. NULL: the operation holds operations. FL_EINVAL: the
-     * operation cannot take such an image. The result depends on the arguments only. */
+     * unless every image gives the same size. NULL: the size stays. FL_EINVAL: the operation cannot
+     * take such an image. The result depends on the arguments only. */
     int (*size)(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 
     /* Draws the parameters for an image whose size `size` has accepted. On entry every field is 0
@@ -116,9 +116,6 @@ void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_imag
 
 /* Returns how many branches RandomChoice or RandomOrder has. */
 int32_t fl_op_count_branches(const fl_image_op *op);
-
-/* The `size` of operations that keep the size. */
-int fl_op_same_size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_err *err);
 
 /* These serve warps, which sample the image at computed positions. */
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err);

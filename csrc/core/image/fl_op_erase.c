@@ -46,6 +46,5 @@ const fl_op_type fl_op_erase = {.name = "RandomErasing",
                                 .is_drawn = true,
                                 .has_area = true,
                                 .check = check,
-                                .size = fl_op_same_size,
                                 .draw = draw,
                                 .apply = apply};

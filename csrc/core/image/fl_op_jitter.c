@@ -79,7 +79,6 @@ const fl_op_type fl_op_color_jitter = {.name = "ColorJitter",
                                        .is_drawn = true,
                                        .is_color = true,
                                        .check = check_jitter,
-                                       .size = fl_op_same_size,
                                        .draw = draw_jitter,
                                        .apply = apply_jitter};
 
@@ -102,7 +101,6 @@ static int apply_permutation(const fl_image_op *op, int32_t i, const fl_image_pa
 
 const fl_op_type fl_op_channel_permutation = {.name = "RandomChannelPermutation",
                                               .is_drawn = true,
-                                              .size = fl_op_same_size,
                                               .draw = draw_permutation,
                                               .apply = apply_permutation};
 
@@ -149,6 +147,5 @@ const fl_op_type fl_op_photometric_distort = {.name = "RandomPhotometricDistort"
                                               .is_drawn = true,
                                               .is_color = true,
                                               .check = check_distort,
-                                              .size = fl_op_same_size,
                                               .draw = draw_distort,
                                               .apply = apply_distort};

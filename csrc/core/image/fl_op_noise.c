@@ -35,9 +35,5 @@ static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params
     return FL_OK;
 }
 
-const fl_op_type fl_op_noise = {.name = "GaussianNoise",
-                                .is_drawn = true,
-                                .check = check,
-                                .size = fl_op_same_size,
-                                .draw = draw,
-                                .apply = apply};
+const fl_op_type fl_op_noise = {
+    .name = "GaussianNoise", .is_drawn = true, .check = check, .draw = draw, .apply = apply};

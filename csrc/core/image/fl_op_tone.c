@@ -41,7 +41,7 @@ static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params
 #define FL_TONE_TYPE(shown, has_color)                                          \
     {                                                                           \
         .name = shown, .is_drawn = true, .is_color = has_color, .check = check, \
-        .size = fl_op_same_size, .draw = fl_op_draw_applied, .apply = apply     \
+        .draw = fl_op_draw_applied, .apply = apply                              \
     }
 
 const fl_op_type fl_op_invert = FL_TONE_TYPE("RandomInvert", false);
@@ -68,11 +68,8 @@ static int apply_grayscale(const fl_image_op *op, int32_t i, const fl_image_para
     return fl_tone_grey(view, (int32_t)op->grey_channels, err);
 }
 
-const fl_op_type fl_op_grayscale = {.name = "Grayscale",
-                                    .is_color = true,
-                                    .check = check_grayscale,
-                                    .size = fl_op_same_size,
-                                    .apply = apply_grayscale};
+const fl_op_type fl_op_grayscale = {
+    .name = "Grayscale", .is_color = true, .check = check_grayscale, .apply = apply_grayscale};
 
 static int apply_random_grayscale(const fl_image_op *op, int32_t i, const fl_image_params *params,
                                   fl_image_view *view, fl_err *err)
@@ -86,6 +83,5 @@ const fl_op_type fl_op_random_grayscale = {.name = "RandomGrayscale",
                                            .is_drawn = true,
                                            .is_color = true,
                                            .check = check,
-                                           .size = fl_op_same_size,
                                            .draw = fl_op_draw_applied,
                                            .apply = apply_random_grayscale};
