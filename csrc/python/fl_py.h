@@ -42,4 +42,13 @@ typedef struct fl_py_state {
         .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | (FLAGS), .slots = (SLOTS) \
     }
 
+/* Frees an object of a heap type, as the last step of tp_dealloc, and drops its reference to the
+ * type. */
+static inline void fl_py_free(void *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
 #endif

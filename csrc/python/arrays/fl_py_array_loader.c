@@ -209,7 +209,6 @@ static int loader_clear(fl_py_array_loader *self)
 
 static void loader_dealloc(fl_py_array_loader *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     loader_clear(self);
     fl_py_array_ring *ring = &self->ring;
@@ -222,8 +221,7 @@ static void loader_dealloc(fl_py_array_loader *self)
     Py_XDECREF(ring->structure);
     Py_XDECREF(ring->pool);
     Py_XDECREF(ring->table);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 PyDoc_STRVAR(restart_doc,

@@ -168,7 +168,6 @@ static int table_traverse(fl_py_table *self, visitproc visit, void *arg)
 
 static void table_dealloc(fl_py_table *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     fl_table_close(self->table);
@@ -177,8 +176,7 @@ static void table_dealloc(fl_py_table *self)
     fl_free(self->parts);
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->fields.all);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 PyDoc_STRVAR(for_device_doc,

@@ -428,7 +428,6 @@ static int collate_clear(fl_py_collate *self)
 
 static void collate_dealloc(fl_py_collate *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     (void)collate_clear(self);
     fl_py_stacker_close(&self->stacker);
@@ -436,8 +435,7 @@ static void collate_dealloc(fl_py_collate *self)
     Py_XDECREF(self->expected);
     Py_XDECREF(self->count_modes[0]);
     Py_XDECREF(self->count_modes[1]);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 #define IN_SECTION(name) FL_PY_METHOD_IN_SECTION(name, fl_py_collate, self)

@@ -76,7 +76,6 @@ static int draws_traverse(fl_py_image_draws *self, visitproc visit, void *arg)
 
 static void draws_dealloc(fl_py_image_draws *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     fl_image_draws_close(self->draws);
     fl_free(self->streams);
@@ -86,8 +85,7 @@ static void draws_dealloc(fl_py_image_draws *self)
     Py_XDECREF(self->exp);
     Py_XDECREF(self->tilt);
     Py_XDECREF(self->plan);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 PyDoc_STRVAR(seed_doc,

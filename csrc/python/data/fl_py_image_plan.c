@@ -174,15 +174,13 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void plan_dealloc(fl_py_image_plan *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     fl_image_plan_close(self->plan);
     fl_image_plan_close(self->host_part);
     Py_XDECREF(self->why_whole);
     Py_XDECREF(self->tables);
     Py_XDECREF(self->values);
     fl_py_dlpack_close(&self->dlpack);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 /* Makes the key that decides the random numbers; ValueError if a number does not fit the key. */

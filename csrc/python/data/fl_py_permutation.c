@@ -36,9 +36,7 @@ static PyObject *permutation_new(PyTypeObject *type, PyObject *args, PyObject *k
 
 static void permutation_dealloc(fl_py_permutation *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 static bool is_within(const fl_permutation *permutation, int64_t first, int64_t count, int64_t step)

@@ -281,13 +281,11 @@ static int column_traverse(fl_py_sequence_column *self, visitproc visit, void *a
 
 static void column_dealloc(fl_py_sequence_column *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     Py_XDECREF(self->values);
     Py_XDECREF(self->offsets);
     Py_XDECREF(self->config);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 PyDoc_STRVAR(column_doc,

@@ -127,11 +127,9 @@ static int snapshot_clear(fl_py_snapshot *self)
 
 static void snapshot_dealloc(fl_py_snapshot *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     snapshot_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 PyDoc_STRVAR(is_same_doc, "is_same()\n--\n\n"

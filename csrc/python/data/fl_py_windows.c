@@ -238,7 +238,6 @@ static PyObject *windows_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 
 static void windows_dealloc(fl_py_windows *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     fl_windows_close(self->windows);
     fl_token_reader_close(self->reader);
@@ -251,8 +250,7 @@ static void windows_dealloc(fl_py_windows *self)
     Py_XDECREF(self->kept);
     Py_XDECREF(self->sources);
     fl_py_dlpack_close(&self->dlpack);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 /* ---- reading */

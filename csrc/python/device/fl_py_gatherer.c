@@ -379,7 +379,6 @@ static int gatherer_traverse(fl_py_gatherer *self, visitproc visit, void *arg)
 
 static void gatherer_dealloc(fl_py_gatherer *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     fl_py_pieces_close(&self->pieces);
     Py_XDECREF(self->empty_like);
@@ -392,8 +391,7 @@ static void gatherer_dealloc(fl_py_gatherer *self)
     Py_XDECREF(self->rows);
     fl_free(self->each);
     fl_py_dlpack_close(&self->dlpack);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 PyDoc_STRVAR(

@@ -102,7 +102,6 @@ static int range_traverse(fl_py_host_range *self, visitproc visit, void *arg)
 /* Waits for the device, without the interpreter lock. */
 static void range_dealloc(fl_py_host_range *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     Py_BEGIN_ALLOW_THREADS
@@ -110,8 +109,7 @@ static void range_dealloc(fl_py_host_range *self)
     Py_END_ALLOW_THREADS
     Py_XDECREF(self->sources);
     fl_py_dlpack_close(&self->dlpack);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 int fl_py_host_range_view(const fl_py_host_range *self, PyObject *tensor, fl_tensor *out)

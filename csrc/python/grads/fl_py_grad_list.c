@@ -55,12 +55,10 @@ static int list_clear(grad_list *self)
 
 static void list_dealloc(grad_list *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     fl_py_grads_clear(&self->grads);
     fl_py_grads_free(&self->grads);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 /* Takes the list for this thread: 0, or -1 and RuntimeError while a different thread has the

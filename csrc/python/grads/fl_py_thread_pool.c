@@ -40,10 +40,8 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void pool_dealloc(fl_py_thread_pool *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     fl_thread_pool_close(self->pool); /* no job runs: a job holds a reference */
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 PyDoc_STRVAR(mix_rows_doc,

@@ -81,15 +81,13 @@ static void close_pinned(fl_py_batch_pool *self)
 
 static void pool_dealloc(fl_py_batch_pool *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     fl_slot_return(self->probe);
     if (self->device >= 0)
         close_pinned(self);
     else
         fl_pool_close(self->pool);
     fl_arena_close(self->arena);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 PyDoc_STRVAR(count_doc, "count()\n--\n\n"

@@ -145,7 +145,6 @@ static int parent_end_clear(fl_py_parent_end *self)
 
 static void parent_end_dealloc(fl_py_parent_end *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     fl_py_reply_destination_stop(&self->destination);
     fl_copier_close(self->destination.copier);
@@ -160,8 +159,7 @@ static void parent_end_dealloc(fl_py_parent_end *self)
         fl_shared_block_abandon(self->control);
     fl_py_dlpack_close(&self->dlpack);
     Py_XDECREF(self->pool);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 static bool check_worker(const fl_py_parent_end *self, int worker)

@@ -53,7 +53,6 @@ static void give_slot_back(fl_py_reply *self)
 
 static void reply_dealloc(fl_py_reply *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     FL_PY_BEGIN_SECTION((PyObject *)self->parent_end);
     give_slot_back(self);
@@ -62,8 +61,7 @@ static void reply_dealloc(fl_py_reply *self)
     Py_XDECREF(self->memory);
     fl_free(self->head);
     Py_DECREF(self->parent_end);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 static int reply_traverse(fl_py_reply *self, visitproc visit, void *arg)

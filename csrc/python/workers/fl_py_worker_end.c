@@ -91,13 +91,11 @@ static PyObject *worker_end_new(PyTypeObject *type, PyObject *args, PyObject *kw
 
 static void worker_end_dealloc(fl_py_worker_end *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
     fl_shm_queue_free(self->shm);
     if (self->is_mapped) munmap(self->base, (size_t)self->bytes);
     fl_free(self->writer.data);
     fl_py_dlpack_close(&self->dlpack);
-    type->tp_free(self);
-    Py_DECREF(type);
+    fl_py_free(self);
 }
 
 static inline char *slot_data(const fl_py_worker_end *self)
