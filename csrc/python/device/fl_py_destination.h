@@ -32,11 +32,6 @@ typedef struct fl_py_destination {
 int fl_py_destination_open(fl_py_destination *self, PyObject *object, const fl_py_dlpack *dlpack,
                            int32_t device, bool has_copies);
 
-static inline bool fl_py_destination_is_open(const fl_py_destination *self)
-{
-    return self->allocate != NULL;
-}
-
 /* Returns the bytes of slots that copies still read, for delivered batches. */
 static inline int64_t fl_py_destination_count_reading(const fl_py_destination *self)
 {
