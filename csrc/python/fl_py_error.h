@@ -22,4 +22,7 @@ PyObject *fl_py_raise(const fl_err *err, const fl_py_fields *fields);
  * fl_py_raise. */
 int fl_py_check(int status, const fl_err *err, const fl_py_fields *fields);
 
+/* Raises an exception as PyErr_Format does. The value is -1. */
+#define FL_PY_FAIL(...) ((void)PyErr_Format(__VA_ARGS__), -1)
+
 #endif

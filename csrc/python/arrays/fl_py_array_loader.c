@@ -40,22 +40,18 @@ static int enter(fl_py_array_loader *self)
         return -1;
     }
     unsigned long me = PyThread_get_thread_ident();
-    if (self->owner == me) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the iterator is already in use by this thread (called from its own "
-                        "sampler or from a signal handler)");
-        return -1;
-    }
+    if (self->owner == me)
+        return FL_PY_FAIL(PyExc_RuntimeError,
+                          "the iterator is already in use by this thread (called from its own "
+                          "sampler or from a signal handler)");
     PyLockStatus got = PyThread_acquire_lock_timed(self->lock, 0, 0);
     while (got != PY_LOCK_ACQUIRED) {
         Py_BEGIN_ALLOW_THREADS
         got = PyThread_acquire_lock_timed(self->lock, FL_PY_WAIT_MS * 1000, 1);
         Py_END_ALLOW_THREADS
         if (got != PY_LOCK_ACQUIRED && PyErr_CheckSignals() != 0) return -1;
-        if (got != PY_LOCK_ACQUIRED && is_finalizing()) {
-            PyErr_SetString(PyExc_RuntimeError, "the iterator was in use when Python ended");
-            return -1;
-        }
+        if (got != PY_LOCK_ACQUIRED && is_finalizing())
+            return FL_PY_FAIL(PyExc_RuntimeError, "the iterator was in use when Python ended");
     }
     self->owner = me;
     return 0;
@@ -110,8 +106,7 @@ check_parts(const fl_py_table *table, const fl_py_batch_pool *pool, const loader
         text = "a pool must have room for every tensor that the table makes";
     else
         return fl_py_structure_check(config->structure, outputs);
-    PyErr_SetString(PyExc_ValueError, text);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "%s", text);
 }
 
 /* Sets how far the ring runs ahead, and how long next() waits: 0, or -1 and an exception. */
@@ -125,8 +120,7 @@ static int set_times(fl_py_array_ring *ring, const loader_config *config)
     if (!ring->runs_ahead ||
         (config->prefetch >= 1 && fl_mul(config->workers, config->prefetch, &ring->depth)))
         return 0;
-    PyErr_Format(PyExc_ValueError, "prefetch must be at least 1, got %lld", config->prefetch);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "prefetch must be at least 1, got %lld", config->prefetch);
 }
 
 /* Opens the destination, the indices and the ring with its threads. 0, or -1 and an exception. */

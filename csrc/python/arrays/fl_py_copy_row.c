@@ -8,10 +8,8 @@ static int copy_out(fl_py_table *self, PyObject *out, const fl_output *output, c
 {
     fl_tensor view;
     if (fl_py_view(&self->dlpack, out, &view) != 0) return -1;
-    if (fl_tensor_bytes(view.dtype, view.ndim, view.shape) != output->bytes) {
-        PyErr_SetString(PyExc_ValueError, "copy_row: each tensor must have the size of its row");
-        return -1;
-    }
+    if (fl_tensor_bytes(view.dtype, view.ndim, view.shape) != output->bytes)
+        return FL_PY_FAIL(PyExc_ValueError, "copy_row: each tensor must have the size of its row");
     if (output->bytes > 0)
         memcpy((char *)(uintptr_t)view.data, buffer + output->offset, (size_t)output->bytes);
     return 0;

@@ -1,6 +1,7 @@
 /* fl_py_structure: see fl_py_structure.h. */
 #include "fl_py_structure.h"
 
+#include "fl_py_error.h"
 #include "fl_py_put.h"
 
 #include <stdbool.h>
@@ -44,10 +45,9 @@ int fl_py_structure_check(PyObject *structure, int32_t outputs)
     int64_t count = fl_py_structure_count(structure);
     if (count < 0) return -1;
     if (count == outputs) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "the structure must have %d outputs, as the table makes, got %lld", (int)outputs,
-                 (long long)count);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "the structure must have %d outputs, as the table makes, got %lld",
+                      (int)outputs, (long long)count);
 }
 
 /* Returns true if the structure is one list of outputs. */

@@ -112,8 +112,7 @@ static int64_t int_at(PyObject *list, Py_ssize_t i)
 
 static int fail_places(void)
 {
-    PyErr_SetString(PyExc_ValueError, "starts and lengths must fit values, rows and width");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "starts and lengths must fit values, rows and width");
 }
 
 /* Sets the starts of packed runs: 0, or -1 and ValueError unless the starts rise and `lengths`
@@ -257,8 +256,7 @@ static int check_bounds(PyObject *bounds, int64_t total)
         before = bound;
         if (i == count - 1 && bound == total && total <= INT32_MAX) return 0;
     }
-    PyErr_SetString(PyExc_ValueError, "bounds must rise from 0 to rows * width, as int32");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "bounds must rise from 0 to rows * width, as int32");
 }
 
 static PyObject *make_cu_seqlens(fl_py_stacker *stacker, PyObject *bounds)

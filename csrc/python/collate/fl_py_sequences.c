@@ -125,10 +125,7 @@ int fl_py_sequences_open(fl_py_stacker *stacker, PyObject *values, fl_py_sequenc
 {
     *out = (fl_py_sequences){0};
     if (fl_py_items_take(values, &out->values, &out->count) != 0) return -1;
-    if (out->count == 0) {
-        PyErr_SetString(PyExc_ValueError, "values must not be empty");
-        return -1;
-    }
+    if (out->count == 0) return FL_PY_FAIL(PyExc_ValueError, "values must not be empty");
     out->runs = PyMem_New(fl_py_sequence, (size_t)out->count);
     if (out->runs != NULL) return look_at_runs(stacker, out);
     PyErr_NoMemory();

@@ -2,6 +2,7 @@
 #include "fl_py_buckets.h"
 
 #include "fl_buckets.h"
+#include "fl_py_error.h"
 #include "fl_py_numpy.h"
 
 #include <string.h>
@@ -40,8 +41,8 @@ static int copy_order(bucket_call *call)
     for (int64_t i = 0; i < call->count; i++) {
         call->order[i] = given[i];
         if (given[i] >= 0 && given[i] < call->rule.count) continue;
-        PyErr_SetString(PyExc_IndexError, "bucket_steps: the order has an index without a length");
-        return -1;
+        return FL_PY_FAIL(PyExc_IndexError,
+                          "bucket_steps: the order has an index without a length");
     }
     return 0;
 }

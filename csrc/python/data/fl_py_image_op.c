@@ -3,7 +3,9 @@
 #include "fl_py_image_op.h"
 
 #include "fl_blur.h"
+#include "fl_op.h"
 #include "fl_op_policy.h"
+#include "fl_py_error.h"
 #include "fl_py_put.h"
 
 #include <string.h>
@@ -121,11 +123,9 @@ static int read_op(PyObject *dict, fl_image_op *out)
 int fl_py_image_op_read(PyObject *dict, fl_image_op *out)
 {
     *out = (fl_image_op){0};
-    if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "ImagePlan: an operation must be a dict, got %.100s",
-                     Py_TYPE(dict)->tp_name);
-        return -1;
-    }
+    if (!PyDict_Check(dict))
+        return FL_PY_FAIL(PyExc_TypeError, "ImagePlan: an operation must be a dict, got %.100s",
+                          Py_TYPE(dict)->tp_name);
     /* The values are borrowed while conversions run Python code, so the dict must not change. */
     PyObject *own = PyDict_Copy(dict);
     int status = own != NULL ? read_op(own, out) : -1;

@@ -26,27 +26,25 @@ static int find_type(const char *name, fl_image_type *out)
         *out = (fl_image_type)t;
         if (strcmp(types[t].name, name) == 0) return 0;
     }
-    PyErr_Format(PyExc_ValueError,
-                 "ImagePlan: out_dtype must be uint8, float16, bfloat16 or float32, got %s", name);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "ImagePlan: out_dtype must be uint8, float16, bfloat16 or float32, got %s",
+                      name);
 }
 
 static int find_layout(const char *what, const char *name, fl_image_layout *out)
 {
     *out = name[0] == 'C' ? FL_CHW : FL_HWC;
     if (strcmp(name, "CHW") == 0 || strcmp(name, "HWC") == 0) return 0;
-    PyErr_Format(PyExc_ValueError, "ImagePlan: %s must be CHW or HWC, got %s", what, name);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "ImagePlan: %s must be CHW or HWC, got %s", what, name);
 }
 
 static int read_ops(PyObject *tuple, fl_image_op *ops)
 {
-    if (PyTuple_GET_SIZE(tuple) > FL_MAX_IMAGE_OPS) {
-        PyErr_Format(PyExc_ValueError,
-                     "ImagePlan: a plan must have at most %d operations, got %zd (leave some out)",
-                     FL_MAX_IMAGE_OPS, PyTuple_GET_SIZE(tuple));
-        return -1;
-    }
+    if (PyTuple_GET_SIZE(tuple) > FL_MAX_IMAGE_OPS)
+        return FL_PY_FAIL(
+            PyExc_ValueError,
+            "ImagePlan: a plan must have at most %d operations, got %zd (leave some out)",
+            FL_MAX_IMAGE_OPS, PyTuple_GET_SIZE(tuple));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++)
         if (fl_py_image_op_read(PyTuple_GET_ITEM(tuple, i), &ops[i]) != 0) return -1;
     return 0;
@@ -55,12 +53,10 @@ static int read_ops(PyObject *tuple, fl_image_op *ops)
 /* Reads scale, mean and std of each channel into `out`. */
 static int read_linear(PyObject *linear, int32_t channels, float *out)
 {
-    if (!PyTuple_Check(linear) || PyTuple_GET_SIZE(linear) != 3 * channels) {
-        PyErr_Format(PyExc_ValueError,
-                     "ImagePlan: linear must be a tuple of 3 numbers for each of %d channels",
-                     channels);
-        return -1;
-    }
+    if (!PyTuple_Check(linear) || PyTuple_GET_SIZE(linear) != 3 * channels)
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "ImagePlan: linear must be a tuple of 3 numbers for each of %d channels",
+                          channels);
     for (Py_ssize_t i = 0; i < 3 * channels; i++) {
         out[i] = (float)PyFloat_AsDouble(PyTuple_GET_ITEM(linear, i));
         if (PyErr_Occurred()) return -1;
@@ -75,9 +71,8 @@ static int check_tables(PyObject *tables, const fl_image_config *config, int32_t
     if (config->type == FL_IMAGE_U8 ? is_none
                                     : PyBytes_Check(tables) && PyBytes_GET_SIZE(tables) == bytes)
         return 0;
-    PyErr_Format(PyExc_ValueError, "ImagePlan: tables must be None for uint8, or else %zd bytes",
-                 bytes);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "ImagePlan: tables must be None for uint8, or else %zd bytes", bytes);
 }
 
 /* Sets the shape and strides of results. is_permuted: the dimensions are CHW, and the memory is
@@ -121,11 +116,10 @@ static int open_plan(fl_py_image_plan *self, fl_image_config *config, PyObject *
     fl_image_trace trace[FL_MAX_IMAGE_OPS + 1];
     float numbers[3 * FL_MAX_CHANNELS];
     fl_err err = {0};
-    if (config->channels < 1 || config->channels > FL_MAX_CHANNELS) {
-        PyErr_Format(PyExc_ValueError, "ImagePlan: the channels of images must be 1 to %d, got %d",
-                     FL_MAX_CHANNELS, config->channels);
-        return -1;
-    }
+    if (config->channels < 1 || config->channels > FL_MAX_CHANNELS)
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "ImagePlan: the channels of images must be 1 to %d, got %d",
+                          FL_MAX_CHANNELS, config->channels);
     if (read_ops(ops, list) != 0) return -1;
     config->ops = list;
     config->count = (int32_t)PyTuple_GET_SIZE(ops);
@@ -244,11 +238,9 @@ int fl_py_image_plan_source(const fl_py_image_plan *self, PyObject *image, fl_im
     int y = is_chw ? 1 : 0, x = is_chw ? 2 : 1, c = is_chw ? 0 : 2;
     if (view.ndim != 3 || !is_dtype(view.dtype, types[FL_IMAGE_U8].dtype) ||
         view.shape[c] != fl_image_plan_channels(self->plan) || view.shape[y] > INT32_MAX ||
-        view.shape[x] > INT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "apply: the image must be uint8, %s, with %d channels",
-                     is_chw ? "CHW" : "HWC", fl_image_plan_channels(self->plan));
-        return -1;
-    }
+        view.shape[x] > INT32_MAX)
+        return FL_PY_FAIL(PyExc_ValueError, "apply: the image must be uint8, %s, with %d channels",
+                          is_chw ? "CHW" : "HWC", fl_image_plan_channels(self->plan));
     *out = (fl_image_source){.data = (const uint8_t *)view.data,
                              .stride_y = view.stride[y],
                              .stride_x = view.stride[x],
@@ -321,10 +313,9 @@ static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t
     if (is_dtype(out->dtype, (fl_dtype){kDLInt, bits, 1}) && out->ndim == ndim &&
         fl_tensor_is_contiguous(out))
         return 0;
-    PyErr_SetString(
+    return FL_PY_FAIL(
         PyExc_ValueError,
         "map: rows must be contiguous int64, and out contiguous int32 [rows, map_length]");
-    return -1;
 }
 
 PyDoc_STRVAR(map_doc,

@@ -26,8 +26,7 @@ static int64_t list(const fl_py_source *self, fl_py_part *parts)
 {
     if (draws_of(self) != NULL || Py_IS_TYPE(object_of(self), self->state->image_plan_type))
         return fl_py_source_list_array(self, PyTuple_GET_ITEM(self->object, 0), parts);
-    PyErr_SetString(PyExc_TypeError, "the plan of images must be an ImagePlan or ImageDraws");
-    return -1;
+    return FL_PY_FAIL(PyExc_TypeError, "the plan of images must be an ImagePlan or ImageDraws");
 }
 
 /* Returns true if the device runs the whole plan. */

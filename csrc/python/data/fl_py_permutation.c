@@ -34,10 +34,7 @@ static PyObject *permutation_new(PyTypeObject *type, PyObject *args, PyObject *k
     return (PyObject *)self;
 }
 
-static void permutation_dealloc(fl_py_permutation *self)
-{
-    fl_py_free(self);
-}
+static void permutation_dealloc(fl_py_permutation *self) { fl_py_free(self); }
 
 static bool is_within(const fl_permutation *permutation, int64_t first, int64_t count, int64_t step)
 {

@@ -16,11 +16,9 @@ static int64_t list(const fl_py_source *self, fl_py_part *parts)
 {
     Py_ssize_t size = PyTuple_GET_SIZE(self->object), count = size / 2;
     if (count == 0 || size % 2 == 0 || count > INT32_MAX || !PyTuple_CheckExact(self->file) ||
-        PyTuple_GET_SIZE(self->file) != count) {
-        PyErr_SetString(PyExc_TypeError, "segments must be a cast and pairs of an array and its "
-                                         "rows, with a file or None for each pair");
-        return -1;
-    }
+        PyTuple_GET_SIZE(self->file) != count)
+        return FL_PY_FAIL(PyExc_TypeError, "segments must be a cast and pairs of an array and its "
+                                           "rows, with a file or None for each pair");
     for (Py_ssize_t i = 0; i < count; i++) {
         PyObject *file = PyTuple_GET_ITEM(self->file, i);
         if (fl_py_mapped_file_check(file) != 0) return -1;

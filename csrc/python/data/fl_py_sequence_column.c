@@ -41,9 +41,8 @@ static int find_output(const char *name)
 {
     for (int i = 0; i < OUTPUTS; i++)
         if (strcmp(outputs[i].name, name) == 0) return i;
-    PyErr_Format(PyExc_ValueError, "SequenceColumn: output must be the name of an output, got %s",
-                 name);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "SequenceColumn: output must be the name of an output, got %s", name);
 }
 
 static int set_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out)
@@ -51,17 +50,14 @@ static int set_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *
     fl_tensor view;
     if (fl_py_view(dlpack, object, &view) != 0) return -1;
     bool is_paired = view.ndim == 2 && view.shape[1] == 2;
-    if (!(is_paired || view.ndim == 1) || !fl_tensor_is_contiguous(&view)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "SequenceColumn: offsets must be a contiguous vector, or contiguous pairs");
-        return -1;
-    }
+    if (!(is_paired || view.ndim == 1) || !fl_tensor_is_contiguous(&view))
+        return FL_PY_FAIL(
+            PyExc_ValueError,
+            "SequenceColumn: offsets must be a contiguous vector, or contiguous pairs");
     bool is_wide = view.dtype.bits == 64, is_narrow = view.dtype.bits == 32;
-    if (view.dtype.code != INT || !(is_wide || is_narrow) || (!is_paired && view.shape[0] < 1)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "SequenceColumn: offsets must be int32 or int64, and at least one");
-        return -1;
-    }
+    if (view.dtype.code != INT || !(is_wide || is_narrow) || (!is_paired && view.shape[0] < 1))
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "SequenceColumn: offsets must be int32 or int64, and at least one");
     out->offsets = view.data;
     out->is_wide = is_wide;
     out->is_paired = is_paired;
@@ -74,16 +70,12 @@ static int set_values(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *o
 {
     fl_tensor view;
     if (fl_py_view_anywhere(dlpack, object, &view, device) != 0) return -1;
-    if (view.ndim != 1 || !fl_tensor_is_contiguous(&view)) {
-        PyErr_SetString(PyExc_ValueError, "SequenceColumn: values must be a contiguous vector");
-        return -1;
-    }
+    if (view.ndim != 1 || !fl_tensor_is_contiguous(&view))
+        return FL_PY_FAIL(PyExc_ValueError, "SequenceColumn: values must be a contiguous vector");
     int64_t bytes = fl_dtype_bytes(view.dtype);
-    if (bytes < 1 || bytes > MOST_BYTES || (bytes & (bytes - 1)) != 0) {
-        PyErr_SetString(PyExc_ValueError,
-                        "SequenceColumn: values must have elements of 1, 2, 4, 8 or 16 bytes");
-        return -1;
-    }
+    if (bytes < 1 || bytes > MOST_BYTES || (bytes & (bytes - 1)) != 0)
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "SequenceColumn: values must have elements of 1, 2, 4, 8 or 16 bytes");
     out->values = view.data;
     out->dtype = view.dtype;
     out->count = view.shape[0];
@@ -101,11 +93,9 @@ static int set_padding(column_config *given, const fl_ragged *ragged, char *padd
     if (is_number) given->is_int64 = ragged->dtype.code != INT || ragged->dtype.bits != 64;
     int64_t bytes = given->is_int64 ? (int64_t)sizeof number : fl_dtype_bytes(ragged->dtype);
     bool fits = PyBytes_Check(given->padding) && PyBytes_GET_SIZE(given->padding) == bytes;
-    if (!(is_number || fits) || (given->is_int64 && !is_integer)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "SequenceColumn: padding must be an element of the output");
-        return -1;
-    }
+    if (!(is_number || fits) || (given->is_int64 && !is_integer))
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "SequenceColumn: padding must be an element of the output");
     memcpy(padding, is_number ? (const char *)&number : PyBytes_AS_STRING(given->padding),
            (size_t)bytes);
     return 0;
@@ -120,9 +110,8 @@ static int set_ignored(const column_config *given, fl_column_pad_config *config)
     if (config->ignored == -1 && PyErr_Occurred()) return -1;
     if (given->is_int64 || (config->ragged.dtype.code == INT && config->ragged.dtype.bits == 64))
         return 0;
-    PyErr_SetString(PyExc_ValueError,
-                    "SequenceColumn: ignored must be None, unless the output is int64");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "SequenceColumn: ignored must be None, unless the output is int64");
 }
 
 static int
@@ -135,11 +124,9 @@ set_pad(fl_py_sequence_column *self, const fl_ragged *ragged, column_config *giv
                                      .multiple = given->multiple,
                                      .max_length = given->max_length,
                                      .ops = &fl_cpu_sequence_ops};
-    if (given->multiple < 1 || given->max_length < 1) {
-        PyErr_SetString(PyExc_ValueError,
-                        "SequenceColumn: multiple and max_length must be at least 1");
-        return -1;
-    }
+    if (given->multiple < 1 || given->max_length < 1)
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "SequenceColumn: multiple and max_length must be at least 1");
     if (output != FL_PAD_VALUES) return 0;
     if (set_padding(given, ragged, config->padding) != 0) return -1;
     config->is_widened = given->is_int64 != 0;
@@ -160,11 +147,9 @@ static int set_pack(fl_py_sequence_column *self, const fl_py_dlpack *dlpack,
                                       .ops = &fl_cpu_sequence_ops};
     if (config->name == NULL || config->main_name == NULL) return -1;
     if (set_offsets(dlpack, given->main, &config->main) != 0) return -1;
-    if (given->leader < 0 || given->max_tokens < 0 || config->main.length != ragged->length) {
-        PyErr_SetString(PyExc_ValueError, "SequenceColumn: main must have the length of offsets, "
-                                          "and leader and max_tokens must be at least 0");
-        return -1;
-    }
+    if (given->leader < 0 || given->max_tokens < 0 || config->main.length != ragged->length)
+        return FL_PY_FAIL(PyExc_ValueError, "SequenceColumn: main must have the length of offsets, "
+                                            "and leader and max_tokens must be at least 0");
     if (output != FL_PACK_VALUES) return 0;
     if (set_padding(given, ragged, config->padding) != 0) return -1;
     config->is_widened = given->is_int64 != 0;

@@ -16,10 +16,9 @@ int fl_py_token_type(const char *name, fl_token_type *out)
         *out = (fl_token_type)t;
         if (strcmp(names[t], name) == 0) return 0;
     }
-    PyErr_Format(PyExc_ValueError,
-                 "dtype must be one of uint8, int8, uint16, int16, uint32, int32 and int64, got %s",
-                 name);
-    return -1;
+    return FL_PY_FAIL(
+        PyExc_ValueError,
+        "dtype must be one of uint8, int8, uint16, int16, uint32, int32 and int64, got %s", name);
 }
 
 /* Reads the name of a dtype. "auto" becomes FL_TOKEN_TYPES: the file must name its type. */

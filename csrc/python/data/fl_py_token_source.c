@@ -1,6 +1,7 @@
 /* fl_py_token_source: see fl_py_token_source.h. */
 #include "fl_py_token_source.h"
 
+#include "fl_py_error.h"
 #include "fl_py_indices.h"
 #include "fl_py_mapped_file.h"
 #include "fl_py_token_file.h"
@@ -17,9 +18,9 @@ static int check_extent(const fl_token_source *source, int64_t room)
         fl_mul(source->tokens, fl_token_bytes(source->type), &end) &&
         fl_add(end, source->first_byte, &end) && end <= room)
         return 0;
-    PyErr_Format(PyExc_ValueError, "Windows: the source must hold %lld tokens from byte %lld on",
-                 (long long)source->tokens, (long long)source->first_byte);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "Windows: the source must hold %lld tokens from byte %lld on",
+                      (long long)source->tokens, (long long)source->first_byte);
 }
 
 static int read_descriptor(PyObject *number, int *fd)
@@ -36,10 +37,9 @@ open_array(const fl_py_dlpack *dlpack, PyObject *array, PyObject *kept, fl_token
 {
     fl_tensor view;
     if (fl_py_view(dlpack, array, &view) != 0) return -1;
-    if (view.ndim != 1 || !fl_tensor_is_contiguous(&view)) {
-        PyErr_SetString(PyExc_ValueError, "Windows: an array of tokens must be 1-d and contiguous");
-        return -1;
-    }
+    if (view.ndim != 1 || !fl_tensor_is_contiguous(&view))
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "Windows: an array of tokens must be 1-d and contiguous");
     out->data = view.data;
     if (check_extent(out, fl_tensor_bytes(view.dtype, 1, view.shape)) != 0) return -1;
     return PyList_Append(kept, array);
@@ -55,10 +55,9 @@ read_ends(const fl_py_dlpack *dlpack, PyObject *ends, PyObject *kept, fl_token_s
     out->documents = view.shape[0];
     for (int64_t i = 1; i < out->documents; i++) {
         if (out->ends[i - 1] <= out->ends[i]) continue;
-        PyErr_Format(PyExc_ValueError,
-                     "Windows: document ends must rise, got end %lld at %lld after %lld",
-                     (long long)i, (long long)out->ends[i], (long long)out->ends[i - 1]);
-        return -1;
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "Windows: document ends must rise, got end %lld at %lld after %lld",
+                          (long long)i, (long long)out->ends[i], (long long)out->ends[i - 1]);
     }
     return PyList_Append(kept, ends);
 }

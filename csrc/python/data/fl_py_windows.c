@@ -50,9 +50,8 @@ static int choose(const char *argument, const char *name, const choice *choices,
         *out = choices->value;
         if (strcmp(choices->name, name) == 0) return 0;
     }
-    PyErr_Format(PyExc_ValueError, "Windows: %s must be one of its choices, got %s", argument,
-                 name);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "Windows: %s must be one of its choices, got %s", argument,
+                      name);
 }
 
 typedef struct arguments {
@@ -71,10 +70,8 @@ static int read_vocab_size(arguments *given)
     if (given->vocab_size == Py_None) return 0;
     long long size = PyLong_AsLongLong(given->vocab_size);
     if (size == -1 && PyErr_Occurred()) return -1;
-    if (size < 1) {
-        PyErr_Format(PyExc_ValueError, "vocab_size must be at least 1, got %lld", size);
-        return -1;
-    }
+    if (size < 1)
+        return FL_PY_FAIL(PyExc_ValueError, "vocab_size must be at least 1, got %lld", size);
     given->most = (uint64_t)size - 1;
     return 0;
 }
@@ -90,13 +87,11 @@ static int parse(PyObject *args, PyObject *kwargs, arguments *given)
             &given->targets, &given->out, &given->eos, &given->has_documents, &given->vocab_size,
             &given->io, &given->seed))
         return -1;
-    if (given->length < 1 || given->length > INT32_MAX || given->stride < 1) {
-        PyErr_Format(
+    if (given->length < 1 || given->length > INT32_MAX || given->stride < 1)
+        return FL_PY_FAIL(
             PyExc_ValueError,
             "Windows: seq_len must be in [1, 2**31) and stride at least 1, got %lld and %lld",
             given->length, given->stride);
-        return -1;
-    }
     if (choose("mode", given->mode, modes, &given->mode_value) != 0 ||
         choose("targets", given->targets != NULL ? given->targets : "", all_targets,
                &given->targets_value) != 0 ||
@@ -142,10 +137,9 @@ static int read_sources(fl_py_windows *self, const arguments *given, fl_token_so
 {
     for (int64_t f = 0; f < self->files; f++) {
         PyObject *item = PyTuple_GET_ITEM(given->files, f);
-        if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) < 6) {
-            PyErr_SetString(PyExc_TypeError, "Windows: a file must be a tuple of at least 6 items");
-            return -1;
-        }
+        if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) < 6)
+            return FL_PY_FAIL(PyExc_TypeError,
+                              "Windows: a file must be a tuple of at least 6 items");
         if (fl_py_token_source(&self->dlpack, item, self->kept, &sources[f]) != 0) return -1;
         PyTuple_SET_ITEM(self->names, f, Py_NewRef(PyTuple_GET_ITEM(item, 0)));
         PyObject *source = sources[f].fd < 0 ? PyTuple_GET_ITEM(item, 1) : Py_None;

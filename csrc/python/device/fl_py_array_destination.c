@@ -18,8 +18,7 @@ int fl_py_array_destination_open(fl_py_array_destination *self, PyObject *object
     if (self->casts != NULL && fl_mul(depth, sizeof *self->slots, &bytes))
         self->slots = fl_alloc(bytes);
     if (self->slots != NULL) return 0;
-    PyErr_SetString(PyExc_MemoryError, "out of memory for uploads");
-    return -1;
+    return FL_PY_FAIL(PyExc_MemoryError, "out of memory for uploads");
 }
 
 static inline bool has_copies(const fl_py_array_destination *self)

@@ -9,8 +9,7 @@ int fl_py_gather_view(const fl_py_gather *self, PyObject *tensor, fl_tensor *out
     int32_t device;
     if (fl_py_cuda_view(self->dlpack, tensor, out, &device) != 0) return -1;
     if (self->device == device) return 0;
-    PyErr_SetString(PyExc_ValueError, "gather: every tensor must be on the gather's device");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "gather: every tensor must be on the gather's device");
 }
 
 int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int64_t count)
@@ -18,15 +17,11 @@ int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int6
     fl_tensor view;
     if (fl_py_gather_view(self, indices, &view) != 0) return -1;
     bool is_int64 = view.dtype.code == kDLInt && view.dtype.bits == 64;
-    if (!is_int64 || view.ndim != 1 || !fl_tensor_is_contiguous(&view)) {
-        PyErr_SetString(PyExc_ValueError, "gather: indices must be a contiguous vector of int64");
-        return -1;
-    }
-    if (first < 0 || count < 0 || count > view.shape[0] - first) {
-        PyErr_Format(PyExc_IndexError, "gather: indices must hold [%lld, %lld), got %lld rows",
-                     (long long)first, (long long)(first + count), (long long)view.shape[0]);
-        return -1;
-    }
+    if (!is_int64 || view.ndim != 1 || !fl_tensor_is_contiguous(&view))
+        return FL_PY_FAIL(PyExc_ValueError, "gather: indices must be a contiguous vector of int64");
+    if (first < 0 || count < 0 || count > view.shape[0] - first)
+        return FL_PY_FAIL(PyExc_IndexError, "gather: indices must hold [%lld, %lld), got %lld rows",
+                          (long long)first, (long long)(first + count), (long long)view.shape[0]);
     self->rows = (const int64_t *)view.data + first;
     self->row_count = count;
     return 0;

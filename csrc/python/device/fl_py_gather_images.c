@@ -2,6 +2,7 @@
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
+#include "fl_py_error.h"
 
 #include <string.h>
 
@@ -18,9 +19,8 @@ static int find_elements(const fl_py_gather *self, PyObject *tensor, const char 
     if (memcmp(&view.dtype, &dtype, sizeof dtype) == 0 && found == count &&
         fl_tensor_is_contiguous(&view))
         return 0;
-    PyErr_Format(PyExc_ValueError, "gather: %s must be contiguous, %lld elements", name,
-                 (long long)count);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "gather: %s must be contiguous, %lld elements", name,
+                      (long long)count);
 }
 
 /* Reads the steps between images, channels, rows and columns; `layout` is the layout of each
@@ -47,9 +47,8 @@ read_images(const fl_py_gather *self, const fl_py_gather_source *source, fl_imag
         read_steps(&view, plan->layout, 1, out->from_steps);
         return 0;
     }
-    PyErr_SetString(PyExc_ValueError,
-                    "gather: the images must have the dtype and shape of the plan");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "gather: the images must have the dtype and shape of the plan");
 }
 
 /* Returns true if the results lie one after the next, each as the plan makes it. */
@@ -72,10 +71,8 @@ static int read_result(const fl_py_gather *self, const fl_py_image_plan *plan, P
                 view.shape[0] == self->row_count;
     for (int d = 0; fits && d < 3; d++) fits = view.shape[d + 1] == plan->shape[d];
     if (fits && out->steps > 0) fits = has_no_gaps(&view, plan);
-    if (!fits) {
-        PyErr_SetString(PyExc_ValueError, "gather: out must be a batch of the plan's results");
-        return -1;
-    }
+    if (!fits)
+        return FL_PY_FAIL(PyExc_ValueError, "gather: out must be a batch of the plan's results");
     out->to = (char *)(uintptr_t)view.data;
     read_steps(&view, plan->form, bytes, out->to_steps);
     return 0;
@@ -89,10 +86,7 @@ static int read_batch(const fl_py_gather *self, const fl_py_gather_source *sourc
     int64_t taps_at = fl_image_plan_values_bytes(core);
     fl_image_plan_describe(core, out);
     const int64_t length = out->map_numbers;
-    if (length == 0) {
-        PyErr_SetString(PyExc_ValueError, "gather: the plan computes pixels");
-        return -1;
-    }
+    if (length == 0) return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
     const void *maps, *table;
     if (read_images(self, source, out) != 0 ||
         find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1}, self->row_count * length,
@@ -120,10 +114,8 @@ static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
     Py_ssize_t next = 0;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         if (self->sources[i].plan == NULL) continue;
-        if (next == PyTuple_GET_SIZE(maps)) {
-            PyErr_SetString(PyExc_ValueError, "gather: maps must have one tensor for each plan");
-            return -1;
-        }
+        if (next == PyTuple_GET_SIZE(maps))
+            return FL_PY_FAIL(PyExc_ValueError, "gather: maps must have one tensor for each plan");
         if (read_batch(self, &self->sources[i], PyTuple_GET_ITEM(maps, next++),
                        PyList_GET_ITEM(outs, i), &batch) != 0 ||
             fl_py_gather_queue(self, launch, &batch) != 0)

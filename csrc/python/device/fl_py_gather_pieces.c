@@ -79,9 +79,8 @@ static int check_columns(const fl_py_pieces *self)
         if (column->is_packed == self->columns[0]->is_packed && is_on_device(column) &&
             !column->pad.has_ignored)
             continue;
-        PyErr_SetString(PyExc_ValueError, "columns must all pad or all pack values of at most 8 "
-                                          "bytes on a CUDA device, without ignored values");
-        return -1;
+        return FL_PY_FAIL(PyExc_ValueError, "columns must all pad or all pack values of at most 8 "
+                                            "bytes on a CUDA device, without ignored values");
     }
     return 0;
 }
@@ -133,9 +132,9 @@ static int read_rows(batch *self, PyObject *object)
     for (int64_t i = 0; i < self->rows.count; i++)
         is_right &= self->rows.index[i] >= 0 && self->rows.index[i] < length;
     if (is_right) return 0;
-    PyErr_Format(PyExc_ValueError, "gather: rows must be a contiguous vector of int64 in [0, %lld)",
-                 (long long)length);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "gather: rows must be a contiguous vector of int64 in [0, %lld)",
+                      (long long)length);
 }
 
 static int64_t count_pieces(const batch *self)
@@ -217,10 +216,9 @@ static int look_at_values(const batch *self, int32_t i, fl_piece_batch *out)
     bool is_same = view.ndim == 1 && memcmp(&view.dtype, &ragged->dtype, sizeof view.dtype) == 0 &&
                    view.shape[0] >= ragged->count && fl_tensor_is_contiguous(&view);
     if (is_same && device == self->device) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "gather: the values must keep their %lld elements, dtype and device",
-                 (long long)ragged->count);
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "gather: the values must keep their %lld elements, dtype and device",
+                      (long long)ragged->count);
 }
 
 static void describe(const batch *self, int32_t i, const fl_piece *pieces, fl_piece_batch *out)

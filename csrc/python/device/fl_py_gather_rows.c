@@ -2,6 +2,7 @@
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
+#include "fl_py_error.h"
 
 #include <string.h>
 
@@ -26,16 +27,14 @@ static int read_column(const fl_py_gather *self, const fl_py_gather_source *sour
     if (fl_py_gather_view_source(self, source, &from) != 0 ||
         fl_py_gather_view(self, out, &to) != 0)
         return -1;
-    if (!is_batch_of(&from, &to, self->row_count)) {
-        PyErr_SetString(PyExc_ValueError, "gather: a batch must have the shape and dtype of rows");
-        return -1;
-    }
+    if (!is_batch_of(&from, &to, self->row_count))
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "gather: a batch must have the shape and dtype of rows");
     *column = (fl_row_column){from.data, (char *)to.data, 0, from.stride[0]};
     from.shape[0] = 1;
     column->bytes = fl_tensor_bytes(from.dtype, from.ndim, from.shape);
     if (column->bytes == 0 || fl_tensor_is_contiguous(&from)) return 0;
-    PyErr_SetString(PyExc_ValueError, "gather: rows must be contiguous");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "gather: rows must be contiguous");
 }
 
 static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)

@@ -2,6 +2,7 @@
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
+#include "fl_py_error.h"
 
 static bool is_integer(fl_dtype dtype) { return dtype.code == kDLInt || dtype.code == kDLUInt; }
 
@@ -13,8 +14,7 @@ static int read_tokens(const fl_py_gather *self, PyObject *tokens, fl_window_bat
     out->from_bytes = view.dtype.bits / 8;
     out->is_signed = view.dtype.code == kDLInt;
     if (view.ndim == 1 && is_integer(view.dtype) && fl_tensor_is_contiguous(&view)) return 0;
-    PyErr_SetString(PyExc_ValueError, "gather: tokens must be a contiguous vector of ints");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "gather: tokens must be a contiguous vector of ints");
 }
 
 /* Checks a result of windows: contiguous rows; x and y have the same width and size of ints. */
@@ -27,8 +27,7 @@ static int read_windows(const fl_py_gather *self, PyObject *result, fl_tensor *x
         view->shape[1] == x->shape[1] && view->dtype.bits == x->dtype.bits &&
         fl_tensor_is_contiguous(view))
         return 0;
-    PyErr_SetString(PyExc_ValueError, "gather: outs must be batches of windows");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "gather: outs must be batches of windows");
 }
 
 static int read_window_batch(const fl_py_gather *self, PyObject *outs, fl_window_batch *batch)
@@ -45,8 +44,7 @@ static int read_window_batch(const fl_py_gather *self, PyObject *outs, fl_window
     batch->bytes = x.dtype.bits / 8;
     batch->shift = self->sources[0].shift;
     if (batch->bytes >= batch->from_bytes) return 0;
-    PyErr_SetString(PyExc_ValueError, "gather: outs must be as wide as the tokens, or wider");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "gather: outs must be as wide as the tokens, or wider");
 }
 
 static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)

@@ -291,11 +291,10 @@ static int read_source(const fl_py_state *state, PyObject *item, fl_py_gather_so
             (out->plan != NULL ? Py_IS_TYPE(out->plan, state->image_plan_type) : pair == Py_None))
             return 0;
     }
-    PyErr_SetString(
+    return FL_PY_FAIL(
         PyExc_ValueError,
         "sources must be (tensor, HostRange or None, (ImagePlan, values) or None) each, "
         "SequenceColumns, or (tokens, shift), whose shift is 0 or 1");
-    return -1;
 }
 
 static int read_sources(fl_py_gatherer *self, const fl_py_state *state)
@@ -325,9 +324,9 @@ static int count_outputs(fl_py_gatherer *self)
     bool fits = has_windows(self) ? sources == 1 && (count == 1 || count == 2) : count == sources;
     for (Py_ssize_t i = 1; i < self->count; i++) fits = fits && !self->each[i].is_windows;
     if (fits) return 0;
-    PyErr_SetString(PyExc_ValueError,
-                    "structure must have one output for each source, or for windows x, or x and y");
-    return -1;
+    return FL_PY_FAIL(
+        PyExc_ValueError,
+        "structure must have one output for each source, or for windows x, or x and y");
 }
 
 static PyObject *gatherer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)

@@ -21,10 +21,8 @@ int fl_py_number_queue(fl_py_launcher *self, const fl_py_dlpack *dlpack, int32_t
 {
     *out = NULL;
     if (device == FL_PY_CPU) return 0;
-    if (!fl_py_can_run(self, device)) {
-        PyErr_SetString(PyExc_ValueError, "fastloop has no kernels for this device");
-        return -1;
-    }
+    if (!fl_py_can_run(self, device))
+        return FL_PY_FAIL(PyExc_ValueError, "fastloop has no kernels for this device");
     *queue = (fl_cuda_queue){.device = device};
     *out = queue;
     return fl_py_stream(dlpack, device, &queue->stream);
@@ -46,8 +44,7 @@ replace_scratch(fl_py_launcher *self, const fl_py_dlpack *dlpack, PyObject *like
         self->scratch_bytes = bytes;
         return 0;
     }
-    PyErr_SetString(PyExc_TypeError, "new_scratch() must return a float64 tensor");
-    return -1;
+    return FL_PY_FAIL(PyExc_TypeError, "new_scratch() must return a float64 tensor");
 }
 
 void *fl_py_queue(fl_py_launcher *self, const fl_py_dlpack *dlpack, int32_t device,

@@ -2,6 +2,7 @@
  * interface does not tell the sizes of buffers, so the lengths of arrays are believed. */
 #include "fl_py_arrow.h"
 
+#include "fl_py_error.h"
 #include "fl_py_numpy.h"
 
 #include <stdlib.h>
@@ -47,11 +48,7 @@ typedef struct level {
     int64_t begin, length;
 } level;
 
-static int fail(const char *text)
-{
-    PyErr_SetString(PyExc_ValueError, text);
-    return -1;
-}
+static int fail(const char *text) { return FL_PY_FAIL(PyExc_ValueError, "%s", text); }
 
 /* ---- levels */
 

@@ -1,6 +1,7 @@
 /* fl_py_dlpack: see fl_py_dlpack.h. No other file calls torch's exchange table. */
 #include "fl_py_dlpack.h"
 
+#include "fl_py_error.h"
 #include "fl_py_numpy.h"
 #include "fl_tensor_list.h"
 
@@ -50,15 +51,11 @@ static int64_t count_elements(int32_t ndim, const int64_t *shape)
 static int borrow_anywhere(const fl_py_dlpack *dlpack, PyObject *object, DLTensor *out)
 {
     if (dlpack->api->dltensor_from_py_object_no_sync(object, out) != 0) return -1;
-    if (out->ndim > FL_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "the tensor must have at most %d dimensions, got %d",
-                     FL_MAX_NDIM, out->ndim);
-        return -1;
-    }
-    if (out->data == NULL && count_elements(out->ndim, out->shape) > 0) {
-        PyErr_SetString(PyExc_ValueError, "the tensor has no memory");
-        return -1;
-    }
+    if (out->ndim > FL_MAX_NDIM)
+        return FL_PY_FAIL(PyExc_ValueError, "the tensor must have at most %d dimensions, got %d",
+                          FL_MAX_NDIM, out->ndim);
+    if (out->data == NULL && count_elements(out->ndim, out->shape) > 0)
+        return FL_PY_FAIL(PyExc_ValueError, "the tensor has no memory");
     return 0;
 }
 
@@ -66,8 +63,7 @@ static int borrow_tensor(const fl_py_dlpack *dlpack, PyObject *object, DLTensor 
 {
     if (borrow_anywhere(dlpack, object, out) != 0) return -1;
     if (out->device.device_type == kDLCPU) return 0;
-    PyErr_SetString(PyExc_ValueError, "the tensor is not on the CPU");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "the tensor is not on the CPU");
 }
 
 static void describe(const DLTensor *tensor, fl_tensor *out)
@@ -94,11 +90,9 @@ static int
 view_anywhere(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out, DLDevice *device)
 {
     DLTensor tensor;
-    if (!fl_py_is_tensor(dlpack, object)) {
-        PyErr_Format(PyExc_TypeError, "a tensor must be a torch.Tensor, got %.100s",
-                     Py_TYPE(object)->tp_name);
-        return -1;
-    }
+    if (!fl_py_is_tensor(dlpack, object))
+        return FL_PY_FAIL(PyExc_TypeError, "a tensor must be a torch.Tensor, got %.100s",
+                          Py_TYPE(object)->tp_name);
     if (borrow_anywhere(dlpack, object, &tensor) != 0) return -1;
     describe(&tensor, out);
     *device = tensor.device;
@@ -117,8 +111,7 @@ int fl_py_cuda_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out
     if (view_anywhere(dlpack, object, out, &found) != 0) return -1;
     *device = found.device_id;
     if (found.device_type == kDLCUDA) return 0;
-    PyErr_SetString(PyExc_ValueError, "the tensor is not on a CUDA device");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "the tensor is not on a CUDA device");
 }
 
 static bool find_float(DLDataType dtype, int32_t *out)
@@ -226,9 +219,9 @@ int fl_py_view(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out)
     if (fl_py_is_tensor(dlpack, object)) return view_tensor(dlpack, object, out);
     int done = fl_py_array_view(object, out);
     if (done != 0) return done > 0 ? 0 : -1;
-    PyErr_Format(PyExc_TypeError, "an array must be a torch.Tensor or numpy.ndarray, got %.100s",
-                 Py_TYPE(object)->tp_name);
-    return -1;
+    return FL_PY_FAIL(PyExc_TypeError,
+                      "an array must be a torch.Tensor or numpy.ndarray, got %.100s",
+                      Py_TYPE(object)->tp_name);
 }
 
 int fl_py_view_anywhere(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *out,
@@ -239,8 +232,7 @@ int fl_py_view_anywhere(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor 
     if (!fl_py_is_tensor(dlpack, object)) return fl_py_view(dlpack, object, out);
     if (view_anywhere(dlpack, object, out, &found) != 0) return -1;
     if (find_device(found, device)) return 0;
-    PyErr_SetString(PyExc_ValueError, "the tensor is neither on the CPU nor on a CUDA device");
-    return -1;
+    return FL_PY_FAIL(PyExc_ValueError, "the tensor is neither on the CPU nor on a CUDA device");
 }
 
 /* Any thread may drop the last reference to a tensor and so run its deleter, without the

@@ -15,8 +15,7 @@ int fl_py_index_vector(const fl_py_dlpack *dlpack, PyObject *object, fl_tensor *
 {
     if (fl_py_view(dlpack, object, out) != 0) return -1;
     if (is_index_vector(out)) return 0;
-    PyErr_SetString(PyExc_TypeError, "indices must be a contiguous vector of int64");
-    return -1;
+    return FL_PY_FAIL(PyExc_TypeError, "indices must be a contiguous vector of int64");
 }
 
 static int index_from_scalar(const fl_py_dlpack *dlpack, PyObject *item, int64_t *out)

@@ -1,13 +1,13 @@
 /* fl_py_mapped_file: see fl_py_mapped_file.h. */
 #include "fl_py_mapped_file.h"
 
+#include "fl_py_error.h"
+
 int fl_py_mapped_file_check(PyObject *file)
 {
     if (file == Py_None) return 0;
-    if (!PyTuple_Check(file) || PyTuple_GET_SIZE(file) != 3) {
-        PyErr_SetString(PyExc_TypeError, "a mapped file must be (path, address, size) or None");
-        return -1;
-    }
+    if (!PyTuple_Check(file) || PyTuple_GET_SIZE(file) != 3)
+        return FL_PY_FAIL(PyExc_TypeError, "a mapped file must be (path, address, size) or None");
     return PyLong_AsVoidPtr(PyTuple_GET_ITEM(file, 1)) == NULL && PyErr_Occurred() ? -1 : 0;
 }
 

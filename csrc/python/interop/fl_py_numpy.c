@@ -2,6 +2,7 @@
 #include "fl_py_numpy.h"
 
 #include "dlpack/dlpack.h"
+#include "fl_py_error.h"
 
 #include <numpy/arrayobject.h>
 
@@ -31,10 +32,8 @@ int fl_py_array_view(PyObject *object, fl_tensor *out)
 {
     if (!PyArray_Check(object)) return 0;
     PyArrayObject *array = (PyArrayObject *)object;
-    if (!find_dtype(PyArray_DESCR(array), &out->dtype)) {
-        PyErr_Format(PyExc_TypeError, "torch has no dtype for %R", PyArray_DESCR(array));
-        return -1;
-    }
+    if (!find_dtype(PyArray_DESCR(array), &out->dtype))
+        return FL_PY_FAIL(PyExc_TypeError, "torch has no dtype for %R", PyArray_DESCR(array));
     out->data = PyArray_BYTES(array);
     out->ndim = PyArray_NDIM(array); /* at most 64 in every NumPy */
     for (int32_t d = 0; d < out->ndim; d++) {

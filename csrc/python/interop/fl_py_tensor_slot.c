@@ -1,6 +1,7 @@
 /* fl_py_tensor_slot: see fl_py_tensor_slot.h. */
 #include "fl_py_tensor_slot.h"
 
+#include "fl_py_error.h"
 #include "fl_py_put.h"
 
 static PyObject *list_sizes(int32_t ndim, const int64_t *shape)
@@ -37,10 +38,8 @@ int fl_py_tensor_slot_parse(PyObject *slot, fl_py_parsed_slot *out)
 {
     PyObject *sizes =
         PyTuple_Check(slot) && PyTuple_GET_SIZE(slot) == 3 ? PyTuple_GET_ITEM(slot, 2) : NULL;
-    if (sizes == NULL || !PyTuple_Check(sizes) || PyTuple_GET_SIZE(sizes) > FL_MAX_NDIM) {
-        PyErr_Format(PyExc_ValueError, "a slot must be (offset, dtype, shape), got %R", slot);
-        return -1;
-    }
+    if (sizes == NULL || !PyTuple_Check(sizes) || PyTuple_GET_SIZE(sizes) > FL_MAX_NDIM)
+        return FL_PY_FAIL(PyExc_ValueError, "a slot must be (offset, dtype, shape), got %R", slot);
     out->offset = PyLong_AsLongLong(PyTuple_GET_ITEM(slot, 0));
     int64_t code = PyLong_AsLongLong(PyTuple_GET_ITEM(slot, 1));
     if (PyErr_Occurred()) return -1;
