@@ -274,6 +274,7 @@ _READERS: dict[str, tuple[Any, ...]] = {
     "RandomErasing": (Chain._add, _FLOATS),
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
     **dict.fromkeys(("RandomRotation", "RandomAffine", "RandomPerspective"), (Chain._warp, _PIL)),
+    **dict.fromkeys(("RandAugment", "TrivialAugmentWide", "AutoAugment"), (Chain._warp, _PIL)),
     "ToTensor": (Chain._to_float, _PIL),
     "PILToTensor": (Chain._convert, _PIL),
     "ToImage": (Chain._convert, _PIL, _BYTES),

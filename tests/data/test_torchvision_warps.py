@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import Tensor
-from vision_cases import assert_same, dataset_of, status, v2
+from vision_cases import assert_same, dataset_of, v2
+from warp_cases import MODES, assert_served, chain_of, images_of
 
 import fastloop
 from fastloop.adapters import torchvision_chain, torchvision_parts
@@ -22,16 +20,13 @@ from fastloop.compat import verification
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
-from PIL import Image
 from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode
 
 CHAINS = int(os.environ.get("FASTLOOP_FUZZ", "60"))
 SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", time.strftime("%Y%m%d")))
-SIZES = (1, 1), (2, 3), (5, 1), (3, 3), (32, 32), (40, 23), (33, 150), (64, 64)  # height, width
 MODULES = pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
-MODES = InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC
 
 
 @pytest.fixture(autouse=True)
@@ -42,17 +37,6 @@ def unpatched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     fastloop.unpatch("transforms")
     verification.verification_of.cache_clear()
-
-
-def images_of(seed: int, count: int = 16) -> list[Any]:
-    """Return images of many sizes, RGB and L: noise, and some of one colour."""
-    numbers, images = np.random.default_rng(seed), []
-    for number in range(count):
-        height, width = SIZES[number % len(SIZES)]
-        pixels = numbers.integers(0, 256, (height, width, 3), np.uint8)
-        pixels[:] = pixels[0, 0] if number % 7 == 3 else pixels
-        images.append(Image.fromarray(pixels if number % 3 else pixels[:, :, 0].copy()))
-    return images
 
 
 def random_warp(any_of: random.Random, module: Any) -> Any:
@@ -77,35 +61,6 @@ def random_warp(any_of: random.Random, module: Any) -> Any:
         fill,
         center,
     )
-
-
-def chain_of(module: Any, *ops: Any) -> Any:
-    return module.Compose([*ops, module.PILToTensor(), module.ConvertImageDtype(torch.float32)])
-
-
-def results(transform: Any, images: list[Any], seed: int) -> list[Any]:
-    """Return results or errors, and the state of the generator after each."""
-    torch.manual_seed(seed)
-    found: list[Any] = []
-    for image in images:
-        try:
-            found.append(transform(image))
-        except RuntimeError as error:
-            found.append(str(error))
-        found.append(torch.get_rng_state())
-    return found
-
-
-def assert_served(transform: Any, images: list[Any], seed: int, at_least: int) -> None:
-    torchs = results(transform, images, seed)
-    fastloop.patch("transforms", verbose=False)
-    ours, native = results(transform, images, seed), status().native
-    fastloop.unpatch("transforms")
-    for place, (a, b) in enumerate(zip(ours, torchs, strict=True)):
-        assert type(a) is type(b), (transform, place)
-        is_equal = torch.equal(a, b) if isinstance(a, Tensor) else a == b
-        assert is_equal, (transform, place)
-    assert native >= at_least, (transform, status())
 
 
 def test_single_images_of_all_sizes() -> None:
