@@ -250,6 +250,7 @@ make_source(uint64_t *seed, lying how, fl_image_size size, int32_t channels, cha
     if (how == AS_STEPPED) s.stride_y = 2 * w, s.stride_x = 2, s.stride_c = h * w * 2, bytes *= 2;
     if (how == AS_WIDER_PIXELS)
         s.stride_y = w * (c + 1), s.stride_x = c + 1, s.stride_c = 1, bytes = h * w * (c + 1);
+    s.is_padded = how == AS_WIDER_PIXELS && c + 1 == FL_MAX_CHANNELS && random_below(seed, 4) > 0;
     *memory = malloc((size_t)bytes);
     CHECK(*memory != NULL);
     fill_random(seed, *memory, bytes);

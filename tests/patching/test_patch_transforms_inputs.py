@@ -64,6 +64,25 @@ def test_no_text_is_made_of_a_transform(monkeypatch: pytest.MonkeyPatch) -> None
     assert status().native == len(IMAGES) - torchvision_parts._CHECKED
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_pixels_are_read_where_they_lie(mode: str) -> None:
+    """Pillow pads rows of one channel, and keeps a large image in several pieces."""
+    transform = v1.Compose([v1.RandomVerticalFlip(), v1.ToTensor()])
+    images = [IMAGES[0].crop((0, 0, width, 9)).convert(mode) for width in range(1, 14)]
+    block = Image.core.get_block_size()
+    Image.core.set_block_size(4096)
+    try:
+        images += [image.resize((40, 300)).convert(mode) for image in IMAGES[:4]]
+    finally:
+        Image.core.set_block_size(block)
+    torchs = [results(transform, [image] * 6) for image in images]
+    fastloop.patch("transforms", verbose=False)
+    for image, expected in zip(images, torchs, strict=True):
+        assert_same_images(results(transform, [image] * 6), expected)
+    plans = len({image.size for image in images})
+    assert status().native == 6 * len(images) - torchvision_parts._CHECKED * plans
+
+
 def test_a_transform_is_called_by_keyword() -> None:
     transform = v1.Compose([v1.CenterCrop(20), v1.ToTensor()])
     expected = transform(img=IMAGES[0])

@@ -38,7 +38,7 @@ static fl_band_frame find_frame(const fl_band_form *form, const fl_image_axis *x
 static void choose_columns(fl_band_reader *r)
 {
     int32_t width = r->source.size.width;
-    bool is_dense = r->source.stride_y == (int64_t)width * r->tools.channels;
+    bool is_dense = r->source.stride_y == (int64_t)width * r->lanes;
     if (!is_dense || 2 * (r->to - r->from) < width) return;
     r->from = 0;
     r->to = width;
@@ -52,17 +52,18 @@ int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
     reader->last_fill = last_fill(x);
     reader->frame = find_frame(form, x);
     bool reads = fl_image_axis_range(x, &reader->from, &reader->to);
-    reader->is_interleaved = reads && tools->channels > 1 && source->stride_c == 1 &&
-                             source->stride_x == tools->channels;
+    const int32_t lanes = source->is_padded ? FL_MAX_CHANNELS : tools->channels;
+    if (reads && tools->channels > 1 && source->stride_c == 1 && source->stride_x == lanes)
+        reader->lanes = lanes;
     int64_t width = x->length;
-    if (reader->is_interleaved) {
+    if (reader->lanes > 0) {
         choose_columns(reader);
         width = fl_max(width, reader->to - reader->from);
     }
     reader->band_rows = (int32_t)fl_min(fl_max(BAND_BYTES / width, 1), y->length);
-    if (!reader->is_interleaved) return FL_OK;
+    if (reader->lanes == 0) return FL_OK;
     reader->split = fl_scratch_memory(tools->scratch, FL_SCRATCH_SPLIT,
-                                      reader->band_rows * width * tools->channels);
+                                      reader->band_rows * width * reader->lanes);
     if (reader->split != NULL) return FL_OK;
     return fl_fail(err, FL_ENOMEM, "out of memory for rows of an image");
 }
@@ -77,12 +78,12 @@ static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *row
     int32_t count = rows->step != 0 ? rows->length : 1;
     int64_t width = r->to - r->from, plane = width * count;
     const uint8_t *src = s->data + low * s->stride_y + r->from * s->stride_x;
-    if (s->stride_y == width * r->tools.channels) {
-        r->tools.image_ops->split(r->split, plane, src, plane, r->tools.channels);
+    if (s->stride_y == width * r->lanes) {
+        r->tools.image_ops->split(r->split, plane, src, plane, r->lanes);
     } else {
         for (int32_t i = 0; i < count; i++)
             r->tools.image_ops->split(r->split + i * width, plane, src + i * s->stride_y, width,
-                                      r->tools.channels);
+                                      r->lanes);
     }
     return (fl_image_source){.data = r->split, .stride_y = width, .stride_x = 1, .stride_c = plane};
 }
@@ -97,7 +98,7 @@ typedef struct strip {
 static strip open_strip(const fl_band_reader *r, fl_segment rows)
 {
     strip s = {.from = r->source, .rows = rows};
-    if (rows.fill != FL_NO_FILL || !r->is_interleaved) return s;
+    if (rows.fill != FL_NO_FILL || r->lanes == 0) return s;
     int32_t last = rows.from + (rows.length - 1) * rows.step;
     s.row = rows.from < last ? rows.from : last;
     s.column = r->from;

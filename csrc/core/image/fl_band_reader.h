@@ -40,9 +40,9 @@ typedef struct fl_band_reader {
     int32_t last_fill;          /* of x; FL_NO_FILL: no segment is filled */
     fl_band_frame frame;        /* of x: if there is a frame, rows are read in one piece */
     int32_t band_rows;          /* most rows that are read at a time */
-    bool is_interleaved;        /* rows are split into planes first */
-    int32_t from, to;           /* columns that are split */
-    uint8_t *split;             /* borrowed from the scratch: the split rows as planes */
+    int32_t lanes;    /* bytes of a pixel, if rows are split into planes first; 0: they are not */
+    int32_t from, to; /* columns that are split */
+    uint8_t *split;   /* borrowed from the scratch: the split rows as planes */
 } fl_band_reader;
 
 /* Opens a reader on a source; there is nothing to close. FL_ENOMEM. */

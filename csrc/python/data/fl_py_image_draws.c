@@ -2,6 +2,7 @@
 #include "fl_py_image_draws.h"
 
 #include "fl_py.h"
+#include "fl_py_arrow.h"
 #include "fl_py_numpy.h"
 #include "fl_py_torch_random.h"
 
@@ -268,31 +269,50 @@ static PyObject *draws_draw_from(fl_py_image_draws *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Reads the pixels of a PIL image. Returns the bytes, a new reference; *out borrows from the bytes.
- * NULL and an exception. */
+/* Reads the pixels of a PIL image where they lie: Pillow stores RGB in four bytes a pixel, and rows
+ * of one channel in a multiple of four bytes. Returns what keeps the pixels alive, a new reference;
+ * NULL without an exception: this Pillow does not say, or the image is in several pieces. */
+static PyObject *borrow_pil(int32_t channels, PyObject *image, fl_image_source *out)
+{
+    const bool is_padded = channels == 3;
+    const int64_t count = (int64_t)out->size.height * out->size.width;
+    if (!is_padded && (channels != 1 || out->size.width % 4 != 0)) return NULL;
+    PyObject *core = PyObject_GetAttrString(image, "im"), *owner = NULL;
+    if (core != NULL) owner = fl_py_arrow_bytes(core, count, is_padded ? 4 : 1, &out->data);
+    Py_XDECREF(core);
+    PyErr_Clear();
+    out->is_padded = is_padded;
+    out->stride_x = is_padded ? 4 : 1;
+    return owner;
+}
+
+/* Reads the pixels of a PIL image. Returns what keeps the pixels alive, a new reference; *out
+ * borrows from it. NULL and an exception. */
 static PyObject *read_pil(const fl_py_image_plan *plan, PyObject *image, fl_image_source *out)
 {
     int32_t channels = fl_image_plan_channels(plan->plan);
-    PyObject *size = PyObject_GetAttrString(image, "size"), *bytes = NULL;
-    fl_image_size in = {0, 0};
-    if (size != NULL && PyArg_Parse(size, "(ii)", &in.width, &in.height))
-        bytes = PyObject_CallMethod(image, "tobytes", NULL);
+    PyObject *size = PyObject_GetAttrString(image, "size"), *owner = NULL;
+    *out = (fl_image_source){.stride_c = 1};
+    bool is_sized = size != NULL && PyArg_Parse(size, "(ii)", &out->size.width, &out->size.height);
     Py_XDECREF(size);
-    if (bytes == NULL) return NULL;
-    int64_t row = (int64_t)in.width * channels;
-    if (plan->layout != FL_HWC || !PyBytes_Check(bytes) ||
-        PyBytes_GET_SIZE(bytes) != row * in.height) {
-        PyErr_Format(PyExc_ValueError, "apply: the image must be uint8, HWC, with %d channels",
-                     channels);
-        Py_CLEAR(bytes);
-        return NULL;
+    if (!is_sized) return NULL;
+    if (plan->layout == FL_HWC) owner = borrow_pil(channels, image, out);
+    if (owner == NULL) {
+        const int64_t row = (int64_t)out->size.width * channels;
+        owner = PyObject_CallMethod(image, "tobytes", NULL);
+        if (owner == NULL) return NULL;
+        if (plan->layout != FL_HWC || !PyBytes_Check(owner) ||
+            PyBytes_GET_SIZE(owner) != row * out->size.height) {
+            Py_DECREF(owner);
+            return PyErr_Format(PyExc_ValueError,
+                                "apply: the image must be uint8, HWC, with %d channels", channels);
+        }
+        out->data = (const uint8_t *)PyBytes_AS_STRING(owner);
+        out->stride_x = channels;
+        out->is_padded = false;
     }
-    *out = (fl_image_source){.data = (const uint8_t *)PyBytes_AS_STRING(bytes),
-                             .stride_y = row,
-                             .stride_x = channels,
-                             .stride_c = 1,
-                             .size = in};
-    return bytes;
+    out->stride_y = out->size.width * out->stride_x;
+    return owner;
 }
 
 /* Makes the image: its fl_image_draws_applied, or -1 and an exception. */
@@ -327,16 +347,16 @@ PyDoc_STRVAR(apply_doc,
 
 static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
 {
-    PyObject *image, *out, *generator, *bytes = NULL;
+    PyObject *image, *out, *generator, *owner = NULL;
     fl_image_source source;
     if (!PyArg_ParseTuple(args, "OOO:apply", &image, &out, &generator)) return NULL;
     if (fl_py_is_tensor(&self->dlpack, image) || fl_py_is_array(image)) {
         if (fl_py_image_plan_source(self->plan, image, &source) != 0) return NULL;
-    } else if ((bytes = read_pil(self->plan, image, &source)) == NULL) {
+    } else if ((owner = read_pil(self->plan, image, &source)) == NULL) {
         return NULL;
     }
     int64_t applied = apply(self, &source, out, generator);
-    Py_XDECREF(bytes);
+    Py_XDECREF(owner);
     return applied >= 0 ? PyLong_FromLongLong(applied) : NULL;
 }
 

@@ -304,3 +304,22 @@ PyObject *fl_py_arrow_lists(PyObject *Py_UNUSED(module), PyObject *chunks)
     Py_DECREF(all);
     return pair;
 }
+
+/* ---- bytes */
+
+PyObject *fl_py_arrow_bytes(PyObject *object, int64_t count, int64_t lanes, const uint8_t **out)
+{
+    PyObject *capsule = PyObject_CallMethod(object, "__arrow_c_array__", NULL);
+    const struct ArrowArray *array =
+        capsule != NULL ? PyCapsule_GetPointer(capsule, "arrow_array") : NULL;
+    if (array != NULL && lanes > 1)
+        array = array->n_children == 1 && array->length == count ? array->children[0] : NULL;
+    if (array != NULL && array->n_children == 0 && array->n_buffers == 2 && array->offset == 0 &&
+        array->length == count * lanes && array->buffers[1] != NULL) {
+        *out = array->buffers[1];
+        return capsule;
+    }
+    Py_XDECREF(capsule);
+    PyErr_Clear();
+    return NULL;
+}

@@ -7,11 +7,18 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdint.h>
 
 extern const char fl_py_arrow_rows_doc[], fl_py_arrow_lists_doc[];
 
 /* Functions of the module; fl_py_arrow_*_doc describes each function. */
 PyObject *fl_py_arrow_rows(PyObject *module, PyObject *chunk);
 PyObject *fl_py_arrow_lists(PyObject *module, PyObject *chunks);
+
+/* Finds the bytes of an object with __arrow_c_array__ that returns one capsule, as the core of
+ * Pillow's images has: an array of `count` bytes, or of `count` lists of `lanes` bytes. Returns the
+ * capsule, which keeps *out alive, as a new reference; NULL without an exception: there are no such
+ * bytes. */
+PyObject *fl_py_arrow_bytes(PyObject *object, int64_t count, int64_t lanes, const uint8_t **out);
 
 #endif
