@@ -155,7 +155,7 @@ def test_one_operation_of_a_user(module: Any, how: str) -> None:
     transform = assert_same(make, lambda: make_images(24))
     assert transform.transforms[2].calls == 24
     assert status().native == 24 - torchvision_parts._CHECKED, status()
-    assert status().left["Watched, operation 3, runs in Python"] == 24
+    assert status().fallbacks["Watched, operation 3, runs in Python"] == 24
 
 
 @MODULES
@@ -170,7 +170,7 @@ def test_gates_are_drawn_before_python_is_asked(module: Any) -> None:
     calls += [transform.transforms[1].transforms[1].calls]
     assert calls[0] == calls[1] and 4 < calls[0] < 24
     assert status().native == 40 - torchvision_parts._CHECKED
-    assert sum(status().left.values()) == 2 * calls[0]
+    assert sum(status().fallbacks.values()) == 2 * calls[0]
 
 
 @MODULES
@@ -181,7 +181,7 @@ def test_containers_are_read(module: Any) -> None:
         return module.Compose([inner, nn.Identity(), after, module.PILToTensor()])
 
     assert_same(make, lambda: make_images(20))
-    assert status().native == 20 - torchvision_parts._CHECKED and not status().left
+    assert status().native == 20 - torchvision_parts._CHECKED and not status().fallbacks
 
 
 @MODULES
@@ -190,7 +190,7 @@ def test_an_image_of_pil_may_come_out(module: Any) -> None:
         return module.Compose([module.RandomResizedCrop(24), module.RandomHorizontalFlip()])
 
     assert_same(make, lambda: make_images(20))
-    assert status().native == 20 - torchvision_parts._CHECKED and not status().left
+    assert status().native == 20 - torchvision_parts._CHECKED and not status().fallbacks
 
 
 @MODULES
@@ -229,7 +229,7 @@ def test_versions_may_be_mixed() -> None:
         return v1.Compose([v1.RandomResizedCrop(24), v2.Resize(20), v2.ToTensor()])
 
     assert_same(make, lambda: make_images(20))
-    assert status().native == 20 - torchvision_parts._CHECKED and not status().left
+    assert status().native == 20 - torchvision_parts._CHECKED and not status().fallbacks
 
 
 def test_a_change_in_the_middle_is_seen() -> None:
@@ -268,7 +268,7 @@ def test_nothing_is_done_if_plans_do_not_pay() -> None:
         return v1.Compose([v1.RandomHorizontalFlip(), Watched("floats"), v1.Normalize(MEAN, STD)])
 
     assert_same(make, lambda: make_images(12))
-    assert status().native == 0 and sum(status().left.values()) == 1
+    assert status().native == 0 and sum(status().fallbacks.values()) == 1
 
 
 def test_a_transform_with_a_users_operation_is_forgotten() -> None:
@@ -365,6 +365,6 @@ def test_random_chains_with_operations_of_users() -> None:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {random_parts(seed)}") from error
         counts["native"] += status().native > 0
-        counts["cut"] += status().native > 0 and bool(status().left)
+        counts["cut"] += status().native > 0 and bool(status().fallbacks)
         fastloop.unpatch("transforms")
     assert counts["native"] > RUNS // 3 and counts["cut"] > RUNS // 4, counts
