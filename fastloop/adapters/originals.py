@@ -63,9 +63,13 @@ def entries_of(groups: Iterable[str]) -> Iterator[Entry]:
             yield Entry(module, name, frozenset(users.split(",")), tuple(forms.split(",")))
 
 
+def _words_of(plans: Iterable[str]) -> set[str]:
+    return {word for plan in plans for word in (plan, *plan.split("."))}
+
+
 @functools.cache
 def _needed_by(plans: frozenset[str]) -> tuple[Entry, ...]:
-    words = {word for plan in plans for word in (plan, *plan.split("."))}
+    words = _words_of(plans)
     groups = (group for group in _read_table().sections() if not group.startswith("called"))
     return tuple(entry for entry in entries_of(groups) if entry.users & words)
 
@@ -165,11 +169,18 @@ def judge(plans: Iterable[str], battery: Battery) -> Verdict:
 
 
 @functools.cache
-def methods_of(*groups: str) -> torch_parts.Methods:
+def methods_of(*groups: str, plans: frozenset[str] | None = None) -> torch_parts.Methods:
     """Return the functions that groups of originals.txt name. They are noted at the first call. A
-    class that this release does not have is left out: ``find_unknown`` says so."""
+    class that this release does not have is left out: ``find_unknown`` says so.
+
+    Args:
+        plans: leave out the functions that none of these plans needs. None: all functions.
+    """
     found: list[tuple[Any, str]] = []
+    words = {"", *_words_of(plans or ())}
     for entry in entries_of(groups):
+        if plans is not None and not entry.users & words:
+            continue
         owner = sys.modules.get(entry.module)  # None: nothing can call the function
         *path, last = entry.name.split(".")
         if (holder := functools.reduce(look_up, path, owner)) is not None:

@@ -9,6 +9,7 @@ known exactly is refused: other classes, replaced methods, hooks, code of an unk
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -27,18 +28,22 @@ from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compi
 
 _MODULES = "torchvision.transforms", "torchvision.transforms.v2"
 _GROUPS = "called", "transforms", "transforms.v2"  # of originals.txt
+_COLORS = ["ColorJitter", "Grayscale", "RandomGrayscale", "RandomInvert", "RandomPosterize"]
+_COLORS += ["RandomSolarize", "RandomEqualize", "RandomAutocontrast", "RandomAdjustSharpness"]
+_COLORS += ["RandomPhotometricDistort", "RandomChannelPermutation"]
 _PIL, _BYTES, _FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
 
 
-def find_obstacle(*groups: str) -> str:
+def find_obstacle(*groups: str, plans: frozenset[str] | None = None) -> str:
     """Return why torchvision may make something else in this process now than fastloop, or "".
 
     Args:
         groups: of originals.txt: functions that nobody may have replaced, beside the operations and
             the functions that they call.
+        plans: the operations that matter. None: all.
     """
     count = 3 if _MODULES[1] in sys.modules else 2
-    replaced = originals.methods_of(*groups, *_GROUPS[:count]).find_replaced()
+    replaced = originals.methods_of(*groups, *_GROUPS[:count], plans=plans).find_replaced()
     return originals.find_obstacle() or (f"{replaced} was replaced" if replaced else "")
 
 
@@ -57,6 +62,16 @@ def is_fused() -> bool | None:
     numbers = torch.empty(256).uniform_(*bounds, generator=torch.Generator().manual_seed(1))
     ways = {kind == "f": torch_draw(1, kind, *bounds, 256)[0] for kind in "ft"}
     return next((how for how, found in ways.items() if found == numbers.tolist()), None)
+
+
+@cache
+def draws_choices() -> bool:
+    """Tell whether torch draws choices as fastloop does. On a CPU of Intel's it does not."""
+    weights, generator = (0.5, 0.2, 0.3), torch.Generator().manual_seed(1)
+    shares = torch.tensor(weights)
+    drawn = [int(torch.multinomial(shares, 1, generator=generator)) for _ in range(16)]
+    state = bytes(generator.get_state().tolist())
+    return torch_draw(1, "c", 0, 0, 16, weights) == (drawn, state)
 
 
 def _find_pillow() -> int:
@@ -97,11 +112,26 @@ def _is_of(op: Any, name: str) -> bool:
     return type(op) in [getattr(sys.modules.get(module), name, type(None)) for module in _MODULES]
 
 
+def _plan_of(op: Any) -> str:
+    """Return the name that an operation of torchvision has in originals.txt."""
+    version = 2 if type(op).__module__.startswith(_MODULES[1]) else 1
+    return f"v{version}.{type(op).__name__}"
+
+
+def plans_of(ops: Iterable[Any]) -> Iterator[str]:
+    """Yield the names that operations of torchvision, and the operations inside them, have in
+    originals.txt."""
+    for op in ops:
+        if type(op).__module__.startswith(_MODULES[0]):
+            yield _plan_of(op)
+            inside = vars(op).get("transforms")
+            yield from plans_of(inside if type(inside) in (list, tuple) else ())
+
+
 def _check_known(op: Any) -> None:
     """Refuse an operation of torchvision that is altered, or whose code fastloop does not know."""
     _check_unaltered(op)
-    version = 2 if type(op).__module__.startswith(_MODULES[1]) else 1
-    refuse_if(why := originals.find_unknown(f"v{version}.{type(op).__name__}"), why)
+    refuse_if(why := originals.find_unknown(_plan_of(op)), why)
 
 
 def listed(op: Any) -> Any:
@@ -155,6 +185,7 @@ class Chain:
     is_tv_tensor: bool = False  # an Image of tv_tensors
     has_strides_by_size: bool = False  # of results: a tensor that was PIL is padded if too small
     is_view: bool = False  # a tensor may be the image, or part of a larger tensor
+    is_expanded: bool = False  # channels of a tensor may share memory: what follows has its strides
     is_info_known: bool = True  # versions differ in what a padding of 0 does to a PIL image's info
 
     def read(self, op: Any) -> None:
@@ -177,6 +208,8 @@ class Chain:
         reader, *forms = _READERS[name]
         if forms and self.form not in forms:
             raise ValueError(f"{name} stands where images are not {' or '.join(forms)}")
+        keeps = reader in (Chain._read_gate, Chain._convert, Chain._to_float)
+        self._check_strides(name, self.form == _BYTES and not keeps)
         reader(self, op)
 
     def compile(
@@ -198,13 +231,56 @@ class Chain:
 
     # ---- one function for each sort of operation
 
-    def _apply(self, op: Any) -> None:
-        before, form = self.ops, self.form
-        self.ops = []
-        for part in listed(op):
+    def _check_strides(self, name: str, changes: bool) -> None:
+        text = f"{name} stands after a grey tensor, and strides depend on chance"
+        refuse_if(self.is_single and self.is_expanded and changes, text)
+
+    def _read_held(self, parts: Any) -> list[Any]:
+        """Return fastloop's operations for operations inside another one."""
+        before, self.ops = self.ops, []
+        for part in parts:
             self.read(part)
-        refuse_if(self.form != form, "RandomApply holds a conversion")
-        self.ops = [*before, image_ops.RandomApply(self.ops, op.p)]
+        held, self.ops = self.ops, before
+        return held
+
+    def _read_gate(self, op: Any) -> None:
+        name, form, parts = type(op).__name__, self.form, listed(op)
+        if name == "RandomApply":
+            own: Any = image_ops.RandomApply(self._read_held(parts), op.p)
+        else:
+            refuse_if(self.version == 1, f"{name} of v1 draws from Python's random")
+            held = (self._read_held([part]) for part in parts)
+            branches = [image_ops.Compose(h) if h else image_ops.Identity() for h in held]
+            own = getattr(image_ops, name)(branches)
+            self._check_strides(name, len(branches) > 1)
+        for branch, p in zip(own.parts, op.p if name == "RandomChoice" else (), strict=False):
+            refuse_if(not draws_choices(), "fastloop does not know how torch chooses here")
+            branch.p = arg.read_probability(f"{name}: p", p)
+        self.ops.append(own)
+        refuse_if(self.form != form, f"{name} holds a conversion")
+
+    def _color(self, op: Any) -> None:
+        """Read an operation on colours: PIL images have Pillow's arithmetic, tensors have v1's or
+        v2's."""
+        name, is_pil, is_v1 = type(op).__name__, self.form == _PIL, self.version == 1
+        late = "a tensor that was a PIL image changes colours; change colours before ToImage"
+        refuse_if(self.is_single and self.was_pil and not is_pil, late)
+        refuse_if(not is_pil and not is_fused(), "torch rounds colours twice without AVX2")
+        is_black = is_pil and name == "RandomPosterize" and op.bits == 0
+        refuse_if(is_black, "Pillow 13 cannot posterize to 0 bits")
+        is_wrapped = not is_pil and name == "RandomSolarize" and op.threshold < 0
+        refuse_if(is_wrapped, "torch compares bytes with the threshold as a byte")
+        is_grey = name == "Grayscale" and op.num_output_channels == 3
+        refuse_if(is_grey and is_v1 and not is_pil, "v1 keeps one channel of grey tensors")
+        is_turned = name == "ColorJitter" and op.hue is not None
+        turned = "v1 changes the strides of tensors with their hue"
+        refuse_if(is_turned and is_v1 and not is_pil and self.is_single, turned)
+        self.is_expanded |= not is_pil and (is_grey or name == "RandomGrayscale")
+        # Pillow's image is read-only, or not, after channels have been permuted.
+        self.is_view |= name in ("RandomChannelPermutation", "RandomPhotometricDistort")
+        self._add(op)
+        own: Any = self.ops[-1]
+        own.arithmetic = IMAGE_ARITHMETICS["PIL" if is_pil else "v1" if is_v1 else "v2"]
 
     def _crop(self, op: Any) -> None:
         name, may_pad = type(op).__name__, getattr(op, "pad_if_needed", False)
@@ -268,7 +344,8 @@ class Chain:
 
 # By name: the function that reads the operation, and the forms that images may have before it.
 _READERS: dict[str, tuple[Any, ...]] = {
-    "RandomApply": (Chain._apply,),
+    **dict.fromkeys(("RandomApply", "RandomChoice", "RandomOrder"), (Chain._read_gate,)),
+    **dict.fromkeys(_COLORS, (Chain._color, _PIL, _BYTES)),
     **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip", "Identity"), (Chain._add,)),
     **dict.fromkeys(("RandomCrop", "Pad", "CenterCrop"), (Chain._crop,)),
     "RandomErasing": (Chain._add, _FLOATS),

@@ -35,7 +35,7 @@ class _Transform:
 
     def serve(self, compose: Any, image: Any, kind: Any, before: Callable[..., Any]) -> Any:
         """Return what the Compose makes of an image, by plans or by `before`."""
-        if kind in self.left or chains.find_obstacle():
+        if kind in self.left or chains.find_obstacle(plans=self.parts.plans):
             return before(compose, image)
         try:
             is_same = self.parts.read(compose)

@@ -42,9 +42,12 @@ _CHEAP |= {"PILToTensor", "ToImage", "ToPureTensor"}
 _CHEAP |= {"Compose", "RandomApply", "Identity", "Sequential"}
 # Operations of PIL images that always make a new image; the rest may return the image that they
 # get. Of operations in neither of the next two sets it is not known whether `info` stays.
-_NEW = {"RandomResizedCrop", "CenterCrop", "Pad", "RandomRotation", "RandomAffine"}
+_NEW = {"RandomResizedCrop", "CenterCrop", "Pad", "RandomRotation", "RandomAffine", "Grayscale"}
 _KEEPS_INFO = {"RandomResizedCrop", "Resize", "RandomHorizontalFlip", "RandomVerticalFlip"}
-_KEEPS_INFO |= {"RandomApply", "RandomRotation", "RandomAffine", "RandomPerspective"}
+_KEEPS_INFO |= {"RandomRotation", "RandomAffine", "RandomPerspective"}
+_KEEPS_INFO |= {"RandomApply", "RandomChoice", "RandomOrder", "_Branch", "RandomInvert"}
+_KEEPS_INFO |= {"RandomPosterize", "RandomSolarize", "RandomEqualize", "RandomAutocontrast"}
+_KEEPS_INFO |= {"RandomAdjustSharpness"}
 _DROPS_INFO = {"CenterCrop", "Pad", "RandomCrop"}  # if they pad
 
 
@@ -109,10 +112,13 @@ def find_kind(image: Any) -> tuple[Any, tuple[int, ...], str]:
     cls = type(image)
     if cls is Tensor:
         is_bytes = image.dtype is torch.uint8 and image.ndim == 3 and image.numel() > 0
-        if not is_bytes or image.device.type != "cpu" or not image.is_contiguous():
+        if not is_bytes or image.device.type != "cpu":
             return None, (), ""
-        channels, *size = image.shape
-        return channels, tuple(size), ""
+        channels, height, width = image.shape
+        # Results have the strides of their image, also those of edges of one pixel.
+        if image.stride() != (height * width, width, 1):
+            return None, (), ""
+        return channels, (height, width), ""
     pil = getattr(sys.modules.get("PIL.Image"), "Image", None)
     if cls is not Pixels and cls is not pil:
         if pil is None or not issubclass(cls, pil):
@@ -134,7 +140,28 @@ def _makes_new(op: Any, version: int) -> bool:
     """Tell whether an operation returns a new image of PIL in any case."""
     if type(op).__name__ == "RandomCrop":
         return version == 1 or any(op.padding or ())  # v2 leaves out what changes nothing
+    if type(op).__name__ == "ColorJitter":
+        return bool(op.brightness or op.contrast or op.saturation)  # a grey image has no hue
     return type(op).__name__ in _NEW
+
+
+def _drops_info(op: Any, mode: str) -> bool | None:
+    """Tell whether an operation drops the info of a PIL image if it is applied; crops and Pad: if
+    they pad. None: it is not known.
+
+    Args:
+        mode: of images; "": not the same before each operation.
+    """
+    name, is_rgb = type(op).__name__, mode == "RGB" if mode else None
+    if name == "ColorJitter":
+        return True if op.brightness or op.contrast else bool(op.hue) and is_rgb
+    if name == "RandomGrayscale":
+        return is_rgb
+    if name == "Grayscale":
+        return bool(op.num_output_channels == 3)
+    if name in _DROPS_INFO:
+        return True
+    return False if name in _KEEPS_INFO else None
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -168,17 +195,17 @@ class Part:
         chain.things.clear()  # objects among them may be forgotten
         self.made = 0  # samples
         if self.makes_pil:
-            self._describe_pil(chain)
+            self._describe_pil(chain, kind)
 
-    def _describe_pil(self, chain: chains.Chain) -> None:
+    def _describe_pil(self, chain: chains.Chain, kind: str) -> None:
         self._mode = {count: mode for mode, count in _BANDS.items()}[self._shape[2]]
         is_new = any(_makes_new(op, chain.version) for op in chain.ops)
         # Of images of this size the result might be the image itself.
         self._size = None if is_new else tuple(self._shape[1::-1])
-        ops = list(_flatten(chain.ops))
-        self._drops = sum(1 << i for i, op in enumerate(ops) if type(op).__name__ in _DROPS_INFO)
-        are_known = all(type(op).__name__ in _KEEPS_INFO | _DROPS_INFO for op in ops)
-        self._is_info_known = chain.is_info_known and are_known
+        mode = self._mode if self._mode == kind else ""
+        drops = [_drops_info(op, mode) for op in _flatten(chain.ops)]
+        self._drops = sum(1 << i for i, drop in enumerate(drops) if drop)
+        self._is_info_known = chain.is_info_known and None not in drops
 
     def is_same(self) -> bool:
         """Tell whether the operations are what they were when the plan was made."""
@@ -260,12 +287,14 @@ class Parts:
         parts: by place and by channels or mode, and by size if that changes the plan; None: Python
             calls the operation that stands there.
         why: a plan was not made.
+        plans: the operations of torchvision, as originals.txt names them; None: not read yet.
     """
 
     seam: Any
     entries: list[Entry] = field(default_factory=list)
     parts: dict[Any, Part | None] = field(default_factory=dict)
     why: str = ""
+    plans: frozenset[str] | None = None
     # Plans that were made at a place; at -1: how often the transform was read.
     _count: Counter[int] = field(default_factory=Counter)
     _snapshot: Any = None
@@ -286,6 +315,8 @@ class Parts:
         _list_entries(transform, self.entries, things)
         self.parts.clear()
         self._snapshot = Snapshot(things)
+        ops = [*things, *(entry.op for entry in self.entries)]
+        self.plans = frozenset(chains.plans_of(ops))
         return is_new
 
     def _find_part(self, place: int, image: Any) -> Part | None:

@@ -206,6 +206,8 @@ static void check_branches(bool is_order)
             check_order(&fix, 3, order);
         else
             CHECK_INT(order[0], fl_torch_random_choice(&fix.words, 3, weights));
+        for (int n = 0; n < 3; n++)
+            CHECK_INT(fix.found[((int[]){1, 4, 5})[n]].is_applied, is_order || order[0] == n);
         for (int n = 0; n < (is_order ? 3 : 1); n++) {
             seen |= 1 << order[n];
             if (order[n] == 0) {
@@ -252,6 +254,11 @@ static void test_contrast_that_depends_on_the_machine(void)
         CHECK_INT(fl_image_draws_open(fix.plan, &(fl_draw_ways){0}, &fix.draws, NULL), FL_OK);
         fl_torch_random_seed(&fix.random, 1);
         CHECK_INT(fl_image_draws_one(fix.draws, &fix.random, cases[i].in, &exp, fix.found, NULL),
+                  cases[i].status);
+        close_fixture(&fix);
+        config.in = cases[i].in;
+        CHECK_INT(fl_image_plan_open(&config, &fix.plan, NULL), FL_OK);
+        CHECK_INT(fl_image_draws_open(fix.plan, &(fl_draw_ways){0}, &fix.draws, NULL),
                   cases[i].status);
         close_fixture(&fix);
     }

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from vision_cases import MEAN, STD, random_geometry, status, v2
+from vision_cases import MEAN, STD, random_color, random_geometry, status, v2
 
 import fastloop
 from fastloop.adapters import torchvision_parts
@@ -93,6 +93,7 @@ class Watched:
             "turn": lambda: image.transpose(int(6 * chance[1])),
             "resize": lambda: image.resize((20 + int(9 * chance[2]), 31)),
             "grey": lambda: image.convert("L") if chance[0] < 0.4 else image,
+            "L": lambda: image.convert("L"),
             "RGBA": lambda: image.convert("RGBA") if chance[1] < 0.4 else image,
             "bytes": lambda: v1.functional.pil_to_tensor(image).contiguous(),
             "floats": lambda: v1.functional.to_tensor(image),
@@ -224,6 +225,25 @@ def test_what_padding_does_to_info(module: Any) -> None:
     assert status().native > 20
 
 
+@MODULES
+@pytest.mark.parametrize("is_grey", [False, True])
+def test_what_colours_do_to_info(module: Any, is_grey: bool) -> None:
+    ranges = [(0.4,), (0, 0.4), (0, 0, 0.4), (0, 0, 0, 0.2), (0.4, 0.4, 0.4, 0.2)]
+    ops = [module.RandomApply([module.ColorJitter(*each)]) for each in ranges]
+    ops += [module.RandomGrayscale(0.5), module.Grayscale(1), module.Grayscale(3)]
+    ops += [module.RandomEqualize(), module.RandomPosterize(3), module.RandomAdjustSharpness(2)]
+    ops += [module.RandomAutocontrast(), module.RandomSolarize(99), module.RandomInvert()]
+    ops.append(module.RandomApply([module.RandomInvert(), module.ColorJitter(0.4)]))
+    if module is v2:
+        ops += [v2.RandomChoice([v2.RandomInvert(1), v2.ColorJitter(0.4)]), v2.RandomOrder(ops[:3])]
+    grey = [Watched("L")] if is_grey else []
+    for op in ops:
+        parts = [*grey, module.CenterCrop(30), op, Watched()]
+        assert_same(lambda parts=parts: module.Compose(parts), lambda: make_images(16))  # type: ignore[misc]
+        assert status().native == 13, op
+        fastloop.unpatch("transforms")
+
+
 def test_versions_may_be_mixed() -> None:
     def make() -> Any:
         return v1.Compose([v1.RandomResizedCrop(24), v2.Resize(20), v2.ToTensor()])
@@ -322,7 +342,7 @@ def random_operation(any_of: random.Random, module: Any, depth: int = 0) -> Any:
     if kind == 2:
         return module.GaussianBlur(3, (0.1, 2.0))
     if kind == 3:
-        return module.ColorJitter(0.3, 0.2, hue=0.1)
+        return random_color(any_of, module, (12, 12), depth)
     if kind < 7:
         return Watched(any_of.choice(HOWS))
     if kind == 7:

@@ -23,6 +23,12 @@ if v2 is not None:
     from torchvision import transforms as v1
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)
+COLORS = (
+    *("ColorJitter", "RandomGrayscale", "RandomInvert", "RandomPosterize", "RandomSolarize"),
+    *("RandomEqualize", "RandomAutocontrast", "RandomAdjustSharpness", "RandomPhotometricDistort"),
+    *("RandomChannelPermutation", "RandomApply", "RandomOrder", "RandomChoice"),
+    *("RandomHorizontalFlip", "RandomCrop"),
+)
 KINDS = "CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST", "EMNIST", "SVHN", "STL10"
 
 
@@ -97,10 +103,47 @@ def random_geometry(any_of: random.Random, module: Any, side: int) -> list[Any]:
     return parts
 
 
+def random_color(any_of: random.Random, module: Any, size: tuple[int, int], depth: int) -> Any:
+    """Return an operation that keeps size and channels: on colours, or one that holds some."""
+    p, name = any_of.choice((0, 0.3, 0.5, 0.9, 1)), any_of.choice(COLORS)
+    if name == "RandomCrop" and 1 in size:  # a view of one row has strides of its own
+        name = "RandomInvert"
+    if name == "ColorJitter":
+        ranges = (any_of.choice((0, 0.4, (0.5, 0.5), (0.0, 2.5), 1.0)) for _ in range(3))
+        return module.ColorJitter(*ranges, any_of.choice((0, 0.1, 0.5, (-0.3, 0.2))))
+    if name in ("RandomCrop", "RandomPhotometricDistort", "RandomChannelPermutation"):
+        if name == "RandomCrop" or module is v1:
+            return module.RandomCrop(size, 2)
+        return (
+            v2.RandomPhotometricDistort(p=p) if "Photo" in name else v2.RandomChannelPermutation()
+        )
+    arguments = {"RandomPosterize": range(1, 9), "RandomSolarize": (0, 127.3, 200, 255)}
+    arguments["RandomAdjustSharpness"] = (0, 0.3, 1, 1.7, 2)
+    if name in arguments:
+        return getattr(module, name)(any_of.choice(arguments[name]), p)
+    if name not in ("RandomApply", "RandomOrder", "RandomChoice"):
+        return getattr(module, name)(p)
+    held = random_colors(any_of, module, size, any_of.randint(1, 3), depth + 1)
+    if depth > 1 or name == "RandomApply" or module is v1:
+        return module.RandomApply(held, p=p)
+    shares = any_of.choice((None, [any_of.random() + 0.01 for _ in held]))
+    return v2.RandomOrder(held) if name == "RandomOrder" else v2.RandomChoice(held, shares)
+
+
+def random_colors(
+    any_of: random.Random, module: Any, size: tuple[int, int], count: int, depth: int = 0
+) -> list[Any]:
+    return [random_color(any_of, module, size, depth) for _ in range(count)]
+
+
 def random_chain(any_of: random.Random, module: Any, kind: str) -> Any:
     """Return a chain that C does, of v1 or v2, for images of this kind of dataset."""
     channels = channels_of(kind)
     parts = random_geometry(any_of, module, side_of(kind))
+    if any_of.random() < 0.3:
+        side = side_of(kind)
+        colors = random_colors(any_of, module, (side, side), any_of.randint(1, 2))
+        parts = [module.Resize((side, side))] * any_of.randint(0, 1) + colors + parts
     how = any_of.randrange(3)
     if how == 0:
         parts.append(module.ToTensor())

@@ -48,12 +48,26 @@ static int check_op(const fl_image_op *op, fl_err *err)
     }
 }
 
+/* Checks colours for images of the plan's size, if there is one. Operations on colours keep the
+ * size. */
+static int check_colors(const fl_image_plan *plan, fl_err *err)
+{
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    const fl_image_size in = fl_image_plan_in(plan);
+    if (!fl_size_is_known(in)) return FL_OK;
+    FL_TRY(fl_image_plan_draw(plan, NULL, in, params, err));
+    for (int32_t i = 0; i < fl_image_plan_count(plan); i++)
+        FL_TRY(fl_check_color(fl_image_plan_op(plan, i), params[i].out, err));
+    return FL_OK;
+}
+
 int fl_image_draws_open(const fl_image_plan *plan, const fl_draw_ways *ways, fl_image_draws **out,
                         fl_err *err)
 {
     *out = NULL;
     for (int32_t i = 0; i < fl_image_plan_count(plan); i++)
         FL_TRY(check_op(fl_image_plan_op(plan, i), err));
+    FL_TRY(check_colors(plan, err));
     fl_image_draws *self = fl_alloc(sizeof *self);
     if (self == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for draws");
     self->plan = plan;
@@ -195,13 +209,16 @@ static int draw_erase(fl_image_drawing *with, const fl_image_op *op, int32_t i, 
     return FL_OK;
 }
 
-/* Draws a branch of RandomChoice: the weights are float32, as torch reads them. */
+/* Draws a branch of RandomChoice, whose weights torch reads as float32; the parameters of its
+ * branches follow *params. */
 static void draw_choice(fl_image_drawing *with, const fl_image_op *op, fl_image_params *params)
 {
     float weights[FL_MAX_ORDER];
     const int32_t count = fl_op_count_branches(op);
     for (int32_t n = 0; n < count; n++) weights[n] = (float)op[fl_op_branch(op, n)].p;
     params->order[0] = (int8_t)fl_torch_random_choice(with->random, count, weights);
+    for (int32_t n = 0; n < count; n++)
+        params[fl_op_branch(op, n)].is_applied = n == params->order[0];
 }
 
 /* Draws operation i, for an image that has size `in` before the operation. */
@@ -290,10 +307,10 @@ uint32_t fl_image_draws_applied(const fl_image_draws *self, const fl_image_param
     _Static_assert(FL_MAX_IMAGE_OPS <= 32, "a bit for each operation");
     for (int32_t i = 0; i < self->ops; i++) {
         const fl_image_op *op = fl_image_plan_op(self->plan, i);
-        const bool is_gate = op->kind == FL_OP_APPLY;
+        const bool holds = op->span > 0;
         const bool is_applied = fl_op_pads(op->kind) ? is_padded(&params[i]) : params[i].is_applied;
         if (is_applied) bits |= UINT32_C(1) << i;
-        if (is_gate && !is_applied) i += op->span;
+        if (holds && !is_applied) i += op->span;
     }
     return bits;
 }

@@ -13,7 +13,8 @@
 typedef struct fl_image_draws fl_image_draws;
 
 /* Opens draws for a plan, which is borrowed until close. The caller owns *out. FL_EINVAL: the plan
- * has an operation that torchvision draws in a different way; FL_ENOMEM. */
+ * has an operation that torchvision draws in a different way, or whose pixels depend on the machine
+ * for images of the plan's size; FL_ENOMEM. */
 int fl_image_draws_open(const fl_image_plan *plan, const fl_draw_ways *ways, fl_image_draws **out,
                         fl_err *err);
 void fl_image_draws_close(fl_image_draws *self); /* NULL is fine */
@@ -28,8 +29,8 @@ int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_i
                        const fl_torch_answers *answers, fl_image_params *out, fl_err *err);
 
 /* Returns a bit for each operation, from the parameters of an image: whether it is applied; of
- * operations that may pad: whether it pads. Bits of operations that a RandomApply holds are 0 if it
- * is not applied. */
+ * operations that may pad: whether it pads. Bits of operations inside a gate or a branch that is
+ * not applied are 0. */
 uint32_t fl_image_draws_applied(const fl_image_draws *self, const fl_image_params *params);
 
 /* Draws for a batch of `rows` images of the plan's size, and drops the draws for the batch before.

@@ -10,21 +10,27 @@ bool fl_draws_color(fl_image_op_kind kind)
     return kind >= FL_OP_INVERT && kind <= FL_OP_SHARPNESS;
 }
 
-/* torch's contrast of tensors depends on the image alone if the sum of the grey bytes is exact in
- * float32, because threads then may add in any order; and if vectors take all bytes, because the
- * loop after them rounds in its own way. */
-static int check_contrast(const fl_image_op *op, fl_image_size in, fl_err *err)
+/* Returns true if torch's contrast of such tensors depends on the image alone: the sum of the grey
+ * bytes is exact in float32, because threads may add in any order; and with v2, vectors take all
+ * bytes, because the loop after them rounds in its own way. */
+static bool is_contrast_known(const fl_image_op *op, fl_image_size in)
 {
     enum { EXACT_PIXELS = (1 << 24) / 255, VECTOR_BYTES = 16 };
     const int64_t pixels = (int64_t)in.height * in.width;
-    const bool has_rest = pixels * op->channels % VECTOR_BYTES != 0;
-    if (op->arithmetic == FL_BY_PIL) return FL_OK;
-    if (pixels <= EXACT_PIXELS && !(has_rest && op->arithmetic == FL_BY_TENSOR_V2)) return FL_OK;
-    return fl_fail(
-        err, FL_EINVAL,
-        "torch changes the contrast of a tensor of (%d, %d) in a way that depends on the "
-        "machine",
-        in.height, in.width);
+    if (op->arithmetic == FL_BY_TENSOR_V2 && pixels * op->channels % VECTOR_BYTES != 0)
+        return false;
+    return pixels <= EXACT_PIXELS;
+}
+
+int fl_check_color(const fl_image_op *op, fl_image_size in, fl_err *err)
+{
+    const bool jitters = op->kind == FL_OP_COLOR_JITTER || op->kind == FL_OP_PHOTOMETRIC_DISTORT;
+    if (!jitters || isnan(op->jitter[CONTRAST][0]) || op->arithmetic == FL_BY_PIL) return FL_OK;
+    if (is_contrast_known(op, in)) return FL_OK;
+    return fl_fail(err, FL_EINVAL,
+                   "torch changes the contrast of tensors of (%d, %d) in a way that depends on the "
+                   "machine",
+                   in.height, in.width);
 }
 
 /* Draws the new value of change n, if there is one. */
@@ -63,13 +69,13 @@ int fl_draw_color(fl_image_drawing *with, const fl_image_op *op, fl_image_size i
 {
     switch (op->kind) {
     case FL_OP_GRAYSCALE:
-        return FL_OK;
+        break;
     case FL_OP_RANDOM_GRAYSCALE:
         params->is_applied = fl_draw_applied(with, op->p);
-        return FL_OK;
+        break;
     case FL_OP_CHANNEL_PERMUTATION:
         fl_draw_order(with, op->channels, params);
-        return FL_OK;
+        break;
     case FL_OP_COLOR_JITTER:
         draw_jitter(with, op, params);
         break;
@@ -78,7 +84,6 @@ int fl_draw_color(fl_image_drawing *with, const fl_image_op *op, fl_image_size i
         break;
     default:
         params->is_applied = draw_gate(with, op->p);
-        return FL_OK;
     }
-    return isnan(params->change[CONTRAST]) ? FL_OK : check_contrast(op, in, err);
+    return fl_check_color(op, in, err);
 }

@@ -9,8 +9,11 @@
 /* Returns true for operations that fl_draw_color draws. */
 bool fl_draws_color(fl_image_op_kind kind);
 
-/* Draws an operation on colours for an image of size `in`. FL_EINVAL: the pixels that torchvision
- * computes depend on more than image and numbers. */
+/* Checks that the pixels of an image of size `in` follow from the image and the parameters alone:
+ * FL_EINVAL if torch's pixels depend on the machine. */
+int fl_check_color(const fl_image_op *op, fl_image_size in, fl_err *err);
+
+/* Draws an operation on colours for an image of size `in`, and checks it. */
 int fl_draw_color(fl_image_drawing *with, const fl_image_op *op, fl_image_size in,
                   fl_image_params *params, fl_err *err);
 

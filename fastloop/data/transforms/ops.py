@@ -151,11 +151,11 @@ class _Branch(Geometry):
     kind = IMAGE_OPS["a branch"]
     is_random = False
 
-    def __init__(self, parts: tuple[Geometry, ...], end: float) -> None:
-        self._parts, self.end = parts, end
+    def __init__(self, parts: tuple[Geometry, ...], p: float, end: float) -> None:
+        self._parts, self.p, self.end = parts, p, end
 
     def encode(self, get_size: GetSize) -> dict[str, Any]:
-        return {"number": (self.end,)}
+        return {"p": float(self.p), "number": (self.end,)}
 
     def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"transforms": parts}
@@ -197,7 +197,7 @@ class RandomChoice(_Gate):
         held = tuple(self._hold(transforms))
         self.p = _read_shares(p, len(held))
         ends = itertools.accumulate(self.p)
-        self._parts = tuple(_Branch(*each) for each in zip(held, ends, strict=True))
+        self._parts = tuple(_Branch(*each) for each in zip(held, self.p, ends, strict=True))
 
     def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         chosen = values["order"][0]
@@ -214,7 +214,7 @@ class RandomOrder(_Gate):
     kind = IMAGE_OPS["RandomOrder"]
 
     def __init__(self, transforms: Any) -> None:
-        self._parts = tuple(_Branch(held, 1.0) for held in self._hold(transforms))
+        self._parts = tuple(_Branch(held, 1.0, 1.0) for held in self._hold(transforms))
 
     def report(self, values: dict[str, Any], parts: Parts) -> dict[str, Any]:
         return {"order": values["order"], "transforms": [part["transforms"] for part in parts]}
