@@ -172,7 +172,7 @@ CUT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
 def test_what_is_cut(make: Callable[[], tuple[Any, list[Any]]]) -> None:
     transform, images = make()
     assert_served(transform, images)
-    assert any("runs in Python" in reason for reason in status().left)
+    assert any("runs in Python" in reason for reason in status().fallbacks)
 
 
 LEFT: dict[str, Callable[[], tuple[Any, list[Any]]]] = {
