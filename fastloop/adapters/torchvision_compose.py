@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fastloop.adapters import torchvision_chain as chains
+from fastloop.adapters import torchvision_parts
 from fastloop.adapters.torchvision_parts import Parts, find_kind
 from fastloop.compat.verification import runs_original
 
@@ -55,6 +56,7 @@ class _Transform:
 
 
 def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
+    torchvision_parts.counter = seam
     known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
 
     def call(*inputs: Any, **named: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.originals import find_unknown
-from fastloop.adapters.torchvision_folder import FolderSamples
+from fastloop.adapters.torchvision_folder import CutSamples, FolderSamples
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import verification_of
 from fastloop.data.columns import (
@@ -124,6 +124,11 @@ def samples_of(dataset: Any) -> FolderSamples | None:
     them."""
     inner = below_subsets(dataset)[0]
     if type(inner) is sys.modules["torchvision.datasets"].ImageFolder:
-        return FolderSamples(dataset)
+        try:
+            return FolderSamples(dataset)
+        except ValueError as error:
+            with suppress(ValueError):
+                return CutSamples(dataset)
+            raise error
     is_labelled = type(inner).__name__ in _KINDS and inner.target_transform is not None
     return LabelledSamples(dataset) if is_labelled else None

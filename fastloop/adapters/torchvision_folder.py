@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fastloop.adapters import originals
+from fastloop.adapters import originals, torchvision_parts
 from fastloop.adapters import torchvision_chain as chains
+from fastloop.adapters.torchvision_parts import Parts, Pixels, finished
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import DECODERS, verification_of
 from fastloop.data.collate import borrow_slots
@@ -68,11 +69,20 @@ class FolderSamples:
         own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
         fault = self._find_obstacle() or originals.find_unknown(type(inner).__name__)
         refuse_if(fault, fault)
-        plan, draws, snapshot, key = chains.open_plan(inner.transform, *self._form)
-        own.update(_plan=plan, _draws=draws, _snapshot=snapshot)
-        what = f"samples of {type(inner).__name__} with {list(plan.ops)}"
+        own.update(_spare=[], _plan=None)
+        self._open()
+
+    def _open(self) -> None:
+        """Make the plan. Raises ValueError."""
+        plan, draws, snapshot, key = chains.open_plan(self._transform, *self._form)
+        what = f"samples of {type(self._inner).__name__} with {list(plan.ops)}"
         verification = verification_of(key, what, "torchvision's", _CHECKED)
-        own.update(_spare=[], _verification=verification)
+        vars(self).update(_plan=plan, _draws=draws, _snapshot=snapshot, _verification=verification)
+
+    def _is_same(self) -> bool:
+        """Tell whether the transform is what it was."""
+        is_same: bool = self._inner.transform is self._transform and self._snapshot.is_same()
+        return is_same
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
@@ -90,8 +100,7 @@ class FolderSamples:
         return self._dataset[row]
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
-        is_same = self._inner.transform is self._transform and self._snapshot.is_same()
-        if self._find_obstacle() or not is_same or self._verification.falls_back:
+        if self._find_obstacle() or not self._is_same() or self._verification.falls_back:
             return [self._dataset[row] for row in rows]
         found = rows
         try:
@@ -99,7 +108,8 @@ class FolderSamples:
                 found = [subset.indices[row] for row in found]
         except (IndexError, TypeError):  # torchvision makes the earlier samples
             return [self._dataset[row] for row in rows]
-        with borrow_slots(self._plan.empty(), len(found)) as slots:
+        like = None if self._plan is None else self._plan.empty()
+        with borrow_slots(like, len(found)) as slots:
             # A list of map() would end if a target_transform raised StopIteration.
             images = zip(self._read_ahead(found), found, slots, strict=True)
             return [self._make(*each) for each in images]
@@ -171,6 +181,52 @@ class FolderSamples:
         made, found = self._verification.run(by_torchvision, native)
         then = self._inner.target_transform
         return made, found if then is None else then(target)
+
+
+class CutSamples(FolderSamples):
+    """Samples of an ImageFolder whose transform has operations that Python calls, in the process in
+    which torchvision would call them. Files other than JPEG are torchvision's."""
+
+    def _open(self) -> None:
+        parts = Parts(torchvision_parts.counter)
+        parts.read(self._transform)
+        refuse_if(why := parts.find_obstacle(), why)
+        verification = verification_of("JPEG", "decoded images", "Pillow's", _CHECKED)
+        vars(self).update(_parts=parts, _verification=verification)
+
+    def _is_same(self) -> bool:
+        try:
+            same: bool = self._inner.transform is self._transform
+            return same and self._parts.read(self._transform)
+        except ValueError:  # it has changed too often
+            return False
+
+    def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:
+        found = super()._read(row, decode)
+        if found is None:
+            return None
+        image, target = found
+        try:
+            with sys.modules["PIL.Image"].open(self._inner.samples[row][0]) as file:
+                is_jpeg, info = file.format == "JPEG", file.info
+        except Exception:
+            return None
+        return (Pixels(image, "RGB", info), target) if is_jpeg else None
+
+    def _make(self, read: tuple[Any, Any] | None, row: Any, slot: Tensor | None) -> Any:
+        if read is None or not self._is_same():
+            return self._inner[row]
+        pixels, target = read
+
+        def native(generator: torch.Generator) -> Any:
+            return pixels if generator is torch.default_generator else pixels.to_pil()
+
+        image = self._verification.run(
+            lambda: self._inner.loader(self._inner.samples[row][0]), native
+        )
+        made, _ = self._parts.run(image, lambda: self._transform(finished(image)))
+        then = self._inner.target_transform
+        return made, target if then is None else then(target)
 
 
 def samples_or_dataset(cls: Any, dataset: Any) -> Any:

@@ -26,6 +26,7 @@ from fastloop._core import Snapshot
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import Verification
+from fastloop.data.field import Array
 
 _CHECKED = 3  # samples of a plan
 # A plan takes about a millisecond. After this many plans at a place, for sizes of images or for
@@ -49,6 +50,17 @@ _KEEPS_INFO |= {"RandomApply", "RandomChoice", "RandomOrder", "_Branch", "Random
 _KEEPS_INFO |= {"RandomPosterize", "RandomSolarize", "RandomEqualize", "RandomAutocontrast"}
 _KEEPS_INFO |= {"RandomAdjustSharpness"}
 _DROPS_INFO = {"CenterCrop", "Pad", "RandomCrop"}  # if they pad
+
+
+class _Nobody:
+    """Counts for nobody."""
+
+    native = 0
+
+    def leave(self, what: str, reason: str) -> None: ...
+
+
+counter: Any = _Nobody()  # the seam of transforms, once there is one
 
 
 class Entry(NamedTuple):
@@ -90,18 +102,18 @@ def _list_entries(op: Any, entries: list[Any], things: list[Any]) -> None:
 class Pixels:
     """A PIL image that does not exist yet: the plan behind can do without."""
 
-    def __init__(self, pixels: Tensor, mode: str, info: dict[Any, Any]) -> None:
+    def __init__(self, pixels: Array, mode: str, info: dict[Any, Any]) -> None:
         self.pixels, self.mode, self.info = pixels, mode, info
         self.size = pixels.shape[1], pixels.shape[0]
 
     def to_pil(self) -> Any:
-        memory = self.pixels.numpy()
-        image = sys.modules["PIL.Image"].frombytes(self.mode, self.size, memory)
+        image = sys.modules["PIL.Image"].frombytes(self.mode, self.size, self.pixels)
         image.info = dict(self.info)
         return image
 
 
-def _finished(value: Any) -> Any:
+def finished(value: Any) -> Any:
+    """Return an image that a user may see."""
     return value.to_pil() if type(value) is Pixels else value
 
 
@@ -217,7 +229,7 @@ class Part:
         return image.size != self._size and (self._is_info_known or not image.info)
 
     def _run_original(self, image: Any) -> Any:
-        image = _finished(image)
+        image = finished(image)
         for op in self._ops:
             image = op(image)
         is_first = self.verification.unchecked == _CHECKED and not self.makes_pil
@@ -237,7 +249,7 @@ class Part:
         self.made += not is_compared
         if not self.makes_pil:
             return out if self._cls is None else out.as_subclass(self._cls)
-        result = Pixels(out, self._mode, {} if applied & self._drops else image.info)
+        result = Pixels(out.numpy(), self._mode, {} if applied & self._drops else image.info)
         return result.to_pil() if is_compared else result
 
     def run(self, image: Any) -> Any:
@@ -319,6 +331,18 @@ class Parts:
         self.plans = frozenset(chains.plans_of(ops))
         return is_new
 
+    def find_obstacle(self) -> str:
+        """Return why no plan can be made for images of PIL, wherever they arrive, or ""."""
+        reasons = [self._find_obstacle(place) for place in range(len(self.entries))]
+        return f"the transform: {reasons[0]}" if reasons and all(reasons) else ""
+
+    def _find_obstacle(self, place: int) -> str:
+        try:
+            _read_part(self.entries, place, is_tensor=False)
+        except Exception as error:
+            return str(error)
+        return ""
+
     def _find_part(self, place: int, image: Any) -> Part | None:
         kind, size, _ = find_kind(image)
         if kind is None:
@@ -359,7 +383,7 @@ class Parts:
         op, after, is_gate, reason = self.entries[place]
         if not is_gate:
             called.append(reason)
-            return op(_finished(image)), after
+            return op(finished(image)), after
         # As torchvision draws and compares, in each of its versions.
         is_v1 = type(op).__module__ == "torchvision.transforms.transforms"
         is_shut = op.p < torch.rand(1) if is_v1 else torch.rand(1) >= op.p
@@ -393,4 +417,4 @@ class Parts:
             self.seam.native += made > 0
             for reason in called if plans > 0 else ():
                 self.seam.leave("an operation", reason)
-        return _finished(image), plans
+        return finished(image), plans

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from vision_cases import (
 )
 
 import fastloop
-from fastloop.adapters import torchvision_folder
-from fastloop.adapters.torchvision_folder import FolderSamples
+from fastloop.adapters import torchvision_datasets, torchvision_folder
+from fastloop.adapters.torchvision_folder import CutSamples, FolderSamples
 from fastloop.compat import verification
 from fastloop.data.transforms import ops
 
@@ -329,7 +330,7 @@ LEFT: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     ),
     "no transform": (lambda root: folder(root, None), {}, "the ImageFolder has no transform"),
     "a Lambda": (
-        lambda root: folder(root, recipe(v1, v1.CenterCrop(9), v1.Lambda(lambda x: x))),
+        lambda root: folder(root, v1.Compose([v1.CenterCrop(9), v1.Lambda(v1.ToTensor())])),
         {},
         "the transform: fastloop does not do Lambda, operation 2",
     ),
@@ -490,3 +491,89 @@ def test_a_worker_init_fn_reads_samples(root: Path) -> None:
         dataset.samples[0] = dataset.samples[dataset[1][1]]
 
     assert_same(folder(root, recipe(v1)), {"num_workers": 1, "worker_init_fn": init})
+
+
+# ---- transforms with operations that Python calls
+
+
+class Shown:
+    """An operation of a user, which draws from all generators and shows what it meets."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, image: Any) -> Any:
+        self.calls += 1
+        chance = torch.rand(()).item(), random.random(), np.random.rand()
+        image = image.rotate(90 * chance[0], fillcolor=int(255 * chance[1]))
+        shown = len(image.info), self.calls % 256, int(255 * chance[2])
+        image.putpixel((1, 2), shown if image.mode == "RGB" else shown[0])
+        return image
+
+
+def cut_recipe(module: Any) -> Any:
+    gate = module.RandomApply([module.RandomVerticalFlip(), Shown()], 0.4)
+    first = module.RandomResizedCrop(24), gate, module.RandomHorizontalFlip()
+    return recipe(module, *first, module.Lambda(lambda image: image.convert("RGB")))
+
+
+@pytest.mark.filterwarnings("error:The given NumPy array")
+@NUMBERS
+@pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
+def test_operations_of_users_in_a_folder(root: Path, module: Any, workers: int) -> None:
+    def seeded_recipe() -> Any:
+        random.seed(3)
+        np.random.seed(4)
+        return folder(root, cut_recipe(module))
+
+    options = {"batch_size": 5, "shuffle": True, "num_workers": workers}
+    found = []
+    for make_loader in (DataLoader, fastloop.DataLoader):
+        dataset = seeded_recipe()
+        with fastloop.patched(["transforms"]) if make_loader is not DataLoader else nullcontext():
+            batches = list(play(make_loader, dataset, options, [None, None]))
+        rest = random.getstate(), np.random.get_state()[1].tobytes()
+        found.append((batches, rest, dataset.transform.transforms[1].transforms[1].calls))
+    assert_same_bits(found[1][0], found[0][0])
+    assert found[0][1:] == found[1][1:]
+
+
+def test_threads_decode_for_operations_of_users(root: Path) -> None:
+    dataset = folder(root, cut_recipe(v1))
+    loader = fastloop.DataLoader(dataset, 8)
+    for _ in loader:
+        pass
+    assert type(loader.dataset) is datasets.ImageFolder
+    samples = torchvision_datasets.samples_of(dataset)
+    assert type(samples) is CutSamples
+    torch.manual_seed(2)
+    before = Counter(thread.name.split("_")[0] for thread in threading.enumerate())
+    samples.__getitems__(range(40))
+    part = next(part for (place, *_), part in samples._parts.parts.items() if place == 0)
+    assert part is not None and part.made > 10
+    assert before[verification.DECODERS] > 0
+
+
+def test_a_folder_without_any_plan_is_left(root: Path) -> None:
+    assert "does not do Shown" in why(folder(root, v1.Compose([Shown(), v1.Lambda(v1.ToTensor())])))
+
+
+def test_a_folders_operations_may_change(root: Path) -> None:
+    def change(transform: Any) -> Callable[[int], None]:
+        def between(number: int) -> None:
+            if number == 2:
+                transform.transforms.insert(1, v1.RandomVerticalFlip(0.9))
+            if number == 4:
+                transform.transforms[0].scale = 0.5, 0.6
+
+        return between
+
+    found = []
+    for make_loader in (DataLoader, fastloop.DataLoader):
+        random.seed(3)
+        np.random.seed(4)
+        dataset = folder(root, cut_recipe(v1))
+        between = change(dataset.transform)
+        options = {"batch_size": 4}
+        found.append(list(play(make_loader, dataset, options, [None], between=between)))
+    assert_same_bits(found[1], found[0])
