@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,c,d,e,f,g,h,i] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,m] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -12,6 +12,10 @@ g    ImageFolder of JPEG of 500 x 375: RandomResizedCrop(224), RandomHorizontalF
      Normalize of v1
 h    a list of 20 000 samples, (uint8 tensor [3, 32, 32], int)
 i    row a with a target_transform: Lambda of zeros(10).scatter_(), as PyTorch's tutorial has it
+j    row a with AutoAugment of CIFAR-10 before ToTensor
+k    row a with RandAugment
+l    row a with TrivialAugmentWide
+m    row g with a bilinear TrivialAugmentWide and RandomErasing(0.1), as torchvision's references
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -52,6 +56,7 @@ class Row:
     count: int
     goals: tuple[float, float]  # without workers, with two
     has_target: bool = False
+    policy: str = ""
 
 
 ROWS = {
@@ -64,6 +69,14 @@ ROWS = {
     "g": Row("ImageFolder, JPEG", "folder", 1, 768, (2.5, 2)),
     "h": Row("a list of (tensor, int)", "list", 0, 20_000, (0.99, 3)),
     "i": Row("CIFAR-10, target_transform", "CIFAR10", 1, 10_000, (4, 2), has_target=True),
+    "j": Row("CIFAR-10, AutoAugment", "CIFAR10", 1, 5_000, (40, 25), policy="AutoAugment"),
+    "k": Row("CIFAR-10, RandAugment", "CIFAR10", 1, 5_000, (40, 25), policy="RandAugment"),
+    "l": Row(
+        "CIFAR-10, TrivialAugmentWide", "CIFAR10", 1, 5_000, (40, 25), policy="TrivialAugmentWide"
+    ),
+    "m": Row(
+        "ImageFolder, TrivialAugmentWide", "folder", 1, 768, (2.5, 2), policy="TrivialAugmentWide"
+    ),
 }
 
 
@@ -76,8 +89,12 @@ def make_transform(row: Row) -> Any:
     from torchvision.transforms import v2
 
     if row.kind in ("folder", "fake"):
-        first = v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()
-        return v1.Compose([*first, v1.ToTensor(), v1.Normalize(MEAN, STD)])
+        first = [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()]
+        last = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
+        if row.policy:
+            first.append(v1.TrivialAugmentWide(interpolation=v1.InterpolationMode.BILINEAR))
+            last.append(v1.RandomErasing(0.1))
+        return v1.Compose([*first, *last])
     if row.kind == "MNIST":
         return v1.Compose([v1.ToTensor(), v1.Normalize((0.1307,), (0.3081,))])
     module = v1 if row.version == 1 else v2
@@ -85,6 +102,9 @@ def make_transform(row: Row) -> Any:
     tail = [v1.ToTensor()] if row.version == 1 else [v2.ToDtype(torch.float32, scale=True)]
     if row.kind == "CIFAR10" and row.version == 2:
         tail.insert(0, v2.ToImage())
+    if row.policy:
+        given = [v1.AutoAugmentPolicy.CIFAR10] if row.policy == "AutoAugment" else []
+        tail.insert(0, getattr(v1, row.policy)(*given))
     parts = [crop, module.RandomHorizontalFlip(), *tail, module.Normalize(MEAN, STD)]
     return module.Compose(parts)
 
@@ -284,7 +304,7 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if "g" in arguments.rows:
+    if {"g", "m"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")

@@ -41,6 +41,7 @@ static void test_sines_have_15_decimals(void)
     check_angle(30, 0x1.bb67ae8584caep-1, -0x1p-1);
     check_angle(33, 0x1.ad663a8ae2fdcp-1, -0x1.16daed770771cp-1);
     check_angle(359.5, 0x1.fffb02599c9cap-1, 0x1.1df37c4954c47p-7);
+    check_angle(1.2, 0x1.ffe340f564db7p-1, -0x1.571ee01fe12c3p-6);
     check_angle(90, 0, -1);
     check_angle(180, -1, 0);
     check_angle(0, 1, 0);
