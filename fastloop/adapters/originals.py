@@ -148,8 +148,11 @@ def judge(plans: Iterable[str], battery: Battery) -> Verdict:
         return Verdict(left)
     versions = [look_up(sys.modules.get(name), "__version__") for name in _OTHERS]
     code = list(map(identify, functions.values()))
-    key = verdicts.make_key(needed, code, left, versions, _own_files(), battery.key)
-    if (verdict := verdicts.find(key)) is None:
+    parts = needed, code, left, versions, _own_files()
+    keys = verdicts.make_key(parts, battery.what, battery.key), verdicts.make_key(parts)
+    if not battery.is_for_all and (verdict := verdicts.find(keys[1])) is not None:
+        return verdict
+    if (verdict := verdicts.find(keys[0])) is None:
         changed = {f.__code__: e.forms for e, f in functions.items() if read_form(f) not in e.forms}
         coverage = Coverage(
             changed, [f.__code__ for f in functions.values()], battery.holds, folders
@@ -164,7 +167,7 @@ def judge(plans: Iterable[str], battery: Battery) -> Verdict:
             return Verdict(f"{left}: {type(error).__name__}: {error}")
         about = f"{battery.what}: {_versions_of(needed)}" if changed else ""
         verdict = Verdict(f"{left}: {why}" if why and changed else why, about)
-        verdicts.keep(key, verdict)
+        verdicts.keep(keys[verdict == Verdict("") and not battery.is_for_all], verdict)
     return verdict
 
 

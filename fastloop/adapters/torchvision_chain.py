@@ -19,6 +19,7 @@ from torch import nn
 
 from fastloop._core import IMAGE_ARITHMETICS, INTERPOLATIONS, ImageDraws, Snapshot, torch_draw
 from fastloop.adapters import originals, torchvision_policies
+from fastloop.adapters.torchvision_battery import find_difference
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.data.transforms import arguments as arg
@@ -31,6 +32,8 @@ _GROUPS = "called", "transforms", "transforms.v2"  # of originals.txt
 _COLORS = ["ColorJitter", "Grayscale", "RandomGrayscale", "RandomInvert", "RandomPosterize"]
 _COLORS += ["RandomSolarize", "RandomEqualize", "RandomAutocontrast", "RandomAdjustSharpness"]
 _COLORS += ["RandomPhotometricDistort", "RandomChannelPermutation"]
+# Operations with many branches: also of code that fastloop knows, three samples would prove little.
+_POLICIES = "AutoAugment", "RandAugment", "TrivialAugmentWide", "AugMix"
 _PIL, _BYTES, _FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
 
 
@@ -186,6 +189,7 @@ class Chain:
     has_strides_by_size: bool = False  # of results: a tensor that was PIL is padded if too small
     is_view: bool = False  # a tensor may be the image, or part of a larger tensor
     is_expanded: bool = False  # channels of a tensor may share memory: what follows has its strides
+    is_known: bool = True  # the code of all operations is
     is_info_known: bool = True  # versions differ in what a padding of 0 does to a PIL image's info
 
     def read(self, op: Any) -> None:
@@ -199,7 +203,7 @@ class Chain:
         classes = [getattr(sys.modules.get(module), name, None) for module in _MODULES]
         if type(op) not in classes or name not in _READERS:
             raise ValueError(f"fastloop does not do {name}, operation {len(self.things)}")
-        _check_known(op)
+        _check_unaltered(op)
         self.things.append(op)
         version = 1 + classes.index(type(op))
         if self.version not in (0, version):
@@ -210,7 +214,25 @@ class Chain:
             raise ValueError(f"{name} stands where images are not {' or '.join(forms)}")
         keeps = reader in (Chain._read_gate, Chain._convert, Chain._to_float)
         self._check_strides(name, self.form == _BYTES and not keeps)
+        before, form = len(self.ops), self.form
         reader(self, op)
+        self._judge(op, self.ops[before:], form)
+
+    def _judge(self, op: Any, ops: list[Any], form: str) -> None:
+        """Refuse an operation whose code fastloop does not know, unless a battery finds no
+        difference.
+
+        Args:
+            ops: what the operation was read as; `form`: what images are before.
+        """
+        name, unit = type(op).__name__, [_Unit()] if form == _FLOATS else []
+        alone = Chain(self.form, [*unit, *ops], version=self.version)
+        key = f"{form} {[(type(each).__name__, vars(each)) for each in alone.ops]}"
+        find = partial(find_difference, op, alone, form.rpartition(" ")[2])
+        battery = originals.Battery("transforms", key, find, name in _POLICIES)
+        verdict = originals.judge([f"v{self.version}.{name}"], battery)
+        refuse_if(verdict.why, verdict.why)
+        self.is_known &= not verdict.about
 
     def compile(
         self, shape: tuple[int, ...], layout: str, out_layout: str = "CHW"
@@ -363,9 +385,10 @@ _READERS: dict[str, tuple[Any, ...]] = {
 
 def open_plan(
     transform: Any, shape: tuple[int, ...], layout: str
-) -> tuple[Plan, ImageDraws, Snapshot, str]:
+) -> tuple[Plan, ImageDraws, Snapshot, str, bool]:
     """Return the plan of a transform of PIL images, its draws, a snapshot of the objects that the
-    plan was made of, and a key: a text that differs from plan to plan. Raises ValueError.
+    plan was made of, a key: a text that differs from plan to plan, and whether fastloop knows
+    torchvision's code. Raises ValueError.
 
     Args:
         shape, layout: of images; 0 for edges that differ.
@@ -376,7 +399,8 @@ def open_plan(
         shown = [(op, getattr(op, "p", None)) for op in chain.ops]
     except Exception as error:  # attributes may be anything that torchvision does not look at
         raise ValueError(f"the transform: {error}") from None
-    return plan, draws, Snapshot(chain.things), f"{shape} {chain.version} {shown}"
+    key = f"{shape} {chain.version} {shown}"
+    return plan, draws, Snapshot(chain.things), key, chain.is_known
 
 
 def prepare() -> None:

@@ -79,7 +79,8 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     leave_if(request.has_init, "worker_init_fn runs in worker processes, and may draw there")
     leave_if(request.workers > 0 and not request.in_order, "in_order=False")
     leave_if(dataset.target_transform is not None, "target_transform is called for each sample")
-    plan, draws, snapshot, key = chains.open_plan(dataset.transform, images.shape[1:], layout)
+    opened = chains.open_plan(dataset.transform, images.shape[1:], layout)
+    plan, draws, snapshot, key, is_known = opened
     held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
     def is_same() -> bool:
@@ -89,7 +90,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     columns = Columns((None, None), kind="torchvision's images with their transform")
     columns.add(data, images, None, draws).add(targets, torch.from_numpy(labels))
     what = f"samples of {name} with {list(plan.ops)}"
-    verification = verification_of(f"{name} {key}", what, "torchvision's", 1)
+    verification = verification_of(f"{name} {key}", what, "torchvision's", 1, is_known)
     columns.original = Original(verification, request.collate_fn, draws, is_same)
     return columns
 

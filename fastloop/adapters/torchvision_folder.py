@@ -74,9 +74,9 @@ class FolderSamples:
 
     def _open(self) -> None:
         """Make the plan. Raises ValueError."""
-        plan, draws, snapshot, key = chains.open_plan(self._transform, *self._form)
+        plan, draws, snapshot, key, is_known = chains.open_plan(self._transform, *self._form)
         what = f"samples of {type(self._inner).__name__} with {list(plan.ops)}"
-        verification = verification_of(key, what, "torchvision's", _CHECKED)
+        verification = verification_of(key, what, "torchvision's", _CHECKED, is_known)
         vars(self).update(_plan=plan, _draws=draws, _snapshot=snapshot, _verification=verification)
 
     def _is_same(self) -> bool:

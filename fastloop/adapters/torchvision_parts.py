@@ -202,7 +202,8 @@ class Part:
         self._shape: Any = self._plan.core.out_shape  # None: results have other strides
         self._cls = sys.modules["torchvision.tv_tensors"].Image if chain.is_tv_tensor else None
         # Of fastloop's operations: the text of the program's may raise.
-        self.verification = Verification(f"images with {chain.ops}", "torchvision's", _CHECKED)
+        what = f"images with {chain.ops}"
+        self.verification = Verification(what, "torchvision's", _CHECKED, chain.is_known)
         self._snapshot = Snapshot(chain.things)
         chain.things.clear()  # objects among them may be forgotten
         self.made = 0  # samples

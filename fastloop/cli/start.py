@@ -179,7 +179,10 @@ def _say_end(
         seams = {n: SimpleNamespace(is_on=True, native=0, fallbacks={}, served={}) for n in SEAMS}
         is_active = take_counts(seams)
     if (of == "run" and (patching or is_active)) or ("RANK" in os.environ and is_active):
-        say(f"end of {of}: {'; '.join(describe(name, seams[name]) for name in SEAMS)}")
+        verdicts = sys.modules.get("fastloop.compat.verdicts")
+        told = [describe(name, seams[name]) for name in SEAMS]
+        told += [] if verdicts is None else verdicts.in_force()
+        say(f"end of {of}: {'; '.join(told)}")
     for verdict in (report.to_dict()["verdict"] for report in watched if not wants_report):
         if verdict["kind"] != "unknown":
             import shlex

@@ -10,9 +10,9 @@ import functools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import torch
@@ -37,8 +37,16 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         what, _, versions = self.about.partition(": ")
-        found = f"left ({self.why})" if self.why else f"proven for {versions}"
-        return f"{what}: {found} (not known when fastloop was built)"
+        proven = f"proven for {versions} (not known when fastloop was built)"
+        return f"{what}: {self.why or proven}"
+
+    def is_of_installed(self) -> bool:
+        """Tell whether there is such code, and it is of the releases that are installed."""
+        pairs = (text.split(" ") for text in self.about.partition(": ")[2].split(" with "))
+        try:
+            return bool(self.about) and all(version(name) == number for name, number in pairs)
+        except PackageNotFoundError:
+            return False
 
 
 @functools.cache
@@ -102,7 +110,13 @@ def in_force() -> list[str]:
     return sorted({str(verdict) for verdict in _read.values() if verdict.about})
 
 
-def all_kept() -> Iterator[Verdict]:
-    """Yield the verdicts of the disk that hold on this machine."""
+def describe_kept() -> dict[str, str]:
+    """Return the verdicts of the disk on code that is installed here and was not known, by what is
+    made."""
+    found: dict[str, dict[str, None]] = {}
     with suppress(OSError):
-        yield from filter(None, map(_open, sorted(os.listdir(_folder()))))
+        for verdict in filter(None, map(_open, sorted(os.listdir(_folder())))):
+            if verdict.is_of_installed():
+                what, _, text = str(verdict).partition(": ")
+                found.setdefault(what, {})[text] = None
+    return {what: "; ".join(texts) for what, texts in found.items()}

@@ -27,6 +27,7 @@ from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, 
 from fastloop.base.shown import repr_html
 from fastloop.compat import requirements
 from fastloop.device.availability import explain_error, needed_driver
+from fastloop.tools.facts import torch_facts
 from fastloop.tools.text import percent, size
 
 _MUCH_LOAD = 1.5  # runnable tasks for each CPU
@@ -376,22 +377,6 @@ class Diagnosis(NamedTuple):
         return f"doctor: {'; '.join(told) or 'nothing to do'}"
 
 
-def _torch_facts() -> dict[str, str]:
-    try:
-        requirements.require_torch("fastloop.DataLoader")
-    except ImportError as error:
-        return {"torch": f"missing: {error}"}
-    import torch
-
-    from fastloop.base.threads import openmp
-    from fastloop.compat.torch_parts import GROUPS, difference
-
-    different = [f"{group} ({why})" for group in GROUPS if (why := difference(group))]
-    parts = f"torch runs its own code for {', '.join(different)}" if different else "all are known"
-    threads = "its own threads" if openmp() is None else "torch's OpenMP threads"
-    return {"torch": torch.__version__, "torch parts": parts, "passes over gradients": threads}
-
-
 def _facts(root: Path) -> dict[str, str]:
     info = build_info()
     is_free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -401,7 +386,7 @@ def _facts(root: Path) -> dict[str, str]:
         "fastloop": f"{info['version']}, built with {info['compiler']}, DLPack {info['dlpack']}",
         "python": f"{platform.python_version()}{threads}",
         "linux": platform.release(),
-        **_torch_facts(),
+        **torch_facts(),
         "code on the CPU": str(info["instructions"]),
         "mapped files": f"read by {info['guarded_reads']}",
         "device": describe_own_build(root),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fastloop import doctor
 from fastloop.compat import verdicts
 from fastloop.compat.verdicts import Verdict
 
@@ -31,7 +32,6 @@ def test_a_later_process_finds_a_verdict(folder: Path) -> None:
     file = kept(folder)
     assert verdicts.find("name") == VERDICT and verdicts.find("other") is None
     assert os.listdir(folder) == ["name"] and file.stat().st_mode & 0o777 == 0o600
-    assert list(verdicts.all_kept()) == [VERDICT]
     found = "collators: proven for transformers 6.0 (not known when fastloop was built)"
     assert verdicts.in_force() == [found]
 
@@ -39,7 +39,7 @@ def test_a_later_process_finds_a_verdict(folder: Path) -> None:
 def test_a_reason_is_kept(folder: Path) -> None:
     verdicts.keep("name", Verdict("batches\ndiffer", "collators: transformers 6.0"))
     verdicts._read.clear()
-    assert str(verdicts.find("name")).startswith("collators: left (batches differ) (not known")
+    assert str(verdicts.find("name")).startswith("collators: batches differ")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(
     verdicts.keep("name", VERDICT)
     assert verdicts.find("name") == VERDICT  # in this process
     verdicts._read.clear()
-    assert verdicts.find("name") is None and list(verdicts.all_kept()) == []
+    assert verdicts.find("name") is None and verdicts.describe_kept() == {}
 
 
 def test_the_variable_turns_the_disk_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +98,21 @@ def test_the_variable_turns_the_disk_off(folder: Path, monkeypatch: pytest.Monke
     file.unlink()
     verdicts.keep("name", VERDICT)
     assert verdicts.find("name") == VERDICT and not file.exists()
+
+
+def test_the_doctor_tells_verdicts_on_what_is_installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {"transformers": "6.0", "datasets": "5.2"}
+    monkeypatch.setattr(verdicts, "version", installed.__getitem__)
+    about = "collators: transformers 6.0 with datasets 5.2"
+    for name, verdict in {
+        "a": Verdict("", about),
+        "b": Verdict("a batch differs", about),
+        "c": Verdict("", "collators: transformers 5.9 with datasets 5.2"),
+        "d": Verdict(""),
+    }.items():
+        verdicts.keep(name, verdict)
+    proven = "proven for transformers 6.0 with datasets 5.2 (not known when fastloop was built)"
+    assert verdicts.describe_kept() == {"collators": f"{proven}; a batch differs"}
+    assert doctor().facts["collators"] == f"{proven}; a batch differs"

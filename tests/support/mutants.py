@@ -24,7 +24,6 @@ _numbers = itertools.count()
 
 def code_of(function: Any, tree: ast.Module) -> types.CodeType:
     """The code of a function whose definition is `tree`, from a file beside the function's own."""
-    tree.body[0].decorator_list = []  # type: ignore[attr-defined]
     text = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
     path = str(Path(function.__code__.co_filename).with_name(f"mutant{next(_numbers)}.py"))
     linecache.cache[path] = len(text), None, text.splitlines(keepends=True), path
