@@ -63,6 +63,13 @@ def find(value: object) -> Any:
     return None if found is None else import_module(f"{__name__}.{found}")
 
 
+def serve_fetches() -> bool:
+    """Tell whether the transforms of other packages are served while a loader fetches samples; see
+    ``torchvision_seam.serve_fetches``."""
+    is_there = "torchvision.transforms" in sys.modules
+    return is_there and import_module(f"{__name__}.torchvision_seam").serve_fetches()
+
+
 def name_of_seeder(init: Any) -> str:
     """Return the name of a worker_init_fn, or of the function of a partial, if a framework's module
     defines that function to seed a worker; else ""."""

@@ -18,6 +18,7 @@ from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters import torchvision_parts
 from fastloop.adapters.torchvision_parts import Parts, find_kind
 from fastloop.compat.verification import runs_original
+from fastloop.data.collate import fetch
 
 is_tracing: Any = vars(torch.jit)["is_tracing"]
 
@@ -60,7 +61,7 @@ def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
 
     def call(*inputs: Any, **named: Any) -> Any:
-        is_ours = len(inputs) == 2 and not named and seam.is_on
+        is_ours = len(inputs) == 2 and not named and (seam.is_on or fetch.is_served)
         if not is_ours or torch.compiler.is_compiling() or runs_original() or is_tracing():
             return before(*inputs, **named)
         self, image = inputs

@@ -92,7 +92,7 @@ def take_counts(seams: dict[str, Any]) -> bool:
 
 def describe(name: str, seam: Any) -> str:
     """Return what a seam has done, with the first reasons why calls were left to torch."""
-    if not seam.is_on:
+    if not seam.is_on and not seam.native and not seam.fallbacks:
         return f"{name} off ({seam.why})"
     left = [f"{count} left to torch ({why})" for why, count in seam.fallbacks.items()]
     left[_SHOWN:] = [f"{len(left) - _SHOWN} other reasons"] * (len(left) > _SHOWN)
@@ -101,4 +101,5 @@ def describe(name: str, seam: Any) -> str:
         for how, (loaders, epochs) in seam.served.items()
     )
     shown = f" [{'; '.join(served)}]" if seam.served else ""
-    return ", ".join([f"{name} {seam.native} native{shown}", *left])
+    why = "" if seam.is_on else f" ({seam.why})"
+    return ", ".join([f"{name} {seam.native} native{shown}{why}", *left])

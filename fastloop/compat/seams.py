@@ -127,6 +127,7 @@ class Seam:
             other draws from torch's own generator. Run whenever the seam is put in.
         groups: the groups of compat/torch_parts.py that the seam needs.
         is_on: whether calls go to fastloop.
+        serves_some: some calls go to fastloop while the seam is off.
         native, fallbacks, served: the counts of SeamStatus.
     """
 
@@ -135,6 +136,7 @@ class Seam:
     probe: Callable[[bool], list[Tensor]]
     groups: Iterable[str] = ()
     is_on: bool = False
+    serves_some: bool = False
     _why: str = "patch() was not called for it"
     _patches: list[Patch] = field(default_factory=list)
     native: int = 0
@@ -218,7 +220,7 @@ lock = threading.RLock()
 
 
 def _begin_worker() -> None:
-    if any(seam.is_on for seam in opened.values()):
+    if any(seam.is_on or seam.serves_some for seam in opened.values()):
         open_counts()
 
 
@@ -238,5 +240,12 @@ def _hand_over() -> None:
 
 os.register_at_fork(before=_begin_worker, after_in_child=_enter_child)
 before_workers.append(_begin_worker)
-# Processes of multiprocessing end without atexit, and begin with a list of finalizers of their own.
-util.register_after_fork(Seam, lambda _: util.Finalize(None, _hand_over, exitpriority=0))
+
+
+def hand_over_at_end() -> None:
+    """Hand the counts over when this process of multiprocessing ends, which is without atexit. A
+    forked process does so by itself, a spawned process does not."""
+    util.Finalize(None, _hand_over, exitpriority=0)
+
+
+util.register_after_fork(Seam, lambda _: hand_over_at_end())

@@ -100,14 +100,27 @@ class Collation:
 
 # ---- memory of the batch that is being made
 
-_lent = threading.local()  # .collate: this thread fetches a batch for that collate
+
+class Fetch(threading.local):
+    """The fetch of a thread. A worker process sets `is_served` in this class, for all its threads.
+
+    Attributes:
+        collate: the native collate that this thread fetches a batch for, or None.
+        is_served: this thread fetches for a loader that wants transforms of other packages served,
+            whether ``patch()`` is on or not.
+    """
+
+    collate: Collate | None = None
+    is_served = False
+
+
+fetch = Fetch()
 
 
 def lend(collate: Collate | None) -> Collate | None:
     """Lend this collate to the datasets of this thread, until the next call. Return the collate
     that was lent before."""
-    before: Collate | None = getattr(_lent, "collate", None)
-    _lent.collate = collate
+    before, fetch.collate = fetch.collate, collate
     return before
 
 

@@ -218,7 +218,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         may not call this class's."""
         shared: Shared | None = self.__dict__.get("_shared")
         # setdefault() gives all threads the same object.
-        return shared or self.__dict__.setdefault("_shared", Shared())
+        return shared or self.__dict__.setdefault("_shared", self._new_shared())
+
+    def _new_shared(self, position: Any = None) -> Shared:
+        return Shared(position, self.path != "torch" and adapters().serve_fetches())
 
     def __iter__(self) -> BaseIter:
         position = self._shared.position
@@ -389,8 +392,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        shared = Shared(state.pop("_position"))
-        self.__dict__.update(state, _shared=shared)
+        position = state.pop("_position")
+        self.__dict__.update(state)
+        self.__dict__["_shared"] = self._new_shared(position)
 
 
 def _signature() -> inspect.Signature:

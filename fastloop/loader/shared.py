@@ -19,7 +19,7 @@ from fastloop.base.machine import budget_of
 from fastloop.base.threads import NextLock, count_alone, lock_over_forks, thread_pool
 from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
-from fastloop.data.collate import Collation, Fallbacks, lend, make_collate
+from fastloop.data.collate import Collation, Fallbacks, fetch, lend, make_collate
 from fastloop.data.columns import is_default_collate, size_remedies
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
@@ -56,7 +56,7 @@ def _nobody() -> None:
 class Shared:
     """One loader's batch memory and counts, and the loader's position in its epoch."""
 
-    def __init__(self, position: Position | None = None) -> None:
+    def __init__(self, position: Position | None = None, is_served: bool = False) -> None:
         keep_heap()  # samples are made of temporary arrays; forked workers inherit the setting
         self.position = position or Position()
         self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
@@ -70,6 +70,7 @@ class Shared:
         self.unpinnable: set[tuple[bool, int]] = set()  # failed (is_shared, device)
         self.fault = ""  # why torch uploads batches to a CUDA device instead of fastloop
         self.why = ""  # why the latest iterator takes its path
+        self.is_served = is_served  # see ``Fetch``
         self.left_collate: Any = None  # a collate function that fastloop does not accelerate
         self.noted: dict[Any, str] = {}  # how this loader's iterators were made
         # For the latest array iterator: the CUDA device that batches are uploaded to or -1, whether
@@ -309,15 +310,18 @@ class SyncIter(SingleIter, LockedIter):
         found = Collation(self._dataset, self._collate_fn, is_tried, shared.collate_here)
         self._dataset_fetcher.collate_fn, self._lender = found.function, found.lender
         self.is_collated = found.core is not None
+        self._is_served = shared.is_served and uses_native_collate
         shared.note_collate(found.fallbacks)
 
     def _next_data(self) -> Any:
         begin_ns = perf_counter_ns()
-        before = lend(self._lender)
+        before, was_served = lend(self._lender), fetch.is_served
+        fetch.is_served = self._is_served
         try:
             data = self._datasets.call(super()._next_data)
         finally:
             lend(before)
+            fetch.is_served = was_served
         self._shared.add(waits=1, wait_ns=perf_counter_ns() - begin_ns)
         states = self._epoch.states
         if states is not None and states.is_read_ahead:

@@ -14,6 +14,7 @@ from torch.utils.data import get_worker_info
 
 from fastloop._core import WorkerEnd, keep_heap
 from fastloop.base.interrupts import end_quietly, release_in_child
+from fastloop.compat.seams import hand_over_at_end
 from fastloop.compat.torch_parts import (
     ExceptionWrapper,
     Resume,
@@ -21,7 +22,8 @@ from fastloop.compat.torch_parts import (
     forms_of,
     run_worker_loop,
 )
-from fastloop.data.collate import Collation, lend, make_collate
+from fastloop.data.collate import Collation, Fetch, fetch, lend, make_collate
+from fastloop.data.columns import adapters
 from fastloop.data.stateful import DatasetReader
 from fastloop.loader.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Order, pack
 
@@ -124,7 +126,12 @@ class _Channel:
 
 
 def run_worker(
-    transfer: Any, parent: int, is_interruptible: bool, has_destination: bool, digests: Any
+    transfer: Any,
+    parent: int,
+    is_interruptible: bool,
+    has_destination: bool,
+    is_served: bool,
+    digests: Any,
 ) -> None:
     """Run a worker process. This function is the target of the process.
 
@@ -134,11 +141,15 @@ def run_worker(
         is_interruptible: whether Ctrl-C reaches the parent's main thread. SIGINT is held back here
             until this function can end quietly.
         has_destination: the parent copies batches elsewhere, for example to a device.
+        is_served: see ``Fetch``.
         digests: the digests of other libraries' functions, from the parent.
     """
     try:
         release_in_child()
         forms_of.update(digests)
+        hand_over_at_end()
+        # A spawned process has no seam yet. A forked one has its parent's value for this thread.
+        Fetch.is_served = fetch.is_served = is_served and adapters().serve_fetches()
         keep_heap()
         arguments, address = transfer.contents
         worker_end = WorkerEnd(torch.Tensor, *[*address, arguments["worker_id"]])

@@ -62,10 +62,12 @@ os.register_at_fork(after_in_child=_disown_workers)
 class WorkerProcess:
     """A process of the user's context. Ctrl-C reaches it only when it can end quietly."""
 
-    def __init__(self, context: Any, transfer: DatasetTransfer, has_destination: bool) -> None:
+    def __init__(
+        self, context: Any, transfer: DatasetTransfer, has_destination: bool, is_served: bool
+    ) -> None:
         # A thread that blocks Ctrl-C starts workers that block Ctrl-C as well.
         is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        args = transfer, os.getpid(), not is_blocked, has_destination, forms_of
+        args = transfer, os.getpid(), not is_blocked, has_destination, is_served, forms_of
         process = context.Process(target=run_worker, args=args)
         _workers.add(process)
         self._process = process

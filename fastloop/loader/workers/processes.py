@@ -108,8 +108,8 @@ class ProcessIter(WorkerIter):
             raise
 
     def _make_process(self, worker: int) -> WorkerProcess:
-        has_destination = self._parent_end.has_destination
-        return WorkerProcess(self._context, self._transfers[worker], has_destination)
+        how = self._parent_end.has_destination, self._shared.is_served
+        return WorkerProcess(self._context, self._transfers[worker], *how)
 
     def _begin_replies(self, first_iter: bool) -> None:
         if first_iter and not self._replaces_dead:

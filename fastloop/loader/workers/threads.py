@@ -29,7 +29,7 @@ from fastloop._core import Collate, lock_wait
 from fastloop.base.checks import look_up
 from fastloop.base.threads import has_interpreter_lock, on_this_thread
 from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
-from fastloop.data.collate import Collation, lend, make_collate
+from fastloop.data.collate import Collation, fetch, lend, make_collate
 from fastloop.data.columns import own
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.destinations import is_pinned_by_torch
@@ -93,6 +93,7 @@ class WorkerThread(threading.Thread):
             `is_done` tells that nobody wants batches any more: a plain attribute, because
             finalizers set it and may interrupt code that holds a lock;
             `epochs` are the epochs of the datasets in this iterator;
+            `is_served` is the loader's;
             `stock` has the idle collates;
             `pin` is the kind of accelerator for which torch's function pins batches, or None.
         reader: reads a dataset that can report its position. Batches, errors and ends then come as
@@ -146,6 +147,7 @@ class WorkerThread(threading.Thread):
             # The same as in torch's workers: more OpenMP threads would compete for the same cores.
             with on_this_thread():
                 lend(self.collation.lender)
+                fetch.is_served = self._team.is_served
                 self._serve()
         finally:
             _running.discard(self)
@@ -275,6 +277,7 @@ class ThreadIter(WorkerIter):
             pin = current.type if current is not None else None
         self._data_queue: Any = SimpleQueue()
         self._team = SimpleNamespace(results=self._data_queue, is_done=False, pin=pin, epochs=None)
+        self._team.is_served = shared.is_served
         self._team.stock = shared.collates.setdefault(os.getpid(), [])
         self._waited_ns = 0  # the time waited since the last reply
         super().__init__(loader, shared)
