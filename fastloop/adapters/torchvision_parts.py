@@ -137,6 +137,9 @@ def find_kind(image: Any) -> tuple[Any, tuple[int, ...], str]:
             return None, (), ""
         if cls.__name__ not in _FILES or not cls.__module__.startswith("PIL."):
             return None, (), f"images of the class {cls.__name__}"
+    limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
+    if limit is not None and image.size[0] * image.size[1] > limit:
+        return None, (), "images of so many pixels that Pillow warns of their crops"
     if image.mode not in _BANDS:
         return None, (), f"images of mode {image.mode}"
     return image.mode, image.size[::-1], ""

@@ -192,3 +192,15 @@ def test_a_function_that_is_replaced_while_images_are_made(
     fastloop.patch("transforms", verbose=False)
     assert_same_images(run(), torchs)
     assert status().native == 16 - torchvision_parts._CHECKED
+
+
+def test_an_image_that_pillow_warns_of_is_cropped_by_pillow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transform = v1.Compose([v1.RandomCrop(35), v1.ToTensor()])
+    fastloop.patch("transforms", verbose=False)
+    results(transform, IMAGES[:9])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1200)
+    with pytest.warns(Image.DecompressionBombWarning, match="1225 pixels"):
+        results(transform, IMAGES[:9])
+    assert list(status().fallbacks) == ["images of so many pixels that Pillow warns of their crops"]
