@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ import torch
 from fastloop.compat.requirements import read_check_interval
 
 DECODERS = "fastloop-images"  # how names of threads begin that decode images
-_EVERY = 64  # of unknown code, one of so many batches or single samples is compared
+# Of unknown code, one of so many batches or single samples is compared, if comparisons have not
+# taken more than this share of the time since the first one.
+_EVERY, _MOST = 64, 0.05
 _QUIET = DECODERS, "tqdm_monitor"  # threads that draw no random numbers
 # fastloop does not take these samples, so the original makes them. Nothing has been drawn.
 _REFUSALS = BufferError, RuntimeError, TypeError, ValueError
@@ -77,6 +80,9 @@ class Verification:
 
     falls_back = False
     _count = 0  # of samples
+    _began = _seconds = (
+        0.0  # of comparisons: when the first one ended, and how long later ones took
+    )
 
     def __init__(self, what: str, whose: str, unchecked: int, is_known: bool = True) -> None:
         self.what, self.whose, self.unchecked = what, whose, unchecked
@@ -87,7 +93,10 @@ class Verification:
 
     def is_due(self, count: int = 1) -> bool:
         """Count samples that are about to be made. Tell whether to make them both ways."""
-        count = 1 if self._counts_calls else count
+        if self._counts_calls and self.unchecked <= 0:
+            self._count += 1
+            is_due = self._count % _EVERY == 0
+            return is_due and self._seconds <= _MOST * (perf_counter() - self._began)
         before, self._count = self._count, self._count + count
         if self.unchecked > 0 or self.every == 0:
             return self.unchecked > 0
@@ -96,6 +105,17 @@ class Verification:
     def compare(self, original: Callable[[], Any], native: Callable[[torch.Generator], Any]) -> Any:
         """Return the original's result. Compare the result, and the state of torch's default
         generator after it, with what fastloop makes of a generator in the same state."""
+        begin = perf_counter()
+        try:
+            return self._compare(original, native)
+        finally:
+            end = perf_counter()
+            self._seconds += end - begin if self._began else 0.0
+            self._began = self._began or end
+
+    def _compare(
+        self, original: Callable[[], Any], native: Callable[[torch.Generator], Any]
+    ) -> Any:
         generator, private = torch.default_generator, torch.Generator()
         private.set_state(generator.get_state())
         with running_original():
@@ -111,7 +131,7 @@ class Verification:
             self.falls_back, self.unchecked = True, 0
             text = f"fastloop's {self.what} differ from {self.whose}, which are used from now on. "
             text += "Please report this with the output of `python -m fastloop doctor`"
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
         return expected
 
     def run(self, original: Callable[[], Any], native: Callable[[torch.Generator], Any]) -> Any:

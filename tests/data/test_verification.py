@@ -87,6 +87,26 @@ def test_numbers_that_another_thread_may_have_drawn_decide_nothing() -> None:
     assert checked.falls_back and len(seen) == 1
 
 
+def test_comparisons_of_unknown_code_take_a_twentieth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(verification, "perf_counter", lambda: clock[0])
+
+    def original() -> int:
+        clock[0] += 1
+        return 3
+
+    checked = Verification("threes", "Python's", 1, is_known=False)
+    compared = []
+    for sample in range(64 * 100):
+        clock[0] += 0.1
+        if checked.is_due():
+            checked.compare(original, lambda generator: 3)
+            compared.append(sample)
+    assert compared[:2] == [0, 63] and 20 < len(compared) <= 36 and not checked.falls_back
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_sample_that_c_refuses_is_the_originals() -> None:
     def refuse(generator: torch.Generator) -> Any:
