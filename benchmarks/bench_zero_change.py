@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,m] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,o] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -16,6 +16,8 @@ j    row a with AutoAugment of CIFAR-10 before ToTensor
 k    row a with RandAugment
 l    row a with TrivialAugmentWide
 m    row g with a bilinear TrivialAugmentWide and RandomErasing(0.1), as torchvision's references
+n    row a with ColorJitter(0.4, 0.4, 0.4, 0.1) before ToTensor
+o    row g with RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8) and RandomGrayscale(0.2)
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -56,7 +58,7 @@ class Row:
     count: int
     goals: tuple[float, float]  # without workers, with two
     has_target: bool = False
-    policy: str = ""
+    policy: str = ""  # an operation on colours or a policy
 
 
 ROWS = {
@@ -77,6 +79,8 @@ ROWS = {
     "m": Row(
         "ImageFolder, TrivialAugmentWide", "folder", 1, 768, (2.5, 2), policy="TrivialAugmentWide"
     ),
+    "n": Row("CIFAR-10, ColorJitter", "CIFAR10", 1, 10_000, (20, 15), policy="ColorJitter"),
+    "o": Row("ImageFolder, ColorJitter", "folder", 1, 768, (2.5, 2), policy="ColorJitter"),
 }
 
 
@@ -91,7 +95,10 @@ def make_transform(row: Row) -> Any:
     if row.kind in ("folder", "fake"):
         first = [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()]
         last = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
-        if row.policy:
+        if row.policy == "ColorJitter":
+            first.append(v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8))
+            first.append(v1.RandomGrayscale(0.2))
+        elif row.policy:
             first.append(v1.TrivialAugmentWide(interpolation=v1.InterpolationMode.BILINEAR))
             last.append(v1.RandomErasing(0.1))
         return v1.Compose([*first, *last])
@@ -103,8 +110,8 @@ def make_transform(row: Row) -> Any:
     if row.kind == "CIFAR10" and row.version == 2:
         tail.insert(0, v2.ToImage())
     if row.policy:
-        given = [v1.AutoAugmentPolicy.CIFAR10] if row.policy == "AutoAugment" else []
-        tail.insert(0, getattr(v1, row.policy)(*given))
+        given = {"AutoAugment": [v1.AutoAugmentPolicy.CIFAR10], "ColorJitter": [0.4, 0.4, 0.4, 0.1]}
+        tail.insert(0, getattr(v1, row.policy)(*given.get(row.policy, ())))
     parts = [crop, module.RandomHorizontalFlip(), *tail, module.Normalize(MEAN, STD)]
     return module.Compose(parts)
 
@@ -304,7 +311,7 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if {"g", "m"} & {*arguments.rows}:
+    if {"g", "m", "o"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")
