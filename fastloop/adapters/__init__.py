@@ -1,8 +1,9 @@
 """Adapters: what fastloop knows of other packages, a module for each. The loader imports no adapter
 by itself: it asks ``find`` for the adapter of a class, whose package is loaded already.
 
-An adapter of datasets has ``columns_of(dataset, request)`` and ``samples_of(dataset)``: an object
-that stands in for the dataset and gives its samples, or None. An adapter of collate functions has
+An adapter of datasets has ``columns_of(dataset, request)``, and may have ``samples_of(dataset,
+is_collated, workers)``: an object that stands in for the dataset and gives its samples, or None. An
+adapter of collate functions has
 ``columns_of_collate(collate_fn, dataset, request)``.
 """
 

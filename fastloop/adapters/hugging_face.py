@@ -278,7 +278,3 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     verification = verification_of(key, "batches", whose, 1, not verdict.about)
     columns.original = Original(verification, collate_fn)
     return columns
-
-
-def samples_of(dataset: Any) -> None:
-    """Return None: samples of a ``datasets.Dataset`` are left to it."""

@@ -14,7 +14,7 @@ import torch
 
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.originals import find_unknown
-from fastloop.adapters.torchvision_folder import CutSamples, FolderSamples
+from fastloop.adapters.torchvision_folder import CalledSamples, CutSamples, FolderSamples
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import verification_of
 from fastloop.data.columns import (
@@ -119,17 +119,21 @@ class LabelledSamples(FolderSamples):
             yield found
 
 
-def samples_of(dataset: Any) -> FolderSamples | None:
+def samples_of(dataset: Any, is_collated: bool, workers: int) -> FolderSamples | None:
     """Return the samples of an ImageFolder or of a dataset with a ``target_transform``, or of
     Subsets of one; None for all other datasets. Raises ValueError, which says why torchvision makes
-    them."""
-    inner = below_subsets(dataset)[0]
-    if type(inner) is sys.modules["torchvision.datasets"].ImageFolder:
-        try:
-            return FolderSamples(dataset)
-        except ValueError as error:
+    them.
+
+    Args:
+        is_collated: torch's default collate makes the batches.
+        workers: of the loader.
+    """
+    inner, module = below_subsets(dataset)[0], sys.modules["torchvision.datasets"]
+    if type(inner) in (module.ImageFolder, module.DatasetFolder):
+        kinds = [*[FolderSamples] * is_collated, CutSamples, *[CalledSamples] * (workers == 0)]
+        for kind in kinds:
             with suppress(ValueError):
-                return CutSamples(dataset)
-            raise error
+                return kind(dataset)
+        return FolderSamples(dataset) if is_collated else None  # raises the first reason
     is_labelled = type(inner).__name__ in _KINDS and inner.target_transform is not None
-    return LabelledSamples(dataset) if is_labelled else None
+    return LabelledSamples(dataset) if is_labelled and is_collated else None

@@ -4,7 +4,9 @@ Bits and random numbers are torchvision's. docs/internals/zero-change.md tells t
 
 A loader's worker process, or its loop without workers, reads samples from ``FolderSamples`` in
 place of the dataset, and draws from the generator that torchvision would draw from. Without workers
-threads decode ahead. If fastloop cannot make a sample, torchvision makes it or raises the error.
+threads decode ahead. ``CutSamples`` and ``CalledSamples`` are for transforms that no plan does as a
+whole, and for the user's collate. If fastloop cannot make a sample, torchvision makes it or raises
+the error.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ from fastloop.compat.verification import DECODERS, verification_of
 from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import below_subsets
 from fastloop.data.field import Array
-from fastloop.data.image_folder.decode import AutoDecoder
+from fastloop.data.image_folder.decode import AutoDecoder, find_module
 
 _CHECKED = 3  # samples of a plan, in each process
+_KNOWN = "torchvision.", "torch."  # modules of transforms that may have plans
 _AHEAD = 8  # images that threads decode before they are asked for
 
 
@@ -49,7 +52,8 @@ def _new_decoder() -> AutoDecoder:
 
 
 class FolderSamples:
-    """Samples of an ImageFolder of torchvision, or of Subsets of one, for torch's default collate.
+    """Samples of an ImageFolder or DatasetFolder of torchvision, or of Subsets of one, for torch's
+    default collate.
 
     Attributes are the dataset's: a ``worker_init_fn`` may read and set them.
 
@@ -59,6 +63,7 @@ class FolderSamples:
 
     _is_stand_in = True  # for a dataset
     _borrows_slots = True
+    _why = ""  # what users read beside "samples of ImageFolder by fastloop"
     _form: tuple[tuple[int, ...], str] = (0, 0, 3), "HWC"  # of images: 0 for edges that differ
 
     def __init__(self, dataset: Any) -> None:
@@ -74,10 +79,19 @@ class FolderSamples:
 
     def _open(self) -> None:
         """Make the plan. Raises ValueError."""
+        refuse_if(why := self._why_called(), why)
         plan, draws, snapshot, key, is_known = chains.open_plan(self._transform, *self._form)
         what = f"samples of {type(self._inner).__name__} with {list(plan.ops)}"
         verification = verification_of(key, what, "torchvision's", _CHECKED, is_known)
         vars(self).update(_plan=plan, _draws=draws, _snapshot=snapshot, _verification=verification)
+
+    def _why_called(self) -> str:
+        """Say that the transform is an object of the user's, or return ""."""
+        kind = type(self._transform)
+        text = (
+            f"Python calls the transform, a {kind.__name__}, and fastloop serves a Compose inside"
+        )
+        return "" if kind.__module__.startswith(_KNOWN) else text
 
     def _is_same(self) -> bool:
         """Tell whether the transform is what it was."""
@@ -119,11 +133,11 @@ class FolderSamples:
         inner, torchvision = self._inner, sys.modules["torchvision"]
         default = torchvision.datasets.folder.default_loader
         if getattr(inner, "loader", None) is not default:
-            return "the ImageFolder has a loader of its own"
+            return f"the {type(inner).__name__} has a loader of its own"
         if torchvision.get_image_backend() != "PIL":
             return "the image backend is not PIL"
         if inner.transform is None:
-            return "the ImageFolder has no transform"
+            return f"the {type(inner).__name__} has no transform"
         return chains.find_obstacle("called.arrays")
 
     # ---- images
@@ -185,7 +199,10 @@ class FolderSamples:
 
 class CutSamples(FolderSamples):
     """Samples of an ImageFolder whose transform has operations that Python calls, in the process in
-    which torchvision would call them. Files other than JPEG are torchvision's."""
+    which torchvision would call them, or of one with the user's collate: they have torchvision's
+    class and strides. Files other than JPEG are torchvision's."""
+
+    _is_stand_in = True
 
     def _open(self) -> None:
         parts = Parts(torchvision_parts.counter)
@@ -227,6 +244,44 @@ class CutSamples(FolderSamples):
         made, _ = self._parts.run(image, lambda: self._transform(finished(image)))
         then = self._inner.target_transform
         return made, target if then is None else then(target)
+
+
+class CalledSamples(CutSamples):
+    """Samples whose transform Python calls with an image of PIL. Threads decode ahead, so they are
+    for loaders without workers: in a worker Pillow is as fast."""
+
+    _is_stand_in = True
+
+    def _open(self) -> None:
+        has_threads = len(os.sched_getaffinity(0)) > 1 and find_module("simplejpeg") is not None
+        refuse_if(not has_threads, "no thread can decode ahead")
+        verification = verification_of("JPEG", "decoded images", "Pillow's", _CHECKED)
+        why = self._why_called() or "Python calls the transform"
+        vars(self).update(_verification=verification, _why=f", which decodes ahead; {why}")
+
+    def _is_same(self) -> bool:
+        same: bool = self._inner.transform is self._transform
+        return same
+
+    def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:
+        """Return an image, and the entry of `samples` with its file."""
+        try:
+            entry = self._inner.samples[row]
+        except Exception:  # the list is the user's
+            return None
+        found = super()._read(row, decode)
+        return found and (found[0], entry)
+
+    def _make(self, read: tuple[Any, Any] | None, row: Any, slot: Tensor | None) -> Any:
+        inner = self._inner
+        # A transform may have changed the list of samples since the file was read.
+        if read is None or inner.samples[row] is not read[1]:
+            return inner[row]
+        pixels, (path, target) = read
+        by_pillow = partial(inner.loader, path)
+        image = inner.transform(self._verification.run(by_pillow, lambda _: pixels.to_pil()))
+        then = inner.target_transform
+        return image, target if then is None else then(target)
 
 
 def samples_or_dataset(cls: Any, dataset: Any) -> Any:

@@ -63,13 +63,13 @@ class Route(NamedTuple):
     samples: Any = None  # the object that stands in for the dataset
 
 
-def is_plain(loader: DataLoader[Any], left_collate: object) -> bool:
+def is_plain(loader: DataLoader[Any], shared: Shared) -> bool:
     """Tell at once that Python makes the samples: fastloop does not know the collate function, or
     torch's default collates a dataset whose class fastloop does not know.
 
     Args:
         loader: has no workers.
-        left_collate: the collate function that fastloop has left to the loader before, or None.
+        shared: has what fastloop has found out about the loader before.
     """
     dataset: Any = loader.dataset
     collate_fn = loader.collate_fn
@@ -77,8 +77,12 @@ def is_plain(loader: DataLoader[Any], left_collate: object) -> bool:
         # A list may change without workers, so its samples are not stacked.
         if type(dataset) not in (list, tuple) and find_columns(dataset) is not None:
             return False
-    elif collate_fn is not left_collate and find_collate(collate_fn) is not None:
+    elif collate_fn is not shared.left_collate and find_collate(collate_fn) is not None:
         return False
+    elif id(dataset) != shared.left_dataset:
+        if _find_samples(dataset) is not None:
+            return False
+        shared.left_dataset = id(dataset)
     # Datasets with epochs raise errors of their own, so they need their own iterators.
     is_torch_known = is_known("tensors", "Loaders are left") and not torch_parts.new_arguments()
     return is_torch_known and next(datasets_within(dataset), None) is None
@@ -139,7 +143,7 @@ def fast_iterator(
     ):
         return make_torch_iterator()
     wanted = look_up(loader, "transforms_on", "auto")  # torch's loaders have none
-    if loader.num_workers == 0 and path == "auto" and is_plain(loader, shared.left_collate):
+    if loader.num_workers == 0 and path == "auto" and is_plain(loader, shared):
         if loader.collate_fn is not shared.left_collate:
             shared.why = ""  # none that a report needs
         if not shared.position.can_be_asked:
@@ -340,19 +344,25 @@ def _why_no_kernels(device: torch.device) -> str:
     return why_no_kernels(device)
 
 
+def _find_samples(dataset: Any) -> Any:
+    """Return the function of an adapter that may give the samples of a dataset, or None."""
+    return look_up(find_adapter(type(below_subsets(dataset)[0])), "samples_of")
+
+
 def _sample_route(search: _Search) -> Route | None:
     """Take a loader whose samples an adapter makes instead of the dataset."""
     loader = search.loader
-    kind = type(below_subsets(loader.dataset)[0])
-    adapter = find_adapter(kind)
-    if adapter is None or not loader._auto_collation or not is_default_collate(loader.collate_fn):
+    find = _find_samples(loader.dataset)
+    if find is None or not loader._auto_collation:
         return None
+    is_collated = is_default_collate(loader.collate_fn)
     try:
-        found = adapter.samples_of(loader.dataset)
+        found = find(loader.dataset, is_collated, loader.num_workers)
     except ValueError as error:
         return Route(search.sample_path, str(error))
-    why = f"samples of {kind.__name__} by fastloop"
-    return found and Route(search.sample_path, why, None, found)
+    kind = type(below_subsets(loader.dataset)[0]).__name__
+    more = found._why if found is not None else ""
+    return found and Route(search.sample_path, f"samples of {kind} by fastloop{more}", None, found)
 
 
 _ROUTES: tuple[Callable[[_Search], Route | None], ...] = (

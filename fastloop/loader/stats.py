@@ -154,16 +154,17 @@ _PLAIN = "the dataset is a ", "collate_fn is not torch's default", "samples of "
 def describe_iterator(loader: DataLoader[Any], iterator: Any, why: str) -> str:
     """Name the loader's dataset, how its batches are made, and why no threads make them."""
     iterator = loading_iterator(iterator)
+    is_stand_in = bool(own(iterator._dataset, "_is_stand_in"))
     if isinstance(iterator, ArrayIter):
         how = "gathered by threads"
     elif isinstance(iterator, PlainIter | SyncIter):
-        way = "in this process, collated by fastloop"
-        how = way if iterator.is_collated else "own collate without workers: torch's speed"
+        own_way = "own collate without workers" + ": torch's speed" * (not is_stand_in)
+        how = "in this process, collated by fastloop" if iterator.is_collated else own_way
     else:
         how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
         is_torchs = isinstance(iterator, TorchProcessIter) or not isinstance(iterator, LockedIter)
         how += ", torch's own" * is_torchs
-    how += ", samples by fastloop" * bool(own(iterator._dataset, "_is_stand_in"))
+    how += ", samples by fastloop" * is_stand_in
     if why and not isinstance(iterator, ArrayIter) and not why.startswith(_PLAIN):
         how += f" ({why})"
     return f"{type(loader.dataset).__name__}: {how}"

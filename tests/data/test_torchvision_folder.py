@@ -335,11 +335,6 @@ LEFT: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         "the transform: fastloop does not do Lambda, operation 2",
     ),
     "sizes that differ": (lambda root: folder(root, v1.ToTensor()), {"batch_size": 1}, "differ"),
-    "a collate_fn": (
-        lambda root: folder(root, recipe(v1)),
-        {"collate_fn": lambda samples: default_collate(samples)},
-        "collate_fn is not torch's default",
-    ),
     "no batches": (
         lambda root: folder(root, recipe(v2)),
         {"batch_size": None},
@@ -544,7 +539,7 @@ def test_threads_decode_for_operations_of_users(root: Path) -> None:
     for _ in loader:
         pass
     assert type(loader.dataset) is datasets.ImageFolder
-    samples = torchvision_datasets.samples_of(dataset)
+    samples = torchvision_datasets.samples_of(dataset, True, 0)
     assert type(samples) is CutSamples
     torch.manual_seed(2)
     before = Counter(thread.name.split("_")[0] for thread in threading.enumerate())
