@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -28,32 +29,30 @@ class _Transform:
     """One Compose.
 
     Attributes:
-        left: kinds of images for which torchvision does all.
+        left: kinds of images for which torchvision does all, and why.
     """
 
     seam: Any
     parts: Parts
-    left: set[Any] = field(default_factory=set)
+    left: dict[Any, str] = field(default_factory=dict)
 
     def serve(self, compose: Any, image: Any, kind: Any, before: Callable[..., Any]) -> Any:
         """Return what the Compose makes of an image, by plans or by `before`."""
-        if kind in self.left or chains.find_obstacle(plans=self.parts.plans):
-            return before(compose, image)
+        if why := self.left.get(kind, "") or chains.find_obstacle(plans=self.parts.plans):
+            return self.seam.call_left(why, before, compose, image)
         try:
             is_same = self.parts.read(compose)
         except Exception as error:  # attributes may be anything that torchvision does not look at
-            self._leave(kind, str(error))
-            is_same = False
+            self.left[kind] = str(error)
+            return self.seam.call_left(str(error), before, compose, image)
         if not is_same:
             return before(compose, image)
+        begin_ns = perf_counter_ns()
         made, plans = self.parts.run(image, lambda: before(compose, image))
         if plans == 0:
-            self._leave(kind, self.parts.why)
+            self.left[kind] = self.parts.why
+            self.seam.note_left(self.parts.why, begin_ns)
         return made
-
-    def _leave(self, kind: Any, why: str) -> None:
-        self.left.add(kind)
-        self.seam.leave("a transform", why)
 
 
 def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,9 +66,7 @@ def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
         self, image = inputs
         kind, _, why = find_kind(image)
         if kind is None:
-            if why:
-                seam.leave("a transform", why)
-            return before(self, image)
+            return seam.call_left(why, before, self, image) if why else before(self, image)
         found = known.get(id(self))
         if found is None:
             found = known[id(self)] = _Transform(seam, Parts(seam))

@@ -17,6 +17,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -57,7 +58,7 @@ class _Nobody:
 
     native = 0
 
-    def leave(self, what: str, reason: str) -> None: ...
+    def note_left(self, reason: str, begin_ns: int) -> None: ...
 
 
 counter: Any = _Nobody()  # the seam of transforms, once there is one
@@ -363,7 +364,7 @@ class Parts:
         self._count[place] += 1
         if self._count[place] > _MOST_PLANS:
             self.why = _MANY
-            self.seam.leave("a transform", _MANY)
+            self.seam.note_left(_MANY, perf_counter_ns())
             self.parts[key] = None
             return None
         try:
@@ -381,13 +382,16 @@ class Parts:
         self.parts[(*key, *size)] = None
         return None
 
-    def _call(self, place: int, image: Any, called: list[str]) -> tuple[Any, int]:
+    def _call(self, place: int, image: Any, called: list[tuple[str, int]]) -> tuple[Any, int]:
         """Call an operation, or draw whether a RandomApply does its operations. Return the result
         and the place of the next operation."""
         op, after, is_gate, reason = self.entries[place]
         if not is_gate:
-            called.append(reason)
-            return op(finished(image)), after
+            image, begin_ns = finished(image), perf_counter_ns()
+            try:
+                return op(image), after
+            finally:
+                called.append((reason, perf_counter_ns() - begin_ns))
         # As torchvision draws and compares, in each of its versions.
         is_v1 = type(op).__module__ == "torchvision.transforms.transforms"
         is_shut = op.p < torch.rand(1) if is_v1 else torch.rand(1) >= op.p
@@ -401,7 +405,7 @@ class Parts:
         """
         place = plans = made = 0
         can_plan = True
-        called: list[str] = []
+        called: list[tuple[str, int]] = []  # operations, and how long they took
         try:
             while place < len(self.entries):
                 part = self._find_part(place, image) if can_plan else None
@@ -419,6 +423,6 @@ class Parts:
                         return before(), plans
         finally:
             self.seam.native += made > 0
-            for reason in called if plans > 0 else ():
-                self.seam.leave("an operation", reason)
+            for reason, ns in called if plans > 0 else ():
+                self.seam.note_left(reason, perf_counter_ns() - ns)
         return finished(image), plans

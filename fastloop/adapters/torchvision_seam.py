@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections import Counter
 from contextlib import suppress
+from time import perf_counter_ns
 from typing import Any
 
 from fastloop.compat import seams
 from fastloop.compat.late_import import after_import, cancel
-from fastloop.compat.seams import Seam
+from fastloop.compat.seams import Function, Seam
 from fastloop.compat.torch_parts import before_workers, difference
 
 # Modules of torchvision with a class Compose, and its function that runs the operations.
@@ -44,13 +44,22 @@ class TransformSeam(Seam):
             with suppress(Exception):  # the transform that needs to know meets the same error
                 prepare()
 
-    def leave(self, what: str, reason: str) -> None:
-        """Count a transform that torchvision does. FASTLOOP_STRICT is about torch."""
+    def note_left(self, reason: str, begin_ns: int) -> None:
+        """Count what Python has done since then. FASTLOOP_STRICT is about torch."""
         self.fallbacks[reason] += 1
+        self.fallback_ns[reason] += perf_counter_ns() - begin_ns
+
+    def call_left(self, reason: str, function: Function, *inputs: Any) -> Any:
+        """Let torchvision transform an image, and count the call."""
+        begin_ns = perf_counter_ns()
+        try:
+            return function(*inputs)
+        finally:
+            self.note_left(reason, begin_ns)
 
     def _put_in(self) -> None:
         self.is_on = True
-        self.native, self.fallbacks, self.served = 0, Counter(), {}
+        self.reset()
         for module in _COMPOSES:
             after_import(module, functools.partial(self._arrive, module))
 

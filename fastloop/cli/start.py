@@ -176,7 +176,10 @@ def _say_end(
         say("no report was written, because this process has not imported torch")
     is_active = any(seam.native or seam.fallbacks for seam in seams.values())
     if patching is None:  # a launcher patches nothing, so add up the counts of its children
-        seams = {n: SimpleNamespace(is_on=True, native=0, fallbacks={}, served={}) for n in SEAMS}
+        seams = {
+            name: SimpleNamespace(is_on=True, native=0, fallbacks={}, served={}, fallback_ns={})
+            for name in SEAMS
+        }
         is_active = take_counts(seams)
     if (of == "run" and (patching or is_active)) or ("RANK" in os.environ and is_active):
         verdicts = sys.modules.get("fastloop.compat.verdicts")

@@ -57,7 +57,7 @@ def hand_over(seams: dict[str, Any]) -> bool:
     if not _is_open(path):
         return False
     used = {name: seam for name, seam in seams.items() if seam.native or seam.fallbacks}
-    found = {name: (seam.native, seam.fallbacks, seam.served) for name, seam in used.items()}
+    found = {n: (s.native, s.fallbacks, s.served, s.fallback_ns) for n, s in used.items()}
     if found:
         import json
 
@@ -80,10 +80,11 @@ def take_counts(seams: dict[str, Any]) -> bool:
 
         found = json.loads(line)
         for name in seams.keys() & found.keys():
-            seam, (native, fallbacks, served) = seams[name], found[name]
+            seam, (native, fallbacks, served, times) = seams[name], found[name]
             seam.native += native
-            for reason, count in fallbacks.items():
-                seam.fallbacks[reason] = seam.fallbacks.get(reason, 0) + count
+            for sums, added in ((seam.fallbacks, fallbacks), (seam.fallback_ns, times)):
+                for reason, count in added.items():
+                    sums[reason] = sums.get(reason, 0) + count
             for how, (loaders, epochs) in served.items():
                 before = seam.served.get(how, (0, 0))
                 seam.served[how] = before[0] + loaders, before[1] + epochs
@@ -94,7 +95,9 @@ def describe(name: str, seam: Any) -> str:
     """Return what a seam has done, with the first reasons why calls were left to torch."""
     if not seam.is_on and not seam.native and not seam.fallbacks:
         return f"{name} off ({seam.why})"
-    left = [f"{count} left to torch ({why})" for why, count in seam.fallbacks.items()]
+    each = {why: ns / seam.fallbacks[why] / 1e3 for why, ns in seam.fallback_ns.items()}
+    costs = {why: f"; {us:.0f} us each" for why, us in each.items()}
+    left = [f"{n} left to torch ({why}{costs.get(why, '')})" for why, n in seam.fallbacks.items()]
     left[_SHOWN:] = [f"{len(left) - _SHOWN} other reasons"] * (len(left) > _SHOWN)
     served = (
         f"{how}, {loaders} loader{'s' * (loaders != 1)}, {epochs} epoch{'s' * (epochs != 1)}"

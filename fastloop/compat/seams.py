@@ -44,6 +44,7 @@ class SeamStatus:
         native: how many calls fastloop has served.
         fallbacks: how many calls were left to torch, by reason.
         served: the numbers of loaders and epochs, by dataset and way of loading.
+        fallback_ns: for transforms, how long Python took for these calls, by reason.
     """
 
     is_on: bool
@@ -51,6 +52,7 @@ class SeamStatus:
     native: int
     fallbacks: dict[str, int]
     served: dict[str, tuple[int, int]] = field(default_factory=dict)
+    fallback_ns: dict[str, int] = field(default_factory=dict)
 
 
 def find_subclasses(cls: Any) -> Iterator[Any]:
@@ -128,7 +130,7 @@ class Seam:
         groups: the groups of compat/torch_parts.py that the seam needs.
         is_on: whether calls go to fastloop.
         serves_some: some calls go to fastloop while the seam is off.
-        native, fallbacks, served: the counts of SeamStatus.
+        native, fallbacks, served, fallback_ns: the counts of SeamStatus.
     """
 
     name: str
@@ -142,10 +144,16 @@ class Seam:
     native: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
     served: dict[str, tuple[int, int]] = field(default_factory=dict)
+    fallback_ns: Counter[str] = field(default_factory=Counter)
 
     def add(self, owner: Any, name: str, make: Maker, *aliases: tuple[Any, str]) -> Patch:
         self._patches.append(Patch(owner, name, make, aliases))
         return self._patches[-1]
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        self.native, self.served = 0, {}
+        self.fallbacks, self.fallback_ns = Counter(), Counter()
 
     def put_in(self) -> bool:
         """Put the seam in and tell whether it is on; ``status()`` says why not."""
@@ -176,14 +184,14 @@ class Seam:
             for patch in self._patches:
                 patch.put_in(anew)
             self.is_on = True
-            self.native, self.fallbacks, self.served = 0, Counter(), {}
+            self.reset()
             if not all(map(torch.equal, wanted, self.probe(is_alone))):
                 raise AssertionError("results or random numbers differ")
             if self.native > 0:
                 break
         else:
             raise AssertionError("its calls do not reach fastloop")
-        self.native, self.fallbacks, self.served = 0, Counter(), {}
+        self.reset()
 
     def take_out(self, why: str = "it was taken out") -> None:
         self.is_on = False
@@ -208,7 +216,8 @@ class Seam:
             if self.is_on and patch.is_put_back:
                 name = f"{getattr(patch.owner, '__name__', patch.owner)}.{patch.name}"
                 why = f"another tool has put torch's {name} back; call fastloop.patch()"
-        return SeamStatus(not why, why, self.native, dict(self.fallbacks), dict(self.served))
+        counts = self.native, dict(self.fallbacks), dict(self.served), dict(self.fallback_ns)
+        return SeamStatus(not why, why, *counts)
 
 
 # The seams of this process, by name. Guarded by `lock`, which a forked child makes anew.
@@ -229,7 +238,7 @@ def _enter_child() -> None:
     lock = threading.RLock()  # a thread that is not here may hold the other one
     enter_child()
     for seam in opened.values():
-        seam.native, seam.fallbacks, seam.served = 0, Counter(), {}
+        seam.reset()
 
 
 def _hand_over() -> None:

@@ -3,6 +3,7 @@ the loader's fetches, and nowhere else."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -34,14 +35,16 @@ CHECKED = torchvision_parts._CHECKED
 class Images(Dataset[Any]):
     """A dataset as people write them."""
 
-    def __init__(self, transform: Any, then: Callable[[Any], Any] = lambda image: image) -> None:
-        self.transform, self.then = transform, then
+    def __init__(
+        self, transform: Any, then: Callable[[Any], Any] = lambda image: image, mode: str = "RGB"
+    ) -> None:
+        self.transform, self.then, self.mode = transform, then, mode
 
     def __len__(self) -> int:
         return len(PIXELS)
 
     def __getitem__(self, index: int) -> Any:
-        return self.then(self.transform(Image.fromarray(PIXELS[index]))), index
+        return self.then(self.transform(Image.fromarray(PIXELS[index]).convert(self.mode))), index
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +82,31 @@ def test_the_class_alone_serves_a_dataset(module: Any, workers: int, path: str, 
     found = status()
     assert not found.is_on and "fetches of fastloop.DataLoader only" in found.why
     assert f"native ({found.why})" in describe("transforms", found)
+
+
+SLOW = "a plan would not be faster, or results may share memory with other tensors"
+REASONS = {
+    "Lambda, operation 2, runs in Python": lambda: [
+        v1.Resize(9),
+        v1.Lambda(np.array),
+        v1.Lambda(np.ravel),
+    ],
+    SLOW: lambda: [v1.RandomCrop(20), v1.PILToTensor()],
+    "images of mode P": lambda: [v1.ToTensor()],
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_python_does_is_counted_with_its_reason_and_time(reason: str, workers: int) -> None:
+    dataset = Images(v1.Compose(REASONS[reason]()), mode="P" if "mode" in reason else "RGB")
+    for _ in range(2):
+        list(fastloop.DataLoader(dataset, batch_size=5, num_workers=workers))
+    found = status()
+    assert found.fallbacks[reason] == 48 and 0 < found.fallback_ns[reason] < 60e9
+    assert re.search(
+        rf", 48 left to torch \({re.escape(reason)}; \d+ us each\)", describe("transforms", found)
+    )
 
 
 def test_calls_outside_a_fetch_are_torchvisions() -> None:

@@ -21,7 +21,8 @@ from fastloop.compat import counts
 
 
 def seam_of(native: int = 0, **left: int) -> Any:
-    return SimpleNamespace(is_on=True, native=native, fallbacks=dict(left), served={})
+    counts: Any = {"native": native, "fallbacks": dict(left), "served": {}, "fallback_ns": {}}
+    return SimpleNamespace(is_on=True, **counts)
 
 
 @pytest.fixture
@@ -45,10 +46,10 @@ def test_counts_are_taken_once_and_a_half_written_line_later(own: str) -> None:
         seams = {"x": seam_of(10)}
         assert counts.take_counts(seams) and not counts.take_counts(seams)
         assert (seams["x"].native, seams["x"].fallbacks) == (12, {"why": 1})
-        file.write(b'2]}], "of another version": [1, {}, {}]}\n')
+        file.write(b'2]}, {"why": 6}], "of another version": [1, {}, {}]}\n')
     assert counts.take_counts(seams)
     assert (seams["x"].native, seams["x"].fallbacks) == (15, {"why": 5})
-    assert seams["x"].served == {"D: how": (1, 2)}
+    assert seams["x"].served == {"D: how": (1, 2)} and seams["x"].fallback_ns == {"why": 6}
 
 
 def test_another_file_under_that_number_is_left_alone(
@@ -68,7 +69,7 @@ def test_another_file_under_that_number_is_left_alone(
 
 def test_the_text_has_the_first_reasons() -> None:
     left = {f"reason {i}": i for i in range(1, 6)}
-    text = counts.describe("x", SimpleNamespace(is_on=True, native=0, fallbacks=left, served={}))
+    text = counts.describe("x", seam_of(0, **left))
     first = ", ".join(f"{i} left to torch (reason {i})" for i in (1, 2, 3))
     assert text == f"x 0 native, {first}, 2 other reasons"
 
