@@ -86,7 +86,7 @@ class FolderSamples:
         vars(self).update(_plan=plan, _draws=draws, _snapshot=snapshot, _verification=verification)
 
     def _why_called(self) -> str:
-        """Say that the transform is an object of the user's, or return ""."""
+        """Return that Python calls the transform, or "" if plans may do it."""
         kind = type(self._transform)
         text = (
             f"Python calls the transform, a {kind.__name__}, and fastloop serves a Compose inside"
