@@ -148,7 +148,8 @@ def judge(plans: Iterable[str], battery: Battery) -> Verdict:
         return Verdict(left)
     versions = [look_up(sys.modules.get(name), "__version__") for name in _OTHERS]
     code = list(map(identify, functions.values()))
-    parts = needed, code, left, versions, _own_files()
+    forms = [(entry.module, entry.name, entry.forms) for entry in needed]
+    parts = forms, code, left, versions, _own_files()
     keys = verdicts.make_key(parts, battery.what, battery.key), verdicts.make_key(parts)
     if not battery.is_for_all and (verdict := verdicts.find(keys[1])) is not None:
         return verdict

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import mutants
 import pytest
 import torch
 from compare import assert_identical
+from time_limits import limit
 from torch.utils.data import DataLoader
 
 import fastloop
@@ -158,6 +160,24 @@ def test_a_new_function_must_run_as_well(monkeypatch: pytest.MonkeyPatch) -> Non
         with monkeypatch.context() as patch:
             change(patch, function, before, after)
             assert (served()["DataCollatorWithPadding"] == "") is is_served
+
+
+def test_a_later_process_finds_the_verdict(tmp_path: Path) -> None:
+    """Sets have another order in it."""
+    program = """
+import tests_of_transformers as tests
+loader = tests.loaders_of(tests.fastloop.DataLoader)["DataCollatorWithPadding"]
+assert loader.stats().path == "array"
+"""
+    support = Path(mutants.__file__).parent
+    (tmp_path / "tests_of_transformers.py").write_text(Path(__file__).read_text())
+    for seed in ("1", "2", "3"):
+        variables = {"PYTHONHASHSEED": seed, "FASTLOOP_CACHE": "1", "XDG_CACHE_HOME": str(tmp_path)}
+        paths = [str(tmp_path), str(support), *sys.path]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        command = [sys.executable, "-c", program]
+        subprocess.run(command, env=os.environ | variables, check=True, timeout=limit(120))
+        assert len(os.listdir(tmp_path / "fastloop/verdicts")) == 1
 
 
 def test_a_function_of_the_program_is_not_called_to_find_out(
