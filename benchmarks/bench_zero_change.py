@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,o] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,r] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -18,6 +18,9 @@ l    row a with TrivialAugmentWide
 m    row g with a bilinear TrivialAugmentWide and RandomErasing(0.1), as torchvision's references
 n    row a with ColorJitter(0.4, 0.4, 0.4, 0.1) before ToTensor
 o    row g with RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8) and RandomGrayscale(0.2)
+p    row g with a Lambda behind the flip
+q    row g with MoCo v2's operations: those of o, then a blur of the program's own by chance
+r    row g with SimCLR's operations: those of o, then torchvision's GaussianBlur(9)
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -32,9 +35,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha1
 from pathlib import Path
@@ -58,7 +63,7 @@ class Row:
     count: int
     goals: tuple[float, float]  # without workers, with two
     has_target: bool = False
-    policy: str = ""  # an operation on colours or a policy
+    policy: str = ""  # an operation on colours, a policy, or a chain with unknown operations
 
 
 ROWS = {
@@ -81,10 +86,33 @@ ROWS = {
     ),
     "n": Row("CIFAR-10, ColorJitter", "CIFAR10", 1, 10_000, (20, 15), policy="ColorJitter"),
     "o": Row("ImageFolder, ColorJitter", "folder", 1, 768, (2.5, 2), policy="ColorJitter"),
+    "p": Row("ImageFolder, a Lambda", "folder", 1, 768, (2, 1.5), policy="Lambda"),
+    "q": Row("ImageFolder, MoCo v2", "folder", 1, 384, (2, 1.5), policy="MoCo"),
+    "r": Row("ImageFolder, SimCLR", "folder", 1, 384, (1.2, 1.1), policy="SimCLR"),
 }
 
 
 # ---- the script, in a process of its own
+
+
+def blur(image: Any) -> Any:
+    """Blur as MoCo's class does."""
+    from PIL import ImageFilter
+
+    return image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
+
+
+def change_colors(v1: Any) -> list[Any]:
+    jitter = v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8)
+    return [jitter, v1.RandomGrayscale(0.2)]
+
+
+# Operations of v1, among them some that Python calls.
+UNKNOWN: dict[str, Callable[[Any], list[Any]]] = {
+    "Lambda": lambda v1: [v1.Lambda(lambda image: image)],
+    "MoCo": lambda v1: [*change_colors(v1), v1.RandomApply([blur])],
+    "SimCLR": lambda v1: [*change_colors(v1), v1.GaussianBlur(9)],
+}
 
 
 def make_transform(row: Row) -> Any:
@@ -95,9 +123,10 @@ def make_transform(row: Row) -> Any:
     if row.kind in ("folder", "fake"):
         first = [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()]
         last = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
-        if row.policy == "ColorJitter":
-            first.append(v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8))
-            first.append(v1.RandomGrayscale(0.2))
+        if row.policy in UNKNOWN:
+            first += UNKNOWN[row.policy](v1)
+        elif row.policy == "ColorJitter":
+            first += change_colors(v1)
         elif row.policy:
             first.append(v1.TrivialAugmentWide(interpolation=v1.InterpolationMode.BILINEAR))
             last.append(v1.RandomErasing(0.1))
@@ -226,6 +255,7 @@ def play(row: Row, workers: int, step_us: float) -> None:
 
     loader = make_loader(row, workers)
     torch.manual_seed(7)
+    random.seed(7)
     digest = sha1(usedforsecurity=False)
     for _ in range(2):
         taken, start, batches = 0.0, perf_counter(), 0
@@ -311,7 +341,7 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if {"g", "m", "o"} & {*arguments.rows}:
+    if {*"gmopqr"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")

@@ -539,6 +539,7 @@ def test_threads_decode_for_operations_of_users(root: Path) -> None:
     for _ in loader:
         pass
     assert type(loader.dataset) is datasets.ImageFolder
+    assert loader.stats().why == "samples of ImageFolder by fastloop"
     samples = torchvision_datasets.samples_of(dataset, True, 0)
     assert type(samples) is CutSamples
     torch.manual_seed(2)
