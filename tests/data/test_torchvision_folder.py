@@ -332,9 +332,13 @@ LEFT: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "a Lambda": (
         lambda root: folder(root, v1.Compose([v1.CenterCrop(9), v1.Lambda(v1.ToTensor())])),
         {},
-        "the transform: fastloop does not do Lambda, operation 2",
+        "which decodes ahead; Python calls the transform",
     ),
-    "sizes that differ": (lambda root: folder(root, v1.ToTensor()), {"batch_size": 1}, "differ"),
+    "sizes that differ": (
+        lambda root: folder(root, v1.ToTensor()),
+        {"batch_size": 1},
+        "decodes ahead",
+    ),
     "no batches": (
         lambda root: folder(root, recipe(v2)),
         {"batch_size": None},
@@ -550,8 +554,9 @@ def test_threads_decode_for_operations_of_users(root: Path) -> None:
     assert before[verification.DECODERS] > 0
 
 
-def test_a_folder_without_any_plan_is_left(root: Path) -> None:
-    assert "does not do Shown" in why(folder(root, v1.Compose([Shown(), v1.Lambda(v1.ToTensor())])))
+def test_a_folder_without_any_plan_is_decoded_ahead(root: Path) -> None:
+    dataset = folder(root, v1.Compose([Shown(), v1.Lambda(v1.ToTensor())]))
+    assert "decodes ahead; Python calls the transform" in why(dataset)
 
 
 def test_a_folders_operations_may_change(root: Path) -> None:
