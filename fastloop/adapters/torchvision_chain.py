@@ -32,8 +32,9 @@ _GROUPS = "called", "transforms", "transforms.v2"  # of originals.txt
 _COLORS = ["ColorJitter", "Grayscale", "RandomGrayscale", "RandomInvert", "RandomPosterize"]
 _COLORS += ["RandomSolarize", "RandomEqualize", "RandomAutocontrast", "RandomAdjustSharpness"]
 _COLORS += ["RandomPhotometricDistort", "RandomChannelPermutation"]
-# Operations with many branches: also of code that fastloop knows, three samples would prove little.
-_POLICIES = "AutoAugment", "RandAugment", "TrivialAugmentWide", "AugMix"
+# Of these a battery is made also for code that fastloop knows: operations with many branches, of
+# which three samples would prove little, and sums whose order is torch's on this machine.
+_PROVEN = "AutoAugment", "RandAugment", "TrivialAugmentWide", "AugMix", "GaussianBlur"
 _PIL, _BYTES, _FLOATS = "of PIL", "tensors of bytes", "tensors of floats"  # what images are
 
 
@@ -190,6 +191,7 @@ class Chain:
     is_view: bool = False  # a tensor may be the image, or part of a larger tensor
     is_expanded: bool = False  # channels of a tensor may share memory: what follows has its strides
     is_known: bool = True  # the code of all operations is
+    is_grey: bool = False  # images are known to have one channel
     is_info_known: bool = True  # versions differ in what a padding of 0 does to a PIL image's info
 
     def read(self, op: Any) -> None:
@@ -229,7 +231,7 @@ class Chain:
         alone = Chain(self.form, [*unit, *ops], version=self.version)
         key = f"{form} {[(type(each).__name__, vars(each)) for each in alone.ops]}"
         find = partial(find_difference, op, alone, form.rpartition(" ")[2])
-        battery = originals.Battery("transforms", key, find, name in _POLICIES)
+        battery = originals.Battery("transforms", key, find, name in _PROVEN)
         verdict = originals.judge([f"v{self.version}.{name}"], battery)
         refuse_if(verdict.why, verdict.why)
         self.is_known &= not verdict.about
@@ -241,6 +243,7 @@ class Chain:
         plan = compile_plan(tuple(self.ops), shape, layout, out_layout, may_differ=True)
         asked: Any = [partial(_of_float, function) for function in (torch.exp, torch.log)]
         asked.append(torchvision_policies.find_coefficients)
+        asked.append(partial(torchvision_policies.find_weights, self.version == 1))
         return plan, ImageDraws(plan.core, self.version == 1, bool(is_fused()), *asked)
 
     @property
@@ -300,6 +303,7 @@ class Chain:
         self.is_expanded |= not is_pil and (is_grey or name == "RandomGrayscale")
         # Pillow's image is read-only, or not, after channels have been permuted.
         self.is_view |= name in ("RandomChannelPermutation", "RandomPhotometricDistort")
+        self.is_grey |= name == "Grayscale" and op.num_output_channels == 1
         self._add(op)
         own: Any = self.ops[-1]
         own.arithmetic = IMAGE_ARITHMETICS["PIL" if is_pil else "v1" if is_v1 else "v2"]
@@ -345,6 +349,15 @@ class Chain:
         if name.endswith(("Augment", "AugmentWide")):
             torchvision_policies.check_strengths(op, own)
 
+    def _blur(self, op: Any) -> None:
+        is_short = self.is_grey and min(op.kernel_size) <= 3
+        refuse_if(is_short, "torch blurs grey images with 3 taps in an order of its own")
+        has_order: Any = torch.backends.mkldnn.enabled
+        refuse_if(not has_order, "torch sums blurs in a different way")
+        self._add(op)
+        own: Any = self.ops[-1]
+        own.arithmetic = IMAGE_ARITHMETICS["PIL"]
+
     def _convert(self, op: Any) -> None:
         self.form = _BYTES if self.form == _PIL else self.form
         self.is_tv_tensor = type(op).__name__ == "ToImage"
@@ -370,6 +383,7 @@ _READERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_COLORS, (Chain._color, _PIL, _BYTES)),
     **dict.fromkeys(("RandomHorizontalFlip", "RandomVerticalFlip", "Identity"), (Chain._add,)),
     **dict.fromkeys(("RandomCrop", "Pad", "CenterCrop"), (Chain._crop,)),
+    "GaussianBlur": (Chain._blur, _PIL),
     "RandomErasing": (Chain._add, _FLOATS),
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
     **dict.fromkeys(("RandomRotation", "RandomAffine", "RandomPerspective"), (Chain._warp, _PIL)),

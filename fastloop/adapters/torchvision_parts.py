@@ -45,6 +45,7 @@ _CHEAP |= {"Compose", "RandomApply", "Identity", "Sequential"}
 # Operations of PIL images that always make a new image; the rest may return the image that they
 # get. Of operations in neither of the next two sets it is not known whether `info` stays.
 _NEW = {"RandomResizedCrop", "CenterCrop", "Pad", "RandomRotation", "RandomAffine", "Grayscale"}
+_NEW |= {"GaussianBlur"}
 _KEEPS_INFO = {"RandomResizedCrop", "Resize", "RandomHorizontalFlip", "RandomVerticalFlip"}
 _KEEPS_INFO |= {"RandomRotation", "RandomAffine", "RandomPerspective"}
 _KEEPS_INFO |= {"RandomApply", "RandomChoice", "RandomOrder", "_Branch", "RandomInvert"}
@@ -175,7 +176,7 @@ def _drops_info(op: Any, mode: str) -> bool | None:
         return is_rgb
     if name == "Grayscale":
         return bool(op.num_output_channels == 3)
-    if name in _DROPS_INFO:
+    if name in _DROPS_INFO or name == "GaussianBlur":
         return True
     return False if name in _KEEPS_INFO else None
 
@@ -272,10 +273,13 @@ class Part:
         return self.verification.run(partial(self._run_original, image), partial(self._make, image))
 
 
-def _read_part(entries: Sequence[Entry], place: int, is_tensor: bool) -> tuple[Any, list[Any], int]:
+def _read_part(
+    entries: Sequence[Entry], place: int, is_tensor: bool, is_grey: bool = False
+) -> tuple[Any, list[Any], int]:
     """Return the longest chain from a place on whose results have memory of their own, its
     operations, and the place behind them. Raises ValueError: there is none that pays."""
     chain = chains.new_chain(is_tensor, is_single=True)
+    chain.is_grey = is_grey
     found, why = None, "a plan would not be faster, or results may share memory with other tensors"
     ops: list[Any] = []
     while place < len(entries):
@@ -368,7 +372,7 @@ class Parts:
             self.parts[key] = None
             return None
         try:
-            chain, ops, after = _read_part(self.entries, place, isinstance(kind, int))
+            chain, ops, after = _read_part(self.entries, place, isinstance(kind, int), kind == "L")
         except Exception as error:
             self.why = self.why or str(error)
             self.parts[key] = None

@@ -1,10 +1,12 @@
-"""Asks torchvision about its policies and perspectives: results whose last bit depends on torch and
-on the machine."""
+"""Asks torchvision about its policies, perspectives and blurs: results whose last bit depends on
+torch and on the machine."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+import torch
 
 from fastloop._core import policy_strengths
 from fastloop.base.checks import refuse_if
@@ -62,3 +64,12 @@ def find_coefficients(height: int, width: int, *corners: int) -> tuple[float, ..
         return tuple(find([[0, 0], [x, 0], [x, y], [0, y]], ends))
     except RuntimeError as error:  # torchvision meets it again, and raises it
         raise ValueError(f"RandomPerspective: {error}") from None
+
+
+def find_weights(is_v1: bool, taps: int, sigma: float) -> tuple[float, ...]:
+    """Return torch's weights of a blur with so many taps, from the middle one outwards."""
+    module = "_functional_tensor" if is_v1 else "v2.functional._misc"
+    find: Any = sys.modules[f"torchvision.transforms.{module}"]._get_gaussian_kernel1d
+    weights: list[float] = find(taps, sigma, torch.float32, torch.device("cpu")).tolist()
+    refuse_if(weights != weights[::-1], "the weights of GaussianBlur differ from side to side")
+    return tuple(weights[taps // 2 :])

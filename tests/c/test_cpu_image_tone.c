@@ -95,7 +95,7 @@ static void check_blur(int64_t columns, bool is_at_end, uint64_t *state)
     buffers b = make_buffers(planes.rows * planes.pitch - gap, rows * columns, is_at_end, state);
     if (columns % 4 == 0) memset(b.src, 1, (size_t)(b.src_bytes / 2));
     fl_image_blur blur;
-    fl_blur_make(&blur, width, height, (float)(1 + columns % 90) / 10, weights);
+    fl_blur_make(&blur, width, height, (float)(1 + columns % 90) / 10, NULL, weights);
     if (columns % 5 == 0) blur.error = 1; /* all pixels are in doubt */
     planes.data = b.src;
     for (int64_t y = 0; y < rows; y++)

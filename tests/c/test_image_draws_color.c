@@ -231,6 +231,71 @@ static void test_branches(void)
 }
 
 /* Contrast of tensors depends on the machine for large images, and for v2 also for some sizes. */
+/* Writes taps, and numbers that go up from sigma; fails if there is a context. */
+static int weigh(void *context, int32_t taps, float sigma, float *out)
+{
+    for (int32_t k = 0; k <= taps / 2; k++) out[k] = sigma + (float)(taps + k);
+    return context != NULL ? -1 : 0;
+}
+
+static void check_blur(int32_t width, int32_t height)
+{
+    const fl_image_op op = {.kind = FL_OP_BLUR,
+                            .size = {height, width},
+                            .arithmetic = FL_BY_PIL,
+                            .blur_sigma = {0.1, 2}};
+    fl_torch_answers answers = {.weigh = weigh};
+    fixture fix = open_fixture(&op, 1, false, 12);
+    const fl_image_size in = fl_image_plan_in(fix.plan);
+    for (int n = 0; n < IMAGES; n++) {
+        CHECK_INT(fl_image_draws_one(fix.draws, &fix.random, in, &answers, fix.found, NULL), FL_OK);
+        const float sigma = between(&fix, 0.1, 2), *weight = fix.found->blur.weight;
+        CHECK(fix.found->is_applied && fix.found->blur.sigma == sigma);
+        for (int32_t k = 0; k <= width / 2; k++) CHECK(weight[k] == sigma + (float)(width + k));
+        for (int32_t k = 0; k <= height / 2 && height != width; k++)
+            CHECK(weight[width / 2 + 1 + k] == sigma + (float)(height + k));
+    }
+    check_words(&fix);
+    answers.context = &fix;
+    int status = fl_image_draws_one(fix.draws, &fix.random, in, &answers, fix.found, NULL);
+    CHECK_INT(status, FL_EINVAL);
+    close_fixture(&fix);
+}
+
+static int open_blur(int32_t width, int32_t height, int32_t channels, int arithmetic)
+{
+    const fl_image_op op = {.kind = FL_OP_BLUR,
+                            .size = {height, width},
+                            .arithmetic = arithmetic,
+                            .blur_sigma = {1, 1}};
+    fl_image_config config = {.ops = &op,
+                              .count = 1,
+                              .channels = channels,
+                              .in = {90, 90},
+                              .image_ops = fl_cpu_image_ops_find()};
+    fl_image_plan *plan;
+    fl_image_draws *draws;
+    fl_draw_ways ways = {.is_fused = true};
+    CHECK_INT(fl_image_plan_open(&config, &plan, NULL), FL_OK);
+    int status = fl_image_draws_open(plan, &ways, &draws, NULL);
+    fl_image_draws_close(draws);
+    fl_image_plan_close(plan);
+    return status;
+}
+
+static void test_a_blur_draws_sigma_and_asks_for_weights(void)
+{
+    check_blur(5, 5);
+    check_blur(3, 7);
+    CHECK_INT(open_blur(61, 61, 3, FL_BY_PIL), FL_OK);
+    CHECK_INT(open_blur(63, 63, 3, FL_BY_PIL), FL_EINVAL);
+    CHECK_INT(open_blur(57, 3, 3, FL_BY_PIL), FL_OK);
+    CHECK_INT(open_blur(57, 5, 3, FL_BY_PIL), FL_EINVAL);
+    CHECK_INT(open_blur(5, 5, 1, FL_BY_PIL), FL_OK);
+    CHECK_INT(open_blur(5, 3, 1, FL_BY_PIL), FL_EINVAL);
+    CHECK_INT(open_blur(5, 5, 3, FL_BY_TENSOR_V2), FL_EINVAL);
+}
+
 static void test_contrast_that_depends_on_the_machine(void)
 {
     const fl_torch_answers exp = {.exp = no_exp};
@@ -273,6 +338,7 @@ int main(void)
     RUN(test_channels_and_grey);
     RUN(test_a_gate_holds_any_operations);
     RUN(test_branches);
+    RUN(test_a_blur_draws_sigma_and_asks_for_weights);
     RUN(test_contrast_that_depends_on_the_machine);
     return 0;
 }

@@ -272,7 +272,7 @@ blur_picture(picture *p, int32_t channels, int32_t width, int32_t height, float 
     picture before = make_picture(p->size.height, p->size.width);
     memcpy(before.pixels, p->pixels, (size_t)count_pixels(p) * sizeof(pixel));
     float *memory = malloc((size_t)fl_blur_floats(width, height) * sizeof *memory);
-    fl_blur_make(&blur, width, height, sigma, memory);
+    fl_blur_make(&blur, width, height, sigma, NULL, memory);
     for (int32_t y = 0; y < p->size.height; y++)
         for (int32_t x = 0; x < p->size.width; x++)
             for (int32_t c = 0; c < channels; c++) {

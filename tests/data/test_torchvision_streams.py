@@ -228,7 +228,7 @@ LEFT: dict[str, Callable[[], Any]] = {
     "a function in place of a method": lambda: with_attribute(
         v1.RandomHorizontalFlip(), "forward", lambda image: image
     ),
-    "another operation": lambda: v1.GaussianBlur(3),
+    "another operation": lambda: v1.ElasticTransform(),
     "a resize to the nearest pixels": lambda: v1.Resize(40, v1.InterpolationMode.NEAREST),
     "both versions": lambda: v2.RandomCrop(32),
     "a fill of floats": lambda: v1.RandomCrop(32, 4, fill=(1, 2, 3)),

@@ -3,6 +3,7 @@
 #include "fl_blur.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* Computes Sleef's expf_u10 for x <= 0. */
 static float exp_of(float x)
@@ -83,11 +84,29 @@ int64_t fl_blur_floats(int32_t width, int32_t height)
     return (int64_t)width + height + (int64_t)width * height;
 }
 
-void fl_blur_make(fl_image_blur *out, int32_t width, int32_t height, float sigma, float *memory)
+int32_t fl_blur_given(int32_t width, int32_t height)
+{
+    const int32_t x = width / 2 + 1, y = height / 2 + 1;
+    return width == height ? x : x + y;
+}
+
+/* Writes `count` weights from those of the right half. */
+static void mirror(float *weight, int32_t count, const float *half)
+{
+    for (int32_t i = 0; i < count; i++) weight[i] = half[abs(i - count / 2)];
+}
+
+void fl_blur_make(fl_image_blur *out, int32_t width, int32_t height, float sigma,
+                  const float *given, float *memory)
 {
     float *x = memory, *y = x + width, *taps = y + height;
-    make_axis(x, width, sigma);
-    make_axis(y, height, sigma);
+    if (given != NULL) {
+        mirror(x, width, given);
+        mirror(y, height, width == height ? given : given + width / 2 + 1);
+    } else {
+        make_axis(x, width, sigma);
+        make_axis(y, height, sigma);
+    }
     for (int32_t i = 0; i < height; i++)
         for (int32_t j = 0; j < width; j++) taps[i * width + j] = y[i] * x[j];
     double skipped[2];

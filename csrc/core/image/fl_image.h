@@ -62,6 +62,7 @@ enum {
     FL_MAX_FILL_BYTES = 4 * FL_MAX_CHANNELS,
     FL_OP_NUMBERS = 11,    /* most arguments of one kind */
     FL_DRAWN_NUMBERS = 16, /* most numbers drawn for one operation */
+    FL_GIVEN_WEIGHTS = 31, /* most weights of a blur that torch computes */
     FL_MAX_ORDER = 16,     /* most branches of one operation */
     FL_MAX_POLICY_OPS = 8, /* most operations of RAND_AUGMENT */
     FL_MIX_LEVELS = 10,    /* AUG_MIX: most magnitudes, */
@@ -146,7 +147,11 @@ typedef struct fl_image_params {
         float number[FL_DRAWN_NUMBERS]; /* the same memory as a list; policies: magnitudes */
         float change[4]; /* COLOR_JITTER, PHOTOMETRIC_DISTORT: in the order of jitter; NaN: no
                             change */
-        float sigma;     /* BLUR */
+        struct {
+            /* Weights that torch has computed, from the middle outwards: in x and, if the taps in y
+             * are not as many, in y. The first is 0: the weights follow from sigma. */
+            float sigma, weight[FL_GIVEN_WEIGHTS];
+        } blur;
         struct {
             float angle, translate[2], scale, shear[2];
         } affine;              /* ROTATION: only angle */

@@ -38,14 +38,16 @@ static void
 draw(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
 {
     (void)in;
-    params->sigma = fl_op_between(fl_op_random(op, key, 0).word[0], op->blur_sigma);
+    params->blur.sigma = fl_op_between(fl_op_random(op, key, 0).word[0], op->blur_sigma);
+    params->blur.weight[0] = 0;
 }
 
 static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params,
                  fl_image_view *view, fl_err *err)
 {
     (void)i;
-    return fl_tone_blur(view, op->size, params->sigma, err);
+    const float *given = params->blur.weight[0] > 0 ? params->blur.weight : NULL;
+    return fl_tone_blur(view, op->size, params->blur.sigma, given, err);
 }
 
 const fl_op_type fl_op_blur = {.name = "GaussianBlur",

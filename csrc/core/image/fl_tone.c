@@ -242,7 +242,8 @@ static int own_padded(fl_image_view *view, const int32_t padding[4], fl_padding_
     return FL_OK;
 }
 
-int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *err)
+int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, const float *given,
+                 fl_err *err)
 {
     fl_image_size size = {view->y.length, view->x.length};
     fl_image_planes padded, next;
@@ -255,7 +256,7 @@ int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *e
     float *memory =
         fl_scratch_memory(view->tools.scratch, FL_SCRATCH_BAND, floats * (int64_t)sizeof *memory);
     if (memory == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a blur");
-    fl_blur_make(&blur, taps.width, taps.height, sigma, memory);
+    fl_blur_make(&blur, taps.width, taps.height, sigma, given, memory);
     for (int32_t c = 0; c < view->tools.channels; c++, padded.data += padded.plane)
         view->tools.image_ops->tone.blur(next.data + c * next.plane, next.pitch, &padded, &blur,
                                          memory + weights);

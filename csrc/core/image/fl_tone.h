@@ -14,8 +14,9 @@
 int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err);
 
 /* Blurs with `taps`, which are odd and at most FL_MAX_BLUR; both edges are longer than half the
- * taps. */
-int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, fl_err *err);
+ * taps. `given`: see fl_blur_make. */
+int fl_tone_blur(fl_image_view *view, fl_image_size taps, float sigma, const float *given,
+                 fl_err *err);
 
 /* Samples the image as `warp` says; `op` is the operation, whose fill bytes are 0. */
 int fl_tone_warp(fl_image_view *view, int32_t op, const fl_image_warp *warp, fl_err *err);

@@ -22,6 +22,9 @@ typedef struct fl_torch_answers {
     int (*exp)(void *context, float x, float *out);
     /* Computes the coefficients of a perspective. No later draw depends on them. */
     int (*tilt)(void *context, const fl_torch_tilt *tilt, float out[8]);
+    /* Computes the weights of `taps` taps of a blur from the middle one outwards, taps / 2 + 1
+     * numbers. No later draw depends on them. */
+    int (*weigh)(void *context, int32_t taps, float sigma, float *out);
     void *context; /* borrowed */
 } fl_torch_answers;
 

@@ -36,14 +36,14 @@ static int read_ratios(const fl_image_plan *plan, PyObject *log, fl_draw_ways *o
 
 static PyObject *draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"plan", "is_v1", "is_fused", "exp", "log", "tilt", NULL};
+    static char *keywords[] = {"plan", "is_v1", "is_fused", "exp", "log", "tilt", "weigh", NULL};
     const fl_py_state *state = PyType_GetModuleState(type);
-    PyObject *plan, *exp, *log, *tilt;
+    PyObject *plan, *exp, *log, *tilt, *weigh;
     int is_v1, is_fused;
     fl_err err;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!ppOOO:ImageDraws", keywords,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!ppOOOO:ImageDraws", keywords,
                                      state->image_plan_type, &plan, &is_v1, &is_fused, &exp, &log,
-                                     &tilt))
+                                     &tilt, &weigh))
         return NULL;
     fl_draw_ways ways = {.is_v1 = is_v1, .is_fused = is_fused};
     if (read_ratios(((fl_py_image_plan *)plan)->plan, log, &ways) != 0) return NULL;
@@ -52,6 +52,7 @@ static PyObject *draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->plan = (fl_py_image_plan *)Py_NewRef(plan);
     self->exp = Py_NewRef(exp);
     self->tilt = Py_NewRef(tilt);
+    self->weigh = Py_NewRef(weigh);
     self->answers = PyDict_New();
     self->missing = PyList_New(0);
     int status = self->answers != NULL && self->missing != NULL
@@ -69,6 +70,7 @@ static int draws_traverse(fl_py_image_draws *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->exp);
     Py_VISIT(self->tilt);
+    Py_VISIT(self->weigh);
     Py_VISIT(self->plan);
     return 0;
 }
@@ -85,6 +87,7 @@ static void draws_dealloc(fl_py_image_draws *self)
     Py_XDECREF(self->missing);
     Py_XDECREF(self->exp);
     Py_XDECREF(self->tilt);
+    Py_XDECREF(self->weigh);
     Py_XDECREF(self->plan);
     fl_py_free(self);
 }
@@ -132,6 +135,14 @@ static int look_up_exp(void *context, float x, float *out)
     return value != NULL ? 0 : -1;
 }
 
+/* Copies an answer, a tuple of floats, or zeros if it is NULL: 0; -1: an exception is set. */
+static int copy_answer(PyObject *value, Py_ssize_t count, float *out)
+{
+    for (Py_ssize_t k = 0; k < count; k++)
+        out[k] = value != NULL ? (float)PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(value, k)) : 0;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* Implements fl_torch_answers.tilt. A missing answer does not end the draws, so that all missing
  * answers of a batch are found at once. */
 static int look_up_tilt(void *context, const fl_torch_tilt *tilt, float out[8])
@@ -140,20 +151,40 @@ static int look_up_tilt(void *context, const fl_torch_tilt *tilt, float out[8])
     PyObject *key =
         Py_BuildValue("iiiiiiiiii", tilt->size.height, tilt->size.width, at[0][0], at[0][1],
                       at[1][0], at[1][1], at[2][0], at[2][1], at[3][0], at[3][1]);
-    PyObject *value = look_up(context, key);
-    for (int k = 0; k < 8; k++)
-        out[k] = value != NULL ? (float)PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(value, k)) : 0;
-    return PyErr_Occurred() ? -1 : 0;
+    return copy_answer(look_up(context, key), 8, out);
 }
 
-/* Returns true for a float, if one is wanted, or for a tuple of eight floats. */
-static bool is_answer(PyObject *value, bool is_float)
+/* Implements fl_torch_answers.weigh; see look_up_tilt. */
+static int look_up_weights(void *context, int32_t taps, float sigma, float *out)
 {
-    if (is_float) return PyFloat_Check(value);
-    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != 8) return false;
-    for (int k = 0; k < 8; k++)
+    PyObject *key = Py_BuildValue("id", taps, (double)sigma);
+    return copy_answer(look_up(context, key), taps / 2 + 1, out);
+}
+
+/* Returns true for a float, if 0 numbers are wanted, or for a tuple of `count` floats. */
+static bool is_answer(PyObject *value, Py_ssize_t count)
+{
+    if (count == 0) return PyFloat_Check(value);
+    if (!PyTuple_Check(value) || PyTuple_GET_SIZE(value) != count) return false;
+    for (Py_ssize_t k = 0; k < count; k++)
         if (!PyFloat_Check(PyTuple_GET_ITEM(value, k))) return false;
     return true;
+}
+
+/* Asks torch for the answer to a key of look_up: a new reference, or NULL and an exception. */
+static PyObject *ask_one(fl_py_image_draws *self, PyObject *key)
+{
+    const bool is_exp = PyFloat_Check(key), is_tilt = !is_exp && PyTuple_GET_SIZE(key) != 2;
+    const char *name = is_exp ? "exp" : is_tilt ? "tilt" : "weigh";
+    Py_ssize_t count = is_exp ? 0 : is_tilt ? 8 : PyLong_AsLong(PyTuple_GET_ITEM(key, 0)) / 2 + 1;
+    PyObject *value = is_exp ? PyObject_CallOneArg(self->exp, key)
+                             : PyObject_CallObject(is_tilt ? self->tilt : self->weigh, key);
+    if (value == NULL || is_answer(value, count)) return value;
+    Py_DECREF(value);
+    return PyErr_Format(PyExc_TypeError, "ImageDraws: %s must return %s", name,
+                        is_exp    ? "a float"
+                        : is_tilt ? "eight floats"
+                                  : "the weights of half the taps");
 }
 
 /* Asks torch for the missing answers: 0, or -1 and an exception. This runs Python code, and other
@@ -164,15 +195,8 @@ static int ask(fl_py_image_draws *self)
     int status = (self->missing = PyList_New(0)) != NULL ? 0 : -1;
     for (Py_ssize_t i = 0; status == 0 && i < PyList_GET_SIZE(missing); i++) {
         PyObject *key = PyList_GET_ITEM(missing, i);
-        bool is_exp = PyFloat_Check(key);
-        PyObject *value =
-            is_exp ? PyObject_CallOneArg(self->exp, key) : PyObject_CallObject(self->tilt, key);
-        status = -1;
-        if (value != NULL && !is_answer(value, is_exp))
-            PyErr_Format(PyExc_TypeError, "ImageDraws: %s",
-                         is_exp ? "exp must return a float" : "tilt must return eight floats");
-        else if (value != NULL)
-            status = PyDict_SetItem(self->answers, key, value);
+        PyObject *value = ask_one(self, key);
+        status = value != NULL ? PyDict_SetItem(self->answers, key, value) : -1;
         Py_XDECREF(value);
     }
     Py_DECREF(missing);
@@ -191,7 +215,8 @@ typedef struct request {
 static int draw(fl_py_image_draws *self, fl_torch_random *random, const request *what)
 {
     fl_err err;
-    fl_torch_answers answers = {.exp = look_up_exp, .tilt = look_up_tilt, .context = self};
+    fl_torch_answers answers = {
+        .exp = look_up_exp, .tilt = look_up_tilt, .weigh = look_up_weights, .context = self};
     fl_torch_random copy = *random;
     int status =
         what->params == NULL
@@ -377,12 +402,14 @@ static PyMethodDef draws_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(draws_doc,
-             "ImageDraws(plan, is_v1, is_fused, exp, log, tilt)\n--\n\n"
+             "ImageDraws(plan, is_v1, is_fused, exp, log, tilt, weigh)\n--\n\n"
              "An ImagePlan with parameters drawn as torchvision's operations draw them.\n\n"
              "is_v1: draws as torchvision.transforms, otherwise as torchvision.transforms.v2.\n"
              "is_fused: see torch_draw. exp, log: functions that return torch's\n"
              "results for a float32. tilt: a function that returns the eight coefficients of\n"
-             "a perspective from height, width, and x and y of four corners.");
+             "a perspective from height, width, and x and y of four corners. weigh: a function\n"
+             "that returns half the weights of a blur, the middle one first, from taps and\n"
+             "sigma.");
 
 static PyType_Slot draws_slots[] = {{Py_tp_doc, (void *)draws_doc},
                                     {Py_tp_new, draws_new},

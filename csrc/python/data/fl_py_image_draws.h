@@ -17,6 +17,7 @@ typedef struct fl_py_image_draws {
     PyObject *exp;          /* owned: a function, torch.exp() of a float32 */
     PyObject *tilt;    /* owned: a function, the coefficients of a perspective from the numbers of
                           fl_torch_tilt */
+    PyObject *weigh;   /* owned: a function, half the weights of a blur from taps and sigma */
     PyObject *answers; /* owned: {argument or tuple of arguments: result} of these functions, as far
                           as they were needed lately */
     PyObject *missing; /* owned: a list of arguments that the last draw has not found there */
