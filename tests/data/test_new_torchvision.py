@@ -71,6 +71,7 @@ def examples_of(module: Any, name: str) -> list[Any]:
         "RandomPosterize": [module.RandomPosterize(3)],
         "RandomSolarize": [module.RandomSolarize(99)],
         "RandomAdjustSharpness": [module.RandomAdjustSharpness(1.7)],
+        "GaussianBlur": [module.GaussianBlur(5), module.GaussianBlur((3, 9), 1.5)],
         "RandomApply": [module.RandomApply([module.RandomHorizontalFlip()], 0.5)],
     }
     after = {
