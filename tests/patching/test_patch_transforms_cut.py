@@ -209,6 +209,21 @@ def test_an_image_that_may_stay_itself_is_not_copied(module: Any) -> None:
 
 
 @MODULES
+def test_a_crop_of_a_tensor_stays_a_view(module: Any) -> None:
+    """torchvision's crops of tensors share memory with the whole tensor."""
+    sizes: list[int] = []
+
+    def note(image: Tensor) -> Tensor:
+        sizes.append(image.untyped_storage().nbytes())
+        return image
+
+    first = module.RandomResizedCrop(24), module.PILToTensor(), module.CenterCrop(20)
+    transform = module.Compose([*first, note, module.ConvertImageDtype(torch.float32)])
+    assert_same(lambda: transform, lambda: make_images(10))
+    assert sizes == [3 * 24 * 24] * 20 and status().native == 10 - torchvision_parts._CHECKED
+
+
+@MODULES
 def test_what_padding_does_to_info(module: Any) -> None:
     crops = [{"padding": 3}, {"padding": None, "pad_if_needed": True}, {"padding": 0}]
     for options in crops:
