@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,r] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,t] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -21,6 +21,9 @@ o    row g with RandomApply([ColorJitter(0.4, 0.4, 0.4, 0.1)], 0.8) and RandomGr
 p    row g with a Lambda behind the flip
 q    row g with MoCo v2's operations: those of o, then a blur of the program's own by chance
 r    row g with SimCLR's operations: those of o, then torchvision's GaussianBlur(9)
+s    row g with its Compose in an object that ImageFolder calls, as torchvision's references have it
+t    a Dataset of a user that opens the files of row g and calls its Compose: by the import of
+     fastloop's DataLoader alone, in place of `run`
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -51,6 +54,7 @@ from _harness import Times, parse_arguments
 
 ROUNDS, WORKERS = 5, (0, 2)
 WITH_DEVICE = "abcg"
+BY_IMPORT = "FASTLOOP_BENCH_IMPORT"  # the script imports fastloop's DataLoader
 FOLDER = "FASTLOOP_BENCH_FOLDER"  # where the images of row f are
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)
 
@@ -89,6 +93,8 @@ ROWS = {
     "p": Row("ImageFolder, a Lambda", "folder", 1, 768, (2, 1.5), policy="Lambda"),
     "q": Row("ImageFolder, MoCo v2", "folder", 1, 384, (2, 1.5), policy="MoCo"),
     "r": Row("ImageFolder, SimCLR", "folder", 1, 384, (1.2, 1.1), policy="SimCLR"),
+    "s": Row("ImageFolder, a preset object", "preset", 1, 768, (1.7, 1.2)),
+    "t": Row("a user's dataset of JPEG, by the import", "files", 1, 768, (1.5, 1.2)),
 }
 
 
@@ -120,7 +126,7 @@ def make_transform(row: Row) -> Any:
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 
-    if row.kind in ("folder", "fake"):
+    if row.kind in ("folder", "preset", "files"):
         first = [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()]
         last = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
         if row.policy in UNKNOWN:
@@ -155,14 +161,37 @@ def make_target_transform(row: Row) -> Any:
     return Lambda(one_hot) if row.has_target else None
 
 
+def make_folder_dataset(row: Row, folder: Any) -> Any:
+    from torch.utils.data import Dataset
+
+    transform = make_transform(row)
+    folder.transform = transform
+    if row.kind == "preset":
+        folder.transform = lambda image: transform(image)
+    if row.kind != "files":
+        return folder
+
+    class Files(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(folder.samples)
+
+        def __getitem__(self, index: int) -> Any:
+            from PIL import Image
+
+            path, label = folder.samples[index]
+            return transform(Image.open(path).convert("RGB")), label
+
+    return Files()
+
+
 def make_dataset(row: Row) -> Any:
     import numpy as np
     import torch
     from torch.utils.data import Dataset
     from torchvision import datasets
 
-    if row.kind == "folder":
-        return datasets.ImageFolder(os.environ[FOLDER], make_transform(row))
+    if row.kind in ("folder", "preset", "files"):
+        return make_folder_dataset(row, datasets.ImageFolder(os.environ[FOLDER]))
     numbers, side = np.random.default_rng(1), 128 if row.kind == "large" else 32
     images = numbers.integers(0, 256, (row.count, 3, side, side), np.uint8)
     labels = numbers.integers(0, 10, row.count)
@@ -243,7 +272,10 @@ def make_loader(row: Row, workers: int) -> Any:
 
     if torchvision_v2() is None:
         raise SystemExit("this needs torchvision: pip install --no-deps -r requirements-bench.txt")
-    from torch.utils.data import DataLoader
+    if BY_IMPORT in os.environ:
+        from fastloop import DataLoader
+    else:
+        from torch.utils.data import DataLoader
 
     return DataLoader(make_dataset(row), 128, shuffle=True, num_workers=workers)
 
@@ -298,8 +330,11 @@ def make_folder(root: str, count: int) -> None:
 
 
 def run_script(letter: str, workers: int, *command: str, step_us: float = 0) -> dict[str, Any]:
+    env = {**os.environ, "FASTLOOP": ""}
+    if command and ROWS[letter].kind == "files":
+        command, env[BY_IMPORT] = (), "1"
     argv = [sys.executable, *command, __file__, "--play", letter, str(workers), str(step_us)]
-    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "FASTLOOP": ""})
+    done = subprocess.run(argv, capture_output=True, text=True, env=env)
     if done.returncode != 0:
         raise SystemExit(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -341,7 +376,7 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if {*"gmopqr"} & {*arguments.rows}:
+    if {*"gmopqrst"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")

@@ -119,6 +119,14 @@ class LabelledSamples(FolderSamples):
             yield found
 
 
+def _try_samples(kind: Any, dataset: Any, reason: str) -> tuple[FolderSamples | None, str]:
+    """Return samples of this class, or None and the reason why there are none."""
+    try:
+        return kind(dataset, reason), ""
+    except ValueError as error:
+        return None, str(error)
+
+
 def samples_of(dataset: Any, is_collated: bool, workers: int) -> FolderSamples | None:
     """Return the samples of an ImageFolder or of a dataset with a ``target_transform``, or of
     Subsets of one; None for all other datasets. Raises ValueError, which says why torchvision makes
@@ -131,9 +139,13 @@ def samples_of(dataset: Any, is_collated: bool, workers: int) -> FolderSamples |
     inner, module = below_subsets(dataset)[0], sys.modules["torchvision.datasets"]
     if type(inner) in (module.ImageFolder, module.DatasetFolder):
         kinds = [*[FolderSamples] * is_collated, CutSamples, *[CalledSamples] * (workers == 0)]
+        reason = ""
         for kind in kinds:
-            with suppress(ValueError):
-                return kind(dataset)
-        return FolderSamples(dataset) if is_collated else None  # raises the first reason
+            found, why = _try_samples(kind, dataset, reason)
+            if found is not None:
+                return found
+            reason = reason or why
+        refuse_if(is_collated, reason)
+        return None
     is_labelled = type(inner).__name__ in _KINDS and inner.target_transform is not None
     return LabelledSamples(dataset) if is_labelled and is_collated else None

@@ -57,6 +57,9 @@ class FolderSamples:
 
     Attributes are the dataset's: a ``worker_init_fn`` may read and set them.
 
+    Args:
+        reason: why other samples, which would be faster, are not made; or "".
+
     Raises:
         ValueError: torchvision makes these samples; the text says why.
     """
@@ -66,7 +69,7 @@ class FolderSamples:
     _why = ""  # what users read beside "samples of ImageFolder by fastloop"
     _form: tuple[tuple[int, ...], str] = (0, 0, 3), "HWC"  # of images: 0 for edges that differ
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, reason: str = "") -> None:
         inner, subsets = below_subsets(dataset)
         own_items = f"a {type(inner).__name__} has a __getitems__ of its own"
         refuse_if("__getitems__" in vars(inner), own_items)
@@ -74,7 +77,7 @@ class FolderSamples:
         own.update(_dataset=dataset, _inner=inner, _subsets=subsets, _transform=inner.transform)
         fault = self._find_obstacle() or originals.find_unknown(type(inner).__name__)
         refuse_if(fault, fault)
-        own.update(_spare=[], _plan=None)
+        own.update(_spare=[], _plan=None, _reason=reason)
         self._open()
 
     def _open(self) -> None:
@@ -256,7 +259,7 @@ class CalledSamples(CutSamples):
         has_threads = len(os.sched_getaffinity(0)) > 1 and find_module("simplejpeg") is not None
         refuse_if(not has_threads, "no thread can decode ahead")
         verification = verification_of("JPEG", "decoded images", "Pillow's", _CHECKED)
-        why = self._why_called() or "Python calls the transform"
+        why = self._reason or "Python calls the transform"
         vars(self).update(_verification=verification, _why=f", which decodes ahead; {why}")
 
     def _is_same(self) -> bool:

@@ -332,7 +332,7 @@ LEFT: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "a Lambda": (
         lambda root: folder(root, v1.Compose([v1.CenterCrop(9), v1.Lambda(v1.ToTensor())])),
         {},
-        "which decodes ahead; Python calls the transform",
+        "which decodes ahead; the transform: fastloop does not do Lambda, operation 2",
     ),
     "sizes that differ": (
         lambda root: folder(root, v1.ToTensor()),
@@ -556,7 +556,7 @@ def test_threads_decode_for_operations_of_users(root: Path) -> None:
 
 def test_a_folder_without_any_plan_is_decoded_ahead(root: Path) -> None:
     dataset = folder(root, v1.Compose([Shown(), v1.Lambda(v1.ToTensor())]))
-    assert "decodes ahead; Python calls the transform" in why(dataset)
+    assert "decodes ahead; the transform: fastloop does not do Shown, operation 1" in why(dataset)
 
 
 def test_a_folders_operations_may_change(root: Path) -> None:
