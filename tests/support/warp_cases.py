@@ -11,6 +11,7 @@ from vision_cases import status, v2
 
 import fastloop
 
+MODES: tuple[Any, ...] = ()  # without torchvision nobody makes chains of them
 if v2 is not None:
     from PIL import Image
     from torchvision.transforms import InterpolationMode
