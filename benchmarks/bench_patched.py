@@ -108,7 +108,7 @@ def _wait(training: Training, who: str, epochs: int) -> float:
         with fastloop.patched(), watching(clock):
             training.by_framework(epochs)
             status = fastloop.patch_status().seams["dataloader"]
-        assert status.native and not status.left, status
+        assert status.native and not status.fallbacks, status
     return clock.seconds / clock.batches * 1e6
 
 

@@ -100,5 +100,5 @@ def assert_trains_alike(train: Callable[[], Trained], path: str, is_read: bool =
     assert found == wanted
     is_ours = path != "torch"
     assert (stats.path, stats.batches > 0) == (path, is_ours and is_read), stats
-    assert (status.native > 0, bool(status.left)) == (is_ours, not is_ours), status
+    assert (status.native > 0, bool(status.fallbacks)) == (is_ours, not is_ours), status
     return found[0]

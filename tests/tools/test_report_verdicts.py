@@ -225,7 +225,7 @@ def test_arrays_are_not_told_to_become_arrays(monkeypatch: pytest.MonkeyPatch) -
 
 
 def seam_of(**values: Any) -> Any:
-    return SimpleNamespace(**{"is_on": True, "native": 0, "left": {}} | values)
+    return SimpleNamespace(**{"is_on": True, "native": 0, "fallbacks": {}} | values)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def seam_of(**values: Any) -> Any:
     [
         (seam_of(native=5885), False),
         (seam_of(), False),  # worker processes may have counted
-        (seam_of(left={"ColorJitter": 3}), True),
+        (seam_of(fallbacks={"ColorJitter": 3}), True),
         (seam_of(is_on=False), True),
     ],
 )
@@ -249,7 +249,7 @@ def test_advice_names_no_transforms_that_run_in_c_already(
 
 
 def test_advice_names_no_patch_that_is_on_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    status = SimpleNamespace(seams={"dataloader": seam_of(left={"a sampler of its own": 1})})
+    status = SimpleNamespace(seams={"dataloader": seam_of(fallbacks={"a sampler of its own": 1})})
     monkeypatch.setattr("fastloop.patching.patch.patch_status", lambda: status)
     source = LoaderSource(FakeLoader(2))
     source.path, source.waits["none"] = "torch", 10**9
