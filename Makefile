@@ -82,7 +82,8 @@ torchvision: $(STAMPS)/torchvision
 
 test-torchvision: install torchvision
 	export PYTHONPATH=$(TORCHVISION); $(PYTEST) $(shell grep -rl torchvision $(CURDIR)/tests/data --include='test_*.py') \
-		$(addprefix $(CURDIR)/tests/,frameworks/test_torchvision_folders.py patching/test_patch_transforms.py) $(AT_A_TIME) $(PYTEST_ARGS)
+		$(addprefix $(CURDIR)/tests/,frameworks/test_torchvision_folders.py loader/test_served_fetches.py) \
+		$(wildcard $(CURDIR)/tests/patching/test_patch_transforms*.py) $(AT_A_TIME) $(PYTEST_ARGS)
 
 quick: install
 	$(PYTEST) $(addprefix $(CURDIR)/tests/,loader data workers device step house) --quick \
