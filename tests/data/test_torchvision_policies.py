@@ -123,5 +123,5 @@ def test_what_is_left_to_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     table["Rotate"] = lambda bins, height, width: torch.linspace(0, 90, bins), True
     monkeypatch.setattr(v2.RandAugment, "_AUGMENTATION_SPACE", table)
     left(v2.RandAugment(), "_AUGMENTATION_SPACE was replaced")
-    monkeypatch.setattr(torch, "linspace", lambda *args: torch.zeros(args[2]))
+    monkeypatch.setattr(torchvision_policies, "_strengths_of", lambda *_: {})
     left(v2.TrivialAugmentWide(), "fastloop does not know the strengths of TrivialAugmentWide")
