@@ -47,16 +47,20 @@ class Images(Dataset[Any]):
         return self.then(self.transform(Image.fromarray(PIXELS[index]).convert(self.mode))), index
 
 
-@pytest.fixture(autouse=True)
-def no_seam() -> Iterator[None]:
-    """The seam is not installed before a test, nor after it."""
-    seams.opened.pop("transforms", None)
-    yield
+def drop_seam() -> None:
     fastloop.unpatch("transforms")
     if (seam := seams.opened.pop("transforms", None)) is not None:
         seam.serves_some = False
         seam.take_out()
         before_workers.remove(seam._prepare)
+
+
+@pytest.fixture(autouse=True)
+def no_seam() -> Iterator[None]:
+    """The seam is not installed before a test, nor after it."""
+    drop_seam()
+    yield
+    drop_seam()
 
 
 def count(native: Callable[[], Any]) -> int:
