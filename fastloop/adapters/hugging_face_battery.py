@@ -1,5 +1,6 @@
-"""A battery of batches of transformers' collators: what a collator of a release that fastloop does
-not know makes, beside what fastloop makes. All objects are the library's own.
+"""A battery of batches: a collator of transformers and fastloop make each batch, and the results
+are compared. The collator is of a release that fastloop does not know. All objects are the
+library's own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A battery of images: what one operation of torchvision makes of them, beside what fastloop makes.
-The operation has the program's parameters. Its class, and all code that runs, is the library's.
+"""A battery of images: torchvision and fastloop do one operation to each image, and the results are
+compared. The operation has the program's parameters. All code that runs is the library's.
 """
 
 from __future__ import annotations

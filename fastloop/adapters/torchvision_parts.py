@@ -37,8 +37,8 @@ _MANY = f"images or attributes have changed more than {_MOST_PLANS} times"
 _BANDS = {"RGB": 3, "L": 1}
 # Classes of Pillow that read files; their loaded images are ordinary images.
 _FILES = "JpegImageFile", "PngImageFile", "BmpImageFile", "PpmImageFile", "WebPImageFile"
-# torchvision takes 3 to 15 us for one of these operations on a small image, as long as a plan and
-# its checks. A plan pays if it has another operation.
+# torchvision does one of these operations to a small image in 3 to 15 us. A plan with its checks
+# takes as long. So a plan pays only if it has other operations, too.
 _CHEAP = {"RandomCrop", "Pad", "CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip"}
 _CHEAP |= {"PILToTensor", "ToImage", "ToPureTensor"}
 _CHEAP |= {"Compose", "RandomApply", "Identity", "Sequential"}
@@ -102,7 +102,7 @@ def _list_entries(op: Any, entries: list[Any], things: list[Any]) -> None:
 
 
 class Pixels:
-    """A PIL image that does not exist yet: the plan behind can do without."""
+    """The pixels of a PIL image. The next plan reads the pixels, so no PIL image is made for it."""
 
     def __init__(self, pixels: Array, mode: str, info: dict[Any, Any]) -> None:
         self.pixels, self.mode, self.info = pixels, mode, info
@@ -129,7 +129,7 @@ def find_kind(image: Any) -> tuple[Any, tuple[int, ...], str]:
         if not is_bytes or image.device.type != "cpu":
             return None, (), ""
         channels, height, width = image.shape
-        # Results have the strides of their image, also those of edges of one pixel.
+        # torchvision's result has the strides of its image, even along an edge of one pixel.
         if image.stride() != (height * width, width, 1):
             return None, (), ""
         return channels, (height, width), ""
@@ -276,8 +276,8 @@ class Part:
 def _read_part(
     entries: Sequence[Entry], place: int, is_tensor: bool, is_grey: bool = False
 ) -> tuple[Any, list[Any], int]:
-    """Return the longest chain from a place on whose results have memory of their own, its
-    operations, and the place behind them. Raises ValueError: there is none that pays."""
+    """Return the longest chain that begins at a place and makes images in new memory, its
+    operations, and the place behind the operations. Raises ValueError if no such chain pays."""
     chain = chains.new_chain(is_tensor, is_single=True)
     chain.is_grey = is_grey
     found, why = None, "a plan would not be faster, or results may share memory with other tensors"

@@ -90,7 +90,7 @@ int32_t fl_blur_given(int32_t width, int32_t height)
     return width == height ? x : x + y;
 }
 
-/* Writes `count` weights from those of the right half. */
+/* Writes all `count` weights. `half` has the weights from the middle to the right end. */
 static void mirror(float *weight, int32_t count, const float *half)
 {
     for (int32_t i = 0; i < count; i++) weight[i] = half[abs(i - count / 2)];

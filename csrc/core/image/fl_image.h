@@ -171,7 +171,7 @@ typedef struct fl_image_source {
     const uint8_t *data; /* borrowed */
     int64_t stride_y, stride_x, stride_c;
     fl_image_size size;
-    bool is_padded; /* a pixel has FL_MAX_CHANNELS bytes; those behind its channels may be read */
+    bool is_padded; /* each pixel has FL_MAX_CHANNELS bytes, and all of these bytes may be read */
 } fl_image_source;
 
 #endif

@@ -1,5 +1,5 @@
-/* fl_op_policy: RandAugment, TrivialAugmentWide and AutoAugment. Each of them draws operations from
- * a table, and the strength of every operation. */
+/* fl_op_policy: RandAugment, TrivialAugmentWide and AutoAugment. A policy draws operations from a
+ * table, and a strength for each operation. */
 #include "fl_op_policy.h"
 
 #include "fl_tone.h"

@@ -15,8 +15,8 @@ typedef struct fl_torch_tilt {
     int32_t corner[4][2]; /* x, y */
 } fl_torch_tilt;
 
-/* What torch is asked for, because its last bit may differ from the C library's. A function returns
- * 0; -1: the value is not known, and the draw fails. */
+/* Functions that return torch's results, because the last bit of the C library's results may
+ * differ. Each function returns 0, or -1 if the result is not known; the draw then fails. */
 typedef struct fl_torch_answers {
     /* Computes torch.exp() of a float32 into *out. Called only if the last bit decides. */
     int (*exp)(void *context, float x, float *out);

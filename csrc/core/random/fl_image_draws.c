@@ -257,7 +257,7 @@ static int draw_op(fl_image_drawing *with, const fl_image_op *op, int32_t i, fl_
 static int draw_held(fl_image_drawing *with, const fl_image_op *ops, int32_t i, fl_image_size in,
                      fl_image_params *out, fl_err *err);
 
-/* Draws the operations [begin, end), of which the first takes an image of size `in`. */
+/* Draws the operations [begin, end). Operation `begin` gets an image of size `in`. */
 static int draw_range(fl_image_drawing *with, const fl_image_op *ops, int32_t begin, int32_t end,
                       fl_image_size in, fl_image_params *out, fl_err *err)
 {

@@ -96,8 +96,8 @@ static int gather_windows(const fl_column *column, const fl_column_batch *batch,
     return FL_OK;
 }
 
-/* There is no row_beyond: a reader checks the sizes of files itself, and floor 3 the sizes of files
- * under arrays. */
+/* There is no row_beyond: a reader checks the sizes of its files, and floor 3 checks the sizes of
+ * files under arrays. */
 static const fl_column_ops window_ops = {.layout = layout_windows, .gather = gather_windows};
 
 bool fl_column_window_can_narrow(const fl_column_window_config *config)

@@ -18,9 +18,9 @@ typedef struct fl_py_image_draws {
     PyObject *tilt;    /* owned: a function, the coefficients of a perspective from the numbers of
                           fl_torch_tilt */
     PyObject *weigh;   /* owned: a function, half the weights of a blur from taps and sigma */
-    PyObject *answers; /* owned: {argument or tuple of arguments: result} of these functions, as far
-                          as they were needed lately */
-    PyObject *missing; /* owned: a list of arguments that the last draw has not found there */
+    PyObject *answers; /* owned: recent results of these functions, by the argument or the tuple of
+                          arguments */
+    PyObject *missing; /* owned: a list of the arguments that `answers` lacked in the last draw */
     fl_image_draws *draws;    /* owned */
     fl_torch_random *streams; /* owned: one stream for each worker; NULL: not seeded */
     int64_t workers;

@@ -76,7 +76,7 @@ static int read_state(PyObject *state, fl_torch_random *out)
 
 enum { MOST_WEIGHTS = 16 };
 
-/* What is drawn. */
+/* A kind of draw, with its arguments. */
 typedef struct draws {
     int kind;
     double low, high;
