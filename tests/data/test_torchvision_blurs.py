@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 from vision_cases import assert_same, dataset_of, v2
-from warp_cases import assert_served, chain_of
+from warp_cases import assert_served, chain_of, no_plan_compared
 
 import fastloop
-from fastloop.adapters import torchvision_chain, torchvision_parts
-from fastloop.compat import verification
+from fastloop.adapters import torchvision_chain
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
@@ -36,12 +35,7 @@ SIZES = (1, 1), (2, 3), (4, 9), (13, 12), (32, 32), (25, 61), (96, 64), (224, 22
 
 @pytest.fixture(autouse=True)
 def unpatched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Images of each size have a plan, so here no plan compares its first images."""
-    monkeypatch.setattr(torchvision_parts, "_CHECKED", 0)
-    verification.verification_of.cache_clear()
-    yield
-    fastloop.unpatch("transforms")
-    verification.verification_of.cache_clear()
+    yield from no_plan_compared(monkeypatch)
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])

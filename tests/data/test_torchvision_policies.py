@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 from vision_cases import assert_same, dataset_of, v2
-from warp_cases import MODES, assert_served, chain_of, images_of
+from warp_cases import MODES, assert_served, chain_of, images_of, no_plan_compared, save_folder
 
 import fastloop
 from fastloop._core import policy_strengths
-from fastloop.adapters import torchvision_chain, torchvision_parts, torchvision_policies
-from fastloop.compat import verification
+from fastloop.adapters import torchvision_chain, torchvision_policies
 from fastloop.data.transforms import policy as own_policy
 from fastloop.data.transforms.dataset_transform import make_own
 
@@ -35,11 +34,7 @@ NAMES = "RandAugment", "TrivialAugmentWide", "AutoAugment"
 
 @pytest.fixture(autouse=True)
 def unpatched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(torchvision_parts, "_CHECKED", 0)
-    verification.verification_of.cache_clear()
-    yield
-    fastloop.unpatch("transforms")
-    verification.verification_of.cache_clear()
+    yield from no_plan_compared(monkeypatch)
 
 
 def random_policy(any_of: random.Random, module: Any, name: str = "") -> Any:
@@ -78,10 +73,7 @@ def test_each_operation_of_a_policy_in_whole_batches(module: Any, name: str, wor
 @MODULES
 def test_folders(module: Any, tmp_path: Path) -> None:
     """The size of images that enter a policy may be known only when there is an image."""
-    for number, image in enumerate(images_of(8, 24)):
-        path = tmp_path / f"class {number % 2}" / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        image.save(path)
+    save_folder(tmp_path, images_of(8, 24))
     any_of = random.Random(SEED)
     for name in NAMES:
         first, last = (random_policy(any_of, module, name) for _ in range(2))

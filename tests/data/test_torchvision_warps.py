@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 from vision_cases import assert_same, dataset_of, v2
-from warp_cases import MODES, assert_served, chain_of, images_of
+from warp_cases import MODES, assert_served, chain_of, images_of, no_plan_compared, save_folder
 
 import fastloop
-from fastloop.adapters import torchvision_chain, torchvision_parts
-from fastloop.compat import verification
+from fastloop.adapters import torchvision_chain
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
@@ -31,12 +30,7 @@ MODULES = pytest.mark.parametrize("module", [v1, v2], ids=["v1", "v2"])
 
 @pytest.fixture(autouse=True)
 def unpatched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Images of each size have a plan, so here no plan compares its first images."""
-    monkeypatch.setattr(torchvision_parts, "_CHECKED", 0)
-    verification.verification_of.cache_clear()
-    yield
-    fastloop.unpatch("transforms")
-    verification.verification_of.cache_clear()
+    yield from no_plan_compared(monkeypatch)
 
 
 def random_warp(any_of: random.Random, module: Any) -> Any:
@@ -101,10 +95,7 @@ def test_whole_batches(module: Any, workers: int) -> None:
 
 @MODULES
 def test_folders(module: Any, tmp_path: Path) -> None:
-    for number, image in enumerate(images_of(8, 24)):
-        path = tmp_path / f"class {number % 2}" / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        image.save(path)
+    save_folder(tmp_path, images_of(8, 24))
     any_of = random.Random(SEED)
     for _ in range(4):
         ops = [

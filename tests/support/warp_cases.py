@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from vision_cases import status, v2
 
 import fastloop
+from fastloop.adapters import torchvision_parts
+from fastloop.compat import verification
 
 MODES: tuple[Any, ...] = ()  # without torchvision nobody makes chains of them
 if v2 is not None:
@@ -18,6 +23,24 @@ if v2 is not None:
 
     MODES = InterpolationMode.NEAREST, InterpolationMode.BILINEAR, InterpolationMode.BICUBIC
 SIZES = (1, 1), (2, 3), (5, 1), (3, 3), (32, 32), (40, 23), (33, 150), (64, 64)  # height, width
+
+
+def no_plan_compared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The body of a fixture. Images of each size have a plan, so no plan compares its first images
+    in these tests."""
+    monkeypatch.setattr(torchvision_parts, "_CHECKED", 0)
+    verification.verification_of.cache_clear()
+    yield
+    fastloop.unpatch("transforms")
+    verification.verification_of.cache_clear()
+
+
+def save_folder(root: Path, images: list[Any]) -> None:
+    """Write images as the files of two classes, as ImageFolder reads them."""
+    for number, image in enumerate(images):
+        path = root / f"class {number % 2}" / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        image.save(path)
 
 
 def images_of(seed: int, count: int = 16) -> list[Any]:
