@@ -5,6 +5,9 @@ from fastloop.compat.seams import SeamStatus as SeamStatus
 from fastloop.data.arrays import ArrayDataset as ArrayDataset
 from fastloop.data.image_folder.dataset import ImageFolder as ImageFolder
 from fastloop.data.samplers import (
+    BlockShuffleSampler as BlockShuffleSampler,
+)
+from fastloop.data.samplers import (
     LengthBucketBatchSampler as LengthBucketBatchSampler,
 )
 from fastloop.data.samplers import (
@@ -71,6 +74,7 @@ __version__: str
 __all__ = [
     "ArrayDataset",
     "BatchPlan",
+    "BlockShuffleSampler",
     "DataLoader",
     "Diagnosis",
     "GradScaler",

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from fastloop._core import Permutation, bucket_steps, int64_array
-from fastloop.base.checks import look_up, read_int, read_optional_int
+from fastloop.base.checks import look_up, read_choice, read_int, read_optional_int, refuse_if
 from fastloop.base.shown import repr_of
 from fastloop.base.threads import on_this_thread
 from fastloop.data.epochs import check_epoch
@@ -144,13 +144,64 @@ class EpochSampler(Sampler[Item]):
             )
 
 
+class _InOrder:
+    """The indices in order, with the method of a ``Permutation``."""
+
+    def block(self, first: int, count: int, step: int = 1) -> Vector:
+        return np.arange(first, first + count * step, step)
+
+
+class _BlockOrder:
+    """An order that shuffles blocks of neighbours, and the indices of each group of open blocks.
+
+    A group depends on its number alone, so an epoch can begin anywhere. The last block may be
+    short: a group that the epoch chooses has this block besides its own.
+    """
+
+    def __init__(self, length: int, block: int, open_blocks: int, seed: int, epoch: int) -> None:
+        self._block, self._open = block, open_blocks
+        self._whole, self._rest = divmod(length, block)
+        self._blocks = Permutation(self._whole, seed, epoch)
+        # An order of 2**62 indices serves as a table of random numbers.
+        self._seed, number = map(int, Permutation(_MOST, seed, epoch).block(0, 2))
+        self._with_rest = number % max(1, -(-self._whole // open_blocks))
+        self._group: tuple[int, Permutation, Vector] | None = None  # the last one, with its number
+
+    def _begin_of(self, group: int) -> int:
+        return group * self._open * self._block + self._rest * (group > self._with_rest)
+
+    def _find(self, position: int) -> tuple[int, Permutation, Vector]:
+        """Return the number of a position's group, the order of its indices, and its blocks."""
+        group = min(position // (self._open * self._block), self._with_rest)
+        if position >= self._begin_of(group + 1):
+            group = (position - self._rest) // (self._open * self._block)
+        if self._group is None or self._group[0] != group:
+            first = group * self._open
+            own = self._blocks.block(first, min(self._open, self._whole - first))
+            count, has_rest = len(own) * self._block, group == self._with_rest
+            order = Permutation(count + self._rest * has_rest, self._seed, group)
+            self._group = group, order, np.append(own, self._whole) if has_rest else own
+        return self._group
+
+    def block(self, first: int, count: int, step: int = 1) -> Vector:
+        parts = []
+        while count > 0:
+            group, order, blocks = self._find(first)
+            size = min(count, -(-(self._begin_of(group + 1) - first) // step))
+            at = order.block(first - self._begin_of(group), size, step)
+            parts.append(blocks[at // self._block] * self._block + at % self._block)
+            first, count = first + size * step, count - size
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
 class ShuffleSampler(EpochSampler[int]):
     """All indices of a dataset in random order, in an amount of memory that does not grow.
 
     The order is a permutation computed from (seed, epoch) during the iteration. Up to 4096 indices
-    are shuffled as a list, and then all permutations are equally likely. Each rank takes every
-    ``num_replicas``-th index. If the length does not divide evenly, the last ranks repeat some of
-    the first indices, as a DistributedSampler does. Call ``set_epoch(e)`` before each epoch.
+    are shuffled as a list, and then all permutations are equally likely. With ``shuffle=False`` the
+    order is 0, 1, 2 and so on. The ranks deal the order out, see ``deal``. If the length does not
+    divide evenly, the last ranks repeat some of the first indices, as a DistributedSampler does.
+    Call ``set_epoch(e)`` before each epoch.
 
     Args:
         length_or_dataset: the number of indices, or an object with a ``len()``.
@@ -159,13 +210,20 @@ class ShuffleSampler(EpochSampler[int]):
             initialised, else 1.
         rank: this process's rank. Default: the rank in ``torch.distributed`` if initialised, else
             0.
+        shuffle: False for indices in order, for example of a dataset that shuffles by itself.
+        deal: ``"stride"``: of R ranks each takes every R-th index. ``"runs"``: of each global batch
+            of R times ``batch_size`` indices, each rank takes ``batch_size`` neighbours. All ranks
+            together have the same indices in each step either way.
+        batch_size: for ``"runs"``, the batch size of the loader. A ``fastloop.DataLoader`` tells
+            its own to the sampler; for torch's loader pass the number.
 
     Yields:
         int, from 0 to length - 1.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: a number out of range; several ranks without ``rank`` or a process group.
+        ValueError: a number out of range; several ranks without ``rank`` or a process group; at
+            ``iter()``, ``deal="runs"`` without a batch size.
     """
 
     def __init__(
@@ -175,11 +233,28 @@ class ShuffleSampler(EpochSampler[int]):
         seed: int = 0,
         num_replicas: int | None = None,
         rank: int | None = None,
+        shuffle: bool = True,
+        deal: str = "stride",
+        batch_size: int | None = None,
     ) -> None:
         super().__init__(seed, num_replicas, rank)
         given: Any = length_or_dataset
         length = len(given) if hasattr(type(given), "__len__") else given
         self.length = read_int("length_or_dataset", length, 0, _MOST)
+        self.shuffle = bool(shuffle)
+        self.deal = read_choice("deal", deal, ("stride", "runs"))
+        self._given = self._run = read_optional_int("batch_size", batch_size, 1, _MOST)
+
+    def expect_batches(self, batch_size: int | None) -> None:
+        """Note the batch size of the loader that begins an epoch, for ``deal="runs"``.
+
+        Raises:
+            ValueError: the sampler was made for a different batch size.
+        """
+        if batch_size is not None:
+            text = f"batch_size must be the sampler's, {self._given}, got {batch_size}"
+            refuse_if(self.deal == "runs" and self._given not in (None, batch_size), text)
+            self._run = batch_size
 
     def __repr__(self) -> str:
         return self._repr(f"{self.length:,} indices")
@@ -188,33 +263,101 @@ class ShuffleSampler(EpochSampler[int]):
         """The number of indices for one rank."""
         return -(-self.length // self.num_replicas)
 
+    def _order(self) -> Permutation | _InOrder | _BlockOrder:
+        """Return the order of all ranks in this epoch."""
+        return Permutation(self.length, self.seed, self.epoch) if self.shuffle else _InOrder()
+
     def blocks(self, first: int = 0, passed: int = 0) -> Iterator[torch.Tensor]:
         """Yield the indices as int64 tensors, from index ``first`` of this rank on. As in torch's
         samplers, the epoch is read when the first tensor is asked for.
 
         Args: passed: an earlier set of ranks has had this many indices; the ranks share the
             rest."""
-        yield from self._blocks(Permutation(self.length, self.seed, self.epoch), first, passed)
+        order = self._order()
+        for cut in self._cuts(first, passed):
+            yield torch.from_numpy(order.block(*cut))
 
     def iter_from(self, first: int) -> Iterator[int]:
         self._check_first(first, len(self))
-        permutation = Permutation(self.length, self.seed, self.epoch)
-        return chain.from_iterable(block.tolist() for block in self._blocks(permutation, first))
+        order, cuts = self._order(), self._cuts(first)
+        return chain.from_iterable(order.block(*cut).tolist() for cut in cuts)
 
-    def _blocks(
-        self, permutation: Permutation, first: int, passed: int = 0
-    ) -> Iterator[torch.Tensor]:
-        count, offset = -(-(self.length - passed) // self.num_replicas), passed + self.rank
-        # The last round of indices may be too short for this rank.
-        is_short = offset + (count - 1) * self.num_replicas >= self.length
-        whole = count - is_short
-        for begin in range(first, whole, _BLOCK):
-            start = offset + begin * self.num_replicas
-            size = min(_BLOCK, whole - begin)
-            yield torch.from_numpy(permutation.block(start, size, self.num_replicas))
-        if is_short and first < count:
-            start = (offset + whole * self.num_replicas) % self.length
-            yield torch.from_numpy(permutation.block(start, 1))
+    def _cuts(self, first: int, passed: int = 0) -> Iterator[tuple[int, int, int]]:
+        """Yield (first position, count, step) of each block of this rank, in the order of all."""
+        count, ranks = -(-(self.length - passed) // self.num_replicas), self.num_replicas
+        begin, step = passed + self.rank, ranks  # of the positions that are left at `at`
+        at = 0
+        if self.deal == "runs":
+            remedy = "pass the loader's batch_size, or load with a fastloop.DataLoader"
+            text = f"batch_size must be given with deal='runs', got None ({remedy})"
+            refuse_if(self._run is None, text)
+            run: Any = self._run
+            whole = (self.length - passed) // (run * ranks)  # steps
+            for number in range(first // run, whole):
+                had = max(0, first - number * run)
+                yield passed + (number * ranks + self.rank) * run + had, run - had, 1
+            # Of an incomplete last step each rank takes an equal run.
+            at, step = whole * run, 1
+            begin = passed + at * ranks + self.rank * (count - at)
+        first = max(first - at, 0)
+        count -= at
+        # The rest of this rank may go on beyond the end of the order: at its beginning again.
+        inside = min(count, max(0, -(-(self.length - begin) // step)))
+        for at in range(first, inside, _BLOCK):
+            yield begin + at * step, min(_BLOCK, inside - at), step
+        for at in range(max(first, inside), count):
+            yield (begin + at * step) % self.length, 1, 1
+
+
+class BlockShuffleSampler(ShuffleSampler):
+    """All indices of a dataset in an order that a disk reads well: blocks of neighbours are
+    shuffled, and so are the indices of the blocks that are open at a time.
+
+    Take a ``ShuffleSampler`` for data in memory or on an SSD with samples of 16 KB and more: its
+    order is uniform. A ``BlockShuffleSampler`` reads ``block * open_blocks`` indices of one region
+    after another, so each block is read once and then kept by the system's cache. If neighbours are
+    alike, for example if the samples are sorted by class, its batches are less mixed. State, ranks
+    and resuming are as with a ``ShuffleSampler``.
+
+    Args:
+        length_or_dataset: and all arguments by name that are not below: a ``ShuffleSampler``'s.
+        block: the number of neighbours in a block.
+        open_blocks: the number of blocks whose indices are shuffled together.
+
+    Yields:
+        int, from 0 to length - 1.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: a number out of range, and a ShuffleSampler's errors.
+    """
+
+    def __init__(
+        self,
+        length_or_dataset: int | Sized,
+        block: int = 16,
+        open_blocks: int = 1024,
+        *,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        deal: str = "stride",
+        batch_size: int | None = None,
+    ) -> None:
+        ranks: Any = {"num_replicas": num_replicas, "rank": rank}
+        super().__init__(length_or_dataset, seed=seed, **ranks, deal=deal, batch_size=batch_size)
+        self.block = read_int("block", block, 1, _MOST)
+        self.open_blocks = read_int("open_blocks", open_blocks, 1, _MOST)
+
+    def __repr__(self) -> str:
+        return self._repr(f"{self.length:,} indices in blocks of {self.block}")
+
+    def _order(self) -> _BlockOrder:
+        return _BlockOrder(self.length, self.block, self.open_blocks, self.seed, self.epoch)
+
+
+# The samplers whose ranks share one order of indices; a subclass of a program may yield anything.
+ORDERS = (ShuffleSampler, BlockShuffleSampler)
 
 
 def _read_lengths(given: Any, max_tokens: int | None) -> Vector:

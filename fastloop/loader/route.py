@@ -38,6 +38,7 @@ from fastloop.data.columns import (
     find_columns,
     is_default_collate,
 )
+from fastloop.data.samplers import ShuffleSampler
 from fastloop.loader.arrays.iterator import ArrayIter, find_blocks, open_columns, yields_ints
 from fastloop.loader.shared import LoaderProxy, PlainIter, Shared, SyncIter, TorchProcessIter
 
@@ -138,6 +139,9 @@ def fast_iterator(
         make_torch_iterator: makes the iterator that torch alone would make, for a release of torch
             whose iterators fastloop does not know, or whose methods a program has replaced.
     """
+    batches = loader._index_sampler
+    if isinstance(sampler := look_up(batches, "sampler"), ShuffleSampler):
+        sampler.expect_batches(look_up(batches, "batch_size"))
     if make_torch_iterator is not None and (
         _ITER_METHODS.find_replaced() or not is_known("torch", "Loaders are left")
     ):

@@ -17,14 +17,22 @@ from helpers import labels, small_dataset
 from torch.utils.data import BatchSampler, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler, TokenDataset
+from fastloop import (
+    BlockShuffleSampler,
+    DataLoader,
+    LengthBucketBatchSampler,
+    ShuffleSampler,
+    TokenDataset,
+)
 from fastloop.adapters import lightning
 from fastloop.loader.resume.epoch import LoaderState
 
 SAMPLES = 203
 LENGTHS = [1 + i * 7 % 13 for i in range(SAMPLES)]
 SHAPES = [(7, 3), (3, 5), (16, 2), (1, 4)]  # ranks and batch_size, one after the other
-DEALING = ["shuffle", "distributed", "in order", "drop_last"]
+OURS = ["shuffle", "shuffle in runs", "row after row", "row after row in runs"]
+OURS += ["blocks", "blocks in runs"]
+DEALING = [*OURS, "distributed", "in order", "drop_last"]
 BUCKETS = ["buckets", "tokens", "tokens and size"]
 
 
@@ -48,7 +56,11 @@ def sampler_of(kind: str, size: int, ranks: int, rank: int, length: int = SAMPLE
         most = {"max_tokens": 29} if "tokens" in kind else {}
         batch = None if kind == "tokens" else size
         return LengthBucketBatchSampler(LENGTHS[:length], batch, **most, **place)  # type: ignore[arg-type]
-    if kind == "shuffle":
+    if kind in OURS:
+        place["deal"] = "runs" if kind.endswith("runs") else "stride"
+        if kind.startswith("blocks"):
+            return BlockShuffleSampler(length, 4, 5, **place)  # type: ignore[arg-type]
+        place["shuffle"] = kind.startswith("shuffle")
         return ShuffleSampler(length, **place)  # type: ignore[arg-type]
     given = {"shuffle": kind != "in order", "drop_last": kind == "drop_last"}
     return DistributedSampler(range(length), **place, **given)  # type: ignore[arg-type]
@@ -114,6 +126,7 @@ def flat(ranks: list[list[list[int]]]) -> list[int]:
 
 
 def order_of(kind: str, length: int = SAMPLES) -> list[int]:
+    kind = kind.removesuffix(" in runs")  # the ranks together have the same order
     sampler = sampler_of("distributed" if kind == "drop_last" else kind, 1, 1, 0, length)
     sampler.set_epoch(2)
     return list(sampler)
@@ -124,7 +137,8 @@ def in_batches(rows: list[int], size: int) -> list[list[int]]:
 
 
 def expect_dealt(kind: str, stages: list[tuple[int, int, int | None]], length: int) -> list[Any]:
-    """What ranks have, by the rule: rest[r::R] of the order, padded by its beginning."""
+    """What ranks have, by the rule: rest[r::R] of the order, padded by its beginning; with runs the
+    r-th run of each global batch, the last one being shorter."""
     order = order_of(kind, length)
     passed, found = 0, []
     for ranks, size, batches in stages:
@@ -133,7 +147,12 @@ def expect_dealt(kind: str, stages: list[tuple[int, int, int | None]], length: i
             rest = rest[: len(rest) // ranks * ranks]
         else:
             rest = rest + (order * ranks)[: -len(rest) % ranks]
-        dealt = [in_batches(rest[r::ranks], size)[:batches] for r in range(ranks)]
+        if kind.endswith("runs"):
+            steps = in_batches(rest, ranks * size)
+            runs = [in_batches(step, len(step) // ranks) for step in steps]
+            dealt = [[run[r] for run in runs][:batches] for r in range(ranks)]
+        else:
+            dealt = [in_batches(rest[r::ranks], size)[:batches] for r in range(ranks)]
         found.append(dealt)
         passed += ranks * size * (batches or 0)
     return found

@@ -37,7 +37,7 @@ from fastloop.data.columns import (
     rows_of,
 )
 from fastloop.data.epochs import IteratorEpochs
-from fastloop.data.samplers import ShuffleSampler, as_vector, distributed_order, permutation
+from fastloop.data.samplers import ORDERS, ShuffleSampler, as_vector, distributed_order, permutation
 from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter, blocks_after
 from fastloop.loader.shared import Shared
 
@@ -200,7 +200,7 @@ _MAKERS: dict[type, Callable[[Any], Iterator[Block]]] = {
     torch_data.SubsetRandomSampler: _subset,
     torch_data.WeightedRandomSampler: _weighted,
     torch_data.DistributedSampler: _distributed,
-    ShuffleSampler: ShuffleSampler.blocks,
+    **dict.fromkeys(ORDERS, ShuffleSampler.blocks),
 }
 _ITERS = Methods(*((cls, "__iter__") for cls in (torch_data.BatchSampler, *_MAKERS)))
 
@@ -243,8 +243,9 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
     sampler = epoch.sampler.sampler
     if epoch.state.dealt:
         return blocks_after(sampler, epoch.state.dealt, rows)
-    if type(sampler) is ShuffleSampler:
-        return sampler.blocks(rows)
+    if type(sampler) in ORDERS:
+        rest: Iterator[Block] = sampler.blocks(rows)
+        return rest
     for block in blocks:
         count = block[1] if isinstance(block, tuple) else len(block)
         if rows < count:

@@ -31,10 +31,10 @@ from fastloop.compat.torch_parts import BaseIter, call_as_torch
 from fastloop.data.columns import epochs_within
 from fastloop.data.epochs import NO_EPOCHS, IteratorEpochs
 from fastloop.data.samplers import (
+    ORDERS,
     Dealt,
     EpochSampler,
     LengthBucketBatchSampler,
-    ShuffleSampler,
     distributed_order,
 )
 from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_cursor, is_stream
@@ -44,7 +44,7 @@ TORCH = "torch"  # the name of torch's global generator, which belongs to the pr
 GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of generators
 
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, ShuffleSampler)
+_SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, *ORDERS)
 # In iter() these samplers draw nothing. They draw when they are asked for the first item.
 _LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
 
@@ -148,7 +148,7 @@ def _count_passed(dealt: Dealt) -> int:
 
 def count_rest(sampler: Any, ranks: int, dealt: Dealt) -> int:
     """Return the rows of each rank after the rows that earlier ranks have had."""
-    is_ours = type(sampler) is ShuffleSampler
+    is_ours = type(sampler) in ORDERS
     length = sampler.length if is_ours else len(sampler.dataset)
     rest = max(length - _count_passed(dealt), 0)  # a damaged state may have dealt out more
     return rest // ranks if getattr(sampler, "drop_last", False) else -(-rest // ranks)
@@ -158,7 +158,7 @@ def blocks_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[torch.Tenso
     """Yield the rows of a rank after the rows that earlier ranks have had, without the first ones.
     As in torch, padding is the beginning of the epoch's order."""
     passed = _count_passed(dealt)
-    if type(sampler) is ShuffleSampler:
+    if type(sampler) in ORDERS:
         yield from sampler.blocks(first, passed)
         return
     order, ranks = distributed_order(sampler), sampler.num_replicas

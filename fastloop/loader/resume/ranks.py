@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.data.samplers import LengthBucketBatchSampler, ShuffleSampler, read_ranks
+from fastloop.data.samplers import ORDERS, LengthBucketBatchSampler, read_ranks
 from fastloop.data.stateful import ReaderStates, fit_readers
 from fastloop.loader.resume.epoch import TORCH, LoaderState, count_rest, samplers_of
 from fastloop.loader.resume.state import check_dict, describe, from_dict, length_of
@@ -52,7 +52,7 @@ def _is_same_order(loader: DataLoader[Any], there: dict[str, str], here: dict[st
     outer, inner = samplers_of(loader)
     sampler = inner if type(outer) is BatchSampler else outer
     length = here["sampler_length"]
-    if type(sampler) in (DistributedSampler, ShuffleSampler):
+    if type(sampler) in (DistributedSampler, *ORDERS):
         length = str(count_rest(sampler, int(there[_RANKS]), ()))
     elif type(sampler) is not LengthBucketBatchSampler:
         return False

@@ -38,7 +38,16 @@ from fastloop.loader.resume.epoch import (
 
 MOMENTS = ("now", "iter", "next")  # at saving, before iter(sampler), before its first item
 
-_SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last")
+_SETTINGS = (
+    "replacement",
+    "shuffle",
+    "num_replicas",
+    "seed",
+    "drop_last",
+    "deal",
+    "block",
+    "open_blocks",
+)
 _REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 _BATCHING = (BatchSampler, LengthBucketBatchSampler)
 _SNAPSHOT = {"_worker_snapshots": {}, "_last_yielded_worker_id": -1, "_base_seed": -1}
