@@ -53,9 +53,11 @@ class _Samples:
         lengths: of the lists that were read first: one for each row.
         kind: the class of the batch; None: a dict.
         how: every other setting that batches depend on.
+        workers: of the loader.
     """
 
     lengths: Any = None
+    workers = 0
     kind: Callable[[Any], Any] | None = None
     how: Any = None
 
@@ -80,11 +82,17 @@ class _Samples:
         except ValueError as error:
             raise NotCoveredError(f"column {name!r} has {error}") from None
 
-    def lists(self, name: str) -> tuple[Array, Array]:
-        """Return a column of lists of integers, of the lengths of those that were read first: all
-        values, and ``[rows, 2]``: where each list begins and ends among them."""
+    def lists(self, name: str, are_alike: bool = True) -> tuple[Array, Array]:
+        """Return a column of lists of integers: all values, and ``[rows, 2]``: where each list
+        begins and ends among them.
+
+        Args:
+            are_alike: the lists must have the lengths of those that were read first.
+        """
         values, ends = self._read(name, arrow_lists)
         ends = ends.reshape(-1, 2)
+        if not are_alike:
+            return values, ends
         lengths = np.diff(ends)
         self.lengths = lengths if self.lengths is None else self.lengths
         if not np.array_equal(lengths, self.lengths):
@@ -145,9 +153,11 @@ def columns_of(dataset: Any, request: Request) -> Columns:
 # ---- collators of transformers
 
 
-def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any = None) -> Any:
-    """Add the outputs of ``tokenizer.pad()``, and return the name of the main column, its lists and
-    options of its output."""
+def _pad(
+    samples: _Samples, collator: Any, padding: Any = True, max_length: Any = None, label: str = ""
+) -> Any:
+    """Add the outputs of ``tokenizer.pad()`` for all columns but `label`. Return the name of the
+    main column, its lists and options of its output."""
     tokenizer, multiple = collator.tokenizer, collator.pad_to_multiple_of
     module = sys.modules[_TOKENIZERS]
     base, samples.kind = module.PreTrainedTokenizerBase, module.BatchEncoding
@@ -173,7 +183,7 @@ def _pad(samples: _Samples, collator: Any, padding: Any = True, max_length: Any 
         raise NotCoveredError(f"padding={padding!r} with max_length={max_length!r}")
     options = {"pad_left": tokenizer.padding_side == "left", "multiple": multiple}
     samples.how = numbers, multiple, tokenizer.padding_side
-    for name in samples.names:
+    for name in filter(label.__ne__, samples.names):
         if name in values:
             lists = first if name == main else samples.lists(name)
             samples.add(name, lists, "padded", padding=values[name], **options)
@@ -189,6 +199,55 @@ def _with_padding(samples: _Samples, collator: Any) -> None:
     for name in ("label", "label_ids"):
         if name in samples.outputs:
             samples.outputs["labels"] = samples.outputs.pop(name)
+
+
+def _label_of(samples: _Samples) -> str:
+    return "label" if "label" in samples.names else "labels"
+
+
+def _add_labels(samples: _Samples, collator: Any, output: str, lists: Any, **options: Any) -> None:
+    padding = collator.label_pad_token_id
+    leave_if(type(padding) is not int, f"label_pad_token_id={padding!r} is not an int")
+    samples.how = samples.how, padding
+    samples.add(output, lists, "padded", padding=padding, **options)
+
+
+def _for_tokens(samples: _Samples, collator: Any) -> None:
+    label = _label_of(samples)
+    main, _, options = _pad(samples, collator, collator.padding, collator.max_length, label)
+    leave_if(main != "input_ids", f"the tokenizer pads {main!r}, not 'input_ids'")
+    if label in samples.names:
+        _add_labels(samples, collator, label, samples.lists(label), **options)
+
+
+def _for_seq2seq(samples: _Samples, collator: Any) -> None:
+    label, width, multiple = _label_of(samples), collator.max_length, collator.pad_to_multiple_of
+    _, _, options = _pad(samples, collator, collator.padding, width, label)
+    lists = samples.lists(label, are_alike=False)
+    multiple = 1 if multiple is None else multiple
+    if collator.padding == "max_length" and width is not None:
+        lengths = np.diff(lists[1])
+        text = f"padding='max_length' takes lists of 1 to {width} labels"
+        leave_if(not 0 < lengths.min() <= lengths.max() <= width, text)
+        multiple *= -(-width // multiple)
+    _add_labels(samples, collator, "labels", lists, **options | {"multiple": multiple})
+    model: Any = collator.model
+    kind: Any = samples.kind
+    prepare = look_up(model, "prepare_decoder_input_ids_from_labels")
+    if model is None or prepare is None:
+        return
+    function = look_up(type(model), "prepare_decoder_input_ids_from_labels")
+    is_theirs = str(look_up(function, "__module__")).startswith("transformers.")
+    is_own = not is_theirs or prepare != function.__get__(model)
+    leave_if(is_own, f"a {type(model).__name__} prepares decoder_input_ids in its own way")
+    leave_if(samples.workers, "the model prepares decoder_input_ids in workers")
+
+    def with_decoder_ids(outputs: Any) -> Any:
+        batch, labels = kind(outputs), outputs["labels"]
+        batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        return batch
+
+    samples.kind = with_decoder_ids
 
 
 def _default(samples: _Samples, collator: Any) -> None:
@@ -235,8 +294,11 @@ _MAKERS: dict[str, Callable[[_Samples, Any], None]] = {
     "DefaultDataCollator": _default,
     "DataCollatorWithPadding": _with_padding,
     "DataCollatorForLanguageModeling": _for_language,
+    "DataCollatorForTokenClassification": _for_tokens,
+    "DataCollatorForSeq2Seq": _for_seq2seq,
     "DataCollatorWithFlattening": _flatten,
 }
+_PADDING = _with_padding, _for_language, _for_tokens, _for_seq2seq  # these call tokenizer.pad()
 
 
 def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Columns:
@@ -245,6 +307,7 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     form, collator = dataset._format_type, collate_fn
     leave_if(form not in (None, "torch"), f"the format of the datasets.Dataset is {form}")
     samples = _Samples(dataset)
+    samples.workers = request.workers
     plans = [f"format.{form or 'python'}", "collator"]
     # transformers imports its modules when they are first asked for.
     trainer, known = map(sys.modules.get, ("transformers.trainer_utils", _COLLATORS))
@@ -255,6 +318,7 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     name = look_up(collator, "__name__", type(collator).__name__)
     if getattr(known, name, None) not in (collator, type(collator)) or name not in _MAKERS:
         raise NotCoveredError(f"{LEFT_COLLATE}{name}")
+    plans += ["padding"] * (_MAKERS[name] in _PADDING)
     for attribute, value in _NEEDED.items():
         got = look_up(collator, attribute, value)
         leave_if(got != value, f"{name} has {attribute}={got!r}")

@@ -31,6 +31,12 @@ HOLDS = {
 }
 _IDS, _ROWS = 60, 12
 _BATCHES = [0], [1, 2, 3, 4], [5, 6, 7], list(range(_ROWS))
+# The kinds of columns for collators with a tokenizer and options of padding.
+_PADDING = {
+    "DataCollatorWithPadding": "ial iat if ialx iam is",
+    "DataCollatorForTokenClassification": "ia iaL iatK ixL",
+    "DataCollatorForSeq2Seq": "iaL iatK iaO ixO",
+}
 _MODEL = "input_ids", "token_type_ids", "attention_mask"
 
 
@@ -48,11 +54,11 @@ def _collators(name: str, module: Any) -> Iterator[tuple[Any, str]]:
     """Yield collators, and kinds of columns for each: the first letters of their names."""
     found = getattr(module, name)
     multiples: list[dict[str, Any]] = [{}, {"pad_to_multiple_of": 8}]
-    if name == "DataCollatorWithPadding":
+    if name in _PADDING:
         most = {"padding": "max_length", "max_length": 20}
         options = [*multiples, most, {**most, **multiples[1]}]
         for tokenizer, given in product(_tokenizers(), options):
-            yield found(tokenizer, **given), "ial iat if ialx iam is"
+            yield found(tokenizer, **given), _PADDING[name]
     elif name == "DataCollatorForLanguageModeling":
         for tokenizer, given in product(_tokenizers(), multiples):
             yield found(tokenizer, mlm=False, **given), "ia i ias iax"
@@ -84,8 +90,11 @@ def _dataset(kinds: str, shortest: int, form: str | None) -> tuple[Any, list[Any
         "many": lambda: numbers.integers(0, 9, (_ROWS, 3)).tolist(),
         "x": lambda: numbers.random((_ROWS, 2)).tolist(),
         "Labels": lambda: ids(_IDS),
+        "K labels": lambda: ids(_IDS),
+        "Other labels": lambda: ids(_IDS)[::-1],
     }
-    names = {"fraction": "label", "many": "label_ids", "Labels": "labels"}
+    names = {"fraction": "label", "many": "label_ids", "K labels": "label"}
+    names |= {"Labels": "labels", "Other labels": "labels"}
     made = {names.get(n, n): make() for n, make in columns.items() if n[0] in kinds}
     table = module.table.InMemoryTable.from_pydict(made)
     dataset = module.Dataset(table, fingerprint="battery")  # else Dataset computes one

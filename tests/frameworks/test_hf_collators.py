@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
     DataCollatorForLanguageModeling,
+    DataCollatorForMultipleChoice,
+    DataCollatorForSeq2Seq,
     DataCollatorForTokenClassification,
     DataCollatorWithFlattening,
     DataCollatorWithPadding,
@@ -35,9 +38,11 @@ from transformers import (
     PreTrainedTokenizerFast,
     default_data_collator,
 )
+from transformers.models.t5 import modeling_t5
 from transformers.trainer_utils import RemoveColumnsCollator
 
 from fastloop.adapters import hugging_face
+from fastloop.base.checks import look_up
 from fastloop.compat import verification
 from fastloop.data import columns
 
@@ -102,6 +107,15 @@ def stored(any_of: random.Random, columns: dict[str, list[Any]], folder: Any) ->
     return Subset(made, [3, 10, *range(9)]) if any_of.random() < 0.2 else made
 
 
+class Decoder:
+    """A model whose decoder reads labels, by transformers' own function."""
+
+    _T5: Any = modeling_t5.T5ForConditionalGeneration
+    prepare_decoder_input_ids_from_labels = _T5.prepare_decoder_input_ids_from_labels
+    _shift_right = _T5._shift_right
+    config = SimpleNamespace(decoder_start_token_id=2, pad_token_id=3)
+
+
 def ids_and(any_of: random.Random, rows: int, *others: str, shortest: int = 0) -> Any:
     columns = texts(any_of, rows, shortest)
     kept = {"input_ids", *(name for name in others if any_of.random() < 0.6)}
@@ -130,6 +144,28 @@ def to_the_longest_text(any_of: random.Random, rows: int) -> Any:
         tokenizer, "max_length", pad_to_multiple_of=multiple, **given
     )
     return columns, collator
+
+
+def labelled(any_of: random.Random, rows: int) -> Any:
+    """Lists of labels, for each id or of lengths of their own."""
+    is_wide = any_of.random() < 0.4  # padding to one width
+    model = any_of.choice((None, Decoder()))
+    shortest = 1 if is_wide or model is not None else 0
+    columns = ids_and(any_of, rows, "attention_mask", "token_type_ids", shortest=shortest)
+    given: dict[str, Any] = {"pad_to_multiple_of": any_of.choice((None, 4))}
+    if is_wide:
+        given |= {"padding": "max_length", "max_length": any_of.choice((None, WIDTH))}
+    cls = any_of.choice((DataCollatorForTokenClassification, DataCollatorForSeq2Seq))
+    others = [ids[::-1] for ids in columns["input_ids"]]
+    if cls is DataCollatorForSeq2Seq:
+        any_of.shuffle(others)
+        given["model"] = model
+    if any_of.random() < 0.9 or cls is DataCollatorForSeq2Seq:
+        columns[any_of.choice(("label", "labels"))] = others
+    tokenizer = tokenizer_of(
+        padding_side=any_of.choice(("left", "right")), model_max_length=WIDTH + 2
+    )
+    return columns, cls(tokenizer, label_pad_token_id=any_of.choice((-100, 0)), **given)
 
 
 def language(any_of: random.Random, rows: int) -> Any:
@@ -166,6 +202,8 @@ def removing(any_of: random.Random, rows: int) -> Any:
 
 
 RECIPES: tuple[Callable[..., Any], ...] = (
+    labelled,
+    labelled,
     padding,
     to_the_longest_text,
     language,
@@ -197,7 +235,7 @@ def test_random_datasets_collators_and_loaders(tmp_path: Any) -> None:
         if any_of.random() < 0.2:
             inner = BatchSampler(RandomSampler(range(9)), 4, False)
             options = {"collate_fn": collator, "batch_sampler": inner}
-        workers = any_of.choice((0, 0, 2))
+        workers = 0 if look_up(collator, "model") else any_of.choice((0, 0, 2))
         case = f"seed {SEED}, case {number}: {recipe.__name__}, {dataset}, {collator}, {options}"
         try:
             theirs = play(DataLoader, dataset, **options)
@@ -212,6 +250,11 @@ def test_random_datasets_collators_and_loaders(tmp_path: Any) -> None:
 
 class OwnPadding(DataCollatorWithPadding):
     pass
+
+
+class OwnDecoder(Decoder):
+    def prepare_decoder_input_ids_from_labels(self, labels: Any) -> Any:
+        return labels + 1
 
 
 class OwnTokenizer(PreTrainedTokenizerFast):
@@ -256,9 +299,29 @@ def removing_all() -> Any:
 LEFT: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "a subclass": (base, lambda: OwnPadding(tokenizer_of()), "not torch's default"),
     "another collator": (
-        lambda: base(labels=[[1, 2], [3], [4, 5, 6]]),
+        lambda: datasets.Dataset.from_dict({"input_ids": [[[4, 5], [6]]] * 3, "label": [1, 0, 1]}),
+        lambda: DataCollatorForMultipleChoice(tokenizer_of()),
+        "batches of DataCollatorForMultipleChoice",
+    ),
+    "shorter labels": (
+        lambda: base(labels=[[1, 2], [3], [4]]),
         lambda: DataCollatorForTokenClassification(tokenizer_of()),
-        "batches of DataCollatorForTokenClassification",
+        "are longer or shorter than the others",
+    ),
+    "no labels": (
+        base,
+        lambda: DataCollatorForSeq2Seq(tokenizer_of()),
+        "no column 'labels'",
+    ),
+    "labels beyond max_length": (
+        lambda: base(labels=[[1] * 5, [3], [4]]),
+        lambda: DataCollatorForSeq2Seq(tokenizer_of(), padding="max_length", max_length=4),
+        "takes lists of 1 to 4 labels",
+    ),
+    "a decoder of the program": (
+        lambda: base(labels=[[1, 2], [3], [4]]),
+        lambda: DataCollatorForSeq2Seq(tokenizer_of(), OwnDecoder()),
+        "a OwnDecoder prepares decoder_input_ids in its own way",
     ),
     "a tokenizer's own pad": (
         base,

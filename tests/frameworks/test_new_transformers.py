@@ -61,6 +61,7 @@ def loaders_of(cls: Any, rows: int = 40) -> dict[str, Any]:
     lengths = [any_of.choice((1, 2, 5, 11)) for _ in range(rows)]
     texts = {"input_ids": [[any_of.randrange(30) for _ in range(n)] for n in lengths]}
     masked = {**texts, "attention_mask": [[any_of.randrange(2)] * n for n in lengths]}
+    labelled = {**masked, "labels": texts["input_ids"]}
     numbers = {"x": [[i, 1.5] for i in range(rows)], "label": list(range(rows))}
     made = {
         "DataCollatorWithPadding": (masked, collators.DataCollatorWithPadding(tokenizer)),
@@ -68,6 +69,11 @@ def loaders_of(cls: Any, rows: int = 40) -> dict[str, Any]:
             masked,
             collators.DataCollatorForLanguageModeling(tokenizer, mlm=False),
         ),
+        "DataCollatorForTokenClassification": (
+            labelled,
+            collators.DataCollatorForTokenClassification(tokenizer),
+        ),
+        "DataCollatorForSeq2Seq": (labelled, collators.DataCollatorForSeq2Seq(tokenizer)),
         "DataCollatorWithFlattening": (
             texts,
             collators.DataCollatorWithFlattening(return_flash_attn_kwargs=True),
