@@ -18,9 +18,9 @@ import torch
 from fastloop.compat.requirements import read_check_interval
 
 DECODERS = "fastloop-images"  # how names of threads begin that decode images
-# Of unknown code, one of so many batches or single samples is compared, if comparisons have not
-# taken more than this share of the time since the first one.
-_EVERY, _MOST = 64, 0.05
+# Of unknown code, one of so many batches or single samples is compared, if so many times as long as
+# the last comparison took has passed since then.
+EVERY, _REST = 64, 50
 _QUIET = DECODERS, "tqdm_monitor"  # threads that draw no random numbers
 # fastloop does not take these samples, so the original makes them. Nothing has been drawn.
 _REFUSALS = BufferError, RuntimeError, TypeError, ValueError
@@ -65,42 +65,36 @@ def same_bits(a: Any, b: Any) -> bool:
 
 class Verification:
     """Compares what fastloop makes by one plan with what the original makes: the first samples, and
-    with FASTLOOP_CHECK=n one of n.
+    with FASTLOOP_CHECK=n one of n. Of code that fastloop does not know one of 64 is compared, if
+    comparisons take little of the time.
 
     Args:
         what: is made, for warnings; `whose` names the original's: "torchvision's".
         unchecked: how many comparisons come first.
-        is_known: fastloop knows the original's code. If not, one of 64 calls of `is_due` is due.
+        is_known: fastloop knows the original's code.
 
     Attributes:
         unchecked: how many are still to come.
         falls_back: results have differed, so the original makes them for good.
-        every: n of FASTLOOP_CHECK; 64 if that is 0 and the code is not known.
+        every: n of FASTLOOP_CHECK.
     """
 
     falls_back = False
-    _count = 0  # of samples
-    _began = _seconds = (
-        0.0  # of comparisons: when the first one ended, and how long later ones took
-    )
+    _count = 0  # of samples with FASTLOOP_CHECK, else of batches
+    _ended = _took = 0.0  # of the last comparison: when it ended, and how long it took
 
     def __init__(self, what: str, whose: str, unchecked: int, is_known: bool = True) -> None:
         self.what, self.whose, self.unchecked = what, whose, unchecked
-        self.every = given = read_check_interval()
-        self._counts_calls = not (given or is_known)
-        if self._counts_calls:
-            self.every = _EVERY
+        self.every, self.is_known = read_check_interval(), is_known
 
-    def is_due(self, count: int = 1) -> bool:
+    def is_due(self, samples: int = 1, batches: int = 1) -> bool:
         """Count samples that are about to be made. Tell whether to make them both ways."""
-        if self._counts_calls and self.unchecked <= 0:
-            self._count += 1
-            is_due = self._count % _EVERY == 0
-            return is_due and self._seconds <= _MOST * (perf_counter() - self._began)
-        before, self._count = self._count, self._count + count
-        if self.unchecked > 0 or self.every == 0:
+        every, step = (self.every, samples) if self.every or self.is_known else (EVERY, batches)
+        before, self._count = self._count, self._count + step
+        if self.unchecked > 0 or every == 0:
             return self.unchecked > 0
-        return self._count // self.every > before // self.every
+        is_due = self._count // every > before // every
+        return is_due and (self.every > 0 or perf_counter() - self._ended > _REST * self._took)
 
     def compare(self, original: Callable[[], Any], native: Callable[[torch.Generator], Any]) -> Any:
         """Return the original's result. Compare the result, and the state of torch's default
@@ -109,9 +103,8 @@ class Verification:
         try:
             return self._compare(original, native)
         finally:
-            end = perf_counter()
-            self._seconds += end - begin if self._began else 0.0
-            self._began = self._began or end
+            self._ended = perf_counter()
+            self._took = self._ended - begin
 
     def _compare(
         self, original: Callable[[], Any], native: Callable[[torch.Generator], Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import warnings
@@ -87,9 +88,10 @@ def test_numbers_that_another_thread_may_have_drawn_decide_nothing() -> None:
     assert checked.falls_back and len(seen) == 1
 
 
-def test_comparisons_of_unknown_code_take_a_twentieth_of_the_time(
+def test_comparisons_of_unknown_code_take_a_fiftieth_of_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also of the time after a pause, in which no sample was made."""
     clock = [100.0]
     monkeypatch.setattr(verification, "perf_counter", lambda: clock[0])
 
@@ -100,11 +102,13 @@ def test_comparisons_of_unknown_code_take_a_twentieth_of_the_time(
     checked = Verification("threes", "Python's", 1, is_known=False)
     compared = []
     for sample in range(64 * 100):
-        clock[0] += 0.1
+        clock[0] += 0.1 + 9999 * (sample == 640)
         if checked.is_due():
             checked.compare(original, lambda generator: 3)
             compared.append(sample)
-    assert compared[:2] == [0, 63] and 20 < len(compared) <= 36 and not checked.falls_back
+    assert compared[:4] == [0, 511, 703, 1215] and not checked.falls_back
+    gaps = {b - a for a, b in itertools.pairwise(compared)}
+    assert gaps == {511, 192, 512} and len(compared) == 14
 
 
 @pytest.mark.filterwarnings("error")

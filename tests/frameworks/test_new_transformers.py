@@ -120,7 +120,7 @@ def test_a_changed_function_that_makes_the_same_is_served(monkeypatch: pytest.Mo
 
 def test_one_of_64_batches_of_unknown_code_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, FLATTENING, "if return_tensors is None:", "if not return_tensors:")
-    monkeypatch.setattr(verification, "_MOST", 1e9)
+    monkeypatch.setattr(verification, "_REST", -1e9)
     asked = []
     compare = verification.Verification.compare
     monkeypatch.setattr(
@@ -131,6 +131,28 @@ def test_one_of_64_batches_of_unknown_code_is_compared(monkeypatch: pytest.Monke
     loader = loaders_of(fastloop.DataLoader, 7 * 130)["DataCollatorWithFlattening"]
     assert len(list(loader)) == 130 and loader.stats().path == "array"
     assert len(asked) == 1 + 2  # the first batch, and one of 64
+
+
+@pytest.mark.filterwarnings("ignore:fastloop's batches differ")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_after_a_difference_the_epoch_goes_on_with_the_originals_batches(
+    shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The battery has no ids above 600, and the first 64 batches in order have none either."""
+    before, after = 'sample["input_ids"]', 'sample["input_ids"]; input_ids[0] = min(600, {})'
+    change(monkeypatch, FLATTENING, before, after.format("input_ids[0]"))
+    monkeypatch.setattr(verification, "_REST", -1e9)
+    dataset = datasets.Dataset.from_dict({"input_ids": [[i, 1] for i in range(915)]})
+    options = {"batch_size": 7, "shuffle": shuffle, "drop_last": shuffle}
+    options["collate_fn"] = collators.DataCollatorWithFlattening()
+    loader, found = fastloop.DataLoader(dataset, **options), []
+    assert loader.stats().path == "array"
+    for each in (DataLoader(dataset, **options), loader):
+        torch.manual_seed(5)
+        found.append([*each, torch.get_rng_state()])
+    assert len(found[0]) == 1 + (130 if shuffle else 131)
+    assert_identical(found[1], found[0])
+    assert loader.stats().path == "sync"
 
 
 def test_a_difference_costs_one_collator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Batches that fastloop makes instead of another library's code. The first batch is compared with
-the original's, and later batches as often as FASTLOOP_CHECK asks. The iterator draws the random
-numbers of a batch when torch would draw them.
+the original's, and later ones as often as FASTLOOP_CHECK asks, or if fastloop does not know the
+code. The iterator draws the random numbers of a batch when torch would draw them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler
 
 from fastloop._core import ImageDraws
 from fastloop.compat.torch_parts import MapFetcher
-from fastloop.compat.verification import Verification, is_alone
+from fastloop.compat.verification import EVERY, Verification, is_alone
 from fastloop.data.columns import Columns, NotCoveredError
-from fastloop.loader.arrays.iterator import _LISTS, ArrayIter, make_batch
+from fastloop.loader.arrays.iterator import _BLOCKS, _LISTS, ArrayIter, Block, make_batch
 
 _FIRST = 8  # samples of the first batch, which is compared once for each process and plan
+_FEW = 4  # samples of later comparisons
 
 
 @dataclass(eq=False)
@@ -38,9 +41,9 @@ class Original:
     is_same: Callable[[], bool] = lambda: True
 
     def iterator_class(self, workers: int) -> type[ArrayIter]:
-        """Return the class of iterators. Random draws and comparisons need the indices of each
-        batch, which only ComparedIter sees."""
-        needs_indices = self.draws is not None or (workers == 0 and self.verification.every > 0)
+        """Return the class of iterators. Only ComparedIter draws, and compares later batches."""
+        compares = self.verification.every > 0 or not self.verification.is_known
+        needs_indices = self.draws is not None or (workers == 0 and compares)
         return ComparedIter if needs_indices else ArrayIter
 
     def draw(self, rows: int, generator: torch.Generator) -> None:
@@ -48,8 +51,8 @@ class Original:
             self.draws.draw_from(rows, generator)
 
     def compare(self, columns: Columns, rows: list[int], fetcher: Any) -> None:
-        """Make a batch twice: by the original, through the fetcher, and natively. Then restore
-        torch's generator."""
+        """Make a batch of these rows twice: by the original, through the fetcher, and natively.
+        Then restore torch's generator."""
 
         def by_c(generator: torch.Generator) -> Any:
             self.draw(len(rows), generator)
@@ -72,21 +75,69 @@ class Original:
             raise NotCoveredError(f"fastloop's {what} differed from {whose}")
 
 
+def _some_of(rows: Any) -> list[int]:
+    """Return a few rows from everywhere in a vector or range of rows."""
+    return [int(row) for row in rows[:: -(-len(rows) // _FEW)]]
+
+
+def _cut(blocks: Iterator[Block], most: int) -> Iterator[Any]:
+    """Yield vectors and ranges of at most so many rows."""
+    for block in blocks:
+        rows = range(block[0], sum(block)) if isinstance(block, tuple) else block
+        for at in range(0, len(rows), most):
+            yield rows[at : at + most]
+
+
 class ComparedIter(ArrayIter):
     """An iterator that draws for each batch when its indices are known, as torch does.
 
     Without workers the iterator asks before each batch whether the program has changed what the
     original would use, and compares the batches that are due. If a batch differs, the original
     makes that batch and the rest of the epoch.
+
+    Batches without random numbers are taken from blocks of indices, as ArrayIter takes them. Of
+    unknown code a few rows are compared before each 64 batches.
     """
 
     _falls_back = False
+    _left: Iterator[Any] | None = None  # rows of the epoch that the original makes
 
     def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
-        draws = self._columns.original.draws
-        if draws is not None:
-            draws.seed(int(self._base_seed), self._num_workers)
-        return self._drawing(self._columns.original), _LISTS, None
+        original = self._columns.original
+        if original.draws is not None:
+            original.draws.seed(int(self._base_seed), self._num_workers)
+        elif not original.verification.every:
+            source, kind, sampler = super()._open_indices()
+            if kind == _BLOCKS:
+                return self._watching(original, source, sampler), kind, sampler
+        return self._drawing(original), _LISTS, None
+
+    def _compare(self, original: Original, rows: Any) -> None:
+        with suppress(Exception):  # the native batch raises the same error
+            rows = rows if original.verification.every else _some_of(rows)
+            original.compare(self._columns, rows, self._dataset_fetcher)
+
+    def _watching(self, original: Original, blocks: Iterator[Block], sampler: Any) -> Iterator[Any]:
+        """Yield the blocks in parts. End before a part that the original has to make."""
+        verification, size, done = original.verification, sampler.batch_size, 0
+        parts = _cut(blocks, EVERY * size)
+        for rows in parts:
+            is_due = verification.is_due(len(rows), -(-len(rows) // size))
+            if done % size == 0:  # no batch has rows before and behind this place
+                if is_due and is_alone():
+                    self._compare(original, rows)
+                if verification.falls_back:
+                    rest = chain.from_iterable(chain((rows,), parts))
+                    self._left = iter(BatchSampler(map(int, rest), size, sampler.drop_last))
+                    return
+            done += len(rows)
+            yield (rows.start, len(rows)) if isinstance(rows, range) else rows
+
+    def _goes_on(self) -> bool:
+        left, self._left = self._left, None
+        if left is not None:
+            self._array_loader.restart(map(tuple, left), _LISTS, None, 0)
+        return left is not None
 
     def _drawing(self, original: Original) -> Iterator[Any]:
         """Yield the indices of batches: lists for fastloop, tuples for the original."""
@@ -97,8 +148,7 @@ class ComparedIter(ArrayIter):
                 continue
             self._falls_back = self._falls_back or not original.is_same()
             if not self._falls_back and original.verification.is_due(len(batch)) and is_alone():
-                with suppress(Exception):  # the native batch raises the same error
-                    original.compare(self._columns, batch, self._dataset_fetcher)
+                self._compare(original, batch)
                 self._falls_back = original.verification.falls_back
             if not self._falls_back:
                 original.draw(len(batch), torch.default_generator)

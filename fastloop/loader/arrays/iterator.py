@@ -459,6 +459,11 @@ class ArrayIter(ResumableIter):
         )
         return True
 
+    def _goes_on(self) -> bool:
+        """Begin with the batches of this epoch that are not the array loader's. False: there are
+        none."""
+        return False
+
     def _next_data(self) -> Any:
         """Return a batch for torch's ``__next__``, which runs under a profiler or with
         ``pin_memory``."""
@@ -482,6 +487,8 @@ class ArrayIter(ResumableIter):
                 data = next(self._array_loader)
                 self._num_yielded += 1
         except StopIteration:
+            if self._goes_on():
+                return self.__next__()
             self._epoch.is_over = True
             raise
         except RuntimeError:
