@@ -22,6 +22,7 @@ _ADAPTERS = {
     "torchvision.datasets.": "torchvision_datasets",
     "datasets.arrow_dataset": "hugging_face",
     "transformers.": "hugging_face",
+    "trl.trainer.": "hugging_face",
 }
 # Functions that frameworks set as worker_init_fn, by module. They seed the random generators of a
 # worker process, torch's too; no Python runs in the array path's threads.

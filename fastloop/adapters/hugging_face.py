@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
-from fastloop.adapters.hugging_face_battery import HOLDS, find_difference
+from fastloop.adapters.hugging_face_battery import HOLDS, TRL_HOLDS, find_difference
 from fastloop.adapters.originals import Battery, find_obstacle, judge
 from fastloop.base.checks import look_up
 from fastloop.compat.verification import verification_of
@@ -39,6 +39,7 @@ from fastloop.loader.arrays.compared import Original
 _CASTS = {"i": "int64", "u": "int64", "f": "float32", "b": "bool"}
 _DATASETS = "datasets.arrow_dataset"
 _COLLATORS, _TOKENIZERS = "transformers.data.data_collator", "transformers.tokenization_utils_base"
+_TRL = "trl.trainer.sft_trainer"
 _PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
 # With any other value, a collator draws numbers or makes what fastloop does not make.
 _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
@@ -289,16 +290,77 @@ def _flatten(samples: _Samples, collator: Any) -> None:
             add(f"{name}_k", ids, kind)
 
 
-_MAKERS: dict[str, Callable[[_Samples, Any], None]] = {
-    "default_data_collator": _default,
-    "DefaultDataCollator": _default,
-    "DataCollatorWithPadding": _with_padding,
-    "DataCollatorForLanguageModeling": _for_language,
-    "DataCollatorForTokenClassification": _for_tokens,
-    "DataCollatorForSeq2Seq": _for_seq2seq,
-    "DataCollatorWithFlattening": _flatten,
+def _for_sft(samples: _Samples, collator: Any) -> None:
+    is_plain = samples.dataset._format_type is None
+    leave_if(not is_plain, "TRL warns of samples with the format 'torch'")
+    ids = samples.lists("input_ids")
+    leave_if(samples.lengths.min() == 0, "column 'input_ids' has empty lists")
+    labels = samples.lists("labels") if "labels" in samples.names else ids
+    padding, multiple = collator.pad_token_id, collator.pad_to_multiple_of
+    has_positions, is_packed = collator.return_position_ids, "seq_lengths" in samples.names
+    is_odd = type(padding) is not int or type(multiple) not in (int, type(None)) or multiple == 0
+    leave_if(is_odd, f"pad_token_id={padding!r} with pad_to_multiple_of={multiple!r}")
+    samples.how = padding, multiple, has_positions, is_packed
+    if collator.padding_free:
+        leave_if(multiple is not None, "padding_free=True with pad_to_multiple_of")
+        samples.kind = _with_segments
+        for name, lists in (("input_ids", ids), ("labels", labels)):
+            leader = len(samples.outputs)
+            samples.add(name, lists, "packed", padding=0, main=ids[1], leader=leader, name=name)
+        if not is_packed:
+            samples.add("position_ids", ids, "lengths")
+            return
+        values, ends = samples.lists("seq_lengths", are_alike=False)
+        sums = np.append(0, np.cumsum(values, dtype=np.int64))[ends]
+        is_whole = values.min() > 0 and np.array_equal(np.diff(sums), samples.lengths)
+        leave_if(not is_whole, "column 'seq_lengths' has other sums than 'input_ids' has ids")
+        samples.add("position_ids", (values, ends), "packed", padding=0, main=ends)
+        return
+    multiple = 1 if multiple is None else multiple
+    samples.add("input_ids", ids, "padded", padding=padding, multiple=multiple)
+    samples.add("labels", labels, "padded", padding=-100, multiple=multiple)
+    if has_positions:
+        leave_if(is_packed, "return_position_ids=True with a column 'seq_lengths'")
+        ends = np.concatenate((np.zeros_like(samples.lengths), samples.lengths), 1)
+        positions = np.arange(samples.lengths.max()), ends
+        samples.add("position_ids", positions, "padded", padding=0, multiple=multiple)
+    samples.add("attention_mask", ids, "mask", multiple=multiple)
+
+
+def _with_segments(batch: Any) -> Any:
+    """Return a batch without padding: the lengths of segments stand where positions belong."""
+    lengths = batch["position_ids"].reshape(-1)
+    ends, device = lengths.cumsum(0), lengths.device
+    starts = ends - lengths
+    batch["labels"][0, starts] = -100
+    positions = torch.arange(batch["labels"].size(1), device=device)
+    batch["position_ids"] = (positions - starts.repeat_interleave(lengths))[None]
+    bounds = torch.cat((starts, ends[-1:])).to(torch.int32)
+    batch["cu_seq_lens_q"] = batch["cu_seq_lens_k"] = bounds
+    batch["max_length_q"] = batch["max_length_k"] = int(lengths.max())
+    numbers = torch.arange(len(lengths), dtype=torch.int32, device=device)
+    batch["seq_idx"] = numbers.repeat_interleave(lengths)[None]
+    return batch
+
+
+# By module and name: the maker, and the plans that originals.txt names. The first one is the
+# battery's name.
+_MAKERS: dict[str, tuple[Callable[[_Samples, Any], None], str]] = {
+    f"{_COLLATORS}:default_data_collator": (_default, "default_data_collator"),
+    f"{_COLLATORS}:DefaultDataCollator": (_default, "DefaultDataCollator"),
+    f"{_COLLATORS}:DataCollatorWithPadding": (_with_padding, "DataCollatorWithPadding padding"),
+    f"{_COLLATORS}:DataCollatorForLanguageModeling": (
+        _for_language,
+        "DataCollatorForLanguageModeling padding mixin",
+    ),
+    f"{_COLLATORS}:DataCollatorForTokenClassification": (
+        _for_tokens,
+        "DataCollatorForTokenClassification padding mixin",
+    ),
+    f"{_COLLATORS}:DataCollatorForSeq2Seq": (_for_seq2seq, "DataCollatorForSeq2Seq padding"),
+    f"{_COLLATORS}:DataCollatorWithFlattening": (_flatten, "DataCollatorWithFlattening"),
+    f"{_TRL}:DataCollatorForLanguageModeling": (_for_sft, "trl mixin"),
 }
-_PADDING = _with_padding, _for_language, _for_tokens, _for_seq2seq  # these call tokenizer.pad()
 
 
 def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Columns:
@@ -310,15 +372,18 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     samples.workers = request.workers
     plans = [f"format.{form or 'python'}", "collator"]
     # transformers imports its modules when they are first asked for.
-    trainer, known = map(sys.modules.get, ("transformers.trainer_utils", _COLLATORS))
+    trainer = sys.modules.get("transformers.trainer_utils")
     if type(collator) is getattr(trainer, "RemoveColumnsCollator", None):
         samples.names = [name for name in samples.names if name in collator.signature_columns]
         collator = collator.data_collator
         plans.append("RemoveColumnsCollator")
     name = look_up(collator, "__name__", type(collator).__name__)
-    if getattr(known, name, None) not in (collator, type(collator)) or name not in _MAKERS:
+    module = str(look_up(collator, "__module__"))
+    known = look_up(sys.modules.get(module), name)
+    if known not in (collator, type(collator)) or f"{module}:{name}" not in _MAKERS:
         raise NotCoveredError(f"{LEFT_COLLATE}{name}")
-    plans += ["padding"] * (_MAKERS[name] in _PADDING)
+    maker, others = _MAKERS[f"{module}:{name}"]
+    plans += others.split()
     for attribute, value in _NEEDED.items():
         got = look_up(collator, attribute, value)
         leave_if(got != value, f"{name} has {attribute}={got!r}")
@@ -329,15 +394,17 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
 
     def make(other: Any, given: Any) -> Columns:
         of_battery = _Samples(given)
-        _MAKERS[name](of_battery, other)
+        maker(of_battery, other)
         return of_battery.columns()
 
-    find = partial(find_difference, name, make, form)
-    verdict = judge([name, *plans], Battery("collators", f"{name} {form}", find, holds=HOLDS))
+    plan = others.split()[0]
+    find = partial(find_difference, plan, known, make, form)
+    holds = HOLDS | TRL_HOLDS if plan == "trl" else HOLDS
+    verdict = judge(plans, Battery("collators", f"{plan} {form}", find, holds=holds))
     leave_if(verdict.why, f"{LEFT_COLLATE}{name}: {verdict.why}")
-    _MAKERS[name](samples, collator)
+    maker(samples, collator)
     columns = samples.columns()
-    key = repr((name, form, dataset.features, samples.how, list(samples.outputs)))
+    key = repr((plan, form, dataset.features, samples.how, list(samples.outputs)))
     whose = f"the batches of {name}"
     verification = verification_of(key, "batches", whose, 1, not verdict.about)
     columns.original = Original(verification, collate_fn)

@@ -29,6 +29,7 @@ HOLDS = {
     "return_tensors == 'pt'": True,
     "tensor_type == TensorType.PYTORCH": True,
 }
+TRL_HOLDS = {"padding_side == 'left'": False}
 _IDS, _ROWS = 60, 12
 _BATCHES = [0], [1, 2, 3, 4], [5, 6, 7], list(range(_ROWS))
 # The kinds of columns for collators with a tokenizer and options of padding.
@@ -50,9 +51,8 @@ def _tokenizers() -> Iterator[Any]:
         yield cls(tokenizer_object=Tokenizer(words), **given)
 
 
-def _collators(name: str, module: Any) -> Iterator[tuple[Any, str]]:
+def _collators(name: str, found: Any) -> Iterator[tuple[Any, str]]:
     """Yield collators, and kinds of columns for each: the first letters of their names."""
-    found = getattr(module, name)
     multiples: list[dict[str, Any]] = [{}, {"pad_to_multiple_of": 8}]
     if name in _PADDING:
         most = {"padding": "max_length", "max_length": 20}
@@ -67,6 +67,10 @@ def _collators(name: str, module: Any) -> Iterator[tuple[Any, str]]:
         for chosen in product((True, False), repeat=2):
             for given in ({}, {"separator_id": -7}):
                 yield found(**given, **dict(zip(named, chosen, strict=True))), "i ia iL"
+    elif name == "trl":
+        for given, has_positions in product(multiples, (False, True)):
+            yield found(7, return_position_ids=has_positions, **given), "i iLx"
+        yield found(7, padding_free=True), "i iLx iP iLP"
     else:
         yield (found() if isinstance(found, type) else found), "l f m x xl"
 
@@ -92,9 +96,10 @@ def _dataset(kinds: str, shortest: int, form: str | None) -> tuple[Any, list[Any
         "Labels": lambda: ids(_IDS),
         "K labels": lambda: ids(_IDS),
         "Other labels": lambda: ids(_IDS)[::-1],
+        "Pieces": lambda: [[n - n // 2, n // 2][: max(n, 1)] for n in lengths],
     }
     names = {"fraction": "label", "many": "label_ids", "K labels": "label"}
-    names |= {"Labels": "labels", "Other labels": "labels"}
+    names |= {"Labels": "labels", "Other labels": "labels", "Pieces": "seq_lengths"}
     made = {names.get(n, n): make() for n, make in columns.items() if n[0] in kinds}
     table = module.table.InMemoryTable.from_pydict(made)
     dataset = module.Dataset(table, fingerprint="battery")  # else Dataset computes one
@@ -104,18 +109,19 @@ def _dataset(kinds: str, shortest: int, form: str | None) -> tuple[Any, list[Any
 
 
 def find_difference(
-    name: str, make: Callable[[Any, Any], Columns], form: str | None, is_unknown: bool
+    name: str, found: Any, make: Callable[[Any, Any], Columns], form: str | None, is_unknown: bool
 ) -> str:
     """Return in which case batches of a collator of this name differ from fastloop's, or "".
 
     Args:
+        found: the collator's class or function.
         make: returns the columns of a collator and a dataset.
         form: the format of datasets.
     """
-    module, count = sys.modules["transformers.data.data_collator"], 0
+    count = 0
     with running_original(), torch.random.fork_rng(devices=()):
         before = torch.get_rng_state()
-        for collator, kinds in _collators(name, module):
+        for collator, kinds in _collators(name, found):
             for kind, shortest in product(kinds.split(), (0, 1)):
                 dataset, batches = _dataset(kind, shortest, form)
                 try:
