@@ -1,13 +1,13 @@
-/* Tests of fl_warp_pil: matrices against numbers that Python and torchvision print, and pixels
- * against formulas that visit the image in Pillow's order, with memory that ends at the end of the
- * planes. */
+/* Tests of Pillow's warps: matrices against numbers that Python and torchvision print, and pixels
+ * of each table that this machine can run against formulas that visit the image in Pillow's order,
+ * with memory that ends 3 bytes behind the pixels. */
 #include "cpu_image_fixture.h"
 
 #include "fl_warp_pil.h"
 
 #include <math.h>
 
-enum { CHANNELS = 3, CASES = 4000, MOST = 70 };
+enum { CHANNELS = 3, CASES = 4000, MOST = 70, BEHIND = 3 };
 
 static void check_matrix(const fl_warp_pil *warp, const double expected[6])
 {
@@ -50,15 +50,15 @@ static void test_sines_have_15_decimals(void)
 /* ---- pixels */
 
 typedef struct image {
-    const uint8_t *data; /* a plane without gaps */
-    int width, height;
+    const uint8_t *data; /* the first byte of a channel */
+    int width, height, channels;
 } image;
 
 static int byte_at(image from, int x, int y)
 {
     x = x < 0 ? 0 : x >= from.width ? from.width - 1 : x;
     y = y < 0 ? 0 : y >= from.height ? from.height - 1 : y;
-    return from.data[y * from.width + x];
+    return from.data[(y * from.width + x) * from.channels];
 }
 
 static double cubic_at(double a, double b, double c, double d, double t)
@@ -98,7 +98,7 @@ static bool is_small(const double *m, int x, int y)
 
 static int64_t parts_of(double x) { return (int64_t)floor(x * 65536 + 0.5); }
 
-/* Warps a plane with nearest pixels and positions that are summed up. */
+/* Warps a channel with nearest pixels and positions that are summed up. */
 static void sum_up(const fl_warp_pil *warp, image from, uint8_t fill, uint8_t *out)
 {
     const double *m = warp->m;
@@ -114,14 +114,15 @@ static void sum_up(const fl_warp_pil *warp, image from, uint8_t fill, uint8_t *o
         for (int column = 0; column < w; column++) {
             double at_x = is_fixed ? floor((double)part_x / 65536) : x;
             double at_y = is_fixed ? floor((double)part_y / 65536) : y;
-            *out++ = nearest_byte(from, at_x, at_y, fill);
+            *out = nearest_byte(from, at_x, at_y, fill);
+            out += from.channels;
             x += m[0], y += m[3], part_x += parts_of(m[0]), part_y += parts_of(m[3]);
         }
         row_x += m[1], row_y += m[4], fixed_x += parts_of(m[1]), fixed_y += parts_of(m[4]);
     }
 }
 
-static void warp_plane(const fl_warp_pil *warp, image from, uint8_t fill, uint8_t *out)
+static void warp_channel(const fl_warp_pil *warp, image from, uint8_t fill, uint8_t *out)
 {
     const double *m = warp->m;
     if (warp->how == FL_NEAREST && !warp->is_perspective) {
@@ -133,23 +134,27 @@ static void warp_plane(const fl_warp_pil *warp, image from, uint8_t fill, uint8_
             double x = column + 0.5, y = row + 0.5;
             double z = warp->is_perspective ? m[6] * x + m[7] * y + 1 : 1;
             double to_x = (m[0] * x + m[1] * y + m[2]) / z, to_y = (m[3] * x + m[4] * y + m[5]) / z;
-            *out++ = warp->how == FL_NEAREST ? nearest_byte(from, to_x, to_y, fill)
-                                             : mix_byte(from, to_x, to_y, warp->how, fill);
+            *out = warp->how == FL_NEAREST ? nearest_byte(from, to_x, to_y, fill)
+                                           : mix_byte(from, to_x, to_y, warp->how, fill);
+            out += from.channels;
         }
 }
 
-static void check_warp(const fl_warp_pil *warp, int width, int height, uint64_t *state)
+static void
+check_warp(const fl_warp_pil *warp, int channels, int width, int height, uint64_t *state)
 {
-    int64_t plane = width * height, bytes = CHANNELS * plane;
-    buffers b = make_buffers(bytes, bytes, true, state);
-    const fl_image_planes from = {b.src, width, plane, height, width};
-    const fl_image_planes to = {b.dst, width, plane, height, width};
-    clear_result(&b);
-    fl_warp_pil_run(warp, CHANNELS, &from, &to);
-    for (int c = 0; c < CHANNELS; c++)
-        warp_plane(warp, (image){b.src + c * plane, width, height}, warp->fill[c],
-                   b.expected + c * plane);
-    for (int64_t i = 0; i < bytes; i++) CHECK_INT(b.dst[i], b.expected[i]);
+    int64_t bytes = (int64_t)channels * width * height;
+    buffers b = make_buffers(bytes + BEHIND, bytes + BEHIND, true, state);
+    for (int c = 0; c < channels; c++)
+        warp_channel(warp, (image){b.src + c, width, height, channels}, warp->fill[c],
+                     b.expected + c);
+    EACH_VARIANT(ops)
+    {
+        clear_result(&b);
+        ops->tone.warp_pil(b.dst, b.src, width, height, channels, warp);
+        memset(b.dst + bytes, PATTERN, BEHIND);
+        check_result(&b, ops, "warp", width);
+    }
 }
 
 static double between(uint64_t *state, double low, double high)
@@ -175,11 +180,13 @@ static void test_pixels_are_found_in_pillows_order(void)
         if (n % 4 == 0) affine.angle = angles[n / 4 % 5];
         if (n % 5 == 0) affine.scale = scales[n / 5 % 4];
         if (n % 6 == 0) affine.shear[0] = 0;
+        if (n % 8 == 1) /* positions are whole numbers, among them the edges of the image */
+            affine = (fl_affine){.scale = 0.5, .center = {(double)(w / 2), (double)(h / 2)}};
         fill_random(&state, (char *)warp.fill, sizeof warp.fill);
         fl_warp_pil_affine(&warp, &affine, n % 2 == 0);
         warp.m[6] = between(&state, -2.0 / w, 1.0 / w);
         warp.m[7] = between(&state, -1.0 / h, 1.0 / h);
-        check_warp(&warp, w, h, &state);
+        check_warp(&warp, n % 5 == 3 ? 1 : CHANNELS, w, h, &state);
     }
 }
 
@@ -190,19 +197,27 @@ static void test_a_position_that_is_no_number_is_0_unless_it_is_nearest(void)
     fl_warp_pil warp = {.how = FL_BILINEAR, .is_perspective = true, .fill = {7, 8, 9}};
     const double m[8] = {0, 0, 0, 0, 0, 0, -2, 0}; /* 0 / 0 in the first column */
     memcpy(warp.m, m, sizeof m);
-    uint8_t dst[CHANNELS] = {1, 1, 1}, src[CHANNELS] = {50, 50, 50};
-    const fl_image_planes from = {src, 1, 1, 1, 1}, to = {dst, 1, 1, 1, 1};
-    fl_warp_pil_run(&warp, CHANNELS, &from, &to);
-    CHECK(dst[0] == 0 && dst[1] == 0 && dst[2] == 0);
-    check_warp(&warp, 9, 5, &state);
-    warp.how = FL_NEAREST;
-    fl_warp_pil_run(&warp, CHANNELS, &from, &to);
-    CHECK(dst[0] == 7 && dst[1] == 8 && dst[2] == 9);
+    uint8_t dst[CHANNELS + BEHIND], src[CHANNELS + BEHIND] = {50, 50, 50};
+    EACH_VARIANT(ops)
+    {
+        warp.how = FL_BILINEAR;
+        ops->tone.warp_pil(dst, src, 1, 1, CHANNELS, &warp);
+        CHECK(dst[0] == 0 && dst[1] == 0 && dst[2] == 0);
+        warp.how = FL_BICUBIC;
+        ops->tone.warp_pil(dst, src, 1, 1, CHANNELS, &warp);
+        CHECK(dst[0] == 0 && dst[1] == 0 && dst[2] == 0);
+        warp.how = FL_NEAREST;
+        ops->tone.warp_pil(dst, src, 1, 1, CHANNELS, &warp);
+        CHECK(dst[0] == 7 && dst[1] == 8 && dst[2] == 9);
+    }
+    warp.how = FL_BILINEAR;
+    check_warp(&warp, CHANNELS, 9, 5, &state);
 }
 
 int main(void)
 {
     start_tests();
+    find_variants();
     make_fences();
     RUN(test_versions_multiply_in_different_orders);
     RUN(test_sines_have_15_decimals);

@@ -88,6 +88,16 @@ typedef struct fl_image_warp {
     float fill[4];    /* of each channel; NaN: no fill, the outside is 0 */
 } fl_image_warp;
 
+/* The position that a result of Pillow's arithmetic is read from. The middle of a pixel, at x, y,
+ * is read at m[0] x + m[1] y + m[2] and m[3] x + m[4] y + m[5], divided by m[6] x + m[7] y + 1 if
+ * it is a perspective. */
+typedef struct fl_warp_pil {
+    double m[8];
+    bool is_perspective;
+    fl_interpolation how;          /* FL_NEAREST, FL_BILINEAR or FL_BICUBIC */
+    uint8_t fill[FL_MAX_CHANNELS]; /* the bytes of pixels that are read outside of the image */
+} fl_warp_pil;
+
 /* Normal numbers are made in pairs, by Box and Muller's method, from the words of fl_philox with
  * this key: number n is made from word n % 4 and its neighbour of block n / 4. */
 typedef struct fl_image_noise {
@@ -149,6 +159,12 @@ typedef struct fl_image_tone_ops {
      * torchvision. */
     void (*warp)(const fl_image_planes *dst, const fl_image_planes *bordered, int32_t channels,
                  const fl_image_warp *warp);
+
+    /* Samples an image of width * height pixels of `channels` bytes each, as Pillow's
+     * Image.transform does. 3 bytes behind each image are read, or written, and mean nothing. An
+     * image has less than 2^31 pixels. */
+    void (*warp_pil)(uint8_t *dst, const uint8_t *src, int32_t width, int32_t height,
+                     int32_t channels, const fl_warp_pil *warp);
 
     /* sums[i] = weight * V, plus the old sums[i] unless is_first, for the bytes V of the first
      * plane. */

@@ -5,6 +5,7 @@
 #include "fl_warp_pil.h"
 
 #include <math.h>
+#include <string.h>
 
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err)
 {
@@ -32,6 +33,23 @@ warp_view(const fl_image_op *op, int32_t i, fl_image_warp *warp, fl_image_view *
     return fl_tone_warp(view, i, warp, err);
 }
 
+/* Writes the planes of an image as pixels, or pixels as planes. */
+static void
+exchange(const fl_image_view *view, const fl_image_planes *planes, uint8_t *pixels, bool joins)
+{
+    const fl_image_ops *ops = view->tools.image_ops;
+    const int32_t channels = view->tools.channels;
+    for (int64_t y = 0; y < planes->rows; y++, pixels += planes->columns * channels) {
+        uint8_t *row = planes->data + y * planes->pitch;
+        if (channels == 1)
+            memcpy(joins ? pixels : row, joins ? row : pixels, (size_t)planes->columns);
+        else if (joins)
+            ops->join(pixels, row, planes->plane, planes->columns, channels, 1);
+        else
+            ops->split(row, planes->plane, pixels, planes->columns, channels);
+    }
+}
+
 static int warp_pil(const fl_image_op *op, fl_warp_pil *warp, fl_image_view *view, fl_err *err)
 {
     fl_image_planes image, next;
@@ -41,9 +59,14 @@ static int warp_pil(const fl_image_op *op, fl_warp_pil *warp, fl_image_view *vie
         warp->fill[c] = isnan(op->border[c]) ? 0 : (uint8_t)op->border[c];
     FL_TRY(fl_image_view_own(view, true, &image, err));
     fl_image_view_look_up(view);
-    FL_TRY(fl_image_view_next(view, (fl_image_size){(int32_t)image.rows, (int32_t)image.columns},
-                              channels, &next, err));
-    fl_warp_pil_run(warp, channels, &image, &next);
+    const int32_t width = (int32_t)image.columns, height = (int32_t)image.rows;
+    FL_TRY(fl_image_view_next(view, (fl_image_size){height, width}, channels, &next, err));
+    const int64_t bytes = image.rows * image.columns * channels + 3;
+    uint8_t *pixels = fl_scratch_memory(view->tools.scratch, FL_SCRATCH_ROWS, 2 * bytes);
+    if (pixels == NULL) return fl_fail(err, FL_ENOMEM, "out of memory to warp an image");
+    exchange(view, &image, pixels, true);
+    view->tools.image_ops->tone.warp_pil(pixels + bytes, pixels, width, height, channels, warp);
+    exchange(view, &next, pixels + bytes, false);
     fl_image_view_replace(view, &next, channels);
     return FL_OK;
 }

@@ -6,7 +6,7 @@
 #ifndef FL_CPU_IMAGE_NOISE_H
 #define FL_CPU_IMAGE_NOISE_H
 
-#include "fl_cpu_image_warp.h"
+#include "fl_cpu_image_warp_pil.h"
 
 #include "fl_philox.h"
 
@@ -150,7 +150,7 @@ static void tone_cut_sums(uint8_t *restrict dst, const float *restrict sums, int
      .saturate = {tone_saturate_v2, tone_saturate_v1, tone_saturate_pil},        \
      .turn_hue = {tone_turn_hue_v2, tone_turn_hue_v1, tone_turn_hue_pil},        \
      .sharpen = {tone_sharpen_v2, tone_sharpen_v1, tone_sharpen_pil},            \
-     .blur = tone_blur,         .warp = tone_warp,                               \
+     .blur = tone_blur,         .warp = tone_warp,  .warp_pil = tone_warp_pil,   \
      .add_noise = tone_add_noise, .add_weighted = tone_add_weighted,             \
      .cut_sums = tone_cut_sums}
 /* clang-format on */
