@@ -10,6 +10,7 @@ from __future__ import annotations
 _NAMES = {
     "fastloop.data.arrays": "ArrayDataset",
     "fastloop.data.image_folder.dataset": "ImageFolder",
+    "fastloop.data.mixture": "MixtureDataset",
     "fastloop.data.samplers": "BlockShuffleSampler LengthBucketBatchSampler ShuffleSampler",
     "fastloop.data.sequences.pad": "PackCollate PadCollate",
     "fastloop.data.sequences.ragged": "RaggedArray",

@@ -4,6 +4,7 @@ from fastloop import transforms as transforms
 from fastloop.compat.seams import SeamStatus as SeamStatus
 from fastloop.data.arrays import ArrayDataset as ArrayDataset
 from fastloop.data.image_folder.dataset import ImageFolder as ImageFolder
+from fastloop.data.mixture import MixtureDataset as MixtureDataset
 from fastloop.data.samplers import (
     BlockShuffleSampler as BlockShuffleSampler,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "LengthBucketBatchSampler",
     "LoaderStats",
     "MemoryUse",
+    "MixtureDataset",
     "PackCollate",
     "PadCollate",
     "ParameterCount",

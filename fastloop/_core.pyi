@@ -120,6 +120,23 @@ class Permutation:
     def block(self, first: int, count: int, step: int = 1) -> np.ndarray[Any, Any]: ...
 
 @final
+class Mixture:
+    bounds: tuple[float, ...]
+    def __new__(
+        cls,
+        lengths: Any,
+        names: Any,
+        segments: tuple[tuple[int, Any, Any], ...],
+        seed: int,
+        is_even: bool,
+        is_shuffled: bool,
+        length: int,
+        is_alike: bool,
+    ) -> Mixture: ...
+    def rows(self, positions: Any, epoch: int = 0, /) -> np.ndarray[Any, Any]: ...
+    def seen(self, n: int, /) -> np.ndarray[Any, Any]: ...
+
+@final
 class HostRange:
     sources: tuple[Any, ...]
     nbytes: int

@@ -30,6 +30,7 @@ typedef struct fl_py_state {
     PyTypeObject *sequence_column_type; /* owned */
     PyTypeObject *windows_type;         /* owned */
     PyTypeObject *permutation_type;     /* owned */
+    PyTypeObject *mixture_type;         /* owned */
     PyTypeObject *host_range_type;      /* owned */
     PyTypeObject *gatherer_type;        /* owned */
 } fl_py_state;

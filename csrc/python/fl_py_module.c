@@ -24,6 +24,7 @@
 #include "fl_py_numpy.h"
 #include "fl_py_pad.h"
 #include "fl_py_parent_end.h"
+#include "fl_py_mixture.h"
 #include "fl_py_permutation.h"
 #include "fl_py_tensor_slot.h"
 #include "fl_py_reply.h"
@@ -220,6 +221,7 @@ static const struct {
     {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},
+    {&fl_py_mixture_spec, offsetof(fl_py_state, mixture_type)},
     {&fl_py_gatherer_spec, offsetof(fl_py_state, gatherer_type)},
     {&fl_py_host_range_spec, offsetof(fl_py_state, host_range_type)},
     {&fl_py_finalizer_spec, offsetof(fl_py_state, finalizer_type)},

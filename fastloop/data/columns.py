@@ -212,7 +212,8 @@ class Columns:
         structure: the containers around the outputs of a batch, in the core's form: None for the
             next output, a tuple of structures for a list, a dict of structures for a dict.
         kind: the kind of data, for ``stats().why``.
-        maps: the rows that each Subset, or the dataset's own indices, select; innermost first.
+        maps: the rows that each Subset, the dataset's own indices, or a mixture select; innermost
+            first.
         table: the columns in the core's form. ``open_columns`` sets `table` and `dataset`.
         dataset: the dataset below all Subsets.
         original: the code that fastloop replaces (``compared.Original``), or None.
@@ -229,7 +230,7 @@ class Columns:
     structure: Any
     all: tuple[Column, ...] = ()
     kind: str = "plain arrays"
-    maps: tuple[Vector, ...] = ()
+    maps: tuple[Any, ...] = ()
     table: Any = None
     dataset: Any = None
     original: Any = None
@@ -440,7 +441,7 @@ _ITEMS: dict[type, Any] = {list: list.__iter__, tuple: tuple.__iter__, dict: dic
 
 
 def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
-    """Yield once every EpochDataset that `dataset` is or holds in attributes."""
+    """Yield once every EpochDataset that `dataset` is, combines, or holds in attributes."""
     if not type.__subclasses__(EpochDataset):
         return  # no module of such datasets is imported
     seen: set[int] = set()
@@ -452,6 +453,7 @@ def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
         seen.add(id(found))
         if isinstance(found, EpochDataset):
             yield found
+            waiting.extend(found._parts)
             continue
         lists_datasets = isinstance(found, (torch_data.ConcatDataset, torch_data.StackDataset))
         for value in look_up(found, "__dict__", {}).values():  # a loader takes any object
@@ -546,21 +548,32 @@ def _of_stack(dataset: Any, request: Request) -> Columns:
     return stack
 
 
-def _join(columns: Sequence[Column], lengths: Sequence[int]) -> Column:
-    """Join one column of all parts of a ConcatDataset. `lengths` has the number of rows that each
-    part had when the ConcatDataset was made."""
+def _join(columns: Sequence[Column], lengths: Sequence[int], name: str) -> Column:
     first = columns[0]
     if any(column.is_array is not first.is_array for column in columns):
-        raise NotCoveredError("a ConcatDataset combines a dataset of tensors with one of ndarrays")
+        raise NotCoveredError(f"a {name} combines a dataset of tensors with one of ndarrays")
     segments: list[Segment] = []
     for column, length in zip(columns, lengths, strict=True):
         found = column.segments()
         rows = sum(segment.length for segment in found)
         if rows != length:
             fault = f"{column.name} has {rows} rows, and had {length} rows when"
-            raise NotCoveredError(f"{fault} the ConcatDataset was made")
+            raise NotCoveredError(f"{fault} the {name} was made")
         segments += found
     return replace(first, source=tuple(segments), file=None)
+
+
+def join_columns(
+    datasets: Sequence[Any], lengths: Sequence[int], request: Request, name: str
+) -> Columns:
+    """Return the columns of datasets whose rows count as one list, dataset after dataset, in a
+    dataset of the class `name`. `lengths` has the rows of each when that dataset was made."""
+    parts = [_within(part, request._replace(is_one_by_one=True)) for part in datasets]
+    structure = parts[0].structure
+    if any(repr(part.structure) != repr(structure) for part in parts):  # keys also in order
+        raise NotCoveredError(f"a dataset of the {name} has samples of different structure")
+    columns = zip(*(part.all for part in parts), strict=True)
+    return Columns(structure, tuple(_join(same, lengths, name) for same in columns))
 
 
 def _of_concat(dataset: Any, request: Request) -> Columns:
@@ -569,12 +582,8 @@ def _of_concat(dataset: Any, request: Request) -> Columns:
     # torch takes no sample of empty parts, so empty parts may be of any kind.
     pairs = list(zip(dataset.datasets, lengths, strict=True))
     pairs = [pair for pair in pairs if pair[1] > 0] or pairs[:1]
-    parts = [_within(part, request._replace(is_one_by_one=True)) for part, _ in pairs]
-    structure = parts[0].structure
-    if any(repr(part.structure) != repr(structure) for part in parts):  # keys also in order
-        raise NotCoveredError("a dataset of the ConcatDataset has samples of different structure")
-    columns, rows = zip(*(part.all for part in parts), strict=True), [rows for _, rows in pairs]
-    return Columns(structure, tuple(_join(same, rows) for same in columns))
+    parts, rows = [part for part, _ in pairs], [count for _, count in pairs]
+    return join_columns(parts, rows, request, "ConcatDataset")
 
 
 _TORCHS: dict[type, Callable[[Any, Request], Columns]] = {

@@ -360,8 +360,10 @@ class BlockShuffleSampler(ShuffleSampler):
 ORDERS = (ShuffleSampler, BlockShuffleSampler)
 
 
-def _read_lengths(given: Any, max_tokens: int | None) -> Vector:
-    """Return a copy as a contiguous vector."""
+def read_lengths(given: Any, max_tokens: int | None) -> Vector:
+    """Return a copy of lengths as a contiguous vector.
+
+    Raises: TypeError or ValueError, which name the lengths, and max_tokens if one is longer."""
     given = look_up(given, "lengths", given)  # a RaggedArray has this attribute
     lengths = np.asarray(given.detach().cpu() if isinstance(given, torch.Tensor) else given)
     if lengths.ndim != 1:
@@ -436,7 +438,7 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         self.max_tokens = read_optional_int("max_tokens", max_tokens, 1)
         self.mega_batch_mult = read_int("mega_batch_mult", mega_batch_mult, 1)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
-        self._lengths = _read_lengths(lengths, self.max_tokens)
+        self._lengths = read_lengths(lengths, self.max_tokens)
         # The last epoch's steps with their settings, because users may change the settings. By
         # whether an earlier set of ranks has had a part of the epoch.
         self._steps: dict[bool, tuple[tuple[Any, ...], list[Vector]]] = {}

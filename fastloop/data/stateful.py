@@ -39,8 +39,9 @@ def is_stream(dataset: object) -> bool:
 
 
 def has_cursor(dataset: object) -> bool:
-    """Tell whether the position of a dataset is noted with its batches."""
-    return is_stream(dataset) or is_stateful(dataset)
+    """Tell whether the position of a dataset is noted with its batches. The state of a dataset
+    whose samples are a function of the index says what the dataset is, and not a position."""
+    return is_stream(dataset) or (is_stateful(dataset) and look_up(dataset, "_has_cursor", True))
 
 
 def new_reader_state(is_stream: bool, dataset_state: Any = None) -> ReaderState:

@@ -493,6 +493,44 @@ done:
     return status;
 }
 
+/* Finds index i of an epoch e at row i * e, and has no row for index 9. */
+static int find_multiple(void *context, uint32_t epoch, const int64_t *index, int64_t count,
+                         int64_t *row, fl_err *err)
+{
+    int *calls = context;
+    (*calls)++;
+    for (int64_t i = 0; i < count; i++) {
+        if (index[i] == 9) return fl_fail(err, FL_EINVAL, "there is no 9");
+        row[i] = index[i] * epoch;
+    }
+    return FL_OK;
+}
+
+static void test_a_function_finds_rows_below_a_subset(void)
+{
+    static const int64_t subset[] = {4, -1, 2, 0}, block[] = {3, -1, 0, 1};
+    fl_plan *plan;
+    fl_rows rows = {0};
+    fl_err err;
+    int calls = 0;
+    CHECK_INT(fl_plan_open(100, &plan, NULL), FL_OK);
+    CHECK_INT(fl_plan_map_by(plan, find_multiple, &calls, 10, NULL), FL_OK);
+    fl_plan_set_epoch(plan, 3);
+    CHECK_INT(resolve_range(plan, 2, 4, &rows, NULL), FL_OK);
+    check_rows(&rows, (int64_t[]){6, 9, 12, 15}, 4);
+    CHECK_INT(resolve_range(plan, 8, 3, &rows, &err), FL_EINDEX);
+    CHECK_INT(err.value, 10);
+    CHECK_INT(fl_plan_map(plan, subset, 4, NULL), FL_OK);
+    CHECK_INT(resolve(plan, block, 4, &rows, &err), FL_EINVAL);
+    CHECK(strcmp(err.text, "there is no 9") == 0);
+    check_rows(&rows, block, 4);
+    CHECK_INT(resolve(plan, block, 3, &rows, NULL), FL_OK);
+    check_rows(&rows, (int64_t[]){0, 0, 12}, 3);
+    CHECK_INT(calls, 3);
+    fl_rows_close(&rows);
+    fl_plan_close(plan);
+}
+
 static void test_every_refused_resource(void) { CHECK(refuse_each(run_epoch, NULL) >= 5); }
 
 int main(void)
@@ -514,6 +552,7 @@ int main(void)
     RUN(test_ranges_are_checked_like_lists);
     RUN(test_extreme_indices);
     RUN(test_the_table_may_change_its_length);
+    RUN(test_a_function_finds_rows_below_a_subset);
     RUN(test_every_refused_resource);
     return 0;
 }

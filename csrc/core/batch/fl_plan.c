@@ -7,12 +7,15 @@
 typedef struct fl_map {
     const int64_t *index; /* borrowed from the caller of fl_plan_map */
     int64_t length;
+    fl_plan_find *find; /* NULL: index has the rows */
+    void *context;      /* borrowed from the caller of fl_plan_map_by */
 } fl_map;
 
 struct fl_plan {
     int64_t length; /* rows of the table */
     fl_map *maps;   /* owned; innermost first */
     int64_t map_count, map_capacity;
+    uint32_t epoch;
     const int64_t *block; /* borrowed from the caller of fl_plan_set_block; NULL for a range */
     int64_t block_next, block_end; /* positions in block, or the range itself */
 };
@@ -111,13 +114,25 @@ void fl_plan_close(fl_plan *plan)
 
 void fl_plan_set_length(fl_plan *plan, int64_t length) { plan->length = length; }
 
-int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err)
+static int add_map(fl_plan *plan, fl_map map, fl_err *err)
 {
     FL_TRY(fl_grow((void **)&plan->maps, &plan->map_capacity, plan->map_count + 1,
                    sizeof *plan->maps, err));
-    plan->maps[plan->map_count++] = (fl_map){.index = index, .length = length};
+    plan->maps[plan->map_count++] = map;
     return FL_OK;
 }
+
+int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err)
+{
+    return add_map(plan, (fl_map){.index = index, .length = length}, err);
+}
+
+int fl_plan_map_by(fl_plan *plan, fl_plan_find *find, void *context, int64_t length, fl_err *err)
+{
+    return add_map(plan, (fl_map){.find = find, .context = context, .length = length}, err);
+}
+
+void fl_plan_set_epoch(fl_plan *plan, uint32_t epoch) { plan->epoch = epoch; }
 
 void fl_plan_set_block(fl_plan *plan, const int64_t *index, int64_t count)
 {
@@ -180,12 +195,18 @@ check_bounds(const int64_t *index, int64_t count, int64_t length, int64_t *row, 
     return FL_OK;
 }
 
+static inline bool lists_rows(const fl_plan *plan, int64_t level)
+{
+    return level >= 0 && plan->maps[level].find == NULL;
+}
+
 int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err)
 {
     int64_t levels = plan->map_count;
     const int64_t *index = NULL;
     if (rows->is_range && levels == 0 && is_range_within(rows, plan->length)) return FL_OK;
-    if (rows->is_range && levels > 0 && is_range_within(rows, plan->maps[levels - 1].length))
+    if (rows->is_range && lists_rows(plan, levels - 1) &&
+        is_range_within(rows, plan->maps[levels - 1].length))
         index = plan->maps[--levels].index + rows->first;
     else if (rows->is_range)
         FL_TRY(spell_out(rows, err));
@@ -196,8 +217,11 @@ int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err)
     for (int64_t m = levels - 1; m >= 0; m--) {
         const fl_map *map = &plan->maps[m];
         FL_TRY(check_bounds(index, rows->count, map->length, row, err));
-        for (int64_t i = 0; i < rows->count; i++) row[i] = map->index[row[i]];
         index = row;
+        if (map->find != NULL)
+            FL_TRY(map->find(map->context, plan->epoch, row, rows->count, row, err));
+        else
+            for (int64_t i = 0; i < rows->count; i++) row[i] = map->index[row[i]];
     }
     FL_TRY(check_bounds(index, rows->count, plan->length, row, err));
     int64_t *given = rows->index, capacity = rows->capacity;

@@ -2,8 +2,8 @@
  *
  * Floor 1. Indices arrive in index blocks of any size, for example a whole permutation, 32 random
  * draws, or a range. A plan cuts the blocks into batches and maps the indices through nested
- * subsets to rows of the table. At every step the plan checks bounds and makes negative indices
- * positive, as Python's sequences do. One thread at a time. */
+ * subsets, or a function, to rows of the table. At every step the plan checks bounds and makes
+ * negative indices positive, as Python's sequences do. One thread at a time. */
 #ifndef FL_PLAN_H
 #define FL_PLAN_H
 
@@ -54,6 +54,18 @@ void fl_plan_set_length(fl_plan *plan, int64_t length);
  * fl_plan_close. */
 int fl_plan_map(fl_plan *plan, const int64_t *index, int64_t length, fl_err *err);
 
+/* Writes the row of each index, 0 <= index, in an epoch; `row` and `index` may be the same array.
+ */
+typedef int fl_plan_find(void *context, uint32_t epoch, const int64_t *index, int64_t count,
+                         int64_t *row, fl_err *err);
+
+/* Adds `length` indices around the table, as fl_plan_map does, whose rows a function finds.
+ * `context` is borrowed until fl_plan_close. */
+int fl_plan_map_by(fl_plan *plan, fl_plan_find *find, void *context, int64_t length, fl_err *err);
+
+/* Tells the epoch of the next batches to the functions. */
+void fl_plan_set_epoch(fl_plan *plan, uint32_t epoch);
+
 /* Sets the next index block; `index` is borrowed until fl_plan_needs_block is true again. */
 void fl_plan_set_block(fl_plan *plan, const int64_t *index, int64_t count);
 void fl_plan_set_range(fl_plan *plan, int64_t first, int64_t count);
@@ -68,7 +80,7 @@ int fl_plan_fill(fl_plan *plan, fl_rows *rows, int64_t batch_size, fl_err *err);
 
 /* Turns indices into rows of the table and leaves views alone. FL_EINDEX names the first index out
  * of bounds at the outermost level that has one, its position in the batch and the length. After a
- * failure `rows` still holds the sampler's indices. */
+ * failure `rows` still holds the sampler's indices. Otherwise an error of a function. */
 int fl_plan_resolve(const fl_plan *plan, fl_rows *rows, fl_err *err);
 
 #endif

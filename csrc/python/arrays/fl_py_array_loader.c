@@ -135,7 +135,8 @@ static int open_ring(fl_py_array_ring *ring, const loader_config *config)
             return -1;
     }
     int64_t length = fl_table_length(table->table);
-    if (fl_py_index_source_open(&ring->indices, &table->dlpack, config->maps, length,
+    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(table));
+    if (fl_py_index_source_open(&ring->indices, state, &table->dlpack, config->maps, length,
                                 table->has_views) != 0)
         return -1;
     return fl_py_array_ring_open(ring, config->workers > 0 ? config->workers : helpers,
@@ -227,7 +228,7 @@ PyDoc_STRVAR(restart_doc,
              "False, the loader reads batch_size again for each batch); 1 if the source yields\n"
              "the indices of one batch; 2 if the source yields single indices or lists of\n"
              "indices; 3 as 2, but an item that is not a list goes to `fetch`. epoch: the\n"
-             "epoch for the table's image plans.");
+             "epoch for the table's image plans and for mixtures.");
 
 static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
 {
@@ -250,8 +251,8 @@ static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
     fl_py_array_ring_drop_epoch(ring);
     ring->most_bytes = ring->most_work_bytes = 0;
     ring->epoch = (uint32_t)epoch;
-    if (fl_py_index_source_restart(&ring->indices, source, (fl_py_index_kind)kind, batch_sampler) !=
-        0)
+    if (fl_py_index_source_restart(&ring->indices, source, (fl_py_index_kind)kind, batch_sampler,
+                                   ring->epoch) != 0)
         goto done;
     status = 1;
     while (status > 0 && ring->runs_ahead && fl_ring_pending(ring->ring) < ring->depth)

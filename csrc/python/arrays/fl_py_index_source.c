@@ -3,25 +3,44 @@
 
 #include "fl_py_error.h"
 #include "fl_py_indices.h"
+#include "fl_py_mixture.h"
 
 static inline const int64_t *indices_of(const fl_tensor *view)
 {
     return (const int64_t *)(const void *)view->data;
 }
 
-int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *maps,
-                            int64_t length, bool has_views)
+static int find_mixed(void *context, uint32_t epoch, const int64_t *index, int64_t count,
+                      int64_t *row, fl_err *err)
+{
+    return fl_mixed_rows_find(context, epoch, index, count, row, err);
+}
+
+/* Adds a map to the plan: a vector of rows, or a mixture. 0, or -1 and an exception. */
+static int
+add_map(fl_plan *plan, const fl_py_state *state, const fl_py_dlpack *dlpack, PyObject *map)
+{
+    fl_tensor view;
+    fl_err err;
+    if (Py_IS_TYPE(map, state->mixture_type)) {
+        fl_mixed_rows *mixed = fl_py_mixture_rows(map);
+        int64_t length = fl_mixed_rows_length(mixed);
+        return fl_py_check(fl_plan_map_by(plan, find_mixed, mixed, length, &err), &err, NULL);
+    }
+    if (fl_py_index_vector(dlpack, map, &view) != 0) return -1;
+    return fl_py_check(fl_plan_map(plan, indices_of(&view), view.shape[0], &err), &err, NULL);
+}
+
+int fl_py_index_source_open(fl_py_index_source *self, const fl_py_state *state,
+                            const fl_py_dlpack *dlpack, PyObject *maps, int64_t length,
+                            bool has_views)
 {
     fl_err err;
     self->maps = Py_NewRef(maps);
     self->has_views = has_views;
     if (fl_py_check(fl_plan_open(length, &self->plan, &err), &err, NULL) != 0) return -1;
-    for (Py_ssize_t m = 0; m < PyTuple_GET_SIZE(maps); m++) {
-        fl_tensor view;
-        if (fl_py_index_vector(dlpack, PyTuple_GET_ITEM(maps, m), &view) != 0) return -1;
-        int status = fl_plan_map(self->plan, indices_of(&view), view.shape[0], &err);
-        if (fl_py_check(status, &err, NULL) != 0) return -1;
-    }
+    for (Py_ssize_t m = 0; m < PyTuple_GET_SIZE(maps); m++)
+        if (add_map(self->plan, state, dlpack, PyTuple_GET_ITEM(maps, m)) != 0) return -1;
     return 0;
 }
 
@@ -46,9 +65,10 @@ static int read_drop_last(fl_py_index_source *self)
 }
 
 int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_py_index_kind kind,
-                               PyObject *batch_sampler)
+                               PyObject *batch_sampler, uint32_t epoch)
 {
     fl_py_index_source_drop(self);
+    fl_plan_set_epoch(self->plan, epoch);
     self->kind = kind;
     self->batch_sampler = Py_NewRef(batch_sampler);
     if (kind == FL_PY_INDEX_BLOCKS && (read_drop_last(self) != 0 || read_batch_size(self) != 0))

@@ -1,5 +1,5 @@
 /* fl_py_index_source: the source of the indices of an array loader's batches: cuts the items of the
- * user's sampler into batches, and maps the indices through nested subsets.
+ * user's sampler into batches, and maps the indices through nested subsets and mixtures.
  *
  * All functions need the interpreter lock; one thread at a time. restart and read run the user's
  * code. */
@@ -7,6 +7,7 @@
 #define FL_PY_INDEX_SOURCE_H
 
 #include "fl_plan.h"
+#include "fl_py.h"
 #include "fl_py_dlpack.h"
 
 typedef enum {
@@ -21,7 +22,7 @@ typedef enum {
 typedef struct fl_py_index_source {
     fl_py_index_kind kind;
     fl_plan *plan;           /* owned */
-    PyObject *maps;          /* owned: tuple of vectors that the plan borrows */
+    PyObject *maps;          /* owned: tuple of vectors and mixtures that the plan borrows */
     PyObject *iterator;      /* owned; NULL: used up */
     PyObject *block;         /* owned: the vector that the plan borrows */
     PyObject *batch_sampler; /* owned: its batch_size may change during an epoch */
@@ -31,14 +32,16 @@ typedef struct fl_py_index_source {
 } fl_py_index_source;
 
 /* Opens a source for a table of `length` rows under the subsets of `maps`, a tuple of int64
- * vectors, innermost first. has_views: the table makes views of a row, and then a list of (index,
- * view) is a batch. 0, or -1 and an exception. The owner closes the source in both cases. */
-int fl_py_index_source_open(fl_py_index_source *self, const fl_py_dlpack *dlpack, PyObject *maps,
-                            int64_t length, bool has_views);
+ * vectors and objects of Mixture, innermost first. has_views: the table makes views of a row, and
+ * then a list of (index, view) is a batch. 0, or -1 and an exception. The owner closes the source
+ * in both cases. */
+int fl_py_index_source_open(fl_py_index_source *self, const fl_py_state *state,
+                            const fl_py_dlpack *dlpack, PyObject *maps, int64_t length,
+                            bool has_views);
 
-/* Begins an epoch over the iterable `indices`: 0, or -1 and an exception. */
+/* Begins this epoch over the iterable `indices`: 0, or -1 and an exception. */
 int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_py_index_kind kind,
-                               PyObject *batch_sampler);
+                               PyObject *batch_sampler, uint32_t epoch);
 
 enum { FL_PY_INDEX_END, FL_PY_INDEX_ROWS, FL_PY_INDEX_ITEM };
 

@@ -44,7 +44,6 @@ _SETTINGS = (
     "num_replicas",
     "seed",
     "drop_last",
-    "deal",
     "block",
     "open_blocks",
 )
@@ -186,7 +185,8 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
     outer, inner = samplers_of(loader)
     is_batched = loader._auto_collation or isinstance(outer, _BATCHING)  # also for batch_size=None
     batches, items = (outer, inner) if is_batched else (None, outer)
-    facts: dict[str, Any] = {"dataset_length": length_of(loader.dataset)}
+    lengths = look_up(loader.dataset, "_source_lengths")  # a MixtureDataset's
+    facts: dict[str, Any] = {"dataset_length": lengths or length_of(loader.dataset)}
     facts.update({name: look_up(batches, name) for name in ("batch_size", "drop_last")})
     for name, sampler in (("batch_sampler", batches), ("sampler", items)):
         facts[name] = None if sampler is None else type(sampler).__name__
