@@ -106,6 +106,14 @@ typedef struct fl_image_noise {
     bool clips; /* results stay within 0 and 255; otherwise they wrap around */
 } fl_image_noise;
 
+/* The mean over 2 * radius + 1 bytes, and over a part of the next byte at both ends. */
+typedef struct fl_box {
+    int64_t radius;
+    uint32_t whole, part; /* the weights of a byte and of both ends, in 2^-24 */
+} fl_box;
+
+enum { FL_BOX_COLUMNS = 64 };
+
 /* Operations on colours, in place unless there is a dst. Bytes equal torchvision's; every product
  * and sum is rounded to float32, and fma is rounded once. V is a byte, f(x) is x as float32,
  * whole() cuts to an integer. Three planes are R, G and B. If there is a function for each
@@ -153,6 +161,10 @@ typedef struct fl_image_tone_ops {
      * (height + 2) * planes->columns floats. */
     void (*blur)(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *planes,
                  const fl_image_blur *blur, float *memory);
+
+    /* Takes the means of FL_BOX_COLUMNS columns; rows follow each other in memory. A byte is (sum *
+     * whole + (left + right) * part + 2^23) / 2^24; the first and the last row go on for ever. */
+    void (*box)(uint8_t *dst, const uint8_t *src, int64_t rows, const fl_box *box);
 
     /* Samples planes that have a border of 2 zeros on each side, and 2 more on the right. Gives the
      * bytes of torch's grid_sample; a bilinear fill is (V - fill) * inside + fill, as in

@@ -334,4 +334,41 @@ static void tone_blur(uint8_t *dst, int64_t dst_pitch, const fl_image_planes *pa
         blur_in_steps(dst, dst_pitch, padded, blur, memory);
 }
 
+/* ---- means */
+
+/* Returns a row of a strip; rows above and below repeat its first and its last row. */
+static inline const uint8_t *box_row(const uint8_t *src, int64_t row, int64_t rows)
+{
+    return src + (row < 0 ? 0 : row < rows ? row : rows - 1) * FL_BOX_COLUMNS;
+}
+
+/* Takes the means of a row: each sum is the sum of the row above, without a byte of `left` and with
+ * a byte of `last`. A function of its own, because compilers would rather merge two rows than
+ * vectorise one. */
+static __attribute__((noinline)) void
+box_means(uint8_t *restrict dst, uint32_t *restrict sum, const uint8_t *left, const uint8_t *last,
+          const uint8_t *right, uint32_t whole, uint32_t part)
+{
+    for (int i = 0; i < FL_BOX_COLUMNS; i++) {
+        uint32_t next = sum[i] + last[i] - left[i], ends = (uint32_t)left[i] + right[i];
+        sum[i] = next;
+        dst[i] = (uint8_t)((next * whole + ends * part + (1U << 23)) >> 24);
+    }
+}
+
+static void
+tone_box(uint8_t *restrict dst, const uint8_t *restrict src, int64_t rows, const fl_box *box)
+{
+    const int64_t radius = box->radius;
+    uint32_t sum[FL_BOX_COLUMNS] = {0};
+    for (int64_t y = -radius - 1; y < radius; y++) {
+        const uint8_t *row = box_row(src, y, rows);
+        for (int i = 0; i < FL_BOX_COLUMNS; i++) sum[i] += row[i];
+    }
+    for (int64_t y = 0; y < rows; y++)
+        box_means(dst + y * FL_BOX_COLUMNS, sum, box_row(src, y - radius - 1, rows),
+                  box_row(src, y + radius, rows), box_row(src, y + radius + 1, rows), box->whole,
+                  box->part);
+}
+
 #endif

@@ -152,7 +152,7 @@ static void tone_cut_sums(uint8_t *restrict dst, const float *restrict sums, int
      .sharpen = {tone_sharpen_v2, tone_sharpen_v1, tone_sharpen_pil},            \
      .blur = tone_blur,         .warp = tone_warp,  .warp_pil = tone_warp_pil,   \
      .add_noise = tone_add_noise, .add_weighted = tone_add_weighted,             \
-     .cut_sums = tone_cut_sums}
+     .cut_sums = tone_cut_sums,   .box = tone_box}
 /* clang-format on */
 
 #endif

@@ -1,0 +1,70 @@
+/* fl_py_pil_blur: see fl_py_pil_blur.h. */
+#include "fl_py_pil_blur.h"
+
+#include "fl_box_blur.h"
+#include "fl_cpu_image.h"
+#include "fl_py_arrow.h"
+#include "fl_py_error.h"
+
+const char fl_py_pil_blur_doc[] =
+    PyDoc_STR("pil_blur(core, radius, /)\n--\n\n"
+              "Blur the pixels of a PIL image in place, as PIL.ImageFilter.GaussianBlur does.\n"
+              "`core` is the image's core, of mode RGB, or of mode L and a width that is a\n"
+              "multiple of 4; nobody else may have it. Releases the interpreter lock. Raises\n"
+              "ValueError if fastloop cannot blur the image; then nothing has changed.");
+
+/* Finds where Pillow stores the pixels of a core. Returns what keeps the pixels alive, a new
+ * reference; NULL and an exception. */
+static PyObject *find_pixels(PyObject *core, const char *mode, fl_box_image *out)
+{
+    const bool is_rgb = strcmp(mode, "RGB") == 0;
+    const uint8_t *data = NULL;
+    if (out->rows < 1 || out->columns < 1)
+        return PyErr_Format(PyExc_ValueError, "fastloop does not blur an image without pixels");
+    if (!is_rgb && strcmp(mode, "L") != 0)
+        return PyErr_Format(PyExc_ValueError, "fastloop blurs images of RGB and L, not %s", mode);
+    if (!is_rgb && out->columns % 4 != 0)
+        return PyErr_Format(PyExc_ValueError,
+                            "fastloop blurs grey images if the width is a multiple of 4");
+    out->pixel_bytes = is_rgb ? 4 : 1;
+    PyObject *owner = fl_py_arrow_bytes(core, out->rows * out->columns, out->pixel_bytes, &data);
+    if (owner == NULL)
+        return PyErr_Format(PyExc_ValueError, "Pillow does not show where the pixels are");
+    out->data = (uint8_t *)data;
+    return owner;
+}
+
+static PyObject *open_image(PyObject *core, fl_box_image *out)
+{
+    int width, height;
+    PyObject *mode = PyObject_GetAttrString(core, "mode"), *owner = NULL;
+    PyObject *size = mode != NULL ? PyObject_GetAttrString(core, "size") : NULL;
+    const char *name = size != NULL ? PyUnicode_AsUTF8(mode) : NULL;
+    if (name != NULL && PyArg_Parse(size, "(ii)", &width, &height)) {
+        *out = (fl_box_image){.rows = height, .columns = width};
+        owner = find_pixels(core, name, out);
+    }
+    Py_XDECREF(size);
+    Py_XDECREF(mode);
+    return owner;
+}
+
+PyObject *fl_py_pil_blur(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *core, *owner;
+    fl_box_image image;
+    fl_err err = {0};
+    float radius;
+    int status;
+    if (!PyArg_ParseTuple(args, "Of:pil_blur", &core, &radius)) return NULL;
+    if (!(radius > 0 && radius <= FL_MAX_BOX_RADIUS))
+        return PyErr_Format(PyExc_ValueError, "fastloop blurs by a radius above 0 and at most %d",
+                            FL_MAX_BOX_RADIUS);
+    if ((owner = open_image(core, &image)) == NULL) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_box_blur(fl_cpu_image_ops_find(), &image, radius, &err);
+    Py_END_ALLOW_THREADS
+    Py_DECREF(owner);
+    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    Py_RETURN_NONE;
+}
