@@ -68,7 +68,7 @@ def find(value: object) -> Any:
 def serve_fetches() -> bool:
     """Tell whether the transforms of other packages are served while a loader fetches samples; see
     ``torchvision_seam.serve_fetches``."""
-    is_there = "torchvision.transforms" in sys.modules
+    is_there = not sys.modules.keys().isdisjoint(("torchvision.transforms", "PIL.ImageFilter"))
     return is_there and import_module(f"{__name__}.torchvision_seam").serve_fetches()
 
 

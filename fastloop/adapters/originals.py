@@ -23,6 +23,7 @@ from fastloop.compat.statements import Coverage, identify, read_form
 from fastloop.compat.verdicts import Verdict
 
 _PACKAGE = __file__.rpartition("adapters")[0]
+_RELEASES = {"PIL": "Pillow"}  # names of releases that are not the package's
 _OTHERS = "numpy", "PIL", "tokenizers"  # packages on which results may depend, beside the originals
 
 
@@ -91,8 +92,8 @@ def _is_known(entry: Entry) -> bool:
 
 def _versions_of(entries: Iterable[Entry]) -> str:
     names = dict.fromkeys(entry.module.partition(".")[0] for entry in entries)
-    found = (f"{name} {look_up(sys.modules.get(name), '__version__')}" for name in names)
-    return " with ".join(found)
+    found = ((name, look_up(sys.modules.get(name), "__version__")) for name in names)
+    return " with ".join(f"{_RELEASES.get(name, name)} {version}" for name, version in found)
 
 
 def find_unknown(*plans: str) -> str:

@@ -45,7 +45,7 @@ def _states_of(op: Any, count: int) -> Iterator[torch.Tensor]:
             yield _state_of(number)
 
 
-def _images_of(op: Any) -> Iterator[Any]:
+def images_of(op: Any) -> Iterator[Any]:
     """Yield arrays of bytes [H, W, C], noise and flat ones, of small sizes and the operation's."""
     numbers, size = np.random.default_rng(7), getattr(op, "size", None)
     edges = [edge for edge in np.ravel(size if size is not None else []).tolist() if edge]
@@ -116,7 +116,7 @@ def find_difference(op: Any, chain: Any, form: str, is_unknown: bool) -> str:
         form: of images before the operation: "PIL", "bytes" or "floats", which are bytes / 255.
     """
     name, native, count = type(op).__name__, _Native(chain, form), 0
-    private, arrays = torch.Generator(), _images_of(op)
+    private, arrays = torch.Generator(), images_of(op)
     with running_original(), warnings.catch_warnings(), torch.random.fork_rng(devices=()):
         warnings.simplefilter("ignore")
         for state in _states_of(op, _COUNT[is_unknown]):

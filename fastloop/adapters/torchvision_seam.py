@@ -1,7 +1,7 @@
-"""The seam of torchvision's ``Compose``, v1 and v2: images that a native plan makes.
+"""The seam of transforms: torchvision's ``Compose``, v1 and v2, and Pillow's ``GaussianBlur``.
 
-Imports neither torchvision nor the rest of what fastloop knows of it: a program that is patched may
-have no torchvision.
+Imports neither torchvision nor Pillow, nor the rest of what fastloop knows of them: a program that
+is patched may have neither.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from fastloop.compat.late_import import after_import, cancel
 from fastloop.compat.seams import Function, Seam
 from fastloop.compat.torch_parts import before_workers, difference
 
-# Modules of torchvision with a class Compose, and its function that runs the operations.
-_COMPOSES = {
-    "torchvision.transforms.transforms": "__call__",
-    "torchvision.transforms.v2._container": "forward",
+# Modules, a class of each, and its function that is replaced.
+_OWNERS = {
+    "torchvision.transforms.transforms": ("Compose", "__call__"),
+    "torchvision.transforms.v2._container": ("Compose", "forward"),
+    "PIL.ImageFilter": ("GaussianBlur", "filter"),
 }
 
 _IN_FETCHES = "it serves fetches of fastloop.DataLoader only, because patch() was not called for it"
 
 
 class TransformSeam(Seam):
-    """A seam that waits for torchvision, and that also serves fetches of fastloop's own loaders
-    while it is off. The check of each plan stands for the seam's own."""
+    """A seam that waits for torchvision and Pillow, and that also serves fetches of fastloop's own
+    loaders while it is off. The check of each plan, and the battery of blurs, stand for the seam's
+    own."""
 
     def __init__(self, is_strict: bool) -> None:
         super().__init__("transforms", is_strict, lambda is_alone: [], ("hooks", "collate"))
@@ -39,10 +41,16 @@ class TransformSeam(Seam):
 
     def _prepare(self) -> None:
         if self._patches and (self.is_on or self.serves_some):
-            from fastloop.adapters.torchvision_chain import prepare
-
+            names = [patch.name for patch in self._patches]
             with suppress(Exception):  # the transform that needs to know meets the same error
-                prepare()
+                if names != ["filter"]:
+                    from fastloop.adapters.torchvision_chain import prepare
+
+                    prepare()
+                if "filter" in names:
+                    from fastloop.adapters.pillow_blur import open_blur
+
+                    open_blur()
 
     def note_left(self, reason: str, begin_ns: int) -> None:
         """Count what Python has done since then. FASTLOOP_STRICT is about torch."""
@@ -60,14 +68,14 @@ class TransformSeam(Seam):
     def _put_in(self) -> None:
         self.is_on = True
         self.reset()
-        for module in _COMPOSES:
+        for module in _OWNERS:
             after_import(module, functools.partial(self._arrive, module))
 
     def serve_fetches(self) -> bool:
         """Serve threads that fetch for fastloop's loaders from now on; see ``Fetch``. Return
-        whether torchvision is there."""
+        whether there is something to serve."""
         self.serves_some = True
-        for module in filter(sys.modules.__contains__, _COMPOSES):
+        for module in filter(sys.modules.__contains__, _OWNERS):
             self._why = _IN_FETCHES
             self._put_around(module)
         return bool(self._patches)
@@ -77,17 +85,20 @@ class TransformSeam(Seam):
             self._put_around(module)
 
     def _put_around(self, module: str) -> None:
-        owner = sys.modules[module].Compose
+        name, method = _OWNERS[module]
+        owner = getattr(sys.modules[module], name)
         found = next((one for one in self._patches if one.owner is owner), None)
         if found is None:
             # Imported now: most programs have no torchvision.
-            from fastloop.adapters.torchvision_compose import make_call
-
-            found = self.add(owner, _COMPOSES[module], functools.partial(make_call, self))
+            if method == "filter":
+                from fastloop.adapters.pillow_blur import make_filter as make
+            else:
+                from fastloop.adapters.torchvision_compose import make_call as make
+            found = self.add(owner, method, functools.partial(make, self))
         found.put_in(anew=True)
 
     def take_out(self, why: str = "it was taken out") -> None:
-        for module in _COMPOSES:
+        for module in _OWNERS:
             cancel(module)
         super().take_out(why)
         if self.serves_some:

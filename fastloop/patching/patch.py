@@ -77,7 +77,7 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
             do not make their own iterators. ``"grad_scaler"``: ``torch.amp.GradScaler``, likewise,
             unless they unscale by themselves. ``"clip_grad_norm"``: ``clip_grad_norm_`` and
             ``clip_grads_with_norm_`` of ``torch.nn.utils``. ``"transforms"``: ``Compose`` of
-            torchvision, v1 and v2, once torchvision is imported.
+            torchvision, v1 and v2, and ``ImageFilter.GaussianBlur`` of Pillow, once imported.
         verbose: whether to print what is on, a line on stderr. None: if FASTLOOP_VERBOSE is
             set and not 0, or if a seam could not be put in.
 
