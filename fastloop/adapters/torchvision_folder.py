@@ -29,12 +29,11 @@ from torch.utils.data import get_worker_info
 
 from fastloop.adapters import originals, torchvision_parts
 from fastloop.adapters import torchvision_chain as chains
-from fastloop.adapters.torchvision_parts import Parts, Pixels, finished
+from fastloop.adapters.torchvision_parts import Parts, Pixels, finished, size_of
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import DECODERS, verification_of
 from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import below_subsets
-from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import AutoDecoder, find_module
 
 _CHECKED = 3  # samples of a plan, in each process
@@ -48,7 +47,7 @@ def _threads_of(pid: int) -> ThreadPoolExecutor:
 
 
 def _new_decoder() -> AutoDecoder:
-    return AutoDecoder(SimpleNamespace())
+    return AutoDecoder(SimpleNamespace(), keeps_pillow=True)
 
 
 class FolderSamples:
@@ -145,9 +144,10 @@ class FolderSamples:
 
     # ---- images
 
-    def _read(self, row: Any, decode: AutoDecoder) -> tuple[Array, Any] | None:
-        """Return an image, in memory that the decoder uses again, and its target. None: the file
-        cannot be decoded, or Pillow warns of its size; torchvision then raises or warns."""
+    def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:
+        """Return an image, an array in memory that the decoder uses again or an image of Pillow,
+        and its target. None: the file cannot be decoded, or Pillow warns of its size; torchvision
+        then raises or warns."""
         try:
             path, target = self._inner.samples[row]
             with open(path, "rb") as file:
@@ -155,9 +155,10 @@ class FolderSamples:
         except Exception:
             return None
         limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
-        return (image, target) if limit is None or image.size <= 3 * limit else None
+        width, height = size_of(image)
+        return (image, target) if limit is None or width * height <= limit else None
 
-    def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Array, Any] | None]:
+    def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Any, Any] | None]:
         """Yield the images. An image is valid until the next image is asked for."""
         has_threads = get_worker_info() is None and len(os.sched_getaffinity(0)) > 1
         ahead = _AHEAD if has_threads else 1
@@ -176,7 +177,7 @@ class FolderSamples:
 
     # ---- samples
 
-    def _make(self, read: tuple[Array, Any] | None, row: Any, slot: Tensor | None) -> Any:
+    def _make(self, read: tuple[Any, Any] | None, row: Any, slot: Tensor | None) -> Any:
         if read is None or self._inner.transform is not self._transform:
             return self._inner[row]
         image, target = read

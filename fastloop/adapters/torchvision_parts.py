@@ -20,6 +20,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,6 @@ from fastloop._core import Snapshot
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import Verification
-from fastloop.data.field import Array
 
 _CHECKED = 3  # samples of a plan
 # A plan takes about a millisecond. After this many plans at a place, for sizes of images or for
@@ -101,15 +101,25 @@ def _list_entries(op: Any, entries: list[Any], things: list[Any]) -> None:
         entries[place] = Entry(op, len(entries), is_gate, reason)
 
 
-class Pixels:
-    """The pixels of a PIL image. The next plan reads the pixels, so no PIL image is made for it."""
+def size_of(image: Any) -> tuple[int, int]:
+    """Return the width and height of an array of pixels or of an image of PIL."""
+    width, height = image.shape[1::-1] if type(image) is np.ndarray else image.size
+    return width, height
 
-    def __init__(self, pixels: Array, mode: str, info: dict[Any, Any]) -> None:
+
+class Pixels:
+    """The pixels of a PIL image: an array, or an image that a decoder of Pillow has made. The next
+    plan reads the pixels, so no PIL image is made for it."""
+
+    def __init__(self, pixels: Any, mode: str, info: dict[Any, Any]) -> None:
         self.pixels, self.mode, self.info = pixels, mode, info
-        self.size = pixels.shape[1], pixels.shape[0]
+        self.size = size_of(pixels)
 
     def to_pil(self) -> Any:
-        image = sys.modules["PIL.Image"].frombytes(self.mode, self.size, self.pixels)
+        if type(self.pixels) is np.ndarray:
+            image = sys.modules["PIL.Image"].frombytes(self.mode, self.size, self.pixels)
+        else:
+            image = self.pixels.copy()  # has the class of an image that is in no file
         image.info = dict(self.info)
         return image
 

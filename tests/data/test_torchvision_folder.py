@@ -35,6 +35,7 @@ import fastloop
 from fastloop.adapters import torchvision_datasets, torchvision_folder
 from fastloop.adapters.torchvision_folder import CutSamples, FolderSamples
 from fastloop.compat import verification
+from fastloop.data.image_folder import decode
 from fastloop.data.transforms import ops
 
 if v2 is None:
@@ -552,6 +553,25 @@ def test_threads_decode_for_operations_of_users(root: Path) -> None:
     part = next(part for (place, *_), part in samples._parts.parts.items() if place == 0)
     assert part is not None and part.made > 10
     assert before[verification.DECODERS] > 0
+
+
+def of_no_file(image: Any) -> Any:
+    return image if type(image) is Image.Image else None
+
+
+@pytest.mark.filterwarnings("error:fastloop's")
+@pytest.mark.parametrize("first", [v1.RandomHorizontalFlip(), of_no_file])
+def test_pillow_decodes_where_simplejpeg_is_missing(
+    root: Path, first: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = decode.find_module
+    monkeypatch.setattr(
+        decode, "find_module", lambda name: None if name == "simplejpeg" else find(name)
+    )
+    dataset = folder(root, recipe(v1, first, v1.RandomResizedCrop(24)))
+    image = torchvision_folder._new_decoder()(Path(dataset.samples[0][0]).read_bytes())
+    assert isinstance(image, Image.Image), "an array takes two copies of the image"
+    assert_same(dataset, {"batch_size": 4, "shuffle": True})
 
 
 def test_a_folder_without_any_plan_is_decoded_ahead(root: Path) -> None:

@@ -38,13 +38,16 @@ class AutoDecoder:
     Args:
         own: holds the memory for an image (new pages would take a third of the time). None: each
             thread has its own memory. Else all threads share this object's memory and take turns.
+        keeps_pillow: an image that Pillow decodes is returned as Pillow's image, because an array
+            takes two copies.
 
     Raises:
         ImportError: neither simplejpeg nor Pillow is installed.
     """
 
-    def __init__(self, own: Any = None) -> None:
+    def __init__(self, own: Any = None, keeps_pillow: bool = False) -> None:
         self._own = threading.local() if own is None else own
+        self._keeps_pillow = keeps_pillow
         jpeg = "simplejpeg", b"\xff\xd8\xff", self._by_simplejpeg, find_module("simplejpeg")
         other = "Pillow", b"", self._by_pillow, find_module("PIL.Image")
         self._decoders = [decoder for decoder in (jpeg, other) if decoder[3] is not None]
@@ -70,16 +73,18 @@ class AutoDecoder:
         image: Array = module.decode_jpeg(data, "RGB", buffer=memory)
         return image
 
-    def _by_pillow(self, module: Any, data: bytes) -> Array:
+    def _by_pillow(self, module: Any, data: bytes) -> Any:
         """Decode a file of any format, as torchvision's loader does."""
         try:
             image = module.open(io.BytesIO(data))
         except module.UnidentifiedImageError:  # Pillow's text has an address
             raise ValueError("it has no format that Pillow knows") from None
         with image:
-            return np.asarray(image.convert("RGB"))
+            image.load()
+            image = image if image.mode == "RGB" else image.convert("RGB")
+            return image if self._keeps_pillow else np.asarray(image)
 
-    def __call__(self, data: bytes) -> Array:
+    def __call__(self, data: bytes) -> Any:
         reasons: list[str] = []
         for name, start, decode, module in self._decoders:
             if data.startswith(start):
