@@ -1,12 +1,14 @@
 """Builds fastloop with its CUDA backend for machines without a GPU.
 
-    python tests/cuda/build_core.py FOLDER kernels|uploads
+    python tests/cuda/build_core.py FOLDER kernels|uploads [OBJECTS]
 
 Over the runtime of tests/cuda/fake. kernels: compiled for the CPU through the shim; uploads: none,
 but with what their tests ask of the fake.
 
-FOLDER then holds a package `fastloop` and libas_cuda.so; see as_cuda.py."""
+FOLDER then holds a package `fastloop` and libas_cuda.so; see as_cuda.py. What OBJECTS holds is not
+compiled again, so both halves share their files: the folder is for one state of the sources."""
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -34,6 +36,8 @@ FOLDERS += [Path(sysconfig.get_path("include")), Path(numpy.get_include())]
 
 def compile_one(source: Path, folder: Path) -> Path:
     made = folder / f"{source.name}.o"
+    if made.exists():
+        return made
     is_cuda = source.suffix == ".cu"
     language = ["g++", "-x", "c++", *CXX_FLAGS] if is_cuda else ["gcc", "-std=c11"]
     includes = [f"-I{path}" for path in FOLDERS]
@@ -56,21 +60,27 @@ def find_sources(half: str) -> list[Path]:
     return [*(path for path in sources if path.name not in without), *more]
 
 
-def build(folder: Path, half: str) -> None:
-    objects = folder / "objects"
+def compile_all(sources: list[Path], objects: Path) -> list[Path]:
+    """Compiles those that `objects` does not hold. Another process may do so at the same time."""
     objects.mkdir(parents=True, exist_ok=True)
-    sources = find_sources(half)
-    with ThreadPoolExecutor() as pool:
-        made = list(pool.map(lambda source: compile_one(source, objects), sources))
+    with open(objects / "lock", "w") as lock, ThreadPoolExecutor() as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return list(pool.map(lambda source: compile_one(source, objects), sources))
+
+
+def build(folder: Path, half: str, objects: Path) -> None:
+    *made, shown = compile_all([*find_sources(half), HERE / "as_cuda.c"], objects)
     package = folder / "fastloop"
     shutil.rmtree(package, ignore_errors=True)
     shutil.copytree(ROOT / "fastloop", package, ignore=shutil.ignore_patterns("__pycache__"))
     core = package / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
     link = ["g++", "-shared", "-pthread"]
     subprocess.run([*link, *map(str, made), "-o", str(core), "-ldl", "-lm"], check=True)
-    shown = compile_one(HERE / "as_cuda.c", objects)
     subprocess.run([*link, str(shown), "-o", str(folder / "libas_cuda.so")], check=True)
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]).resolve(), sys.argv[2])
+    folder = Path(sys.argv[1]).resolve()
+    if len(sys.argv) == 3:
+        shutil.rmtree(folder / "objects", ignore_errors=True)
+    build(folder, sys.argv[2], Path(*sys.argv[3:] or [folder / "objects"]).resolve())

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from built_core import build_core
 from helpers import run_file
 from time_limits import limit
 
@@ -18,10 +19,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The module, over the fake."""
-    folder = tmp_path_factory.mktemp("core")
-    build = [sys.executable, str(TESTS / "cuda/build_core.py"), str(folder), "uploads"]
-    subprocess.run(build, check=True, timeout=limit(TRIAL_S))
-    (path,) = (folder / "fastloop").glob("_core*.so")
+    (path,) = (build_core(tmp_path_factory, "uploads") / "fastloop").glob("_core*.so")
     return path
 
 

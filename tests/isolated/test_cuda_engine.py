@@ -2,15 +2,14 @@
 (tests/cuda), and the engine takes every tensor for one of a CUDA device."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from time_limits import limit
+from built_core import build_core
+from helpers import run_program, run_script
+from sources import ROOT
 
 pytestmark = pytest.mark.slowest
-ROOT = Path(__file__).parents[2]
 FILES = (
     "test_grad_list.py test_clip.py test_scaler.py test_scaler_bounds.py test_scaler_parity.py "
     "test_stepper.py test_stepper_exact.py"
@@ -32,28 +31,14 @@ OTHERWISE = {
 }
 
 
-def run(*command: object, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env={**os.environ, **env},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=limit(560),
-    )
-    assert done.returncode == 0, done.stdout[-8000:]
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("core")
-    run(ROOT / "tests/cuda/build_core.py", folder, "kernels")
-    return folder
+    return build_core(tmp_path_factory, "kernels")
 
 
-def path_to(core: Path) -> str:
-    return os.pathsep.join([str(core), str(ROOT / "tests/cuda")])
+@pytest.fixture(autouse=True)
+def programs_import_it(core: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(core), str(ROOT / "tests/cuda")]))
 
 
 SEEN = """
@@ -64,10 +49,12 @@ print(GradList().collect([torch.ones(3)]).is_plain)
 
 
 @pytest.mark.parametrize("disabled", ["0", "1"])
-def test_tensors_are_seen_on_a_device(core: Path, disabled: str) -> None:
+def test_tensors_are_seen_on_a_device(
+    disabled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which the next test relies on; and it can be switched off."""
-    out = run("-c", SEEN, PYTHONPATH=path_to(core), FASTLOOP_DISABLE_CUDA=disabled)
-    assert out.strip() == str(disabled == "0")
+    monkeypatch.setenv("FASTLOOP_DISABLE_CUDA", disabled)
+    assert run_script(tmp_path, SEEN).strip() == str(disabled == "0")
 
 
 SCRATCH = """
@@ -100,8 +87,8 @@ assert norm(many) == 60_000_000 and len(made) == 2 and norm(few) == 2 and len(ma
 """
 
 
-def test_scratch_that_could_not_be_had_is_asked_for_again(core: Path) -> None:
-    run("-c", SCRATCH, PYTHONPATH=path_to(core))
+def test_scratch_that_could_not_be_had_is_asked_for_again(tmp_path: Path) -> None:
+    run_script(tmp_path, SCRATCH)
 
 
 FAILURES = """
@@ -128,26 +115,27 @@ assert passes.tensors[0].tolist() == [0.5 ** (1 + 8 - failed)] * 3
 """
 
 
-def test_a_pass_that_cannot_be_queued_raises_torchs_error(core: Path) -> None:
-    run("-c", FAILURES, PYTHONPATH=path_to(core))
+def test_a_pass_that_cannot_be_queued_raises_torchs_error(tmp_path: Path) -> None:
+    run_script(tmp_path, FAILURES)
 
 
-def test_rows_of_resident_data_are_gathered(core: Path) -> None:
-    run(ROOT / "tests/programs/resident_batches.py", PYTHONPATH=path_to(core))
+def test_rows_of_resident_data_are_gathered(tmp_path: Path) -> None:
+    run_program(tmp_path, "resident_batches")
 
 
-def test_sequences_of_resident_data_are_padded_and_packed(core: Path) -> None:
-    run(ROOT / "tests/programs/resident_sequences.py", PYTHONPATH=path_to(core))
+def test_sequences_of_resident_data_are_padded_and_packed(tmp_path: Path) -> None:
+    run_program(tmp_path, "resident_sequences")
 
 
-def test_rows_in_host_memory_are_gathered(core: Path) -> None:
-    run(ROOT / "tests/programs/fetched_batches.py", PYTHONPATH=path_to(core))
+def test_rows_in_host_memory_are_gathered(tmp_path: Path) -> None:
+    run_program(tmp_path, "fetched_batches")
 
 
-def test_the_same_over_kernels(core: Path, tmp_path: Path) -> None:
+def test_the_same_over_kernels(tmp_path: Path) -> None:
     options = ["-q", "-x", "-p", "as_cuda", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
     without = [f"--deselect=tests/step/{name}" for name in OTHERWISE]
     files = [ROOT / "tests/step" / name for name in FILES]
     options += [f"--basetemp={tmp_path}/base", "-o", f"cache_dir={tmp_path}/cache"]
-    out = run("-m", "pytest", *options, *without, *files, PYTHONPATH=path_to(core))
+    program = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    out = run_script(tmp_path, program, *options, *without, *files, timeout=560)
     assert " passed" in out and "deselected" in out
