@@ -17,7 +17,7 @@ from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, gathers
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import Field, check_room, read_row, register_fields, torch_dtype
-from fastloop.data.sequences.column import sequence_column
+from fastloop.data.sequences.column import sequence_column, values_of
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.dataset_transform import FieldTransform, for_masks, is_torchvision
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS, Plan
@@ -30,7 +30,7 @@ _ITEMS = "an index, (index, view), or a slice, a list or a vector of these"
 
 def _make_field(name: str, value: object) -> Field | RaggedArray:
     if isinstance(value, RaggedArray):
-        return value._over(value.offsets, name)
+        return value._over(slice(0, len(value)), name)
     if isinstance(value, (list, tuple)) and all(isinstance(x, _NUMBERS) for x in value):
         value = torch.tensor(value, device="cpu")
     return Field(name, value, may_be_resident=True)
@@ -260,7 +260,7 @@ class ArrayDataset(EpochDataset):
                 fault = f"{field.name} is a RaggedArray; pass PadCollate or PackCollate"
                 raise NotCoveredError(fault)
             else:
-                padding = bytes(torch_dtype(field.values).itemsize)
+                padding = bytes(torch_dtype(values_of(field)).itemsize)
                 columns.add(*sequence_column(field, "padded", padding=padding))
         return self._fetched(columns, request) if self._gather == "device" else columns
 

@@ -47,13 +47,14 @@ class SequenceOutput(NamedTuple):
 
 
 def values_of(field: Source) -> torch.Tensor | Array:
-    return field.values if isinstance(field, RaggedArray) else field.source
+    return field._field.source if isinstance(field, RaggedArray) else field.source
 
 
 def offsets_of(field: Source) -> Array:
-    """Return the begins of sequences. The rows of a 2-D field are sequences of equal length."""
+    """Return the begins of sequences, or the bounds of each, ``[n, 2]``. Rows of a 2-D field count
+    as sequences of equal length."""
     if isinstance(field, RaggedArray):
-        return field.offsets
+        return field.offsets if field._pairs is None else field._pairs
     rows, width = field.source.shape
     return np.arange(rows + 1) * width
 

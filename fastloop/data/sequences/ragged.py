@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, overload
 
 import numpy as np
 import torch
 
-from fastloop.base.checks import make_message, refuse_if
-from fastloop.data.field import Array, Field, check_room, read_row, torch_dtype
+from fastloop.base.checks import check_type, check_value, is_sequence, make_message, refuse_if
+from fastloop.data.field import Array, Field, MappedFile, check_room, read_row, torch_dtype
 from fastloop.data.sequences.fields import tensor_of, unify_lists
 
 Offsets = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
@@ -64,6 +64,27 @@ def _as_dtype(values: torch.Tensor, dtype: Any) -> torch.Tensor:
     return converted
 
 
+class _Span:
+    """The memory from the first to the last of several arrays, as one array. Only elements of the
+    arrays are read: what lies between is not theirs."""
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        self.arrays, size = arrays, arrays[0].itemsize  # keeps the memory alive
+        places = [_address(array) for array in arrays]
+        first = min(places)
+        self.begins = [(place - first) // size for place in places]
+        ends = (begin + len(array) for begin, array in zip(self.begins, arrays, strict=True))
+        shape = (max(ends),)
+        data = first, True  # read-only
+        interface = {"version": 3, "typestr": arrays[0].dtype.str, "shape": shape, "data": data}
+        self.__array_interface__ = interface
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
 _ARROW_LISTS = r"(large_)?list<.*: (bool|u?int\d+|halffloat|float|double)( not null)?>"
 
 
@@ -87,8 +108,9 @@ class RaggedArray(Sequence[torch.Tensor]):
     As a field of ``ArrayDataset`` a RaggedArray is collated by ``PadCollate`` and ``PackCollate``.
 
     Attributes:
-        values: as given; for a path, the memmap.
-        offsets: ``[n + 1]``, read-only.
+        values: as given; for a path, the memmap; with several parts a tuple of each part's.
+        offsets: ``[n + 1]``, read-only; with several parts as if their sequences lay one after
+            another.
         file: the mapped file that holds the values, or None.
 
     Raises:
@@ -99,21 +121,101 @@ class RaggedArray(Sequence[torch.Tensor]):
     """
 
     name = "a RaggedArray"  # in errors; a dataset's field has a name of its own
+    # With several parts, [n, 2]: where each sequence begins and ends among the values.
+    _pairs: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     def __init__(self, values: object, offsets: object) -> None:
         field = self._field = Field("values", values, may_be_resident=True)
-        self.values, self.file = field.source, field.file
-        shape = tuple(self.values.shape)
+        self.values: Any = field.source
+        self.file = field.file
+        shape = tuple(field.source.shape)
         if len(shape) != 1:
             remedy = "pass values.reshape(-1), and offsets that count its elements"
             raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
         self.offsets = _read_offsets(offsets, shape[0])
 
-    def _over(self, offsets: Offsets, name: str | None = None) -> RaggedArray:
-        """Return an array over the same values with these offsets and this name in errors."""
+    def _over(self, rows: slice, name: str | None = None) -> RaggedArray:
+        """Return an array of some of the sequences, with this name in errors."""
         array = type(self).__new__(type(self))
+        offsets = self.offsets[rows.start : rows.stop + 1]
         vars(array).update(vars(self), offsets=offsets, name=name or self.name)
+        if self._pairs is not None:
+            array._pairs = self._pairs[rows]
         return array
+
+    @classmethod
+    def from_parts(cls, parts: Sequence[tuple[object, object] | RaggedArray]) -> RaggedArray:
+        """Make one RaggedArray of several, part after part.
+
+        Values of ndarrays and files are not copied; those of tensors are.
+
+        Args:
+            parts: pairs of values and offsets, as for the class, or objects of the class; all of
+                one dtype, and at least one.
+
+        Raises:
+            TypeError: the dtypes differ; a part lies on a device; and the class's errors.
+            ValueError: there is no part; and the class's errors.
+        """
+        rule = "a sequence of at least one pair of values and offsets"
+        check_value("parts", parts, is_sequence(parts) and len(parts) > 0, rule)
+        arrays = [part if isinstance(part, RaggedArray) else cls(*part) for part in parts]
+        if len(arrays) == 1:
+            return arrays[0]
+        values: list[Array] = []
+        for array in arrays:
+            found = array._field.source
+            if isinstance(found, torch.Tensor):
+                is_here, remedy = found.device.type == "cpu", "pass a.to('cpu')"
+                check_type("values of parts", found.device, is_here, "on the CPU", remedy)
+                found = found.detach().numpy().copy()  # a tensor's memory may move
+            is_plain = found.flags.c_contiguous and _address(found) % found.itemsize == 0
+            values.append(found if is_plain else np.array(found))
+            is_same = found.dtype == values[0].dtype
+            check_type("values of parts", found.dtype, is_same, f"of dtype {values[0].dtype}")
+        files = [array.file for array in arrays if array.file is not None]
+        return cls._join(values, [array._bounds for array in arrays], files)
+
+    @classmethod
+    def _join(
+        cls, values: Sequence[Array], bounds: Sequence[Array], files: Sequence[MappedFile] = ()
+    ) -> RaggedArray:
+        """Make an array of several parts. `bounds`, ``[n, 2]``, are of the sequences of each part
+        among its values."""
+        filled = [(v, b) for v, b in zip(values, bounds, strict=True) if len(v)]
+        if not filled:
+            return cls(values[0], np.zeros(sum(map(len, bounds)) + 1, np.int64))
+        span = _Span([array for array, _ in filled])
+        made = cls(np.asarray(span), [0])
+        begins = iter(span.begins)
+        pairs = [
+            b.astype(np.int64) + next(begins) if len(v) else np.zeros(b.shape, np.int64)
+            for v, b in zip(values, bounds, strict=True)
+        ]
+        made._pairs, made.values = np.concatenate(pairs), tuple(values)
+        made.offsets = np.append(0, np.cumsum(np.diff(made._pairs)))
+        made.offsets.flags.writeable = made._pairs.flags.writeable = False
+        if files:  # reads are safe; where each file ends is not known
+            made._field.file = made.file = files[0][0], 0, None
+        return made
+
+    @property
+    def _bounds(self) -> Array:
+        """The begin and the end of each sequence among the values, ``[n, 2]``."""
+        if self._pairs is not None:
+            return self._pairs
+        return np.stack([self.offsets[:-1], self.offsets[1:]], 1)
+
+    def _read_all(self) -> torch.Tensor:
+        """Return the values of all sequences, one after the other."""
+        if self._pairs is None:
+            return self._field.read_range(*map(int, self.offsets[[0, -1]]))
+        begins, ends = self._pairs.T
+        cuts = np.flatnonzero(ends[:-1] != begins[1:]) + 1  # where a part ends
+        runs = [self._field.read_range(0, 0)]
+        for first, last in pairwise([0, *cuts.tolist(), len(self)] if len(self) else []):
+            runs.append(self._field.read_range(int(begins[first]), int(ends[last - 1])))
+        return torch.cat(runs)
 
     @classmethod
     def from_list(cls, sequences: Sequence[Any], dtype: Any = None) -> RaggedArray:
@@ -140,7 +242,7 @@ class RaggedArray(Sequence[torch.Tensor]):
     def from_arrow(cls, column: Any) -> RaggedArray:
         """Make a RaggedArray from a pyarrow ``Array`` or ``ChunkedArray`` of lists of numbers.
 
-        If the column has one chunk and its values are not bools, the values are not copied.
+        Values are not copied, also if the column has several chunks, unless they are bools.
 
         Raises:
             TypeError: the column is not such an array.
@@ -157,13 +259,15 @@ class RaggedArray(Sequence[torch.Tensor]):
         got = f"{lists} null lists and {numbers} null values (fill or drop the nulls first)"
         refuse_if(lists or numbers, f"column must have no nulls, got {got}")
         values = [part.to_numpy(zero_copy_only=False) for part in flat]
-        lengths = np.concatenate([chunk.value_lengths().to_numpy() for chunk in chunks])
-        offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
-        return cls(values[0] if len(values) == 1 else np.concatenate(values), offsets)
+        lengths = [chunk.value_lengths().to_numpy() for chunk in chunks]
+        offsets = [np.append(0, np.cumsum(each, dtype=np.int64)) for each in lengths]
+        if len(values) == 1:
+            return cls(values[0], offsets[0])
+        return cls._join(values, [np.stack([each[:-1], each[1:]], 1) for each in offsets])
 
     def bytes_for(self, device: torch.device) -> int:
         """Return the number of bytes that ``to()`` copies."""
-        values = self.values
+        values = self._field.source
         if isinstance(values, torch.Tensor) and values.device == device:
             return 0
         return int(self.offsets[-1] - self.offsets[0]) * values.itemsize
@@ -179,9 +283,8 @@ class RaggedArray(Sequence[torch.Tensor]):
         """
         device = torch.empty(0, device=device).device
         check_room(device, self.bytes_for(device), "the values")
-        begin, end = map(int, self.offsets[[0, -1]])
-        values = self._field.read_range(begin, end).to(device).contiguous()
-        return _make(type(self), values, self.offsets - begin, self._extras())
+        values = self._read_all().to(device).contiguous()
+        return _make(type(self), values, self.offsets - self.offsets[0], self._extras())
 
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -199,13 +302,14 @@ class RaggedArray(Sequence[torch.Tensor]):
         if isinstance(index, slice):
             begin, end, step = index.indices(len(self))
             if step == 1:
-                return self._over(self.offsets[begin : max(begin, end) + 1])
+                return self._over(slice(begin, max(begin, end)))
         if isinstance(index, (slice, list)) or getattr(index, "ndim", 0) > 0:
             rows = np.arange(len(self))[index if isinstance(index, slice) else _as_rows(index)]
             parts = [*(self[row] for row in rows.tolist()), self._field.read_range(0, 0)]
             return RaggedArray(torch.cat(parts), np.append(0, np.cumsum(self.lengths[rows])))
         row = read_row(index, len(self))
-        begin, end = map(int, self.offsets[row : row + 2])
+        bounds = self.offsets[row : row + 2] if self._pairs is None else self._pairs[row]
+        begin, end = map(int, bounds)
         sequence = self._field.read_range(begin, end)
         if len(sequence) != end - begin:
             got = f"values that were resized to {len(self._field)}"
@@ -214,7 +318,7 @@ class RaggedArray(Sequence[torch.Tensor]):
 
     def _extras(self) -> dict[str, Any]:
         """Return the attributes that ``__init__`` does not set, for example a subclass's."""
-        made = ("_field", "values", "file", "offsets")
+        made = ("_field", "values", "file", "offsets", "_pairs")
         return {name: value for name, value in vars(self).items() if name not in made}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -223,14 +327,16 @@ class RaggedArray(Sequence[torch.Tensor]):
         if path is not None:
             return _make, (type(self), path, np.array(offsets), self._extras())
         begin, end = int(offsets[0]), int(offsets[-1])
-        if isinstance(values, np.ndarray):
+        if self._pairs is not None:
+            values = self._read_all()
+        elif isinstance(values, np.ndarray):
             values = np.array(values[begin:end])
         elif (begin, end) != (0, len(values)):
             values = values[begin:end].clone()
         return _make, (type(self), values, offsets - begin, self._extras())
 
     def __repr__(self) -> str:
-        dtype = str(self.values.dtype).removeprefix("torch.")
+        dtype = str(self._field.source.dtype).removeprefix("torch.")
         return f"RaggedArray({len(self)} sequences of {dtype}, {int(self.lengths.sum())} values)"
 
 
