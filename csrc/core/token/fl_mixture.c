@@ -77,7 +77,8 @@ split_jittered(const fl_mixture *self, const mixture_node *node, int64_t n, bool
 {
     wide product = (wide)n * (uint64_t)node->light;
     int64_t number = (int64_t)(product / (uint64_t)node->sum);
-    int64_t left = (int64_t)(product % (uint64_t)node->sum), back = ceil_div(left, node->light);
+    int64_t left = (int64_t)(product - (wide)number * (uint64_t)node->sum);
+    int64_t back = ceil_div(left, node->light);
     period own = {number, n - back, back * node->light - left};
     int64_t point = find_point(self, node, own), at = place_point(self, node, own, point);
     period next = next_period(node, own);
