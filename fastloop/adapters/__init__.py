@@ -24,6 +24,11 @@ _ADAPTERS = {
     "transformers.": "hugging_face",
     "trl.trainer.": "hugging_face",
 }
+# By name: seams that also serve fetches, and modules of which one must be imported for that.
+_SEAMS = {
+    "transforms": ("torchvision_seam", "torchvision.transforms", "PIL.ImageFilter"),
+    "texts": ("hugging_face_seam", "transformers.tokenization_utils_base"),
+}
 # Functions that frameworks set as worker_init_fn, by module. They seed the random generators of a
 # worker process, torch's too; no Python runs in the array path's threads.
 _SEEDERS = (
@@ -66,10 +71,18 @@ def find(value: object) -> Any:
 
 
 def serve_fetches() -> bool:
-    """Tell whether the transforms of other packages are served while a loader fetches samples; see
-    ``torchvision_seam.serve_fetches``."""
-    is_there = not sys.modules.keys().isdisjoint(("torchvision.transforms", "PIL.ImageFilter"))
-    return is_there and import_module(f"{__name__}.torchvision_seam").serve_fetches()
+    """Tell whether functions of other packages are served while a loader fetches samples; see
+    ``late_seam.serve_fetches``."""
+    is_served = False
+    for name, *modules in _SEAMS.values():
+        if not sys.modules.keys().isdisjoint(modules):
+            is_served |= import_module(f"{__name__}.{name}").serve_fetches()
+    return is_served
+
+
+def make_seam(name: str, is_strict: bool) -> Any:
+    """Return a new seam of another package's functions."""
+    return import_module(f"{__name__}.{_SEAMS[name][0]}").make_seam(is_strict)
 
 
 def name_of_seeder(init: Any) -> str:

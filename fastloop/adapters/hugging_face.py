@@ -19,6 +19,7 @@ import torch
 
 from fastloop._core import SequenceColumn, arrow_lists, arrow_rows
 from fastloop.adapters.hugging_face_battery import HOLDS, TRL_HOLDS, find_difference
+from fastloop.adapters.hugging_face_pad import METHODS, read_values, read_width
 from fastloop.adapters.originals import Battery, find_obstacle, judge
 from fastloop.base.checks import look_up
 from fastloop.compat.verification import verification_of
@@ -40,7 +41,6 @@ _CASTS = {"i": "int64", "u": "int64", "f": "float32", "b": "bool"}
 _DATASETS = "datasets.arrow_dataset"
 _COLLATORS, _TOKENIZERS = "transformers.data.data_collator", "transformers.tokenization_utils_base"
 _TRL = "trl.trainer.sft_trainer"
-_PAD = ("pad", "_pad", "_get_padding_truncation_strategies")
 # With any other value, a collator draws numbers or makes what fastloop does not make.
 _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx": False}
 _NEEDED["position_ids_start"] = 0
@@ -159,31 +159,17 @@ def _pad(
 ) -> Any:
     """Add the outputs of ``tokenizer.pad()`` for all columns but `label`. Return the name of the
     main column, its lists and options of its output."""
-    tokenizer, multiple = collator.tokenizer, collator.pad_to_multiple_of
-    module = sys.modules[_TOKENIZERS]
-    base, samples.kind = module.PreTrainedTokenizerBase, module.BatchEncoding
-    others = [n for n in _PAD if look_up(tokenizer, n) != getattr(base, n).__get__(tokenizer)]
-    leave_if(others, f"a {type(tokenizer).__name__} pads in its own way")
-    main, *given = tokenizer.model_input_names
-    values = {"token_type_ids": tokenizer.pad_token_type_id, "special_tokens_mask": 1}
-    values |= {"attention_mask": 0} if "attention_mask" in given else {}
-    values[main] = tokenizer.pad_token_id
-    numbers = *values.values(), 1 if multiple is None else multiple
-    if set(map(type, numbers)) != {int} or numbers[-1] <= 0:
-        text = "the tokenizer's ids of padding and pad_to_multiple_of must be ints"
-        raise NotCoveredError(f"{text}, got {numbers}")
-    first, multiple = samples.lists(main), numbers[-1]
-    if padding == "max_length":
-        width = tokenizer.model_max_length if max_length is None else max_length
-        shortest, longest = samples.lengths.min(), samples.lengths.max()
-        if not 0 < shortest <= longest <= width < 2**31:
-            text = f"lists of 1 to {width} ids, got {shortest} to {longest}"
-            raise NotCoveredError(f"padding='max_length' takes {text}")
-        multiple *= -(-width // multiple)
-    elif padding != "longest" and (padding is not True or max_length is not None):
-        raise NotCoveredError(f"padding={padding!r} with max_length={max_length!r}")
+    tokenizer = collator.tokenizer
+    samples.kind = sys.modules[_TOKENIZERS].BatchEncoding
+    main, values = read_values(tokenizer, methods=("pad", *METHODS))
+    first = samples.lists(main)
+    width, multiple = read_width(tokenizer, padding, max_length, collator.pad_to_multiple_of)
+    shortest, longest = samples.lengths.min(), samples.lengths.max()
+    if width > 0 and not 0 < shortest <= longest <= width:
+        text = f"lists of 1 to {width} ids, got {shortest} to {longest}"
+        raise NotCoveredError(f"padding='max_length' takes {text}")
     options = {"pad_left": tokenizer.padding_side == "left", "multiple": multiple}
-    samples.how = numbers, multiple, tokenizer.padding_side
+    samples.how = values, multiple, tokenizer.padding_side
     for name in filter(label.__ne__, samples.names):
         if name in values:
             lists = first if name == main else samples.lists(name)
@@ -348,16 +334,16 @@ def _with_segments(batch: Any) -> Any:
 _MAKERS: dict[str, tuple[Callable[[_Samples, Any], None], str]] = {
     f"{_COLLATORS}:default_data_collator": (_default, "default_data_collator"),
     f"{_COLLATORS}:DefaultDataCollator": (_default, "DefaultDataCollator"),
-    f"{_COLLATORS}:DataCollatorWithPadding": (_with_padding, "DataCollatorWithPadding padding"),
+    f"{_COLLATORS}:DataCollatorWithPadding": (_with_padding, "DataCollatorWithPadding padding pad"),
     f"{_COLLATORS}:DataCollatorForLanguageModeling": (
         _for_language,
-        "DataCollatorForLanguageModeling padding mixin",
+        "DataCollatorForLanguageModeling padding pad mixin",
     ),
     f"{_COLLATORS}:DataCollatorForTokenClassification": (
         _for_tokens,
-        "DataCollatorForTokenClassification padding mixin",
+        "DataCollatorForTokenClassification padding pad mixin",
     ),
-    f"{_COLLATORS}:DataCollatorForSeq2Seq": (_for_seq2seq, "DataCollatorForSeq2Seq padding"),
+    f"{_COLLATORS}:DataCollatorForSeq2Seq": (_for_seq2seq, "DataCollatorForSeq2Seq padding pad"),
     f"{_COLLATORS}:DataCollatorWithFlattening": (_flatten, "DataCollatorWithFlattening"),
     f"{_TRL}:DataCollatorForLanguageModeling": (_for_sft, "trl mixin"),
 }

@@ -75,10 +75,9 @@ def _collators(name: str, found: Any) -> Iterator[tuple[Any, str]]:
         yield (found() if isinstance(found, type) else found), "l f m x xl"
 
 
-@functools.cache
-def _dataset(kinds: str, shortest: int, form: str | None) -> tuple[Any, list[Any]]:
-    """Return a dataset whose first sample is the shortest, and the samples of each batch."""
-    numbers, module = np.random.default_rng(3), sys.modules["datasets"]
+def _columns(kinds: str, shortest: int) -> dict[str, list[Any]]:
+    """Return columns whose first row is the shortest."""
+    numbers = np.random.default_rng(3)
     lengths = [shortest, *numbers.choice((1, 5, 9, 12), _ROWS - 2).tolist(), shortest]
 
     def ids(most: int) -> list[list[int]]:
@@ -100,7 +99,13 @@ def _dataset(kinds: str, shortest: int, form: str | None) -> tuple[Any, list[Any
     }
     names = {"fraction": "label", "many": "label_ids", "K labels": "label"}
     names |= {"Labels": "labels", "Other labels": "labels", "Pieces": "seq_lengths"}
-    made = {names.get(n, n): make() for n, make in columns.items() if n[0] in kinds}
+    return {names.get(n, n): make() for n, make in columns.items() if n[0] in kinds}
+
+
+@functools.cache
+def _dataset(kinds: str, shortest: int, form: str | None) -> tuple[Any, list[Any]]:
+    """Return a dataset of these columns, and the samples of each batch."""
+    module, made = sys.modules["datasets"], _columns(kinds, shortest)
     table = module.table.InMemoryTable.from_pydict(made)
     dataset = module.Dataset(table, fingerprint="battery")  # else Dataset computes one
     dataset = dataset if form is None else dataset.with_format(form)
@@ -137,3 +142,28 @@ def find_difference(
                         return f"a batch of {name} differs"
                     count += 1
     return "" if count else f"no batch of {name} can be compared"
+
+
+def find_difference_of_pad(make: Callable[..., Any], is_unknown: bool) -> str:
+    """Return in which case batches of ``pad()`` differ from fastloop's, or ""."""
+    widths: list[dict[str, Any]] = [{}, {"padding": "longest", "max_length": 3}]
+    widths += [{"padding": "max_length", "max_length": 20}]
+    others: list[dict[str, Any]] = [{}, {"pad_to_multiple_of": 8}]
+    others += [{"return_attention_mask": False}, {"padding_side": "left"}]
+    kinds = "i", "ial", "iat", "isf", "iaxb"
+    count = 0
+    with running_original():
+        for tokenizer, width, other in product(_tokenizers(), widths, others):
+            given = {"return_tensors": "pt", **width, **other}
+            for columns in map(_columns, kinds * 2, (0,) * 5 + (1,) * 5):
+                rows = [{name: column[i] for name, column in columns.items()} for i in range(_ROWS)]
+                for batch in _BATCHES:
+                    samples = [rows[i] for i in batch]
+                    try:
+                        made = make(tokenizer, samples, **given)
+                    except (NotCoveredError, ValueError):  # lists of several lengths
+                        continue
+                    if not same_bits(tokenizer.pad(samples, **given), made):
+                        return "a padded batch differs"
+                    count += 1
+    return "" if count else "no padded batch can be compared"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -54,12 +55,17 @@ def _check_names(what: str | Iterable[str]) -> list[str]:
 def _open_seam(name: str) -> Seam:
     """Import the seams only now: they cost milliseconds at the start of a program."""
     if name not in seams.opened:
-        from fastloop.adapters.torchvision_seam import TransformSeam
+        from fastloop import adapters
         from fastloop.patching.loader_seam import LoaderSeam
         from fastloop.patching.step_seams import make_clip_seam, make_scaler_seam
 
-        makers = LoaderSeam, make_scaler_seam, make_clip_seam, TransformSeam
-        seams.opened[name] = makers[SEAMS.index(name)](os.environ.get("FASTLOOP_STRICT") == "1")
+        makers: dict[str, Callable[[bool], Seam]] = {
+            "dataloader": LoaderSeam,
+            "grad_scaler": make_scaler_seam,
+            "clip_grad_norm": make_clip_seam,
+        }
+        make = makers.get(name) or partial(adapters.make_seam, name)
+        seams.opened[name] = make(os.environ.get("FASTLOOP_STRICT") == "1")
     return seams.opened[name]
 
 
@@ -78,6 +84,7 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
             unless they unscale by themselves. ``"clip_grad_norm"``: ``clip_grad_norm_`` and
             ``clip_grads_with_norm_`` of ``torch.nn.utils``. ``"transforms"``: ``Compose`` of
             torchvision, v1 and v2, and ``ImageFilter.GaussianBlur`` of Pillow, once imported.
+            ``"texts"``: ``pad`` of transformers' tokenizers, once imported.
         verbose: whether to print what is on, a line on stderr. None: if FASTLOOP_VERBOSE is
             set and not 0, or if a seam could not be put in.
 
