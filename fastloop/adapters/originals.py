@@ -10,7 +10,6 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from configparser import ConfigParser
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,19 +24,6 @@ from fastloop.compat.verdicts import Verdict
 _PACKAGE = __file__.rpartition("adapters")[0]
 _RELEASES = {"PIL": "Pillow"}  # names of releases that are not the package's
 _OTHERS = "numpy", "PIL", "tokenizers"  # packages on which results may depend, beside the originals
-
-
-@functools.cache
-def _own_files() -> tuple[int, ...]:
-    return tuple(file.stat().st_mtime_ns for file in sorted(Path(__file__).parent.iterdir()))
-
-
-@functools.cache
-def _read_table() -> ConfigParser:
-    table = ConfigParser()
-    table.optionxform = str  # type: ignore[method-assign,assignment]  # names of modules keep their case
-    table.read(Path(__file__).with_suffix(".txt"))
-    return table
 
 
 class Entry(NamedTuple):
@@ -56,12 +42,26 @@ class Entry(NamedTuple):
     forms: tuple[str, ...]
 
 
+@functools.cache
+def _read_table() -> dict[str, list[Entry]]:
+    """Return the functions that each group of originals.txt names."""
+    table: dict[str, list[Entry]] = {}
+    for line in Path(__file__).with_suffix(".txt").read_text().splitlines():
+        if line.startswith("["):
+            group = table[line[1:-1]] = []
+        elif not line.startswith("#"):
+            if line and not line.startswith(" "):
+                module, _, line = line.partition(":")
+            for name, _, rest in (each.partition("=") for each in line.split()):
+                users, _, forms = rest.partition("=")
+                group.append(
+                    Entry(module, name, frozenset(users.split(",")), tuple(forms.split(",")))
+                )
+    return table
+
+
 def entries_of(groups: Iterable[str]) -> Iterator[Entry]:
-    """Yield the functions that groups of originals.txt name."""
-    for module, text in (item for group in groups for item in _read_table()[group].items()):
-        for name, _, rest in (each.partition("=") for each in text.split()):
-            users, _, forms = rest.partition("=")
-            yield Entry(module, name, frozenset(users.split(",")), tuple(forms.split(",")))
+    return (entry for group in groups for entry in _read_table()[group])
 
 
 def _words_of(plans: Iterable[str]) -> set[str]:
@@ -71,7 +71,7 @@ def _words_of(plans: Iterable[str]) -> set[str]:
 @functools.cache
 def _needed_by(plans: frozenset[str]) -> tuple[Entry, ...]:
     words = _words_of(plans)
-    groups = (group for group in _read_table().sections() if not group.startswith("called"))
+    groups = (group for group in _read_table() if not group.startswith("called"))
     return tuple(entry for entry in entries_of(groups) if entry.users & words)
 
 
@@ -82,18 +82,9 @@ def function_of(path: str) -> Any:
     return function.__wrapped__ if file.startswith(_PACKAGE) else function
 
 
-def _is_known(entry: Entry) -> bool:
-    try:
-        function = function_of(f"{entry.module}:{entry.name}")
-        return not hasattr(function, "__wrapped__") and read_form(function) in entry.forms
-    except (AttributeError, ImportError):
-        return False
-
-
-def _versions_of(entries: Iterable[Entry]) -> str:
-    names = dict.fromkeys(entry.module.partition(".")[0] for entry in entries)
-    found = ((name, look_up(sys.modules.get(name), "__version__")) for name in names)
-    return " with ".join(f"{_RELEASES.get(name, name)} {version}" for name, version in found)
+def _version_of(name: str) -> str:
+    version = look_up(sys.modules.get(name), "__version__")
+    return f"{_RELEASES.get(name, name)} {version}"
 
 
 def find_unknown(*plans: str) -> str:
@@ -105,9 +96,7 @@ def find_unknown(*plans: str) -> str:
     Args:
         plans: operations ("v1.Pad"), datasets and collators, as originals.txt names them.
     """
-    needed = _needed_by(frozenset(plans))
-    is_known = all(map(_is_known, needed))
-    return "" if is_known else f"fastloop does not know {_versions_of(needed)}"
+    return judge(plans).why
 
 
 class Battery(NamedTuple):
@@ -130,46 +119,44 @@ class Battery(NamedTuple):
     holds: Mapping[str, bool] = {}
 
 
-def judge(plans: Iterable[str], battery: Battery) -> Verdict:
+def judge(plans: Iterable[str], battery: Battery | None = None) -> Verdict:
     """Tell whether fastloop may stand in for the functions that plans need. If the functions are
     not of a release that fastloop knows, the battery decides, once for this machine.
 
     No code of the program's runs: a function that is not of the library's files is unknown.
     """
     needed = _needed_by(frozenset(plans))
-    left = f"fastloop does not know {_versions_of(needed)}"
+    names = list(dict.fromkeys(entry.module.partition(".")[0] for entry in needed))
+    versions = " with ".join(map(_version_of, names))
+    left = Verdict(f"fastloop does not know {versions}")
     try:
-        functions = {entry: function_of(f"{entry.module}:{entry.name}") for entry in needed}
-        names = {entry.module.partition(".")[0] for entry in needed}
+        functions = [function_of(f"{entry.module}:{entry.name}") for entry in needed]
         folders = tuple(path + os.sep for name in names for path in sys.modules[name].__path__)
-        files = [function.__code__.co_filename for function in functions.values()]
+        is_theirs = all(each.__code__.co_filename.startswith(folders) for each in functions)
     except (AttributeError, ImportError, KeyError):
-        return Verdict(left)
-    if not all(file.startswith(folders) for file in files):
-        return Verdict(left)
-    versions = [look_up(sys.modules.get(name), "__version__") for name in _OTHERS]
-    code = list(map(identify, functions.values()))
-    forms = [(entry.module, entry.name, entry.forms) for entry in needed]
-    parts = forms, code, left, versions, _own_files()
-    keys = verdicts.make_key(parts, battery.what, battery.key), verdicts.make_key(parts)
-    if not battery.is_for_all and (verdict := verdicts.find(keys[1])) is not None:
+        return left
+    with verdicts.kept_forms():
+        pairs = list(zip(functions, (entry.forms for entry in needed), strict=True))
+        changed = {each.__code__: forms for each, forms in pairs if read_form(each) not in forms}
+    if is_theirs and not changed and not (battery and battery.is_for_all):
+        return Verdict("")
+    if not is_theirs or battery is None:
+        return left
+    parts = [(entry.module, entry.name, entry.forms) for entry in needed], left
+    others = list(map(_version_of, _OTHERS)), list(map(identify, functions))
+    key = verdicts.make_key(parts, others, battery.what, battery.key)
+    if (verdict := verdicts.find(key)) is not None:
         return verdict
-    if (verdict := verdicts.find(keys[0])) is None:
-        changed = {f.__code__: e.forms for e, f in functions.items() if read_form(f) not in e.forms}
-        coverage = Coverage(
-            changed, [f.__code__ for f in functions.values()], battery.holds, folders
-        )
-        why = ""
-        try:
-            if changed or battery.is_for_all:
-                with coverage if changed else nullcontext():
-                    why = battery.find_difference(bool(changed))
-                why = why or coverage.find_missing()
-        except Exception as error:
-            return Verdict(f"{left}: {type(error).__name__}: {error}")
-        about = f"{battery.what}: {_versions_of(needed)}" if changed else ""
-        verdict = Verdict(f"{left}: {why}" if why and changed else why, about)
-        verdicts.keep(keys[verdict == Verdict("") and not battery.is_for_all], verdict)
+    coverage = Coverage(changed, [each.__code__ for each in functions], battery.holds, folders)
+    try:
+        with coverage if changed else nullcontext():
+            why = battery.find_difference(bool(changed))
+        why = why or coverage.find_missing()
+    except Exception as error:
+        return Verdict(f"{left.why}: {type(error).__name__}: {error}")
+    about = f"{battery.what}: {versions}" if changed else ""
+    verdict = Verdict(f"{left.why}: {why}" if why and changed else why, about)
+    verdicts.keep(key, verdict)
     return verdict
 
 

@@ -13,7 +13,6 @@ import sys
 import textwrap
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,13 +30,12 @@ class Statement(NamedTuple):
 
     Attributes:
         digest: of the statement and of all statements around it.
-        first, last: its lines.
+        lines: its lines.
         is_sure: it need not run to be trusted.
     """
 
     digest: str
-    first: int
-    last: int
+    lines: range
     is_sure: bool
 
 
@@ -74,8 +72,13 @@ def read_statements(source: Any, holds: Mapping[str, bool] | None = None) -> lis
     """
     code = getattr(source, "__code__", source)
     start = code.co_firstlineno - 1
+    lines = linecache.getlines(code.co_filename)[start:]
     try:
-        lines = inspect.getblock(linecache.getlines(code.co_filename)[start:])
+        if sys.version_info < (3, 11):
+            lines = inspect.getblock(lines)
+        else:  # takes half the time; behind the last code are statements without code
+            codes = (at for each in _codes_in(code) for at in each.co_positions())
+            lines = lines[: max(end or line or 0 for line, end, _, _ in codes) - start]
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (IndexError, SyntaxError, TypeError):
         return []
@@ -99,7 +102,7 @@ def _walk(
         last = next(iter(inner.values()))[0] if inner else node
         last = getattr(last, "pattern", last).lineno - 1 if inner else node.end_lineno
         can_rest = isinstance(node, _NEED_NOT_RUN) or not above
-        yield Statement(digest[:DIGITS], first, last, is_sure or can_rest)
+        yield Statement(digest[:DIGITS], range(first, last + 1), is_sure or can_rest)
         is_true = holds.get(ast.unparse(node.test)) if isinstance(node, ast.If) else None
         never = {None: "", True: "orelse", False: "body"}[is_true]
         for name, part in inner.items():
@@ -113,36 +116,12 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes_in(const)
 
 
-@dataclass
-class _Watched:
-    """A function whose statements must run.
-
-    Attributes:
-        known: digests of statements that fastloop knows.
-        least: how many statements the function must have.
-        new: the lines of statements that fastloop does not know.
-        seen: the lines that have run.
-    """
+class _Watched(NamedTuple):
+    """A function whose statements must run: those that fastloop does not know."""
 
     name: str
-    statements: list[Statement]
-    known: set[str]
-    least: int
-    new: set[int] = field(default_factory=set)
-    seen: set[int] = field(default_factory=set)
-
-    def note(self, frame: Any, event: str, arg: Any) -> Any:
-        self.seen.add(frame.f_lineno)
-        return self.note
-
-    def find_missing(self) -> str:
-        if len(self.statements) < max(self.least, 1):
-            return f"{self.name} has fewer statements"
-        for each in self.statements:
-            lines = range(each.first, each.last + 1)
-            if not each.is_sure and each.digest not in self.known and self.seen.isdisjoint(lines):
-                return f"line {each.first} of {self.name} has not run"
-        return ""
+    is_shorter: bool
+    new: list[Statement]
 
 
 class Coverage:
@@ -166,29 +145,32 @@ class Coverage:
     ) -> None:
         self._holds, self._folders = holds, folders
         self._watched: dict[types.CodeType, _Watched | None] = dict.fromkeys(trusted)
+        self._seen: set[tuple[str, int]] = set()  # files and lines
         for code, texts in forms.items():
-            self._watch(code, list(texts))
+            self._watch(code, texts)
 
-    def _watch(self, code: types.CodeType, forms: list[str]) -> _Watched:
-        digests = {form[at : at + DIGITS] for form in forms for at in range(0, len(form), DIGITS)}
+    def _watch(self, code: types.CodeType, forms: Iterable[str]) -> None:
+        known = {form[at : at + DIGITS] for form in forms for at in range(0, len(form), DIGITS)}
+        statements = read_statements(code, self._holds)
         least = min((len(form) // DIGITS for form in forms), default=1)
         name = f"{Path(code.co_filename).stem}.{getattr(code, 'co_qualname', code.co_name)}"
-        found = _Watched(name, read_statements(code, self._holds), digests, least)
-        for each in found.statements:
-            found.new |= set() if each.digest in digests else {*range(each.first, each.last + 1)}
+        new = [each for each in statements if each.digest not in known]
+        found = _Watched(name, len(statements) < max(least, 1), new)
         self._watched.update(dict.fromkeys(_codes_in(code), found))
-        return found
 
     def _on_call(self, frame: Any, event: str, arg: Any) -> Any:
         code, caller = frame.f_code, frame.f_back
         if code not in self._watched:
             by = self._watched.get(caller.f_code) if caller is not None else None
-            is_new = by is not None and caller.f_lineno in by.new
+            is_new = by is not None and any(caller.f_lineno in each.lines for each in by.new)
             if not is_new or not code.co_filename.startswith(self._folders):
                 return None
-            self._watch(code, [])
-        found = self._watched[code]
-        return None if found is None else found.note
+            self._watch(code, ())
+        return self._note if self._watched[code] is not None else None
+
+    def _note(self, frame: Any, event: str, arg: Any) -> Any:
+        self._seen.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._note
 
     def __enter__(self) -> Coverage:
         self._before = sys.gettrace()
@@ -200,4 +182,13 @@ class Coverage:
 
     def find_missing(self) -> str:
         """Return the first statement that has not run and that fastloop does not know, or ""."""
-        return next(filter(None, (w.find_missing() for w in self._watched.values() if w)), "")
+        for code, watched in self._watched.items():
+            if watched is None:
+                continue
+            if watched.is_shorter:
+                return f"{watched.name} has fewer statements"
+            for each in watched.new:
+                has_run = any((code.co_filename, line) in self._seen for line in each.lines)
+                if not each.is_sure and not has_run:
+                    return f"line {each.lines.start} of {watched.name} has not run"
+        return ""

@@ -1,4 +1,5 @@
-"""Verdicts on the code of other libraries, kept for later processes in files of this user.
+"""Verdicts on the code of other libraries, and the forms of its functions, kept for later processes
+in files of this user.
 
 A file that is damaged, or that a different user owns or may write, is ignored, as are all errors of
 the disk. FASTLOOP_CACHE=0 keeps nothing. Any thread may ask.
@@ -10,7 +11,8 @@ import functools
 import os
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -18,8 +20,10 @@ from typing import NamedTuple
 import torch
 
 from fastloop._core import build_info
+from fastloop.compat.torch_parts import forms_of
 
-_MOST = 1 << 12  # bytes of a file
+_MOST = 1 << 18  # bytes of a file
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 _read: dict[str, Verdict] = {}
 
@@ -52,14 +56,16 @@ class Verdict(NamedTuple):
 @functools.cache
 def _machine() -> str:
     """Return what results may depend on, beside the libraries."""
-    core = os.stat(str(sys.modules["fastloop._core"].__file__))
+    folders = (os.path.join(_PACKAGE, name) for name in ("", "adapters", "compat"))
+    files = [each.stat() for folder in folders for each in os.scandir(folder) if each.is_file()]
     try:
         with open("/proc/cpuinfo") as file:
             vendor = next((line for line in file if line.startswith(("vendor", "CPU imp"))), "")
     except OSError:
         vendor = ""
     cpu = vendor, torch.backends.cpu.get_cpu_capability(), os.environ.get("ATEN_CPU_CAPABILITY")
-    return repr((build_info(), core.st_size, core.st_mtime_ns, sys.version, torch.__version__, cpu))
+    own = build_info(), sorted((file.st_size, file.st_mtime_ns) for file in files)
+    return repr((own, sys.version, torch.__version__, cpu))
 
 
 def make_key(*parts: object) -> str:
@@ -72,37 +78,66 @@ def _folder() -> str:
     return os.path.join(base, "fastloop", "verdicts")
 
 
-def _open(key: str) -> Verdict | None:
+def _load(key: str) -> list[str]:
+    """Return the lines of a file, none if there is no such file or it is not to be trusted."""
     try:
         with open(os.path.join(_folder(), key), "rb") as file:
             status = os.fstat(file.fileno())
             is_own = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-            digest, why, about = file.read(_MOST).decode().split("\n") if is_own else ("", "", "")
+            digest, *lines = file.read(_MOST).decode().split("\n") if is_own else ("",)
     except (OSError, ValueError):
-        return None
-    return Verdict(why, about) if digest == make_key(key, why, about) else None
+        return []
+    return lines if digest == make_key(key, lines) else []
+
+
+def _save(key: str, lines: list[str]) -> None:
+    with suppress(OSError):
+        os.makedirs(_folder(), 0o700, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=_folder(), delete=False) as file:
+            file.write("\n".join((make_key(key, lines), *lines)))
+        os.replace(file.name, os.path.join(_folder(), key))
+
+
+def _is_on() -> bool:
+    return os.environ.get("FASTLOOP_CACHE") != "0"
+
+
+def _open(key: str) -> Verdict | None:
+    lines = _load(key)
+    return Verdict(*lines) if len(lines) == 2 else None
 
 
 def find(key: str) -> Verdict | None:
     """Return the verdict with this key, or None."""
-    is_new = key not in _read and os.environ.get("FASTLOOP_CACHE") != "0"
-    if is_new and (found := _open(key)) is not None:
+    if key not in _read and _is_on() and (found := _open(key)) is not None:
         _read[key] = found
     return _read.get(key)
 
 
 def keep(key: str, verdict: Verdict) -> None:
     """Keep a verdict, for this process and for later ones."""
-    why, about = (text.replace("\n", " ") for text in verdict)
-    _read[key] = Verdict(why, about)
-    if os.environ.get("FASTLOOP_CACHE") == "0":
+    _read[key] = Verdict(*(text.replace("\n", " ") for text in verdict))
+    if _is_on():
+        _save(key, [*_read[key]])
+
+
+@functools.cache
+def _load_forms() -> None:
+    forms_of.update(tuple(line.split(" ")) for line in _load(make_key("forms")))
+
+
+@contextmanager
+def kept_forms() -> Iterator[None]:
+    """Know the forms that earlier processes have computed, and keep those that are computed between
+    ``with`` and its end."""
+    if not _is_on():
+        yield
         return
-    with suppress(OSError):
-        os.makedirs(_folder(), 0o700, exist_ok=True)
-        text = "\n".join((make_key(key, why, about), why, about))
-        with tempfile.NamedTemporaryFile("w", dir=_folder(), delete=False) as file:
-            file.write(text)
-        os.replace(file.name, os.path.join(_folder(), key))
+    _load_forms()
+    before = len(forms_of)
+    yield
+    if len(forms_of) > before:
+        _save(make_key("forms"), [" ".join(pair) for pair in forms_of.items()])
 
 
 def in_force() -> list[str]:

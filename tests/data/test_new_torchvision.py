@@ -119,7 +119,9 @@ def test_every_operation_passes_its_battery(version: int, monkeypatch: pytest.Mo
     judged = []
     missing: dict[str, set[str]] = {}
 
-    def judge(plans: Any, battery: Any) -> Any:
+    def judge(plans: Any, battery: Any = None) -> Any:
+        if battery is None:
+            return verdicts.Verdict("")
         ran: set[Any] = set()
         sys.settrace(lambda frame, event, arg: ran.add(frame.f_code))
         try:

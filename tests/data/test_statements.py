@@ -68,7 +68,7 @@ def test_a_statement_under_another_condition_is_another_statement() -> None:
 
 
 def test_the_lines_of_a_statement_are_its_own() -> None:
-    lines = [(each.first, each.last) for each in read_statements(function_of(TEXT))]
+    lines = [(each.lines[0], each.lines[-1]) for each in read_statements(function_of(TEXT))]
     assert lines == [(2, 2), (4, 4), (5, 5), (6, 6), (7, 7), (8, 8), (10, 10), (11, 11)]
 
 

@@ -48,8 +48,9 @@ def test_bits_strides_classes_and_order_count() -> None:
 def test_a_class_that_a_release_does_not_have_hides_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    table = {"group": {"fractions": "Gone.method Fraction.limit_denominator"}}
-    monkeypatch.setattr(originals, "_read_table", lambda: table)
+    names = "Gone.method", "Fraction.limit_denominator"
+    entries = [originals.Entry("fractions", name, frozenset([""]), ()) for name in names]
+    monkeypatch.setattr(originals, "_read_table", lambda: {"group": entries})
     methods = originals.methods_of.__wrapped__("group")
     assert methods.find_replaced() == ""
     monkeypatch.setattr(Fraction, "limit_denominator", lambda self: self)
