@@ -135,9 +135,11 @@ def judge(plans: Iterable[str], battery: Battery | None = None) -> Verdict:
         is_theirs = all(each.__code__.co_filename.startswith(folders) for each in functions)
     except (AttributeError, ImportError, KeyError):
         return left
+    forms: dict[Any, Any] = {}  # None: known
     with verdicts.kept_forms():
-        pairs = list(zip(functions, (entry.forms for entry in needed), strict=True))
-        changed = {each.__code__: forms for each, forms in pairs if read_form(each) not in forms}
+        for each, entry in zip(functions, needed, strict=True):
+            forms[each.__code__] = None if read_form(each) in entry.forms else entry.forms
+    changed = any(forms.values())
     if is_theirs and not changed and not (battery and battery.is_for_all):
         return Verdict("")
     if not is_theirs or battery is None:
@@ -147,10 +149,10 @@ def judge(plans: Iterable[str], battery: Battery | None = None) -> Verdict:
     key = verdicts.make_key(parts, others, battery.what, battery.key)
     if (verdict := verdicts.find(key)) is not None:
         return verdict
-    coverage = Coverage(changed, [each.__code__ for each in functions], battery.holds, folders)
+    coverage = Coverage(forms, battery.holds, folders)
     try:
         with coverage if changed else nullcontext():
-            why = battery.find_difference(bool(changed))
+            why = battery.find_difference(changed)
         why = why or coverage.find_missing()
     except Exception as error:
         return Verdict(f"{left.why}: {type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ known exactly is refused: other classes, replaced methods, hooks, code of an unk
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -23,6 +23,7 @@ from fastloop.adapters.torchvision_battery import find_difference
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.data.transforms import arguments as arg
+from fastloop.data.transforms import color
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.dataset_transform import make_own
 from fastloop.data.transforms.plan import Geometry, Numbers, Plan, Values, compile_plan
@@ -116,10 +117,13 @@ def _is_of(op: Any, name: str) -> bool:
     return type(op) in [getattr(sys.modules.get(module), name, type(None)) for module in _MODULES]
 
 
+def _version_of(op: Any) -> int:
+    return 2 if type(op).__module__.startswith(_MODULES[1]) else 1
+
+
 def _plan_of(op: Any) -> str:
     """Return the name that an operation of torchvision has in originals.txt."""
-    version = 2 if type(op).__module__.startswith(_MODULES[1]) else 1
-    return f"v{version}.{type(op).__name__}"
+    return f"v{_version_of(op)}.{type(op).__name__}"
 
 
 def plans_of(ops: Iterable[Any]) -> Iterator[str]:
@@ -132,10 +136,29 @@ def plans_of(ops: Iterable[Any]) -> Iterator[str]:
             yield from plans_of(inside if type(inside) in (list, tuple) else ())
 
 
+def _draw_and(change: Callable[[Any], Any], image: Any) -> Any:
+    torch.rand(1)
+    return change(image)
+
+
+def _compare_holder(cls: Any, is_unknown: bool) -> str:
+    """Return in which case a Compose or RandomApply differs from fastloop's, or "". It holds two
+    functions whose order matters."""
+    pil: Any = sys.modules["PIL.ImageOps"]
+    given = cls([partial(_draw_and, f) for f in (pil.invert, partial(pil.posterize, bits=3))])
+    parts = color.RandomInvert(1.0), color.RandomPosterize(3, 1.0)
+    held: Any = image_ops.get_operation(cls.__name__)
+    alone = Chain(_PIL, list(held(parts)._operations()), version=_version_of(given))
+    return find_difference(given, alone, "PIL", is_unknown)
+
+
 def _check_known(op: Any) -> None:
-    """Refuse an operation of torchvision that is altered, or whose code fastloop does not know."""
+    """Refuse a Compose or RandomApply that is altered, or of whose code fastloop does not know that
+    it does the same."""
     _check_unaltered(op)
-    refuse_if(why := originals.find_unknown(_plan_of(op)), why)
+    find = partial(_compare_holder, type(op))
+    why = originals.judge([_plan_of(op)], originals.Battery("transforms", "holder", find)).why
+    refuse_if(why, why)
 
 
 def listed(op: Any) -> Any:
@@ -199,21 +222,19 @@ class Chain:
         name = type(op).__name__
         if (parts := parts_of(op)) is not None:
             self.things.append(op)
+            self.is_known &= not originals.find_unknown(_plan_of(op))
             for part in parts:
                 self.read(part)
             return
-        classes = [getattr(sys.modules.get(module), name, None) for module in _MODULES]
-        if type(op) not in classes or name not in _READERS:
-            raise ValueError(f"fastloop does not do {name}, operation {len(self.things)}")
+        is_done = name in _READERS and _is_of(op, name)
+        refuse_if(not is_done, f"fastloop does not do {name}, operation {len(self.things)}")
         _check_unaltered(op)
         self.things.append(op)
-        version = 1 + classes.index(type(op))
-        if self.version not in (0, version):
-            raise ValueError(f"{name} is of another version than the operations before it")
-        self.version = version
+        is_mixed, self.version = self.version not in (0, _version_of(op)), _version_of(op)
+        refuse_if(is_mixed, f"{name} is of another version than the operations before it")
         reader, *forms = _READERS[name]
-        if forms and self.form not in forms:
-            raise ValueError(f"{name} stands where images are not {' or '.join(forms)}")
+        is_late = bool(forms) and self.form not in forms
+        refuse_if(is_late, f"{name} stands where images are not {' or '.join(forms)}")
         keeps = reader in (Chain._read_gate, Chain._convert, Chain._to_float)
         self._check_strides(name, self.form == _BYTES and not keeps)
         before, form = len(self.ops), self.form

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
@@ -24,40 +23,29 @@ from fastloop.data.collate import fetch
 is_tracing: Any = vars(torch.jit)["is_tracing"]
 
 
-@dataclass(eq=False)
-class _Transform:
-    """One Compose.
-
-    Attributes:
-        left: kinds of images for which torchvision does all, and why.
-    """
-
-    seam: Any
-    parts: Parts
-    left: dict[Any, str] = field(default_factory=dict)
-
-    def serve(self, compose: Any, image: Any, kind: Any, before: Callable[..., Any]) -> Any:
-        """Return what the Compose makes of an image, by plans or by `before`."""
-        if why := self.left.get(kind, "") or chains.find_obstacle(plans=self.parts.plans):
-            return self.seam.call_left(why, before, compose, image)
-        try:
-            is_same = self.parts.read(compose)
-        except Exception as error:  # attributes may be anything that torchvision does not look at
-            self.left[kind] = str(error)
-            return self.seam.call_left(str(error), before, compose, image)
-        if not is_same:
-            return before(compose, image)
-        begin_ns = perf_counter_ns()
-        made, plans = self.parts.run(image, lambda: before(compose, image))
-        if plans == 0:
-            self.left[kind] = self.parts.why
-            self.seam.note_left(self.parts.why, begin_ns)
-        return made
+def _serve(parts: Parts, compose: Any, image: Any, kind: Any, before: Callable[..., Any]) -> Any:
+    """Return what a Compose makes of an image, by plans or by `before`."""
+    seam, left = parts.seam, parts.left
+    if why := left.get(kind, "") or chains.find_obstacle(plans=parts.plans):
+        return seam.call_left(why, before, compose, image)
+    try:
+        is_same = parts.read(compose)
+    except Exception as error:  # attributes may be anything that torchvision does not look at
+        left[kind] = str(error)
+        return seam.call_left(str(error), before, compose, image)
+    if not is_same:
+        return before(compose, image)
+    begin_ns = perf_counter_ns()
+    made, plans = parts.run(image, lambda: before(compose, image))
+    if plans == 0:
+        left[kind] = parts.why
+        seam.note_left(parts.why, begin_ns)
+    return made
 
 
 def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
     torchvision_parts.counter = seam
-    known: dict[int, _Transform] = {}  # by id: a Compose need not be hashable
+    known: dict[int, Parts] = {}  # by id: a Compose need not be hashable
 
     def call(*inputs: Any, **named: Any) -> Any:
         is_ours = len(inputs) == 2 and not named and (seam.is_on or fetch.is_served)
@@ -69,8 +57,8 @@ def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
             return seam.call_left(why, before, self, image) if why else before(self, image)
         found = known.get(id(self))
         if found is None:
-            found = known[id(self)] = _Transform(seam, Parts(seam))
+            found = known[id(self)] = Parts(seam)
             weakref.finalize(self, known.pop, id(self), None)
-        return found.serve(self, image, kind, before)
+        return _serve(found, self, image, kind, before)
 
     return call

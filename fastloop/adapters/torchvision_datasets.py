@@ -5,8 +5,6 @@ at torchvision's random numbers. docs/internals/zero-change.md tells the rules.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -99,6 +97,7 @@ class LabelledSamples(FolderSamples):
     """Samples of one of these datasets with a ``target_transform``, or of Subsets of one."""
 
     _is_stand_in = _borrows_slots = True
+    _reads_ahead = False
     _find_obstacle = staticmethod(_find_obstacle)
 
     def __init__(self, dataset: Any) -> None:
@@ -106,17 +105,17 @@ class LabelledSamples(FolderSamples):
         vars(self)["_form"] = images.shape[1:], layout
         super().__init__(dataset)
 
-    def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Any, Any] | None]:
-        """Yield the images, none ahead of time: the function may change the dataset."""
-        data, targets, layout = _KINDS[type(inner := self._inner).__name__]
-        for row in rows:
-            found = None  # torchvision raises the error
-            with suppress(Exception):
-                image, label = getattr(inner, data)[row], getattr(inner, targets)[row]
-                # CIFAR's classes hand out what their list has.
-                label = label if layout == "HWC" else int(label)
-                found = image.unsqueeze(-1) if layout == "HW" else image, label
-            yield found
+    def _read(self, row: Any, decode: Any) -> tuple[Any, Any] | None:
+        """Return an image, when it is asked for: the function may change the dataset."""
+        inner = self._inner
+        data, targets, layout = _KINDS[type(inner).__name__]
+        try:
+            image, label = getattr(inner, data)[row], getattr(inner, targets)[row]
+            # CIFAR's classes hand out what their list has.
+            label = label if layout == "HWC" else int(label)
+            return image.unsqueeze(-1) if layout == "HW" else image, label
+        except Exception:  # torchvision raises the error
+            return None
 
 
 def _try_samples(kind: Any, dataset: Any, reason: str) -> tuple[FolderSamples | None, str]:

@@ -46,6 +46,10 @@ def _threads_of(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), DECODERS)
 
 
+def _has_cpus() -> bool:
+    return len(os.sched_getaffinity(0)) > 1
+
+
 def _new_decoder() -> AutoDecoder:
     return AutoDecoder(SimpleNamespace(), keeps_pillow=True)
 
@@ -66,6 +70,7 @@ class FolderSamples:
     _is_stand_in = True  # for a dataset
     _borrows_slots = True
     _why = ""  # what users read beside "samples of ImageFolder by fastloop"
+    _reads_ahead = True
     _form: tuple[tuple[int, ...], str] = (0, 0, 3), "HWC"  # of images: 0 for edges that differ
 
     def __init__(self, dataset: Any, reason: str = "") -> None:
@@ -81,24 +86,25 @@ class FolderSamples:
 
     def _open(self) -> None:
         """Make the plan. Raises ValueError."""
-        refuse_if(why := self._why_called(), why)
-        plan, draws, snapshot, key, is_known = chains.open_plan(self._transform, *self._form)
-        what = f"samples of {type(self._inner).__name__} with {list(plan.ops)}"
-        verification = verification_of(key, what, "torchvision's", _CHECKED, is_known)
-        vars(self).update(_plan=plan, _draws=draws, _snapshot=snapshot, _verification=verification)
-
-    def _why_called(self) -> str:
-        """Return that Python calls the transform, or "" if plans may do it."""
         kind = type(self._transform)
-        text = (
+        called = (
             f"Python calls the transform, a {kind.__name__}, and fastloop serves a Compose inside"
         )
-        return "" if kind.__module__.startswith(_KNOWN) else text
+        refuse_if(not kind.__module__.startswith(_KNOWN), called)
+        plan, draws, snapshot, key, is_known = chains.open_plan(self._transform, *self._form)
+        what = f"samples of {type(self._inner).__name__} with {list(plan.ops)}"
+        vars(self).update(_plan=plan, _draws=draws, _has_same=snapshot.is_same)
+        vars(self)["_verification"] = verification_of(
+            key, what, "torchvision's", _CHECKED, is_known
+        )
 
     def _is_same(self) -> bool:
         """Tell whether the transform is what it was."""
-        is_same: bool = self._inner.transform is self._transform and self._snapshot.is_same()
-        return is_same
+        try:
+            is_same: bool = self._inner.transform is self._transform and self._has_same()
+            return is_same
+        except ValueError:  # it has changed too often
+            return False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._dataset, name)
@@ -160,7 +166,7 @@ class FolderSamples:
 
     def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Any, Any] | None]:
         """Yield the images. An image is valid until the next image is asked for."""
-        has_threads = get_worker_info() is None and len(os.sched_getaffinity(0)) > 1
+        has_threads = self._reads_ahead and get_worker_info() is None and _has_cpus()
         ahead = _AHEAD if has_threads else 1
         decoders = self._spare.pop() if self._spare else [_new_decoder() for _ in range(_AHEAD)]
         started = deque[Any]()
@@ -178,9 +184,14 @@ class FolderSamples:
     # ---- samples
 
     def _make(self, read: tuple[Any, Any] | None, row: Any, slot: Tensor | None) -> Any:
-        if read is None or self._inner.transform is not self._transform:
+        if read is None or not self._is_same():
             return self._inner[row]
-        image, target = read
+        made, target = self._transformed(*read, row, slot)
+        then = self._inner.target_transform
+        return made, target if then is None else then(target)
+
+    def _transformed(self, image: Any, target: Any, row: Any, slot: Tensor | None) -> Any:
+        """Return what the transform makes of an image, and the target."""
 
         def by_torchvision() -> Any:
             """Return torchvision's sample with the class and strides that the plan's sample has. A
@@ -196,9 +207,7 @@ class FolderSamples:
             self._draws.apply(image, out, generator)
             return out, target
 
-        made, found = self._verification.run(by_torchvision, native)
-        then = self._inner.target_transform
-        return made, found if then is None else then(target)
+        return self._verification.run(by_torchvision, native)
 
 
 class CutSamples(FolderSamples):
@@ -214,13 +223,7 @@ class CutSamples(FolderSamples):
         refuse_if(why := parts.find_obstacle(), why)
         verification = verification_of("JPEG", "decoded images", "Pillow's", _CHECKED)
         vars(self).update(_parts=parts, _verification=verification)
-
-    def _is_same(self) -> bool:
-        try:
-            same: bool = self._inner.transform is self._transform
-            return same and self._parts.read(self._transform)
-        except ValueError:  # it has changed too often
-            return False
+        vars(self)["_has_same"] = partial(parts.read, self._transform)
 
     def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:
         found = super()._read(row, decode)
@@ -234,20 +237,19 @@ class CutSamples(FolderSamples):
             return None
         return (Pixels(image, "RGB", info), target) if is_jpeg else None
 
-    def _make(self, read: tuple[Any, Any] | None, row: Any, slot: Tensor | None) -> Any:
-        if read is None or not self._is_same():
-            return self._inner[row]
-        pixels, target = read
+    def _decoded(self, pixels: Any, row: Any) -> Any:
+        """Return an image that is Pillow's if a comparison is due."""
 
         def native(generator: torch.Generator) -> Any:
             return pixels if generator is torch.default_generator else pixels.to_pil()
 
-        image = self._verification.run(
+        return self._verification.run(
             lambda: self._inner.loader(self._inner.samples[row][0]), native
         )
-        made, _ = self._parts.run(image, lambda: self._transform(finished(image)))
-        then = self._inner.target_transform
-        return made, target if then is None else then(target)
+
+    def _transformed(self, image: Any, target: Any, row: Any, slot: Tensor | None) -> Any:
+        image = self._decoded(image, row)
+        return self._parts.run(image, lambda: self._transform(finished(image)))[0], target
 
 
 class CalledSamples(CutSamples):
@@ -257,15 +259,12 @@ class CalledSamples(CutSamples):
     _is_stand_in = True
 
     def _open(self) -> None:
-        has_threads = len(os.sched_getaffinity(0)) > 1 and find_module("simplejpeg") is not None
+        has_threads = _has_cpus() and find_module("simplejpeg") is not None
         refuse_if(not has_threads, "no thread can decode ahead")
         verification = verification_of("JPEG", "decoded images", "Pillow's", _CHECKED)
         why = self._reason or "Python calls the transform"
         vars(self).update(_verification=verification, _why=f", which decodes ahead; {why}")
-
-    def _is_same(self) -> bool:
-        same: bool = self._inner.transform is self._transform
-        return same
+        vars(self)["_has_same"] = lambda: True
 
     def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:
         """Return an image, and the entry of `samples` with its file."""
@@ -277,15 +276,12 @@ class CalledSamples(CutSamples):
         return found and (found[0], entry)
 
     def _make(self, read: tuple[Any, Any] | None, row: Any, slot: Tensor | None) -> Any:
-        inner = self._inner
         # A transform may have changed the list of samples since the file was read.
-        if read is None or inner.samples[row] is not read[1]:
-            return inner[row]
-        pixels, (path, target) = read
-        by_pillow = partial(inner.loader, path)
-        image = inner.transform(self._verification.run(by_pillow, lambda _: pixels.to_pil()))
-        then = inner.target_transform
-        return image, target if then is None else then(target)
+        is_same = read is not None and self._inner.samples[row] is read[1]
+        return super()._make(read if is_same else None, row, slot)
+
+    def _transformed(self, image: Any, target: Any, row: Any, slot: Tensor | None) -> Any:
+        return self._inner.transform(finished(self._decoded(image, row))), target[1]
 
 
 def samples_or_dataset(cls: Any, dataset: Any) -> Any:

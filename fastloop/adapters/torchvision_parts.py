@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from time import perf_counter_ns
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -28,6 +30,9 @@ from fastloop._core import Snapshot
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import Verification
+from fastloop.data.transforms import color, warp
+from fastloop.data.transforms import ops as image_ops
+from fastloop.data.transforms.plan import flatten
 
 _CHECKED = 3  # samples of a plan
 # A plan takes about a millisecond. After this many plans at a place, for sizes of images or for
@@ -40,29 +45,20 @@ _FILES = "JpegImageFile", "PngImageFile", "BmpImageFile", "PpmImageFile", "WebPI
 # torchvision does one of these operations to a small image in 3 to 15 us. A plan with its checks
 # takes as long. So a plan pays only if it has other operations, too.
 _CHEAP = {"RandomCrop", "Pad", "CenterCrop", "RandomHorizontalFlip", "RandomVerticalFlip"}
-_CHEAP |= {"PILToTensor", "ToImage", "ToPureTensor"}
-_CHEAP |= {"Compose", "RandomApply", "Identity", "Sequential"}
+_CHEAP |= {*"PILToTensor ToImage ToPureTensor Compose RandomApply Identity Sequential".split()}
 # Operations of PIL images that always make a new image; the rest may return the image that they
-# get. Of operations in neither of the next two sets it is not known whether `info` stays.
+# get.
 _NEW = {"RandomResizedCrop", "CenterCrop", "Pad", "RandomRotation", "RandomAffine", "Grayscale"}
 _NEW |= {"GaussianBlur"}
-_KEEPS_INFO = {"RandomResizedCrop", "Resize", "RandomHorizontalFlip", "RandomVerticalFlip"}
-_KEEPS_INFO |= {"RandomRotation", "RandomAffine", "RandomPerspective"}
-_KEEPS_INFO |= {"RandomApply", "RandomChoice", "RandomOrder", "_Branch", "RandomInvert"}
-_KEEPS_INFO |= {"RandomPosterize", "RandomSolarize", "RandomEqualize", "RandomAutocontrast"}
-_KEEPS_INFO |= {"RandomAdjustSharpness"}
-_DROPS_INFO = {"CenterCrop", "Pad", "RandomCrop"}  # if they pad
+# Operations that drop the `info` of a PIL image (crops and Pad: if they pad), and operations that
+# keep `info`. Of all others it is not known.
+_DROP_INFO = image_ops.CenterCrop, image_ops.Pad, image_ops.RandomCrop, color.GaussianBlur
+_KEEP_INFO: tuple[Any, ...] = image_ops._RandomFlip, image_ops._Resampled, image_ops._Gate
+_KEEP_INFO += image_ops._Branch, color._Applied
+_KEEP_INFO += warp.RandomRotation, warp.RandomAffine, warp.RandomPerspective
 
-
-class _Nobody:
-    """Counts for nobody."""
-
-    native = 0
-
-    def note_left(self, reason: str, begin_ns: int) -> None: ...
-
-
-counter: Any = _Nobody()  # the seam of transforms, once there is one
+# The seam of transforms, once there is one.
+counter: Any = SimpleNamespace(native=0, note_left=lambda reason, begin_ns: None)
 
 
 class Entry(NamedTuple):
@@ -83,20 +79,17 @@ class Entry(NamedTuple):
 
 def _list_entries(op: Any, entries: list[Any], things: list[Any]) -> None:
     """Add an operation to `entries`, and the objects that hold operations to `things`."""
-    place = len(entries)
-    try:
+    place, parts, is_gate = len(entries), None, False
+    with suppress(Exception):  # attributes may be anything that torchvision does not look at
         parts = chains.parts_of(op)
-        if is_gate := parts is None and chains.is_gate(op):
-            parts = chains.listed(op)
-    except Exception:  # attributes may be anything that torchvision does not look at
-        parts, is_gate = None, False
-    if parts is None or is_gate:
-        entries.append(None)
-    if parts is not None:
-        things.append(op)
-        for part in parts:
-            _list_entries(part, entries, things)
-    if parts is None or is_gate:
+        if parts is None and chains.is_gate(op):
+            parts, is_gate = chains.listed(op), True
+    is_entry = parts is None or is_gate
+    entries += [None] * is_entry
+    things += [op] * (parts is not None)
+    for part in parts or ():
+        _list_entries(part, entries, things)
+    if is_entry:
         reason = f"{type(op).__name__}, operation {place + 1}, runs in Python"
         entries[place] = Entry(op, len(entries), is_gate, reason)
 
@@ -157,12 +150,6 @@ def find_kind(image: Any) -> tuple[Any, tuple[int, ...], str]:
     return image.mode, image.size[::-1], ""
 
 
-def _flatten(ops: Iterable[Any]) -> Iterator[Any]:
-    for op in ops:
-        yield op
-        yield from _flatten(op.parts)
-
-
 def _makes_new(op: Any, version: int) -> bool:
     """Tell whether an operation returns a new image of PIL in any case."""
     if type(op).__name__ == "RandomCrop":
@@ -179,16 +166,16 @@ def _drops_info(op: Any, mode: str) -> bool | None:
     Args:
         mode: of images; "": not the same before each operation.
     """
-    name, is_rgb = type(op).__name__, mode == "RGB" if mode else None
-    if name == "ColorJitter":
+    is_rgb = mode == "RGB" if mode else None
+    if isinstance(op, color.ColorJitter):
         return True if op.brightness or op.contrast else bool(op.hue) and is_rgb
-    if name == "RandomGrayscale":
+    if isinstance(op, color.RandomGrayscale):
         return is_rgb
-    if name == "Grayscale":
-        return bool(op.num_output_channels == 3)
-    if name in _DROPS_INFO or name == "GaussianBlur":
+    if isinstance(op, color.Grayscale):
+        return op.num_output_channels == 3
+    if isinstance(op, _DROP_INFO):
         return True
-    return False if name in _KEEPS_INFO else None
+    return False if isinstance(op, _KEEP_INFO) else None
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -231,7 +218,7 @@ class Part:
         # Of images of this size the result might be the image itself.
         self._size = None if is_new else tuple(self._shape[1::-1])
         mode = self._mode if self._mode == kind else ""
-        drops = [_drops_info(op, mode) for op in _flatten(chain.ops)]
+        drops = [_drops_info(op, mode) for op in flatten(chain.ops)]
         self._drops = sum(1 << i for i, drop in enumerate(drops) if drop)
         self._is_info_known = chain.is_info_known and None not in drops
 
@@ -318,6 +305,7 @@ class Parts:
         parts: by place and by channels or mode, and by size if that changes the plan; None: Python
             calls the operation that stands there.
         why: a plan was not made.
+        left: kinds of images for which torchvision does all, and why.
         plans: the operations of torchvision, as originals.txt names them; None: not read yet.
     """
 
@@ -325,6 +313,7 @@ class Parts:
     entries: list[Entry] = field(default_factory=list)
     parts: dict[Any, Part | None] = field(default_factory=dict)
     why: str = ""
+    left: dict[Any, str] = field(default_factory=dict)
     plans: frozenset[str] | None = None
     # Plans that were made at a place; at -1: how often the transform was read.
     _count: Counter[int] = field(default_factory=Counter)
@@ -352,8 +341,9 @@ class Parts:
 
     def find_obstacle(self) -> str:
         """Return why no plan can be made for images of PIL, wherever they arrive, or ""."""
-        reasons = [self._find_obstacle(place) for place in range(len(self.entries))]
-        return f"the transform: {reasons[0]}" if reasons and all(reasons) else ""
+        places = range(len(self.entries))
+        reasons = [*takewhile(bool, map(self._find_obstacle, places))]
+        return f"the transform: {reasons[0]}" if places and len(reasons) == len(places) else ""
 
     def _find_obstacle(self, place: int) -> str:
         try:
@@ -366,35 +356,33 @@ class Parts:
         kind, size, _ = find_kind(image)
         if kind is None:
             return None
-        key = place, kind
-        for at in (key, (*key, *size)):
-            if at in self.parts:
-                part = self.parts[at]
-                return part if part is not None and part.takes(image) else None
-        return self._open_part(key, size, image)
+        of_all, of_size = (place, kind), (place, kind, *size)
+        if of_all not in self.parts and of_size not in self.parts:
+            self._open_part(of_all, size)
+        part = self.parts.get(of_all) or self.parts.get(of_size)
+        return part if part is not None and part.takes(image) else None
 
-    def _open_part(self, key: tuple[int, Any], size: tuple[int, ...], image: Any) -> Part | None:
+    def _open_part(self, key: tuple[int, Any], size: tuple[int, ...]) -> None:
         place, kind = key
+        self.parts[key] = None
         self._count[place] += 1
         if self._count[place] > _MOST_PLANS:
             self.why = _MANY
             self.seam.note_left(_MANY, perf_counter_ns())
-            self.parts[key] = None
-            return None
+            return
         try:
-            chain, ops, after = _read_part(self.entries, place, isinstance(kind, int), kind == "L")
+            read = _read_part(self.entries, place, isinstance(kind, int), kind == "L")
         except Exception as error:
             self.why = self.why or str(error)
-            self.parts[key] = None
-            return None
-        # One plan serves all sizes, unless results differ as sizes do.
-        sizes: dict[Any, Any] = {} if chain.has_strides_by_size else {key: (0, 0)}
-        for of, edges in (sizes | {(*key, *size): size}).items():
+            return
+        if not read[0].has_strides_by_size:  # one plan for all sizes
             with suppress(Exception):
-                self.parts[of] = part = Part(chain, ops, after, kind, *edges)
-                return part if part.takes(image) else None
+                self.parts[key] = Part(*read, kind, 0, 0)
+                return
+        self.parts.pop(key, None)
         self.parts[(*key, *size)] = None
-        return None
+        with suppress(Exception):
+            self.parts[(*key, *size)] = Part(*read, kind, *size)
 
     def _call(self, place: int, image: Any, called: list[tuple[str, int]]) -> tuple[Any, int]:
         """Call an operation, or draw whether a RandomApply does its operations. Return the result

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from fastloop.compat.torch_parts import SILENT, forms_of, is_docstring, words_of
 
+Forms = Mapping[types.CodeType, Iterable[str] | None]
 DIGITS = 5  # of a statement's digest
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 # Statements that no line of bytecode stands for, or that end the sample.
@@ -130,24 +131,19 @@ class Coverage:
     A function of the same library that a new statement calls is watched as well.
 
     Args:
-        forms: of the functions to watch, by code: what each was in releases that fastloop knows.
-        trusted: the code of functions that fastloop knows.
+        forms: of functions, by code: what each was in releases that fastloop knows; None: the
+            function is one of these.
         holds: as read_statements() takes them.
         folders: of the library.
     """
 
-    def __init__(
-        self,
-        forms: Mapping[types.CodeType, Iterable[str]],
-        trusted: Iterable[types.CodeType],
-        holds: Mapping[str, bool],
-        folders: tuple[str, ...],
-    ) -> None:
+    def __init__(self, forms: Forms, holds: Mapping[str, bool], folders: tuple[str, ...]) -> None:
         self._holds, self._folders = holds, folders
-        self._watched: dict[types.CodeType, _Watched | None] = dict.fromkeys(trusted)
+        self._watched: dict[types.CodeType, _Watched | None] = dict.fromkeys(forms)
         self._seen: set[tuple[str, int]] = set()  # files and lines
         for code, texts in forms.items():
-            self._watch(code, texts)
+            if texts is not None:
+                self._watch(code, texts)
 
     def _watch(self, code: types.CodeType, forms: Iterable[str]) -> None:
         known = {form[at : at + DIGITS] for form in forms for at in range(0, len(form), DIGITS)}

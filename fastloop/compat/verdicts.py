@@ -74,6 +74,8 @@ def make_key(*parts: object) -> str:
 
 
 def _folder() -> str:
+    if os.environ.get("FASTLOOP_CACHE") == "0":
+        raise OSError("the disk is off")
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "fastloop", "verdicts")
 
@@ -98,41 +100,29 @@ def _save(key: str, lines: list[str]) -> None:
         os.replace(file.name, os.path.join(_folder(), key))
 
 
-def _is_on() -> bool:
-    return os.environ.get("FASTLOOP_CACHE") != "0"
-
-
-def _open(key: str) -> Verdict | None:
-    lines = _load(key)
-    return Verdict(*lines) if len(lines) == 2 else None
-
-
 def find(key: str) -> Verdict | None:
     """Return the verdict with this key, or None."""
-    if key not in _read and _is_on() and (found := _open(key)) is not None:
-        _read[key] = found
+    if key not in _read and len(lines := _load(key)) == 2:
+        _read[key] = Verdict(*lines)
     return _read.get(key)
 
 
 def keep(key: str, verdict: Verdict) -> None:
     """Keep a verdict, for this process and for later ones."""
     _read[key] = Verdict(*(text.replace("\n", " ") for text in verdict))
-    if _is_on():
-        _save(key, [*_read[key]])
+    _save(key, [*_read[key]])
 
 
 @functools.cache
 def _load_forms() -> None:
-    forms_of.update(tuple(line.split(" ")) for line in _load(make_key("forms")))
+    for line in _load(make_key("forms")):
+        key, _, forms_of[key] = line.partition(" ")
 
 
 @contextmanager
 def kept_forms() -> Iterator[None]:
     """Know the forms that earlier processes have computed, and keep those that are computed between
     ``with`` and its end."""
-    if not _is_on():
-        yield
-        return
     _load_forms()
     before = len(forms_of)
     yield
@@ -150,7 +140,8 @@ def describe_kept() -> dict[str, str]:
     made."""
     found: dict[str, dict[str, None]] = {}
     with suppress(OSError):
-        for verdict in filter(None, map(_open, sorted(os.listdir(_folder())))):
+        for lines in map(_load, sorted(os.listdir(_folder()))):
+            verdict = Verdict(*lines) if len(lines) == 2 else Verdict("")
             if verdict.is_of_installed():
                 what, _, text = str(verdict).partition(": ")
                 found.setdefault(what, {})[text] = None

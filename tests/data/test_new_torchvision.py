@@ -152,6 +152,30 @@ def test_a_changed_function_that_makes_the_same_is_served(monkeypatch: pytest.Mo
     assert "transforms: proven for torchvision" in verdicts.in_force()[0]
 
 
+@pytest.mark.parametrize("name", ["Compose", "RandomApply"])
+@pytest.mark.parametrize("is_gate", [False, True])
+def test_a_changed_compose_is_served_if_it_makes_the_same(
+    name: str, is_gate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of single images; the operation inside the gate runs in Python."""
+    path, of = "torchvision.transforms.v2._container", f"{name}.forward"
+    flips = [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.Lambda(lambda image: image)]
+    chain = chain_of(v2, v2.RandomApply(flips) if is_gate else v2.RandomResizedCrop(20))
+    images = [image for image, _ in dataset_of("CIFAR10", None, 12)]
+    for text, is_served in (("reversed(self.transforms)", False), ("tuple(self.transforms)", True)):
+        with monkeypatch.context() as patch:
+            change(patch, f"{path}:{of}", "in self.transforms", f"in {text}")
+            torch.manual_seed(3)
+            expected = [*map(chain, images), torch.get_rng_state()]
+            torch.manual_seed(3)
+            with fastloop.patched("transforms"):
+                found = [*map(chain, images), torch.get_rng_state()]
+                seam = fastloop.patch_status().seams["transforms"]
+        assert_same_bits(found, expected)
+        assert (seam.native > 0) is (is_served or name == "RandomApply")
+        verdicts._read.clear()
+
+
 def test_a_difference_costs_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, FLIP, "FLIP_LEFT_RIGHT", "FLIP_TOP_BOTTOM")
     for module in (v1, v2):

@@ -271,11 +271,11 @@ def explain_ops(ops: Sequence[Geometry | Values]) -> list[str]:
     return [f"  {op!r}: {op.work}" for op in ops]
 
 
-def _flatten(ops: Sequence[Geometry | Values]) -> Iterator[Geometry | Values]:
+def flatten(ops: Sequence[Geometry | Values]) -> Iterator[Geometry | Values]:
     """Yield the operations, each before its parts."""
     for op in ops:
         yield op
-        yield from _flatten(op.parts)
+        yield from flatten(op.parts)
 
 
 def _read_shape(shape: Sequence[int], layout: str, may_differ: bool) -> tuple[int, int, int]:
@@ -329,7 +329,7 @@ def compile_plan(
     every_byte = torch.arange(256, dtype=torch.uint8, device="cpu").expand(channels, 256)
     numbers = Numbers(every_byte, torch.uint8)
     specs: list[dict[str, Any]] = []
-    counts = Counter(op.kind for op in _flatten(before) if isinstance(op, Geometry))
+    counts = Counter(op.kind for op in flatten(before) if isinstance(op, Geometry))
 
     def open_core(out_layout: str, images_so_far: Numbers) -> ImagePlan:
         tables = None if images_so_far.is_byte else images_so_far.elements()
@@ -341,13 +341,13 @@ def compile_plan(
         _, height, width = open_core("CHW", numbers).out_shape
         return height, width
 
-    flat = tuple(_flatten(ops))
+    flat = tuple(flatten(ops))
     for i, op in enumerate(flat):
         if isinstance(op, Values):
             numbers = op.change(numbers)
             continue
         _check_images(op, numbers)
-        span = sum(1 for _ in _flatten(op.parts))
+        span = sum(1 for _ in flatten(op.parts))
         spec: dict[str, Any] = {"kind": op.kind, "occurrence": counts[op.kind], "span": span}
         spec |= {"arithmetic": op.arithmetic, **op.encode(get_size)}
         counts[op.kind] += 1
