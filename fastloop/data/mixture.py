@@ -21,7 +21,7 @@ from torch.utils.data import IterableDataset
 from fastloop._core import Mixture
 from fastloop.base import checks
 from fastloop.base.shown import repr_of
-from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, join_columns
+from fastloop.data.columns import Columns, Request, check_single, join_columns, leave_if
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import read_row
 from fastloop.data.samplers import read_lengths
@@ -291,6 +291,7 @@ class MixtureDataset(EpochDataset):
         self._names = list(self._lengths)
         self._starts = np.append(0, np.cumsum([*self._lengths.values()], dtype=np.int64))
         self._structures: dict[str, Any] = {}
+        self._joined: dict[Any, Any] = {}
 
     def set_weights(
         self, at: int, weights: Mapping[str, float], sources: Mapping[str, Any] | None = None
@@ -363,12 +364,19 @@ class MixtureDataset(EpochDataset):
 
     def _columns(self, request: Request) -> Columns:
         check_single(request, "MixtureDataset", gives_views=False)
-        if self._return_source:
-            raise NotCoveredError("return_source adds a name to each sample")
-        sources, lengths = [*self._sources.values()], [*self._lengths.values()]
+        (sources, maps, _), lengths = self._mixed(), [*self._lengths.values()]
         columns = join_columns(sources, lengths, request, "MixtureDataset")
-        columns.maps = (self._core,)
+        columns.maps = maps
         return columns
+
+    def _mixed(self) -> tuple[list[Any], tuple[Mixture, ...], dict[Any, Any]]:
+        """Return the sources, whose rows count as one list; the map from positions to rows; and
+        what a collate keeps of the sources. Raises NotCoveredError."""
+        leave_if(self._return_source, "return_source adds a name to each sample")
+        for name, source in self._sources.items():
+            same = source is not None and len(source) == self._lengths[name]
+            leave_if(not same, f"source {name!r} has gone or changed its length")
+        return [*self._sources.values()], (self._core,), self._joined
 
     def __len__(self) -> int:
         return self._length
@@ -440,7 +448,7 @@ class MixtureDataset(EpochDataset):
         self._open()
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_core", "_starts", "_structures", "_names")
+        left = ("_core", "_starts", "_structures", "_names", "_joined")
         return {name: value for name, value in vars(self).items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -19,6 +19,8 @@ from fastloop import (
     ArrayDataset,
     DataLoader,
     MixtureDataset,
+    PackCollate,
+    PadCollate,
     RaggedArray,
     ShuffleSampler,
     TokenDataset,
@@ -99,6 +101,38 @@ def test_batches_are_torchs_in_every_epoch(kind: str, workers: int) -> None:
         seen.append(repr(expected))
     assert len(set(seen)) == 3
     assert (loader.stats().path == "array") == (kind in KINDS)
+
+
+def of_texts(seed: int, has_rows: bool, is_tensor: bool = False) -> Any:
+    draw = np.random.default_rng(seed)
+    offsets = np.append(0, np.cumsum(draw.integers(1, 9, 40)))
+    values: Any = draw.integers(0, 99, offsets[-1], np.int32)
+    ids = RaggedArray(torch.from_numpy(values) if is_tensor else values, offsets)
+    rows = {"row": np.arange(80).reshape(40, 2)} if has_rows else {}
+    return ArrayDataset(input_ids=ids, score=draw.random(40).astype(np.float32), **rows)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate", [PadCollate(), PackCollate(max_tokens=32)])
+def test_sequences_of_several_sources(collate: Any, workers: int) -> None:
+    is_padded = isinstance(collate, PadCollate)
+    sources = {name: of_texts(i, is_padded) for i, name in enumerate(WEIGHTS)}
+    data, theirs = MixtureDataset(sources, WEIGHTS), MixtureDataset(sources, WEIGHTS)
+    loader = DataLoader(data, 8, collate_fn=collate, num_workers=workers)
+    for epoch in range(2):
+        theirs.set_epoch(epoch)
+        assert_same(list(loader), list(Torchs(theirs, 8, collate_fn=collate)))
+    assert loader.stats().path == "array"
+    kept = dict(data._joined)
+    list(loader)
+    assert kept and all(data._joined[key] is kept[key] for key in kept)
+    sources["x"]._fields[0].values[:] += 100
+    theirs.set_epoch(3)
+    assert_same(list(loader), list(Torchs(theirs, 8, collate_fn=collate)))
+    sources = {**sources, "z": of_texts(3, is_padded, is_tensor=True)}
+    loader = DataLoader(MixtureDataset(sources), 8, collate_fn=collate)
+    assert_same(list(loader), list(Torchs(MixtureDataset(sources), 8, collate_fn=collate)))
+    assert loader.stats().why == "field 'input_ids' has sequences in tensors, within a mixture"
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

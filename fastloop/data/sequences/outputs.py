@@ -5,23 +5,55 @@ A column is one output of a batch. docs/use/text.md describes the outputs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from fastloop.data.arrays import ArrayDataset
-from fastloop.data.columns import Columns, NotCoveredError, leave_if
-from fastloop.data.field import torch_dtype
+from fastloop.data.columns import Columns, NotCoveredError, Segment, leave_if, own
+from fastloop.data.field import Field, torch_dtype
 from fastloop.data.sequences.column import offsets_of, sequence_column, values_of
 from fastloop.data.sequences.fields import LABEL_PADDING, SampleField, element_of, take_apart
 from fastloop.data.sequences.ragged import RaggedArray
 
 
-class _Batch:
-    """The columns of a batch, in the order of its outputs."""
+class _Rows(NamedTuple):
+    """The rows of a field in several datasets."""
 
-    def __init__(self, dataset: ArrayDataset) -> None:
+    name: str
+    source: tuple[Segment, ...]
+    file: None = None
+
+
+def _join(fields: Sequence[Any]) -> Any:
+    """Return one field with the rows of several, field after field."""
+    name, kinds = fields[0].name, {type(field) for field in fields}
+    leave_if(kinds not in ({Field}, {RaggedArray}), f"{name} is not of one kind in all sources")
+    parts = fields
+    if kinds == {Field}:
+        if len(fields[0].source.shape) != 2:
+            segments = (Segment(each.source, len(each), each.file) for each in fields)
+            return _Rows(name, tuple(segments))
+        # Rows of a 2-D field count as sequences.
+        parts = [(values_of(each).reshape(-1), offsets_of(each)) for each in fields]
+    # A copy of a tensor would miss changes of the tensor.
+    has_tensors = any(isinstance(values_of(each), torch.Tensor) for each in fields)
+    leave_if(has_tensors, f"{name} has sequences in tensors, within a mixture")
+    joined = RaggedArray.from_parts(parts)
+    return joined._over(slice(0, len(joined)), name)
+
+
+class _Batch:
+    """The columns of a batch, in the order of its outputs.
+
+    Args:
+        datasets: datasets whose rows count as one list. Only one dataset may have transforms.
+        joined: the fields of several datasets, by name, which are kept for the next epoch.
+    """
+
+    def __init__(self, datasets: Sequence[ArrayDataset], joined: dict[Hashable, Any]) -> None:
+        dataset = datasets[0]
         keys = dataset._keys or range(len(dataset._fields))
         pairs = zip(dataset._fields, dataset._plans, strict=True)
         self.sources: dict[Hashable, Any] = dict(zip(keys, pairs, strict=True))
@@ -33,6 +65,11 @@ class _Batch:
         # The collate's own code decides on names, padding values and dtypes.
         self.fields = take_apart([samples if dataset._keys else tuple(samples.values())])
         self.main = self.fields.main()
+        if len(datasets) > 1 and not joined:
+            for i, key in enumerate(keys):
+                joined[key] = _join([each._fields[i] for each in datasets])
+        for key, field in joined.items():
+            self.sources[key] = field, None
         self.columns = Columns(None)
         self.names: list[Hashable] = []
 
@@ -66,7 +103,7 @@ class _Batch:
         return self.columns
 
 
-def _open_batch(collate: Any, dataset: object) -> _Batch:
+def _open_batch(collate: Any, dataset: Any) -> _Batch:
     """Begin a batch of a dataset.
 
     Raises:
@@ -74,14 +111,22 @@ def _open_batch(collate: Any, dataset: object) -> _Batch:
         TypeError, ValueError: errors of the collate itself.
     """
     name = type(collate).__name__
-    if type(dataset) is not ArrayDataset:
-        raise NotCoveredError(
-            f"the array path of {name} needs an ArrayDataset, got a {type(dataset).__name__}"
-        )
-    leave_if(dataset._python_reason, dataset._python_reason)
-    batch = _Batch(dataset)
-    batch.columns.note = ", native transforms" if dataset._transforms else ""
-    if dataset._gather == "device":
+    datasets, maps, joined = [dataset], (), {}
+    if type(dataset) is not ArrayDataset and (mixed := own(dataset, "_mixed")) is not None:
+        datasets, maps, joined = mixed(dataset)
+    first = datasets[0]
+    for each in datasets:
+        if type(each) is not ArrayDataset:
+            kind = type(each).__name__
+            raise NotCoveredError(f"the array path of {name} needs an ArrayDataset, got a {kind}")
+        leave_if(each._python_reason, each._python_reason)
+        is_alike = each._keys == first._keys and len(each._fields) == len(first._fields)
+        leave_if(not is_alike, "the samples of two sources differ in structure")
+        leave_if(len(datasets) > 1 and each._transforms, "a source of the mixture has a transform")
+    batch = _Batch(datasets, joined)
+    batch.columns.maps = maps
+    batch.columns.note = ", native transforms" if first._transforms else ""
+    if first._gather == "device":
         batch.columns.note += f"; gather='device' has no effect with {name}"
     return batch
 
