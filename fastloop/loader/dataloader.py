@@ -244,6 +244,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self.num_workers > 0:
             self.check_worker_number_rationality()
         shared = self._shared
+        if shared.position.has_cursor is None:
+            shared.position.look_at(self.dataset)
         make_torch_iterator = functools.partial(super()._get_iterator, *args, **kwargs)
         make = functools.partial(
             fast_iterator, self, self.path, shared, make_torch_iterator=make_torch_iterator

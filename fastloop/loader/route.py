@@ -150,7 +150,7 @@ def fast_iterator(
     if loader.num_workers == 0 and path == "auto" and is_plain(loader, shared):
         if loader.collate_fn is not shared.left_collate:
             shared.why = ""  # none that a report needs
-        if not shared.position.can_be_asked:
+        if not (shared.is_served or shared.position.has_cursor):
             return PlainIter(loader, shared)
         if wanted == "auto" and not isinstance(loader.dataset, PIPES):
             return SyncIter(loader, shared, uses_native_collate=True)

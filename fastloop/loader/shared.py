@@ -18,7 +18,7 @@ from fastloop._core import BatchPool, Collate, FinalizerBase, ThreadPool, keep_h
 from fastloop.base.machine import budget_of
 from fastloop.base.threads import NextLock, count_alone, lock_over_forks, thread_pool
 from fastloop.compat.ranges import named, tools
-from fastloop.compat.torch_parts import BaseIter, DatasetKind, MultiIter, SingleIter
+from fastloop.compat.torch_parts import BaseIter, MultiIter, SingleIter
 from fastloop.data.collate import Collation, Fallbacks, fetch, lend, make_collate
 from fastloop.data.columns import is_default_collate, size_remedies
 from fastloop.device.accelerator import Accelerator
@@ -236,9 +236,13 @@ class LockedIter(ResumableIter):
     """Mixin for torch's iterators: serialises next(), counts batches, refuses use after close().
 
     The mixin stands after one of torch's iterators in the list of bases.
+
+    Attributes:
+        _waits: 1 if next() makes the batch, which counts as a wait; else 0.
     """
 
     _is_closed = False
+    _waits = 0
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._next_lock = NextLock()
@@ -246,18 +250,20 @@ class LockedIter(ResumableIter):
 
     def _note_state(self, worker: int, state: bytes | None) -> None:
         """Note the dataset's state after the next batch, before the batch is handed out."""
-        epoch: Any = self._epoch
+        epoch = self._epoch
         epoch.states.note(self._num_yielded + 1, worker, state, epoch.count())
 
     def __next__(self) -> Any:
         with self._next_lock.of_process():
             if self._is_closed:
                 raise RuntimeError(CLOSED)
+            begin_ns = perf_counter_ns()
+            length: Any = self._IterableDataset_len_called
             try:
                 if tools._is_profiler_enabled:
                     data = named("next", super().__next__)()
-                elif self._dataset_kind != DatasetKind.Map:
-                    data = super().__next__()
+                elif length is not None:
+                    data = super().__next__()  # which warns of a stream longer than its length
                 else:
                     # Without a profiler torch's next() does no more than this, and its
                     # record_function takes a third of the time that a batch from workers costs.
@@ -270,7 +276,8 @@ class LockedIter(ResumableIter):
             except RuntimeError as error:
                 _add_size_remedy(error, self._dataset)
                 raise
-            self._shared.add(batches=1)
+            waited_ns = self._waits * (perf_counter_ns() - begin_ns)
+            self._shared.add(batches=1, waits=self._waits, wait_ns=waited_ns)
             return data
 
     def close(self) -> None:
@@ -284,8 +291,31 @@ def _add_size_remedy(error: RuntimeError, dataset: Any) -> None:
         error.args = ("\n".join([str(error).rstrip(), *size_remedies(dataset)]),)
 
 
+class PlainIter(SingleIter, LockedIter):
+    """The iterator of torch without workers, for a loader whose samples Python makes: fastloop
+    stands in for torch's default collate, and torch's code does the rest.
+
+    Attributes:
+        is_collated: fastloop collates the batches.
+    """
+
+    _waits = 1
+
+    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
+        self._shared = shared
+        self._begin_epoch(loader)
+        super().__init__(loader)
+        self.is_collated = self._auto_collation and is_default_collate(self._collate_fn)
+        if self.is_collated:
+            self._dataset_fetcher.collate_fn = core = shared.collate_here()
+            shared.note_collate(Fallbacks(core))
+        else:
+            shared.note_collate(_NO_FALLBACKS)
+
+
 class SyncIter(SingleIter, LockedIter):
-    """The iterator of torch without workers, whose batches fastloop collates if possible.
+    """The iterator of torch without workers, for any dataset: the dataset may have an epoch and a
+    position, may write samples into the batch, and may have transforms that fastloop serves.
 
     Args:
         uses_native_collate: fastloop's collate replaces torch's default.
@@ -293,6 +323,8 @@ class SyncIter(SingleIter, LockedIter):
     Attributes:
         is_collated: fastloop collates the batches.
     """
+
+    _waits = 1
 
     def __init__(self, loader: DataLoader[Any], shared: Shared, uses_native_collate: bool) -> None:
         self._shared = shared
@@ -315,7 +347,6 @@ class SyncIter(SingleIter, LockedIter):
         shared.note_collate(found.fallbacks)
 
     def _next_data(self) -> Any:
-        begin_ns = perf_counter_ns()
         before, was_served = lend(self._lender), fetch.is_served
         fetch.is_served = self._is_served
         try:
@@ -323,43 +354,10 @@ class SyncIter(SingleIter, LockedIter):
         finally:
             lend(before)
             fetch.is_served = was_served
-        self._shared.add(waits=1, wait_ns=perf_counter_ns() - begin_ns)
         states = self._epoch.states
         if states is not None and states.is_read_ahead:
-            assert states.reader is not None
             self._note_state(0, states.reader.state_after(data))
         return data
-
-
-class PlainIter(SingleIter):
-    """The iterator of torch without workers, for a loader of which nobody can ask for a state, and
-    whose samples Python makes. The iterator counts, fastloop stands in for torch's default collate,
-    and torch's code does the rest."""
-
-    def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
-        self._shared, self._next_lock = shared, NextLock()
-        super().__init__(loader)
-        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        self.is_collated = self._auto_collation and is_default_collate(self._collate_fn)
-        if self.is_collated:
-            self._dataset_fetcher.collate_fn = core = shared.collate_here()
-            shared.note_collate(Fallbacks(core))
-        else:
-            shared.note_collate(_NO_FALLBACKS)
-
-    def __next__(self) -> Any:
-        with self._next_lock.of_process():
-            begin_ns = perf_counter_ns()
-            if tools._is_profiler_enabled:
-                data = named("next", super().__next__)()
-            elif self._dataset_kind != DatasetKind.Map:
-                data = super().__next__()
-            else:
-                next_data: Callable[[], Any] = self._next_data
-                data = next_data()
-                self._num_yielded += 1
-            self._shared.add(batches=1, waits=1, wait_ns=perf_counter_ns() - begin_ns)
-            return data
 
 
 class TorchProcessIter(MultiIter, LockedIter):

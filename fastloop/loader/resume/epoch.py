@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -123,7 +124,7 @@ def generators_of(loader: DataLoader[Any]) -> Generators:
     return found
 
 
-def states_of(generators: Generators) -> RandomStates:
+def states_of(generators: Mapping[str, torch.Generator]) -> RandomStates:
     """Return the states that generators have now."""
     return {name: generator.get_state() for name, generator in generators.items()}
 
@@ -199,8 +200,56 @@ def skip_items(epoch: LoaderEpoch, items: Iterator[Any]) -> Iterator[Any]:
     return items
 
 
-class LoaderEpoch:
-    """One pass of an iterator over the sampler.
+class PlainEpoch:
+    """One pass of an iterator over the sampler. Nobody can ask for a state of the loader, so
+    nothing is noted, and the pass begins like one of torch's own iterators.
+
+    Attributes:
+        is_resumed: the pass begins in the middle of an epoch.
+        draws_seed: whether a base seed is drawn. None: torch's iterator decides.
+        kept_seed: the base seed of persistent workers that the iterator replaces, or None.
+        lent: the state of torch's generator for the draws that begin this epoch.
+        generators: the generators whose states are noted.
+        with_epoch: the sampler that has an epoch, or None.
+        states: the states of the dataset, if the dataset has a position of its own.
+        skipped, yielded: the batches that came before, and the batches so far.
+    """
+
+    is_resumed = is_over = False
+    draws_seed: bool | None = None
+    kept_seed: int | None = None
+    lent: torch.Tensor | None = None
+    generators: Mapping[str, torch.Generator] = MappingProxyType({})
+    with_epoch: Any = None
+    states: DatasetStates | None = None
+    skipped = yielded = 0
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Lend torch's generator the state that it had when the loader was saved. Draws that begin
+        an epoch are then the same as there."""
+        if self.lent is None:
+            yield
+            return
+        with _restoring(torch.default_generator):
+            torch.default_generator.set_state(self.lent)
+            yield
+            self.lent = torch.default_generator.get_state()
+
+    def drawing_iter(self) -> AbstractContextManager[None]:
+        """Return the context of ``iter(sampler)``, in which the base seed may also be drawn."""
+        return nullcontext()
+
+    def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
+        """Yield one iterator over the rest of `source`. Runs when the first item is asked for.
+
+        Args: skip: takes this epoch and `source`, and leaves out the items yielded already.
+        """
+        yield source
+
+
+class LoaderEpoch(PlainEpoch):
+    """One pass of an iterator over the sampler. What a state of the loader needs is noted.
 
     Args:
         loader: the loader whose iterator begins.
@@ -209,12 +258,8 @@ class LoaderEpoch:
         has_states: if the loader has a state, the iterator asks the dataset for its states.
 
     Attributes:
-        state: the state from which the epoch begins.
-        is_resumed: `state` was saved in this epoch, after its order was drawn.
-        draws_seed: whether a base seed is drawn. None: torch's iterator decides.
-        kept_seed: the base seed of persistent workers that the iterator replaces, or None.
-        lent: the state of torch's generator for the draws that begin this epoch.
-        states: the states of the dataset, if the dataset has a position of its own.
+        state: the state from which the epoch begins. `is_resumed`: it was saved in this epoch,
+            after its order was drawn.
         iterator: returns the iterator that the loop has.
     """
 
@@ -228,19 +273,12 @@ class LoaderEpoch:
         start, self.kept_seed = position.start, position.kept_seed
         is_new = position.is_loaded and not start.begun
         self.sampler: Any = loader._index_sampler
-        # If nobody can ask for a state, the user's objects are not read for resuming.
-        is_asked, is_kept = position.can_be_asked, self.kept_seed is not None
-        if is_asked and position.dataset is not loader.dataset:
-            position.look_at(loader.dataset)
-        self.batch_size = look_up(self.sampler, "batch_size") if is_asked else None
-        self.with_epoch: Any = None
-        if is_asked or datasets.epochs:
-            self.with_epoch = sampler_with_epoch(loader)
-        self.generators = generators_of(loader) if is_asked or is_kept else {}
-        self.is_stream = is_stream(loader.dataset) if not is_asked else position.is_stream
-        self.is_resumed, self.is_over = start.begun, False
+        self.batch_size = look_up(self.sampler, "batch_size")
+        self.with_epoch = sampler_with_epoch(loader)
+        self.generators = generators_of(loader)
+        self.is_stream = bool(position.has_cursor) and is_stream(loader.dataset)
+        self.is_resumed = start.begun
         self.iterator: Callable[[], Any] = lambda: None
-        self.draws_seed: bool | None = None  # for a resumed epoch, drawn before the state was saved
         set_epochs = [epoch.users for epoch in datasets.epochs] if datasets.epochs else []
         if start.begun:
             self.state = replace(start)
@@ -255,13 +293,13 @@ class LoaderEpoch:
             )
             if is_new:
                 self.draws_seed = start.draws_base_seed
-            elif is_kept:
+            elif self.kept_seed is not None:
                 self.draws_seed = False
             elif position.draws_each_epoch is not None:
                 self.draws_seed = position.draws_otherwise(loader)
-        self.lent = position.torch_state_to_lend() if is_new else None
-        self.states: DatasetStates | None = None
-        if is_asked and has_states and position.has_cursor:
+        if is_new:
+            self.lent = position.torch_state_to_lend()
+        if position.has_cursor and has_states:
             readers = fit_readers(loader, start.readers) if position.is_loaded else ReaderStates()
             self.states = DatasetStates(loader, readers, is_new)
         if datasets.epochs:
@@ -282,29 +320,19 @@ class LoaderEpoch:
         for name, state in states.items():
             self.generators[name].set_state(state)
 
-    @contextmanager
-    def lending(self) -> Iterator[None]:
-        """Lend torch's generator the state that it had when the loader was saved. Draws that begin
-        an epoch are then the same as there."""
-        if self.lent is None:
-            yield
-            return
-        with _restoring(torch.default_generator):
-            torch.default_generator.set_state(self.lent)
-            yield
-            self.lent = torch.default_generator.get_state()
-
-    @contextmanager
-    def drawing_iter(self) -> Iterator[None]:
-        """The context of ``iter(sampler)``, in which the base seed may also be drawn."""
+    def drawing_iter(self) -> AbstractContextManager[None]:
         if self.with_epoch is not None:
             self._enter_sampler_epoch()
-        if not self.is_resumed:
-            with nullcontext() if self.lent is None else self.lending():
-                if type(self.sampler) not in _LAZY:
-                    self.at_iter = states_of(self.generators)
-                yield
-            return
+        if self.is_resumed:
+            return self._drawing_again()
+        if type(self.sampler) not in _LAZY:
+            self.at_iter = states_of(self.generators)
+            if self.lent is not None and TORCH in self.at_iter:
+                self.at_iter[TORCH] = self.lent
+        return nullcontext() if self.lent is None else self.lending()
+
+    @contextmanager
+    def _drawing_again(self) -> Iterator[None]:
         # A finished epoch draws nothing: loading has set the states after the epoch.
         over = self.generators.values() if self.state.is_spent else ()
         with _restoring(torch.default_generator, *over):
@@ -313,10 +341,6 @@ class LoaderEpoch:
             yield
 
     def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
-        """Yield one iterator over the rest of `source`. Runs when the first item is asked for.
-
-        Args: skip: takes this epoch and `source`, and leaves out the items yielded already.
-        """
         if self.is_resumed or self.lent is not None:
             yield from self._remaining_again(source, skip)
             return
@@ -364,7 +388,7 @@ class ResumableIter(FinalizerBase, BaseIter):
     _has_states = True  # the states of a dataset that has a position of its own are kept
     _in_processes = False  # samples are fetched in worker processes
     _shared: Any
-    _epoch: LoaderEpoch
+    _epoch: Any  # a LoaderEpoch, or a PlainEpoch
     _destination: Any = None  # the memory to which fastloop copies batches, or None
 
     @property
@@ -379,9 +403,12 @@ class ResumableIter(FinalizerBase, BaseIter):
             self._datasets = IteratorEpochs(epochs, self._in_processes) if epochs else NO_EPOCHS
         before = getattr(self.__dict__.get("_epoch"), "states", None)
         position = self._shared.position
-        self._epoch = LoaderEpoch(loader, position, self._datasets, self._has_states)
-        self._epoch.iterator = weakref.ref(self)
-        if (states := self._epoch.states) is not None:
+        if not (position.can_be_asked or self._datasets.epochs or position.kept_seed is not None):
+            self._epoch = PlainEpoch()
+            return
+        epoch = LoaderEpoch(loader, position, self._datasets, self._has_states)
+        self._epoch, epoch.iterator = epoch, weakref.ref(self)
+        if (states := epoch.states) is not None:
             states.is_here = not self._in_processes
             if before is not None:
                 states.follow(before)
@@ -436,8 +463,7 @@ class ResumableIter(FinalizerBase, BaseIter):
         if epoch is not None:
             epoch.yielded = self._num_yielded
 
-    def _finalize(self) -> None:
-        self._keep_count()
+    _finalize = _keep_count
 
     _interrupt_later = staticmethod(interrupt_later)
 
@@ -460,7 +486,7 @@ class Position:
         kept_seed: the seed of persistent workers that the next iterator replaces, or None.
         draws_each_epoch: whether the loader that saved the loaded state draws a seed in each epoch;
             None: no state was loaded.
-        dataset: the dataset that `is_stream` and `has_cursor` are about.
+        has_cursor: states of the loader hold the dataset's own position. None: not known yet.
     """
 
     def __init__(self, can_be_asked: bool = True) -> None:
@@ -471,18 +497,16 @@ class Position:
         self.kept_seed: int | None = None
         self.torch_at_loading: torch.Tensor | None = None
         self.draws_each_epoch: bool | None = None
-        self.dataset: Any = None
-        self.is_stream = self.has_cursor = False
+        self.has_cursor: bool | None = None
 
     def look_at(self, dataset: Any) -> None:
-        """Read the facts of a dataset's class once: torch forbids to change a loader's dataset."""
-        self.dataset = dataset
-        self.is_stream, self.has_cursor = is_stream(dataset), has_cursor(dataset)
+        """Read what the dataset has, once: torch forbids to change a loader's dataset."""
+        self.has_cursor = has_cursor(dataset)
 
     def copy(self) -> Position:
         """Return the position of a copy of the loader, which has no iterator."""
         position = copy(self)
-        position.current = position.dataset = None
+        position.current = position.has_cursor = None
         return position
 
     def begin(self, iterator: BaseIter) -> None:
@@ -490,7 +514,6 @@ class Position:
         epoch: LoaderEpoch | None = look_up(iterator, "_epoch")
         if epoch is None:
             return
-        epoch.iterator = weakref.ref(iterator)
         self.start = LoaderState(epoch.state.epoch + 1, random_epoch=epoch.state.random_epoch + 1)
         self.current, self.is_loaded, self.kept_seed = epoch, False, None
 

@@ -214,7 +214,7 @@ class Order:
         states: the states of the epoch whose first state is wanted; None: begin a new epoch.
     """
 
-    def __init__(self, worker: int, states: object = None) -> None:
+    def __init__(self, worker: int, states: Any = None) -> None:
         self.worker, self.states = worker, states
 
     def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:

@@ -298,7 +298,7 @@ class WorkerIter(MultiIter, LockedIter):
     # ---- states of the dataset
 
     def _note_initial(self, task: Order, state: Any) -> None:
-        states = self._epoch.states
+        states: Any = self._epoch.states
         if states is None or task.states is not states:
             return
         self._awaited.discard(task.worker)
