@@ -7,6 +7,7 @@ messages of errors, annotations or the version of CPython. Any thread may ask.
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import linecache
 import sys
@@ -40,19 +41,25 @@ class Statement(NamedTuple):
     is_sure: bool
 
 
-def _identify(code: types.CodeType) -> list[Any]:
+def _digest(text: str) -> str:
+    return sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+@functools.lru_cache(maxsize=1024)  # code does not change
+def _identify(code: types.CodeType) -> str:
     found: list[Any] = [code.co_code, code.co_names, code.co_varnames, code.co_freevars]
     for const in code.co_consts:
         is_set = isinstance(const, frozenset)
         is_code = isinstance(const, types.CodeType)
         found.append(_identify(const) if is_code else sorted(map(repr, const)) if is_set else const)
-    return found
+    return _digest(repr(found))
 
 
 def identify(function: Any) -> str:
-    """Return a text that differs if the function's code or defaults differ. Takes some 10 µs."""
+    """Return a text that differs if the function's code or defaults differ. Takes some 10 µs when
+    the code is first seen, then 2 µs."""
     parts = _identify(function.__code__), function.__defaults__, function.__kwdefaults__
-    return sha1(repr(parts).encode(), usedforsecurity=False).hexdigest()
+    return _digest(repr(parts))
 
 
 def read_form(function: Any) -> str:
@@ -97,7 +104,7 @@ def _walk(
         for name, value in ast.iter_fields(node):
             if name not in SILENT and name not in _BLOCKS:
                 words += words_of(value, not isinstance(node, ast.Raise))
-        digest = sha1(" ".join(words).encode(), usedforsecurity=False).hexdigest()
+        digest = _digest(" ".join(words))
         inner = {name: part for name in _BLOCKS if (part := getattr(node, name, []))}
         first = getattr(node, "pattern", node).lineno
         last = next(iter(inner.values()))[0] if inner else node
