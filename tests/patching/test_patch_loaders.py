@@ -487,7 +487,7 @@ def test_a_thread_may_end_during_the_check(monkeypatch: pytest.MonkeyPatch) -> N
 def test_verbose_prints_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     fastloop.patch(verbose=True)
     assert (
-        "on for dataloader, grad_scaler, clip_grad_norm, transforms (torch"
+        "on for dataloader, grad_scaler, clip_grad_norm, transforms, texts (torch"
         in capsys.readouterr().err
     )
 
