@@ -11,6 +11,7 @@ import math
 import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -21,10 +22,11 @@ from torch.utils.data import IterableDataset
 from fastloop._core import Mixture
 from fastloop.base import checks
 from fastloop.base.shown import repr_of
-from fastloop.data.columns import Columns, Request, check_single, join_columns, leave_if
+from fastloop.data.columns import Columns, Request, check_single, columns_of, join_columns, leave_if
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import read_row
 from fastloop.data.samplers import read_lengths
+from fastloop.data.tokens.dataset import TokenDataset
 
 _ENDS = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
 _ONCE = _ENDS[2]
@@ -83,16 +85,17 @@ def _find_first(holds: Callable[[int], bool], most: int) -> int:
 
 def _mean_tokens(name: str, source: Any) -> Fraction:
     """Return the mean number of tokens in a sample of a source."""
+    if isinstance(source, TokenDataset):
+        return Fraction(source._arguments.seq_len)
     for field in checks.look_up(source, "_fields", (source,)):
         lengths = checks.look_up(field, "lengths")  # a RaggedArray's, also as a field of a dataset
         if lengths is not None:
             total = int(read_lengths(lengths, None).sum())
             checks.refuse_if(total < 1, f"sources[{name!r}] must have tokens, got none")
             return Fraction(total, len(source))
-    arguments = checks.look_up(source, "_arguments")  # a TokenDataset's
-    length = checks.look_up(source if arguments is None else arguments, "seq_len")
+    length = checks.look_up(source, "seq_len")
     if not checks.is_int(length):
-        remedy = "give the dataset an attribute `lengths`, or pass weights for by='samples'"
+        remedy = "give it an attribute `lengths` or `seq_len`, or pass by='samples'"
         rule = "a dataset with lengths for by='tokens'"
         raise TypeError(checks.make_message(f"sources[{name!r}]", rule, type(source), remedy))
     return Fraction(int(length))
@@ -106,6 +109,19 @@ def _describe(sample: Any) -> Any:
         return tuple(map(_describe, sample))
     dtype = checks.look_up(sample, "dtype")
     return type(sample).__name__ + (f" of {dtype}" if dtype is not None else "")
+
+
+def _join_windows(sources: Sequence[TokenDataset]) -> TokenDataset:
+    """Return one dataset with the windows of all sources. Windows of other modes than "strided"
+    depend on their numbers in their own datasets."""
+    joined = copy(sources[0])
+    for source in sources:
+        is_alike = source._arguments == joined._arguments and source._tokens is None
+        is_plain = is_alike and joined._arguments.mode == "strided"
+        leave_if(not is_plain, "windows of two sources differ, or are not strided")
+    joined._files = tuple(file for source in sources for file in source._files)
+    joined._core = None  # opens the files
+    return joined
 
 
 class MixtureDataset(EpochDataset):
@@ -364,8 +380,13 @@ class MixtureDataset(EpochDataset):
 
     def _columns(self, request: Request) -> Columns:
         check_single(request, "MixtureDataset", gives_views=False)
-        (sources, maps, _), lengths = self._mixed(), [*self._lengths.values()]
-        columns = join_columns(sources, lengths, request, "MixtureDataset")
+        (sources, maps, joined), lengths = self._mixed(), [*self._lengths.values()]
+        if all(type(source) is TokenDataset for source in sources):
+            if "windows" not in joined:
+                joined["windows"] = _join_windows(sources)
+            columns = columns_of(joined["windows"], request)
+        else:
+            columns = join_columns(sources, lengths, request, "MixtureDataset")
         columns.maps = maps
         return columns
 

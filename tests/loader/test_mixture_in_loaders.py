@@ -66,11 +66,15 @@ def of_images() -> dict[str, Any]:
     return {name: ArrayDataset(images, transform=flip, seed=i) for i, name in enumerate(WEIGHTS)}
 
 
-def of_tokens() -> dict[str, Any]:
+def of_tokens(mode: str = "jittered", **given: Any) -> dict[str, Any]:
     return {
-        name: TokenDataset.from_buffers(np.arange(400) + 1000 * i, [0, 400], 8, mode="jittered")
+        name: TokenDataset.from_buffers(np.arange(400) + 1000 * i, [0, 400], 8, mode=mode, **given)
         for i, name in enumerate(WEIGHTS)
     }
+
+
+def of_documents() -> dict[str, Any]:
+    return of_tokens("strided", return_docs=True, eos_id=7)
 
 
 def of_kinds() -> dict[str, Any]:
@@ -83,6 +87,7 @@ def of_kinds() -> dict[str, Any]:
 
 
 KINDS = {"arrays": of_arrays, "tensors": of_tensors, "dicts": of_dicts}
+KINDS |= {"windows": lambda: of_tokens("strided"), "documents": of_documents}
 OTHERS = {"images": of_images, "tokens": of_tokens, "kinds": of_kinds}
 
 

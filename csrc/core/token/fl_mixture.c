@@ -60,18 +60,10 @@ static int64_t find_point(const fl_mixture *self, const mixture_node *node, peri
     return p.begin + (p.rest + distance) / node->light;
 }
 
-/* Returns the position that a period gives to the lighter child. Two neighbours may share the
- * position in which one ends and the next begins. If both points fall there, the later one moves on
- * by one, which is within its period, because periods have a length of 2 or more. */
-static int64_t
-place_point(const fl_mixture *self, const mixture_node *node, period p, int64_t point)
-{
-    if (point != p.begin || p.rest == 0) return point;
-    return point + (find_point(self, node, period_before(node, p)) == point);
-}
-
-/* Returns the positions of the lighter child among the first n of the node, and in *is_light
- * whether the child has position n. */
+/* Returns how many of the first n positions of the node the lighter child has, and in *is_light
+ * whether the child has position n. Two neighbouring periods may share the position in which one
+ * ends and the next begins. If both points fall there, the later one moves on by one, which is
+ * within its period, because periods have a length of 2 or more. */
 static int64_t
 split_jittered(const fl_mixture *self, const mixture_node *node, int64_t n, bool *is_light)
 {
@@ -80,10 +72,10 @@ split_jittered(const fl_mixture *self, const mixture_node *node, int64_t n, bool
     int64_t left = (int64_t)(product - (wide)number * (uint64_t)node->sum);
     int64_t back = ceil_div(left, node->light);
     period own = {number, n - back, back * node->light - left};
-    int64_t point = find_point(self, node, own), at = place_point(self, node, own, point);
+    int64_t at = find_point(self, node, own);
+    if (at == own.begin) at += find_point(self, node, period_before(node, own)) == at;
     period next = next_period(node, own);
-    *is_light = at == n || (next.begin == n && next.rest != 0 && point != n &&
-                            find_point(self, node, next) == n);
+    *is_light = at == n || (next.begin == n && find_point(self, node, next) == n);
     return number + (at < n);
 }
 
