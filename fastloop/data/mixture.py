@@ -394,9 +394,6 @@ class MixtureDataset(EpochDataset):
         """Return the sources, whose rows count as one list; the map from positions to rows; and
         what a collate keeps of the sources. Raises NotCoveredError."""
         leave_if(self._return_source, "return_source adds a name to each sample")
-        for name, source in self._sources.items():
-            same = source is not None and len(source) == self._lengths[name]
-            leave_if(not same, f"source {name!r} has gone or changed its length")
         return [*self._sources.values()], (self._core,), self._joined
 
     def __len__(self) -> int:

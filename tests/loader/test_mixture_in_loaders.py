@@ -177,6 +177,21 @@ def test_changed_weights_come_with_the_next_epoch() -> None:
     assert torch.cat(list(loader)).min() >= 90
 
 
+@pytest.mark.parametrize("make", [of_tensors, lambda: of_tokens("strided")])
+def test_a_source_that_has_gone_is_asked_for_no_later_sample(make: Any) -> None:
+    data = MixtureDataset(make(), WEIGHTS, length=24)
+    data.set_weights(24, {"x": 1, "z": 1})
+    fewer = {name: source for name, source in make().items() if name != "y"}
+    again = MixtureDataset(fewer)
+    again.load_state_dict(data.state_dict())
+    for each in (data, again):
+        each.set_epoch(1)
+    assert_same(list(DataLoader(again, 6)), list(DataLoader(data, 6)))
+    again.set_epoch(0)
+    with pytest.raises(ValueError, match="sources must hold 'y' for this sample, got none"):
+        list(DataLoader(again, 6))
+
+
 # ---- ranks
 
 
