@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,t] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,v] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -24,6 +24,8 @@ r    row g with SimCLR's operations: those of o, then torchvision's GaussianBlur
 s    row g with its Compose in an object that ImageFolder calls, as torchvision's references have it
 t    a Dataset of a user that opens the files of row g and calls its Compose: by the import of
      fastloop's DataLoader alone, in place of `run`
+u    row m with RandAugment
+v    row m with AugMix, which Python calls
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -95,6 +97,8 @@ ROWS = {
     "r": Row("ImageFolder, SimCLR", "folder", 1, 384, (1.2, 1.1), policy="SimCLR"),
     "s": Row("ImageFolder, a preset object", "preset", 1, 768, (1.7, 1.2)),
     "t": Row("a user's dataset of JPEG, by the import", "files", 1, 768, (1.5, 1.2)),
+    "u": Row("ImageFolder, RandAugment", "folder", 1, 768, (2.5, 2), policy="RandAugment"),
+    "v": Row("ImageFolder, AugMix", "folder", 1, 384, (1.1, 1.1), policy="AugMix"),
 }
 
 
@@ -134,7 +138,8 @@ def make_transform(row: Row) -> Any:
         elif row.policy == "ColorJitter":
             first += change_colors(v1)
         elif row.policy:
-            first.append(v1.TrivialAugmentWide(interpolation=v1.InterpolationMode.BILINEAR))
+            policy = getattr(v1, row.policy)
+            first.append(policy(interpolation=v1.InterpolationMode.BILINEAR))
             last.append(v1.RandomErasing(0.1))
         return v1.Compose([*first, *last])
     if row.kind == "MNIST":
@@ -376,7 +381,7 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if {*"gmopqrst"} & {*arguments.rows}:
+    if {*"gmopqrstuv"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")
