@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,v] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,w] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -26,6 +26,8 @@ t    a Dataset of a user that opens the files of row g and calls its Compose: by
      fastloop's DataLoader alone, in place of `run`
 u    row m with RandAugment
 v    row m with AugMix, which Python calls
+w    Hugging Face's datasets with a column of the files of row g, and a function that calls row g's
+     Compose for each image, as the example of image classification has it
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -56,6 +58,7 @@ from _harness import Times, parse_arguments
 
 ROUNDS, WORKERS = 5, (0, 2)
 WITH_DEVICE = "abcg"
+ON_FILES = "folder", "preset", "files", "images"  # kinds
 BY_IMPORT = "FASTLOOP_BENCH_IMPORT"  # the script imports fastloop's DataLoader
 FOLDER = "FASTLOOP_BENCH_FOLDER"  # where the images of row f are
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)
@@ -99,6 +102,7 @@ ROWS = {
     "t": Row("a user's dataset of JPEG, by the import", "files", 1, 768, (1.5, 1.2)),
     "u": Row("ImageFolder, RandAugment", "folder", 1, 768, (2.5, 2), policy="RandAugment"),
     "v": Row("ImageFolder, AugMix", "folder", 1, 384, (1.1, 1.1), policy="AugMix"),
+    "w": Row("Hugging Face's images, with_transform", "images", 1, 768, (1.4, 1.4)),
 }
 
 
@@ -130,7 +134,7 @@ def make_transform(row: Row) -> Any:
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 
-    if row.kind in ("folder", "preset", "files"):
+    if row.kind in ON_FILES:
         first = [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip()]
         last = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
         if row.policy in UNKNOWN:
@@ -166,6 +170,18 @@ def make_target_transform(row: Row) -> Any:
     return Lambda(one_hot) if row.has_target else None
 
 
+def make_images_dataset(samples: list[tuple[str, int]], transform: Any) -> Any:
+    import datasets
+
+    def change(rows: dict[str, Any]) -> dict[str, Any]:
+        rows["pixels"] = [transform(image.convert("RGB")) for image in rows.pop("image")]
+        return rows
+
+    paths, labels = zip(*samples, strict=True)
+    dataset = datasets.Dataset.from_dict({"image": paths, "label": labels})
+    return dataset.cast_column("image", datasets.Image()).with_transform(change)
+
+
 def make_folder_dataset(row: Row, folder: Any) -> Any:
     from torch.utils.data import Dataset
 
@@ -173,6 +189,8 @@ def make_folder_dataset(row: Row, folder: Any) -> Any:
     folder.transform = transform
     if row.kind == "preset":
         folder.transform = lambda image: transform(image)
+    if row.kind == "images":
+        return make_images_dataset(folder.samples, transform)
     if row.kind != "files":
         return folder
 
@@ -195,7 +213,7 @@ def make_dataset(row: Row) -> Any:
     from torch.utils.data import Dataset
     from torchvision import datasets
 
-    if row.kind in ("folder", "preset", "files"):
+    if row.kind in ON_FILES:
         return make_folder_dataset(row, datasets.ImageFolder(os.environ[FOLDER]))
     numbers, side = np.random.default_rng(1), 128 if row.kind == "large" else 32
     images = numbers.integers(0, 256, (row.count, 3, side, side), np.uint8)
@@ -381,7 +399,7 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if {*"gmopqrstuv"} & {*arguments.rows}:
+    if {*"gmopqrstuvw"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")
