@@ -13,6 +13,7 @@ import torch
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.originals import find_unknown
 from fastloop.adapters.torchvision_folder import CalledSamples, CutSamples, FolderSamples
+from fastloop.adapters.torchvision_parts import Pixels
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import verification_of
 from fastloop.data.columns import (
@@ -118,10 +119,34 @@ class LabelledSamples(FolderSamples):
             return None
 
 
-def _try_samples(kind: Any, dataset: Any, reason: str) -> tuple[FolderSamples | None, str]:
+class OwnSamples(LabelledSamples, CutSamples):
+    """Samples of one of these datasets with images of RGB, or of Subsets of one, for the user's
+    collate: the transform gets the dataset's pixels, without an image of PIL in between."""
+
+    _is_stand_in = True
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        shape, layout = self._form
+        # Pillow's grey images are read-only.
+        refuse_if(shape[layout.index("C")] != 3, "images are not RGB")
+        vars(self)["_kind"] = np.dtype(np.uint8), tuple(shape)
+
+    def _read(self, row: Any, decode: Any) -> tuple[Any, Any] | None:
+        image, target = super()._read(row, decode) or (None, None)
+        if type(image) is not np.ndarray or (image.dtype, image.shape) != self._kind:
+            return None
+        image = image if self._form[1] == "HWC" else image.transpose(1, 2, 0)
+        return Pixels(np.ascontiguousarray(image), "RGB", {}), target
+
+    def _decoded(self, pixels: Any, row: Any) -> Any:
+        return pixels
+
+
+def _try_samples(kind: Any, *arguments: Any) -> tuple[FolderSamples | None, str]:
     """Return samples of this class, or None and the reason why there are none."""
     try:
-        return kind(dataset, reason), ""
+        return kind(*arguments), ""
     except ValueError as error:
         return None, str(error)
 
@@ -146,5 +171,8 @@ def samples_of(dataset: Any, is_collated: bool, workers: int) -> FolderSamples |
             reason = reason or why
         refuse_if(is_collated, reason)
         return None
-    is_labelled = type(inner).__name__ in _KINDS and inner.target_transform is not None
-    return LabelledSamples(dataset) if is_labelled and is_collated else None
+    if type(inner).__name__ not in _KINDS:
+        return None
+    if not is_collated:
+        return _try_samples(OwnSamples, dataset)[0]
+    return None if inner.target_transform is None else LabelledSamples(dataset)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, default_collate, get_worker_info
-from vision_cases import MEAN, STD, status, v2
+from vision_cases import MEAN, STD, cifar, dataset_of, status, v2
 
 import fastloop
 from fastloop.adapters import torchvision_folder
@@ -334,6 +334,49 @@ def test_samples_of_torchs_class_for_the_users_collate(root: Path, workers: int)
         served = fastloop.patch_status().seams["dataloader"].served
         assert all(how.endswith("samples by fastloop") for how in served), served
     assert same_bits(ours, torchs)
+
+
+@NUMBERS
+@pytest.mark.parametrize("kind", ["CIFAR10", "SVHN", "MNIST"])
+def test_samples_of_arrays_for_the_users_collate(kind: str, workers: int) -> None:
+    called: list[Any] = [v1.Lambda(lambda image: image.rotate(3 + random.random()))]
+    options: dict[str, Any] = {"batch_size": 7, "shuffle": True, "num_workers": workers}
+    cases: list[Any] = [(v1, [], None), (v2, called, lambda target: target + torch.rand(()))]
+    for module, first, target_transform in cases:
+        ops = [*first, module.Resize(40), module.RandomCrop(32, 4), module.RandomSolarize(90)]
+        transform = module.Compose([*ops, v1.ToTensor()])
+        dataset: Any = Subset(dataset_of(kind, transform), range(3, 33))
+        dataset.dataset.target_transform = target_transform
+        assert_like_torch(dataset, lambda made=transform: made, collate_fn=mix, **options)
+    loader = fastloop.DataLoader(dataset, collate_fn=mix, **options)
+    is_served = loader.stats().why == f"samples of {kind} by fastloop"
+    assert is_served == (kind != "MNIST")
+
+
+def test_arrays_that_change_while_they_are_loaded() -> None:
+    def play(cls: Any, change: Any) -> Any:
+        dataset = dataset_of("CIFAR10", chain(v1))
+        torch.manual_seed(3)
+        found: list[Any] = []
+        try:
+            for number, batch in enumerate(cls(dataset, batch_size=7, collate_fn=mix)):
+                found.append((batch, torch.get_rng_state()))
+                if number == 1:
+                    change(dataset)
+        except Exception as error:
+            found.append((type(error), str(error).partition("\n")[0]))
+        return found
+
+    changes: list[Any] = [
+        lambda dataset: vars(dataset).update(data=dataset.data[:, :20, :25].copy()),
+        lambda dataset: vars(dataset).update(data=dataset.data[..., 0]),
+        lambda dataset: vars(dataset).update(data=dataset.data / 255.0),
+        lambda dataset: vars(dataset).update(data=torch.from_numpy(dataset.data)),
+        lambda dataset: vars(dataset).update(data=dataset.data[:9]),
+        lambda dataset: vars(dataset).update(targets=[4] * 40, transform=cifar(v1)),
+    ]
+    for change in changes:
+        assert same_bits(play(fastloop.DataLoader, change), play(DataLoader, change))
 
 
 def test_a_worker_init_fn_sees_the_dataset(root: Path) -> None:
