@@ -453,7 +453,7 @@ def datasets_within(dataset: Any) -> Iterator[EpochDataset]:
         seen.add(id(found))
         if isinstance(found, EpochDataset):
             yield found
-            waiting.extend(found._parts)
+            waiting.extend(found._combined)
             continue
         lists_datasets = isinstance(found, (torch_data.ConcatDataset, torch_data.StackDataset))
         for value in look_up(found, "__dict__", {}).values():  # a loader takes any object

@@ -180,7 +180,7 @@ class EpochDataset(Dataset[Any]):
     search for such datasets, also inside combined datasets, and begin their epochs."""
 
     _epoch: Epoch | None = None  # None: the samples are the same in all epochs
-    _parts: Sequence[Any] = ()  # the datasets that this one combines
+    _combined: Sequence[Any] = ()  # the datasets that this one combines
 
     def _size_remedy(self) -> str:
         """Name the argument that stacks samples of several shapes, or return ""."""

@@ -22,8 +22,16 @@ from torch.utils.data import IterableDataset
 from fastloop._core import Mixture
 from fastloop.base import checks
 from fastloop.base.shown import repr_of
-from fastloop.data.columns import Columns, Request, check_single, columns_of, join_columns, leave_if
-from fastloop.data.epochs import Epoch, EpochDataset
+from fastloop.data.columns import (
+    Columns,
+    Request,
+    check_single,
+    columns_of,
+    datasets_within,
+    join_columns,
+    leave_if,
+)
+from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import read_row
 from fastloop.data.samplers import read_lengths
 from fastloop.data.tokens.dataset import TokenDataset
@@ -365,16 +373,16 @@ class MixtureDataset(EpochDataset):
         return f"{self._length} of {', '.join(f'{n}: {self._lengths[n]}' for n in names)}"
 
     @property
-    def _parts(self) -> Sequence[Any]:  # type: ignore[override]
+    def _combined(self) -> Sequence[Any]:  # type: ignore[override]
         return [source for source in self._sources.values() if source is not None]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the order, and of all sources, in all processes that have the dataset.
         fastloop's loaders then no longer count epochs for the dataset."""
-        super().set_epoch(epoch)
-        for source in self._parts:
-            if isinstance(source, EpochDataset):
-                source.set_epoch(epoch)
+        epoch = check_epoch(epoch)
+        for found in datasets_within(self):
+            if found._epoch is not None:
+                found._epoch.set(epoch)
 
     # ---- samples
 
@@ -485,11 +493,11 @@ class MixtureDataset(EpochDataset):
             lines.append(f"{name}: {counts[name]:,} of {length:,} samples in the first epoch")
         for (at, weights), bound in zip(self._segments, self._core.bounds, strict=True):
             shares = {name: weights[name] / self._means.get(name, 1) for name in weights}
-            total = sum(shares.values())
+            total, above = sum(shares.values()), math.ceil(bound * 1e6 - 1e-3) / 1e6
             each = ", ".join(f"{name} {float(shares[name] / total):.4g}" for name in shares)
             lines.append(
-                f"from position {at:,}: shares of samples {each}; each source has its share of any "
-                f"number of samples, give or take {bound:.3f} (proven)"
+                f"from position {at:,}: shares of samples {each}; proven bound {above:.7g}: at "
+                "every position each source has had its share, give or take this many samples"
             )
         return "\n".join(lines)
 
