@@ -103,8 +103,11 @@ def _or_error(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _is_same(made: Any, out: torch.Tensor) -> bool:
     is_tensor = isinstance(made, torch.Tensor)
+    if not is_tensor and getattr(made, "mode", None) not in ("RGB", "L"):
+        return False
     made = made.as_subclass(torch.Tensor) if is_tensor else torch.from_numpy(np.array(made))
     is_like = made.dtype is out.dtype and made.numel() == out.numel()
+    is_like &= made.shape == out.shape[: made.ndim]  # images of PIL may have no third axis
     return is_like and torch.equal(made.reshape(out.shape), out)
 
 

@@ -183,6 +183,13 @@ def test_a_difference_costs_one_operation(monkeypatch: pytest.MonkeyPatch) -> No
         assert not is_served(chain_of(module, module.RandomHorizontalFlip()))
 
 
+def test_an_image_in_a_tuple_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "torchvision.transforms.v2._container:RandomApply.forward"
+    change(monkeypatch, path, "inputs if needs_unpacking else inputs[0]", "inputs")
+    dataset = dataset_of("CIFAR10", chain_of(v2, v2.RandomApply([v2.RandomHorizontalFlip()])))
+    assert fastloop.DataLoader(dataset).stats().why.endswith("an image of RandomApply differs")
+
+
 def test_one_more_number_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "torch.rand(1)\n    _, height, width = F.get_dimensions"
     change(monkeypatch, RESIZED, "_, height, width = F.get_dimensions", text)
