@@ -75,19 +75,16 @@ class _Native:
     def take(self, array: Any) -> tuple[Any, Any]:
         """Return an image as torchvision takes it, and as fastloop takes it."""
         if self._form == "PIL":
-            image = sys.modules["PIL.Image"].fromarray(
-                array[:, :, 0] if array.shape[2] == 1 else array
-            )
-            return image, image
+            pixels = array[:, :, 0] if array.shape[2] == 1 else array
+            return (sys.modules["PIL.Image"].fromarray(pixels),) * 2
         image = torch.from_numpy(array).permute(2, 0, 1).contiguous()
         return image / 255 if self._form == "floats" else image.clone(), image
 
-    def make(self, makes_pil: bool, array: Any, image: Any, generator: torch.Generator) -> Any:
+    def make(self, array: Any, image: Any, generator: torch.Generator) -> Any:
         if array.shape not in self._plans:
-            is_pil = self._form == "PIL"
-            shape, layout = (array.shape, "HWC") if is_pil else (tuple(image.shape), "CHW")
-            compiled = self._chain.compile(shape, layout, "HWC" if makes_pil else "CHW")
-            self._plans[array.shape] = compiled
+            is_pil, out_layout = self._form == "PIL", "HWC" if self._chain.makes_pil else "CHW"
+            given = (array.shape, "HWC") if is_pil else (tuple(image.shape), "CHW")
+            self._plans[array.shape] = self._chain.compile(*given, out_layout)
         plan, draws = self._plans[array.shape]
         out = plan.empty()
         draws.apply(image, out, generator)
@@ -128,7 +125,7 @@ def find_difference(op: Any, chain: Any, form: str, is_unknown: bool) -> str:
             torch.set_rng_state(state)
             private.set_state(state)
             made = _or_error(op, given)
-            out = _or_error(native.make, chain.makes_pil, array, image, private)
+            out = _or_error(native.make, array, image, private)
             if isinstance(out, Exception):  # torchvision makes the image, or raises
                 continue
             is_same = not isinstance(made, Exception) and _is_same(made, out)

@@ -271,9 +271,15 @@ class Chain:
     def makes_pil(self) -> bool:
         return self.form == _PIL
 
-    def _add(self, op: Any, **others: Any) -> None:
-        """Add fastloop's operation of this name; `others`: arguments in place of attributes."""
-        self.ops += make_own(image_ops.get_operation(type(op).__name__), op, **others)._operations()
+    def _add(self, op: Any, **others: Any) -> Any:
+        """Add fastloop's operation of this name, and return the operation; `others`: arguments in
+        place of attributes."""
+        own = make_own(image_ops.get_operation(type(op).__name__), op, **others)
+        self.ops += own._operations()
+        if isinstance(own, color.Color):
+            whose = "PIL" if self.makes_pil else f"v{self.version}"
+            own.arithmetic = IMAGE_ARITHMETICS[whose]
+        return own
 
     # ---- one function for each sort of operation
 
@@ -326,8 +332,6 @@ class Chain:
         self.is_view |= name in ("RandomChannelPermutation", "RandomPhotometricDistort")
         self.is_grey |= name == "Grayscale" and op.num_output_channels == 1
         self._add(op)
-        own: Any = self.ops[-1]
-        own.arithmetic = IMAGE_ARITHMETICS["PIL" if is_pil else "v1" if is_v1 else "v2"]
 
     def _crop(self, op: Any) -> None:
         name, may_pad = type(op).__name__, getattr(op, "pad_if_needed", False)
@@ -348,25 +352,22 @@ class Chain:
         if self.version == 1 and self.form != _PIL:
             raise ValueError("fastloop does not resize tensors as v1 does")
         # For PIL images torchvision takes None as True, and warns of False.
-        self._add(op, antialias=True if is_pil and op.antialias is None else op.antialias)
+        resize = self._add(op, antialias=True if is_pil and op.antialias is None else op.antialias)
         self.is_view |= not is_pil  # of the size that is asked for
         late = "a tensor that was a PIL image is resized; resize before ToImage"
         refuse_if(self.is_single and self.was_pil and not is_pil, late)
         if is_pil:
-            resize: Any = self.ops[-1]
             nearest = "fastloop does not resize PIL images by nearest pixels"
             refuse_if("nearest" in resize.interpolation, nearest)
             resize.interpolation = _find_pillow() + (resize.interpolation == "bicubic")
 
     def _warp(self, op: Any) -> None:
         """Take operations that sample PIL images at computed positions, and policies."""
-        name, version = type(op).__name__, self.version
+        name = type(op).__name__
         how = arg.read_interpolation(f"{name}: interpolation", op.interpolation)
         refuse_if(how == "nearest-exact", f"fastloop does not do {name} with {how!r}")
-        self._add(op, interpolation="nearest")
-        own: Any = self.ops[-1]
-        own.interpolation, own.is_v1 = INTERPOLATIONS[how], version == 1
-        own.arithmetic = IMAGE_ARITHMETICS["PIL"]
+        own = self._add(op, interpolation="nearest")
+        own.interpolation, own.is_v1 = INTERPOLATIONS[how], self.version == 1
         if name.endswith(("Augment", "AugmentWide")):
             torchvision_policies.check_strengths(op, own)
 
@@ -376,8 +377,6 @@ class Chain:
         has_order: Any = torch.backends.mkldnn.enabled
         refuse_if(not has_order, "torch sums blurs in a different way")
         self._add(op)
-        own: Any = self.ops[-1]
-        own.arithmetic = IMAGE_ARITHMETICS["PIL"]
 
     def _convert(self, op: Any) -> None:
         self.form = _BYTES if self.form == _PIL else self.form
