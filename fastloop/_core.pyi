@@ -389,6 +389,13 @@ def is_small_part(bytes: int, batch_bytes: int) -> bool: ...
 def int64_array(
     sequence: Sequence[Any], tensor_type: type, /
 ) -> np.ndarray[Any, np.dtype[np.int64]] | None: ...
+def read_numbers(
+    items: Sequence[Any],
+    starts: np.ndarray[Any, np.dtype[np.int64]],
+    count: int,
+    out: np.ndarray[Any, np.dtype[Any]],
+    /,
+) -> bool: ...
 def find_other(noted: tuple[Any, ...], /) -> int: ...
 def torch_draw(
     state: bytes | int,

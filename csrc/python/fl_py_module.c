@@ -21,6 +21,7 @@
 #include "fl_py_lock_wait.h"
 #include "fl_py_copy_row.h"
 #include "fl_py_move.h"
+#include "fl_py_numbers.h"
 #include "fl_py_numpy.h"
 #include "fl_py_pad.h"
 #include "fl_py_parent_end.h"
@@ -192,6 +193,7 @@ static PyMethodDef module_methods[] = {
     {"pil_blur", fl_py_pil_blur, METH_VARARGS, fl_py_pil_blur_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
+    {"read_numbers", fl_py_read_numbers, METH_VARARGS, fl_py_read_numbers_doc},
     {"arrow_rows", fl_py_arrow_rows, METH_O, fl_py_arrow_rows_doc},
     {"arrow_lists", fl_py_arrow_lists, METH_O, fl_py_arrow_lists_doc},
     {"bucket_steps", fl_py_bucket_steps, METH_VARARGS, fl_py_bucket_steps_doc},

@@ -70,6 +70,22 @@ def find(value: object) -> Any:
     return None if found is None else import_module(f"{__name__}.{found}")
 
 
+@functools.cache
+def _find_module(name: str) -> Any:
+    return import_module(f"{__name__}.{name}")
+
+
+def find_refusal(cls: type, workers: int) -> str:
+    """Return why samples of a class of no known package are not traced, or ""."""
+    reason: str = _find_module("closed_world").find_refusal(cls, workers)
+    return reason
+
+
+def trace(dataset: Any, request: Any) -> Any:
+    """Return the columns of a dataset of no known package; see ``traced.columns_of``."""
+    return _find_module("traced").columns_of(dataset, request)
+
+
 def serve_fetches() -> bool:
     """Tell whether functions of other packages are served while a loader fetches samples; see
     ``late_seam.serve_fetches``."""

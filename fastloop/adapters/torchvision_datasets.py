@@ -82,7 +82,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     plan, draws, snapshot, key, is_known = opened
     held = [(n, getattr(dataset, n)) for n in (data, targets, "transform", "target_transform")]
 
-    def is_same() -> bool:
+    def is_same(_batch: Any, _columns: Columns) -> bool:
         is_held = all(getattr(dataset, name) is value for name, value in held)
         return is_held and not _find_obstacle() and snapshot.is_same()
 

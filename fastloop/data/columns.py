@@ -157,7 +157,8 @@ class Column:
 
     Attributes:
         is_array: samples are rows of NumPy arrays, which torch collates differently from tensors.
-        cast: the dtype of batches, int64 or float32, if it differs from the source's; else None.
+        cast: the dtype of batches, int64, float32 or float64, if it differs from the source's; else
+            None.
         kernel: how the device of the data makes the outputs; None: it copies rows.
     """
 
@@ -223,6 +224,8 @@ class Columns:
             there, and returns the ranges of memory, one for each column; takes the index of the
             device. None: the data lie on the device.
         gives_views: single samples of the dataset are views of its data.
+        within: indices must lie in [0, within), because any other index means something else for
+            the dataset than for arrays; None: indices mean the same for both.
         note: an addition to ``stats().why``.
         why: the whole of ``stats().why``; set by ``open_columns``.
     """
@@ -238,6 +241,7 @@ class Columns:
     device: torch.device | None = None
     register: Callable[[int], Sequence[HostRange]] | None = None
     gives_views: bool = True
+    within: int | None = None
     note: str = ""
     why: str = ""
 
@@ -280,12 +284,14 @@ def find_adapter(value: object) -> Any:
     return adapter
 
 
-def find_columns(dataset: object) -> Callable[[Any, Request], Columns] | None:
+def find_columns(dataset: object, workers: int = 0) -> Callable[[Any, Request], Columns] | None:
     """Return the function that gives the columns of a dataset. None: fastloop does not know the
-    class."""
+    class, and does not trace the class's own ``__getitem__``."""
     answer = own(dataset, "_columns") or _TORCHS.get(type(dataset))
     if answer is None and (adapter := find_adapter(type(dataset))) is not None:
         answer = adapter.columns_of
+    if answer is None and not adapters().find_refusal(type(dataset), workers):
+        answer = adapters().trace
     return answer
 
 
@@ -293,8 +299,10 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     """Return the columns of a dataset. Raises NotCoveredError."""
     if "__getitems__" in look_up(dataset, "__dict__", ()):
         raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
-    if (answer := find_columns(dataset)) is None:
-        raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
+    if (answer := find_columns(dataset, request.workers)) is None:
+        why = adapters().find_refusal(type(dataset), request.workers)
+        name = type(dataset).__name__
+        raise NotCoveredError(f"the dataset is a {name}, not plain array data: __getitem__ {why}")
     return answer(dataset, request)
 
 

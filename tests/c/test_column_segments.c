@@ -298,7 +298,15 @@ static void test_what_is_converted(void)
     memcpy(shifted + 1, value, sizeof value);
     fl_cpu_find_convert(float64, float32)(out, shifted + 1, 3, float64);
     CHECK(memcmp(out, expected, sizeof out) == 0);
-    CHECK(fl_cpu_find_convert(float32, float64) == NULL);
+    const int64_t wide[2] = {(1LL << 54) + 3, -(1LL << 24) - 1}; /* no float has these values */
+    double doubles[2];
+    fl_cpu_find_convert(INT64, float64)(doubles, wide, 2, INT64);
+    CHECK(doubles[0] == 18014398509481988.0 && doubles[1] == -16777217.0);
+    fl_cpu_find_convert(INT64, float32)(out, wide, 2, INT64);
+    CHECK(out[0] == 18014398509481984.0f && out[1] == -16777216.0f);
+    fl_cpu_find_convert(float32, float64)(doubles, expected, 2, float32);
+    CHECK(doubles[0] == (double)0.1f && doubles[1] == -INFINITY);
+    CHECK(fl_cpu_find_convert(float32, float32) == NULL);
     CHECK(fl_cpu_find_convert(float32, INT64) == NULL);
     CHECK(fl_cpu_find_convert(INT64, INT64) == NULL);
 }

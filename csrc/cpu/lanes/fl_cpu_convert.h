@@ -4,8 +4,8 @@
 
 #include "fl_column_segments.h"
 
-/* Returns the conversion: integers of up to 32 bits to int64, or float64 to float32. NULL: no such
- * pair. */
+/* Returns the conversion: integers of up to 32 bits to int64; float32, float64 and integers but
+ * uint64 to float32 or float64. NULL: no such pair. */
 fl_convert *fl_cpu_find_convert(fl_dtype from, fl_dtype to);
 
 #endif

@@ -1,6 +1,6 @@
 /* fl_py_segments_source: a field with rows in several arrays, one after the next: a tuple (cast,
  * array, rows, array, rows, ...). rows is an int64 vector, or the number of rows of an array that
- * gives all its rows. cast is None, "int64" for integers or "float32" for float64. The field has a
+ * gives all its rows. cast is None, "int64" for integers, "float32" or "float64". The field has a
  * tuple of files, one for each array. */
 #include "fl_py_source.h"
 
@@ -38,8 +38,10 @@ static int set_cast(const fl_py_source *self, fl_column_segments_config *config,
         config->dtype = (fl_dtype){kDLInt, 64, 1};
     else if (name != NULL && strcmp(name, "float32") == 0)
         config->dtype = (fl_dtype){kDLFloat, 32, 1};
+    else if (name != NULL && strcmp(name, "float64") == 0)
+        config->dtype = (fl_dtype){kDLFloat, 64, 1};
     else
-        return fl_fail(err, FL_EINVAL, "must have a cast to \"int64\" or \"float32\"");
+        return fl_fail(err, FL_EINVAL, "must have a cast to int64, float32 or float64");
     config->convert = fl_cpu_find_convert(config->segments[0].view.dtype, config->dtype);
     if (config->convert != NULL) return FL_OK;
     return fl_fail(err, FL_EINVAL, "must have a dtype that fastloop casts to %s", name);

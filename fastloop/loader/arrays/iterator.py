@@ -9,10 +9,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from operator import methodcaller
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils import data as torch_data
 from torch.utils.data import DataLoader
@@ -96,8 +97,26 @@ def open_columns(dataset: Any, request: Request, pin_storages: bool) -> Columns:
         raise NotCoveredError(str(error)) from error
     if columns.original is not None:
         columns.original.check(columns)
+    if columns.within is not None and not _are_within(columns.within, dataset, request, subsets):
+        raise NotCoveredError("an index may be no plain int, negative, or beyond the dataset")
     columns.maps += maps
     return columns
+
+
+def _are_within(length: int, dataset: Any, request: Request, subsets: list[Any]) -> bool:
+    """Tell whether all indices that reach a dataset of this length are ints in [0, length)."""
+    sampler: Any = request.sampler
+    given = subsets[0].indices if subsets else look_up(sampler, "indices")
+    if given is None and type(sampler) is torch_data.WeightedRandomSampler:
+        return len(sampler.weights) <= length
+    if given is None:
+        return any(look_up(sampler, name) is dataset for name in ("data_source", "dataset"))
+    is_vector = type(given) is np.ndarray and given.dtype == np.int64
+    is_list = type(given) in (list, tuple) and {int} >= set(map(type, given))
+    rows = as_vector(given) if is_vector or is_list or type(given) is range else None
+    if rows is None or len(rows) == 0:
+        return rows is not None
+    return int(rows.min()) >= 0 and int(rows.max()) < length
 
 
 def _find_device(columns: Columns) -> torch.device | None:
@@ -161,15 +180,18 @@ def _random(sampler: Any) -> Iterator[Block]:
     if generator is None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
         generator = torch.Generator().manual_seed(seed)
-    whole, rest = divmod(sampler.num_samples, 32 if sampler.replacement else n)
+
+    def draw(count: int) -> Block:
+        how: Any = {"dtype": torch.int64, "generator": generator}
+        return torch.randint(high=n, size=(count,), **how).cpu()
+
+    # The length of the dataset may change within an epoch, and is asked when torch asks.
     if sampler.replacement:
-        for size in chain(repeat(32, whole), (rest,)):
-            draws = torch.randint(high=n, size=(size,), dtype=torch.int64, generator=generator)
-            yield draws.cpu()
+        yield from (draw(32) for _ in range(sampler.num_samples // 32))
+        yield draw(sampler.num_samples % 32)
         return
-    for _ in range(whole):
-        yield permutation(n, generator)
-    yield permutation(n, generator)[:rest]
+    yield from (permutation(n, generator) for _ in range(sampler.num_samples // n))
+    yield permutation(n, generator)[: sampler.num_samples % n]
 
 
 def _subset(sampler: Any) -> Iterator[Block]:
