@@ -12,7 +12,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -33,8 +33,8 @@ from fastloop.adapters.closed_world import (
     state_of,
 )
 from fastloop.adapters.originals import find_obstacle
-from fastloop.compat.torch_parts import default_collate
-from fastloop.compat.verification import verification_of
+from fastloop.compat.torch_parts import MapFetcher, default_collate
+from fastloop.compat.verification import same_bits, verification_of
 from fastloop.data.columns import (
     Column,
     Columns,
@@ -49,7 +49,8 @@ from fastloop.data.columns import (
 )
 from fastloop.data.field import Field, torch_dtype
 from fastloop.data.samplers import as_vector
-from fastloop.loader.arrays.compared import Original
+from fastloop.loader.arrays.compared import FIRST, Original
+from fastloop.loader.arrays.iterator import make_batch
 
 # The casts of the core: from integers but uint64, and these floats, to int64 or these floats.
 _FLOATS = ("float32", "float64")
@@ -321,7 +322,7 @@ def _structure_of(made: Any, leaves: list[Any]) -> Any:
 
 
 def _read(reads: Iterable[tuple[Any, Any, int, int, int]], batch: Any, maps: Any) -> bool:
-    """Read what a batch needs of the lists. Return False for items that are no plain numbers."""
+    """Read what a batch needs of the lists. Return False for items that are not plain numbers."""
     rows = as_vector(batch)
     try:
         for each in reversed(maps):
@@ -334,9 +335,43 @@ def _read(reads: Iterable[tuple[Any, Any, int, int, int]], batch: Any, maps: Any
     )
 
 
+# What has been compared in this process: functions, and the forms of their columns.
+_agreed: set[str] = set()
 # Columns of datasets whose loaders have no workers, by the dataset's id: the next iter() takes them
 # if the functions would read the same. They do not keep the dataset.
 _kept: dict[int, tuple[Any, World, Columns]] = {}
+_COMPARED = 4  # batches of which some samples are compared first
+
+
+@dataclass(eq=False)
+class _Traced(Original):
+    """The program's own code, in whose place fastloop makes batches.
+
+    Attributes:
+        samples: the samples by the calls that were traced.
+        key: says what is compared.
+    """
+
+    samples: Samples | None = None
+    key: str = ""
+
+    def check(self, columns: Columns) -> None:
+        """Compare the first batch with the calls that were traced. The program's code is not
+        called, because torch would not call it now, or would call it in a worker."""
+        whose = f"{self.verification.what} differed from {self.verification.whose}"
+        leave_if(self.verification.falls_back, f"fastloop's {whose}")
+        if self.key in _agreed:
+            return
+        rows = list(range(min(FIRST, len(self.samples or ()))))
+        fetcher: Any = MapFetcher(self.samples, True, self.collate_fn, False)
+        try:
+            is_read = self.is_same is not None and self.is_same(rows, columns)
+            with np.errstate(all="ignore"):
+                is_equal = is_read and same_bits(fetcher.fetch(rows), make_batch(columns, rows))
+        except Exception as error:
+            raise NotCoveredError(f"{self.verification.what}: {error}") from error
+        leave_if(not is_equal, f"fastloop's {whose}")
+        _agreed.add(self.key)
 
 
 def _make_columns(dataset: Any, request: Request) -> Columns:
@@ -358,9 +393,10 @@ def _make_columns(dataset: Any, request: Request) -> Columns:
     how = repr((columns.structure, [(_form_of(c), c.cast) for c in columns.all]))
     cls = type(dataset)
     key = f"{cls.__module__}.{cls.__qualname__} {world.key} {how}"
-    verification = verification_of(key, f"samples of {cls.__name__}", "its __getitem__'s", 1, False)
+    what = f"samples of {cls.__name__}"
+    verification = verification_of(key, what, "its __getitem__'s", _COMPARED, False)
     samples = Samples(made, count)
-    columns.original = Original(verification, request.collate_fn, None, is_same, samples)
+    columns.original = _Traced(verification, request.collate_fn, None, is_same, samples, key)
     if request.workers == 0:
         _kept[id(dataset)] = weakref.ref(dataset, partial(_forget, id(dataset))), world, columns
         columns = replace(columns)

@@ -157,8 +157,7 @@ class Column:
 
     Attributes:
         is_array: samples are rows of NumPy arrays, which torch collates differently from tensors.
-        cast: the dtype of batches, int64, float32 or float64, if it differs from the source's; else
-            None.
+        cast: the dtype of batches, int64 or a float, if it differs from the source's; else None.
         kernel: how the device of the data makes the outputs; None: it copies rows.
     """
 
@@ -224,8 +223,7 @@ class Columns:
             there, and returns the ranges of memory, one for each column; takes the index of the
             device. None: the data lie on the device.
         gives_views: single samples of the dataset are views of its data.
-        within: indices must lie in [0, within), because any other index means something else for
-            the dataset than for arrays; None: indices mean the same for both.
+        within: indices outside [0, within) mean something else for the dataset; None: none does.
         note: an addition to ``stats().why``.
         why: the whole of ``stats().why``; set by ``open_columns``.
     """
@@ -285,8 +283,7 @@ def find_adapter(value: object) -> Any:
 
 
 def find_columns(dataset: object, workers: int = 0) -> Callable[[Any, Request], Columns] | None:
-    """Return the function that gives the columns of a dataset. None: fastloop does not know the
-    class, and does not trace the class's own ``__getitem__``."""
+    """Return the function that gives the columns of a dataset, or None."""
     answer = own(dataset, "_columns") or _TORCHS.get(type(dataset))
     if answer is None and (adapter := find_adapter(type(dataset))) is not None:
         answer = adapter.columns_of
@@ -297,12 +294,12 @@ def find_columns(dataset: object, workers: int = 0) -> Callable[[Any, Request], 
 
 def columns_of(dataset: Any, request: Request) -> Columns:
     """Return the columns of a dataset. Raises NotCoveredError."""
+    name = type(dataset).__name__
     if "__getitems__" in look_up(dataset, "__dict__", ()):
-        raise NotCoveredError(f"a {type(dataset).__name__} has a __getitems__ of its own")
+        raise NotCoveredError(f"a {name} has a __getitems__ of its own")
     if (answer := find_columns(dataset, request.workers)) is None:
         why = adapters().find_refusal(type(dataset), request.workers)
-        name = type(dataset).__name__
-        raise NotCoveredError(f"the dataset is a {name}, not plain array data: __getitem__ {why}")
+        raise NotCoveredError(f"the dataset is a {name}, whose __getitem__ {why}")
     return answer(dataset, request)
 
 
@@ -418,12 +415,9 @@ def _of_samples(samples: Any, request: Request) -> Columns:
     name = type(samples).__name__
     if not request.in_blocks():
         raise NotCoveredError(f"the dataset is a {name}, not plain array data")
-    if request.workers == 0:
-        raise NotCoveredError("the dataset is a list, which may change without workers")
-    if len(request.sampler) * 2 < len(samples):
-        raise NotCoveredError("an epoch has less than half of the list")
-    if len(samples) == 0:
-        raise NotCoveredError("the list is empty")
+    leave_if(request.workers == 0, "the dataset is a list, which may change without workers")
+    leave_if(len(request.sampler) * 2 < len(samples), "an epoch has less than half of the list")
+    leave_if(len(samples) == 0, "the list is empty")
     is_tuple = set(map(type, samples)) == {tuple}
     rows = samples if is_tuple else [(sample,) for sample in samples]
     total = len(rows) * sum(look_up(part, "nbytes", 0) for part in rows[0])

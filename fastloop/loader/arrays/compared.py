@@ -21,7 +21,7 @@ from fastloop.compat.verification import EVERY, Verification, is_alone
 from fastloop.data.columns import Columns, NotCoveredError
 from fastloop.loader.arrays.iterator import _BLOCKS, _LISTS, ArrayIter, Block, make_batch
 
-_FIRST = 8  # samples of the first batch, which is compared once for each process and plan
+FIRST = 8  # samples of the first batch, which is compared once for each process and plan
 _FEW = 4  # samples of later comparisons
 
 
@@ -32,13 +32,14 @@ class Original:
     Attributes:
         collate_fn: the loader's collate function.
         draws: the random parameters of samples; None: samples have no random parameters.
-        is_same: tells whether fastloop still makes the same batches as the original.
+        is_same: tells whether fastloop still makes the same batches as the original, and prepares
+            the columns for the batch of the given indices. None: there is nothing to look at.
     """
 
     verification: Verification
     collate_fn: Callable[[Any], Any]
     draws: ImageDraws | None = None
-    is_same: Callable[[], bool] = lambda: True
+    is_same: Callable[[Any, Columns], bool] | None = None
 
     def iterator_class(self, workers: int) -> type[ArrayIter]:
         """Return the class of iterators. Only ComparedIter draws, and compares later batches."""
@@ -63,7 +64,7 @@ class Original:
 
     def check(self, columns: Columns) -> None:
         """Compare the first batch. If the batches differ, raise NotCoveredError."""
-        rows = list(range(min(_FIRST, len(columns.dataset))))
+        rows = list(range(min(FIRST, len(columns.dataset))))
         try:
             if self.verification.unchecked:
                 fetcher = MapFetcher(columns.dataset, True, self.collate_fn, False)
@@ -88,6 +89,22 @@ def _cut(blocks: Iterator[Block], most: int) -> Iterator[Any]:
             yield rows[at : at + most]
 
 
+def _lists_of(blocks: Iterator[Block], sampler: Any) -> Iterator[list[int]]:
+    """Yield the batches of a BatchSampler over a sampler that is read in blocks."""
+    rows: list[int] = []
+    for block in blocks:
+        left: Any = range(block[0], sum(block)) if isinstance(block, tuple) else block
+        while len(left) > 0:
+            taken = max(sampler.batch_size - len(rows), 0)
+            rows += left[:taken] if isinstance(left, range) else left[:taken].tolist()
+            left = left[taken:]
+            if len(rows) >= sampler.batch_size:
+                yield rows
+                rows = []
+    if rows and not sampler.drop_last:
+        yield rows
+
+
 class ComparedIter(ArrayIter):
     """An iterator that draws for each batch when its indices are known, as torch does.
 
@@ -106,11 +123,14 @@ class ComparedIter(ArrayIter):
         original = self._columns.original
         if original.draws is not None:
             original.draws.seed(int(self._base_seed), self._num_workers)
-        elif not original.verification.every:
+        elif not original.verification.every and original.is_same is None:
             source, kind, sampler = super()._open_indices()
             if kind == _BLOCKS:
                 return self._watching(original, source, sampler), kind, sampler
-        return self._drawing(original), _LISTS, None
+        batches, kind, sampler = super()._open_indices()
+        if kind == _BLOCKS:
+            batches = _lists_of(batches, sampler)
+        return self._drawing(original, batches), _LISTS, None
 
     def _compare(self, original: Original, rows: Any) -> None:
         with suppress(Exception):  # the native batch raises the same error
@@ -139,14 +159,15 @@ class ComparedIter(ArrayIter):
             self._array_loader.restart(map(tuple, left), _LISTS, None, 0)
         return left is not None
 
-    def _drawing(self, original: Original) -> Iterator[Any]:
+    def _drawing(self, original: Original, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the indices of batches: lists for fastloop, tuples for the original."""
-        for turn, batch in enumerate(self._sampler_iter):
+        for turn, batch in enumerate(batches):
             if original.draws is not None and self._num_workers > 0:
                 original.draws.draw(len(batch), turn % self._num_workers)
                 yield batch
                 continue
-            self._falls_back = self._falls_back or not original.is_same()
+            is_same = original.is_same is None or original.is_same(batch, self._columns)
+            self._falls_back = self._falls_back or not is_same
             if not self._falls_back and original.verification.is_due(len(batch)) and is_alone():
                 self._compare(original, batch)
                 self._falls_back = original.verification.falls_back
