@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from fastloop import DataLoader
+from fastloop._core import read_numbers
 from fastloop.adapters import closed_world
 
 N = 41
@@ -301,6 +302,35 @@ def test_dtypes_are_torchs(text: str) -> None:
                 assert_same(found, outcome(lambda: epoch(TorchLoader(data, 3))))  # noqa: B023
             served += is_served(ours)
     assert served >= 2
+
+
+ROWS: list[tuple[Any, Any, int, bool]] = [
+    ([1, 2, 3], [1], 2, True),
+    ([1, 2, 3], [1], 3, False),
+    ([1, 2, 3], [-1], 1, False),
+    ([1, True, 3], [0], 2, False),
+    ([1, 2.0, 3], [0], 2, False),
+    ([1, 2**63, 3], [0], 2, False),
+    ((-(2**63), 2, 3), [0], 1, True),
+    ([[1], [2]], [0], 1, False),
+]
+
+
+def test_numbers_of_a_list() -> None:
+    for items, starts, count, is_read in ROWS:
+        out = np.full(3, 9)
+        assert read_numbers(items, np.array(starts), count, out) is is_read, items
+        if is_read:
+            at = slice(starts[0], starts[0] + count)
+            assert out[at].tolist() == list(items[at])
+    pairs = np.zeros((2, 2))
+    assert read_numbers([[0.5, 1.5], (2.5, 3.5)], np.array([1, 0]), 1, pairs)
+    assert pairs.tolist() == [[0.5, 1.5], [2.5, 3.5]]
+    for short in ([[1.0]] * 2, [[1.0, 2.0, 3.0]] * 2, [[1.0, 2]] * 2, [1.0, 2.0], [None] * 2):
+        assert not read_numbers(short, np.array([0]), 2, pairs)
+    for wrong in (np.zeros(3, np.int32), np.zeros((3, 3))[:, 0], np.zeros((1, 1, 1))):
+        with pytest.raises(TypeError, match="must have a list"):
+            read_numbers([1], np.array([0]), 1, wrong)
 
 
 # ---- changes
