@@ -444,6 +444,7 @@ def prepare() -> None:
     plans = (f"{version}.{name}" for version in versions for name in ("Compose", *_READERS))
     if not originals.find_unknown(*plans):
         is_fused()
+    find_obstacle()  # notes the functions that nobody may replace
 
 
 def new_chain(is_tensor: bool, is_single: bool) -> Chain:
