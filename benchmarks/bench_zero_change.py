@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,w] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,y] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -28,6 +28,8 @@ u    row m with RandAugment
 v    row m with AugMix, which Python calls
 w    Hugging Face's datasets with a column of the files of row g, and a function that calls row g's
      Compose for each image, as the example of image classification has it
+x    the texts of row f in a DataLoader, with a collate function around tokenizer.pad()
+y    row f with DataCollatorForSeq2Seq
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -48,6 +50,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,6 +106,8 @@ ROWS = {
     "u": Row("ImageFolder, RandAugment", "folder", 1, 768, (2.5, 2), policy="RandAugment"),
     "v": Row("ImageFolder, AugMix", "folder", 1, 384, (1.1, 1.1), policy="AugMix"),
     "w": Row("Hugging Face's images, with_transform", "images", 1, 768, (1.4, 1.4)),
+    "x": Row("a function around tokenizer.pad()", "texts", 0, 4_000, (5, 1.2)),
+    "y": Row("Trainer, Seq2Seq", "Trainer", 0, 4_000, (5, 5), policy="DataCollatorForSeq2Seq"),
 }
 
 
@@ -250,14 +255,10 @@ def make_trainer_loader(row: Row, workers: int) -> Any:
     import datasets
     import numpy as np
     import torch
+    import transformers
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
-    from transformers import (
-        DataCollatorWithPadding,
-        PreTrainedTokenizerFast,
-        Trainer,
-        TrainingArguments,
-    )
+    from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
     class Model(torch.nn.Module):
         def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> None: ...
@@ -270,10 +271,18 @@ def make_trainer_loader(row: Row, workers: int) -> Any:
         "label": numbers.integers(0, 2, row.count),
         "text": ["removed by the Trainer"] * row.count,
     }
-    tokenizer = Tokenizer(WordLevel({"[PAD]": 0, "word": 1}, unk_token="word"))
-    collator = DataCollatorWithPadding(
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]")
-    )
+    core = Tokenizer(WordLevel({"[PAD]": 0, "word": 1}, unk_token="word"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]")
+    if row.policy:
+        rows["labels"] = rows["input_ids"]
+        del rows["label"]
+    if row.kind == "texts":
+        texts = datasets.Dataset.from_dict(rows).remove_columns("text")
+        pad = partial(tokenizer.pad, padding="longest", return_tensors="pt")
+        return torch.utils.data.DataLoader(
+            texts, 128, shuffle=True, num_workers=workers, collate_fn=lambda samples: pad(samples)
+        )
+    collator = getattr(transformers, row.policy or "DataCollatorWithPadding")(tokenizer)
     arguments = TrainingArguments(
         tempfile.mkdtemp(),
         per_device_train_batch_size=128,
@@ -288,7 +297,7 @@ def make_trainer_loader(row: Row, workers: int) -> Any:
 
 
 def make_loader(row: Row, workers: int) -> Any:
-    if row.kind == "Trainer":
+    if row.kind in ("Trainer", "texts"):
         return make_trainer_loader(row, workers)
     sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
     from torchvision_shim import torchvision_v2

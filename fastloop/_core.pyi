@@ -426,6 +426,9 @@ def arrow_rows(chunk: Any, /) -> np.ndarray[Any, Any]: ...
 def arrow_lists(
     chunks: Sequence[Any], /
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, np.dtype[np.int64]]]: ...
+def int_lists(
+    values: np.ndarray[Any, Any], ends: np.ndarray[Any, np.dtype[np.int64]], /
+) -> list[list[int]]: ...
 def bucket_steps(
     lengths: Any,
     order: Any,

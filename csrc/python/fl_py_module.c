@@ -196,6 +196,7 @@ static PyMethodDef module_methods[] = {
     {"read_numbers", fl_py_read_numbers, METH_VARARGS, fl_py_read_numbers_doc},
     {"arrow_rows", fl_py_arrow_rows, METH_O, fl_py_arrow_rows_doc},
     {"arrow_lists", fl_py_arrow_lists, METH_O, fl_py_arrow_lists_doc},
+    {"int_lists", fl_py_int_lists, METH_VARARGS, fl_py_int_lists_doc},
     {"bucket_steps", fl_py_bucket_steps, METH_VARARGS, fl_py_bucket_steps_doc},
     {"pack_rows", fl_py_pack_rows, METH_VARARGS, fl_py_pack_rows_doc},
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},

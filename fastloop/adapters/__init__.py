@@ -27,7 +27,11 @@ _ADAPTERS = {
 # By name: seams that also serve fetches, and modules of which one must be imported for that.
 _SEAMS = {
     "transforms": ("torchvision_seam", "torchvision.transforms", "PIL.ImageFilter"),
-    "texts": ("hugging_face_seam", "transformers.tokenization_utils_base"),
+    "texts": (
+        "hugging_face_seam",
+        "transformers.tokenization_utils_base",
+        "datasets.arrow_dataset",
+    ),
 }
 # Functions that frameworks set as worker_init_fn, by module. They seed the random generators of a
 # worker process, torch's too; no Python runs in the array path's threads.

@@ -46,7 +46,7 @@ _NEEDED = {"return_tensors": "pt", "mlm": False, "seed": None, "return_seq_idx":
 _NEEDED["position_ids_start"] = 0
 
 
-class _Samples:
+class Samples:
     """The samples of a ``datasets.Dataset``, and the outputs that are made of them.
 
     Attributes:
@@ -72,7 +72,7 @@ class _Samples:
         self.file: MappedFile | None = (files[0]["filename"], 0, None) if files else None
         self.outputs: dict[str, Column] = {}
 
-    def _read(self, name: str, reader: Callable[[list[Any]], Any]) -> Any:
+    def read(self, name: str, reader: Callable[[list[Any]], Any]) -> Any:
         """Return what `_core` reads of the chunks of a column."""
         leave_if(name not in self.names, f"the dataset has no column {name!r}")
         chunks = [c for c in self.dataset._data.table.column(name).chunks if len(c) > 0]
@@ -83,6 +83,16 @@ class _Samples:
         except ValueError as error:
             raise NotCoveredError(f"column {name!r} has {error}") from None
 
+    def read_rows(self, name: str) -> list[Array]:
+        """Return an array of each chunk of a column."""
+        arrays: list[Array] = self.read(name, lambda chunks: list(map(arrow_rows, chunks)))
+        return arrays
+
+    def chosen(self) -> Array | None:
+        """Return the rows that shuffle() and select() have left; None: all."""
+        indices = self.dataset._indices
+        return None if indices is None else indices.table.column(0).to_numpy().view(np.int64)
+
     def lists(self, name: str, are_alike: bool = True) -> tuple[Array, Array]:
         """Return a column of lists of integers: all values, and ``[rows, 2]``: where each list
         begins and ends among them.
@@ -90,7 +100,7 @@ class _Samples:
         Args:
             are_alike: the lists must have the lengths of those that were read first.
         """
-        values, ends = self._read(name, arrow_lists)
+        values, ends = self.read(name, arrow_lists)
         ends = ends.reshape(-1, 2)
         if not are_alike:
             return values, ends
@@ -112,7 +122,7 @@ class _Samples:
         Args:
             ndims: of labels: the numbers of dimensions that they may have; bools are then refused.
         """
-        arrays = self._read(name, lambda chunks: list(map(arrow_rows, chunks)))
+        arrays = self.read_rows(name)
         dtype, cast = arrays[0].dtype, _CASTS[arrays[0].dtype.kind]
         is_label = not ndims or (arrays[0].ndim in ndims and dtype != np.bool_)
         if not is_label or 0 in arrays[0].shape[1:]:
@@ -121,10 +131,10 @@ class _Samples:
         self.outputs[output] = Column(output, segments, cast=None if dtype == cast else cast)
 
     def columns(self) -> Columns:
-        parts, chosen = tuple(self.outputs.values()), self.dataset._indices
+        parts, chosen = tuple(self.outputs.values()), self.chosen()
         columns = Columns(dict.fromkeys(self.outputs), parts, "Arrow columns", wrap=self.kind)
-        if chosen is not None:  # the rows that shuffle() and select() have left
-            columns.maps = (chosen.table.column(0).to_numpy().view(np.int64),)
+        if chosen is not None:
+            columns.maps = (chosen,)
         return columns
 
 
@@ -145,7 +155,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
     if kind not in ("torch", "numpy"):
         rule = "fastloop takes with_format('torch') and with_format('numpy')"
         raise NotCoveredError(f"the format of the datasets.Dataset is {kind}; {rule}")
-    samples = _Samples(dataset)
+    samples = Samples(dataset)
     for name in samples.names:
         samples.add_rows(name, name)
     return samples.columns()
@@ -155,7 +165,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
 
 
 def _pad(
-    samples: _Samples, collator: Any, padding: Any = True, max_length: Any = None, label: str = ""
+    samples: Samples, collator: Any, padding: Any = True, max_length: Any = None, label: str = ""
 ) -> Any:
     """Add the outputs of ``tokenizer.pad()`` for all columns but `label`. Return the name of the
     main column, its lists and options of its output."""
@@ -181,25 +191,25 @@ def _pad(
     return main, first, options
 
 
-def _with_padding(samples: _Samples, collator: Any) -> None:
+def _with_padding(samples: Samples, collator: Any) -> None:
     _pad(samples, collator, collator.padding, collator.max_length)
     for name in ("label", "label_ids"):
         if name in samples.outputs:
             samples.outputs["labels"] = samples.outputs.pop(name)
 
 
-def _label_of(samples: _Samples) -> str:
+def _label_of(samples: Samples) -> str:
     return "label" if "label" in samples.names else "labels"
 
 
-def _add_labels(samples: _Samples, collator: Any, output: str, lists: Any, **options: Any) -> None:
+def _add_labels(samples: Samples, collator: Any, output: str, lists: Any, **options: Any) -> None:
     padding = collator.label_pad_token_id
     leave_if(type(padding) is not int, f"label_pad_token_id={padding!r} is not an int")
     samples.how = samples.how, padding
     samples.add(output, lists, "padded", padding=padding, **options)
 
 
-def _for_tokens(samples: _Samples, collator: Any) -> None:
+def _for_tokens(samples: Samples, collator: Any) -> None:
     label = _label_of(samples)
     main, _, options = _pad(samples, collator, collator.padding, collator.max_length, label)
     leave_if(main != "input_ids", f"the tokenizer pads {main!r}, not 'input_ids'")
@@ -207,7 +217,7 @@ def _for_tokens(samples: _Samples, collator: Any) -> None:
         _add_labels(samples, collator, label, samples.lists(label), **options)
 
 
-def _for_seq2seq(samples: _Samples, collator: Any) -> None:
+def _for_seq2seq(samples: Samples, collator: Any) -> None:
     label, width, multiple = _label_of(samples), collator.max_length, collator.pad_to_multiple_of
     _, _, options = _pad(samples, collator, collator.padding, width, label)
     lists = samples.lists(label, are_alike=False)
@@ -237,7 +247,7 @@ def _for_seq2seq(samples: _Samples, collator: Any) -> None:
     samples.kind = with_decoder_ids
 
 
-def _default(samples: _Samples, collator: Any) -> None:
+def _default(samples: Samples, collator: Any) -> None:
     ndims = {"label": (1,), "label_ids": (2,)}
     labels = [name for name in ndims if name in samples.names]
     for name in labels[:1]:
@@ -247,7 +257,7 @@ def _default(samples: _Samples, collator: Any) -> None:
             samples.add_rows(column.name, column.name)
 
 
-def _for_language(samples: _Samples, collator: Any) -> None:
+def _for_language(samples: Samples, collator: Any) -> None:
     main, lists, options = _pad(samples, collator)
     leave_if(main != "input_ids", f"the tokenizer pads {main!r}, not 'input_ids'")
     for name in ("special_tokens_mask", "offset_mapping"):
@@ -256,7 +266,7 @@ def _for_language(samples: _Samples, collator: Any) -> None:
     samples.add("labels", lists, "padded", padding=-100, ignored=ignored, **options)
 
 
-def _flatten(samples: _Samples, collator: Any) -> None:
+def _flatten(samples: Samples, collator: Any) -> None:
     ids, separator = samples.lists("input_ids"), collator.separator_id
     leave_if(samples.lengths.min() == 0, "column 'input_ids' has empty lists")
     labels = samples.lists("labels") if "labels" in samples.names else ids
@@ -276,7 +286,7 @@ def _flatten(samples: _Samples, collator: Any) -> None:
             add(f"{name}_k", ids, kind)
 
 
-def _for_sft(samples: _Samples, collator: Any) -> None:
+def _for_sft(samples: Samples, collator: Any) -> None:
     is_plain = samples.dataset._format_type is None
     leave_if(not is_plain, "TRL warns of samples with the format 'torch'")
     ids = samples.lists("input_ids")
@@ -331,7 +341,7 @@ def _with_segments(batch: Any) -> Any:
 
 # By module and name: the maker, and the plans that originals.txt names. The first one is the
 # battery's name.
-_MAKERS: dict[str, tuple[Callable[[_Samples, Any], None], str]] = {
+_MAKERS: dict[str, tuple[Callable[[Samples, Any], None], str]] = {
     f"{_COLLATORS}:default_data_collator": (_default, "default_data_collator"),
     f"{_COLLATORS}:DefaultDataCollator": (_default, "DefaultDataCollator"),
     f"{_COLLATORS}:DataCollatorWithPadding": (_with_padding, "DataCollatorWithPadding padding pad"),
@@ -354,7 +364,7 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     _check_class(dataset)
     form, collator = dataset._format_type, collate_fn
     leave_if(form not in (None, "torch"), f"the format of the datasets.Dataset is {form}")
-    samples = _Samples(dataset)
+    samples = Samples(dataset)
     samples.workers = request.workers
     plans = [f"format.{form or 'python'}", "collator"]
     # transformers imports its modules when they are first asked for.
@@ -379,7 +389,7 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     leave_if(reason := find_obstacle(), reason)
 
     def make(other: Any, given: Any) -> Columns:
-        of_battery = _Samples(given)
+        of_battery = Samples(given)
         maker(of_battery, other)
         return of_battery.columns()
 

@@ -144,6 +144,17 @@ def find_difference(
     return "" if count else f"no batch of {name} can be compared"
 
 
+def find_difference_of_rows(make: Callable[[Any], Any], is_unknown: bool) -> str:
+    """Return that rows of a dataset differ from fastloop's, or ""."""
+    with running_original():
+        for kinds, shortest in product(("i", "ialm", "ifL", "lm"), (0, 1)):
+            dataset, batches = _dataset(kinds, shortest, None)
+            rows = make(dataset)
+            if rows.why or not same_bits(batches, list(map(rows.fetch, _BATCHES))):
+                return "rows differ"
+    return ""
+
+
 def find_difference_of_pad(make: Callable[..., Any], is_unknown: bool) -> str:
     """Return in which case batches of ``pad()`` differ from fastloop's, or ""."""
     widths: list[dict[str, Any]] = [{}, {"padding": "longest", "max_length": 3}]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastloop._core import arrow_lists, arrow_rows
+from fastloop._core import arrow_lists, arrow_rows, int_lists
 
 pa = pytest.importorskip("pyarrow")
 NUMBERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32)]
@@ -80,6 +80,32 @@ def test_lists_are_pyarrows(make: Any, kind: str) -> None:
         assert values.dtype == kind
         found = [values[begin:end].tolist() for begin, end in ends.reshape(-1, 2)]
         assert found == [row for chunk in chunks for row in chunk.to_pylist()]
+        assert int_lists(values, ends.reshape(-1, 2)) == found
+        least = -(2 ** (values.itemsize * 8 - 1)) if kind[0] == "i" else 0
+        extremes = np.array([least, -least - 1 if least else 2 ** (values.itemsize * 8) - 1], kind)
+        assert int_lists(extremes, np.array([[0, 2], [1, 2]])) == [
+            extremes.tolist(),
+            extremes[1:].tolist(),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        (np.arange(3), np.array([[0, 4]])),
+        (np.arange(3), np.array([[-1, 2]])),
+        (np.arange(3), np.array([[2, 1]])),
+        (np.arange(3), np.array([0, 1])),
+        (np.arange(3), np.array([[0, 1]], np.int32)),
+        (np.arange(6)[::2], np.array([[0, 1]])),
+        (np.arange(3, dtype=np.uint64), np.array([[0, 1]])),
+        (np.arange(3.0), np.array([[0, 1]])),
+        ([1, 2], np.array([[0, 1]])),
+    ],
+)
+def test_int_lists_refuses_other_arrays(values: Any, ends: Any) -> None:
+    with pytest.raises(ValueError, match="must be those of arrow_lists"):
+        int_lists(values, ends)
 
 
 def offsets_of(*numbers: int) -> Any:

@@ -5,6 +5,8 @@
 #include "fl_py_error.h"
 #include "fl_py_numpy.h"
 
+#include "dlpack/dlpack.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -303,6 +305,78 @@ PyObject *fl_py_arrow_lists(PyObject *Py_UNUSED(module), PyObject *chunks)
     PyMem_Free(self.chunks);
     Py_DECREF(all);
     return pair;
+}
+
+/* ---- Python lists */
+
+#define FILL(type)                                                      \
+    for (int64_t i = 0; i < count; i++) {                               \
+        type value;                                                     \
+        memcpy(&value, data + i * (int64_t)sizeof value, sizeof value); \
+        PyObject *item = PyLong_FromLongLong((long long)value);         \
+        if (item == NULL) break;                                        \
+        PyList_SET_ITEM(list, (Py_ssize_t)i, item);                     \
+    }
+
+/* Makes a list of ints of contiguous elements. New reference. */
+static PyObject *list_ints(const char *data, fl_dtype dtype, int64_t count)
+{
+    PyObject *list = PyList_New((Py_ssize_t)count);
+    if (list == NULL) return NULL;
+    bool is_signed = dtype.code == kDLInt;
+    if (dtype.bits == 8 && is_signed)
+        FILL(int8_t)
+    else if (dtype.bits == 8)
+        FILL(uint8_t)
+    else if (dtype.bits == 16 && is_signed)
+        FILL(int16_t)
+    else if (dtype.bits == 16)
+        FILL(uint16_t)
+    else if (dtype.bits == 32 && is_signed)
+        FILL(int32_t)
+    else if (dtype.bits == 32)
+        FILL(uint32_t)
+    else
+        FILL(int64_t)
+    if (PyErr_Occurred()) Py_CLEAR(list);
+    return list;
+}
+
+const char fl_py_int_lists_doc[] =
+    PyDoc_STR("int_lists(values, ends, /)\n--\n\n"
+              "Return a list of lists of ints: one list for each row of `ends`, an int64 array\n"
+              "[rows, 2], which says where the list begins and ends in `values`. `values` is a\n"
+              "vector that arrow_lists() has returned. Raises ValueError for any other arrays.");
+
+PyObject *fl_py_int_lists(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *first, *second;
+    fl_tensor values, ends;
+    if (!PyArg_ParseTuple(args, "OO:int_lists", &first, &second)) return NULL;
+    int found = fl_py_array_view(first, &values);
+    if (found == 1) found = fl_py_array_view(second, &ends);
+    if (found < 0) return NULL;
+    bool fits = found == 1 && values.ndim == 1 && ends.ndim == 2 && ends.shape[1] == 2 &&
+                (values.dtype.code == kDLInt || values.dtype.code == kDLUInt) &&
+                (values.dtype.code == kDLInt || values.dtype.bits < 64) &&
+                values.dtype.lanes == 1 && ends.dtype.code == kDLInt && ends.dtype.bits == 64 &&
+                fl_tensor_is_contiguous(&values) && fl_tensor_is_contiguous(&ends);
+    PyObject *all = fits ? PyList_New((Py_ssize_t)ends.shape[0]) : NULL;
+    for (int64_t i = 0; all != NULL && i < ends.shape[0]; i++) {
+        int64_t range[2];
+        memcpy(range, ends.data + i * (int64_t)sizeof range, sizeof range);
+        fits = 0 <= range[0] && range[0] <= range[1] && range[1] <= values.shape[0];
+        PyObject *list = NULL;
+        if (fits)
+            list = list_ints(values.data + range[0] * fl_dtype_bytes(values.dtype), values.dtype,
+                             range[1] - range[0]);
+        if (list == NULL)
+            Py_CLEAR(all);
+        else
+            PyList_SET_ITEM(all, (Py_ssize_t)i, list);
+    }
+    if (!fits) fail("values and ends must be those of arrow_lists()");
+    return all;
 }
 
 /* ---- bytes */

@@ -9,11 +9,12 @@
 #include <Python.h>
 #include <stdint.h>
 
-extern const char fl_py_arrow_rows_doc[], fl_py_arrow_lists_doc[];
+extern const char fl_py_arrow_rows_doc[], fl_py_arrow_lists_doc[], fl_py_int_lists_doc[];
 
-/* Functions of the module; fl_py_arrow_*_doc describes each function. */
+/* Functions of the module; fl_py_*_doc describes each function. */
 PyObject *fl_py_arrow_rows(PyObject *module, PyObject *chunk);
 PyObject *fl_py_arrow_lists(PyObject *module, PyObject *chunks);
+PyObject *fl_py_int_lists(PyObject *module, PyObject *args);
 
 /* Finds the bytes of an object with __arrow_c_array__ that returns one capsule, as the core of
  * Pillow's images has: an array of `count` bytes, or of `count` lists of `lanes` bytes. Returns the
