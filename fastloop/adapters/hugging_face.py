@@ -324,18 +324,21 @@ def _for_sft(samples: Samples, collator: Any) -> None:
 
 
 def _with_segments(batch: Any) -> Any:
-    """Return a batch without padding: the lengths of segments stand where positions belong."""
-    lengths = batch["position_ids"].reshape(-1)
-    ends, device = lengths.cumsum(0), lengths.device
-    starts = ends - lengths
-    batch["labels"][0, starts] = -100
-    positions = torch.arange(batch["labels"].size(1), device=device)
-    batch["position_ids"] = (positions - starts.repeat_interleave(lengths))[None]
-    bounds = torch.cat((starts, ends[-1:])).to(torch.int32)
+    """Return a batch without padding: the lengths of segments stand where positions belong. NumPy
+    computes: torch would wake threads, which cost more than the work."""
+    device, lengths = batch["labels"].device, batch["position_ids"].cpu().numpy().reshape(-1)
+    ends = np.cumsum(lengths)
+    starts, numbers = ends - lengths, np.arange(len(lengths), dtype=np.int32)
+
+    def move(array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    batch["labels"][0, torch.from_numpy(starts)] = -100
+    batch["position_ids"] = move(np.arange(ends[-1]) - np.repeat(starts, lengths))[None]
+    bounds = move(np.append(0, ends).astype(np.int32))
     batch["cu_seq_lens_q"] = batch["cu_seq_lens_k"] = bounds
     batch["max_length_q"] = batch["max_length_k"] = int(lengths.max())
-    numbers = torch.arange(len(lengths), dtype=torch.int32, device=device)
-    batch["seq_idx"] = numbers.repeat_interleave(lengths)[None]
+    batch["seq_idx"] = move(np.repeat(numbers, lengths))[None]
     return batch
 
 
