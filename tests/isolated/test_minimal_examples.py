@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers import run_file
+from helpers import run_file, run_ranks
 from sources import ROOT
 from time_limits import limit
 
@@ -40,15 +40,21 @@ def test_the_loss_of_a_short_example_falls(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     example = EXAMPLES / f"minimal_{name}.py"
-    if name in ("ddp", "fsdp"):
+    if name == "fsdp":
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        out, _ = run_ranks(tmp_path, str(example))
+    elif name == "ddp":
         launcher = "-m torch.distributed.run --standalone --nproc-per-node 2".split()
         command = [sys.executable, *launcher, example]
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(300)
         )
+        assert done.returncode == 0, done.stdout + done.stderr
+        out = done.stdout
     else:
-        done = run_file(example, cwd=tmp_path, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(loss) for loss in re.findall(r"loss(?:': '| )([\d.]+)", done.stdout)]
-    assert len(losses) > 1 and losses[-1] < losses[0], done.stdout
+        done = run_file(example, cwd=tmp_path, timeout=300, trains=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        out = done.stdout
+    losses = [float(loss) for loss in re.findall(r"loss(?:': '| )([\d.]+)", out)]
+    assert len(losses) > 1 and losses[-1] < losses[0], out
     assert not any(tmp_path.iterdir())

@@ -8,8 +8,8 @@ it: it ends as the script does, by the same code or signal, and if it is killed,
 
 from __future__ import annotations
 
-import atexit
 import gc
+import importlib
 import json
 import os
 import resource
@@ -28,13 +28,14 @@ FLAGS = ("-X", "faulthandler")
 # ---- the tests' side
 
 
-def start_server(env: dict[str, str]) -> tuple[str, subprocess.Popen[bytes]]:
-    """The address of a server, and the server, which ends when its standard input is closed."""
-    name = f"fastloop-tests-{os.getpid()}"
+def start_server(env: dict[str, str], imports: str) -> tuple[str, subprocess.Popen[bytes]]:
+    """The address of a server that has these modules, and the server, which ends when its standard
+    input is closed."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"\0{name}")
+        listener.bind("")  # to a name that Linux makes
+        name = listener.getsockname()[1:].decode()
         listener.listen(64)
-        command = f"import fork_server; exec(fork_server.serve({listener.fileno()}))"
+        command = f"import fork_server; exec(fork_server.serve({listener.fileno()}, {imports!r}))"
         server = subprocess.Popen(
             [sys.executable, *FLAGS, "-c", command],
             pass_fds=[listener.fileno()],
@@ -63,16 +64,17 @@ def stand_for_script() -> None:
 # ---- the server
 
 
-def serve(fileno: int) -> CodeType:
+def serve(fileno: int, imports: str) -> CodeType:
     """Returns in a script's process alone, with what it is to run."""
     # torch imports dill where it is installed, and dill keeps __main__ until modules are cleared.
     sys.modules["dill"] = None  # type: ignore[assignment]
-    import torch.utils.data  # noqa: F401
-
+    for name in imports.split():
+        importlib.import_module(name)
     del sys.modules["dill"]
     gc.collect()
-    gc.freeze()  # collections of a script look at what it makes, not at torch
-    atexit.register(gc.unfreeze)  # but the interpreter's last one
+    # Collections of a script look at what it makes, not at torch; so does the last one, which would
+    # be most of what a short script takes.
+    gc.freeze()
     listener = socket.socket(fileno=fileno)
     while True:
         if 0 in _await_any(fileno, 0):

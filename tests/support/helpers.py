@@ -297,7 +297,7 @@ class FailingSampler(Sampler[int]):
 QUIET = "ignore:This DataLoader will create,ignore:This process (pid="
 
 
-_servers: dict[str, tuple[str, Any]] = {}
+_servers: dict[tuple[str, str], tuple[str, Any]] = {}
 
 
 HERE = Path(__file__).parent
@@ -308,18 +308,20 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
 
 
-def _forked(env: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+def _forked(env: dict[str, str], trains: bool = False) -> tuple[list[str], dict[str, str]]:
     """The words before a program that the fork server runs, and its environment."""
-    address = {fork_server.ADDRESS: _server(env["PYTHONPATH"])}
+    imports = "torch.utils.data" + trains * " torch._dynamo"
+    address = {fork_server.ADDRESS: _server(env["PYTHONPATH"], imports)}
     return [sys.executable, "-S", str(HERE / "fork_server.py")], {**env, **address}
 
 
-def _server(paths: str) -> str:
+def _server(paths: str, imports: str) -> str:
     """The address of one that lives: if it was killed, only the scripts it had are lost."""
-    if paths not in _servers or _servers[paths][1].poll() is not None:
+    key = paths, imports
+    if key not in _servers or _servers[key][1].poll() is not None:
         env = {**os.environ, "PYTHONPATH": paths, "PYTHONWARNINGS": QUIET}
-        _servers[paths] = fork_server.start_server(env)
-    return _servers[paths][0]
+        _servers[key] = fork_server.start_server(env, imports)
+    return _servers[key][0]
 
 
 PROGRAMS = HERE.parent / "programs"
@@ -333,16 +335,18 @@ def run_script(
     stderr: str = "",
     timeout: float = 300,
     is_fresh: bool = False,
+    trains: bool = False,
 ) -> str:
     """Run a program, given as a file or as its text, in `folder`, and return what it prints. With
-    `is_fresh` torch is not imported before the program imports it.
+    `is_fresh` torch is not imported before the program imports it. With `trains` torch._dynamo is
+    there, too, which optimizers import for a second; a Ctrl-C then ends Python with code 1.
 
     It must end by itself with `returncode` and write nothing to stderr, or something that
     contains `stderr`."""
     script = program if isinstance(program, Path) else folder / "script.py"
     if isinstance(program, str):
         script.write_text(program)
-    done = run_file(script, *args, cwd=folder, timeout=timeout, is_fresh=is_fresh)
+    done = run_file(script, *args, cwd=folder, timeout=timeout, is_fresh=is_fresh, trains=trains)
     report = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.returncode == returncode, report
     assert (stderr in done.stderr) if stderr else done.stderr == "", report
@@ -355,13 +359,18 @@ def run_program(folder: Path, name: str, *args: object, **options: Any) -> str:
 
 
 def run_file(
-    program: Path, *args: object, cwd: Path, timeout: float, is_fresh: bool = False
+    program: Path,
+    *args: object,
+    cwd: Path,
+    timeout: float,
+    is_fresh: bool = False,
+    trains: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, in `timeout` seconds of an idle machine at most; as `run_script`,
     but no end of it is an error."""
     command, env = [sys.executable, *fork_server.FLAGS], _environment()
     if not is_fresh:
-        command, env = _forked(env)
+        command, env = _forked(env, trains)
     return subprocess.run(
         [*command, program, *map(str, args)],
         cwd=cwd,
@@ -385,7 +394,7 @@ def run_ranks(folder: Path, script: str, *args: str, ranks: int = 2) -> list[str
         "WORLD_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
     }
-    command, env = _forked({**_environment(), **shared})
+    command, env = _forked({**_environment(), **shared}, trains=True)
     processes = [
         subprocess.Popen(
             [*command, HERE / script, *args],
