@@ -27,7 +27,7 @@ transformers = pytest.importorskip("transformers")
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers.data import data_collator as collators
-from transformers.tokenization_utils_base import BatchEncoding, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import BatchEncoding
 
 from fastloop.adapters import originals
 from fastloop.compat import verdicts, verification
@@ -110,9 +110,9 @@ def test_all_collators_of_the_installed_release_are_served() -> None:
 
 def test_a_changed_function_that_makes_the_same_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     change(monkeypatch, FLATTENING, "if return_tensors is None:", "if not return_tensors:")
-    change(
-        monkeypatch, PreTrainedTokenizerBase.pad, "== PaddingStrategy.LON", "is PaddingStrategy.LON"
-    )
+    path = "transformers.tokenization_utils_base:PreTrainedTokenizerBase.pad"
+    pad = originals.function_of(path)  # an earlier test may have put a seam around it
+    change(monkeypatch, pad, "== PaddingStrategy.LON", "is PaddingStrategy.LON")
     assert set(served().values()) == {""}
     text = f"collators: proven for transformers {transformers.__version__} "
     assert any(map(text.__eq__, (line[: len(text)] for line in verdicts.in_force())))
