@@ -115,6 +115,7 @@ bench: install $(STAMPS)/bench-requirements
 	$(VENV)/bin/python benchmarks/bench_preprocess.py
 	$(VENV)/bin/python benchmarks/bench_sequences.py
 	$(VENV)/bin/python benchmarks/bench_python_dataset.py
+	$(VENV)/bin/python benchmarks/bench_own_datasets.py
 	$(VENV)/bin/python benchmarks/bench_workers.py
 	$(VENV)/bin/python benchmarks/bench_tune.py
 	$(VENV)/bin/python benchmarks/bench_fresh.py

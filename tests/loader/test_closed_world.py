@@ -243,6 +243,21 @@ class Described(Base):
         return self.z[i]
 
 
+class Hidden(Base):
+    """A property that hides an entry of the object's dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        vars(self)["z"] = torch.ones(N)
+
+    @property
+    def z(self) -> Any:
+        return note(torch.zeros(N))
+
+    def __getitem__(self, i: int) -> Any:
+        return self.z[i]
+
+
 class OfClass(Base):
     z = torch.arange(N)
 
