@@ -244,17 +244,11 @@ def test_a_program_that_computes_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "status", "text"),
-    [
-        ("other bits", 1, "DIFFERENT: step 2: the loss is "),
-        ("no seed", 3, "NOT JUDGED: the program differs from itself: step 1: "),
-    ],
-)
 @pytest.mark.slowest
-def test_a_program_that_does_not(tmp_path: Path, what: str, status: int, text: str) -> None:
-    done = compare(tmp_path, "train.py", what)
-    assert done.returncode == status and text in done.stdout, done.stdout + done.stderr
+def test_a_program_that_does_not(tmp_path: Path) -> None:
+    done = compare(tmp_path, "train.py", "other bits")
+    text = "DIFFERENT: step 2: the loss is "
+    assert done.returncode == 1 and text in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
