@@ -38,7 +38,6 @@ from fastloop.data.columns import (
     find_columns,
     is_default_collate,
 )
-from fastloop.data.samplers import ShuffleSampler
 from fastloop.loader.arrays.iterator import ArrayIter, find_blocks, open_columns, yields_ints
 from fastloop.loader.shared import LoaderProxy, PlainIter, Shared, SyncIter, TorchProcessIter
 
@@ -139,18 +138,16 @@ def fast_iterator(
         make_torch_iterator: makes the iterator that torch alone would make, for a release of torch
             whose iterators fastloop does not know, or whose methods a program has replaced.
     """
-    batches = loader._index_sampler
-    if isinstance(sampler := look_up(batches, "sampler"), ShuffleSampler):
-        sampler.expect_batches(look_up(batches, "batch_size"))
     if make_torch_iterator is not None and (
         _ITER_METHODS.find_replaced() or not is_known("torch", "Loaders are left")
     ):
         return make_torch_iterator()
-    wanted = look_up(loader, "transforms_on", "auto")  # torch's loaders have none
+    # torch's loaders have no transforms_on, and no states.
+    wanted = look_up(loader, "transforms_on", "auto") if shared.position.can_be_asked else "auto"
     if loader.num_workers == 0 and path == "auto" and is_plain(loader, shared):
         if loader.collate_fn is not shared.left_collate:
             shared.why = ""  # none that a report needs
-        if not (shared.is_served or shared.position.has_cursor):
+        if wanted == "auto" and not (shared.is_served or shared.position.has_cursor):
             return PlainIter(loader, shared)
         if wanted == "auto" and not isinstance(loader.dataset, PIPES):
             return SyncIter(loader, shared, uses_native_collate=True)

@@ -73,7 +73,8 @@ class LoaderSeam(Seam):
             make_torch_iterator = functools.partial(before, loader)
             iterator = fast_iterator(loader, "auto", shared, None, make_torch_iterator)
             # describe_iterator() reads these, and what no program changes between epochs.
-            facts = type(iterator), look_up(iterator, "is_collated"), loader.num_workers, shared.why
+            is_collated = getattr(iterator, "is_collated", None)
+            facts = type(iterator), is_collated, loader.num_workers, shared.why
             is_new = False
             if (how := shared.noted.get(facts)) is None:
                 how = describe_iterator(loader, iterator, shared.why)

@@ -36,6 +36,7 @@ from fastloop.data.samplers import (
     Dealt,
     EpochSampler,
     LengthBucketBatchSampler,
+    ShuffleSampler,
     distributed_order,
 )
 from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_cursor, is_stream
@@ -275,6 +276,8 @@ class LoaderEpoch(PlainEpoch):
         self.sampler: Any = loader._index_sampler
         self.batch_size = look_up(self.sampler, "batch_size")
         self.with_epoch = sampler_with_epoch(loader)
+        if isinstance(self.with_epoch, ShuffleSampler):
+            self.with_epoch.expect_batches(self.batch_size)
         self.generators = generators_of(loader)
         self.is_stream = bool(position.has_cursor) and is_stream(loader.dataset)
         self.is_resumed = start.begun
@@ -388,6 +391,7 @@ class ResumableIter(FinalizerBase, BaseIter):
     _has_states = True  # the states of a dataset that has a position of its own are kept
     _in_processes = False  # samples are fetched in worker processes
     _shared: Any
+    _datasets: Any = None  # the IteratorEpochs of the datasets; None: not looked for
     _epoch: Any  # a LoaderEpoch, or a PlainEpoch
     _destination: Any = None  # the memory to which fastloop copies batches, or None
 
@@ -398,7 +402,7 @@ class ResumableIter(FinalizerBase, BaseIter):
 
     def _begin_epoch(self, loader: DataLoader[Any]) -> None:
         """Decide which epoch begins. ``_shared`` must be set."""
-        if "_datasets" not in self.__dict__:
+        if self._datasets is None:
             epochs = epochs_within(loader.dataset)
             self._datasets = IteratorEpochs(epochs, self._in_processes) if epochs else NO_EPOCHS
         before = getattr(self.__dict__.get("_epoch"), "states", None)
@@ -416,6 +420,11 @@ class ResumableIter(FinalizerBase, BaseIter):
     def __init__(self, loader: DataLoader[Any]) -> None:
         epoch, kind = self._epoch, "MultiProcessing" if loader.num_workers > 0 else "SingleProcess"
         caller = f"_{kind}DataLoaderIter.__init__"
+        profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
+        if type(epoch) is PlainEpoch:
+            call_as_torch(caller, super().__init__, loader)
+            self._profile_name = profile_name
+            return
         if epoch.draws_seed is False:
             # torch's __init__ draws a seed in any case, so the draw is undone.
             with _restoring(torch.default_generator, *epoch.generators.values()):
@@ -430,7 +439,7 @@ class ResumableIter(FinalizerBase, BaseIter):
             self._base_seed = epoch.states.base_seed
         elif epoch.kept_seed is not None:
             self._base_seed = epoch.kept_seed
-        self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
+        self._profile_name = profile_name
         self._skip_yielded()
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
