@@ -21,7 +21,6 @@ from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, MultiIter, SingleIter
 from fastloop.data.collate import Collation, Fallbacks, fetch, lend, make_collate
 from fastloop.data.columns import is_default_collate, size_remedies
-from fastloop.data.epochs import NO_EPOCHS
 from fastloop.device.accelerator import Accelerator
 from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
 from fastloop.device.destinations import Destination, find_destination, is_pinned_by_torch
@@ -301,7 +300,7 @@ class PlainIter(SingleIter, LockedIter):
     """
 
     _waits = 1
-    _datasets = NO_EPOCHS
+    _has_epochs = False
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
         self._shared = shared

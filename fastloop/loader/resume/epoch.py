@@ -389,6 +389,7 @@ class ResumableIter(FinalizerBase, BaseIter):
 
     _num_yielded = 0
     _has_states = True  # the states of a dataset that has a position of its own are kept
+    _has_epochs = True  # datasets with epochs are looked for
     _in_processes = False  # samples are fetched in worker processes
     _shared: Any
     _datasets: Any = None  # the IteratorEpochs of the datasets; None: not looked for
@@ -403,7 +404,7 @@ class ResumableIter(FinalizerBase, BaseIter):
     def _begin_epoch(self, loader: DataLoader[Any]) -> None:
         """Decide which epoch begins. ``_shared`` must be set."""
         if self._datasets is None:
-            epochs = epochs_within(loader.dataset)
+            epochs = epochs_within(loader.dataset) if self._has_epochs else []
             self._datasets = IteratorEpochs(epochs, self._in_processes) if epochs else NO_EPOCHS
         before = getattr(self.__dict__.get("_epoch"), "states", None)
         position = self._shared.position
