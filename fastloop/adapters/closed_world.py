@@ -414,7 +414,9 @@ def _noted_of(value: Any, found: Any) -> Any:
 
 
 def _is_noted(value: Any, noted: Any) -> bool:
-    return value is noted or (type(noted) is weakref.ref and noted() is value)
+    if type(noted) is weakref.ref:
+        return value is not None and noted() is value
+    return value is noted
 
 
 class _Thing:

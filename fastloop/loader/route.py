@@ -311,12 +311,13 @@ def _array_route(search: _Search) -> Route | None:
 def _take_arrays(loader: DataLoader[Any], path: str, pin_storages: bool) -> Route:
     """Return the array route of a loader. Raises NotCoveredError."""
     workers, seeder = loader.num_workers, ""
+    batches: Any = loader._index_sampler  # a program's batch_sampler has a sampler of its own
     if replaced := _SAMPLE_METHODS.find_replaced():
         raise NotCoveredError(f"torch's {replaced} was replaced by the program")
     request = Request(
         collate_fn=loader.collate_fn,
         is_batched=loader._auto_collation,
-        sampler=loader.sampler,
+        sampler=batches.sampler if type(batches) is torch_data.BatchSampler else loader.sampler,
         has_ints=lambda: yields_ints(loader.sampler),
         in_blocks=lambda: find_blocks(loader._index_sampler) is not None,
         workers=workers,

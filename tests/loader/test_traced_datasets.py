@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers import TorchLoader, assert_same, assert_same_trace, epoch, outcome, trace
 from torch.utils.data import (
+    BatchSampler,
     Dataset,
     RandomSampler,
     Subset,
@@ -253,6 +254,9 @@ OUTSIDE: dict[str, Callable[[Any], Any]] = {
     "indices": lambda d: (d, {"sampler": SubsetRandomSampler([5, -4])}),
     "weights": lambda d: (d, {"sampler": WeightedRandomSampler([1.0] * (N + 1), 13)}),
     "an own sampler": lambda d: (d, {"sampler": [1, 2, 3]}),
+    "batches": lambda d: (
+        d, {"batch_size": 1, "batch_sampler": BatchSampler(SubsetRandomSampler([5, -4]), 2, False)}
+    ),
     "single samples": lambda d: (d, {"batch_size": None}),
 }
 
@@ -331,6 +335,22 @@ def test_numbers_of_a_list() -> None:
     for wrong in (np.zeros(3, np.int32), np.zeros((3, 3))[:, 0], np.zeros((1, 1, 1))):
         with pytest.raises(TypeError, match="must have a list"):
             read_numbers([1], np.array([0]), 1, wrong)
+
+
+class Optional(Made):
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i].double() if self.transform is not None else self.x[i]
+
+
+def test_an_object_that_becomes_none_is_a_change(recwarn: pytest.WarningsRecorder) -> None:
+    data = Optional(x=torch.randn(N), n=N, transform=Namespace())
+    ours = DataLoader(data, 4)
+    assert is_served(ours)
+    iterator, left = iter(ours), epoch(TorchLoader(data, 4))[:1]
+    found = [next(iterator)]
+    data.transform = None
+    assert_same(found + [*iterator], left + epoch(TorchLoader(data, 4))[1:])
+    assert recwarn.list == []  # no comparison has found that out
 
 
 # ---- changes
