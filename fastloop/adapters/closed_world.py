@@ -427,6 +427,7 @@ class _Thing:
         self.cls = type(thing)
         self.find, self.names = weakref.ref(thing), {*_OWN}
         self.seen: dict[str, Any] = {}
+        leave_if(not is_one_of(type(self.cls), _PLAIN_CLASSES), "reads an object of an odd class")
         places = [vars(each).get("__dict__") for each in self.cls.__mro__]
         is_plain = {types.GetSetDescriptorType, type(None)} >= set(map(type, places))
         leave_if(
@@ -442,6 +443,7 @@ class _Thing:
         self.names.add(name)
         leave_if(find_other(self.noted()) >= 0, f"reads {name}, which its class defines")
         values = object.__getattribute__(self.find(), "__dict__")
+        leave_if(type(values) is not dict, "reads an object whose __dict__ has a class of its own")
         leave_if(name not in values, f"reads {name}, an attribute that the object does not have")
         return values[name]
 
@@ -557,6 +559,8 @@ class World:
             if type(thing := each.find()) is not each.cls:
                 return False
             values = object.__getattribute__(thing, "__dict__")
+            if type(values) is not dict or "__getitems__" in values:
+                return False
             for name, value in each.seen.items():
                 if not _is_noted(values.get(name, _MISSING), value):
                     return False

@@ -254,7 +254,8 @@ class _Builder:
             steps = rows.strides  # type: ignore[union-attr]
             is_odd = any(step < 0 or step % rows.itemsize for step in steps)
             leave_if(is_odd, "takes elements backwards")
-        dtypes = [torch_dtype(rows), *map(_dtype_of, _steps(made)), like.dtype]
+        steps = list(_steps(made))
+        dtypes = [torch_dtype(rows), *map(_dtype_of, steps), like.dtype]
         changes = [dtype for dtype, _ in groupby(dtypes)]
         rows = rows[: self._count]
         if len(changes) == 1:
@@ -262,6 +263,9 @@ class _Builder:
         leave_if(len(changes) > 2, "casts twice")
         source, cast = (str(each).removeprefix("torch.") for each in changes)
         is_done = source in _INTS if cast == "int64" else source in _NUMBERS and cast in _FLOATS
+        # torch and NumPy make a double of a number first, and so round twice.
+        has_numbers = not all(is_one_of(type(step), ARRAYS) for step in steps)
+        is_done = is_done and not (has_numbers and (source, cast) == ("int64", "float32"))
         leave_if(not is_done, f"casts {source} to {cast}")
         return Column(name, (Segment(rows, self._count, file),), cast=cast)
 

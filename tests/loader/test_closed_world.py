@@ -276,6 +276,32 @@ class OfMeta(Base, metaclass=Meta):
         return self.x[i]
 
 
+class OfOddObject(Base):
+    """An object of a class whose class is the program's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = Meta("Odd", (), {})()
+        self.odd.rows = self.x
+
+    def __getitem__(self, i: int) -> Any:
+        return self.odd.rows[i]
+
+
+class NotingDict(dict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        return note(super().__getitem__(name))
+
+
+class OfOddDict(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__ = NotingDict(vars(self))
+
+    def __getitem__(self, i: int) -> Any:
+        return self.x[i]
+
+
 class Pickles(Base):
     def __getstate__(self) -> Any:
         return {**vars(self), "x": note(torch.zeros(N))}

@@ -337,6 +337,20 @@ def test_numbers_of_a_list() -> None:
             read_numbers([1], np.array([0]), 1, wrong)
 
 
+TWICE = """torch.tensor(self.x[i], dtype=torch.float32) | np.float32(self.x[i].item())
+torch.FloatTensor(self.x[i:i+1]) | np.array(self.x[i], dtype="float32")
+self.x[i:i+1].astype(np.float32) | self.x[i].float()"""
+
+
+@pytest.mark.parametrize("text", [each.strip() for each in TWICE.replace("\n", "|").split("|")])
+def test_large_ints_are_rounded_as_often_as_in_torch(text: str) -> None:
+    values = [1] * 101 + [2**60 + 2**36 + 1]  # rounds to another float32 by way of a float64
+    for x in (values, np.array(values), torch.tensor(values)):
+        data = cast_by(text)(x=x, n=102)
+        found = outcome(lambda: epoch(DataLoader(data, 3)))  # noqa: B023
+        assert_same(found, outcome(lambda: epoch(TorchLoader(data, 3))))  # noqa: B023
+
+
 class Optional(Made):
     def __getitem__(self, i: int) -> Any:
         return self.x[i].double() if self.transform is not None else self.x[i]
