@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import inspect
 import operator
+import threading
 import types
 import weakref
 from abc import ABCMeta
@@ -113,6 +114,8 @@ def find_refusal(cls: type, workers: int) -> str:
 
 # ---- stand-ins
 
+_thread = threading.local()  # .made: the elements that a function has made in this thread
+
 
 def _refusing(reason: str) -> Callable[..., Any]:
     def refuse(*_args: Any, **_named: Any) -> Any:
@@ -199,6 +202,10 @@ class Element(StandIn):
     source is an array, a tensor or a list: (None, source, its name)."""
 
     __slots__ = ()
+
+    def __init__(self, *state: Any) -> None:
+        super().__init__(*state)
+        _thread.made.append(self)
 
     def __getitem__(self, key: Any) -> Any:
         parts = key if type(key) is tuple else (key,)
@@ -456,6 +463,8 @@ class World:
         noted: the values that were read: the dict, the key and the value of each.
         keys: the dicts whose keys were read, with their keys.
         lengths: the lists and dicts whose lengths were read, with their lengths.
+        outer: the elements that were made, but for those that only other elements are made of. A
+            function may leave some out of the sample, and still raises an error if one is missing.
     """
 
     def __init__(self) -> None:
@@ -532,8 +541,15 @@ class World:
         """Return what ``__getitem__`` of an object makes of an index, and the number of samples.
         Raises NotCoveredError."""
         leave_if(why := _REPLACED.find_replaced(), f"calls {why}, which was replaced")
-        count = self.length_of(thing)
-        sample = self._run(thing, "__getitem__", Object(self, thing, count), Index(1, 0, count))
+        made: list[Any] = []
+        _thread.made = made
+        try:
+            count = self.length_of(thing)
+            sample = self._run(thing, "__getitem__", Object(self, thing, count), Index(1, 0, count))
+        finally:
+            _thread.made = []
+        inner = {id(arg) for each in made if state_of(each)[0] for arg in state_of(each)[1]}
+        self.outer = [each for each in made if state_of(each)[0] and id(each) not in inner]
         return sample, count
 
     @property

@@ -387,6 +387,9 @@ def _make_columns(dataset: Any, request: Request) -> Columns:
     leave_if(not any(type(leaf) is Element for leaf in leaves), "makes samples of no array")
     builder = _Builder(request, count)
     columns.all = tuple(builder.column(f"part {i} of a sample", x) for i, x in enumerate(leaves))
+    for each in world.outer:
+        if all(each is not leaf for leaf in leaves):
+            builder.column("what is left out of a sample", each)
     reads = list(builder.reads.values())
 
     def is_same(batch: Any, columns: Columns) -> bool:

@@ -337,6 +337,22 @@ def test_numbers_of_a_list() -> None:
             read_numbers([1], np.array([0]), 1, wrong)
 
 
+LEFT_OUT = "self.y[i] | self.y[i:i+1] | self.y[i, 0] | self.x[i].squeeze(0) | self.lists[i][1]"
+
+
+@pytest.mark.parametrize("text", LEFT_OUT.split(" | "))
+def test_what_a_sample_leaves_out_raises_its_errors(text: str) -> None:
+    data = cast_by(f"[self.z[i], {text}][:1]")(
+        x=random(N, 2), y=random(N - 1, 2), z=random(N), lists=[[1]] * N, n=N
+    )
+    for _ in range(2):
+        found = outcome(lambda: epoch(DataLoader(data, 3)))
+        assert_same(found, outcome(lambda: epoch(TorchLoader(data, 3))))
+    data.y, data.x, data.lists = random(N, 2), random(N, 1), [[1, 2]] * N
+    closed_world._refused.clear()
+    assert is_served(DataLoader(data, 3))
+
+
 TWICE = """torch.tensor(self.x[i], dtype=torch.float32) | np.float32(self.x[i].item())
 torch.FloatTensor(self.x[i:i+1]) | np.array(self.x[i], dtype="float32")
 self.x[i:i+1].astype(np.float32) | self.x[i].float()"""
