@@ -255,7 +255,8 @@ OUTSIDE: dict[str, Callable[[Any], Any]] = {
     "weights": lambda d: (d, {"sampler": WeightedRandomSampler([1.0] * (N + 1), 13)}),
     "an own sampler": lambda d: (d, {"sampler": [1, 2, 3]}),
     "batches": lambda d: (
-        d, {"batch_size": 1, "batch_sampler": BatchSampler(SubsetRandomSampler([5, -4]), 2, False)}
+        d,
+        {"batch_size": 1, "batch_sampler": BatchSampler(SubsetRandomSampler([5, -4]), 2, False)},
     ),
     "single samples": lambda d: (d, {"batch_size": None}),
 }
@@ -379,7 +380,7 @@ def test_an_object_that_becomes_none_is_a_change(recwarn: pytest.WarningsRecorde
     iterator, left = iter(ours), epoch(TorchLoader(data, 4))[:1]
     found = [next(iterator)]
     data.transform = None
-    assert_same(found + [*iterator], left + epoch(TorchLoader(data, 4))[1:])
+    assert_same([*found, *iterator], left + epoch(TorchLoader(data, 4))[1:])
     assert recwarn.list == []  # no comparison has found that out
 
 
