@@ -26,6 +26,7 @@ from fastloop.data.collate import fetch
 from fastloop.data.columns import NotCoveredError, leave_if
 
 _PLANS = "format.python", "collator"  # of originals.txt
+_MODULE = "datasets.arrow_dataset"
 _MOST = 4 << 20  # lists of a dataset: where a list begins and ends takes 16 bytes
 
 
@@ -100,7 +101,7 @@ def make_fetch(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
 
     def __getitems__(self: Any, keys: Any) -> Any:  # noqa: N807
         is_ours = (seam.is_on or fetch.is_served) and not runs_original()
-        if not is_ours or type(self) is not sys.modules[before.__module__].Dataset:
+        if not is_ours or type(self) is not sys.modules[_MODULE].Dataset:
             return before(self, keys)
         replaced = methods_of("collators", plans=frozenset(_PLANS)).find_replaced()
         if replaced or find_unknown().why:

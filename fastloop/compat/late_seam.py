@@ -16,7 +16,7 @@ from typing import Any
 from fastloop.compat import seams
 from fastloop.compat.late_import import after_import, cancel
 from fastloop.compat.seams import Function, Seam
-from fastloop.compat.torch_parts import before_workers, difference
+from fastloop.compat.torch_parts import before_workers, difference, is_of
 
 _IN_FETCHES = "it serves fetches of fastloop.DataLoader only, because patch() was not called for it"
 
@@ -91,7 +91,10 @@ class LateSeam(Seam):
         found = next((one for one in self._patches if one.owner is owner), None)
         if found is None:
             found = self.add(owner, name, functools.partial(self._make_call, self, name))
-        found.put_in(anew=True)
+        # A function that a tool or the program has put there must be called: it calls fastloop's, or
+        # does something else.
+        if is_of(module.partition(".")[0], vars(owner)[name]):
+            found.put_in()
 
     def take_out(self, why: str = "it was taken out") -> None:
         for module in self._places:

@@ -256,6 +256,18 @@ def _home_of(function: Any) -> str:
     return type(function).__module__.partition(".")[0]
 
 
+def is_of(package: str, function: Any) -> bool:
+    """Tell whether a function is a package's own, apart from what fastloop has put around it."""
+    return _home_of(_inside(function)) == package
+
+
+def _inside(function: Any) -> Any:
+    """Return what the functions of this package around a function call in the end."""
+    while _home_of(function) == _OWN and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
 class Methods:
     """Functions of torch and of other libraries whose work fastloop does itself. If a tool or a
     user has replaced a function, the library's code has to run, which calls the replacement.
@@ -267,9 +279,7 @@ class Methods:
     def __init__(self, *methods: tuple[Any, str]) -> None:
         self._noted: tuple[Any, ...] = ()  # owner, name and function of each in turn
         for owner, name in methods:
-            found = vars(owner).get(name)
-            if _home_of(found) == _OWN:
-                found = getattr(found, "__wrapped__", found)
+            found = _inside(vars(owner).get(name))
             home = getattr(owner, "__module__", owner.__name__).partition(".")[0]
             # Stands for a function that was replaced before, and equals no function.
             is_theirs = _home_of(found) in (home, "builtins")
@@ -285,7 +295,8 @@ class Methods:
         seen: tuple[Any, ...] = ()
         for owner, name, noted in zip(*[iter(self._noted)] * 3, strict=True):
             found = vars(owner).get(name)
-            if found is not noted and _home_of(found) != _OWN:
+            inside = _inside(found)
+            if inside is not noted and _home_of(inside) != _OWN:
                 return f"{owner.__name__}.{name}"
             seen += owner, name, found
         self._seen = seen

@@ -147,6 +147,15 @@ def test_a_changed_dataset_is_read_anew(fetched: list[int]) -> None:
     assert dataset.__getitems__([1]) == [{"ids": [6]}] and len(fetched) == 3
 
 
+def test_a_function_in_place_of_datasets_own_is_called(
+    fetched: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = fastloop.DataLoader(rows(), batch_size=8, collate_fn=list)
+    assert len(list(loader)) == len(fetched) == 3
+    monkeypatch.setattr(datasets.Dataset, "__getitems__", lambda self, keys: ["mine"] * len(keys))
+    assert list(loader) == [["mine"] * 8] * 3
+
+
 def test_left_to_datasets(fetched: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(datasets.Dataset):
         pass

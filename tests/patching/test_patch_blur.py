@@ -197,7 +197,24 @@ def test_a_replaced_function_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFilter.GaussianBlur, "filter", filter_as_a_tool)
     fastloop.patch("transforms", verbose=False)
     assert picture().filter(ImageFilter.GaussianBlur(1)).tobytes() == picture().tobytes()
-    assert status().fallbacks == {f"fastloop does not know Pillow {Image.__version__}": 1}
+    fastloop.unpatch("transforms")
+
+
+def test_a_function_that_a_tool_puts_around_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch(fastloop.DataLoader)
+    there, told = ImageFilter.GaussianBlur.filter, []
+
+    def filter_as_a_tool(self: Any, image: Any) -> Any:
+        told.append(self.radius)
+        return there(self, image)
+
+    monkeypatch.setattr(ImageFilter.GaussianBlur, "filter", filter_as_a_tool)
+    epoch(fastloop.DataLoader)
+    assert len(told) == 24
+    fastloop.patch("transforms", verbose=False)
+    picture().filter(ImageFilter.GaussianBlur(1))
+    assert len(told) == 25
+    monkeypatch.undo()
     fastloop.unpatch("transforms")
 
 
