@@ -128,9 +128,11 @@ def _is_plain(value: Any) -> bool:
 def _make(how: How, rows: list[Any]) -> Any:
     """Return the batch of these samples. Raises NotCoveredError and other errors."""
     leave_if(set(map(type, rows)) != {dict}, "samples are not dicts")
+    leave_if(set(map(type, rows[0])) != {str}, "samples have other keys than strings")
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     leave_if(how.main not in columns, f"samples have no {how.main!r}")
     lengths, outputs = _measure(how.main, columns[how.main]), {}
+    _core().begin()
     is_odd = how.width > 0 and not 0 < max(lengths) <= how.width
     leave_if(is_odd, f"the longest list of {how.main!r} has not 1 to {how.width} ids")
     needs_mask = "attention_mask" in how.values and "attention_mask" not in columns

@@ -84,14 +84,17 @@ def samples_of(any_of: random.Random, rows: int) -> list[Any]:
     names = any_of.sample(["input_ids", *names], 1 + len(names))
     shortest = any_of.choice((0, 1, 1))
     samples: list[Any] = []
+    is_odd = any_of.random() < 0.02  # a key is no string
     labels = any_of.choice((None, int, float, list, "text", None, bool, np.int64))
     for _ in range(rows):
         length = any_of.randint(shortest, 9)
-        row: dict[str, Any] = {n: [any_of.randrange(20) for _ in range(length)] for n in names}
+        row: dict[Any, Any] = {n: [any_of.randrange(20) for _ in range(length)] for n in names}
         if labels is list:
             row["labels"] = [1, 2]
         elif labels is not None:
             row["labels"] = labels if labels == "text" else labels(any_of.randrange(3))
+        if is_odd:
+            row[5] = 1
         samples.append(row)
     if any_of.random() < 0.15:  # one value is of another kind
         row, name = any_of.choice(samples), any_of.choice(names)
@@ -190,6 +193,30 @@ def test_a_collator_that_pads_is_served_over_a_list() -> None:
     assert status().native >= 9
     with fastloop_off():
         assert_identical(found, [collator(rows[i : i + 4]) for i in range(0, 40, 4)])
+
+
+def test_a_function_around_pad_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, told = tokenizer_of(), []
+
+    def collate(samples: Any) -> Any:
+        return tokenizer.pad(samples, return_tensors="pt")
+
+    collate(rows_of())
+    there = transformers.PreTrainedTokenizerBase.pad
+
+    def pad(self: Any, *args: Any, **named: Any) -> Any:
+        told.append(len(args[0]))
+        return there(self, *args, **named)
+
+    monkeypatch.setattr(transformers.PreTrainedTokenizerBase, "pad", pad)
+    for collator in (collate, transformers.DataCollatorWithPadding(tokenizer)):
+        told.clear()
+        list(fastloop.DataLoader(rows_of(), batch_size=8, collate_fn=collator))
+        assert told == [8] * 5
+    fastloop.unpatch("texts")
+    fastloop.patch("texts", verbose=False)
+    collate(rows_of())
+    assert told == [8] * 5 + [40]
 
 
 class OwnTokenizer(PreTrainedTokenizerFast):
