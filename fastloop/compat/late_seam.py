@@ -91,8 +91,8 @@ class LateSeam(Seam):
         found = next((one for one in self._patches if one.owner is owner), None)
         if found is None:
             found = self.add(owner, name, functools.partial(self._make_call, self, name))
-        # A function that a tool or the program has put there must be called: it calls fastloop's, or
-        # does something else.
+        # A function of a tool or of the program stays on top: it may do anything, and may call
+        # fastloop's.
         if is_of(module.partition(".")[0], vars(owner)[name]):
             found.put_in()
 
