@@ -133,6 +133,18 @@ def _windows(rows: Any, length: int, step: int) -> Any:
     return np.lib.stride_tricks.sliding_window_view(rows, length, axis=0)[::step]
 
 
+def _is_shared(array: Any) -> bool:
+    """Tell whether worker processes would see changes of the memory of an array."""
+    is_tensor = isinstance(array, torch.Tensor)
+    address = array.data_ptr() if is_tensor else array.__array_interface__["data"][0]
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            begin, end, modes = line.replace("-", " ", 1).split(maxsplit=3)[:3]
+            if int(begin, 16) <= address < int(end, 16):
+                return modes[3] == "s"
+    return False
+
+
 def _move(array: Any, source: int, target: int) -> Any:
     is_tensor = isinstance(array, torch.Tensor)
     return array.movedim(source, target) if is_tensor else np.moveaxis(array, source, target)
@@ -180,15 +192,15 @@ class _Builder:
         """Return the array of a source: with workers a copy, as worker processes have one."""
         if type(value) in (list, tuple):
             return self._open_list(value, name)
+        is_mapped = False
         if isinstance(value, torch.Tensor):
             check_tensor(f"its {name}", value)
             leave_if(not value.is_cpu, f"reads {name}, which is on {value.device}")
-            is_shared = value.is_shared()  # type: ignore[no-untyped-call]
         else:
             field = Field(f"its {name}", value)
-            value, is_shared = field.source, field.file is not None
+            value, is_mapped = field.source, field.file is not None
         leave_if("complex" in str(value.dtype), f"reads {name}, which is complex")
-        if self._request.workers == 0 or is_shared:
+        if self._request.workers == 0 or is_mapped or _is_shared(value):
             return value
         self._count_bytes(value, name)
         return value.clone() if isinstance(value, torch.Tensor) else value.copy()
@@ -404,7 +416,7 @@ def _make_columns(dataset: Any, request: Request) -> Columns:
     verification = verification_of(key, what, "its __getitem__'s", _COMPARED, False)
     samples = Samples(made, count)
     columns.original = _Traced(verification, request.collate_fn, None, is_same, samples, key)
-    if request.workers == 0:
+    if request.workers == 0 and world.holds_numbers:
         _kept[id(dataset)] = weakref.ref(dataset, partial(_forget, id(dataset))), world, columns
         columns = replace(columns)
     return columns

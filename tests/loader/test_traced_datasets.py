@@ -4,6 +4,7 @@ torch's bit for bit, also where the program changes what `__getitem__` reads."""
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import weakref
 from argparse import Namespace
 from collections.abc import Callable
@@ -505,6 +506,45 @@ def test_a_dataset_is_not_kept_alive() -> None:
     del data, loader
     gc.collect()
     assert found() is None
+
+
+class Described(Made):
+    def __getitem__(self, i: int) -> Any:
+        return self.info["x"][i], len(self.parents)
+
+
+@pytest.mark.parametrize("name", ["info", "parents"])
+def test_a_dataset_within_its_own_dict_or_list_is_not_kept_alive(name: str) -> None:
+    data = Described(info={"x": torch.randn(N)}, parents=[], n=N)
+    if name == "info":
+        data.info["owner"] = data
+    else:
+        data.parents.append([data])
+    loader = DataLoader(data, 4)
+    assert is_served(loader)
+    epoch(loader)
+    found = weakref.ref(data)
+    del data, loader
+    gc.collect()
+    assert found() is None
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor", "tensor's array"])
+def test_memory_that_worker_processes_share_is_read_when_batches_are_made(kind: str) -> None:
+    found = []
+    for make in (DataLoader, TorchLoader):
+        x: Any = np.frombuffer(multiprocessing.RawArray("d", N))  # type: ignore[call-overload]
+        if kind == "tensor":
+            x = torch.from_numpy(x)
+        elif kind != "array":
+            x = torch.zeros(N).share_memory_().numpy()
+        loader = make(Globals(x=x.reshape(N, 1), n=8), 4, num_workers=1, persistent_workers=True)
+        batches = [*loader]
+        x[:] = 7
+        found.append([batches, [*loader]])
+        if make is DataLoader:
+            assert is_served(loader)
+    assert_same(*found)
 
 
 def test_what_the_columns_are_compared_with_is_the_programs_code(
