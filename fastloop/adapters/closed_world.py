@@ -397,16 +397,9 @@ def _mark_of(array: Any) -> Any:
     if kind is torch.Tensor:
         grad = array.requires_grad
         return kind, array.data_ptr(), array.shape, array.stride(), array.dtype, grad
-    return (kind, array.shape, array.strides, array.dtype) if kind in ARRAYS else kind
-
-
-def _holds_numbers(value: Any) -> bool:
-    """Tell whether a value seems to hold plain values and arrays, by the first item of a list."""
-    if is_one_of(type(value), (list, tuple)):
-        return len(value) == 0 or _holds_numbers(value[0])
-    if type(value) is dict:
-        return all(map(_holds_numbers, value.values()))
-    return is_one_of(type(value), (*PLAIN, *ARRAYS))
+    if kind in ARRAYS:
+        return kind, array.shape, array.strides, array.dtype, array.flags.writeable
+    return kind
 
 
 class _Names(dict[str, Any]):
@@ -472,16 +465,15 @@ class World:
         noted: the values that were read: the dict, the key and the value of each.
         keys: the dicts whose keys were read, with their keys.
         lengths: the lists and dicts whose lengths were read, with their lengths.
-        holds_numbers: the lists and dicts that the world keeps alive seem to keep no objects alive.
-        outer: the elements that were made, but for those that only other elements are made of. A
-            function may leave some out of the sample, and still raises an error if one is missing.
+        containers: the lists and dicts that the world keeps alive.
+        outer: the elements that no other element is made of; a sample may leave some out.
     """
 
     def __init__(self) -> None:
         self.noted: list[tuple[Mapping[Any, Any], Any, Any]] = []
         self.keys: list[tuple[dict[Any, Any], tuple[Any, ...]]] = []
         self.lengths: list[tuple[Any, int]] = []
-        self.holds_numbers = True
+        self.containers: list[Any] = []
         self._arrays: dict[int, tuple[Any, Any]] = {}  # with their marks
         self._things: dict[int, _Thing] = {}
         self._functions: list[tuple[type, str]] = []
@@ -514,7 +506,7 @@ class World:
             return value
         if id(value) in _FUNCTIONS or value is len:
             return Length(self) if value is len else _FUNCTIONS[id(value)]
-        self.holds_numbers &= not is_one_of(kind, (list, tuple, dict)) or _holds_numbers(value)
+        self.containers += [value] if is_one_of(kind, (list, tuple, dict)) else []
         if is_one_of(kind, (*ARRAYS, list, tuple)):
             self._arrays[id(value)] = value, _mark_of(value)
             return Element(None, value, name)

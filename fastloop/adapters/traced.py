@@ -23,6 +23,7 @@ import torch
 from fastloop._core import read_numbers
 from fastloop.adapters.closed_world import (
     ARRAYS,
+    PLAIN,
     Element,
     Function,
     Index,
@@ -390,6 +391,15 @@ class _Traced(Original):
         _agreed.add(self.key)
 
 
+def _holds_numbers(value: Any) -> bool:
+    """Tell whether a value seems to hold plain values and arrays, by the first item of a list."""
+    if is_one_of(type(value), (list, tuple)):
+        return len(value) == 0 or _holds_numbers(value[0])
+    if type(value) is dict:
+        return all(map(_holds_numbers, value.values()))
+    return is_one_of(type(value), (*PLAIN, *ARRAYS))
+
+
 def _make_columns(dataset: Any, request: Request) -> Columns:
     world = World()
     made, count = world.trace(dataset)
@@ -399,7 +409,7 @@ def _make_columns(dataset: Any, request: Request) -> Columns:
     leave_if(not any(type(leaf) is Element for leaf in leaves), "makes samples of no array")
     builder = _Builder(request, count)
     columns.all = tuple(builder.column(f"part {i} of a sample", x) for i, x in enumerate(leaves))
-    for each in world.outer:
+    for each in world.outer:  # an element may be missing, which is an error of the function
         if all(each is not leaf for leaf in leaves):
             builder.column("what is left out of a sample", each)
     reads = list(builder.reads.values())
@@ -416,7 +426,7 @@ def _make_columns(dataset: Any, request: Request) -> Columns:
     verification = verification_of(key, what, "its __getitem__'s", _COMPARED, False)
     samples = Samples(made, count)
     columns.original = _Traced(verification, request.collate_fn, None, is_same, samples, key)
-    if request.workers == 0 and world.holds_numbers:
+    if request.workers == 0 and all(map(_holds_numbers, world.containers)):
         _kept[id(dataset)] = weakref.ref(dataset, partial(_forget, id(dataset))), world, columns
         columns = replace(columns)
     return columns
