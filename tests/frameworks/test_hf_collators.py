@@ -484,14 +484,14 @@ def test_code_that_is_not_known_is_left(
 
 def test_other_batches_are_left_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """C pads with another number than the tokenizer."""
-    add = hugging_face._Samples.add
+    add = hugging_face.Samples.add
 
     def add_other(self: Any, output: str, lists: Any, kind: str, **options: Any) -> None:
         if "padding" in options:
             options["padding"] += 1
         add(self, output, lists, kind, **options)
 
-    monkeypatch.setattr(hugging_face._Samples, "add", add_other)
+    monkeypatch.setattr(hugging_face.Samples, "add", add_other)
     options: dict[str, Any] = {
         "batch_size": 3,
         "collate_fn": DataCollatorWithPadding(tokenizer_of()),

@@ -11,7 +11,7 @@ from helpers import run_program
 def test_the_extension_comes_late_and_goes_without_a_trace(tmp_path: Path) -> None:
     text = (
         "fastloop: dataloader 0 native; grad_scaler 0 native; clip_grad_norm 1 native; "
-        "transforms 0 native"
+        "transforms 0 native; texts 0 native"
     )
     printed = run_program(
         tmp_path,
@@ -19,7 +19,7 @@ def test_the_extension_comes_late_and_goes_without_a_trace(tmp_path: Path) -> No
         stderr=text,
         is_fresh=True,
     ).splitlines()
-    every = "['dataloader', 'grad_scaler', 'clip_grad_norm', 'transforms']"
+    every = "['dataloader', 'grad_scaler', 'clip_grad_norm', 'transforms', 'texts']"
     assert printed == [f"{every} False", "[] True"]
 
 
@@ -57,4 +57,4 @@ def test_ipython_loads_and_unloads_it(tmp_path: Path, monkeypatch: pytest.Monkey
         stderr="on for dataloader",
         is_fresh=True,
     )
-    assert printed.splitlines()[-2:] == [str([True] * 4), str([False] * 4)]
+    assert printed.splitlines()[-2:] == [str([True] * 5), str([False] * 5)]

@@ -325,7 +325,7 @@ def test_strict_mode_raises_for_what_is_left_to_torch(
         "patch_scaler/strict_mode_raises_for_what_is_left_to_torch",
         is_fresh=True,
     ).splitlines()
-    others = "clip_grad_norm 0 native; transforms 0 native"
+    others = "clip_grad_norm 0 native; transforms 0 native; texts 0 native"
     assert first.startswith(
         f"dataloader 0 native; grad_scaler 0 native; {others}; replaced for good"
     )

@@ -182,7 +182,7 @@ def test_children_of_every_kind_are_patched_and_the_users_sitecustomize_runs(
     assert done.stdout.splitlines() == wanted, done.stderr
     first, last = done.stderr.splitlines()
     assert first.startswith("fastloop ") and "on for dataloader, grad_scaler, clip_" in first
-    others = "grad_scaler 0 native; clip_grad_norm 0 native; transforms 0 native"
+    others = "grad_scaler 0 native; clip_grad_norm 0 native; transforms 0 native; texts 0 native"
     how = "TensorDataset: gathered by threads, 5 loaders, 5 epochs"
     assert last == f"fastloop: end of run: dataloader 5 native [{how}]; {others}"
 
@@ -206,7 +206,7 @@ def test_one_word_switches_all_of_it_off(torch_program: Path) -> None:
 
 def test_a_process_that_has_loaded_nothing_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "fastloop", "run", "-c", "import torch")
-    assert done.stderr.endswith("transforms 0 native\n")
+    assert done.stderr.endswith("texts 0 native\n")
 
 
 LAUNCHER = """
@@ -272,7 +272,7 @@ def test_a_run_within_a_run_is_one_run(torch_program: Path) -> None:
         (["--only"], "--only needs names"),
         (
             ["--only=loaders", "x.py"],
-            "clip_grad_norm,transforms, got 'loaders'",
+            "clip_grad_norm,transforms,texts, got 'loaders'",
         ),
         (["--fast", "x.py"], "unknown option --fast; give the program's own options after the "),
     ],

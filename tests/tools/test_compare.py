@@ -337,7 +337,7 @@ def test_the_command_takes_no_memory_from_what_it_measures(tmp_path: Path) -> No
         (["--seed", "-1", "x.py"], "--seed must be 0 to 4,294,967,295, got -1"),
         (
             ["--only", "loader", "x.py"],
-            "clip_grad_norm,transforms, got 'loader'",
+            "clip_grad_norm,transforms,texts, got 'loader'",
         ),
         (["--json", "no/a.json", "x.py"], "there is no folder"),
     ],
