@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("needs_fork")
         if mark is not None and method != "fork":
             item.add_marker(pytest.mark.skip(f"needs forked workers, not {method}: {mark.args[0]}"))
-    # Files with many slow tests begin first: at the end such a file would keep one process busy, and
-    # the others would wait.
+    # Files with many slow tests begin first: at the end such a file would keep one process busy,
+    # and the others would wait.
     slowest = Counter(item.path for item in items if item.get_closest_marker("slowest"))
     items.sort(key=lambda item: -slowest[item.path])
     if not config.getoption("--quick"):
