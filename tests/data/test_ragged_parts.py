@@ -51,6 +51,15 @@ def test_parts_are_one_array_without_a_copy(dtype: Any) -> None:
             assert array[row].tolist() == [x + 1 for x in expected[row]], "no copy"
 
 
+def test_chunks_of_arrow_at_unaligned_addresses() -> None:
+    pa = pytest.importorskip("pyarrow")
+    memory = pa.py_buffer(b"x" + np.arange(6).tobytes()).slice(1)
+    unaligned = pa.Array.from_buffers(pa.int64(), 6, [None, memory])
+    chunks = [pa.ListArray.from_arrays([0, 2, 6], unaligned), pa.array([[10, 11], [12]])]
+    array = RaggedArray.from_arrow(pa.chunked_array(chunks))
+    assert [each.tolist() for each in array] == [[0, 1], [2, 3, 4, 5], [10, 11], [12]]
+
+
 @pytest.mark.parametrize("collate", [PadCollate(), PackCollate(max_tokens=16)])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_parts_in_loaders(collate: Any, workers: int, tmp_path: Path) -> None:

@@ -85,6 +85,10 @@ def _address(array: Array) -> int:
     return address
 
 
+def _is_plain(array: Array) -> bool:
+    return array.flags.c_contiguous and _address(array) % array.itemsize == 0
+
+
 _ARROW_LISTS = r"(large_)?list<.*: (bool|u?int\d+|halffloat|float|double)( not null)?>"
 
 
@@ -169,8 +173,7 @@ class RaggedArray(Sequence[torch.Tensor]):
                 is_here, remedy = found.device.type == "cpu", "pass a.to('cpu')"
                 check_type("values of parts", found.device, is_here, "on the CPU", remedy)
                 found = found.detach().numpy().copy()  # a tensor's memory may move
-            is_plain = found.flags.c_contiguous and _address(found) % found.itemsize == 0
-            values.append(found if is_plain else np.array(found))
+            values.append(found)
             is_same = found.dtype == values[0].dtype
             check_type("values of parts", found.dtype, is_same, f"of dtype {values[0].dtype}")
         files = [array.file for array in arrays if array.file is not None]
@@ -182,6 +185,7 @@ class RaggedArray(Sequence[torch.Tensor]):
     ) -> RaggedArray:
         """Make an array of several parts. `bounds`, ``[n, 2]``, are of the sequences of each part
         among its values."""
+        values = [v if _is_plain(v) else np.array(v) for v in values]
         filled = [(v, b) for v, b in zip(values, bounds, strict=True) if len(v)]
         if not filled:
             return cls(values[0], np.zeros(sum(map(len, bounds)) + 1, np.int64))
