@@ -112,6 +112,7 @@ def test_random_blurs_are_pillows() -> None:
         ("RGBA", 1, "fastloop blurs images of RGB and L, not RGBA"),
         ("L", 1, "fastloop blurs grey images if the width is a multiple of 4"),
         ("RGB", (1, 2), "the radius of a GaussianBlur is not one number"),
+        ("long", 1, "fastloop blurs images of at most 65536 rows and columns"),
         ("RGB", 0, "fastloop blurs by a radius above 0 and at most 1024"),
     ],
 )
@@ -119,7 +120,8 @@ def test_what_is_left_is_counted_with_its_reason_and_time(
     mode: str, radius: Any, reason: str
 ) -> None:
     fastloop.patch("transforms", verbose=False)
-    image = picture(shape=(20, 39, 3)).convert(mode)
+    is_long = mode == "long"
+    image = Image.new("RGB", (1, 65537)) if is_long else picture(shape=(20, 39, 3)).convert(mode)
     for _ in range(9):
         image.filter(ImageFilter.GaussianBlur(radius))
     found = status()

@@ -6,6 +6,10 @@
 #include "fl_py_arrow.h"
 #include "fl_py_error.h"
 
+/* A blur needs 128 bytes for each row or column, whichever are more: without a bound, the memory of a
+ * long and thin image would be many times the image's. */
+enum { MOST_ROWS = 1 << 16 };
+
 const char fl_py_pil_blur_doc[] =
     PyDoc_STR("pil_blur(core, radius, /)\n--\n\n"
               "Blur the pixels of a PIL image in place, as PIL.ImageFilter.GaussianBlur does.\n"
@@ -21,6 +25,9 @@ static PyObject *find_pixels(PyObject *core, const char *mode, fl_box_image *out
     const uint8_t *data = NULL;
     if (out->rows < 1 || out->columns < 1)
         return PyErr_Format(PyExc_ValueError, "fastloop does not blur an image without pixels");
+    if (out->rows > MOST_ROWS || out->columns > MOST_ROWS)
+        return PyErr_Format(PyExc_ValueError,
+                            "fastloop blurs images of at most %d rows and columns", MOST_ROWS);
     if (!is_rgb && strcmp(mode, "L") != 0)
         return PyErr_Format(PyExc_ValueError, "fastloop blurs images of RGB and L, not %s", mode);
     if (!is_rgb && out->columns % 4 != 0)
