@@ -289,7 +289,7 @@ class MixtureDataset(EpochDataset):
         lengths = np.array([*self._lengths.values()], np.int64)
         total, core = int(lengths.sum()), self._make_core(1)
         if self._stop == "first_exhausted":
-            return _find_first(lambda n: bool((core.seen(n) > lengths).any()), total + 1) - 1
+            return _find_first(lambda n: bool((core.seen(n) > lengths).any()), total) - 1
         if self._stop == "all_exhausted":
             found = _find_first(lambda n: bool((core.seen(n) >= lengths).all()), _MOST)
             if found > _MOST:
@@ -448,7 +448,9 @@ class MixtureDataset(EpochDataset):
         """Return the weights of all positions, about 20 bytes for each source and change. A
         loader's state has the position."""
         texts = [[at, {n: str(weights[n]) for n in weights}] for at, weights in self._segments]
-        return {"segments": texts, "lengths": dict(self._lengths), "length": self._length}
+        means = {name: str(mean) for name, mean in self._means.items()}
+        lengths = dict(self._lengths)
+        return {"segments": texts, "lengths": lengths, "means": means, "length": self._length}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the weights of a state, so that all its positions are as they were. A source that
@@ -456,8 +458,9 @@ class MixtureDataset(EpochDataset):
 
         Raises:
             ValueError: a source had a different length, with names and lengths; not such a state.
+                Nothing has changed then.
         """
-        like = {"segments": [], "lengths": {}, "length": 1}
+        like = {"segments": [], "lengths": {}, "means": {}, "length": 1}
         checks.check_state("state", state, like, _STATE)
         for name, length in self._lengths.items():
             had = state["lengths"].get(name, length)
@@ -469,9 +472,16 @@ class MixtureDataset(EpochDataset):
             called = f"state['segments'][{number}]"
             fractions = {name: Fraction(weight) for name, weight in weights.items()}
             segments.append((at, _read_weights(called, fractions, list(lengths))))
-        self._lengths, self._segments, self._length = lengths, segments, state["length"]
-        self._sources = {name: self._sources.get(name) for name in lengths}
-        self._open()
+        new = {name: mean for name, mean in self._means.items() if name not in state["lengths"]}
+        before = dict(vars(self))
+        try:
+            self._lengths, self._segments, self._length = lengths, segments, state["length"]
+            self._means = new | {name: Fraction(mean) for name, mean in state["means"].items()}
+            self._sources = {name: self._sources.get(name) for name in lengths}
+            self._open()
+        except BaseException:
+            vars(self).update(before)
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         left = ("_core", "_starts", "_structures", "_names", "_joined")

@@ -271,6 +271,16 @@ def test_a_state_brings_back_all_positions() -> None:
         longer.load_state_dict(state)
     with pytest.raises(ValueError, match="'segments'"):
         longer.load_state_dict({})
+    for wrong in ({"segments": []}, {"lengths": {"c": -1}}, {"segments": [[5, {"a": "1"}]]}):
+        before = again.state_dict()
+        with pytest.raises(ValueError):
+            again.load_state_dict({**state, **wrong})
+        assert again.state_dict() == before
+        assert located(again, 0, 300) == located(data, 0, 300)
+
+
+def test_the_largest_mixture() -> None:
+    assert len(make({"a": 2**61, "b": 2**61 - 1})) == 2**62 - 1
 
 
 # ---- tokens
@@ -295,6 +305,10 @@ def test_weights_of_tokens() -> None:
         tokens[name] += 60 if name == "windows" else len(sample._fields[0][index])
     for name, weight in weights.items():
         assert abs(tokens[name] / sum(tokens.values()) - weight) < 0.003
+    without = {"short": sources["short"]}
+    again = MixtureDataset(without, {"short": 1}, by="tokens")
+    again.load_state_dict(data.state_dict())
+    assert located(again, 0, 500) == located(data, 0, 500)
     one = MixtureDataset({"one": RaggedArray(np.arange(1, 4), [0, 3])}, {"one": 1}, by="tokens")
     assert one[0].tolist() == [1, 2, 3]
     with pytest.raises(
