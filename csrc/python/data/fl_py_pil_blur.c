@@ -6,8 +6,8 @@
 #include "fl_py_arrow.h"
 #include "fl_py_error.h"
 
-/* A blur needs 128 bytes for each row or column, whichever are more: without a bound, the memory of a
- * long and thin image would be many times the image's. */
+/* A blur needs 128 bytes for each row or column, whichever are more. Without a bound, the memory of
+ * a long and thin image would be many times the image's. */
 enum { MOST_ROWS = 1 << 16 };
 
 const char fl_py_pil_blur_doc[] =
