@@ -218,7 +218,7 @@ class _Builder:
         """Return an array whose first dimension has the elements of all samples."""
         if type(made) is Index:
             scale, offset, count = state_of(made)
-            leave_if(abs(scale) * count + abs(offset) >= 1 << 62, "makes large numbers")
+            leave_if(abs(scale) * count + abs(offset) >= 1 << 53, "makes large numbers")
             return torch.arange(count, device="cpu") * scale + offset
         function, args, _ = state_of(made)
         if function is not operator.getitem:

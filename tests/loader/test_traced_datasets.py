@@ -369,6 +369,12 @@ def test_large_ints_are_rounded_as_often_as_in_torch(text: str) -> None:
         assert_same(found, outcome(lambda: epoch(TorchLoader(data, 3))))  # noqa: B023
 
 
+def test_a_large_number_of_the_index_is_rounded_as_in_torch() -> None:
+    text = "self.x[i], torch.tensor(i * 2**30 + 2**60 + 1, dtype=torch.float32)"
+    data = cast_by(text)(x=torch.zeros(102), n=102)
+    assert_same(epoch(DataLoader(data, 3)), epoch(TorchLoader(data, 3)))
+
+
 class Optional(Made):
     def __getitem__(self, i: int) -> Any:
         return self.x[i].double() if self.transform is not None else self.x[i]
