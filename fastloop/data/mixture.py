@@ -270,10 +270,10 @@ class MixtureDataset(EpochDataset):
         checks.refuse_if(absent, f"weights must hold {rule}, got {text} ({remedy})")
         return found
 
-    def _make_core(self, length: int, is_alike: bool = False) -> Mixture:
+    def _make_core(self, length: int, is_alike: bool = False, segments: Any = None) -> Mixture:
         numbers = {name: number for number, name in enumerate(self._lengths)}
         made = []
-        for at, weights in self._segments:
+        for at, weights in segments or self._segments:
             names = sorted(weights)  # the order in which a user lists sources changes nothing
             shares = [weights[name] / self._means.get(name, 1) for name in names]
             places = np.array([numbers[name] for name in names], np.int64)
@@ -299,14 +299,19 @@ class MixtureDataset(EpochDataset):
                 rule = "weights that use up every source within 2**62 samples"
                 raise ValueError(f"weights must be {rule}, got {rare or 'smaller ones'}")
             return found
-        while (core.seen(total) != lengths).any():
+        had = np.zeros_like(lengths)  # before the last segment
+        while (had + core.seen(total) != lengths).any():
             weights = self._segments[-1][1]
             live = np.array([name in weights for name in self._lengths])
-            end = _find_first(lambda n: bool((core.seen(n) >= lengths)[live].any()), total)  # noqa: B023
-            left = core.seen(end) < lengths
-            names = [name for name, is_left in zip(self._lengths, left, strict=True) if is_left]
+            end = _find_first(lambda n: bool((had + core.seen(n) >= lengths)[live].any()), total)  # noqa: B023
+            had = had + core.seen(end)
+            names = [
+                name for name, is_left in zip(self._lengths, had < lengths, strict=True) if is_left
+            ]
             self._segments.append((end, {name: weights[name] for name in names}))
-            core = self._make_core(1)
+            # All segments in one core would take the cube of the number of sources.
+            core = self._make_core(1, segments=[self._segments[0], self._segments[-1]])
+            had = had - core.seen(end)
         return total
 
     def _open(self) -> None:
