@@ -415,7 +415,9 @@ def _make_columns(dataset: Any, request: Request) -> Columns:
     reads = list(builder.reads.values())
 
     def is_same(batch: Any, columns: Columns) -> bool:
-        if find_obstacle() or not world.is_same():
+        # The program may have changed what its sampler draws from.
+        is_within = columns.maps or (min(batch) >= 0 and max(batch) < count)
+        if find_obstacle() or not (is_within and world.is_same()):
             return False
         return not reads or _read(reads, batch, columns.maps)
 
