@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from fastloop.base.checks import look_up
+from fastloop.compat import late_seam
 
 # By how the name of the module begins that defines a class.
 _ADAPTERS = {
@@ -24,14 +25,22 @@ _ADAPTERS = {
     "transformers.": "hugging_face",
     "trl.trainer.": "hugging_face",
 }
-# By name: seams that also serve fetches, and modules of which one must be imported for that.
+# The functions of each seam: by module, a class, the name of its function, and the adapter whose
+# ``make_call`` makes the function that is put in.
 _SEAMS = {
-    "transforms": ("torchvision_seam", "torchvision.transforms", "PIL.ImageFilter"),
-    "texts": (
-        "hugging_face_seam",
-        "transformers.tokenization_utils_base",
-        "datasets.arrow_dataset",
-    ),
+    "transforms": {
+        "torchvision.transforms.transforms": ("Compose", "__call__", "torchvision_compose"),
+        "torchvision.transforms.v2._container": ("Compose", "forward", "torchvision_compose"),
+        "PIL.ImageFilter": ("GaussianBlur", "filter", "pillow_blur"),
+    },
+    "texts": {
+        "transformers.tokenization_utils_base": (
+            "PreTrainedTokenizerBase",
+            "pad",
+            "hugging_face_pad",
+        ),
+        "datasets.arrow_dataset": ("Dataset", "__getitems__", "hugging_face_rows"),
+    },
 }
 # Functions that frameworks set as worker_init_fn, by module. They seed the random generators of a
 # worker process, torch's too; no Python runs in the array path's threads.
@@ -94,15 +103,15 @@ def serve_fetches() -> bool:
     """Tell whether functions of other packages are served while a loader fetches samples; see
     ``late_seam.serve_fetches``."""
     is_served = False
-    for name, *modules in _SEAMS.values():
-        if not sys.modules.keys().isdisjoint(modules):
-            is_served |= import_module(f"{__name__}.{name}").serve_fetches()
+    for name, places in _SEAMS.items():
+        if not sys.modules.keys().isdisjoint(places):
+            is_served |= late_seam.serve_fetches(name, functools.partial(make_seam, name))
     return is_served
 
 
-def make_seam(name: str, is_strict: bool) -> Any:
+def make_seam(name: str, is_strict: bool) -> late_seam.LateSeam:
     """Return a new seam of another package's functions."""
-    return import_module(f"{__name__}.{_SEAMS[name][0]}").make_seam(is_strict)
+    return late_seam.LateSeam(name, is_strict, _SEAMS[name], _find_module)
 
 
 def name_of_seeder(init: Any) -> str:

@@ -96,7 +96,10 @@ def find_unknown() -> Verdict:
     return judge(_PLANS, Battery("rows", "rows", find))
 
 
-def make_fetch(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
+prepare = find_unknown
+
+
+def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[int, Rows] = {}  # by id of the dataset
 
     def __getitems__(self: Any, keys: Any) -> Any:  # noqa: N807

@@ -76,7 +76,10 @@ def open_blur() -> tuple[str, Verification, type]:
     return verdict.why, verification, type(core)
 
 
-def make_filter(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
+prepare = open_blur
+
+
+def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function in place of ``GaussianBlur.filter``."""
 
     def filter(self: Any, image: Any) -> Any:

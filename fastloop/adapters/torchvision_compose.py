@@ -20,6 +20,7 @@ from fastloop.adapters.torchvision_parts import Parts, find_kind
 from fastloop.compat.verification import runs_original
 from fastloop.data.collate import fetch
 
+prepare = chains.prepare
 is_tracing: Any = vars(torch.jit)["is_tracing"]
 
 

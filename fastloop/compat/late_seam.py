@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
@@ -26,32 +26,32 @@ class LateSeam(Seam):
     plan stands for the seam's own.
 
     Args:
-        places: by module, a class and the name of its function.
-        prepare: finds out, before a fork, what each worker would find out anew about the functions
-            of these names.
-        make_call: makes the function that is put in; takes the seam, the name and the function
-            there.
+        places: by module, a class, the name of its function, and an adapter.
+        find_adapter: imports an adapter. Its ``make_call(seam, before)`` returns the function that
+            is put in, and its ``prepare()`` finds out, before a fork, what each worker would find
+            out anew.
     """
 
     def __init__(
         self,
         name: str,
         is_strict: bool,
-        groups: Iterable[str],
-        places: Mapping[str, tuple[str, str]],
-        prepare: Callable[[set[str]], object],
-        make_call: Callable[[Any, str, Function], Function],
+        places: Mapping[str, tuple[str, str, str]],
+        find_adapter: Callable[[str], Any],
     ) -> None:
-        super().__init__(name, is_strict, lambda is_alone: [], groups)
-        self._places, self._find_out, self._make_call = places, prepare, make_call
+        super().__init__(name, is_strict, lambda is_alone: [], ("hooks", "collate"))
+        self._places, self._find_adapter = places, find_adapter
         # Workers live for an epoch, and each would find out anew.
         os.register_at_fork(before=self._prepare)
         before_workers.append(self._prepare)
 
     def _prepare(self) -> None:
         if self._patches and (self.is_on or self.serves_some):
+            names = {patch.name for patch in self._patches}
+            found = {adapter for _, name, adapter in self._places.values() if name in names}
             with suppress(Exception):  # the call that needs to know meets the same error
-                self._find_out({patch.name for patch in self._patches})
+                for adapter in sorted(found):
+                    self._find_adapter(adapter).prepare()
 
     def note_left(self, reason: str, begin_ns: int) -> None:
         """Count what Python has done since then. FASTLOOP_STRICT is about torch."""
@@ -86,11 +86,12 @@ class LateSeam(Seam):
             self._put_around(module)
 
     def _put_around(self, module: str) -> None:
-        cls, name = self._places[module]
+        cls, name, adapter = self._places[module]
         owner = getattr(sys.modules[module], cls)
         found = next((one for one in self._patches if one.owner is owner), None)
         if found is None:
-            found = self.add(owner, name, functools.partial(self._make_call, self, name))
+            make = self._find_adapter(adapter).make_call
+            found = self.add(owner, name, functools.partial(make, self))
         # A function of a tool or of the program stays on top: it may do anything, and may call
         # fastloop's.
         if is_of(module.partition(".")[0], vars(owner)[name]):
