@@ -28,8 +28,8 @@ from fastloop.data.columns import NotCoveredError, leave_if
 
 # ---- the code
 
-# Instructions of CPython 3.10 to 3.14. No other instruction is run: none of these can catch an
-# error, store an attribute or a global name, import, or make a generator.
+# The instructions of CPython 3.10 to 3.14 that a function may have. No instruction in the list can
+# catch an error, store an attribute or a global name, import, or make a generator.
 _ALLOWED = frozenset(
     dis.opmap[name]
     for name in """
@@ -371,14 +371,13 @@ _REPLACED = Methods(
 _PLAIN_CLASSES = type, ABCMeta  # classes of classes
 _CALLABLES = types.FunctionType, types.MethodType, types.BuiltinFunctionType
 _MISSING = object()
-# A class that defines one of these decides itself what a sample or an attribute is, or what a
-# worker process gets.
+# Methods by which a class decides what an attribute or a sample is, or what a worker process gets.
 _OWN = {"__getattribute__", "__getattr__", "__getitems__", "__reduce__", "__reduce_ex__"}
 _OWN |= {"__getstate__", "__setstate__"}
 
 
 def is_one_of(kind: type, kinds: tuple[type, ...]) -> bool:
-    """Tell whether a class is one of these. A class may have an ``__eq__`` of its own kind."""
+    """Tell whether `kinds` has a class. ``in`` would call ``__eq__`` of the class's metaclass."""
     return any(kind is each for each in kinds)
 
 

@@ -104,7 +104,7 @@ def _columns(kinds: str, shortest: int) -> dict[str, list[Any]]:
 
 @functools.cache
 def _dataset(kinds: str, shortest: int, form: str | None) -> tuple[Any, list[Any]]:
-    """Return a dataset of these columns, and the samples of each batch."""
+    """Return a dataset of the columns that `kinds` names, and the samples of each batch."""
     module, made = sys.modules["datasets"], _columns(kinds, shortest)
     table = module.table.InMemoryTable.from_pydict(made)
     dataset = module.Dataset(table, fingerprint="battery")  # else Dataset computes one

@@ -95,7 +95,7 @@ def columns_of(dataset: Any, request: Request) -> Columns:
 
 
 class LabelledSamples(FolderSamples):
-    """Samples of one of these datasets with a ``target_transform``, or of Subsets of one."""
+    """Samples of a dataset of ``_KINDS`` with a ``target_transform``, or of Subsets of one."""
 
     _is_stand_in = _borrows_slots = True
     _reads_ahead = False
@@ -120,8 +120,8 @@ class LabelledSamples(FolderSamples):
 
 
 class OwnSamples(LabelledSamples, CutSamples):
-    """Samples of one of these datasets with images of RGB, or of Subsets of one, for the user's
-    collate: the transform gets the dataset's pixels, without an image of PIL in between."""
+    """Samples of CIFAR10, CIFAR100, SVHN or STL10, or of Subsets of one, for the user's collate.
+    The transform gets the dataset's pixels, without an image of PIL in between."""
 
     _is_stand_in = True
 

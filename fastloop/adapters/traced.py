@@ -357,7 +357,7 @@ _agreed: set[str] = set()
 # Columns of datasets whose loaders have no workers, by the dataset's id: the next iter() takes them
 # if the functions would read the same. They do not keep the dataset.
 _kept: dict[int, tuple[Any, World, Columns]] = {}
-_COMPARED = 4  # batches of which some samples are compared first
+_COMPARED = 4  # the number of first batches that are compared by some of their samples
 
 
 @dataclass(eq=False)

@@ -152,6 +152,18 @@ def test_a_changed_function_that_makes_the_same_is_served(monkeypatch: pytest.Mo
     assert "transforms: proven for torchvision" in verdicts.in_force()[0]
 
 
+def serve_images(chain: Any, images: list[Any]) -> Any:
+    """Compare images and random state with and without fastloop. Return the seam's counts."""
+    torch.manual_seed(3)
+    expected = [*map(chain, images), torch.get_rng_state()]
+    torch.manual_seed(3)
+    with fastloop.patched("transforms"):
+        found = [*map(chain, images), torch.get_rng_state()]
+        seam = fastloop.patch_status().seams["transforms"]
+    assert_same_bits(found, expected)
+    return seam
+
+
 @pytest.mark.parametrize("name", ["Compose", "RandomApply"])
 @pytest.mark.parametrize("is_gate", [False, True])
 def test_a_changed_compose_is_served_if_it_makes_the_same(
@@ -165,13 +177,7 @@ def test_a_changed_compose_is_served_if_it_makes_the_same(
     for text, is_served in (("reversed(self.transforms)", False), ("tuple(self.transforms)", True)):
         with monkeypatch.context() as patch:
             change(patch, f"{path}:{of}", "in self.transforms", f"in {text}")
-            torch.manual_seed(3)
-            expected = [*map(chain, images), torch.get_rng_state()]
-            torch.manual_seed(3)
-            with fastloop.patched("transforms"):
-                found = [*map(chain, images), torch.get_rng_state()]
-                seam = fastloop.patch_status().seams["transforms"]
-        assert_same_bits(found, expected)
+            seam = serve_images(chain, images)
         assert (seam.native > 0) is (is_served or name == "RandomApply")
         verdicts._read.clear()
 
@@ -209,13 +215,7 @@ def test_only_the_changed_operation_runs_in_python(monkeypatch: pytest.MonkeyPat
     parts = [v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.RandomResizedCrop(9)]
     chain = chain_of(v1, *parts)
     images = [image for image, _ in dataset_of("CIFAR10", None, 12)]
-    torch.manual_seed(3)
-    expected = [*map(chain, images), torch.get_rng_state()]
-    torch.manual_seed(3)
-    with fastloop.patched("transforms"):
-        found = [*map(chain, images), torch.get_rng_state()]
-        seam = fastloop.patch_status().seams["transforms"]
-    assert_same_bits(found, expected)
+    seam = serve_images(chain, images)
     assert seam.native > 0
     assert list(seam.fallbacks) == ["RandomHorizontalFlip, operation 2, runs in Python"]
 

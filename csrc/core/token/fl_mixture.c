@@ -149,8 +149,8 @@ static double find_worst(const fl_mixture *self, const int64_t *weights, int32_t
 
 /* ---- how the tree is made */
 
-/* What the tree is made of: the best split of each subset of the sources, or the pairs that
- * Huffman's algorithm has joined, numbered from `count` on. */
+/* The parts of the tree. Of few sources: the best split of each subset. Of many sources: the pairs
+ * that Huffman's algorithm has joined, numbered from `count` on. */
 typedef struct mixture_plan {
     const int64_t *weights; /* borrowed */
     int32_t count, made;    /* made: nodes that are numbered so far */

@@ -38,15 +38,7 @@ from fastloop.loader.resume.epoch import (
 
 MOMENTS = ("now", "iter", "next")  # at saving, before iter(sampler), before its first item
 
-_SETTINGS = (
-    "replacement",
-    "shuffle",
-    "num_replicas",
-    "seed",
-    "drop_last",
-    "block",
-    "open_blocks",
-)
+_SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last", "block", "open_blocks")
 _REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
 _BATCHING = (BatchSampler, LengthBucketBatchSampler)
 _SNAPSHOT = {"_worker_snapshots": {}, "_last_yielded_worker_id": -1, "_base_seed": -1}
