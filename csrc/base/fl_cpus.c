@@ -1,13 +1,16 @@
-/* fl_cpus: see fl_cpus.h. base/machine.py reads the same files for reports. */
+/* fl_cpus: see fl_cpus.h. */
 #define _GNU_SOURCE
 #include "fl_cpus.h"
 
 #include <limits.h>
+#include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { MOST_CPUS = 1 << 20 };
 
 /* Reads up to two numbers from the beginning of a file, and returns how many could be read. */
 static int read_numbers(const char *folder, const char *name, long long *first, long long *second)
@@ -21,30 +24,29 @@ static int read_numbers(const char *folder, const char *name, long long *first, 
     return found;
 }
 
-/* Returns the quota of one group; INT32_MAX ("max", -1 or a missing file): the group has no
+/* Returns the quota of one group; INFINITY ("max", -1 or a missing file): the group has no
  * quota. */
-static int32_t read_group(const char *folder)
+static double read_group(const char *folder)
 {
     long long quota = 0, period = 0, ignored;
     if (read_numbers(folder, "cpu.max", &quota, &period) != 2 &&
         (read_numbers(folder, "cpu.cfs_quota_us", &quota, &ignored) < 1 ||
          read_numbers(folder, "cpu.cfs_period_us", &period, &ignored) < 1))
-        return INT32_MAX;
-    if (quota <= 0 || period <= 0) return INT32_MAX;
-    return (int32_t)fl_min(fl_max(quota / period, 1), INT32_MAX);
+        return INFINITY;
+    return quota > 0 && period > 0 ? (double)quota / (double)period : INFINITY;
 }
 
 /* Returns the smallest quota of a group and its ancestors, up to the folder `top`. A group that is
  * not mounted has no files, for example a group outside this container. */
-static int32_t read_groups(const char *top, const char *group)
+static double read_groups(const char *top, const char *group)
 {
     char folder[PATH_MAX];
     int length = snprintf(folder, sizeof folder, "%s%s", top, group);
-    if (length < 0 || length >= (int)sizeof folder) return INT32_MAX;
-    int32_t least = read_group(folder);
+    if (length < 0 || length >= (int)sizeof folder) return INFINITY;
+    double least = read_group(folder);
     for (char *end; (end = strrchr(folder, '/')) >= folder + strlen(top);) {
         *end = '\0';
-        least = (int32_t)fl_min(least, read_group(folder));
+        least = fmin(least, read_group(folder));
     }
     return least;
 }
@@ -61,35 +63,53 @@ static bool has_cpu(const char *names)
 /* Returns the smallest quota that applies to one line of /proc/self/cgroup. A line is
  * "id:controllers:group", with no controllers in version 2. The group may be mounted below two
  * folders, so both are read. */
-static int32_t read_line(const char *root, char *line)
+static double read_line(const char *root, char *line)
 {
     line[strcspn(line, "\n")] = '\0';
     (void)strsep(&line, ":");
     const char *names = line != NULL ? strsep(&line, ":") : NULL;
-    if (line == NULL || (*names != '\0' && !has_cpu(names))) return INT32_MAX;
+    if (line == NULL || (*names != '\0' && !has_cpu(names))) return INFINITY;
     const char *places[] = {names, *names != '\0' ? "cpu" : "unified"};
-    int32_t least = INT32_MAX;
+    double least = INFINITY;
     for (int i = 0; i < 2; i++) {
         char top[PATH_MAX];
         int length = snprintf(top, sizeof top, "%s/sys/fs/cgroup%s%s", root,
                               *places[i] != '\0' ? "/" : "", places[i]);
-        if (length >= 0 && length < (int)sizeof top)
-            least = (int32_t)fl_min(least, read_groups(top, line));
+        if (length >= 0 && length < (int)sizeof top) least = fmin(least, read_groups(top, line));
     }
     return least;
 }
 
-int32_t fl_cpu_quota(const char *root)
+double fl_cpu_quota(const char *root)
 {
     char line[PATH_MAX];
     snprintf(line, sizeof line, "%s/proc/self/cgroup", root);
     FILE *file = fopen(line, "r");
-    int32_t least = INT32_MAX;
+    double least = INFINITY;
     if (file == NULL) return least;
-    while (fgets(line, sizeof line, file) != NULL)
-        least = (int32_t)fl_min(least, read_line(root, line));
+    while (fgets(line, sizeof line, file) != NULL) least = fmin(least, read_line(root, line));
     fclose(file);
     return least;
+}
+
+int32_t fl_cpu_whole(double cpus)
+{
+    return cpus < INT32_MAX ? (int32_t)fl_max((int32_t)cpus, 1) : INT32_MAX;
+}
+
+/* Returns how many CPUs the affinity allows; at least 1. The kernel refuses a set that is smaller
+ * than its own, and a cpu_set_t has 1024 CPUs. */
+static int32_t count_allowed(void)
+{
+    for (size_t cpus = 1024; cpus <= MOST_CPUS; cpus *= 2) {
+        size_t bytes = CPU_ALLOC_SIZE(cpus);
+        cpu_set_t *set = CPU_ALLOC(cpus);
+        bool is_read = set != NULL && sched_getaffinity(0, bytes, set) == 0;
+        int32_t allowed = is_read ? CPU_COUNT_S(bytes, set) : 0;
+        CPU_FREE(set);
+        if (allowed > 0) return allowed;
+    }
+    return 1;
 }
 
 int32_t fl_cpu_count(void)
@@ -98,10 +118,8 @@ int32_t fl_cpu_count(void)
     static _Atomic int32_t quota;
     int32_t most = atomic_load_explicit(&quota, memory_order_relaxed);
     if (most == 0) {
-        most = fl_cpu_quota("");
+        most = fl_cpu_whole(fl_cpu_quota(""));
         atomic_store_explicit(&quota, most, memory_order_relaxed);
     }
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-    return (int32_t)fl_min(fl_max(1, CPU_COUNT(&set)), most);
+    return (int32_t)fl_min(count_allowed(), most);
 }

@@ -103,6 +103,26 @@ static PyObject *module_build_info(PyObject *Py_UNUSED(module), PyObject *Py_UNU
         "cuda", cuda_version(), "cuda_archs", fl_cuda_archs, "cuda_reason", FL_CUDA_REASON);
 }
 
+PyDoc_STRVAR(usable_cpus_doc,
+             "usable_cpus()\n--\n\n"
+             "Return how many threads can work at a time: the CPUs that the affinity allows now,\n"
+             "within the quota of the control groups, rounded down; at least 1.");
+
+static PyObject *module_usable_cpus(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored))
+{
+    return PyLong_FromLong(fl_cpu_count());
+}
+
+PyDoc_STRVAR(cpu_quota_doc, "cpu_quota(root, /)\n--\n\n"
+                            "Return the CPUs that the control groups pay for; infinity without a\n"
+                            "quota. `root` is the folder that holds proc and sys.");
+
+static PyObject *module_cpu_quota(PyObject *Py_UNUSED(module), PyObject *root)
+{
+    const char *name = PyUnicode_AsUTF8(root);
+    return name != NULL ? PyFloat_FromDouble(fl_cpu_quota(name)) : NULL;
+}
+
 PyDoc_STRVAR(check_cuda_doc,
              "check_cuda(device, /)\n--\n\n"
              "Raise RuntimeError (or a subclass) with the reason if kernels cannot run on the\n"
@@ -181,6 +201,8 @@ static PyObject *module_keep_heap(PyObject *Py_UNUSED(module), PyObject *Py_UNUS
 }
 
 static PyMethodDef module_methods[] = {
+    {"usable_cpus", module_usable_cpus, METH_NOARGS, usable_cpus_doc},
+    {"cpu_quota", module_cpu_quota, METH_O, cpu_quota_doc},
     {"check_cuda", module_check_cuda, METH_VARARGS, check_cuda_doc},
     {"expect_fork", module_expect_fork, METH_NOARGS, expect_fork_doc},
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},

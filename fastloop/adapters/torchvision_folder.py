@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from fastloop._core import usable_cpus
 from fastloop.adapters import originals, torchvision_parts
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.torchvision_parts import Parts, Pixels, finished, size_of
@@ -43,11 +44,11 @@ _AHEAD = 8  # images that threads decode before they are asked for
 
 @cache
 def _threads_of(pid: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), DECODERS)
+    return ThreadPoolExecutor(usable_cpus(), DECODERS)
 
 
 def _has_cpus() -> bool:
-    return len(os.sched_getaffinity(0)) > 1
+    return usable_cpus() > 1
 
 
 def _new_decoder() -> AutoDecoder:

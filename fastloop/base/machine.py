@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import get_native_id
 from typing import NamedTuple
 
+from fastloop._core import cpu_quota
 from fastloop.base.checks import look_up
 
 _ROOT = Path("/")
@@ -68,25 +69,19 @@ class Cpus(NamedTuple):
 
     visible: int
     allowed: int
-    quota: float | None  # None: no limit
+    quota: float  # infinity: no limit
 
     @property
     def usable(self) -> float:
         """CPU time that this process can have, in CPUs."""
-        return self.allowed if self.quota is None else min(float(self.allowed), self.quota)
+        return min(float(self.allowed), self.quota)
 
 
 def read_cpus(root: Path = _ROOT) -> Cpus:
-    """Return how many CPUs there are and how many this process may use."""
-    quotas = []
-    for folder in list_groups("cpu", root):
-        words = read_text(folder / "cpu.max").split() or [
-            read_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
-        ]
-        if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
-            quotas.append(int(words[0]) / int(words[1]))
+    """Return how many CPUs there are and how many this process may use. ``_core.usable_cpus()``
+    is the number of threads that can work at a time."""
     allowed = len(os.sched_getaffinity(0))
-    return Cpus(os.cpu_count() or allowed, allowed, min(quotas, default=None))
+    return Cpus(os.cpu_count() or allowed, allowed, cpu_quota(str(root)))
 
 
 def throttled_share(root: Path = _ROOT) -> float:

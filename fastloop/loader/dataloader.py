@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
+from fastloop._core import usable_cpus
 from fastloop.base.checks import check_callable, look_up, make_message, read_choice, read_int
-from fastloop.base.machine import read_cpus
 from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.columns import adapters
@@ -175,7 +175,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if isinstance(workers, str) and workers == "auto":
             raise TypeError(
                 "num_workers must be an int >= 0, got 'auto' (begin with one per CPU, so "
-                f"{max(1, int(read_cpus().usable))}; fastloop.tune(loader) measures which is best)"
+                f"{usable_cpus()}; fastloop.tune(loader) measures which is best)"
             )
         if wanted == "auto":
             prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None

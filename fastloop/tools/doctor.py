@@ -7,6 +7,7 @@ the checks that need torch are left out.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import pickle
@@ -88,7 +89,7 @@ def check_cpus(root: Path, workers: int | None = None) -> Finding:
     """Compare the machine's CPUs with the CPUs that the affinity and cgroups allow."""
     cpus, share = read_cpus(root), throttled_share(root)
     fact = f"{cpus.visible} CPUs visible, {cpus.allowed} allowed by the affinity"
-    fact += f", {cpus.quota:g} by the container's quota" if cpus.quota is not None else ""
+    fact += f", {cpus.quota:g} by the container's quota" if cpus.quota < math.inf else ""
     most = max(1, int(cpus.usable))
     fix = f"set num_workers={most} at most if samples need the CPU; or allow more CPUs"
     threads = os.environ.get("OMP_NUM_THREADS", "")

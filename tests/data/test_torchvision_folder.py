@@ -298,7 +298,7 @@ def test_images_that_wait_share_little_memory(root: Path, monkeypatch: pytest.Mo
 
     true_new = torchvision_folder._new_decoder
     monkeypatch.setattr(torchvision_folder, "_new_decoder", new_decoder)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 3, 4})
+    monkeypatch.setattr(torchvision_folder, "usable_cpus", lambda: 4)
     torchvision_folder._threads_of.cache_clear()
     loader = fastloop.DataLoader(folder(root, recipe(v1)), batch_size=20)
     for _ in loader:

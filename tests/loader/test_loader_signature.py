@@ -31,7 +31,6 @@ from torch.utils.data import (
 
 import fastloop
 from fastloop import ArrayDataset, DataLoader
-from fastloop.base.machine import Cpus
 
 TORCH_PARAMETERS = inspect.signature(TorchLoader.__init__).parameters
 
@@ -196,7 +195,7 @@ def test_bad_arguments_raise_as_in_torch(kwargs: dict[str, Any]) -> None:
 def test_workers_that_are_to_be_chosen_are_refused_with_what_to_write(
     others: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastloop.loader.dataloader.read_cpus", lambda: Cpus(64, 8, 3.5))
+    monkeypatch.setattr("fastloop.loader.dataloader.usable_cpus", lambda: 3)
     wanted: Any = "auto"
     with pytest.raises(TypeError) as caught:
         DataLoader(small_dataset(), num_workers=wanted, **others)

@@ -16,7 +16,8 @@ from time_limits import limit
 from torch.utils.data import DataLoader, TensorDataset
 
 import fastloop
-from fastloop.base.machine import list_groups, read_memory
+from fastloop._core import build_info, usable_cpus
+from fastloop.base.machine import list_groups, read_cpus, read_memory
 from fastloop.compat import torch_parts
 from fastloop.compat.requirements import NEWEST_TESTED
 from fastloop.data.image_folder import decode
@@ -101,6 +102,17 @@ def test_the_quota_of_the_container_counts(fake: Make, files: dict[str, str]) ->
     assert "num_workers=2 at most" in text
     assert "WARN" in told(checks.check_cpus(root, workers=4))
     assert "num_workers=4 needs more CPUs than are" in told(checks.check_cpus(root, workers=4))
+
+
+def test_a_quota_of_half_a_cpu_is_told_and_none_limits_nothing(fake: Make) -> None:
+    text = told(checks.check_cpus(fake(v2({"cpu.max": "50000 100000\n"}))))
+    assert "0.5 by the container's quota" in text and "num_workers=1 at most" in text
+    root = fake(v1({"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}))
+    assert checks.check_cpus(root).level == "ok"
+
+
+def test_reports_and_threads_count_the_same_cpus() -> None:
+    assert usable_cpus() == max(1, int(read_cpus().usable)) == build_info()["cpus"]
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ WORKERS: dict[str, tuple[Any, ...]] = {
 def verdict_of(
     source: LoaderSource, monkeypatch: pytest.MonkeyPatch, cpus: int = 8, wait: float = 10
 ) -> Any:
-    monkeypatch.setattr("fastloop.tools.report.summary.count_cpus", lambda: cpus)
+    monkeypatch.setattr("fastloop.tools.report.summary.usable_cpus", lambda: cpus)
     return found_of(loop_of(wait, 10, loader=source))["verdict"]
 
 

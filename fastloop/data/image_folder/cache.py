@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fastloop._core import usable_cpus
 from fastloop.base.checks import make_message
 from fastloop.data.field import Array, open_regular, read_npy_header
 
@@ -135,7 +136,7 @@ def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) ->
         except OSError as error:
             raise OSError(error.errno, error.strerror, unfinished) from error
         images[0] = first
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "fastloop-cache") as pool:
+        with ThreadPoolExecutor(usable_cpus(), "fastloop-cache") as pool:
             # An error, or Ctrl-C, ends the loop over results and so cancels the rest.
             list(pool.map(work, range(1, len(images), _BLOCK)))
         images.flush()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastloop.base.machine import read_cpus
+from fastloop._core import usable_cpus
 from fastloop.tools.report.loader_source import TRANSFORMS, LoaderSource
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.recorder import NOT_MEASURED, PHASES
@@ -202,11 +202,6 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
 # ---- the verdict
 
 
-def count_cpus() -> int:
-    """Return the CPUs that affinity and the container's quota allow, at least one."""
-    return max(1, int(read_cpus().usable))
-
-
 def judge(found: dict[str, Any], basis: str, interval: list[float] | None) -> dict[str, Any]:
     """Judge the numbers of ``summarize()``.
 
@@ -311,7 +306,7 @@ def _describe_largest(found: dict[str, Any]) -> str:
 
 
 def _describe_cpus() -> str:
-    return f"{count_cpus()} CPU{'s' * (count_cpus() > 1)} allowed"
+    return f"{usable_cpus()} CPU{'s' * (usable_cpus() > 1)} allowed"
 
 
 def _patched(name: str) -> Any:
@@ -383,7 +378,7 @@ def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches:
     own remedy comes first. Workers that compute are never more than the CPUs."""
     if loader["remedy"]:
         return str(loader["remedy"])
-    number, cpus, share = loader["num_workers"], count_cpus(), loader["cpu_share"]
+    number, cpus, share = loader["num_workers"], usable_cpus(), loader["cpu_share"]
     # `needed` workers make batches as fast as the rest of the loop takes batches, and a fifth more.
     needed, taken = number + 1, found["steps"]["batches"]
     rest = found["seconds_of"]["steps"] * (1 - (found["phases"]["data_wait"]["share"] or 0))
