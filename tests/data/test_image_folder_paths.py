@@ -125,7 +125,7 @@ class Spy:
                 self.found.append(places[0] is not None)
                 yield places
 
-        monkeypatch.setattr("fastloop.data.image_folder.dataset.borrow_slots", spying)
+        monkeypatch.setattr("fastloop.data.image_folder.encoded.borrow_slots", spying)
 
 
 def identity(batch: Any) -> Any:

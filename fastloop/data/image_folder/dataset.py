@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from itertools import takewhile
 from typing import Any
 
 import torch
 
-from fastloop.base.checks import check_value, make_message, read_choice, read_function, read_int
-from fastloop.data.arrays import ArrayDataset, read_item
-from fastloop.data.collate import borrow_slots
+from fastloop.base.checks import check_value, make_message
+from fastloop.data.arrays import ArrayDataset
 from fastloop.data.columns import Columns, NotCoveredError, Request
-from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
+from fastloop.data.field import Array
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.cache import ONE_SIZE, Made, open_cache
-from fastloop.data.image_folder.views import compile_views
+from fastloop.data.image_folder.encoded import EncodedImages
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.split import Piece, SplitPlan
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-_MAX_SKIPPED = 32  # files in a row; more than this many are not an accident
 
 
 def _read_extensions(extensions: Any) -> tuple[str, ...]:
@@ -40,7 +36,7 @@ def _join(parts: Sequence[Any]) -> Any:
     return Compose(parts) if parts else ToDtype(torch.uint8)
 
 
-class ImageFolder(EpochDataset):
+class ImageFolder(EncodedImages):
     """Images in files: ``root/class/.../name.jpg``. Classes and samples are as in torchvision.
 
     Args:
@@ -117,15 +113,7 @@ class ImageFolder(EpochDataset):
         self.target_transform = target_transform
         is_by_function = extensions is None and is_valid_file is not None
         self.extensions = None if is_by_function else _read_extensions(extensions)
-        self._seed = read_int("seed", seed, 0, 2**64 - 1)
-        self._out_layout = out_layout
-        rule = "'auto', or a function from bytes to an array [height, width, 3] of uint8"
-        decode = read_function("decode", decode, rule, ("auto",))
-        self._decode = decoders.AutoDecoder() if isinstance(decode, str) else decode
-        rule = "'raise', 'skip', or a function from (path, error) to an image"
-        self._on_error = read_function("on_error", on_error, rule, ("raise", "skip"))
-        self._transform = transform
-        self._plans, self._why_python = compile_views(transform, out_layout, self._seed)
+        self._prepare(transform, decode, on_error, out_layout, seed)
         self.classes, self.class_to_idx = self.find_classes(self.root)
         chosen: Any = {"extensions": self.extensions, "is_valid_file": is_valid_file}
         self.samples = self.make_dataset(
@@ -133,8 +121,6 @@ class ImageFolder(EpochDataset):
         )
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
-        self.skipped_files: list[str] = []
-        self._epoch = Epoch() if any(each.is_random for each in self._plans.values()) else None
         self._baked: tuple[Any, ...] = ()  # the operations that the cache has done
         self._cached = None if cache is None else self._read_images(cache)
 
@@ -181,11 +167,6 @@ class ImageFolder(EpochDataset):
             raise FileNotFoundError(text)
         return samples
 
-    @property
-    def transform(self) -> Any:
-        """The transform that was given. Read-only, because ``__init__`` has compiled it."""
-        return self._transform
-
     def _size_remedy(self) -> str:
         return f"Images of a folder may have several sizes: {ONE_SIZE}."
 
@@ -194,24 +175,19 @@ class ImageFolder(EpochDataset):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._sample(*read_item(index, len(self)))
+    def _name(self, row: int) -> str:
+        return self.samples[row][0]
 
-    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        if self._has_own_samples(ImageFolder):
-            return [self[index] for index in indices]
-        plans = self._one_plans() if self._cached is None else None
-        plan = None if plans is None else plans.whole
-        # torch's collate changes the layout of channels_last.
-        like = plan.empty() if plan is not None and plan.out_layout != "channels_last" else None
-        with borrow_slots(like, len(indices)) as slots:
-            # One by one, because a worker thread that is closed stops between two samples.
-            pairs = zip(indices, slots, strict=True)
-            return [self._sample(*read_item(index, len(self)), slot) for index, slot in pairs]
+    def _load(self, row: int) -> Array:
+        path = self.samples[row][0]
+        return self._decode_image(path, lambda: decoders.read_file(path))
 
-    def _one_plans(self) -> SplitPlan | None:
-        """Return the plans of a transform without views; None if Python runs the transform."""
-        return next(iter(self._plans.values())) if len(self._plans) == 1 else None
+    def _pixels(self, row: int) -> Array:
+        pixels: Array = self._read(row)[0]
+        return pixels
+
+    def _like(self) -> torch.Tensor | None:
+        return super()._like() if self._cached is None else None
 
     def _sample(self, row: int, view: int, slot: torch.Tensor | None = None) -> Any:
         arrays = self._arrays
@@ -222,39 +198,11 @@ class ImageFolder(EpochDataset):
             target = int(target)
         else:
             pixels, source = self._read(row)
-            target, plans, epoch = self.samples[source][1], self._plans.values(), self._epoch_now()
-            images = [each.apply(pixels, row, epoch, view, slot) for each in plans]
-            if not plans:
-                images = [self._transform(import_module("PIL.Image").fromarray(pixels))]
+            target = self.samples[source][1]
+            images = self._apply(pixels, row, view, slot)
         if self.target_transform is not None:
             target = self.target_transform(target)
         return (*images, target)
-
-    def _read(self, row: int) -> Made:
-        """Return the image of a row, and the row of the image's file."""
-        first: OSError | None = None
-        tries = min(_MAX_SKIPPED, len(self)) if self._on_error == "skip" else 1
-        for source in range(row, row + tries):
-            path = self.samples[source % len(self)][0]
-            try:
-                return decoders.read_image(self._decode, path), source % len(self)
-            except OSError as error:
-                if self._on_error == "raise":
-                    raise
-                if self._on_error != "skip":
-                    image = self._on_error(path, error)
-                    who = f"on_error={decoders.name_of(self._on_error)}"
-                    return decoders.check_image(image, who, path), row
-                self._note_skipped(path, error)
-                first = first or error
-        raise OSError(f"{first}; nor can the {tries - 1} files after it be read") from first
-
-    def _note_skipped(self, path: str, error: object) -> None:
-        if not self.skipped_files:
-            text = "the next file is read instead (skipped_files lists this process's files)"
-            warnings.warn(f"ImageFolder skips {error}; {text}", stacklevel=2)
-        if path not in self.skipped_files:
-            self.skipped_files.append(path)
 
     # ---- the cache
 
@@ -315,32 +263,14 @@ class ImageFolder(EpochDataset):
 
     # ---- reports
 
-    def params(
-        self, index: int, epoch: int | None = None, view: int = 0, field: str | None = None
+    def _params(
+        self, plans: SplitPlan, row: int, epoch: int, view: int, field: str | None
     ) -> list[dict[str, Any]]:
-        """Return the random parameters of a sample: one dict for each operation, in order.
-
-        Reads the file, because random parameters depend on the size of the image.
-
-        Args:
-            index: the sample's index.
-            epoch: an epoch; None: the epoch that ``dataset[index]`` has now.
-            view: the sample's view, 0 to 255.
-            field: the name of a view, if ``transform`` has several.
-        """
-        if not self._plans or self._transform is None:
-            got = f"Python's: {self._why_python}" if self._why_python else "None"
-            raise TypeError(f"transform must be one that fastloop runs for params(), got {got}")
-        row, view = read_item((index, view), len(self))
-        epoch = self._epoch_now() if epoch is None else check_epoch(epoch)
-        plans = self._one_plans()
-        if plans is None:
-            plans = self._plans[read_choice("field", field, tuple(self._plans))]
         arrays = self._arrays
-        if arrays is not None:
-            baked: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self._baked]
-            return (baked + arrays.params(row, epoch, view, field))[: len(plans.parts)]
-        return plans.params(self._read(row)[0], row, epoch, view)
+        if arrays is None:
+            return super()._params(plans, row, epoch, view, field)
+        baked: list[dict[str, Any]] = [{"op": type(op).__name__} for op in self._baked]
+        return (baked + arrays.params(row, epoch, view, field))[: len(plans.parts)]
 
     def explain(self) -> str:
         """Return a text: the decoders, each operation's place of work with the reason, and the
@@ -352,18 +282,7 @@ class ImageFolder(EpochDataset):
             lines.append(f"decoded: {self._cached!r}")
             lines += [f"  {op!r}: done in the cache" for op in self._baked]
             return "\n".join([*lines, self._cached.explain()])
-        is_ours = isinstance(self._decode, decoders.AutoDecoder)
-        who = self._decode.name if is_ours else decoders.name_of(self._decode)
-        lines.append(f"decode: {who}, in the worker that loads the sample, or in dataset[i]")
-        if not self._plans:
-            numbers = "with a PIL.Image, and random numbers of the process"
-            lines.append(f"transform: Python, {numbers}, because {self._why_python}")
-        for name, each in self._plans.items():
-            lines.append(f"{name}: native, after the decoder, to {self._out_layout}")
-            lines += each.explain()
-        if self._epoch is not None:
-            lines.append(f"random parameters: seed {self._seed}, {self._epoch.explain()}")
-        return "\n".join(lines)
+        return "\n".join(lines + self._explain_images())
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}, {len(self)} files of {len(self.classes)} classes)"

@@ -129,17 +129,23 @@ def check_image(image: Any, who: str, path: str) -> Array:
     raise kind(f"the result of {who} for {path!r} must be {rule}, got {got}")
 
 
-def read_image(decode: Callable[[bytes], Any], path: str) -> Array:
-    """Return the image in a file. The image may lie in the decoder's memory.
+def read_file(path: str) -> bytes:
+    """Return the bytes of an image's file."""
+    with open_regular(path, "ImageFolder", "remove it") as file:
+        return file.read()
+
+
+def read_image(decode: Callable[[bytes], Any], path: str, read: Callable[[], bytes]) -> Array:
+    """Return the image in the bytes that ``read()`` gives. The image may lie in the decoder's
+    memory. ``path``, or a different name, stands for the image in errors.
 
     Raises:
-        OSError: the file cannot be read or decoded; the text names the file and the decoders.
+        OSError: the bytes cannot be read or decoded; the text has the name and the decoders.
         TypeError, ValueError: the decoder's result has a wrong type or shape.
     """
     who = name_of(decode)
     try:
-        with open_regular(path, "ImageFolder", "remove it") as file:
-            data = file.read()
+        data = read()
         refuse_if(not data, "it is empty")
         image = decode(data)
     except MemoryError:
