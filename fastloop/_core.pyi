@@ -137,6 +137,13 @@ class Mixture:
     def seen(self, n: int, /) -> np.ndarray[Any, Any]: ...
 
 @final
+class FileReader:
+    states: bytes
+    def __new__(cls, paths: tuple[str, ...], states: Any = None) -> FileReader: ...
+    def read(self, file: int, byte: int, bytes: int, /) -> bytes: ...
+    def announce(self, parts: Any, /) -> None: ...
+
+@final
 class HostRange:
     sources: tuple[Any, ...]
     nbytes: int

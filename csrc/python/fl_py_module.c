@@ -9,6 +9,7 @@
 #include "fl_py_batch_pool.h"
 #include "fl_py_buckets.h"
 #include "fl_py_collate.h"
+#include "fl_py_file_reader.h"
 #include "fl_py_finalizer.h"
 #include "fl_py_gatherer.h"
 #include "fl_py_host_range.h"
@@ -249,6 +250,7 @@ static const struct {
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},
     {&fl_py_mixture_spec, offsetof(fl_py_state, mixture_type)},
+    {&fl_py_file_reader_spec, offsetof(fl_py_state, file_reader_type)},
     {&fl_py_gatherer_spec, offsetof(fl_py_state, gatherer_type)},
     {&fl_py_host_range_spec, offsetof(fl_py_state, host_range_type)},
     {&fl_py_finalizer_spec, offsetof(fl_py_state, finalizer_type)},

@@ -86,6 +86,7 @@ CORE = {
     "image": {"batch"},
     "random": {"image"},
     "sequence": {"batch"},
+    "shard": set[str](),
     "token": {"image"},
     "worker": {"batch"},
     "table": {"batch", "image", "random", "sequence", "token"},

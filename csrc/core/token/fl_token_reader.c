@@ -7,13 +7,12 @@
 #include "fl_token_reader.h"
 
 #include "fl_document.h"
+#include "fl_read_ahead.h"
 #include "fl_safe_read.h"
 #include "fl_scratch.h"
-#include "fl_thread.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -23,9 +22,7 @@
 enum {
     /* 32 KiB, two calls a batch of 32 x 1024 tokens, took 10 % longer. */
     SCRATCH_BYTES = 128 * 1024,
-    MAX_PIECES = 64,        /* in one system call */
-    SLOW_NS = 200 * 1000,   /* a read that takes longer has waited for the disk */
-    BATCHES_AFTER_SLOW = 64 /* batches that are read ahead after a slow read */
+    MAX_PIECES = 64 /* in one system call */
 };
 
 typedef struct token_file {
@@ -42,8 +39,7 @@ struct fl_token_reader {
     fl_token_type narrow;
     bool is_volatile;
     fl_scratch_slots *slots; /* owned; NULL: no source is volatile */
-    _Atomic int32_t cold; /* batches that are still to be read ahead; relaxed, because the count is
-                             approximate */
+    fl_read_ahead ahead;
     int64_t count;
     token_file files[]; /* owned */
 };
@@ -155,8 +151,7 @@ int fl_token_reader_open(const fl_token_config *config, fl_token_reader **out, f
         reader->is_volatile |= file->source.fd >= 0 || file->source.is_volatile;
         open_file(config, file, is_auto_mapped);
     }
-    /* Reads will show if files are cached. Until then files are read ahead. */
-    atomic_init(&reader->cold, reader->is_volatile ? BATCHES_AFTER_SLOW : 0);
+    if (reader->is_volatile) fl_read_ahead_begin(&reader->ahead);
     if (reader->is_volatile) reader->slots = fl_alloc(sizeof *reader->slots);
     if (reader->is_volatile && reader->slots == NULL) {
         fl_token_reader_close(reader);
@@ -218,7 +213,7 @@ typedef struct token_piece {
 
 /* The state of one call of fl_token_reader_read. */
 typedef struct read_state {
-    fl_token_reader *reader; /* only its count of cold batches is written */
+    fl_token_reader *reader; /* only its `ahead` is written */
     const fl_token_rows *rows;
     int64_t length, shift;     /* of this call: the reader's, or different for a part of a file */
     fl_document_cursor cursor; /* of the window that is being read */
@@ -315,14 +310,6 @@ static inline int64_t piece_byte(const token_piece *piece)
     return source->first_byte + piece->first * fl_token_bytes(source->type);
 }
 
-/* If a read since `began` was slow, further reads will wait for the disk, and batches are read
- * ahead. */
-static void look_at_clock(read_state *state, int64_t began)
-{
-    if (fl_now_ns() - began < SLOW_NS) return;
-    atomic_store_explicit(&state->reader->cold, BATCHES_AFTER_SLOW, memory_order_relaxed);
-}
-
 /* Fails if a mapped file is too short: the kernel reads zeros between the file's end and the end of
  * its last page. */
 static int check_sizes(const read_state *state)
@@ -360,7 +347,7 @@ static int flush_pieces(read_state *state)
     if (done < 0) return fl_fail(state->err, FL_ENOMEM, "out of memory for reads of a mapped file");
     FL_TRY(check_sizes(state));
     if (done < state->scratch_used) return fail_gather(state, done);
-    look_at_clock(state, began);
+    fl_read_ahead_note(&state->reader->ahead, began);
     const char *tokens = state->scratch;
     for (int32_t i = 0; i < state->pieces; i++) {
         FL_TRY(write_piece(state, &state->piece[i], tokens));
@@ -396,7 +383,7 @@ static int pread_piece(read_state *state, const token_piece *piece)
         if (got <= 0) return fail_read(state, piece->file, byte + done, got < 0 ? errno : 0);
         done += got;
     }
-    look_at_clock(state, began);
+    fl_read_ahead_note(&state->reader->ahead, began);
     return write_piece(state, piece, state->scratch);
 }
 
@@ -478,12 +465,7 @@ int fl_token_reader_copy(fl_token_reader *reader, fl_window from, int64_t count,
 
 /* ---- reading ahead */
 
-bool fl_token_reader_is_cold(fl_token_reader *reader)
-{
-    if (atomic_load_explicit(&reader->cold, memory_order_relaxed) <= 0) return false;
-    atomic_fetch_sub_explicit(&reader->cold, 1, memory_order_relaxed);
-    return true;
-}
+bool fl_token_reader_is_cold(fl_token_reader *reader) { return fl_read_ahead_take(&reader->ahead); }
 
 void fl_token_reader_advise(const fl_token_reader *reader, const fl_window *windows, int64_t count)
 {

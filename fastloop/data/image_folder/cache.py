@@ -6,7 +6,6 @@ So the file is complete or absent, and a reader needs no lock.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ import numpy as np
 
 from fastloop._core import usable_cpus
 from fastloop.base.checks import make_message
+from fastloop.base.once import make_once
 from fastloop.data.field import Array, open_regular, read_npy_header
 
 ONE_SIZE = (
@@ -80,17 +80,11 @@ def open_cache(
     for name in (_IMAGES, _UNFINISHED, _LOCK):  # opening a FIFO would wait for a writer
         with contextlib.suppress(OSError):  # a missing or unreadable file is made anew
             open_regular(os.path.join(folder, name), "cache", "remove it").close()
-    replaced = _read_cache(path, note)
-    if replaced is None:
-        with open(os.path.join(folder, _LOCK), "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel frees it if this process dies
-            try:
-                replaced = _read_cache(path, note)  # a second process may have made the images
-                if replaced is None:
-                    replaced = _build(path, note, paths, make)
-            finally:  # closing is not enough, because a forked process keeps the file open
-                fcntl.flock(lock, fcntl.LOCK_UN)
-    return path, replaced
+    return path, make_once(
+        os.path.join(folder, _LOCK),
+        lambda: _read_cache(path, note),
+        lambda: _build(path, note, paths, make),
+    )
 
 
 def _read_cache(path: str, note: dict[str, Any]) -> dict[int, int] | None:
