@@ -202,6 +202,9 @@ class Collate:
         float_bits: int,
         /,
     ) -> Any: ...
+    def pad_sequence(
+        self, tensors: Any, fill: Callable[[int], bytes], batch_first: bool, pad_left: bool, /
+    ) -> Any: ...
     def pack(
         self,
         values: list[Any],

@@ -26,7 +26,7 @@ _ADAPTERS = {
     "trl.trainer.": "hugging_face",
 }
 # The functions of each seam: by module, a class, the name of its function, and the adapter whose
-# ``make_call`` makes the function that is put in.
+# ``make_call`` makes the function that is put in. Without a class the function is the module's.
 _SEAMS = {
     "transforms": {
         "torchvision.transforms.transforms": ("Compose", "__call__", "torchvision_compose"),
@@ -40,6 +40,7 @@ _SEAMS = {
             "hugging_face_pad",
         ),
         "datasets.arrow_dataset": ("Dataset", "__getitems__", "hugging_face_rows"),
+        "torch.nn.utils.rnn": ("", "pad_sequence", "torch_pad"),
     },
 }
 # Functions that frameworks set as worker_init_fn, by module. They seed the random generators of a
@@ -104,7 +105,8 @@ def serve_fetches() -> bool:
     ``late_seam.serve_fetches``."""
     is_served = False
     for name, places in _SEAMS.items():
-        if not sys.modules.keys().isdisjoint(places):
+        # torch's own function is always there, and alone does not open a seam.
+        if any(place in sys.modules for place in places if not place.startswith("torch.")):
             is_served |= late_seam.serve_fetches(name, functools.partial(make_seam, name))
     return is_served
 

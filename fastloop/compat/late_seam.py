@@ -26,7 +26,7 @@ class LateSeam(Seam):
     plan stands for the seam's own.
 
     Args:
-        places: by module, a class, the name of its function, and an adapter.
+        places: by module, a class or "", the name of its function, and an adapter.
         find_adapter: imports an adapter. Its ``make_call(seam, before)`` returns the function that
             is put in, and its ``prepare()`` finds out, before a fork, what each worker would find
             out anew.
@@ -87,11 +87,12 @@ class LateSeam(Seam):
 
     def _put_around(self, module: str) -> None:
         cls, name, adapter = self._places[module]
-        owner = getattr(sys.modules[module], cls)
+        owner = getattr(sys.modules[module], cls) if cls else sys.modules[module]
         found = next((one for one in self._patches if one.owner is owner), None)
         if found is None:
             make = self._find_adapter(adapter).make_call
             found = self.add(owner, name, functools.partial(make, self))
+            found.is_shared = not cls
         # A function of a tool or of the program stays on top: it may do anything, and may call
         # fastloop's.
         if is_of(module.partition(".")[0], vars(owner)[name]):

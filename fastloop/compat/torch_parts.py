@@ -342,6 +342,7 @@ is_functorch_wrapped: Any = _take(
     "torch._C._functorch:is_functorch_wrapped_tensor",
     lambda tensor: not is_known("functorch", "Tensors of samples are left"),
 )
+is_tracing: Any = _take("torch.jit:is_tracing", lambda: True)
 without_subclass_functions: Any = _take("torch._C:DisableTorchFunctionSubclass", nullcontext)
 clip_module: Any = _take("torch.nn.utils:clip_grad")
 torch_clip_grad_norm_: Any = _take(

@@ -9,6 +9,7 @@
 
 #include "fl_py.h"
 #include "fl_py_pad.h"
+#include "fl_py_pad_sequence.h"
 #include "fl_py_put.h"
 #include "fl_py_section.h"
 #include "fl_py_stack.h"
@@ -292,6 +293,20 @@ static PyObject *collate_pad(fl_py_collate *self, PyObject *args)
     return fl_py_pad(&self->stacker, args);
 }
 
+PyDoc_STRVAR(pad_sequence_doc,
+             "pad_sequence(tensors, fill, batch_first, pad_left, /)\n--\n\n"
+             "Pad a list or tuple of tensors as torch's function of that name does. Returns\n"
+             "NotImplemented if native code does not cover the tensors, or a mode is on. `fill`\n"
+             "is that of pad(). Long copies release the interpreter lock.");
+
+static PyObject *collate_pad_sequence(fl_py_collate *self, PyObject *args)
+{
+    self->stacker.stacks = 0;
+    int mode = is_mode_active(self);
+    if (mode != 0) return mode < 0 ? NULL : Py_NewRef(Py_NotImplemented);
+    return fl_py_pad_sequence(&self->stacker, args);
+}
+
 PyDoc_STRVAR(pack_doc,
              "pack(values, starts, lengths, rows, width, fill, is_widened, is_label, float_bits, "
              "/)\n--\n\n"
@@ -443,6 +458,7 @@ IN_SECTION(collate_begin)
 IN_SECTION(collate_method_stack)
 IN_SECTION(collate_block)
 IN_SECTION(collate_pad)
+IN_SECTION(collate_pad_sequence)
 IN_SECTION(collate_pack)
 IN_SECTION(collate_segments)
 IN_SECTION(collate_fallbacks)
@@ -452,6 +468,7 @@ static PyMethodDef collate_methods[] = {
     {"stack", (PyCFunction)collate_method_stack_in_section, METH_O, stack_doc},
     {"block", (PyCFunction)collate_block_in_section, METH_VARARGS, block_doc},
     {"pad", (PyCFunction)collate_pad_in_section, METH_VARARGS, pad_doc},
+    {"pad_sequence", (PyCFunction)collate_pad_sequence_in_section, METH_VARARGS, pad_sequence_doc},
     {"pack", (PyCFunction)collate_pack_in_section, METH_VARARGS, pack_doc},
     {"segments", (PyCFunction)collate_segments_in_section, METH_VARARGS, segments_doc},
     {"fallbacks", (PyCFunction)collate_fallbacks_in_section, METH_NOARGS, fallbacks_doc},

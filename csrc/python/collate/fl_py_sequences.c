@@ -296,8 +296,7 @@ static int put_runs(fl_py_sequences *self, char *to, int64_t total, const char *
 
 /* ---- the tensor */
 
-/* Gets the bytes of one padding element from `fill`: 0, or -1 and an exception. */
-static int find_padding(PyObject *fill, fl_dtype dtype, char *element)
+int fl_py_sequences_find_padding(PyObject *fill, fl_dtype dtype, char *element)
 {
     PyObject *bytes = PyObject_CallFunction(fill, "i", dtype.code * 256 + dtype.bits);
     if (bytes == NULL) return -1;
@@ -341,7 +340,7 @@ PyObject *fl_py_sequences_tensor(fl_py_stacker *stacker, fl_py_sequences *self,
             return Py_NewRef(Py_NotImplemented);
         if (fl_tensor_bytes(self->to, 2, rule->shape) < 0)
             return fl_py_sequences_fail_size(rule->shape[0]);
-        if (find_padding(rule->fill, self->to, element) != 0) return NULL;
+        if (fl_py_sequences_find_padding(rule->fill, self->to, element) != 0) return NULL;
         PyObject *tensor = fl_py_stacker_tensor(stacker, self->to, 2, rule->shape, &data);
         if (tensor == NULL) return NULL;
         int status = FL_PY_UNCOVERED;

@@ -59,6 +59,10 @@ void fl_py_sequences_close(fl_py_sequences *self);
 PyObject *fl_py_sequences_tensor(fl_py_stacker *stacker, fl_py_sequences *self,
                                  const fl_py_sequences_rule *rule);
 
+/* Gets the bytes of one padding element, at most 8, from a rule's `fill`: 0, or -1 and an
+ * exception. */
+int fl_py_sequences_find_padding(PyObject *fill, fl_dtype dtype, char *element);
+
 /* Raises MemoryError: no memory can hold that many rows of this width. Returns NULL. */
 void *fl_py_sequences_fail_size(int64_t rows);
 

@@ -138,7 +138,7 @@ static int is_true(PyObject *owned)
  * gradient or is lazily negated, -1 exception. */
 static int has_strings_attached(const fl_py_stacker *self, PyObject *tensor)
 {
-    int answer = is_true(PyObject_GetAttrString(tensor, "requires_grad"));
+    int answer = is_true(PyObject_GetAttr(tensor, self->requires_grad));
     if (answer != 0) return answer;
     return is_true(PyObject_CallOneArg(self->is_neg, tensor));
 }
@@ -513,7 +513,9 @@ int fl_py_stacker_open(fl_py_stacker *self, PyObject *torch)
     if (status != 0 || find_in_torch(self, torch) != 0) return -1;
     self->zero = PyLong_FromLong(0);
     self->out_name = Py_BuildValue("(s)", "out");
-    return self->zero != NULL && self->out_name != NULL ? 0 : -1;
+    self->requires_grad = PyUnicode_InternFromString("requires_grad");
+    bool is_there = self->zero != NULL && self->out_name != NULL && self->requires_grad != NULL;
+    return is_there ? 0 : -1;
 }
 
 void fl_py_stacker_close(fl_py_stacker *self)
@@ -529,6 +531,7 @@ void fl_py_stacker_close(fl_py_stacker *self)
     Py_CLEAR(self->as_tensor);
     Py_CLEAR(self->zero);
     Py_CLEAR(self->out_name);
+    Py_CLEAR(self->requires_grad);
     Py_CLEAR(self->int8);
     Py_CLEAR(self->uint8);
     fl_py_dlpack_close(&self->dlpack);

@@ -27,6 +27,7 @@ typedef struct fl_py_stacker {
     PyObject *is_neg, *stack, *as_tensor; /* owned: torch's */
     PyObject *zero, *out_name;            /* owned: arguments of stack: 0 and ("out",) */
     PyObject *int8, *uint8;               /* owned: torch's */
+    PyObject *requires_grad;              /* owned: the name */
     PyObject *block;                      /* owned: the tensor of fl_py_stacker_block, or NULL */
     fl_pool *pools[FL_PY_POOLS];          /* owned; NULL until used */
     int32_t stacks;                       /* number of this batch's stacks so far */
