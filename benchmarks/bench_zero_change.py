@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,y] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,z] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -30,11 +30,13 @@ w    Hugging Face's datasets with a column of the files of row g, and a function
      Compose for each image, as the example of image classification has it
 x    the texts of row f in a DataLoader, with a collate function around tokenizer.pad()
 y    row f with DataCollatorForSeq2Seq
+z    a list of (tensor of 20 to 200 ids, int), with a collate function around pad_sequence()
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
-are the medians of the second epoch's time, with the digest's own time taken off. One table row
-each on stdout, with the ratio of each pair of turns at its least; JSON lines in FILE.
+are the medians of the second epoch's time, from row z on of the CPU time of all its processes, with
+the digest's own time taken off. One table row each on stdout, with the ratio of each pair of turns
+at its least; JSON lines in FILE.
 
 With two workers, rows a, b, c and g also feed a simulated device, whose step takes half of the time
 in which `python` makes a batch: how much of an epoch it works, from the first batch on.
@@ -45,6 +47,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -75,6 +78,7 @@ class Row:
     count: int
     goals: tuple[float, float]  # without workers, with two
     has_target: bool = False
+    has_cpu_time: bool = False  # is judged by CPU time
     policy: str = ""  # an operation on colours, a policy, or a chain with unknown operations
 
 
@@ -108,6 +112,9 @@ ROWS = {
     "w": Row("Hugging Face's images, with_transform", "images", 1, 768, (1.4, 1.4)),
     "x": Row("a function around tokenizer.pad()", "texts", 0, 4_000, (5, 1.2)),
     "y": Row("Trainer, Seq2Seq", "Trainer", 0, 4_000, (5, 5), policy="DataCollatorForSeq2Seq"),
+    "z": Row(
+        "a function around pad_sequence()", "sequences", 0, 20_000, (1.8, 1.2), has_cpu_time=True
+    ),
 }
 
 
@@ -296,7 +303,25 @@ def make_trainer_loader(row: Row, workers: int) -> Any:
     return trainer.get_train_dataloader()
 
 
+def make_sequences_loader(row: Row, workers: int) -> Any:
+    import numpy as np
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    def collate(samples: list[Any]) -> Any:
+        ids, labels = zip(*samples, strict=True)
+        return pad_sequence(ids, batch_first=True), torch.tensor(labels)
+
+    lengths = np.random.default_rng(1).integers(20, 200, row.count).tolist()
+    samples = [(torch.arange(length), length % 2) for length in lengths]
+    return torch.utils.data.DataLoader(
+        samples, 128, shuffle=True, num_workers=workers, collate_fn=collate
+    )
+
+
 def make_loader(row: Row, workers: int) -> Any:
+    if row.kind == "sequences":
+        return make_sequences_loader(row, workers)
     if row.kind in ("Trainer", "texts"):
         return make_trainer_loader(row, workers)
     sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
@@ -312,6 +337,12 @@ def make_loader(row: Row, workers: int) -> Any:
     return DataLoader(make_dataset(row), 128, shuffle=True, num_workers=workers)
 
 
+def cpu_time() -> float:
+    """Return the CPU seconds of this process and of the workers that have ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def play(row: Row, workers: int, step_us: float) -> None:
     """Print microseconds a batch of the second epoch, and the digest; with a step, the share of a
     third epoch, from its first batch on, for which a device with such steps works."""
@@ -323,12 +354,17 @@ def play(row: Row, workers: int, step_us: float) -> None:
     digest = sha1(usedforsecurity=False)
     for _ in range(2):
         taken, start, batches = 0.0, perf_counter(), 0
+        used, begin_cpu = 0.0, cpu_time()
         for batch in loader:
             taken += perf_counter() - start
+            before = cpu_time()
             for part in batch.values() if hasattr(batch, "values") else batch:
                 digest.update(part.numpy())
             batches += 1
+            used += cpu_time() - before
             start = perf_counter()
+        if row.has_cpu_time:
+            taken = cpu_time() - begin_cpu - used
     digest.update(torch.get_rng_state().numpy())
     us, begin, batches = taken / batches * 1e6, 0.0, 0
     for _ in loader if step_us > 0 else ():
