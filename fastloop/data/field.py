@@ -242,7 +242,8 @@ class Field:
         NumPy would end the process."""
         if self._table is None:
             self._table = Table(torch.Tensor, ((array, self.name, self.file),))
-        rows = np.arange(len(array))[index]
+        is_one = type(index) is int  # the numbers of all rows would take longer than the row
+        rows = np.int64(read_row(index, len(array))) if is_one else np.arange(len(array))[index]
         out = torch.empty((rows.size, *array.shape[1:]), dtype=torch_dtype(array))
         for row, target in zip(rows.flat, out, strict=True):
             copy_row(self._table, int(row), (target,))
