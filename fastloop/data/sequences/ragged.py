@@ -267,6 +267,9 @@ class RaggedArray(Sequence[torch.Tensor]):
         offsets = [np.append(0, np.cumsum(each, dtype=np.int64)) for each in lengths]
         if len(values) == 1:
             return cls(values[0], offsets[0])
+        # Those of a damaged file may be anything.
+        pairs = zip(offsets, values, strict=True)
+        offsets = [_read_offsets(each, len(part)) for each, part in pairs]
         return cls._join(values, [np.stack([each[:-1], each[1:]], 1) for each in offsets])
 
     def bytes_for(self, device: torch.device) -> int:
