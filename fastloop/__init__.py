@@ -14,6 +14,7 @@ _NAMES = {
     "fastloop.data.samplers": "BlockShuffleSampler LengthBucketBatchSampler ShuffleSampler",
     "fastloop.data.sequences.pad": "PackCollate PadCollate",
     "fastloop.data.sequences.ragged": "RaggedArray",
+    "fastloop.data.shards.arrow": "ArrowDataset",
     "fastloop.data.tokens.dataset": "TokenDataset",
     "fastloop.loader.device_iter": "prefetch",
     "fastloop.loader.dataloader": "DataLoader stats",

@@ -17,6 +17,7 @@ from fastloop.data.samplers import (
 from fastloop.data.sequences.pad import PackCollate as PackCollate
 from fastloop.data.sequences.pad import PadCollate as PadCollate
 from fastloop.data.sequences.ragged import RaggedArray as RaggedArray
+from fastloop.data.shards.arrow import ArrowDataset as ArrowDataset
 from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
 from fastloop.loader.dataloader import DataLoader as DataLoader
 from fastloop.loader.dataloader import (

@@ -89,9 +89,7 @@ class Samples:
         return arrays
 
     def chosen(self) -> Array | None:
-        """Return the rows that shuffle() and select() have left; None: all."""
-        indices = self.dataset._indices
-        return None if indices is None else indices.table.column(0).to_numpy().view(np.int64)
+        return chosen_rows(self.dataset)
 
     def lists(self, name: str, are_alike: bool = True) -> tuple[Array, Array]:
         """Return a column of lists of integers: all values, and ``[rows, 2]``: where each list
@@ -138,10 +136,25 @@ class Samples:
         return columns
 
 
+def chosen_rows(dataset: Any) -> Array | None:
+    """Return the rows that shuffle() and select() have left; None: all."""
+    indices = dataset._indices
+    return None if indices is None else indices.table.column(0).to_numpy().view(np.int64)
+
+
+def _is_plain(dataset: Any) -> bool:
+    """Tell whether the class is datasets' own: a subclass may override anything."""
+    return type(dataset) is getattr(sys.modules.get(_DATASETS), "Dataset", None)
+
+
+def arrow_of(dataset: Any) -> tuple[Any, Array | None] | None:
+    """Return the ``pyarrow.Table`` of a ``datasets.Dataset``, and the rows that are chosen of it;
+    None: an object of a different class."""
+    return (dataset._data.table, chosen_rows(dataset)) if _is_plain(dataset) else None
+
+
 def _check_class(dataset: Any) -> None:
-    """Raise NotCoveredError for a subclass, which may override anything."""
-    known = getattr(sys.modules.get(_DATASETS), "Dataset", None)
-    if type(dataset) is not known:
+    if not _is_plain(dataset):
         raise NotCoveredError(f"the dataset is a {type(dataset).__name__}, not plain array data")
 
 

@@ -26,7 +26,7 @@ class _Rows(NamedTuple):
     file: None = None
 
 
-def _join(fields: Sequence[Any]) -> Any:
+def join_fields(fields: Sequence[Any]) -> Any:
     """Return one field with the rows of several, field after field."""
     name, kinds = fields[0].name, {type(field) for field in fields}
     leave_if(kinds not in ({Field}, {RaggedArray}), f"{name} is not of one kind in all sources")
@@ -41,6 +41,7 @@ def _join(fields: Sequence[Any]) -> Any:
     has_tensors = any(isinstance(values_of(each), torch.Tensor) for each in fields)
     leave_if(has_tensors, f"{name} has sequences in tensors, within a mixture")
     joined = RaggedArray.from_parts(parts)
+    joined.file = joined._field.file = joined.file or fields[0].file
     return joined._over(slice(0, len(joined)), name)
 
 
@@ -67,7 +68,7 @@ class _Batch:
         self.main = self.fields.main()
         if len(datasets) > 1 and not joined:
             for i, key in enumerate(keys):
-                joined[key] = _join([each._fields[i] for each in datasets])
+                joined[key] = join_fields([each._fields[i] for each in datasets])
         for key, field in joined.items():
             self.sources[key] = field, None
         self.columns = Columns(None)

@@ -1,0 +1,1 @@
+"""Datasets of shards: files that hold many samples each."""
