@@ -34,6 +34,7 @@ def make(rows: int = 40, seed: int = 0) -> Any:
             "half": pa.array(draw.random(rows).astype(np.float16)),
             "flag": draw.random(rows) > 0.5,
             "box": pa.FixedSizeListArray.from_arrays(pairs, 3),
+            "pair": pairs[:rows],
             "input_ids": pa.array(lists, pa.list_(pa.int32())),
             "labels": pa.array(lists, pa.large_list(pa.int64())),
             "text": [f"é{number}" for number in range(rows)],
@@ -95,7 +96,7 @@ def test_files_follow_one_another(tmp_path: Path, is_stream: bool) -> None:
 CASES: list[tuple[list[str], Any]] = [
     (NUMBERS, None),
     (LISTS, PadCollate(return_mask=True)),
-    ([*LISTS, "box", "flag"], PadCollate(padding_side="left")),
+    ([*LISTS, "box", "pair"], PadCollate(padding_side="left")),
     (LISTS[:3], PackCollate(max_tokens=16)),
     (["text", "raw", "flag"], None),
     (["text", "labels"], PadCollate()),
@@ -181,10 +182,10 @@ def test_a_dataset_of_hugging_face(tmp_path: Path) -> None:
     data = ArrowDataset(some, LISTS)
     assert data._sources["labels"].file[0].startswith(str(tmp_path))  # type: ignore[union-attr, index]
     assert [row.tolist() for row in data.column("labels")] == some.with_format(None)["labels"][:]
-    for collate in (PadCollate(), PackCollate(max_tokens=16)):
+    for names, collate in (CASES[0], CASES[1], CASES[3]):
         batches = []
         for kind in (DataLoader, TorchLoader):
-            loader = kind(ArrowDataset(some, LISTS[:3]), 5, collate_fn=collate)
+            loader = kind(ArrowDataset(some, names), 5, collate_fn=collate)
             batches.append(list(loader))
         assert_same(*batches)
     again = pickle.loads(pickle.dumps(data))
@@ -328,12 +329,12 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
         assert found.value.errno == errno.ESTALE and found.value.filename == path
 
 
-@pytest.mark.parametrize("name", ["labels", "box", "text"])
+@pytest.mark.parametrize("name", ["labels", "pair", "box", "text"])
 def test_a_file_that_becomes_shorter(name: str, tmp_path: Path) -> None:
     table = pa.concat_tables([make(900, seed) for seed in range(9)])
     path = write(tmp_path / "a", table)
     data = ArrowDataset(path, [name])
-    loader = DataLoader(data, 64, collate_fn=PadCollate() if name == "labels" else None)
+    loader = DataLoader(data, 64, collate_fn=PadCollate() if name in ("labels", "pair") else None)
     batches = iter(loader)
     next(batches)
     os.truncate(path, 4096)
