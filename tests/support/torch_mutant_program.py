@@ -247,6 +247,8 @@ LOADER_LOOPS = ("arrays", "array_workers", "samples", "processes", "streams", "t
 STEP_LOOPS = ("scaler", "clip", "stepper")
 ROUNDED = ("clip", "stepper")  # fastloop's classes add up in double
 ONLY_CLASSES = ("threads", "resumed", "stepper")
+# Groups of the table without a loop. To import their parts would take longer than most loops.
+WITHOUT_LOOPS = {"shards", "fsdp"}
 
 
 class _Torch:
@@ -288,9 +290,9 @@ def put_syntax(syntax: dict[str, str]) -> None:
         parts[group] = tuple(known)
 
 
-def unnoticed(parts: Any) -> list[str]:
+def unnoticed(parts: Any, groups: list[str]) -> list[str]:
     """Paths of functions that fastloop compares, and finds to be as it knows them."""
-    every = [part for group in parts.GROUPS for part in parts.parts_of(group) if part.forms]
+    every = [part for group in groups for part in parts.parts_of(group) if part.forms]
     return sorted({part.path for part in every if not parts._compare(part)})
 
 
@@ -319,8 +321,9 @@ def run_loops(loops: tuple[str, ...], syntax: dict[str, str]) -> dict[str, Any]:
     report["warnings"] = [text for text in texts if SIGN in text]
     report["others"] = [text for text in texts if SIGN not in text]
     parts = sys.modules["fastloop.compat.torch_parts"]
-    report["unnoticed"] = unnoticed(parts)
-    report["differences"] = {g: parts.difference(g) for g in parts.GROUPS if parts.difference(g)}
+    groups = [group for group in parts.GROUPS if group not in WITHOUT_LOOPS]
+    report["unnoticed"] = unnoticed(parts, groups)
+    report["differences"] = {g: parts.difference(g) for g in groups if parts.difference(g)}
     return report
 
 

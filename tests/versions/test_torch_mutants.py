@@ -23,7 +23,7 @@ import torch_mutant_cases
 from time_limits import limit
 from torch_mutant_cases import CASES, KEYWORD, STATEMENTS
 from torch_mutant_fresh import FRESH
-from torch_mutant_program import SIGN
+from torch_mutant_program import SIGN, WITHOUT_LOOPS
 from torch_mutants import ADDED, NEWER, Edit, order_parameters, rename, rename_parameter
 
 from fastloop.compat import torch_parts
@@ -108,7 +108,7 @@ SILENT = ("functorch", "sparse")
 def test_every_part_of_the_table_has_its_changes() -> None:
     """Renamed or removed, unless users have its name; with another parameter, and doing more; with
     other names of the attributes that fastloop reads."""
-    assert torch_parts._PARTS.keys() - torch_mutant_cases.LOOPS.keys() == {"shards", "fsdp"}
+    assert torch_parts._PARTS.keys() - torch_mutant_cases.LOOPS.keys() == WITHOUT_LOOPS
     for group in torch_parts._PARTS.keys() & torch_mutant_cases.LOOPS.keys():
         for part in torch_parts._PARTS[group]:
             of_part = dict(torch_mutant_cases.cases_of_part(part, group))
