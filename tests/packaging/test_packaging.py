@@ -1,6 +1,7 @@
 """What a user installs: the sdist is complete, builds without torch, and imports without it."""
 
 import importlib.metadata
+import re
 import shutil
 import sys
 import tarfile
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from sources import ROOT
-from user_environment import NOT_SOURCES, lend, quick_compiler, run, run_well
+from user_environment import NOT_SOURCES, fake_toolkit, lend, quick_compiler, run, run_well
 
 import fastloop
 
@@ -28,18 +29,26 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment with NumPy and fastloop, built there from the sdist."""
-    place = tmp_path_factory.mktemp("install")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("install")
+
+
+@pytest.fixture(scope="module")
+def installed(sdist: Path, place: Path) -> Path:
+    """The Python of a new environment with NumPy and fastloop, built there from the sdist. nvcc is
+    broken there."""
     venv.create(place / "env", symlinks=True)
     (site,) = (place / "env").glob("lib/python*/site-packages")
     for package in ("pip", "setuptools", "numpy"):
         lend(package, site)
     python = place / "env" / "bin" / "python"
     flags = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
-    # One architecture, where there is nvcc: each takes many seconds to compile for.
-    variables = {"CC": quick_compiler(place), "FASTLOOP_CUDA_ARCHS": "75"}
-    run_well(python, "-m", "pip", "install", *flags, sdist, cwd=place, **variables)
+    compiles = """echo 'x.cu(3): error: "broken"'; echo 'more \\'; exit 2"""
+    toolkit = fake_toolkit(place / "cuda", compiles=compiles)
+    variables = {"CC": quick_compiler(place), "CUDA_HOME": str(toolkit)}
+    done = run(python, "-m", "pip", "install", "-v", *flags, sdist, cwd=place, **variables)
+    assert done.returncode == 0, done.stderr
+    (place / "said").write_text(done.stderr)  # there -v shows what the build prints
     assert run(python, "-c", "import torch", cwd=place).returncode != 0
     return python
 
@@ -106,6 +115,19 @@ def test_install_holds_the_package_and_its_types_alone(installed: Path, tmp_path
 def test_import_works_without_torch(installed: Path, tmp_path: Path) -> None:
     code = "import fastloop; print(fastloop.build_info())"
     assert "0.1.0" in run_well(installed, "-c", code, cwd=tmp_path)
+
+
+def test_a_build_with_a_broken_nvcc_works_and_tells_why(installed: Path, place: Path) -> None:
+    line = f'{place}/cuda/bin/nvcc failed: x.cu(3): error: "broken"'
+    assert f"fastloop is built without CUDA: {line}\n" in (place / "said").read_text()
+    said = run_well(installed, "-m", "fastloop", "doctor", cwd=place)
+    assert re.search(r"^device +CPU only, built without CUDA: (.*)$", said, re.M)[1] == line
+    code = """import fastloop, fastloop._core as core
+print(fastloop.build_info()["cuda_reason"])
+core.check_cuda(0)"""
+    done = run(installed, "-c", code, cwd=place)
+    assert done.stdout == f'{line}\nx.cu(3): error: "broken"\nmore \\\n'
+    assert "RuntimeError: this fastloop was built without CUDA" in done.stderr
 
 
 def test_dataloader_without_torch_says_what_to_run(installed: Path, tmp_path: Path) -> None:

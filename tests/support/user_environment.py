@@ -3,12 +3,16 @@
 import importlib.metadata
 import os
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
 from time_limits import limit
 
 NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache")
+# What nvcc answers.
+NVCC = "Cuda compilation tools, release 13.0, V13.0.88"
+ARCHS = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120"
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -49,3 +53,27 @@ def lend(package: str, site: Path) -> None:
         source = Path(str(importlib.metadata.distribution(package).locate_file(top)))
         if not (site / top).exists():
             (site / top).symlink_to(source)
+
+
+def fake_toolkit(
+    root: Path, version: str = NVCC, known: str = ARCHS, compiles: str = 'touch "$out"'
+) -> Path:
+    """A folder with an nvcc that answers as the real one does, and writes to `log` what it is
+    asked."""
+    (root / "bin").mkdir(parents=True)
+    (root / "lib").mkdir()
+    (root / "lib" / "libcudart_static.a").touch()
+    nvcc = root / "bin" / "nvcc"
+    nvcc.write_text(f"""#!/bin/sh
+echo "$@" >> {root}/log
+for out in "$@"; do :; done
+case "$1" in
+--version) echo '{version}' ;;
+--list-gpu-code) echo '{known}' ;;
+--dryrun) echo '#$ INCLUDES="-I{root}/include"  ' >&2
+    echo '#$ LIBRARIES=  "-L{root}/lib64/stubs" "-L{root}/lib64"' >&2 ;;
+*) {compiles} ;;
+esac
+""")
+    nvcc.chmod(nvcc.stat().st_mode | stat.S_IXUSR)
+    return root
