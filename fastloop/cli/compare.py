@@ -2,14 +2,17 @@
 
 usage: python -m fastloop compare [OPTIONS] SCRIPT [ARGS]
        python -m fastloop compare [OPTIONS] -m MODULE [ARGS]
+       python -m fastloop compare --baseline FILE [--max-slower 3%] [OPTIONS] SCRIPT [ARGS]
        python -m fastloop compare A.json B.json
 
 Runs the first steps of a program plain and with torch patched, in turns. Prints what both cost, and
 whether losses and parameters are equal to the last bit. Two reports of fastloop.report() are
-printed side by side.
+printed side by side. With --baseline the patched program is compared with its own speed of an
+earlier day; a file that is not there yet is written.
 
 Exit status: 0 equal, 1 different, 2 the program or its arguments fail, 3 no verdict, for example
-because two plain runs differ.
+because two plain runs differ. With --baseline: 0 not slower, 1 slower, 2 the program fails, or the
+noise is too large to tell.
 """
 
 # This module does not import torch, because each program runs in a process of its own.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from itertools import product
@@ -30,7 +34,7 @@ from fastloop.base.names import read_options
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
 from fastloop.tools import text
-from fastloop.tools.compare import runs
+from fastloop.tools.compare import gate, runs
 from fastloop.tools.report import files
 
 SCHEMA = "fastloop.compare/1"
@@ -49,7 +53,7 @@ def _parse(args: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--steps", type=int, default=50, metavar="N", help="steps of each run (50)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="runs of each kind (3)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="runs of each kind (3; baseline 7)")
     parser.add_argument(
         "--seed", type=int, metavar="N",
         help="seed Python, NumPy and torch at the import of torch, for programs without a seed",
@@ -60,12 +64,23 @@ def _parse(args: list[str]) -> argparse.Namespace:
         metavar="NAMES",
         help="parts of torch to patch, as with run",
     )
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="the speed to compare with")
+    parser.add_argument(
+        "--max-slower", default="3%", metavar="PERCENT", help="how much slower a step may be (3%%)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     parser.add_argument("-m", action="store_true", dest="is_module", help=argparse.SUPPRESS)
     parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = read_options(parser, args)
+    is_gate = given.baseline is not None
+    given.rounds = given.rounds if given.rounds is not None else 7 if is_gate else 3
+    rounds = gate.LEAST_ROUNDS if is_gate else 2
     # A recorder keeps 16 384 steps, so all of 10 000 steps are kept.
-    for name, least, most in (("steps", 2, 10_000), ("rounds", 2, 100), ("seed", 0, 2**32 - 1)):
+    for name, least, most in (
+        ("steps", 2, 10_000),
+        ("rounds", rounds, 100),
+        ("seed", 0, 2**32 - 1),
+    ):
         value = getattr(given, name)
         if value is not None and not least <= value <= most:
             parser.error(f"--{name} must be {least} to {most:,}, got {value}")
@@ -73,9 +88,14 @@ def _parse(args: list[str]) -> argparse.Namespace:
         make_environment(given.only)
     except ValueError as error:
         parser.error(str(error))
-    if given.json is not None and not given.json.absolute().parent.is_dir():
-        missing = given.json.absolute().parent
-        parser.error(f"--json {given.json}: there is no folder {str(missing)!r}; make it first")
+    for name, path in (("json", given.json), ("baseline", given.baseline)):
+        if path is not None and not path.absolute().parent.is_dir():
+            missing = str(path.absolute().parent)
+            parser.error(f"--{name} {path}: there is no folder {missing!r}; make it first")
+    share = re.fullmatch(r"(\d+(?:\.\d+)?)%", given.max_slower)
+    if share is None:
+        parser.error(f"--max-slower must be a percentage such as 3%, got {given.max_slower!r}")
+    given.max_slower = float(share[1]) / 100
     if not given.program:
         parser.error("there is nothing to run; name a script, or a module after -m")
     if os.environ.get("FASTLOOP") == "0":
@@ -118,21 +138,63 @@ def _run(given: argparse.Namespace, what: str) -> tuple[Any, str]:
     return found, "\n".join([*lines, f"the program ended with status {status}"])
 
 
+class _NoRunError(Exception):
+    """A run failed or left no record. The first argument is the exit status."""
+
+
+def _try(given: argparse.Namespace, kind: str, number: int) -> dict[str, Any]:
+    """Run the program once, and return the record."""
+    run, failure = _run(given, given.only if kind == "patched" else "")
+    if failure:
+        is_ours = kind == "patched" and number == 0 and given.baseline is None
+        where = f"{kind} program fails" + is_ours * ", but the plain program does not"
+        print(f"{failure}\nfastloop compare: the {where}", file=sys.stderr)
+        raise _NoRunError(_STATUS[runs.DIFFERENT] if is_ours else _FAILED)
+    if run is None:
+        print(_NO_RECORD)
+        raise _NoRunError(_FAILED if given.baseline else _STATUS[runs.UNKNOWN])
+    found: dict[str, Any] = run
+    return found
+
+
+def _gate(given: argparse.Namespace) -> int:
+    """Measure the patched program, and write or compare its baseline."""
+    try:
+        stored = gate.read(given.baseline) if given.baseline.exists() else None
+    except (OSError, ValueError) as error:
+        remedy = "name another file, or remove this one to measure anew"
+        print(f"fastloop compare: --baseline {given.baseline}: {error}; {remedy}", file=sys.stderr)
+        return _FAILED
+    rounds: list[gate.Round] = []
+    with text.progress("compare", given.rounds, files.say) as show:
+        for number in range(given.rounds):
+            show(f"round {number + 1} of {given.rounds}")
+            before = gate.measure_yardstick()
+            run = _try(given, "patched", number)
+            if run["steps_per_second"] is None:
+                print("CANNOT TELL: the program has too few steps", file=sys.stderr)
+                return _FAILED
+            yardstick = (before + gate.measure_yardstick()) / 2
+            rounds.append((1 / run["steps_per_second"], yardstick))
+    today = gate.describe(given.program, run, rounds)
+    if given.json is not None:
+        given.json.write_text(json.dumps(today, indent=1) + "\n")
+    if stored is None:
+        given.baseline.write_text(json.dumps(today, indent=1) + "\n")
+        print(f"there was no baseline; {given.baseline} is the baseline from now on")
+        return 0
+    status, said = gate.judge(stored, today, given.max_slower)
+    print(f"{' '.join(given.program)}: {given.rounds} rounds of {run['steps']} steps")
+    print(said)
+    return status
+
+
 def _compare(given: argparse.Namespace, args: list[str]) -> int:
     seen: dict[str, list[dict[str, Any]]] = {"plain": [], "patched": []}
     with text.progress("compare", 2 * given.rounds, files.say) as show:
         for number, kind in product(range(given.rounds), seen):
             show(f"round {number + 1} of {given.rounds}, {kind}")
-            run, failure = _run(given, given.only if kind == "patched" else "")
-            if failure:
-                is_ours = kind == "patched" and number == 0
-                where = f"{kind} program fails" + is_ours * ", but the plain program does not"
-                print(f"{failure}\nfastloop compare: the {where}", file=sys.stderr)
-                return _STATUS[runs.DIFFERENT] if is_ours else _FAILED
-            if run is None:
-                print(_NO_RECORD)
-                return _STATUS[runs.UNKNOWN]
-            seen[kind].append(run)
+            seen[kind].append(_try(given, kind, number))
     print(f"{' '.join(given.program)}: {given.rounds} rounds of {given.steps} steps, in turns")
     print(runs.make_table(**seen, limit=given.steps))
     if given.json is not None:
@@ -159,10 +221,13 @@ def _compare_reports(paths: list[str]) -> int:
 
 def main(args: list[str]) -> int:
     """Run the command and return its exit status."""
-    if args and args[0].endswith(".json"):
+    if args and args[0].endswith(".json") and not args[0].startswith("-"):
         return _compare_reports(args)
     given = _parse(args)
     try:
-        return _compare(given, args)
+        return _gate(given) if given.baseline is not None else _compare(given, args)
+    except _NoRunError as error:
+        status: int = error.args[0]
+        return status
     except KeyboardInterrupt:
         return 130

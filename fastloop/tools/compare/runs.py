@@ -30,18 +30,20 @@ class Figure(NamedTuple):
     high: float
 
 
-def _draw_interval(rounds: Sequence[Any], compute: Callable[[Sequence[Any]], float]) -> Figure:
-    """Return `compute(rounds)` and the bootstrap interval (Efron 1979, percentiles; a fixed
-    seed)."""
-    draw = random.Random(len(rounds))
-    drawn = sorted(compute(draw.choices(rounds, k=len(rounds))) for _ in range(_DRAWS))
+def draw_interval(compute: Callable[..., float], *samples: Sequence[Any]) -> Figure:
+    """Return `compute(*samples)` and the bootstrap interval (Efron 1979, percentiles; a fixed
+    seed). Each sample is drawn anew by itself."""
+    draw = random.Random(len(samples[0]))
+    drawn = sorted(
+        compute(*(draw.choices(rounds, k=len(rounds)) for rounds in samples)) for _ in range(_DRAWS)
+    )
     cut = _DRAWS // 40  # 2.5 % at each end
-    return Figure(compute(rounds), drawn[cut], drawn[-1 - cut])
+    return Figure(compute(*samples), drawn[cut], drawn[-1 - cut])
 
 
 def median_of(rounds: Sequence[float]) -> Figure:
     """Return the median of rounds."""
-    return _draw_interval(rounds, statistics.median)
+    return draw_interval(statistics.median, rounds)
 
 
 def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> Figure:
@@ -51,7 +53,7 @@ def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> Figure:
     def divide(pairs: Sequence[tuple[float, float]]) -> float:
         return statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
 
-    return _draw_interval(list(zip(theirs, ours, strict=True)), divide)
+    return draw_interval(divide, list(zip(theirs, ours, strict=True)))
 
 
 def judge(ratio: Figure) -> str:
