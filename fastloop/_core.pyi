@@ -449,6 +449,17 @@ def bucket_steps(
     drop_last: bool,
     /,
 ) -> list[np.ndarray[Any, np.dtype[np.int64]]]: ...
+def balance_window(
+    lengths: np.ndarray[Any, np.dtype[np.int64]],
+    costs: np.ndarray[Any, np.dtype[np.float64]],
+    order: np.ndarray[Any, np.dtype[np.int64]],
+    ends: np.ndarray[Any, np.dtype[np.int64]],
+    ranks: int,
+    accumulate: int,
+    max_tokens: int,
+    drop_last: bool,
+    /,
+) -> int: ...
 def pack_rows(
     lengths: list[int], max_tokens: int, /
 ) -> tuple[tuple[int, int], list[int], list[int], list[int], int]: ...

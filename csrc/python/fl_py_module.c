@@ -6,6 +6,7 @@
 #include "fl_pages.h"
 #include "fl_py_array_loader.h"
 #include "fl_py_arrow.h"
+#include "fl_py_balance.h"
 #include "fl_py_batch_pool.h"
 #include "fl_py_buckets.h"
 #include "fl_py_collate.h"
@@ -221,6 +222,7 @@ static PyMethodDef module_methods[] = {
     {"arrow_lists", fl_py_arrow_lists, METH_O, fl_py_arrow_lists_doc},
     {"int_lists", fl_py_int_lists, METH_VARARGS, fl_py_int_lists_doc},
     {"bucket_steps", fl_py_bucket_steps, METH_VARARGS, fl_py_bucket_steps_doc},
+    {"balance_window", fl_py_balance_window, METH_VARARGS, fl_py_balance_window_doc},
     {"pack_rows", fl_py_pack_rows, METH_VARARGS, fl_py_pack_rows_doc},
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},
     {"token_index", fl_py_token_index, METH_VARARGS, fl_py_token_index_doc},
