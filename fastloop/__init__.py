@@ -9,6 +9,7 @@ from __future__ import annotations
 # The public names of each module. __init__.pyi lists the same names for type checkers.
 _NAMES = {
     "fastloop.data.arrays": "ArrayDataset",
+    "fastloop.data.cost_batches": "CostBatchSampler",
     "fastloop.data.image_folder.dataset": "ImageFolder",
     "fastloop.data.mixture": "MixtureDataset",
     "fastloop.data.samplers": "BlockShuffleSampler LengthBucketBatchSampler ShuffleSampler",

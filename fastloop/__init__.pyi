@@ -3,6 +3,7 @@
 from fastloop import transforms as transforms
 from fastloop.compat.seams import SeamStatus as SeamStatus
 from fastloop.data.arrays import ArrayDataset as ArrayDataset
+from fastloop.data.cost_batches import CostBatchSampler as CostBatchSampler
 from fastloop.data.image_folder.dataset import ImageFolder as ImageFolder
 from fastloop.data.mixture import MixtureDataset as MixtureDataset
 from fastloop.data.samplers import (
@@ -77,6 +78,7 @@ __all__ = [
     "ArrayDataset",
     "BatchPlan",
     "BlockShuffleSampler",
+    "CostBatchSampler",
     "DataLoader",
     "Diagnosis",
     "GradScaler",

@@ -378,7 +378,42 @@ def read_lengths(given: Any, max_tokens: int | None) -> Vector:
     return lengths.astype(np.int64)
 
 
-class LengthBucketBatchSampler(EpochSampler[list[int]]):
+class RankedBatchSampler(EpochSampler[list[int]]):
+    """A sampler whose batches depend on the number of ranks. For other ranks, what was dealt before
+    is computed again, and the rest of the epoch is divided into new batches. Its ``fingerprint`` is
+    a text that differs if the batches for the same (seed, epoch) and ranks differ."""
+
+    max_tokens: int | None
+
+    @property
+    def sampler(self) -> RankedBatchSampler:
+        """The sampler itself: frameworks call ``batch_sampler.sampler.set_epoch()``."""
+        return self
+
+    def __len__(self) -> int:
+        """The number of batches for one rank. A limit of tokens makes it depend on the epoch."""
+        return self.length_of(self.epoch)
+
+    def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
+        """Return the number of batches in an epoch, less the batches that were dealt before."""
+        raise NotImplementedError
+
+    def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
+        raise NotImplementedError
+
+    def as_with(self, ranks: int, size: int) -> RankedBatchSampler:
+        """Return a sampler with this number of ranks, and this ``batch_size`` (0: None) or
+        ``accumulate``: this sampler, or a copy."""
+        raise NotImplementedError
+
+
+def is_planned(sampler: Any) -> bool:
+    """Tell whether this is one of the package's RankedBatchSamplers: a subclass of a program may
+    yield anything."""
+    return type(sampler).__base__ is RankedBatchSampler
+
+
+class LengthBucketBatchSampler(RankedBatchSampler):
     """Batches of samples with similar lengths, so that padded batches have little padding.
 
     The samples are shuffled and split into mega-batches. Each mega-batch is sorted by length,
@@ -443,14 +478,8 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         # whether an earlier set of ranks has had a part of the epoch.
         self._steps: dict[bool, tuple[tuple[Any, ...], list[Vector]]] = {}
 
-    @property
-    def sampler(self) -> LengthBucketBatchSampler:
-        """The sampler itself: frameworks call ``batch_sampler.sampler.set_epoch()``."""
-        return self
-
     @cached_property
     def fingerprint(self) -> str:
-        """A text that differs if the batches for the same (seed, epoch) and ranks differ."""
         return (
             f"{len(self._lengths)} samples of lengths {zlib.crc32(self._lengths.data):08x} by "
             f"{self.max_tokens} tokens and {self.mega_batch_mult} steps"
@@ -461,12 +490,7 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
         given = [f"{name}={size}" for name, size in sizes.items() if size is not None]
         return self._repr(f"{len(self._lengths):,} samples", *given)
 
-    def __len__(self) -> int:
-        """The number of batches for one rank; with ``max_tokens`` it depends on the epoch."""
-        return self.length_of(self.epoch)
-
     def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
-        """Return the number of batches in an epoch, less the batches that were dealt before."""
         return len(self._steps_of(epoch, dealt))
 
     def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
@@ -478,7 +502,6 @@ class LengthBucketBatchSampler(EpochSampler[list[int]]):
     # ---- the order
 
     def as_with(self, ranks: int, size: int) -> LengthBucketBatchSampler:
-        """Return a sampler with this number of ranks and batch size: this sampler, or a copy."""
         if (ranks, size or None) == (self.num_replicas, self.batch_size):
             return self
         made = copy(self)

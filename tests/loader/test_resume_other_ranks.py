@@ -19,6 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from fastloop import (
     BlockShuffleSampler,
+    CostBatchSampler,
     DataLoader,
     LengthBucketBatchSampler,
     ShuffleSampler,
@@ -34,6 +35,7 @@ OURS = ["shuffle", "shuffle in runs", "row after row", "row after row in runs"]
 OURS += ["blocks", "blocks in runs"]
 DEALING = [*OURS, "distributed", "in order", "drop_last"]
 BUCKETS = ["buckets", "tokens", "tokens and size"]
+PLANNED = [*BUCKETS, "costs"]
 
 
 class Counting(Dataset[int]):
@@ -56,14 +58,17 @@ def sampler_of(kind: str, size: int, ranks: int, rank: int, length: int = SAMPLE
         most = {"max_tokens": 29} if "tokens" in kind else {}
         batch = None if kind == "tokens" else size
         return LengthBucketBatchSampler(LENGTHS[:length], batch, **most, **place)  # type: ignore[arg-type]
+    if kind == "costs":
+        given: Any = {"window": 40, "accumulate": size, **place}
+        return CostBatchSampler(LENGTHS[:length], 29, **given)
     if kind in OURS:
         place["deal"] = "runs" if kind.endswith("runs") else "stride"
         if kind.startswith("blocks"):
             return BlockShuffleSampler(length, 4, 5, **place)  # type: ignore[arg-type]
         place["shuffle"] = kind.startswith("shuffle")
         return ShuffleSampler(length, **place)  # type: ignore[arg-type]
-    given = {"shuffle": kind != "in order", "drop_last": kind == "drop_last"}
-    return DistributedSampler(range(length), **place, **given)  # type: ignore[arg-type]
+    flags = {"shuffle": kind != "in order", "drop_last": kind == "drop_last"}
+    return DistributedSampler(range(length), **place, **flags)  # type: ignore[arg-type]
 
 
 def ranks_of(
@@ -76,7 +81,7 @@ def ranks_of(
         sampler = sampler_of(kind, size, ranks, rank, len(data))
         sampler.set_epoch(epoch)
         batching = {"batch_sampler": sampler}
-        if kind not in BUCKETS:
+        if kind not in PLANNED:
             batching = {"batch_size": size, "sampler": sampler}
         loaders.append(DataLoader(data, **batching, **given))
     return loaders
@@ -236,7 +241,7 @@ def test_buckets_of_the_rest_begin_with_its_longest_and_are_one_order_for_all() 
     assert [sorted(batch) for batch in again[2][0]][:-1] == one[3:-1]
 
 
-@pytest.mark.parametrize("kind", [*DEALING, *BUCKETS])
+@pytest.mark.parametrize("kind", [*DEALING, *PLANNED])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_dealt_rest_resumes_on_the_same_ranks(kind: str, workers: int) -> None:
     _, state = run(ranks_of(kind, 3, 4), 2)
@@ -252,7 +257,7 @@ def test_the_dealt_rest_resumes_on_the_same_ranks(kind: str, workers: int) -> No
     assert run(loaders, None)[0] == run(ranks_of(kind, 5, 6, epoch=3), None)[0]
 
 
-@pytest.mark.parametrize("kind", [*DEALING, *BUCKETS])
+@pytest.mark.parametrize("kind", [*DEALING, *PLANNED])
 def test_nothing_that_was_yielded_is_loaded(kind: str) -> None:
     _, state = run(ranks_of(kind, 7, 3), 2)
     data = Counting()
@@ -284,7 +289,7 @@ def test_a_rest_without_a_batch_is_the_end_of_the_epoch(kind: str) -> None:
     assert len(list(loader)) == 2
 
 
-@pytest.mark.parametrize("kind", [*DEALING, *BUCKETS])
+@pytest.mark.parametrize("kind", [*DEALING, *PLANNED])
 def test_the_end_of_a_dealt_rest_is_the_end_of_the_epoch(kind: str) -> None:
     _, state = run(ranks_of(kind, 3, 4), 2)
     loader = resumed(ranks_of(kind, 2, 5), state)[0]
@@ -374,7 +379,7 @@ class Fetching(Counting):
         return torch.tensor(index)
 
 
-@pytest.mark.parametrize("kind", ["distributed", "shuffle", "buckets", "tokens"])
+@pytest.mark.parametrize("kind", ["distributed", "shuffle", "buckets", "tokens", "costs"])
 @pytest.mark.parametrize("length", [SAMPLES, 20])
 def test_a_sampler_that_batches_for_a_dataset_of_lists(kind: str, length: int) -> None:
     def made(ranks: int, size: int) -> list[Any]:
@@ -382,7 +387,7 @@ def test_a_sampler_that_batches_for_a_dataset_of_lists(kind: str, length: int) -
         for rank in range(ranks):
             sampler = sampler_of(kind, size, ranks, rank, length)
             sampler.set_epoch(2)
-            outer = sampler if kind in BUCKETS else BatchSampler(sampler, size, False)
+            outer = sampler if kind in PLANNED else BatchSampler(sampler, size, False)
             loaders.append(DataLoader(Fetching(length), batch_size=None, sampler=outer))
         return loaders
 
@@ -442,7 +447,7 @@ def test_a_dealt_state_is_a_copy_and_its_next_epoch_is_whole(monkeypatch: Any) -
     assert len(list(loader)) == len(loader)
 
 
-@pytest.mark.parametrize("kind", [*DEALING, *BUCKETS])
+@pytest.mark.parametrize("kind", [*DEALING, *PLANNED])
 def test_a_state_takes_less_than_a_kilobyte(kind: str) -> None:
     _, state = run(ranks_of(kind, 7, 3), 1)
     for ranks, size in ((3, 5), (16, 2), (2, 3)):

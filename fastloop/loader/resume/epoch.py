@@ -35,9 +35,10 @@ from fastloop.data.samplers import (
     ORDERS,
     Dealt,
     EpochSampler,
-    LengthBucketBatchSampler,
+    RankedBatchSampler,
     ShuffleSampler,
     distributed_order,
+    is_planned,
 )
 from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_cursor, is_stream
 
@@ -46,7 +47,7 @@ TORCH = "torch"  # the name of torch's global generator, which belongs to the pr
 GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of generators
 
 _SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_SEEDLESS = (SequentialSampler, DistributedSampler, LengthBucketBatchSampler, *ORDERS)
+_SEEDLESS = (SequentialSampler, DistributedSampler, *ORDERS)
 # In iter() these samplers draw nothing. They draw when they are asked for the first item.
 _LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
 
@@ -113,7 +114,7 @@ def generators_of(loader: DataLoader[Any]) -> Generators:
     found: Generators = {}
     sampler = inner if type(outer) is BatchSampler else outer
     is_given = type(sampler) in _SEEDED and sampler.generator not in (None, torch.default_generator)
-    if is_map and not is_given and type(sampler) not in _SEEDLESS:
+    if is_map and not (is_given or type(sampler) in _SEEDLESS or is_planned(sampler)):
         found[TORCH] = torch.default_generator
     owners = (loader, outer, inner) if is_map else (loader,)
     for name, owner in zip(GENERATORS[1:], owners, strict=False):
@@ -170,7 +171,7 @@ def blocks_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[torch.Tenso
 
 def _items_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[Any]:
     """Return a sampler's items whose rows ``blocks_after`` yields."""
-    if isinstance(sampler, LengthBucketBatchSampler):
+    if isinstance(sampler, RankedBatchSampler):
         return sampler.iter_from(first, dealt)
     is_batched = type(sampler) is BatchSampler
     inner: Any = sampler.sampler if is_batched else sampler

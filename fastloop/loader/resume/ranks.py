@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.data.samplers import ORDERS, LengthBucketBatchSampler, read_ranks
+from fastloop.data.samplers import ORDERS, RankedBatchSampler, is_planned, read_ranks
 from fastloop.data.stateful import ReaderStates, fit_readers
 from fastloop.loader.resume.epoch import TORCH, LoaderState, count_rest, samplers_of
 from fastloop.loader.resume.state import check_dict, describe, from_dict, length_of
@@ -26,7 +26,7 @@ _RANKS = "sampler.num_replicas"
 def _count(loader: DataLoader[Any], state: LoaderState, ranks: int, size: int) -> int:
     """Return the batches of one rank in an epoch, or in the rest that earlier ranks have left."""
     outer, inner = samplers_of(loader)
-    if isinstance(outer, LengthBucketBatchSampler):
+    if isinstance(outer, RankedBatchSampler):
         return outer.as_with(ranks, size).length_of(state.sampler_epoch, state.dealt)
     is_batched = type(outer) is BatchSampler
     rows = count_rest(inner if is_batched else outer, ranks, state.dealt)
@@ -37,13 +37,14 @@ def count_batches(loader: DataLoader[Any], state: LoaderState) -> int | None:
     """Return the number of batches of an epoch, or of the rest that earlier ranks have left; None
     if the sampler has no length."""
     sampler = loader._index_sampler
-    if isinstance(sampler, LengthBucketBatchSampler) and state.sampler_epoch >= 0:
+    if isinstance(sampler, RankedBatchSampler) and state.sampler_epoch >= 0:
         return sampler.length_of(state.sampler_epoch, state.dealt)
     return _count(loader, state, *_shape(describe(loader))) if state.dealt else length_of(sampler)
 
 
 def _shape(facts: dict[str, str]) -> tuple[int, int]:
-    """Return the number of ranks, and the samples in a batch; 0 if max_tokens limits batches."""
+    """Return the number of ranks, and the samples in a batch (0 if max_tokens limits batches) or a
+    CostBatchSampler's ``accumulate``."""
     return int(facts[_RANKS]), int(facts["batch_size"] or not facts["batch_sampler"])
 
 
@@ -54,7 +55,7 @@ def _is_same_order(loader: DataLoader[Any], there: dict[str, str], here: dict[st
     length = here["sampler_length"]
     if type(sampler) in (DistributedSampler, *ORDERS):
         length = str(count_rest(sampler, int(there[_RANKS]), ()))
-    elif type(sampler) is not LengthBucketBatchSampler:
+    elif not is_planned(sampler):
         return False
     same = ("sampler", "batch_sampler")
     return there["sampler_length"] == length and all(there[key] == here[key] for key in same)
@@ -83,7 +84,7 @@ def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
     if state.yielded != _count(loader, state, *saved):
         before, now = (ranks * size for ranks, size in (saved, wanted))
         outer, _ = samplers_of(loader)
-        if not isinstance(outer, LengthBucketBatchSampler):
+        if not isinstance(outer, RankedBatchSampler):
             are_steps = state.yielded * before % now == 0
         else:
             are_steps = outer.max_tokens is None and before == now

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from fastloop.base.checks import check_state, look_up, make_message, read_optional_int
 from fastloop.data.epochs import EPOCHS
-from fastloop.data.samplers import LengthBucketBatchSampler, read_ranks
+from fastloop.data.samplers import RankedBatchSampler, read_ranks
 from fastloop.data.stateful import (
     ReaderState,
     ReaderStates,
@@ -40,7 +40,7 @@ MOMENTS = ("now", "iter", "next")  # at saving, before iter(sampler), before its
 
 _SETTINGS = ("replacement", "shuffle", "num_replicas", "seed", "drop_last", "block", "open_blocks")
 _REMEDY = "pass what state_dict() of a fastloop.DataLoader returned, unchanged"
-_BATCHING = (BatchSampler, LengthBucketBatchSampler)
+_BATCHING = (BatchSampler, RankedBatchSampler)
 _SNAPSHOT = {"_worker_snapshots": {}, "_last_yielded_worker_id": -1, "_base_seed": -1}
 
 
@@ -180,9 +180,11 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
     lengths = look_up(loader.dataset, "_source_lengths")  # a MixtureDataset's
     facts: dict[str, Any] = {"dataset_length": lengths or length_of(loader.dataset)}
     facts.update({name: look_up(batches, name) for name in ("batch_size", "drop_last")})
+    if isinstance(outer, RankedBatchSampler):
+        facts["batch_size"] = look_up(outer, "accumulate", facts["batch_size"])
     for name, sampler in (("batch_sampler", batches), ("sampler", items)):
         facts[name] = None if sampler is None else type(sampler).__name__
-        # The length of a LengthBucketBatchSampler differs from epoch to epoch.
+        # The length of a RankedBatchSampler may differ from epoch to epoch.
         facts[f"{name}_length"] = look_up(sampler, "fingerprint") or length_of(sampler)
     facts.update({f"sampler.{name}": look_up(items, name) for name in _SETTINGS})
     has_own = is_stream(loader.dataset) or has_cursor(loader.dataset)

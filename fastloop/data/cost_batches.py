@@ -1,0 +1,224 @@
+"""Batches of equal cost, so that no rank waits for another: ``CostBatchSampler``.
+
+An epoch's order is cut into windows. A window is planned as a whole when its first batch is asked
+for, and depends on no window before it. Every rank plans the batches of all ranks.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from copy import copy
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastloop._core import Permutation, balance_window
+from fastloop.base.checks import are_numbers, make_message, read_int, read_number, refuse_if
+from fastloop.data.samplers import Dealt, RankedBatchSampler, Vector, read_lengths
+
+Costs = np.ndarray[Any, np.dtype[np.float64]]
+Cost = tuple[float, float] | Callable[[Vector], Any] | Any
+# An epoch, a position in the epoch's order, and samples. The position tells windows apart: it is
+# the end of their samples.
+Window = tuple[int, int, Vector]
+
+_MOST_TOKENS = 2**52
+_MOST = 2**31 - 1  # the largest window, and the largest number of batches of a rank in a step
+_EPOCHS = 64  # epochs whose number of batches is kept
+_NONE: Vector = np.empty(0, np.int64)
+_NUMBERS = 2**62  # an order of so many indices serves as a table of random numbers
+
+
+def _read_costs(cost: Cost, lengths: Vector) -> Costs:
+    """Return the cost of each sample.
+
+    Raises: TypeError or ValueError, which name the cost."""
+    if isinstance(cost, tuple):
+        rule = "(a, b) for a cost of a*n + b*n*n, a function of lengths, or a vector"
+        refuse_if(not are_numbers(cost, 2), make_message("cost", rule, cost))
+        a, b = (read_number(f"cost[{i}]", each, 0) for i, each in enumerate(cost))
+        n = lengths.astype(np.float64)
+        with np.errstate(over="ignore"):
+            found: Any = a * n + b * n * n
+    else:
+        found = cost(lengths.copy()) if callable(cost) else cost
+    found = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
+    if found.dtype.kind not in "iuf" or found.shape != lengths.shape:
+        rule = f"a vector with a number for each of the {len(lengths)} samples"
+        got = f"shape {found.shape} of {found.dtype}"
+        remedy = "or (a, b) for a cost of a*n + b*n*n, or a function of lengths"
+        raise TypeError(f"cost must be {rule}, got {got} ({remedy})")
+    costs: Costs = found.astype(np.float64) + 0.0  # without -0
+    for at in np.flatnonzero(~np.isfinite(costs) | (costs < 0))[:1]:
+        raise ValueError(f"cost[{at}] must be finite and >= 0, got {costs[at]}")
+    refuse_if(not costs.any(), "cost must be above 0 for a sample, got 0 for all samples")
+    return costs
+
+
+class CostBatchSampler(RankedBatchSampler):
+    """Batches of equal cost for every rank, of samples that are packed without padding.
+
+    The cost of a sample of n tokens is a·n + b·n² (attention), or what you have measured. The
+    samples are shuffled and cut into windows. In a window, each of the most expensive samples
+    shares its step with samples that add up to the same cost on the other ranks. The other samples
+    go one by one, the most expensive first, into the batch that costs least (LPT), and batches of
+    similar cost are a step. The steps of a window come in random order, but for the most expensive
+    one, which is first. The order is a function of (seed, epoch), lengths and costs: call
+    ``set_epoch(e)`` before each epoch.
+
+    Batches have unequal numbers of tokens, so a mean of the ranks' mean losses is wrong. Give
+    ``stepper.micro(weight=...)`` the number of tokens that have a target, for example ``(labels !=
+    -100).sum()`` of a ``PackCollate``: the gradient is then the same as on one rank. Let a schedule
+    of the learning rate count tokens, because steps have unequal numbers of tokens as well.
+
+    All ranks have equally many batches, and none is empty. If too few samples are left for the last
+    step of an epoch, ranks may have fewer than ``accumulate`` batches in it, and up to R - 1 of the
+    cheapest samples come twice; ``drop_last=True`` leaves the step out.
+
+    For example, ``CostBatchSampler(ragged.lengths, max_tokens=65_536)``.
+
+    Args:
+        lengths: the number of tokens in each sample: a sequence, ndarray or tensor of integers, or
+            a ``RaggedArray``.
+        max_tokens: the largest number of tokens in a batch.
+        cost: (a, b) for a·n + b·n² (the default is about that of a model of 7 billion parameters),
+            a vector with a number for each sample, or a function that returns this vector for an
+            array of lengths.
+        window: the number of samples that are planned together. More samples balance better, up to
+            2 times as many are planned at the end of an epoch.
+        accumulate: the number of batches that each rank has in a step: the stepper's.
+        shuffle: False takes the samples in order, with the same batches in each epoch: for
+            evaluation.
+        drop_last: whether an incomplete last step is left out.
+        seed: from 0 to 2**64 - 1.
+        num_replicas: the number of ranks. Default: the number in ``torch.distributed`` if
+            initialised, else 1.
+        rank: this process's rank. Default: the rank in ``torch.distributed`` if initialised, else
+            0.
+
+    Yields:
+        list[int]: the samples of one batch for this rank, the most expensive first.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: a number out of range; a cost that is negative, infinite or NaN, or 0 for all
+            samples; a sample longer than ``max_tokens``; fewer samples than ranks; several ranks
+            without ``rank`` or a process group.
+    """
+
+    batch_size = None
+
+    def __init__(
+        self,
+        lengths: Any,
+        max_tokens: int,
+        *,
+        cost: Cost = (1.0, 1 / 24_576),
+        window: int = 16_384,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(seed, num_replicas, rank)
+        self.max_tokens = read_int("max_tokens", max_tokens, 1, _MOST_TOKENS)
+        self.window = read_int("window", window, 1, _MOST)
+        self.accumulate = read_int("accumulate", accumulate, 1, _MOST)
+        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
+        self._lengths = read_lengths(lengths, self.max_tokens)
+        ranks, count = self.num_replicas, len(self._lengths)
+        text = f"lengths must have a sample for each of {ranks} ranks, got {count} samples"
+        refuse_if(count < ranks, text)
+        self._costs = _read_costs(cost, self._lengths)
+        self._totals: dict[tuple[Any, ...], int] = {}  # the batches of an epoch, by its settings
+
+    @cached_property
+    def fingerprint(self) -> str:
+        crc = zlib.crc32(self._costs.data, zlib.crc32(self._lengths.data))
+        sizes = f"{self.max_tokens} tokens in windows of {self.window}"
+        return f"{len(self._lengths)} samples of lengths and costs {crc:08x} by {sizes}"
+
+    def __repr__(self) -> str:
+        step = f"accumulate={self.accumulate}" if self.accumulate > 1 else ""
+        count = f"{len(self._lengths):,} samples"
+        return self._repr(count, f"max_tokens={self.max_tokens}", step)
+
+    def as_with(self, ranks: int, size: int) -> CostBatchSampler:
+        made = copy(self)
+        made.num_replicas, made.accumulate = ranks, max(size, 1)
+        return made
+
+    def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
+        shape = self.num_replicas, self.accumulate, self.max_tokens, self.window
+        had = tuple(map(tuple, dealt))
+        key = had, epoch, self.seed, self.shuffle, self.drop_last, *shape
+        if key not in self._totals:
+            if len(self._totals) > _EPOCHS:
+                self._totals.clear()
+            plans = (self._plan(*window) for window in self._windows(epoch, dealt))
+            self._totals[key] = sum(len(steps) for _, steps in plans)
+        return self._totals[key]
+
+    def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
+        self._check_first(first, self.length_of(self.epoch, dealt) if first != 0 else 0)
+        return self._batches_from(first, self._windows(self.epoch, dealt))
+
+    def _batches_from(self, first: int, windows: Iterator[Window]) -> Iterator[list[int]]:
+        for window in windows:
+            batches, steps = self._plan(*window)
+            yield from (batches[i].tolist() for i in steps[first:, self.rank])
+            first = max(0, first - len(steps))
+
+    # ---- windows and their plans
+
+    def _windows(self, epoch: int, dealt: Dealt = ()) -> Iterator[Window]:
+        """Yield the windows of an epoch, without the samples that were dealt before. The first
+        window has the rest of the window in which earlier ranks have stopped. A last window that
+        would be short belongs to the window before it."""
+        epoch *= self.shuffle
+        count, step, end, rest = len(self._lengths), self.num_replicas * self.accumulate, 0, _NONE
+        if dealt:
+            *before, (ranks, size, batches) = dealt
+            others = self.as_with(ranks, size)
+            for _, end, samples in others._windows(epoch, before):
+                planned, steps = others._plan(epoch, end, samples)
+                had = [_NONE, *(planned[i] for i in steps[:batches].ravel())]
+                rest = samples[~np.isin(samples, np.concatenate(had))]
+                batches -= len(steps)
+                if batches <= 0:
+                    break
+        size = -(-self.window // step) * step  # then only the last window has an incomplete step
+        while end < count or len(rest) > 0:
+            begin, end = end, end + max(size, -(-len(rest) // step) * step) - len(rest)
+            end = end if count - end >= size else count
+            own = np.arange(begin, end)
+            if self.shuffle:
+                own = Permutation(count, self.seed, epoch).block(begin, end - begin)
+            yield epoch, end, np.concatenate([rest, own])
+            rest = _NONE
+
+    def _plan(self, epoch: int, end: int, samples: Vector) -> tuple[list[Vector], Vector]:
+        """Return the batches of a window, and a table of the numbers of the batches: a column for
+        each rank, one batch below the other."""
+        ranks, size, costs = self.num_replicas, self.accumulate, self._costs[samples]
+        order, ends = (np.empty(len(samples) + ranks, np.int64) for _ in range(2))
+        limits: Any = ranks, size, self.max_tokens, self.drop_last
+        count = balance_window(self._lengths[samples], costs, order, ends, *limits)
+        batches = np.split(samples[order[: ends[count - 1]]], ends[: count - 1]) if count else []
+        steps = count // (ranks * size)
+        key = int(Permutation(_NUMBERS, self.seed, epoch).block(end, 1)[0])
+        sequence = Permutation(steps, key, 0).block(0, steps)
+        if steps > 0:
+            begins = np.append(0, ends[: steps * ranks * size - 1])
+            each = np.add.reduceat(costs[order[: ends[count - 1]]], begins)
+            is_first = sequence == each.reshape(steps, -1).max(1).argmax()
+            sequence = np.append(sequence[is_first], sequence[~is_first])
+        rows = np.arange(count // ranks)
+        rows[: steps * size] = (sequence[:, None] * size + np.arange(size)).ravel()
+        turns = Permutation(_NUMBERS, key, 1).block(0, len(rows))[:, None] + np.arange(ranks)
+        return batches, rows[:, None] * ranks + turns % ranks
