@@ -416,6 +416,19 @@ def torch_draw(
     weights: tuple[float, ...] = (),
     /,
 ) -> tuple[Any, bytes]: ...
+def mask_tokens(
+    generator: Any,
+    ids: Any,
+    labels: Any,
+    special: Any,
+    special_ids: tuple[int, ...],
+    masked: float,
+    replaced: float,
+    changed: float,
+    mask_id: int,
+    words: int,
+    /,
+) -> None: ...
 def check_cuda(device: int, /) -> None: ...
 def expect_fork() -> int: ...
 def fork_expected() -> None: ...

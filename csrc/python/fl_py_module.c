@@ -37,6 +37,7 @@
 #include "fl_py_thread_pool.h"
 #include "fl_py_windows.h"
 #include "fl_py_token_file.h"
+#include "fl_py_token_mask.h"
 #include "fl_py_torch_random.h"
 #include "fl_py_worker_end.h"
 #include "fl_safe_read.h"
@@ -227,6 +228,7 @@ static PyMethodDef module_methods[] = {
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},
     {"token_index", fl_py_token_index, METH_VARARGS, fl_py_token_index_doc},
     {"find_other", fl_py_find_other, METH_O, fl_py_find_other_doc},
+    {"mask_tokens", fl_py_mask_tokens, METH_VARARGS, fl_py_mask_tokens_doc},
     {"torch_draw", fl_py_torch_draw, METH_VARARGS, fl_py_torch_draw_doc},
     {"build_info", module_build_info, METH_NOARGS, build_info_doc},
     {NULL, NULL, 0, NULL}};

@@ -39,6 +39,11 @@ _SEAMS = {
             "pad",
             "hugging_face_pad",
         ),
+        "transformers.data.data_collator": (
+            "DataCollatorForLanguageModeling",
+            "torch_mask_tokens",
+            "hugging_face_mask",
+        ),
         "datasets.arrow_dataset": ("Dataset", "__getitems__", "hugging_face_rows"),
         "torch.nn.utils.rnn": ("", "pad_sequence", "torch_pad"),
     },

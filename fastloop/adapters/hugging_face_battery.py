@@ -41,14 +41,15 @@ _PADDING = {
 _MODEL = "input_ids", "token_type_ids", "attention_mask"
 
 
-def _tokenizers() -> Iterator[Any]:
+def tokenizers(**others: str) -> Iterator[Any]:
+    """Yield tokenizers that pad to either side, with other special tokens."""
     from tokenizers import Tokenizer, models
 
     words = models.WordLevel({str(id): id for id in range(_IDS)}, "0")
     cls = sys.modules["transformers"].PreTrainedTokenizerFast
     for side, names in product(("right", "left"), (_MODEL, _MODEL[:1])):
         given = {"pad_token": "7", "padding_side": side, "model_input_names": list(names)}
-        yield cls(tokenizer_object=Tokenizer(words), **given)
+        yield cls(tokenizer_object=Tokenizer(words), **given, **others)
 
 
 def _collators(name: str, found: Any) -> Iterator[tuple[Any, str]]:
@@ -57,10 +58,10 @@ def _collators(name: str, found: Any) -> Iterator[tuple[Any, str]]:
     if name in _PADDING:
         most = {"padding": "max_length", "max_length": 20}
         options = [*multiples, most, {**most, **multiples[1]}]
-        for tokenizer, given in product(_tokenizers(), options):
+        for tokenizer, given in product(tokenizers(), options):
             yield found(tokenizer, **given), _PADDING[name]
     elif name == "DataCollatorForLanguageModeling":
-        for tokenizer, given in product(_tokenizers(), multiples):
+        for tokenizer, given in product(tokenizers(), multiples):
             yield found(tokenizer, mlm=False, **given), "ia i ias iax"
     elif name == "DataCollatorWithFlattening":
         named = "return_position_ids", "return_flash_attn_kwargs"
@@ -164,7 +165,7 @@ def find_difference_of_pad(make: Callable[..., Any], is_unknown: bool) -> str:
     kinds = "i", "ial", "iat", "isf", "iaxb"
     count = 0
     with running_original():
-        for tokenizer, width, other in product(_tokenizers(), widths, others):
+        for tokenizer, width, other in product(tokenizers(), widths, others):
             given = {"return_tensors": "pt", **width, **other}
             for columns in map(_columns, kinds * 2, (0,) * 5 + (1,) * 5):
                 rows = [{name: column[i] for name, column in columns.items()} for i in range(_ROWS)]

@@ -98,6 +98,17 @@ uint32_t fl_torch_random_word(fl_torch_random *self)
     return word ^ word >> 18;
 }
 
+void fl_torch_random_skip(fl_torch_random *self, int64_t count)
+{
+    while (count >= self->left) {
+        count -= self->left; /* the last one is the first of the new words */
+        make_words(self);
+        self->next = 1;
+    }
+    self->left -= (int32_t)count;
+    self->next += (int32_t)count;
+}
+
 /* Reads two words; the first becomes the upper half. */
 static uint64_t read_word64(fl_torch_random *self)
 {

@@ -36,6 +36,9 @@ void fl_torch_random_save(const fl_torch_random *self, void *state);
 
 uint32_t fl_torch_random_word(fl_torch_random *self);
 
+/* Draws words that nobody needs; count >= 0. */
+void fl_torch_random_skip(fl_torch_random *self, int64_t count);
+
 /* Draws torch.rand() of float32. */
 float fl_torch_random_unit(fl_torch_random *self);
 
