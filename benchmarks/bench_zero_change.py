@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,z] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -31,6 +31,7 @@ w    Hugging Face's datasets with a column of the files of row g, and a function
 x    the texts of row f in a DataLoader, with a collate function around tokenizer.pad()
 y    row f with DataCollatorForSeq2Seq
 z    a list of (tensor of 20 to 200 ids, int), with a collate function around pad_sequence()
+A    row f with DataCollatorForLanguageModeling(mlm=True)
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -114,6 +115,15 @@ ROWS = {
     "y": Row("Trainer, Seq2Seq", "Trainer", 0, 4_000, (5, 5), policy="DataCollatorForSeq2Seq"),
     "z": Row(
         "a function around pad_sequence()", "sequences", 0, 20_000, (1.8, 1.2), has_cpu_time=True
+    ),
+    "A": Row(
+        "Trainer, mlm=True",
+        "Trainer",
+        0,
+        4_000,
+        (8, 1.5),
+        has_cpu_time=True,
+        policy="DataCollatorForLanguageModeling",
     ),
 }
 
@@ -279,8 +289,10 @@ def make_trainer_loader(row: Row, workers: int) -> Any:
         "text": ["removed by the Trainer"] * row.count,
     }
     core = Tokenizer(WordLevel({"[PAD]": 0, "word": 1}, unk_token="word"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]")
-    if row.policy:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", mask_token="word")
+    if row.policy == "DataCollatorForLanguageModeling":
+        del rows["label"]
+    elif row.policy:
         rows["labels"] = rows["input_ids"]
         del rows["label"]
     if row.kind == "texts":
