@@ -16,6 +16,7 @@ _NAMES = {
     "fastloop.data.sequences.pad": "PackCollate PadCollate",
     "fastloop.data.sequences.ragged": "RaggedArray",
     "fastloop.data.shards.arrow": "ArrowDataset",
+    "fastloop.data.shards.tar": "TarDataset",
     "fastloop.data.tokens.dataset": "TokenDataset",
     "fastloop.loader.device_iter": "prefetch",
     "fastloop.loader.dataloader": "DataLoader stats",

@@ -19,6 +19,7 @@ from fastloop.data.sequences.pad import PackCollate as PackCollate
 from fastloop.data.sequences.pad import PadCollate as PadCollate
 from fastloop.data.sequences.ragged import RaggedArray as RaggedArray
 from fastloop.data.shards.arrow import ArrowDataset as ArrowDataset
+from fastloop.data.shards.tar import TarDataset as TarDataset
 from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
 from fastloop.loader.dataloader import DataLoader as DataLoader
 from fastloop.loader.dataloader import (
@@ -98,6 +99,7 @@ __all__ = [
     "ShuffleSampler",
     "Stepper",
     "Suggestion",
+    "TarDataset",
     "TokenDataset",
     "WorkerStats",
     "build_info",

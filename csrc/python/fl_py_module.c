@@ -34,6 +34,7 @@
 #include "fl_py_reply.h"
 #include "fl_py_snapshot.h"
 #include "fl_py_table.h"
+#include "fl_py_tar.h"
 #include "fl_py_thread_pool.h"
 #include "fl_py_windows.h"
 #include "fl_py_token_file.h"
@@ -227,6 +228,9 @@ static PyMethodDef module_methods[] = {
     {"pack_rows", fl_py_pack_rows, METH_VARARGS, fl_py_pack_rows_doc},
     {"token_header", fl_py_token_header, METH_VARARGS, fl_py_token_header_doc},
     {"token_index", fl_py_token_index, METH_VARARGS, fl_py_token_index_doc},
+    {"tar_index", fl_py_tar_index, METH_VARARGS, fl_py_tar_index_doc},
+    {"tar_members", fl_py_tar_members, METH_VARARGS, fl_py_tar_members_doc},
+    {"checksum", fl_py_checksum, METH_O, fl_py_checksum_doc},
     {"find_other", fl_py_find_other, METH_O, fl_py_find_other_doc},
     {"mask_tokens", fl_py_mask_tokens, METH_VARARGS, fl_py_mask_tokens_doc},
     {"torch_draw", fl_py_torch_draw, METH_VARARGS, fl_py_torch_draw_doc},

@@ -167,6 +167,10 @@ class ImageFolder(EncodedImages):
             raise FileNotFoundError(text)
         return samples
 
+    @property
+    def _cache_remedy(self) -> str:  # type: ignore[override]
+        return "" if self._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
+
     def _size_remedy(self) -> str:
         return f"Images of a folder may have several sizes: {ONE_SIZE}."
 

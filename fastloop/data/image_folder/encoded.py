@@ -34,6 +34,8 @@ class EncodedImages(EpochDataset):
     """
 
     _unit = "file"  # the word for what a row is read from, in errors
+    _fatal: tuple[int, ...] = ()  # numbers of the OSErrors that on_error does not apply to
+    _cache_remedy = ""  # the argument that makes a cache of images, if there is such an argument
 
     def _prepare(
         self, transform: Any, decode: Any, on_error: Any, out_layout: str, seed: Any
@@ -140,7 +142,7 @@ class EncodedImages(EpochDataset):
             try:
                 return self._load(source), source
             except OSError as error:
-                if self._on_error != "skip":
+                if self._on_error != "skip" or error.errno in self._fatal:
                     raise
                 self._note_skipped(self._name(source), error)
                 first = first or error

@@ -36,8 +36,8 @@ def find_remedy(dataset: Any) -> str:
     """Return the advice for a dataset that fastloop can load natively; "" if only workers, threads
     or a cache can help."""
     for _ in range(8):  # unwraps nested datasets: for example, a Subset of a ConcatDataset
-        if hasattr(type(dataset), "_decodes_files"):  # an ImageFolder or a subclass
-            return "" if dataset._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
+        if hasattr(type(dataset), "_decodes_files"):  # an ImageFolder, a TarDataset, or a subclass
+            return str(dataset._cache_remedy)
         parts = list(look_up(dataset, "__dict__", {}).values())
         if any(map(_names_images, parts)):
             return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"
