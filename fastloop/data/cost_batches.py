@@ -9,14 +9,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from copy import copy
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from fastloop._core import Permutation, balance_window
-from fastloop.base.checks import are_numbers, make_message, read_int, read_number, refuse_if
+from fastloop.base.checks import (
+    are_numbers,
+    check_type,
+    look_up,
+    make_message,
+    read_int,
+    read_number,
+    refuse_if,
+)
 from fastloop.data.samplers import Dealt, RankedBatchSampler, Vector, read_lengths
 
 Costs = np.ndarray[Any, np.dtype[np.float64]]
@@ -27,49 +34,84 @@ Window = tuple[int, int, Vector]
 
 _MOST_TOKENS = 2**52
 _MOST = 2**31 - 1  # the largest window, and the largest number of batches of a rank in a step
+_STEPS = 64  # of packed rows in a window, at most
 _EPOCHS = 64  # epochs whose number of batches is kept
 _NONE: Vector = np.empty(0, np.int64)
 _NUMBERS = 2**62  # an order of so many indices serves as a table of random numbers
 
 
-def _read_costs(cost: Cost, lengths: Vector) -> Costs:
-    """Return the cost of each sample.
+def _check_costs(found: Any, count: int) -> Costs:
+    """Return costs as a contiguous vector, without -0.
 
     Raises: TypeError or ValueError, which name the cost."""
-    if isinstance(cost, tuple):
-        rule = "(a, b) for a cost of a*n + b*n*n, a function of lengths, or a vector"
-        refuse_if(not are_numbers(cost, 2), make_message("cost", rule, cost))
-        a, b = (read_number(f"cost[{i}]", each, 0) for i, each in enumerate(cost))
-        n = lengths.astype(np.float64)
-        with np.errstate(over="ignore"):
-            found: Any = a * n + b * n * n
-    else:
-        found = cost(lengths.copy()) if callable(cost) else cost
     found = np.asarray(found.detach().cpu() if isinstance(found, torch.Tensor) else found)
-    if found.dtype.kind not in "iuf" or found.shape != lengths.shape:
-        rule = f"a vector with a number for each of the {len(lengths)} samples"
+    if found.dtype.kind not in "iuf" or found.shape != (count,):
+        rule = f"a vector with a number for each of the {count} samples"
         got = f"shape {found.shape} of {found.dtype}"
         remedy = "or (a, b) for a cost of a*n + b*n*n, or a function of lengths"
         raise TypeError(f"cost must be {rule}, got {got} ({remedy})")
-    costs: Costs = found.astype(np.float64) + 0.0  # without -0
+    costs: Costs = found.astype(np.float64) + 0.0
     for at in np.flatnonzero(~np.isfinite(costs) | (costs < 0))[:1]:
         raise ValueError(f"cost[{at}] must be finite and >= 0, got {costs[at]}")
-    refuse_if(not costs.any(), "cost must be above 0 for a sample, got 0 for all samples")
     return costs
 
 
+class _Samples:
+    """Samples whose lengths and costs are known from the beginning."""
+
+    packed: Any = None
+
+    def __init__(self, lengths: Any, max_tokens: int, cost: Cost) -> None:
+        self.lengths = n = read_lengths(lengths, max_tokens)
+        if isinstance(cost, tuple):
+            with np.errstate(over="ignore"):
+                cost = cost[0] * n.astype(np.float64) + cost[1] * n.astype(np.float64) ** 2
+        self.costs = _check_costs(cost(n.copy()) if callable(cost) else cost, len(n))
+        is_free = len(n) > 0 and not self.costs.any()
+        refuse_if(is_free, "cost must be above 0 for a sample, got 0 for all samples")
+        self.facts = f"lengths and costs {zlib.crc32(self.costs.data, zlib.crc32(n.data)):08x}"
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def measure(self, samples: Vector) -> tuple[Vector, Costs]:
+        """Return the lengths and the costs of samples."""
+        return self.lengths[samples], self.costs[samples]
+
+
+class _PackedRows:
+    """The rows of a PackedDataset in its epoch, which have one length. Their costs are asked for
+    by the window, because each row is found by packing the rows around it."""
+
+    def __init__(self, packed: Any, max_tokens: int, cost: Cost) -> None:
+        rule = "(a, b) for a cost of a*n + b*n*n, or a function of lengths"
+        check_type("cost", cost, isinstance(cost, tuple) or callable(cost), rule)
+        read_int("max_tokens", max_tokens, packed.seq_len, remedy="rows have so many tokens")
+        self.packed, self._cost = packed, cost
+        self.facts = f"{packed.seq_len} tokens of cost {'?' if callable(cost) else cost}"
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def measure(self, samples: Vector) -> tuple[Vector, Costs]:
+        """Return the lengths and the costs of rows."""
+        first, count = int(samples.min()), int(np.ptp(samples)) + 1
+        costs = _check_costs(self.packed.row_costs(first, count, self._cost), count)
+        return np.full(len(samples), self.packed.seq_len), costs[samples - first]
+
+
 class CostBatchSampler(RankedBatchSampler):
-    """Batches of equal cost for every rank, of samples that are packed without padding.
+    """Batches of samples to be packed without padding, which cost the same on all ranks.
 
     The cost of a sample of n tokens is a·n + b·n² (attention), or what you have measured. The
-    samples are shuffled and cut into windows. In a window, each of the most expensive samples
-    shares its step with samples that add up to the same cost on the other ranks. The other samples
-    go one by one, the most expensive first, into the batch that costs least (LPT), and batches of
-    similar cost are a step. The steps of a window come in random order, but for the most expensive
-    one, which is first. The order is a function of (seed, epoch), lengths and costs: call
-    ``set_epoch(e)`` before each epoch.
+    samples are shuffled and cut into windows. In a window, a sample that costs much more than
+    others gets a step in which the samples of all batches add up to its cost. The other samples go,
+    the most expensive first, each into the batch that costs least (LPT), and batches of similar
+    cost are a step. The most expensive step of a window comes first, the others in random order.
+    The order is a function of (seed, epoch), lengths and costs: call ``set_epoch(e)`` before each
+    epoch.
 
-    Batches have unequal numbers of tokens, so a mean of the ranks' mean losses is wrong. Give
+    Batches have unequal numbers of tokens, so the mean of their mean losses is wrong. Give
     ``stepper.micro(weight=...)`` the number of tokens that have a target, for example ``(labels !=
     -100).sum()`` of a ``PackCollate``: the gradient is then the same as on one rank. Let a schedule
     of the learning rate count tokens, because steps have unequal numbers of tokens as well.
@@ -82,13 +124,15 @@ class CostBatchSampler(RankedBatchSampler):
 
     Args:
         lengths: the number of tokens in each sample: a sequence, ndarray or tensor of integers, or
-            a ``RaggedArray``.
-        max_tokens: the largest number of tokens in a batch.
+            a ``RaggedArray``. For packed rows, whose costs differ by their documents, a
+            ``PackedDataset``: its rows keep near to its order, in windows of 64 steps at most.
+        max_tokens: the largest number of tokens in a batch. Choose at least twice the longest
+            sample: only then can many short samples cost as much as a long one.
         cost: (a, b) for a·n + b·n² (the default is about that of a model of 7 billion parameters),
             a vector with a number for each sample, or a function that returns this vector for an
-            array of lengths.
-        window: the number of samples that are planned together. More samples balance better, up to
-            2 times as many are planned at the end of an epoch.
+            array of lengths. ``PackedDataset.row_costs()`` adds up the costs of documents.
+        window: the number of samples that are planned together; the last window of an epoch may
+            have almost twice as many. Larger windows, of ten steps and more, balance better.
         accumulate: the number of batches that each rank has in a step: the stepper's.
         shuffle: False takes the samples in order, with the same batches in each epoch: for
             evaluation.
@@ -110,6 +154,7 @@ class CostBatchSampler(RankedBatchSampler):
     """
 
     batch_size = None
+    max_tokens: int
 
     def __init__(
         self,
@@ -130,23 +175,44 @@ class CostBatchSampler(RankedBatchSampler):
         self.window = read_int("window", window, 1, _MOST)
         self.accumulate = read_int("accumulate", accumulate, 1, _MOST)
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
-        self._lengths = read_lengths(lengths, self.max_tokens)
-        ranks, count = self.num_replicas, len(self._lengths)
+        if isinstance(cost, tuple):
+            rule = "(a, b) for a cost of a*n + b*n*n, a function of lengths, or a vector"
+            refuse_if(not are_numbers(cost, 2), make_message("cost", rule, cost))
+            cost = tuple(read_number(f"cost[{i}]", each, 0) for i, each in enumerate(cost))
+        source = _PackedRows if callable(look_up(lengths, "row_costs")) else _Samples
+        self._source = source(lengths, self.max_tokens, cost)
+        ranks, count = self.num_replicas, len(self._source)
         text = f"lengths must have a sample for each of {ranks} ranks, got {count} samples"
         refuse_if(count < ranks, text)
-        self._costs = _read_costs(cost, self._lengths)
         self._totals: dict[tuple[Any, ...], int] = {}  # the batches of an epoch, by its settings
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        crc = zlib.crc32(self._costs.data, zlib.crc32(self._lengths.data))
-        sizes = f"{self.max_tokens} tokens in windows of {self.window}"
-        return f"{len(self._lengths)} samples of lengths and costs {crc:08x} by {sizes}"
+        return f"{self._source.facts} by {self.max_tokens} tokens in windows of {self.window}"
 
     def __repr__(self) -> str:
         step = f"accumulate={self.accumulate}" if self.accumulate > 1 else ""
-        count = f"{len(self._lengths):,} samples"
+        count = f"{len(self._source):,} samples"
         return self._repr(count, f"max_tokens={self.max_tokens}", step)
+
+    def explain(self) -> str:
+        """Return a text: in the first window of the epoch, how much more the slowest rank costs
+        than the mean rank, and how many of the tokens that batches may have they have."""
+        batches, steps = self._plan(*next(self._windows(self.epoch)))
+        if not batches:
+            return "the first window has no whole step"
+        lengths, costs = self._source.measure(np.concatenate(batches))
+        begins = np.cumsum([0, *map(len, batches[:-1])])
+        sums = np.add.reduceat(costs, begins)[steps]
+        sums = np.add.reduceat(sums, np.arange(0, len(sums), self.accumulate))
+        ratio = sums.max(1).sum() / sums.mean(1).sum()
+        full = lengths.sum() / (len(batches) * self.max_tokens)
+        return (
+            f"the first window: {len(costs):,} samples in {len(sums):,} steps of "
+            f"{self.num_replicas} ranks with {self.accumulate} batches each\n"
+            f"the slowest rank costs {ratio:.4f} times the mean rank\n"
+            f"batches have {full:.1%} of {self.max_tokens:,} tokens"
+        )
 
     def as_with(self, ranks: int, size: int) -> CostBatchSampler:
         made = copy(self)
@@ -156,7 +222,8 @@ class CostBatchSampler(RankedBatchSampler):
     def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
         shape = self.num_replicas, self.accumulate, self.max_tokens, self.window
         had = tuple(map(tuple, dealt))
-        key = had, epoch, self.seed, self.shuffle, self.drop_last, *shape
+        rows = self._source.packed and (len(self._source), self._source.packed._epoch_now())
+        key = had, rows, epoch, self.seed, self.shuffle, self.drop_last, *shape
         if key not in self._totals:
             if len(self._totals) > _EPOCHS:
                 self._totals.clear()
@@ -181,7 +248,7 @@ class CostBatchSampler(RankedBatchSampler):
         window has the rest of the window in which earlier ranks have stopped. A last window that
         would be short belongs to the window before it."""
         epoch *= self.shuffle
-        count, step, end, rest = len(self._lengths), self.num_replicas * self.accumulate, 0, _NONE
+        count, step, end, rest = len(self._source), self.num_replicas * self.accumulate, 0, _NONE
         if dealt:
             *before, (ranks, size, batches) = dealt
             others = self.as_with(ranks, size)
@@ -192,12 +259,15 @@ class CostBatchSampler(RankedBatchSampler):
                 batches -= len(steps)
                 if batches <= 0:
                     break
-        size = -(-self.window // step) * step  # then only the last window has an incomplete step
+        packed, size = self._source.packed, self.window
+        if packed is not None:  # rows that are packed together are read together
+            size = min(size, _STEPS * step * (self.max_tokens // packed.seq_len))
+        size = -(-size // step) * step  # then only the last window has an incomplete step
         while end < count or len(rest) > 0:
             begin, end = end, end + max(size, -(-len(rest) // step) * step) - len(rest)
             end = end if count - end >= size else count
             own = np.arange(begin, end)
-            if self.shuffle:
+            if self.shuffle and packed is None:
                 own = Permutation(count, self.seed, epoch).block(begin, end - begin)
             yield epoch, end, np.concatenate([rest, own])
             rest = _NONE
@@ -205,10 +275,11 @@ class CostBatchSampler(RankedBatchSampler):
     def _plan(self, epoch: int, end: int, samples: Vector) -> tuple[list[Vector], Vector]:
         """Return the batches of a window, and a table of the numbers of the batches: a column for
         each rank, one batch below the other."""
-        ranks, size, costs = self.num_replicas, self.accumulate, self._costs[samples]
+        ranks, size = self.num_replicas, self.accumulate
+        lengths, costs = self._source.measure(samples)
         order, ends = (np.empty(len(samples) + ranks, np.int64) for _ in range(2))
         limits: Any = ranks, size, self.max_tokens, self.drop_last
-        count = balance_window(self._lengths[samples], costs, order, ends, *limits)
+        count = balance_window(lengths, costs, order, ends, *limits)
         batches = np.split(samples[order[: ends[count - 1]]], ends[: count - 1]) if count else []
         steps = count // (ranks * size)
         key = int(Permutation(_NUMBERS, self.seed, epoch).block(end, 1)[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -248,6 +249,93 @@ def test_ranks_have_equal_costs(law: str, world: int, size: int, most: float) ->
     costs = (lengths + lengths**2 / 24_576).tolist()
     ranks = batches_of(ranks_of(world, lengths, 65_536, accumulate=size))
     assert time_of_ideal(ranks, costs, size) <= most
+
+
+def test_explain_tells_how_equal_the_costs_are() -> None:
+    lengths = lengths_of(4000, 2000)
+    text = CostBatchSampler(lengths, 8000, accumulate=2, num_replicas=4, rank=1).explain()
+    found = re.fullmatch(
+        r"the first window: 4,000 samples in (\d+) steps of 4 ranks with 2 batches each\n"
+        r"the slowest rank costs (1\.\d{4}) times the mean rank\n"
+        r"batches have (\d+\.\d)% of 8,000 tokens",
+        text,
+    )
+    assert found, text
+    ranks = batches_of(ranks_of(4, lengths, 8000, accumulate=2))
+    costs = (lengths + lengths**2 / 24_576).tolist()
+    assert int(found[1]) * 2 == len(ranks[0])
+    assert float(found[2]) == pytest.approx(time_of_ideal(ranks, costs, 2), abs=1e-4)
+    full = lengths.sum() / (4 * len(ranks[0]) * 8000)
+    assert float(found[3]) == pytest.approx(full * 100, abs=0.1)
+    few = CostBatchSampler([9], 9, accumulate=2, drop_last=True)
+    assert (few.explain(), list(few)) == ("the first window has no whole step", [])
+
+
+# ---- packed rows
+
+
+class PackedRows:
+    """Rows of 2048 tokens as a PackedDataset has them: other ones in each epoch."""
+
+    seq_len = 2048
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.epoch, self.asked = rows, 0, list[int]()
+
+    def _epoch_now(self) -> int:
+        return self.epoch
+
+    def __len__(self) -> int:
+        return self.rows - self.epoch
+
+    def row_costs(self, first: int, count: int, cost: Any = (1.0, 1 / 24_576)) -> Any:
+        assert 0 <= first < first + count <= len(self)
+        self.asked.append(count)
+        pieces = np.random.default_rng(self.epoch).integers(1, 2048, len(self))
+        lengths = np.stack([pieces, 2048 - pieces])[:, first : first + count].astype(float)
+        each = cost(lengths) if callable(cost) else cost[0] * lengths + cost[1] * lengths**2
+        return each.sum(0)
+
+
+def test_packed_rows_cost_the_same_and_come_by_the_window() -> None:
+    rows = PackedRows(3000)
+    ranks = ranks_of(4, rows, 5000, cost=lambda n: n + n**2 / 500, accumulate=2)
+    for epoch in (0, 1):
+        rows.epoch, rows.asked = epoch, []
+        found = batches_of(ranks, epoch)
+        taken = count_of(found)
+        assert sorted(taken) == list(range(3000 - epoch)) and taken.total() - len(taken) < 4
+        assert max(rows.asked) < 2 * 64 * 16
+        costs = rows.row_costs(0, len(rows), lambda n: n + n**2 / 500).tolist()
+        assert time_of_ideal(found, costs, 2) < 1.01
+        first = [i for batches in found for batch in batches[:128] for i in batch]
+        assert sorted(first) == list(range(64 * 16))  # rows that are packed together are near
+
+
+def test_packed_rows_go_on_on_other_ranks() -> None:
+    rows = PackedRows(1000)
+    first = [list(islice(s, 40)) for s in ranks_of(4, rows, 4096)]
+    second = [list(islice(s.iter_from(0, [[4, 1, 40]]), 70)) for s in ranks_of(3, rows, 4096)]
+    dealt = [[4, 1, 40], [3, 1, 70]]
+    third = [list(s.iter_from(0, dealt)) for s in ranks_of(5, rows, 4096)]
+    had = count_of(first) + count_of(second) + count_of(third)
+    assert sorted(had) == list(range(1000)) and had.total() - 1000 < 5
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "arguments"),
+    [
+        (ValueError, "max_tokens must be an int >= 2048, got 2000 .rows have so many", (2000,)),
+        (TypeError, r"cost must be \(a, b\) for .*, got \[1.0, 2.0\]", (2048, [1.0, 2.0])),
+        (ValueError, r"cost\[0\] must be finite and >= 0, got nan", (2048, lambda n: n * np.nan)),
+        (ValueError, "lengths must have a sample for each of 20 ranks, got 9 samples", (2048,)),
+    ],
+)
+def test_packed_rows_that_are_refused(error: Any, text: str, arguments: Any) -> None:
+    most, cost = (*arguments, (1, 1))[:2]
+    with pytest.raises(error, match=text):
+        world = 20 if "ranks" in text else 2
+        list(CostBatchSampler(PackedRows(9), most, cost=cost, num_replicas=world, rank=0))
 
 
 # ---- what is refused

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from helpers import bits
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop import LengthBucketBatchSampler, ShuffleSampler, _core
+from fastloop import CostBatchSampler, LengthBucketBatchSampler, ShuffleSampler, _core
 
 Batches = list[list[int]]
 ROUTES = ["array", "sync", "torch"]
@@ -333,6 +333,7 @@ def third_of_four() -> Iterator[None]:
     [
         lambda **given: ShuffleSampler(9, **given),
         lambda **given: LengthBucketBatchSampler([3] * 9, 2, **given),
+        lambda **given: CostBatchSampler([3] * 9, 9, **given),
     ],
 )
 class TestRanks:

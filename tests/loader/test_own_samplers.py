@@ -1,5 +1,5 @@
-"""LengthBucketBatchSampler and ShuffleSampler in every loader: the same batches, and an epoch that
-goes on without what was yielded."""
+"""The package's samplers in every loader: the same batches, and an epoch that goes on without
+what was yielded."""
 
 import copy
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 from helpers import TorchLoader, assert_same
 from torch.utils.data import BatchSampler, Dataset, TensorDataset
 
-from fastloop import DataLoader, LengthBucketBatchSampler, ShuffleSampler
+from fastloop import CostBatchSampler, DataLoader, LengthBucketBatchSampler, ShuffleSampler
 from fastloop._core import Permutation
 from fastloop.data import samplers
 from fastloop.loader.arrays.iterator import find_blocks
@@ -24,7 +24,9 @@ def lengths_of(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 201, count)
 
 
-def make_bucket(kind: str, **kwargs: Any) -> LengthBucketBatchSampler:
+def make_bucket(kind: str, **kwargs: Any) -> Any:
+    if kind == "costs":
+        return CostBatchSampler(lengths_of(150), 700, window=60, **kwargs)
     limit: dict[str, Any] = {"batch_size": 7} if kind == "size" else {"max_tokens": 700}
     return LengthBucketBatchSampler(lengths_of(150), mega_batch_mult=2, **limit, **kwargs)
 
@@ -41,7 +43,7 @@ class Rows(Dataset[Any]):
 
 def make_loader(route: str, workers: int, sampler: Any, cls: Any = DataLoader) -> Any:
     given: dict[str, Any] = {"num_workers": workers}
-    if isinstance(sampler, LengthBucketBatchSampler):
+    if isinstance(sampler, LengthBucketBatchSampler | CostBatchSampler):
         given["batch_sampler"] = sampler
     else:
         given |= {"sampler": sampler, "batch_size": 4}
@@ -58,7 +60,7 @@ def make_sampler(kind: str, **kwargs: Any) -> Any:
     return ShuffleSampler(150, **kwargs) if kind == "shuffle" else make_bucket(kind, **kwargs)
 
 
-@pytest.mark.parametrize("kind", ["size", "tokens", "shuffle"])
+@pytest.mark.parametrize("kind", ["size", "tokens", "costs", "shuffle"])
 @pytest.mark.parametrize(
     ("route", "workers"), [("array", 0), ("array", 2), ("sync", 0), ("sync", 2), ("torch", 0)]
 )
@@ -96,14 +98,14 @@ def stop_and_resume(kind: str, route: str, workers: int, stop: int, epoch: int =
     assert resumed == expected
 
 
-@pytest.mark.parametrize("kind", ["size", "tokens", "shuffle"])
+@pytest.mark.parametrize("kind", ["size", "tokens", "costs", "shuffle"])
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("stop", [0, 1, 4])
 def test_a_resumed_epoch_goes_on(kind: str, route: str, stop: int) -> None:
     stop_and_resume(kind, route, 0, stop)
 
 
-@pytest.mark.parametrize("kind", ["tokens", "shuffle"])
+@pytest.mark.parametrize("kind", ["tokens", "costs", "shuffle"])
 @pytest.mark.parametrize("route", ["array", "sync"])
 def test_a_resumed_epoch_goes_on_with_workers(kind: str, route: str) -> None:
     stop_and_resume(kind, route, 2, 4)

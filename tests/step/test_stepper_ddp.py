@@ -9,7 +9,7 @@ from helpers import run_ranks
 # Cases of one line share their processes: starting these takes longer than the cases do.
 CASES = [
     "exact unsized counts resume flush weight_zero unused buffers_follow skip complex fsdp",
-    "unequal left static_graph flush_against_boundary dies",
+    "cost_batches unequal left static_graph flush_against_boundary dies",
 ]
 
 

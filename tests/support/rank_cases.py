@@ -26,7 +26,7 @@ from time_limits import limit
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fastloop import Stepper
+from fastloop import CostBatchSampler, Stepper
 
 
 def case_exact() -> None:
@@ -55,6 +55,27 @@ def case_exact() -> None:
             if not options.get("fused"):
                 same(run.steps, reference.steps)
             same(run.parameters(), flat(reference.model.parameters()))
+
+
+def case_cost_batches() -> None:
+    """Batches with unequal numbers of tokens, which are their weights."""
+    lengths = [2 + 7 * i % 23 for i in range(90)]
+
+    def batches_of(**ranks: int) -> CostBatchSampler:
+        return CostBatchSampler(lengths, 60, window=40, accumulate=2, **ranks)
+
+    def tokens_of(batch: list[int]) -> Tensor:
+        return torch.cat([batch_of(0, i, lengths[i]) for i in batch])
+
+    run, reference = Run(2), Reference()
+    for batch in run.stepper.iterate(batches_of()):
+        tokens = tokens_of(batch)
+        with run.stepper.micro(weight=len(tokens)):
+            run.stepper.backward(run.ddp(tokens).square().mean())
+    ranks = [list(batches_of(num_replicas=RANKS, rank=rank)) for rank in range(RANKS)]
+    for i in range(0, len(ranks[0]), 2):
+        reference.step([tokens_of(batch) for batches in ranks for batch in batches[i : i + 2]])
+    same(run.steps, reference.steps)
 
 
 def case_unsized() -> None:
