@@ -32,6 +32,7 @@ typedef struct fl_py_state {
     PyTypeObject *permutation_type;     /* owned */
     PyTypeObject *mixture_type;         /* owned */
     PyTypeObject *file_reader_type;     /* owned */
+    PyTypeObject *packing_type;         /* owned */
     PyTypeObject *host_range_type;      /* owned */
     PyTypeObject *gatherer_type;        /* owned */
 } fl_py_state;

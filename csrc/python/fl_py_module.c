@@ -25,6 +25,7 @@
 #include "fl_py_move.h"
 #include "fl_py_numbers.h"
 #include "fl_py_numpy.h"
+#include "fl_py_packing.h"
 #include "fl_py_pad.h"
 #include "fl_py_parent_end.h"
 #include "fl_py_mixture.h"
@@ -259,6 +260,7 @@ static const struct {
     {&fl_py_permutation_spec, offsetof(fl_py_state, permutation_type)},
     {&fl_py_mixture_spec, offsetof(fl_py_state, mixture_type)},
     {&fl_py_file_reader_spec, offsetof(fl_py_state, file_reader_type)},
+    {&fl_py_packing_spec, offsetof(fl_py_state, packing_type)},
     {&fl_py_gatherer_spec, offsetof(fl_py_state, gatherer_type)},
     {&fl_py_host_range_spec, offsetof(fl_py_state, host_range_type)},
     {&fl_py_finalizer_spec, offsetof(fl_py_state, finalizer_type)},

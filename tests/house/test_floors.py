@@ -87,7 +87,7 @@ CORE = {
     "random": {"image"},
     "sequence": {"batch"},
     "shard": set[str](),
-    "token": {"image"},
+    "token": {"image", "sequence"},
     "worker": {"batch"},
     "table": {"batch", "image", "random", "sequence", "token"},
 }

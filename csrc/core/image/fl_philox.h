@@ -41,6 +41,14 @@ typedef struct fl_sample_key {
 
 fl_philox_block fl_philox_of_sample(const fl_sample_key *key, uint8_t slot, uint16_t block);
 
+/* Returns a random number for a seed, an index and a slot, as a key of further numbers. */
+static inline uint64_t fl_philox_key(uint64_t seed, int64_t index, uint8_t slot)
+{
+    fl_sample_key key = {.seed = seed, .index = index};
+    fl_philox_block block = fl_philox_of_sample(&key, slot, 0);
+    return (uint64_t)block.word[0] << 32 | block.word[1];
+}
+
 /* Returns a number in [0, 1), a multiple of 2^-24. */
 static inline double fl_philox_unit(uint32_t word) { return (word >> 8) * 0x1p-24; }
 

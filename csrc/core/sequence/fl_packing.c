@@ -21,7 +21,7 @@ int fl_packing_reserve(fl_notes *notes, int64_t count, fl_packing **out, fl_err 
     return FL_OK;
 }
 
-static int check_size(const fl_packing *packing, fl_err *err)
+int fl_packing_check_size(const fl_packing *packing, fl_err *err)
 {
     int64_t total;
     if (!fl_mul(packing->rows, packing->width, &total)) total = INT64_MAX;
@@ -46,7 +46,7 @@ static int fit_one_row(fl_packing *packing, int64_t count, fl_err *err)
         if (!fl_add(packing->width, sequence->length, &packing->width))
             return fl_fail_batch_size(err);
     }
-    return check_size(packing, err);
+    return fl_packing_check_size(packing, err);
 }
 
 /* Appends sequence i to this row; until all sequences are placed, `segment` is the row's number. */
@@ -94,7 +94,7 @@ int fl_packing_fit(fl_packing *packing, int64_t count, int64_t max_tokens, fl_er
         while (open < packing->rows && rows[open].used == max_tokens) open++;
         packing->longest = fl_max(packing->longest, length);
     }
-    FL_TRY(check_size(packing, err));
+    FL_TRY(fl_packing_check_size(packing, err));
     number_segments(packing, rows, max_tokens);
     for (int64_t i = 0; i < count; i++) {
         fl_packed *sequence = &packing->sequences[i];

@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { SOURCE_SLOT = 0x5B, SEGMENT_SLOT = 0x5C }; /* of fl_philox_of_sample */
+enum { SOURCE_SLOT = 0x5B, SEGMENT_SLOT = 0x5C }; /* of fl_philox_key */
 enum { ORDERS = 64 };                             /* that are kept at a time, of as many sources */
 
 typedef struct mixed_source {
@@ -41,13 +41,6 @@ struct fl_mixed_rows {
     mixed_source sources[];
 };
 
-static uint64_t make_key(uint64_t seed, int64_t index, uint8_t slot)
-{
-    fl_sample_key key = {.seed = seed, .index = index};
-    fl_philox_block block = fl_philox_of_sample(&key, slot, 0);
-    return (uint64_t)block.word[0] << 32 | block.word[1];
-}
-
 int fl_mixed_rows_open(const fl_mixed_config *config, fl_mixed_rows **out, fl_err *err)
 {
     int64_t first = 0;
@@ -60,7 +53,7 @@ int fl_mixed_rows_open(const fl_mixed_config *config, fl_mixed_rows **out, fl_er
     self->is_even = config->is_even;
     self->is_shuffled = config->is_shuffled;
     for (int32_t i = 0; i < config->count; i++) {
-        uint64_t key = make_key(config->seed, config->names[i], SOURCE_SLOT);
+        uint64_t key = fl_philox_key(config->seed, config->names[i], SOURCE_SLOT);
         self->sources[i] = (mixed_source){config->lengths[i], first, key};
         bool fits = config->lengths[i] > 0 && fl_add(first, config->lengths[i], &first);
         if (fits && first < FL_MIXTURE_MAX) continue;
@@ -103,7 +96,7 @@ int fl_mixed_rows_add(fl_mixed_rows *self, int64_t begin, const int64_t *sources
     FL_TRY(check_segment(self, begin, sources, count, err));
     FL_TRY(fl_grow((void **)&self->segments, &self->segment_capacity, self->segment_count + 1,
                    sizeof *self->segments, err));
-    uint64_t key = make_key(self->seed, begin, SEGMENT_SLOT);
+    uint64_t key = fl_philox_key(self->seed, begin, SEGMENT_SLOT);
     mixed_segment made = {.begin = begin, .count = count};
     FL_TRY(fl_mixture_open(weights, count, self->is_even, key, &made.mixture, err));
     made.before = fl_alloc((self->count + (int64_t)count) * (int64_t)sizeof *made.before);

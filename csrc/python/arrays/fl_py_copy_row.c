@@ -2,6 +2,7 @@
  * change if the file of a mapped field has shrunk. */
 #include "fl_py_copy_row.h"
 
+#include "fl_py_seed.h"
 #include "fl_py_table.h"
 
 static int copy_out(fl_py_table *self, PyObject *out, const fl_output *output, const char *buffer)
@@ -16,18 +17,19 @@ static int copy_out(fl_py_table *self, PyObject *out, const fl_output *output, c
 }
 
 /* Reads one row; the index must be in bounds. 0, or -1 and an exception. */
-static int read_row(fl_py_table *self, const fl_rows *rows, PyObject *outs, fl_layout *layout)
+static int
+read_row(fl_py_table *self, const fl_rows *rows, uint32_t epoch, PyObject *outs, fl_layout *layout)
 {
     fl_err err = {0};
     char *buffer = NULL;
-    int status = fl_table_layout(self->table, rows, 0, layout, &err);
+    int status = fl_table_layout(self->table, rows, epoch, layout, &err);
     if (status == FL_OK) {
         buffer = fl_alloc(layout->bytes);
         if (buffer == NULL) status = fl_fail(&err, FL_ENOMEM, "out of memory for a row");
     }
     if (status == FL_OK) {
         Py_BEGIN_ALLOW_THREADS
-        status = fl_table_gather(self->table, rows, 0, layout, 0, 1, buffer, &err);
+        status = fl_table_gather(self->table, rows, epoch, layout, 0, 1, buffer, &err);
         Py_END_ALLOW_THREADS
     }
     if (status != FL_OK) fl_py_raise(&err, &self->fields);
@@ -39,9 +41,9 @@ static int read_row(fl_py_table *self, const fl_rows *rows, PyObject *outs, fl_l
 }
 
 const char fl_py_copy_row_doc[] =
-    PyDoc_STR("copy_row(table, row, outs, /)\n--\n\n"
+    PyDoc_STR("copy_row(table, row, outs, epoch=0, /)\n--\n\n"
               "Copy one row of every field of a Table into `outs`, a tuple with one contiguous\n"
-              "tensor for each output. Image plans use epoch 0. Releases the interpreter lock.\n\n"
+              "tensor for each output, in an epoch. Releases the interpreter lock.\n\n"
               "Mapped files are read safely: if a file has become shorter, raises OSError with\n"
               "the field and the row.");
 
@@ -49,11 +51,13 @@ PyObject *fl_py_copy_row(PyObject *module, PyObject *args)
 {
     const fl_py_state *state = PyModule_GetState(module);
     Py_ssize_t row;
-    PyObject *outs;
+    PyObject *outs, *epoch_given = NULL;
+    uint32_t epoch = 0;
     fl_py_table *self;
-    if (!PyArg_ParseTuple(args, "O!nO!:copy_row", state->table_type, &self, &row, &PyTuple_Type,
-                          &outs))
+    if (!PyArg_ParseTuple(args, "O!nO!|O:copy_row", state->table_type, &self, &row, &PyTuple_Type,
+                          &outs, &epoch_given))
         return NULL;
+    if (epoch_given != NULL && fl_py_epoch(epoch_given, &epoch) != 0) return NULL;
     int32_t outputs = fl_table_outputs(self->table);
     if (PyTuple_GET_SIZE(outs) != outputs || self->share != FL_PY_HOST_ALL)
         return PyErr_Format(PyExc_ValueError,
@@ -66,7 +70,7 @@ PyObject *fl_py_copy_row(PyObject *module, PyObject *args)
     }
     fl_rows rows = {.count = 1, .index = &index};
     fl_layout layout = {0};
-    int status = read_row(self, &rows, outs, &layout);
+    int status = read_row(self, &rows, epoch, outs, &layout);
     fl_layout_close(&layout);
     if (status != 0) return NULL;
     Py_RETURN_NONE;

@@ -2,6 +2,7 @@
 #include "fl_py_sequence_column.h"
 
 #include "fl_cpu_sequences.h"
+#include "fl_py_packing.h"
 #include "fl_py_source.h"
 
 #include <string.h>
@@ -14,14 +15,14 @@ static const struct {
 } outputs[] = {
     {"padded", false, true, FL_PAD_VALUES},        {"mask", false, false, FL_PAD_MASK},
     {"lengths", false, false, FL_PAD_LENGTHS},     {"packed", true, true, FL_PACK_VALUES},
-    {"positions", true, false, FL_PACK_POSITIONS}, {"bounds", true, false, FL_PACK_BOUNDS},
-    {"longest", true, false, FL_PACK_LONGEST}};
+    {"positions", true, false, FL_PACK_POSITIONS}, {"documents", true, false, FL_PACK_DOCUMENTS},
+    {"bounds", true, false, FL_PACK_BOUNDS},       {"longest", true, false, FL_PACK_LONGEST}};
 enum { OUTPUTS = sizeof outputs / sizeof *outputs, INT = 0, UINT = 1, MOST_BYTES = 16 };
 
 /* The configuration as Python gives it; objects are borrowed. */
 typedef struct column_config {
     const char *output;
-    PyObject *padding, *ignored, *main, *name, *main_name;
+    PyObject *padding, *ignored, *main, *name, *main_name, *plan, *bos, *eos;
     int is_int64, pad_left, is_label, leader;
     long long multiple, max_length, max_tokens;
 } column_config;
@@ -29,10 +30,11 @@ typedef struct column_config {
 /* Reads the configuration from a tuple. 0, or -1 and an exception. */
 static int read_config(PyObject *tuple, column_config *out)
 {
-    return PyArg_ParseTuple(tuple, "sOOppLLpOiLUU:SequenceColumn", &out->output, &out->padding,
+    return PyArg_ParseTuple(tuple, "sOOppLLpOiLUUOOO:SequenceColumn", &out->output, &out->padding,
                             &out->ignored, &out->is_int64, &out->pad_left, &out->multiple,
                             &out->max_length, &out->is_label, &out->main, &out->leader,
-                            &out->max_tokens, &out->name, &out->main_name)
+                            &out->max_tokens, &out->name, &out->main_name, &out->plan, &out->bos,
+                            &out->eos)
                ? 0
                : -1;
 }
@@ -43,27 +45,6 @@ static int find_output(const char *name)
         if (strcmp(outputs[i].name, name) == 0) return i;
     return FL_PY_FAIL(PyExc_ValueError,
                       "SequenceColumn: output must be the name of an output, got %s", name);
-}
-
-static int set_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out)
-{
-    fl_tensor view;
-    if (fl_py_view(dlpack, object, &view) != 0) return -1;
-    bool is_paired = view.ndim == 2 && view.shape[1] == 2;
-    if (!(is_paired || view.ndim == 1) || !fl_tensor_is_contiguous(&view))
-        return FL_PY_FAIL(
-            PyExc_ValueError,
-            "SequenceColumn: offsets must be a contiguous vector, or contiguous pairs");
-    bool is_wide = view.dtype.bits == 64, is_narrow = view.dtype.bits == 32;
-    if (view.dtype.code != INT || !(is_wide || is_narrow) || (!is_paired && view.shape[0] < 1))
-        return FL_PY_FAIL(PyExc_ValueError,
-                          "SequenceColumn: offsets must be int32 or int64, and at least one");
-    out->offsets = view.data;
-    out->is_wide = is_wide;
-    out->is_paired = is_paired;
-    out->length = is_paired ? view.shape[0] : view.shape[0] - 1;
-    out->count = INT64_MAX; /* an output without values has no count to check */
-    return 0;
 }
 
 static int set_values(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out, int32_t *device)
@@ -133,6 +114,32 @@ set_pad(fl_py_sequence_column *self, const fl_ragged *ragged, column_config *giv
     return set_ignored(given, config);
 }
 
+/* Reads a token that stands before or after each document; None: no token does. 0, or -1 and an
+ * exception. */
+static int set_edge(PyObject *given, int64_t bytes, bool *has_edge, char *out)
+{
+    *has_edge = given != Py_None;
+    if (!*has_edge) return 0;
+    if (!PyBytes_Check(given) || PyBytes_GET_SIZE(given) != bytes)
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "SequenceColumn: bos and eos must be elements of the output");
+    memcpy(out, PyBytes_AS_STRING(given), (size_t)bytes);
+    return 0;
+}
+
+/* Reads what a column of planned rows has besides. 0, or -1 and an exception. */
+static int set_plan(fl_py_sequence_column *self, const column_config *given)
+{
+    const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
+    fl_column_pack_config *config = &self->pack;
+    if (!Py_IS_TYPE(given->plan, state->packing_type)) return 0;
+    config->plan = fl_py_packing_of(given->plan);
+    int64_t bytes =
+        given->is_int64 ? (int64_t)sizeof(int64_t) : fl_dtype_bytes(config->ragged.dtype);
+    if (set_edge(given->bos, bytes, &config->has_bos, config->bos) != 0) return -1;
+    return set_edge(given->eos, bytes, &config->has_eos, config->eos);
+}
+
 static int set_pack(fl_py_sequence_column *self, const fl_py_dlpack *dlpack,
                     const fl_ragged *ragged, column_config *given, int output)
 {
@@ -146,14 +153,13 @@ static int set_pack(fl_py_sequence_column *self, const fl_py_dlpack *dlpack,
                                       .main_name = PyUnicode_AsUTF8(given->main_name),
                                       .ops = &fl_cpu_sequence_ops};
     if (config->name == NULL || config->main_name == NULL) return -1;
-    if (set_offsets(dlpack, given->main, &config->main) != 0) return -1;
+    if (fl_py_offsets(dlpack, given->main, &config->main) != 0) return -1;
     if (given->leader < 0 || given->max_tokens < 0 || config->main.length != ragged->length)
         return FL_PY_FAIL(PyExc_ValueError, "SequenceColumn: main must have the length of offsets, "
                                             "and leader and max_tokens must be at least 0");
-    if (output != FL_PACK_VALUES) return 0;
-    if (set_padding(given, ragged, config->padding) != 0) return -1;
-    config->is_widened = given->is_int64 != 0;
-    return 0;
+    if (output == FL_PACK_VALUES && set_padding(given, ragged, config->padding) != 0) return -1;
+    config->is_widened = output == FL_PACK_VALUES && given->is_int64 != 0;
+    return set_plan(self, given);
 }
 
 static int set_config(fl_py_sequence_column *self, PyObject *tensor_type, column_config *given)
@@ -163,7 +169,7 @@ static int set_config(fl_py_sequence_column *self, PyObject *tensor_type, column
     int i = find_output(given->output);
     if (i < 0 || fl_py_dlpack_open(tensor_type, &dlpack) != 0) return -1;
     self->is_packed = outputs[i].is_packed;
-    int status = set_offsets(&dlpack, self->offsets, &ragged);
+    int status = fl_py_offsets(&dlpack, self->offsets, &ragged);
     if (status == 0 && outputs[i].has_values)
         status = set_values(&dlpack, self->values, &ragged, &self->device);
     if (status == 0)

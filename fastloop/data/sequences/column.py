@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastloop._core import SequenceColumn
+from fastloop._core import Packing, SequenceColumn
 from fastloop.compat.moves import pin_storage
 from fastloop.data.columns import NotCoveredError, check_tensor
 from fastloop.data.field import Array, Field
@@ -22,13 +22,15 @@ class SequenceOutput(NamedTuple):
 
     Attributes:
         kind: "padded", "mask" or "lengths" of PadCollate; "packed", "positions", "bounds" or
-            "longest" of PackCollate.
+            "longest" of PackCollate; "documents" with a plan.
         padding: the bytes of an element of the output; or an int, and integers come out as int64.
         ignored: of an int64 output of "padded" in a Table, the value that comes out as padding.
         main: the offsets of the main field, for PackCollate's outputs.
         leader: how many columns before this one PackCollate's first column stands in the table.
         max_tokens: 0 for one row.
         name, main_name: how errors call the fields.
+        plan: rows of the batch are rows of this packing, and no sequences.
+        bos, eos: with a plan, the element before and after each document; None: there is none.
     """
 
     kind: str
@@ -44,6 +46,9 @@ class SequenceOutput(NamedTuple):
     max_tokens: int = 0
     name: str = ""
     main_name: str = ""
+    plan: Packing | None = None
+    bos: bytes | None = None
+    eos: bytes | None = None
 
 
 def values_of(field: Source) -> torch.Tensor | Array:
