@@ -12,6 +12,7 @@ _NAMES = {
     "fastloop.data.cost_batches": "CostBatchSampler",
     "fastloop.data.image_folder.dataset": "ImageFolder",
     "fastloop.data.mixture": "MixtureDataset",
+    "fastloop.data.packed": "PackedDataset",
     "fastloop.data.samplers": "BlockShuffleSampler LengthBucketBatchSampler ShuffleSampler",
     "fastloop.data.sequences.pad": "PackCollate PadCollate",
     "fastloop.data.sequences.ragged": "RaggedArray",

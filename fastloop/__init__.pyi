@@ -6,6 +6,7 @@ from fastloop.data.arrays import ArrayDataset as ArrayDataset
 from fastloop.data.cost_batches import CostBatchSampler as CostBatchSampler
 from fastloop.data.image_folder.dataset import ImageFolder as ImageFolder
 from fastloop.data.mixture import MixtureDataset as MixtureDataset
+from fastloop.data.packed import PackedDataset as PackedDataset
 from fastloop.data.samplers import (
     BlockShuffleSampler as BlockShuffleSampler,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "MemoryUse",
     "MixtureDataset",
     "PackCollate",
+    "PackedDataset",
     "PadCollate",
     "ParameterCount",
     "PatchState",

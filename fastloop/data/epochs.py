@@ -124,10 +124,15 @@ class IteratorEpochs:
             set_epochs: the number that set_epoch() has set for each dataset, or None.
             random_epoch: the number for datasets without set_epoch().
         """
-        for i, (epoch, number) in enumerate(zip(self.epochs, set_epochs, strict=True)):
+        self.enter(set_epochs, random_epoch)
+        for epoch, number in zip(self.epochs, self._numbers, strict=True):
+            epoch.begin(number)
+
+    def enter(self, set_epochs: Sequence[int | None], random_epoch: int) -> None:
+        """Take the numbers of an epoch, with the arguments of ``begin``; nothing else notices."""
+        for i, number in enumerate(set_epochs[: len(self.epochs)]):
             # random_epoch may be a sampler's epoch, which can be any number.
             self._numbers[i] = random_epoch % EPOCHS if number is None else number
-            epoch.begin(self._numbers[i])
 
     def number_of(self, epoch: Epoch) -> int | None:
         """Return the iterator's number for the epoch of a dataset, or None."""
@@ -181,6 +186,8 @@ class EpochDataset(Dataset[Any]):
 
     _epoch: Epoch | None = None  # None: the samples are the same in all epochs
     _combined: Sequence[Any] = ()  # the datasets that this one combines
+    # Why loaders must not shuffle; "": they may. Otherwise len() differs between epochs, too.
+    _own_order = ""
 
     def _size_remedy(self) -> str:
         """Name the argument that stacks samples of several shapes, or return ""."""

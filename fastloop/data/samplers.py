@@ -20,7 +20,14 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from fastloop._core import Permutation, bucket_steps, int64_array
-from fastloop.base.checks import look_up, read_choice, read_int, read_optional_int, refuse_if
+from fastloop.base.checks import (
+    look_up,
+    make_message,
+    read_choice,
+    read_int,
+    read_optional_int,
+    refuse_if,
+)
 from fastloop.base.shown import repr_of
 from fastloop.base.threads import on_this_thread
 from fastloop.data.epochs import check_epoch
@@ -80,6 +87,13 @@ def read_ranks(num_replicas: Any = None, rank: Any = None) -> tuple[int, int]:
     if world > 1 and not is_running:
         raise ValueError(f"rank must be given with num_replicas={world}, got None")
     return world, dist.get_rank() if is_running else 0
+
+
+def refuse_shuffle(dataset: Any, shuffle: object) -> None:
+    """Raise ValueError if the order of a dataset with an order of its own would be shuffled."""
+    remedy, kind = look_up(dataset, "_own_order"), type(dataset).__name__
+    if shuffle and remedy:
+        raise ValueError(make_message("shuffle", f"False for a {kind}", True, remedy))
 
 
 # ---- the orders that torch's samplers draw
@@ -240,10 +254,17 @@ class ShuffleSampler(EpochSampler[int]):
         super().__init__(seed, num_replicas, rank)
         given: Any = length_or_dataset
         length = len(given) if hasattr(type(given), "__len__") else given
-        self.length = read_int("length_or_dataset", length, 0, _MOST)
+        self._length = read_int("length_or_dataset", length, 0, _MOST)
         self.shuffle = bool(shuffle)
+        refuse_shuffle(given, self.shuffle)
+        self._dataset = given if look_up(given, "_own_order") else None
         self.deal = read_choice("deal", deal, ("stride", "runs"))
         self._given = self._run = read_optional_int("batch_size", batch_size, 1, _MOST)
+
+    @property
+    def length(self) -> int:
+        """The number of indices of all ranks, in this epoch of the dataset."""
+        return self._length if self._dataset is None else len(self._dataset)
 
     def expect_batches(self, batch_size: int | None) -> None:
         """Note the batch size of the loader that begins an epoch, for ``deal="runs"``.

@@ -18,7 +18,13 @@ from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.columns import adapters
 from fastloop.loader.device_iter import open_on_device
 from fastloop.loader.resume import saving
-from fastloop.loader.route import PATHS, choose_route, fast_iterator, iterate_without_broken_workers
+from fastloop.loader.route import (
+    PATHS,
+    choose_route,
+    fast_iterator,
+    iterate_without_broken_workers,
+    refuse_shuffles,
+)
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, Shared, shared_of
 from fastloop.loader.stats import LoaderStats, compute_stats, unwrap
 
@@ -179,6 +185,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         if wanted == "auto":
             prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None
+        refuse_shuffles(dataset, shuffle, sampler)
         data = dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn
         how = pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator
         # `others` are arguments of a later torch, which raises TypeError for unknown names.

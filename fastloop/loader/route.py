@@ -38,6 +38,7 @@ from fastloop.data.columns import (
     find_columns,
     is_default_collate,
 )
+from fastloop.data.samplers import refuse_shuffle
 from fastloop.loader.arrays.iterator import ArrayIter, find_blocks, open_columns, yields_ints
 from fastloop.loader.shared import LoaderProxy, PlainIter, Shared, SyncIter, TorchProcessIter
 
@@ -86,6 +87,14 @@ def is_plain(loader: DataLoader[Any], shared: Shared) -> bool:
     # Datasets with epochs raise errors of their own, so they need their own iterators.
     is_torch_known = is_known("tensors", "Loaders are left") and not torch_parts.new_arguments()
     return is_torch_known and next(datasets_within(dataset), None) is None
+
+
+def refuse_shuffles(dataset: Any, shuffle: object, sampler: Any) -> None:
+    """Raise ValueError if a loader with these arguments would shuffle a dataset with an order of
+    its own."""
+    is_random = type(sampler) is torch_data.RandomSampler or look_up(sampler, "shuffle") is True
+    for found in datasets_within(dataset) if shuffle or is_random else ():
+        refuse_shuffle(found, True)
 
 
 def choose_route(

@@ -9,18 +9,32 @@ ranks (``read_state``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from fastloop.base.checks import look_up
+from fastloop.data.columns import epochs_within
+from fastloop.data.epochs import IteratorEpochs
 from fastloop.data.samplers import ORDERS, RankedBatchSampler, is_planned, read_ranks
 from fastloop.data.stateful import ReaderStates, fit_readers
 from fastloop.loader.resume.epoch import TORCH, LoaderState, count_rest, samplers_of
 from fastloop.loader.resume.state import check_dict, describe, from_dict, length_of
 
+_T = TypeVar("_T")
 _RANKS = "sampler.num_replicas"
+
+
+def _call(loader: DataLoader[Any], state: LoaderState, count: Callable[[], _T]) -> _T:
+    """Call a function that counts batches in the epoch of the state, for datasets whose length
+    differs between epochs."""
+    differs = look_up(loader.dataset, "_own_order")
+    epochs = IteratorEpochs(epochs_within(loader.dataset) if differs else ())
+    epochs.enter(state.set_epochs or [None] * len(epochs.epochs), state.random_epoch)
+    return epochs.call(count)
 
 
 def _count(loader: DataLoader[Any], state: LoaderState, ranks: int, size: int) -> int:
@@ -29,7 +43,8 @@ def _count(loader: DataLoader[Any], state: LoaderState, ranks: int, size: int) -
     if isinstance(outer, RankedBatchSampler):
         return outer.as_with(ranks, size).length_of(state.sampler_epoch, state.dealt)
     is_batched = type(outer) is BatchSampler
-    rows = count_rest(inner if is_batched else outer, ranks, state.dealt)
+    sampler = inner if is_batched else outer
+    rows = _call(loader, state, lambda: count_rest(sampler, ranks, state.dealt))
     return rows // size if is_batched and outer.drop_last else -(-rows // size)
 
 
@@ -39,7 +54,9 @@ def count_batches(loader: DataLoader[Any], state: LoaderState) -> int | None:
     sampler = loader._index_sampler
     if isinstance(sampler, RankedBatchSampler) and state.sampler_epoch >= 0:
         return sampler.length_of(state.sampler_epoch, state.dealt)
-    return _count(loader, state, *_shape(describe(loader))) if state.dealt else length_of(sampler)
+    if state.dealt:
+        return _count(loader, state, *_shape(describe(loader)))
+    return _call(loader, state, lambda: length_of(sampler))
 
 
 def _shape(facts: dict[str, str]) -> tuple[int, int]:
@@ -53,10 +70,11 @@ def _is_same_order(loader: DataLoader[Any], there: dict[str, str], here: dict[st
     outer, inner = samplers_of(loader)
     sampler = inner if type(outer) is BatchSampler else outer
     length = here["sampler_length"]
-    if type(sampler) in (DistributedSampler, *ORDERS):
-        length = str(count_rest(sampler, int(there[_RANKS]), ()))
-    elif not is_planned(sampler):
+    deals_rows = type(sampler) in (DistributedSampler, *ORDERS)
+    if not deals_rows and not is_planned(sampler):
         return False
+    if deals_rows and length:  # else the length differs between epochs
+        length = str(count_rest(sampler, int(there[_RANKS]), ()))
     same = ("sampler", "batch_sampler")
     return there["sampler_length"] == length and all(there[key] == here[key] for key in same)
 

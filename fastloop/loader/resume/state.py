@@ -178,6 +178,7 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
     is_batched = loader._auto_collation or isinstance(outer, _BATCHING)  # also for batch_size=None
     batches, items = (outer, inner) if is_batched else (None, outer)
     lengths = look_up(loader.dataset, "_source_lengths")  # a MixtureDataset's
+    differs = bool(look_up(loader.dataset, "_own_order"))  # the length, between epochs
     facts: dict[str, Any] = {"dataset_length": lengths or length_of(loader.dataset)}
     facts.update({name: look_up(batches, name) for name in ("batch_size", "drop_last")})
     if isinstance(outer, RankedBatchSampler):
@@ -185,7 +186,8 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
     for name, sampler in (("batch_sampler", batches), ("sampler", items)):
         facts[name] = None if sampler is None else type(sampler).__name__
         # The length of a RankedBatchSampler may differ from epoch to epoch.
-        facts[f"{name}_length"] = look_up(sampler, "fingerprint") or length_of(sampler)
+        fixed = None if differs else length_of(sampler)
+        facts[f"{name}_length"] = look_up(sampler, "fingerprint") or fixed
     facts.update({f"sampler.{name}": look_up(items, name) for name in _SETTINGS})
     has_own = is_stream(loader.dataset) or has_cursor(loader.dataset)
     facts["ranks"] = read_ranks()[0] if has_own else None

@@ -1,0 +1,206 @@
+"""PackedDataset in loaders: threads gather the same batches that torch's loader makes, in every
+epoch, and an epoch goes on at any row on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import assert_same
+
+from fastloop import (
+    ArrayDataset,
+    DataLoader,
+    MixtureDataset,
+    PackedDataset,
+    RaggedArray,
+    ShuffleSampler,
+)
+
+Torchs = torch.utils.data.DataLoader
+
+
+def ragged(seed: int, count: int = 200, first: int = 0, dtype: Any = np.int32) -> RaggedArray:
+    lengths = np.random.default_rng(seed).integers(0, 50, count)
+    offsets = np.append(0, np.cumsum(lengths))
+    return RaggedArray((np.arange(offsets[-1]) + first).astype(dtype), offsets)
+
+
+def of_columns(**given: Any) -> PackedDataset:
+    tokens = ragged(1)
+    mask = RaggedArray(tokens.values % 3 == 0, tokens.offsets)
+    return PackedDataset({"input_ids": tokens, "loss_mask": mask}, 40, window=30, **given)
+
+
+def of_mixture(**given: Any) -> PackedDataset:
+    sources = {"web": ragged(2), "code": ragged(3, 100, 10**6), "math": ragged(4, 50, 2 * 10**6)}
+    mixture = MixtureDataset(sources, {"web": 0.5, "code": 0.3, "math": 0.2})
+    return PackedDataset(mixture, 64, window=40, **given)
+
+
+def of_mixed_columns(**given: Any) -> PackedDataset:
+    sources = {}
+    for i, name in enumerate(("a", "b")):
+        tokens = ragged(i, 80)
+        labels = RaggedArray(tokens.values + 7, tokens.offsets)
+        sources[name] = ArrayDataset(input_ids=tokens, labels=labels)
+    return PackedDataset(MixtureDataset(sources), 64, window=40, **given)
+
+
+MAKE = {
+    "one": lambda **given: PackedDataset(ragged(1), 40, window=30, **given),
+    "wrapped": lambda **given: PackedDataset(ragged(1), 40, strategy="wrapped", **given),
+    "kept": lambda **given: PackedDataset(ragged(1), 40, window=30, repack=False, **given),
+    "columns": of_columns,
+    "mixture": of_mixture,
+    "mixed columns": of_mixed_columns,
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", MAKE)
+def test_batches_are_torchs_in_every_epoch(kind: str, workers: int) -> None:
+    data, theirs = (MAKE[kind](seed=3, return_doc_ids=True) for _ in range(2))
+    loader = DataLoader(data, 7, num_workers=workers)
+    seen = []
+    for epoch in range(3):
+        theirs.set_epoch(epoch)
+        expected = list(Torchs(theirs, 7))
+        assert_same(list(loader), expected)
+        seen.append(repr(expected))
+    assert len(set(seen)) == 3 and loader.stats().path == "array"
+
+
+@pytest.mark.parametrize("path", ["thread", "process", "sync", "torch"])
+def test_paths(path: str) -> None:
+    data, theirs = (of_columns(seed=1) for _ in range(2))
+    loader = DataLoader(data, 7, num_workers=2 * (path not in ("sync", "torch")), path=path)
+    for epoch in range(2):
+        theirs.set_epoch(epoch)
+        assert_same(list(loader), list(Torchs(theirs, 7)))
+
+
+def test_single_rows() -> None:
+    data = of_columns(seed=1)
+    loader = DataLoader(data, batch_size=None)
+    assert_same(list(loader), [data[i] for i in range(len(data))])
+    assert loader.stats().path == "array"
+
+
+def test_indices_of_a_program() -> None:
+    data = of_columns(seed=1)
+    batches = [[0, 5, -1], [len(data) - 1, -len(data)]]
+    loader = DataLoader(data, batch_sampler=batches)
+    assert_same(list(loader), list(Torchs(data, batch_sampler=batches)))
+    for index in (len(data), -len(data) - 1):
+        loader = DataLoader(data, batch_sampler=[[0, index]])
+        with pytest.raises(IndexError, match=f"index {index} is out of bounds"):
+            list(loader)
+
+
+def test_every_document_of_a_mixture_comes_at_its_positions() -> None:
+    data = of_mixture()
+    mixture = data._data
+    joined = RaggedArray.from_parts([*mixture._sources.values()])
+    for epoch in range(3):
+        data.set_epoch(epoch)
+        rows = mixture._core.rows(np.arange(len(mixture)), epoch)
+        expected = sorted(token for row in rows.tolist() for token in joined[row].tolist())
+        found = [data[i]["input_ids"] for i in range(len(data))]
+        pieces = [data.row(i) for i in range(len(data))]
+        counts = [sum(piece[2] for piece in row) for row in pieces]
+        kept = [ids[:count].tolist() for ids, count in zip(found, counts, strict=True)]
+        assert sorted(token for row in kept for token in row) == expected
+
+
+def test_weights_that_change() -> None:
+    data = of_mixture()
+    mixture = data._data
+    assert data[0]["input_ids"].max() < 3 * 10**6
+    mixture.set_weights(0, {"new": 1.0}, {"new": ragged(9, 300, 5 * 10**6)})
+    tokens = torch.cat([batch["input_ids"].view(-1) for batch in DataLoader(data, 8)])
+    assert bool(((tokens == 0) | (tokens >= 5 * 10**6)).all())
+
+
+# ---- ranks and resuming
+
+
+def ranked(data: PackedDataset, ranks: int, size: int, state: Any = None) -> Iterator[list[Any]]:
+    """Yield the batches of each step, rank by rank, from the state on."""
+    loaders = []
+    for rank in range(ranks):
+        sampler = ShuffleSampler(data, shuffle=False, num_replicas=ranks, rank=rank)
+        loader = DataLoader(data, size, sampler=sampler)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        loaders.append(loader)
+    for batches in zip(*map(iter, loaders), strict=True):
+        yield [batches, loaders[0].state_dict()]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_epoch_goes_on_at_any_row_on_other_ranks(seed: int) -> None:
+    """Deaths at random: each row comes once, whatever the ranks, in later epochs as well."""
+    any_of = random.Random(seed)
+    data = of_columns(seed=seed)
+    data.set_epoch(seed % 3)
+    expected = sorted(data[i]["input_ids"].tolist() for i in range(len(data)))
+    state, had = None, []
+    for ranks in (7, 3, 16, 1):
+        steps = ranked(of_again(data, seed), ranks, any_of.randint(1, 2), state)
+        for batches, now in islice(steps, None if ranks == 1 else any_of.randint(0, 2)):
+            state = now
+            had += [row for batch in batches for row in batch["input_ids"].tolist()]
+    assert sorted(had) == expected
+
+
+def of_again(data: PackedDataset, seed: int) -> PackedDataset:
+    """Return a dataset as a new process would make it."""
+    again = of_columns(seed=seed)
+    again.set_epoch(data._epoch.value)
+    return again
+
+
+def test_a_loader_resumes_in_a_later_epoch() -> None:
+    loader = DataLoader(of_columns(seed=3), 4)
+    list(loader)
+    batches = iter(loader)
+    first = [next(batches) for _ in range(3)]
+    state, rest = loader.state_dict(), list(batches)
+    again = DataLoader(of_columns(seed=3), 4)
+    again.load_state_dict(state, strict=True)
+    assert_same(list(again), rest)
+    assert first
+    assert_same(list(again), list(loader))
+    other = DataLoader(of_columns(seed=4), 4)
+    with pytest.raises(ValueError, match=r"seed 3 in the state and .*seed 4 here"):
+        other.load_state_dict(state, strict=True)
+
+
+# ---- mapped files
+
+
+def test_a_mapped_file(tmp_path: Any) -> None:
+    path = tmp_path / "tokens.npy"
+    np.save(path, np.arange(40_000, dtype=np.uint16))
+    offsets = np.append(0, np.cumsum(np.random.default_rng(0).integers(1, 100, 500)))
+    data = PackedDataset(RaggedArray(path, offsets), 64, window=100)
+    theirs = PackedDataset(RaggedArray(np.load(path), offsets), 64, window=100)
+    for workers in (0, 2):
+        assert_same(list(DataLoader(data, 8, num_workers=workers)), list(Torchs(theirs, 8)))
+        theirs.set_epoch(workers + 1)
+        data.set_epoch(workers + 1)
+    batches = iter(DataLoader(data, 8))
+    next(batches)
+    with open(path, "r+b") as file:
+        file.truncate(4096)
+    with pytest.raises(OSError, match=r"tokens.npy"):
+        list(batches)
+    with pytest.raises(OSError, match=r"tokens.npy"):
+        data[3]
