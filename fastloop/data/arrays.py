@@ -16,8 +16,8 @@ from fastloop.base.checks import make_message, read_choice, read_int, refuse_if
 from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, gathers
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
-from fastloop.data.field import Field, check_room, read_row, register_fields, torch_dtype
-from fastloop.data.sequences.column import sequence_column, values_of
+from fastloop.data.field import Field, check_room, read_row, register_fields
+from fastloop.data.sequences.column import whole_column
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.transforms.dataset_transform import FieldTransform, for_masks, is_torchvision
 from fastloop.data.transforms.plan import LAYOUTS, OUT_LAYOUTS, Plan
@@ -260,8 +260,7 @@ class ArrayDataset(EpochDataset):
                 fault = f"{field.name} is a RaggedArray; pass PadCollate or PackCollate"
                 raise NotCoveredError(fault)
             else:
-                padding = bytes(torch_dtype(values_of(field)).itemsize)
-                columns.add(*sequence_column(field, "padded", padding=padding))
+                columns.add(*whole_column(field))
         return self._fetched(columns, request) if self._gather == "device" else columns
 
     def _fetched(self, columns: Columns, request: Request) -> Columns:

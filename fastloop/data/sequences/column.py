@@ -11,7 +11,7 @@ import torch
 from fastloop._core import Packing, SequenceColumn
 from fastloop.compat.moves import pin_storage
 from fastloop.data.columns import NotCoveredError, check_tensor
-from fastloop.data.field import Array, Field
+from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.sequences.ragged import RaggedArray
 
 Source = Field | RaggedArray
@@ -81,3 +81,9 @@ def sequence_column(field: Source, output: str, **options: Any) -> tuple[Any, ..
     flat, offsets = values.reshape(-1), offsets_of(field)
     column = SequenceColumn(torch.Tensor, offsets, flat, SequenceOutput(output, **options))
     return name, column, field.file
+
+
+def whole_column(field: RaggedArray) -> tuple[Any, ...]:
+    """Return the arguments of ``Columns.add`` for single samples: a sequence without padding."""
+    padding = bytes(torch_dtype(values_of(field)).itemsize)
+    return sequence_column(field, "padded", padding=padding)
