@@ -17,6 +17,8 @@ _NAMES = {
     "fastloop.data.sequences.pad": "PackCollate PadCollate",
     "fastloop.data.sequences.ragged": "RaggedArray",
     "fastloop.data.shards.arrow": "ArrowDataset",
+    "fastloop.data.shards.mds": "MDSDataset",
+    "fastloop.data.shards.parquet": "ParquetDataset",
     "fastloop.data.shards.tar": "TarDataset",
     "fastloop.data.tokens.dataset": "TokenDataset",
     "fastloop.loader.device_iter": "prefetch",

@@ -20,6 +20,8 @@ from fastloop.data.sequences.pad import PackCollate as PackCollate
 from fastloop.data.sequences.pad import PadCollate as PadCollate
 from fastloop.data.sequences.ragged import RaggedArray as RaggedArray
 from fastloop.data.shards.arrow import ArrowDataset as ArrowDataset
+from fastloop.data.shards.mds import MDSDataset as MDSDataset
+from fastloop.data.shards.parquet import ParquetDataset as ParquetDataset
 from fastloop.data.shards.tar import TarDataset as TarDataset
 from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
 from fastloop.loader.dataloader import DataLoader as DataLoader

@@ -56,6 +56,11 @@ def write(path: Path, table: Any, is_stream: bool = True, **how: Any) -> str:
     return str(path)
 
 
+def open_all(data: Any) -> ArrowDataset:
+    """Open all columns, with bytes for the binary column, which would hold images."""
+    return ArrowDataset(data, decode={"raw": bytes})
+
+
 def plain(sample: dict[str, Any]) -> dict[str, Any]:
     return {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in sample.items()}
 
@@ -67,7 +72,7 @@ def as_file(tmp_path: Path, is_stream: bool = True) -> str:
 @pytest.mark.parametrize("part", [slice(None), slice(7, 45), slice(35, 36), slice(5, 5)])
 def test_rows_are_pyarrows(part: slice) -> None:
     table = CHUNKED[part]
-    data, rows = ArrowDataset(table), table.to_pylist()
+    data, rows = open_all(table), table.to_pylist()
     assert len(data) == len(rows)
     assert [plain(data[i]) for i in range(-len(rows), len(rows))] == rows * 2
     assert [plain(sample) for sample in data.__getitems__(range(len(rows)))] == rows
@@ -85,11 +90,11 @@ def test_files_follow_one_another(tmp_path: Path, is_stream: bool) -> None:
     first = as_file(tmp_path, is_stream)
     second = write(tmp_path / "b", CHUNKED[5:20], not is_stream)
     rows = CHUNKED.to_pylist()
-    assert [plain(row) for row in ArrowDataset(first)] == rows
-    data = ArrowDataset([first, Path(second)])
+    assert [plain(row) for row in open_all(first)] == rows
+    data = open_all([first, Path(second)])
     assert [plain(data[i]) for i in range(len(data))] == rows + rows[5:20]
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    packed = ArrowDataset(write(tmp_path / "c", CHUNKED, options=options))
+    packed = open_all(write(tmp_path / "c", CHUNKED, options=options))
     assert [plain(packed[i]) for i in range(len(packed))] == rows
 
 
@@ -110,7 +115,8 @@ def test_both_loaders_have_the_same_batches(
     case: int, workers: int, is_mapped: bool, tmp_path: Path
 ) -> None:
     names, collate = CASES[case]
-    data = ArrowDataset(as_file(tmp_path) if is_mapped else CHUNKED, names)
+    decode = {"raw": bytes} if "raw" in names else "auto"
+    data = ArrowDataset(as_file(tmp_path) if is_mapped else CHUNKED, names, decode=decode)
     batches = []
     for kind in (DataLoader, TorchLoader):
         sampler = ShuffleSampler(data, seed=3, num_replicas=1, rank=0)
@@ -173,7 +179,7 @@ def test_a_dataset_of_hugging_face(tmp_path: Path) -> None:
     mapped = datasets.load_from_disk(str(tmp_path / "saved"))
     some = mapped.shuffle(seed=1).select(range(3, 41)).with_format("torch")
     for given in (whole, mapped, some, some.select([])):
-        data = ArrowDataset(given)
+        data = open_all(given)
         rows = given.with_format(None)[:]
         assert len(data) == len(given)
         assert [plain(data[i]) for i in range(len(data))] == [
@@ -216,7 +222,8 @@ def test_the_cast_of_the_error_helps(name: str) -> None:
         ArrowDataset(pa.table({"x": column}))
     kind = str(found.value).rsplit(" to ", 1)[1].rstrip(")")
     target = next((t for t in (pa.list_(pa.int32(), 2), pa.float64()) if str(t) == kind), kind)
-    data = ArrowDataset(pa.table({"x": column.cast(target)}))
+    decode = {"x": bytes} if "binary" in str(target) else "auto"
+    data = ArrowDataset(pa.table({"x": column.cast(target)}), decode=decode)
     assert len(data) == 2 and data[1]["x"] is not None
 
 
@@ -261,10 +268,10 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     cases: list[tuple[Any, Any, Any, str]] = [
         (7, None, TypeError, "data must be a pyarrow.Table, a path"),
         (CHUNKED.to_batches()[0], None, TypeError, "data must be a pyarrow.Table"),
-        ([CHUNKED], None, TypeError, "each of paths must be a path"),
-        ([], None, ValueError, "paths must be at least one path"),
+        ([CHUNKED], None, TypeError, "paths must be a path, a pattern"),
+        ([], None, ValueError, "paths must be a path, a pattern"),
         (CHUNKED, [], ValueError, "columns must be at least one name"),
-        (CHUNKED, "seed", TypeError, "columns must be a list of names, got 'seed'"),
+        (CHUNKED, "seed", TypeError, "columns must be a list of names, or None, got 'seed'"),
         (CHUNKED, ["sed"], ValueError, "each of columns must be one of 'seed', 'layout'"),
         (twice, None, ValueError, "one column 'x', got several"),
         ([as_file(tmp_path), other], None, ValueError, "files with the same columns"),
@@ -293,9 +300,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"{name}' cannot be read as an Arrow file"):
             ArrowDataset(tmp_path / name)
     os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(ValueError, match="regular file, got a FIFO"):
-        ArrowDataset(tmp_path / "fifo")
-    for path in (tmp_path, tmp_path / "absent"):
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "fifo"):
         with pytest.raises(OSError, match=f"{path}"):
             ArrowDataset(path)
 

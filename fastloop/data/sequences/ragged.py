@@ -70,7 +70,7 @@ class _Span:
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.arrays, size = arrays, arrays[0].itemsize  # keeps the memory alive
-        places = [_address(array) for array in arrays]
+        places = [address_of(array) for array in arrays]
         first = min(places)
         self.begins = [(place - first) // size for place in places]
         ends = (begin + len(array) for begin, array in zip(self.begins, arrays, strict=True))
@@ -80,13 +80,14 @@ class _Span:
         self.__array_interface__ = interface
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 def _is_plain(array: Array) -> bool:
-    return array.flags.c_contiguous and _address(array) % array.itemsize == 0
+    return array.flags.c_contiguous and address_of(array) % array.itemsize == 0
 
 
 _ARROW_LISTS = r"(large_)?list<.*: (bool|u?int\d+|halffloat|float|double)( not null)?>"

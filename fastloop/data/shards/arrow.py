@@ -6,71 +6,44 @@ Arrow's memory without pyarrow.
 
 from __future__ import annotations
 
-import errno
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastloop.base.checks import (
-    check_type,
-    check_value,
-    is_sequence,
-    make_message,
-    read_choice,
-    refuse_if,
-)
-from fastloop.base.shown import repr_of
-from fastloop.data.arrays import ArrayDataset
+from fastloop._core import FileReader
+from fastloop.base.checks import check_type, is_sequence, make_message, read_choice
+from fastloop.data.arrays import ArrayDataset, read_item
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, find_adapter
-from fastloop.data.epochs import EpochDataset
-from fastloop.data.field import Array, open_regular, read_row, torch_dtype
-from fastloop.data.sequences.column import sequence_column, values_of
+from fastloop.data.field import Array
+from fastloop.data.sequences.column import whole_column
 from fastloop.data.sequences.outputs import join_fields
 from fastloop.data.sequences.ragged import RaggedArray
-from fastloop.data.shards.arrow_columns import ColumnReader, Rows, Texts, import_arrow
+from fastloop.data.shards.arrow_columns import Binaries, ColumnReader, Rows, Texts, import_arrow
+from fastloop.data.shards.arrow_files import check_states, fetch_paths, map_tables
+from fastloop.data.shards.records import Records, read_names
 
 _DATA = "a pyarrow.Table, a path of an Arrow file, a list of paths, or a datasets.Dataset"
 
 
-def read_paths(paths: Any) -> list[str]:
-    """Return absolute paths; `paths` is a path or a sequence of paths."""
-    listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    check_value("paths", paths, len(listed) > 0, "at least one path")
-    for path in listed:
-        check_type("each of paths", path, isinstance(path, (str, os.PathLike)), "a path")
-    return [os.path.abspath(os.path.expanduser(os.fsdecode(path))) for path in listed]
-
-
-def state_of(path: str) -> tuple[int, ...]:
-    """Return what tells a file from its later contents, and from a file that replaces it."""
-    found = os.stat(path)
-    return found.st_size, found.st_mtime_ns, found.st_ino
-
-
-def _map_table(path: str) -> Any:
-    """Return the table in an Arrow file, which stays mapped as long as the table lives."""
-    pa = import_arrow()
-    with open_regular(path, "paths", "pass files of Arrow's IPC format") as file:
-        magic = file.read(6)
-    remedy = "take ParquetDataset" if magic[:4] == b"PAR1" else "write it with pyarrow.ipc"
-    try:
-        refuse_if(not magic, "it is empty")
-        opened = pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream
-        table = opened(pa.memory_map(path)).read_all()
-        table.validate()
-    except (ValueError, OSError) as error:  # the classes of pyarrow's errors
-        raise ValueError(f"{path!r} cannot be read as an Arrow file: {error} ({remedy})") from error
-    return table
-
-
-class ArrowDataset(EpochDataset):
+class ArrowDataset(Records):
     """Columns of Arrow as a map-style dataset. No column is copied, except bools.
 
     Args:
-        data: a ``pyarrow.Table``; the path of an Arrow file (of the stream or the file format), or
-            a list of paths, whose rows follow one another; or a ``datasets.Dataset`` of Hugging
-            Face, with its ``select()`` and ``shuffle()``, without its format. Files are mapped.
+        data: a ``pyarrow.Table``; the path of an Arrow file (of the stream or the file format), a
+            pattern, a URL that fsspec opens, or a list of these, whose rows follow one another; or
+            a ``datasets.Dataset`` of Hugging Face, with its ``select()`` and ``shuffle()``, without
+            its format. Files are mapped.
         columns: the names of the columns, in the order of a sample. None: all.
+        transform: as in ``ImageFolder``, for each column of images. Images of one sample have the
+            same random parameters.
+        decode: ``"auto"``: binary values, and structs of bytes and path, are images. A dict from
+            such columns to functions adds to this: the result of a function of the bytes is the
+            value, and ``transform`` does not get it. For example, ``{"raw": bytes}``.
+        on_error: for an image that cannot be decoded, as in ``ImageFolder``.
+        cache_dir: the folder for files of URLs, which are fetched whole; None:
+            ``~/.cache/fastloop``.
+        seed: the seed of the transforms' random parameters.
 
     Sample ``i`` is a dict with row ``i`` of each column:
 
@@ -79,7 +52,8 @@ class ArrowDataset(EpochDataset):
     | numbers, bools | a tensor without dimensions | a tensor |
     | fixed-size lists of numbers, also nested | a tensor with the sizes as its shape | a tensor |
     | lists and large lists of numbers | a 1-D tensor | as ``PadCollate`` or ``PackCollate`` makes |
-    | strings, binary values | a str, bytes | a list |
+    | strings | a str | a list |
+    | binary values, structs of bytes and path: images | a tensor as in ``ImageFolder`` | a tensor |
 
     fastloop's threads gather batches of numbers and lists. ``torch.utils.data.DataLoader`` gives
     the same batches. If you pass paths, a worker process that is spawned maps the files itself; a
@@ -88,31 +62,43 @@ class ArrowDataset(EpochDataset):
     For example, ``ArrowDataset("train.arrow", ["input_ids"])``.
 
     Raises:
-        ImportError: pyarrow is not installed.
+        ImportError: pyarrow, or for a URL fsspec, is not installed; for images, no decoder is.
         TypeError: ``data`` has a different type; a column has nulls, or a type that is not listed:
             the text says which cast helps.
         ValueError: no column; a name that no column has, or that two columns have; a file that is
-            not an Arrow file; files of different columns.
-        OSError: a file that cannot be opened; later, a file that has changed.
+            not an Arrow file; files of different columns; an image without bytes and path.
+        OSError: a file that cannot be opened; later, a file that has changed, or an image that
+            cannot be decoded.
     """
 
-    def __init__(self, data: Any, columns: Sequence[str] | None = None) -> None:
-        is_paths = isinstance(data, (str, os.PathLike)) or is_sequence(data)
-        self._data = read_paths(data) if is_paths else data
-        self._states = [state_of(path) for path in self._data] if is_paths else []
-        check_type("columns", columns, columns is None or is_sequence(columns), "a list of names")
-        self._names = columns if columns is None else list(columns)
+    _borrows_slots = True
+    _decodes_files = True
+
+    def __init__(
+        self,
+        data: Any,
+        columns: Sequence[str] | None = None,
+        transform: Any = None,
+        *,
+        decode: Any = "auto",
+        on_error: Any = "raise",
+        cache_dir: Any = None,
+        seed: int = 0,
+    ) -> None:
+        self._data = data
+        self._paths: tuple[str, ...] = ()
+        if isinstance(data, (str, os.PathLike)) or is_sequence(data):
+            self._data, self._paths = None, fetch_paths(data, cache_dir)
+        self._states = FileReader(self._paths).states
+        self._columns_given = columns
         self._open()
+        sources = self._sources.items()
+        encoded = [name for name, source in sources if isinstance(source, Binaries)]
+        self._prepare_columns(encoded, encoded, transform, decode, on_error, seed)
 
     def _open(self) -> None:
         table, self._chosen = self._read_table()
-        every = table.column_names
-        names = every if self._names is None else self._names
-        check_value("columns", names, names, "at least one name")
-        for name in names:
-            read_choice("each of columns", name, every)
-            refuse_if(every.count(name) > 1, f"data must have one column {name!r}, got several")
-        reader = ColumnReader(table)
+        reader, names = ColumnReader(table), read_names(self._columns_given, table.column_names)
         self._sources = {name: reader.read(name) for name in names}
         self._length = table.num_rows if self._chosen is None else len(self._chosen)
         self._joined: dict[Any, Any] = {}  # the columns as PadCollate and PackCollate have them
@@ -122,12 +108,9 @@ class ArrowDataset(EpochDataset):
         pa, data = import_arrow(), self._data
         if isinstance(data, pa.Table):
             return data, None
-        if isinstance(data, list):
-            try:
-                return pa.concat_tables([_map_table(path) for path in data]), None
-            except pa.ArrowInvalid as error:
-                text = f"paths must be files with the same columns, got {data}: {error}"
-                raise ValueError(text) from error
+        if self._paths:
+            table, self._starts = map_tables(self._paths)
+            return table, None
         arrow_of = getattr(find_adapter(type(data)), "arrow_of", None)
         found = None if arrow_of is None else arrow_of(data)
         check_type("data", type(data), found is not None, _DATA)
@@ -138,13 +121,26 @@ class ArrowDataset(EpochDataset):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: Any) -> dict[str, Any]:
-        row = read_row(index, self._length)
-        row = row if self._chosen is None else int(self._chosen[row])
+    def _name(self, row: int) -> str:
+        row = self._row(row)
+        if not self._paths:
+            return f"{type(self._data).__name__}: row {row}"
+        number = bisect_right(self._starts, row) - 1
+        return f"{self._paths[number]}: row {row - self._starts[number]}"
+
+    def _row(self, index: int) -> int:
+        """Return the row of the table."""
+        return index if self._chosen is None else int(self._chosen[index])
+
+    def _values(self, row: int) -> dict[str, Any]:
+        row = self._row(row)
         return {name: source[row] for name, source in self._sources.items()}
 
-    def __getitems__(self, indices: Sequence[Any]) -> list[dict[str, Any]]:
-        return [self[index] for index in indices]
+    def _announce(self, indices: Sequence[Any]) -> None:
+        rows = [self._row(read_item(index, len(self))[0]) for index in indices]
+        for source in self._sources.values():
+            if isinstance(source, Binaries):
+                source.announce(rows)
 
     def column(self, name: str) -> RaggedArray:
         """Return a column of lists, for lengths or for ``PackedDataset``. The values are not
@@ -159,10 +155,10 @@ class ArrowDataset(EpochDataset):
 
     def _gathered(self) -> Iterator[tuple[str, Rows | RaggedArray]]:
         """Yield the columns, which threads gather. Raises NotCoveredError."""
-        self._check_files()
+        check_states(self._paths, self._states)
         for name, source in self._sources.items():
-            if isinstance(source, Texts):
-                raise NotCoveredError(f"column {name!r} holds strings or binary values")
+            if isinstance(source, (Texts, Binaries)):
+                raise NotCoveredError(f"column {name!r} holds {source!r}, made in Python")
             yield name, source
 
     @property
@@ -178,8 +174,7 @@ class ArrowDataset(EpochDataset):
             elif request.is_batched:
                 raise NotCoveredError(f"{source.name} has lists; pass PadCollate or PackCollate")
             else:
-                padding = bytes(torch_dtype(values_of(source)).itemsize)
-                columns.add(*sequence_column(source, "padded", padding=padding))
+                columns.add(*whole_column(source))
         columns.maps = self._maps
         return columns
 
@@ -200,18 +195,12 @@ class ArrowDataset(EpochDataset):
         return [dataset], self._maps, self._joined
 
     def _size_remedy(self) -> str:
-        has_lists = any(isinstance(source, RaggedArray) for source in self._sources.values())
+        if not any(isinstance(source, RaggedArray) for source in self._sources.values()):
+            return super()._size_remedy()
         remedy = "pass collate_fn=fastloop.PadCollate() or fastloop.PackCollate()."
-        return f"Lists of Arrow have several lengths: {remedy}" if has_lists else ""
+        return f"Lists of Arrow have several lengths: {remedy}"
 
     # ---- state and description
-
-    def _check_files(self) -> None:
-        """Raise OSError if a file was written or replaced after the dataset was made."""
-        for path, state in zip(self._data, self._states, strict=True) if self._states else ():
-            if state_of(path) != state:
-                text = "the file has changed since the dataset was made; make a new dataset"
-                raise OSError(errno.ESTALE, text, path)
 
     def __getstate__(self) -> dict[str, Any]:
         left = ("_sources", "_joined", "_chosen")
@@ -219,14 +208,16 @@ class ArrowDataset(EpochDataset):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._check_files()
+        check_states(self._paths, self._states)
         self._open()
 
     def explain(self) -> str:
-        """Return a text with a line for each column: the type, and where its rows lie."""
+        """Return a text with a line for each column, and who decodes images."""
         lines = [f"{name}: {source!r}" for name, source in self._sources.items()]
         chosen = "" if self._chosen is None else ", chosen by select() or shuffle()"
-        return "\n".join([f"{self._length:,} rows{chosen}", *lines])
+        images = self._explain_images() if self._images else []
+        return "\n".join([f"{self._length:,} rows{chosen}", *lines, *images])
 
     def __repr__(self) -> str:
-        return repr_of(self, f"{self._length:,} rows", ", ".join(self._sources))
+        names = ", ".join(self._sources)
+        return f"{type(self).__name__}({self._length:,} rows, {names})"

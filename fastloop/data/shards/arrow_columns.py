@@ -4,19 +4,22 @@ which files hold the memory."""
 from __future__ import annotations
 
 import contextlib
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
+from fastloop._core import FileReader
 from fastloop.base.checks import make_message
 from fastloop.data.columns import Segment
-from fastloop.data.field import Array, Field, MappedFile
-from fastloop.data.sequences.ragged import RaggedArray
+from fastloop.data.field import Array, Field, MappedFile, open_regular
+from fastloop.data.sequences.ragged import RaggedArray, address_of
 
-_TAKEN = "of numbers, strings, binary values, or lists or fixed-size lists of numbers"
+_TAKEN = "of numbers, strings, binary values, images, or lists or fixed-size lists of numbers"
 
 
 def import_arrow(name: str = "pyarrow") -> Any:
@@ -24,7 +27,7 @@ def import_arrow(name: str = "pyarrow") -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        text = f"Arrow and Parquet need pyarrow, which cannot be imported: {error}"
+        text = f"the dataset needs pyarrow, which cannot be imported: {error}"
         raise ImportError(f"{text}; run: pip install fastloop[corpora]") from error
 
 
@@ -50,21 +53,20 @@ class Rows:
 
 
 class Texts:
-    """A column of strings, or of bytes."""
+    """A column of strings."""
 
-    def __init__(self, values: RaggedArray, is_text: bool) -> None:
-        self._values, self._is_text = values, is_text
+    def __init__(self, values: RaggedArray) -> None:
+        self.values = values
 
-    def __getitem__(self, row: int) -> str | bytes:
-        value = self._values[row].numpy().tobytes()
+    def __getitem__(self, row: int) -> str:
         try:
-            return value.decode() if self._is_text else value
+            return self.values[row].numpy().tobytes().decode()
         except UnicodeDecodeError as error:
-            rule = f"row {row} of {self._values.name} must be UTF-8, got {error}"
+            rule = f"row {row} of {self.values.name} must be UTF-8, got {error}"
             raise ValueError(f"{rule} (cast the column to binary)") from None
 
     def __repr__(self) -> str:
-        return f"{len(self._values)} {'strings' if self._is_text else 'binary values'}"
+        return f"{len(self.values)} strings"
 
 
 class _MappedFiles:
@@ -72,22 +74,89 @@ class _MappedFiles:
 
     def __init__(self) -> None:
         self._begins: list[int] = []
-        self._files: list[tuple[int, str]] = []
+        self._files: list[tuple[int, int, MappedFile]] = []  # end, inode, file
         with contextlib.suppress(OSError), open("/proc/self/maps", errors="replace") as lines:
             for line in lines:
-                addresses, _, _, _, _, *path = line.rstrip("\n").split(None, 5)
+                addresses, _, offset, _, inode, *path = line.rstrip("\n").split(None, 5)
                 begin, end = (int(address, 16) for address in addresses.split("-"))
                 if path and path[0].startswith("/"):
+                    # Reads are safe; where the file ends is not known.
+                    file = path[0], begin - int(offset, 16), None
                     self._begins.append(begin)
-                    self._files.append((end, path[0]))
+                    self._files.append((end, int(inode), file))
+
+    def _find(self, array: Array) -> tuple[int, MappedFile] | None:
+        address = address_of(array)
+        at = bisect_right(self._begins, address) - 1
+        return self._files[at][1:] if at >= 0 and address < self._files[at][0] else None
 
     def find(self, array: Array) -> MappedFile | None:
         """Return the file that holds an array, or None."""
-        address: int = array.__array_interface__["data"][0]
-        at = bisect_right(self._begins, address) - 1
-        if at < 0 or address >= self._files[at][0]:
-            return None
-        return self._files[at][1], 0, None  # reads are safe; where the file ends is not known
+        found = self._find(array)
+        return None if found is None else found[1]
+
+    def find_readable(self, array: Array) -> MappedFile | None:
+        """Return the file that holds an array if its path still leads to that file."""
+        found = self._find(array)
+        try:
+            is_same = found is not None and os.stat(found[1][0]).st_ino == found[0]
+        except OSError:
+            is_same = False
+        return found[1] if found is not None and is_same else None
+
+
+class Binaries:
+    """A column of encoded images, or of other binary values. If a file that is mapped holds them,
+    they are read from the file, and not from the map, which would keep its pages.
+
+    Args:
+        values: the values as lists of bytes.
+        files: where values lie.
+        paths: the files of rows without bytes; None: all rows have bytes.
+    """
+
+    def __init__(self, values: RaggedArray, files: _MappedFiles, paths: Texts | None) -> None:
+        self._values, self._paths, self._bounds = values, paths, values._bounds
+        parts = values.values if isinstance(values.values, tuple) else (values.values,)
+        source: Any = values._field.source
+        first, numbers = address_of(source), dict[str, int]()
+        self._begins: list[int] = []  # of the parts, among all values
+        self._places: list[tuple[int, int]] = []  # the file, or -1, and its byte for value 0
+        for part in sorted(parts, key=address_of):
+            self._begins.append(address_of(part) - first)
+            file = files.find_readable(part)
+            if file is None:
+                self._places.append((-1, 0))
+            else:
+                number = numbers.setdefault(file[0], len(numbers))
+                self._places.append((number, first - file[1]))
+        self._reader = FileReader(tuple(numbers))
+
+    def _place(self, row: int) -> tuple[int, int, int]:
+        """Return the file of a row, or -1, the row's first byte there, and its bytes."""
+        begin, end = self._bounds[row].tolist()
+        number, shift = self._places[bisect_right(self._begins, begin) - 1]
+        return number, begin + shift, end - begin
+
+    def announce(self, rows: Sequence[int]) -> None:
+        """Tell the system that rows will be read soon."""
+        places = [place for place in map(self._place, rows) if place[0] >= 0]
+        self._reader.announce(np.array(places, np.int64))
+
+    def __getitem__(self, row: int) -> bytes:
+        number, byte, count = self._place(row)
+        if count == 0 and self._paths is not None:
+            with open_regular(str(self._paths[row]), self._values.name, "remove the row") as file:
+                return file.read()
+        if number < 0:
+            return self._values[row].numpy().tobytes()
+        return self._reader.read(number, byte, count)
+
+    def __repr__(self) -> str:
+        return f"{len(self._values)} binary values"
+
+
+Source = Rows | RaggedArray | Texts | Binaries
 
 
 def _find_cast(pa: Any, kind: Any) -> str:
@@ -122,7 +191,7 @@ class ColumnReader:
     def __init__(self, table: Any) -> None:
         self._pa, self._table, self._files = import_arrow(), table, _MappedFiles()
 
-    def read(self, name: str) -> Rows | RaggedArray | Texts:
+    def read(self, name: str) -> Source:
         """Return a column. Raises TypeError if the column has nulls or a type that is not taken."""
         pa, column = self._pa, self._table.column(name)
         t, kind = pa.types, column.type
@@ -136,10 +205,12 @@ class ColumnReader:
             for chunk in chunks:
                 _flatten(name, chunk)
             return self._read_lists(name, chunks)
-        is_text = t.is_string(kind) or t.is_large_string(kind)
-        if is_text or t.is_binary(kind) or t.is_large_binary(kind):
-            lists = [self._as_lists(name, chunk) for chunk in chunks]
-            return Texts(self._read_lists(name, lists), is_text)
+        if t.is_string(kind) or t.is_large_string(kind):
+            return Texts(self._read_bytes(name, chunks))
+        if t.is_binary(kind) or t.is_large_binary(kind):
+            return Binaries(self._read_bytes(name, chunks), self._files, None)
+        if t.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:
+            return self._read_files(name, chunks)
         text = make_message(f"column {name!r}", _TAKEN, str(kind), _find_cast(pa, kind))
         raise TypeError(text)
 
@@ -154,16 +225,35 @@ class ColumnReader:
         field.file = self._files.find(array)
         return field
 
-    def _as_lists(self, name: str, chunk: Any) -> Any:
+    def _read_bytes(self, name: str, chunks: list[Any]) -> RaggedArray:
         """Return strings or binary values as lists of bytes over the same memory."""
-        _check_nulls(name, chunk)
-        pa, (_, offsets, memory) = self._pa, chunk.buffers()
-        memory = pa.py_buffer(b"") if memory is None else memory
-        values = pa.Array.from_buffers(pa.uint8(), memory.size, [None, memory])
-        is_large = str(chunk.type).startswith("large")
-        kind = (pa.large_list if is_large else pa.list_)(pa.uint8())
-        buffers, begin = [None, offsets], chunk.offset
-        return pa.Array.from_buffers(kind, len(chunk), buffers, offset=begin, children=[values])
+        pa, lists = self._pa, []
+        for chunk in chunks:
+            _check_nulls(name, chunk)
+            _, offsets, memory = chunk.buffers()
+            memory = pa.py_buffer(b"") if memory is None else memory
+            values = pa.Array.from_buffers(pa.uint8(), memory.size, [None, memory])
+            kind = pa.large_list if str(chunk.type).startswith("large") else pa.list_
+            made = kind(pa.uint8()), len(chunk), [None, offsets]
+            lists.append(pa.Array.from_buffers(*made, offset=chunk.offset, children=[values]))
+        return self._read_lists(name, lists)
+
+    def _read_files(self, name: str, chunks: list[Any]) -> Binaries:
+        """Return a column of files: their bytes, or if these are null, their paths."""
+        for chunk in chunks:
+            _check_nulls(name, chunk)
+        contents, paths = ([chunk.field(n) for chunk in chunks] for n in ("bytes", "path"))
+        texts = None
+        if any(content.null_count for content in contents):
+            # A null may have bytes, which are not its value.
+            contents = [content.fill_null(b"") for content in contents]
+            texts = Texts(self._read_bytes(f"{name}.path", [path.fill_null("") for path in paths]))
+        values = self._read_bytes(name, contents)
+        if texts is not None and (lacks := (values.lengths + texts.values.lengths) == 0).any():
+            row = int(np.argmax(lacks))
+            rule = f"row {row} of column {name!r} must have bytes or a path, got neither"
+            raise ValueError(f"{rule} (drop the row)")
+        return Binaries(values, self._files, texts)
 
     def _read_lists(self, name: str, chunks: list[Any]) -> RaggedArray:
         array = RaggedArray.from_arrow(self._pa.chunked_array(chunks))
