@@ -112,6 +112,18 @@ def name_of(function: Any) -> str:
     return f"{look_up(function, '__module__', type(function).__module__)}.{name}"
 
 
+def call(function: Callable[[bytes], Any], data: bytes, path: str) -> Any:
+    """Return the result of a user's function of bytes. Raises OSError, with the path or a different
+    name of the bytes, for any error of the function."""
+    try:
+        return function(data)
+    except MemoryError:
+        raise
+    except Exception as error:  # functions raise many types
+        text = str(error) or type(error).__name__
+        raise OSError(f"{path!r} cannot be decoded with {name_of(function)}: {text}") from error
+
+
 def check_image(image: Any, who: str, path: str) -> Array:
     """Return the result of a user's function if it is an image.
 

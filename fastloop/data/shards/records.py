@@ -92,17 +92,8 @@ class Records(EncodedImages):
             # The next image would be decoded into the same memory.
             values[name] = image if len(self._images) == 1 else image.copy()
         for name, function in self._functions.items():
-            values[name] = self._call(function, values[name], f"{self._name(row)}, {name}")
+            values[name] = decoders.call(function, values[name], f"{self._name(row)}, {name}")
         return values
-
-    def _call(self, function: Callable[[bytes], Any], data: bytes, where: str) -> Any:
-        try:
-            return function(data)
-        except MemoryError:
-            raise
-        except Exception as error:  # functions raise many types
-            who = decoders.name_of(function)
-            raise OSError(f"{where!r} cannot be decoded with {who}: {error}") from error
 
     def _sample(self, row: int, view: int, slot: torch.Tensor | None = None) -> dict[str, Any]:
         values: dict[str, Any] = self._read(row)[0]

@@ -278,15 +278,7 @@ class TarDataset(EncodedImages):
 
     def _decode_part(self, where: str, name: str, data: bytes) -> Any:
         decode = self._functions.get(name) or _DECODERS.get(name.rpartition(".")[2])
-        if decode is None:
-            return data
-        try:
-            return decode(data)
-        except MemoryError:
-            raise
-        except Exception as error:  # functions raise many types
-            who = decoders.name_of(decode)
-            raise OSError(f"{where!r} cannot be decoded with {who}: {error}") from error
+        return data if decode is None else decoders.call(decode, data, where)
 
     def _like(self) -> torch.Tensor | None:
         return super()._like() if self._has_one_image else None
