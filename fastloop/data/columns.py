@@ -81,8 +81,6 @@ class Request(NamedTuple):
 
 # fastloop gathers DLPack's dtypes, except float8_e8m0fnu, which is left to torch.
 _DTYPES = {dtype for number, dtype in DTYPES.items() if number >= 0} - {torch.float8_e8m0fnu}
-
-
 _RESIDENT = ("cuda",)  # the types of devices that gather rows of their own memory
 
 
@@ -398,41 +396,46 @@ _MOST_SAMPLES, _MOST_BYTES = 1 << 16, 1 << 26
 
 
 def _owns_memory(part: Any) -> bool:
-    """Tell whether a part of a sample is a number, or has no gaps and lies in memory that torch or
-    NumPy allocated for this process alone."""
+    """Tell whether a part is a number, or has no gaps and lies in memory of this process alone."""
     if type(part) is np.ndarray:
         owner = part if part.base is None else part.base
         return type(owner) is np.ndarray and owner.flags.owndata and part.flags.carray
     if type(part) is torch.Tensor:
         storage = part.untyped_storage()
-        is_private = storage.resizable() and not storage.is_shared()
-        return part.is_contiguous() and part.is_cpu and is_private
+        is_own = storage.resizable() and not storage.is_shared()
+        return is_own and part.is_contiguous() and part.is_cpu
     return type(part) in (int, float) or isinstance(part, np.number)
 
 
 def _of_samples(samples: Any, request: Request) -> Columns:
     """Return the columns of a list of samples, stacked. Only torch's own samplers are accepted."""
     name = type(samples).__name__
-    if not request.in_blocks():
-        raise NotCoveredError(f"the dataset is a {name}, not plain array data")
+    leave_if(not request.in_blocks(), f"the dataset is a {name}, not plain array data")
     leave_if(request.workers == 0, "the dataset is a list, which may change without workers")
     leave_if(len(request.sampler) * 2 < len(samples), "an epoch has less than half of the list")
     leave_if(len(samples) == 0, "the list is empty")
-    is_tuple = set(map(type, samples)) == {tuple}
+    is_tuple = set(map(type, samples)) in ({tuple}, {list})
     rows = samples if is_tuple else [(sample,) for sample in samples]
-    total = len(rows) * sum(look_up(part, "nbytes", 0) for part in rows[0])
+    total = len(rows) * sum(look_up(part, "nbytes", 8) for part in rows[0])
     if len(rows) > _MOST_SAMPLES or total > _MOST_BYTES:
         raise NotCoveredError(f"the list has {len(rows):,} samples of {total:,} bytes")
     kinds = {(type(row), *((type(x), look_up(x, "dtype")) for x in row)) for row in rows}
-    if len(kinds) > 1:
-        raise NotCoveredError("the samples have several types or dtypes")
+    leave_if(len(kinds) > 1, "the samples have several types or dtypes")
     parts = list(zip(*rows, strict=True))
     columns = Columns((None,) * len(parts) if is_tuple else None, kind="samples, stacked at iter()")
     for i, part in enumerate(parts):
-        if not all(map(_owns_memory, part)):
-            raise NotCoveredError("the samples have gaps, or share their memory")
+        leave_if(not all(map(_owns_memory, part)), "the samples have gaps, or share their memory")
         columns.add(f"part {i} of the samples", torch_data.default_collate(list(part)))
     return columns
+
+
+def _of_range(rows: Any, request: Request) -> Columns:
+    """Return the numbers of a range, which never changes, as a column."""
+    is_left = not (request.is_batched and request.in_blocks())
+    is_left = is_left or (abs(rows.start) + abs(rows.stop)) >> 62 or len(rows) > _MOST_BYTES // 8
+    leave_if(is_left, "the dataset is a range that is long, or has a sampler that is not torch's")
+    column = torch.arange(len(rows), device="cpu") * rows.step + rows.start
+    return Columns(None, kind="a range").add("the dataset", column)
 
 
 # ---- torch's datasets that combine datasets
@@ -508,13 +511,11 @@ def rows_of(subset: Any) -> Vector:
 
 def _pick(column: Column, rows: Vector) -> Column:
     segment, *others = column.segments()
-    if others:
-        raise NotCoveredError("a Subset of a ConcatDataset lies within a combined dataset")
-    length = segment.length
+    leave_if(others, "a Subset of a ConcatDataset lies within a combined dataset")
     try:
-        rows = count_from_0(rows, length)
+        rows = count_from_0(rows, segment.length)
     except IndexError:
-        reason = f"an index of a Subset is out of bounds for a length of {length}"
+        reason = f"an index of a Subset is out of bounds for a length of {segment.length}"
         raise NotCoveredError(reason) from None
     taken = rows if isinstance(segment.rows, int) else segment.rows[rows]
     return replace(column, source=(segment._replace(rows=taken),), file=None)
@@ -558,9 +559,8 @@ def _join(columns: Sequence[Column], lengths: Sequence[int], name: str) -> Colum
     for column, length in zip(columns, lengths, strict=True):
         found = column.segments()
         rows = sum(segment.length for segment in found)
-        if rows != length:
-            fault = f"{column.name} has {rows} rows, and had {length} rows when"
-            raise NotCoveredError(f"{fault} the {name} was made")
+        fault = f"{column.name} has {rows} rows, and had {length} rows when"
+        leave_if(rows != length, f"{fault} the {name} was made")
         segments += found
     return replace(first, source=tuple(segments), file=None)
 
@@ -593,6 +593,7 @@ _TORCHS: dict[type, Callable[[Any, Request], Columns]] = {
     torch.Tensor: _of_tensor,
     **dict.fromkeys((np.ndarray, np.memmap), _of_ndarray),
     **dict.fromkeys((list, tuple), _of_samples),
+    range: _of_range,
     torch_data.Subset: _of_subset,
     torch_data.StackDataset: _of_stack,
     torch_data.ConcatDataset: _of_concat,

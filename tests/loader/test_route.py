@@ -110,7 +110,7 @@ OTHERS: dict[str, Case] = {
     "subclass of ArrayDataset": (lambda: MyArrays(X), {}, "dataset is a MyArrays"),
     "subclass of Subset": (lambda: MySubset(TensorDataset(X), [1]), {}, "MySubset"),
     "a dataset of Python's": (Squares, {}, "dataset is a Squares"),
-    "a range": (lambda: range(8), {}, "dataset is a range"),
+    "a range": (lambda: range(8), {"sampler": [0, 5]}, "dataset is a range"),
     "a parameter": (lambda: X.clone().requires_grad_(), {}, "the dataset requires grad"),
     "a masked array": (lambda: np.ma.MaskedArray(X.numpy()), {}, "dataset is a MaskedArray"),
     "text": (lambda: np.array(["a", "b"]), {}, "encode the text"),

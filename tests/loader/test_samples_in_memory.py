@@ -27,6 +27,9 @@ DATA: dict[str, Any] = {
     "a tuple": tuple((t, t[0]) for t in tensors()),
     "tensors": tensors(23, torch.uint8, 5),
     "numbers": list(range(-5, 18)),
+    "a range": range(40, -6, -2),
+    "lists": [[i, -i, 3] for i in range(23)],
+    "lists of one": [[t] for t in tensors()],
     "no dimension": [(t.sum(), 2**62) for t in tensors()],
     "no element": [torch.empty(0, 3) for _ in range(23)],
     "rows of an array": [(x, i) for i, x in zip(np.arange(23), ROWS, strict=True)],
@@ -52,6 +55,17 @@ def test_batches_are_torchs(name: str, is_persistent: bool) -> None:
     assert_same_trace(*map(trace, loaders))
     assert loaders[0].stats().path == "array", loaders[0].stats().why
     assert type(epoch(loaders[0])[0]) is type(epoch(loaders[1])[0])
+
+
+def test_a_range_needs_no_workers() -> None:
+    given = {"dataset": range(3, 90, 4), "batch_size": 4, "shuffle": True}
+    ours, theirs = DataLoader(**given), TorchLoader(**given)
+    assert_same_trace(trace(ours), trace(theirs))
+    assert ours.stats().path == "array", ours.stats().why
+    for more in ({"batch_size": None, "shuffle": False}, {"sampler": [0, -1, 5], "shuffle": False}):
+        ours, theirs = DataLoader(**{**given, **more}), TorchLoader(**{**given, **more})
+        assert_same_trace(trace(ours), trace(theirs))
+        assert ours.stats().path == "sync"
 
 
 def test_subsets_and_samplers() -> None:
@@ -119,6 +133,10 @@ LEFT: dict[str, Any] = {
     "bools of NumPy": [np.bool_(True)] * 8,
     "nothing in a tuple": [()] * 8,
     "large": [torch.zeros(1 << 20)] * 20,
+    "lists of many numbers": [[0] * 1000] * 9000,
+    "lists and tuples": [[0, 1], (0, 1)] * 8,
+    "a long range": range(1 << 24),
+    "a range of large ints": range(2**70, 2**70 + 23),
     "large together": [(torch.zeros(1 << 19),) * 2] * 20,
     "many": [0] * 70_000,
     "large ints": with_one((T, 2**70, 0.0)),
