@@ -158,8 +158,9 @@ def describe_iterator(loader: DataLoader[Any], iterator: Any, why: str) -> str:
     if isinstance(iterator, ArrayIter):
         how = "gathered by threads"
     elif isinstance(iterator, PlainIter | SyncIter):
-        own_way = "own collate without workers" + ": torch's speed" * (not is_stand_in)
-        how = "in this process, collated by fastloop" if iterator.is_collated else own_way
+        # Other seams count what they do inside the program's function.
+        who = "fastloop" if iterator.is_collated else "the program's function"
+        how = f"in this process, collated by {who}"
     else:
         how = f"{loader.num_workers} worker process{'es' * (loader.num_workers != 1)}"
         is_torchs = isinstance(iterator, TorchProcessIter) or not isinstance(iterator, LockedIter)

@@ -211,7 +211,7 @@ def test_the_status_says_loaders_epochs_and_how_each_dataset_is_loaded() -> None
         "TensorDataset: gathered by threads": (2, 3),
         "Squares: in this process, collated by fastloop": (1, 1),
         "Squares: 1 worker process": (1, 1),
-        "Squares: own collate without workers: torch's speed": (1, 1),
+        "Squares: in this process, collated by the program's function": (1, 1),
     }
     text = "dataloader 6 native [TensorDataset: gathered by threads, 2 loaders, 3 epochs; Squares"
     assert str(state).startswith(text)

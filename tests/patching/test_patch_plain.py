@@ -75,7 +75,7 @@ def test_iter_asks_little_where_the_users_collate_makes_the_batches(options: Any
         list(loader)
         assert fastloop.stats(loader).workers == ()
         served = fastloop.patch_status().seams["dataloader"].served
-    assert next(iter(served)) == "range: own collate without workers: torch's speed"
+    assert next(iter(served)) == "range: in this process, collated by the program's function"
     assert len(served) == (2 if loader.batch_size else 1)  # single samples take the same way
 
 
