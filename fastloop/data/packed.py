@@ -6,7 +6,8 @@ writes the rows of a batch. Python reads the columns of documents and the argume
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fastloop._core import Packing, Table, copy_row
 from fastloop.base import checks
 from fastloop.base.shown import repr_of
 from fastloop.compat.moves import watch
-from fastloop.data.columns import Columns, Request, check_single
+from fastloop.data.columns import Columns, Request, check_single, leave_if
 from fastloop.data.documents import LABELS, TOKENS, Documents
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import read_row, torch_dtype
@@ -27,7 +28,8 @@ from fastloop.data.tokens.dataset import TokenDataset, read_dtype
 _OVERLONG = ("split", "truncate", "drop", "raise")
 _LONGEST = 2**24  # the core's limit
 _ROWS = 2**62  # counts as the core counts: a negative index from the end of any epoch
-_MADE = {"position_ids": "positions", "doc_ids": "documents"}  # with the core's names
+_POSITIONS = "position_ids"
+_MADE = {_POSITIONS: "positions", "doc_ids": "documents"}  # with the core's names
 
 Cost = tuple[float, float] | Callable[[Any], Any]
 
@@ -168,7 +170,10 @@ class PackedDataset(EpochDataset):
         for mixture in self._combined:
             mixture.set_epoch(epoch)
 
-    def _outputs(self) -> Columns:
+    def _outputs(self, ends: Mapping[str, str] = MappingProxyType({})) -> Columns:
+        """Return the columns of a batch.
+
+        Args: ends: outputs for attention, by name, each of which comes for queries and keys."""
         core, documents = self._packing, self._documents
         columns = Columns(None, kind="packed rows", gives_views=False)
         offsets = offsets_of(documents.main)
@@ -188,7 +193,12 @@ class PackedDataset(EpochDataset):
             elements = {name: element_of(field, ids[name], self._dtype_of(key)) for name in ids}
             is_int64 = self._dtype_of(key) != torch_dtype(values_of(array))
             add(array, "packed", is_label=key == LABELS, is_int64=is_int64, **elements)
-        columns.structure = dict.fromkeys(self._keys)
+        names = [*self._keys]
+        for name, output in ends.items():
+            for end in "qk":
+                names.append(f"{name}_{end}")
+                add(documents.main, output)
+        columns.structure = dict.fromkeys(names)
         return columns
 
     @property
@@ -200,6 +210,15 @@ class PackedDataset(EpochDataset):
         if key in (TOKENS, LABELS):
             return own
         return torch.int64 if key in _MADE else self._documents.dtype_of(key)
+
+    def _packed_columns(self, collate: Any) -> Columns:
+        """Return the columns of the nested tensors that a PackCollate makes of rows."""
+        is_jagged = collate.layout == "jagged" and collate.return_cu_seqlens
+        leave_if(not is_jagged, "a PackCollate that is not jagged takes rows as samples")
+        is_alike = self._dtype is torch.int64 and _POSITIONS in self._made
+        is_alike = is_alike and collate.max_tokens in (None, self.seq_len)
+        leave_if(not is_alike, "the collate changes rows, or rows have no positions")
+        return self._outputs({"cu_seq_lens": "bounds", "max_length": "longest"})
 
     def _columns(self, request: Request) -> Columns:
         check_single(request, "PackedDataset", gives_views=False)

@@ -5,17 +5,41 @@ A column is one output of a batch. docs/use/text.md describes the outputs.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
+from fastloop.base.checks import look_up
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.columns import Columns, NotCoveredError, Segment, leave_if, own
 from fastloop.data.field import Field, torch_dtype
 from fastloop.data.sequences.column import offsets_of, sequence_column, values_of
 from fastloop.data.sequences.fields import LABEL_PADDING, SampleField, element_of, take_apart
 from fastloop.data.sequences.ragged import RaggedArray
+
+
+def as_jagged(
+    batch: dict[Hashable, Any], names: Collection[Hashable], bounds: torch.Tensor, longest: int
+) -> dict[Hashable, Any]:
+    """Return a batch whose packed outputs with these names are nested tensors over their memory,
+    with a component for each segment. They share their offsets, so that torch can combine them."""
+    offsets, make = bounds.to(torch.int64), torch.nested.nested_tensor_from_jagged
+    jagged = {
+        name: make(batch[name].view(-1), offsets, min_seqlen=0, max_seqlen=longest)
+        for name in batch
+        if name in names
+    }
+    return {**batch, **jagged}
+
+
+def wrap_jagged(names: Collection[Hashable], batch: dict[Hashable, Any]) -> dict[Hashable, Any]:
+    """Return ``as_jagged`` of a batch that holds its bounds."""
+    return as_jagged(batch, names, batch["cu_seq_lens_q"], batch["max_length_q"])
+
+
+JAGGED = "nested tensors are made of named fields, by their lengths and with cu_seqlens alone"
 
 
 class _Rows(NamedTuple):
@@ -153,9 +177,16 @@ def columns_of_padded(collate: Any, dataset: object) -> Columns:
 
 def columns_of_packed(collate: Any, dataset: object) -> Columns:
     """Return the columns of the batches that a PackCollate makes. Raises as ``_open_batch``."""
+    if (answer := own(dataset, "_packed_columns")) is not None:
+        columns: Columns = answer(dataset, collate)
+        columns.wrap = partial(wrap_jagged, look_up(dataset, "_keys"))
+        return columns
     batch = _open_batch(collate, dataset)
     fields, main = batch.fields, batch.main
     packed: list[int] = []  # indices of packed outputs; the first one packs for all
+    if is_jagged := collate.layout == "jagged":
+        is_plain = fields.kind is dict and not fields.has("position_ids")
+        leave_if(not (is_plain and collate.return_cu_seqlens), JAGGED)
 
     def options(field: SampleField) -> dict[str, Any]:
         packed.append(len(batch.names))
@@ -181,8 +212,12 @@ def columns_of_packed(collate: Any, dataset: object) -> Columns:
         add_packed(SampleField("labels", "labels", main.values, True, True), True)
     if collate.return_position_ids and not fields.has("position_ids"):
         batch.add_made("position_ids", "positions", **options(main))
+    names = [batch.names[i] for i in packed]
     if collate.return_cu_seqlens:
         for name, output in (("cu_seq_lens", "bounds"), ("max_length", "longest")):
             for end in ("q", "k") if fields.kind is dict else ("q",):
                 batch.add_made(f"{name}_{end}", output, **options(main))
-    return batch.finish()
+    columns = batch.finish()
+    if is_jagged:
+        columns.wrap = partial(wrap_jagged, names)
+    return columns

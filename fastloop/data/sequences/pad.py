@@ -31,7 +31,9 @@ from fastloop.data.sequences.fields import (
     is_number,
     take_apart,
 )
+from fastloop.data.sequences.outputs import as_jagged
 
+_MADE = ("labels", "position_ids")
 _INT32_MAX = 2**31 - 1  # the largest number in cu_seqlens
 
 
@@ -233,8 +235,12 @@ class PackCollate(SequenceCollate):
             length: int32 ``[segments + 1]``, counted through all rows, as ``"cu_seq_lens_q"`` and
             ``"cu_seq_lens_k"``; and the longest length as an int, ``"max_length_q"`` and
             ``"max_length_k"``. The padding of a row is a segment.
+        layout: ``"jagged"``: sequences come out as nested tensors of the layout ``torch.jagged``,
+            one component for each segment, over the memory of the rows. If samples have
+            ``position_ids``, a segment begins wherever they are 0, as in rows of a
+            ``PackedDataset``. ``"strided"``: as ``[rows, tokens]``; each sample is a segment.
 
-    Every field of sequences comes out as ``[rows, tokens]``; the sequences of one sample must have
+    Every field of sequences comes out in this layout; the sequences of one sample must have
     one length. ``attention_mask`` does not come out. Any other field comes out as from
     ``default_collate``. With ``input_ids`` come ``labels``, which are made from ``input_ids`` if
     samples have no labels; the first label of each sequence, and padding, is -100. All other
@@ -248,14 +254,18 @@ class PackCollate(SequenceCollate):
     """
 
     _uses_core = True  # the native collate
+    layout = "strided"
 
     def __init__(
         self,
         max_tokens: int | None = None,
         return_position_ids: bool = True,
         return_cu_seqlens: bool = True,
+        layout: str = "strided",
     ) -> None:
         super().__init__()
+        if read_choice("layout", layout, ("strided", "jagged")) != self.layout:
+            self.layout = layout
         self.max_tokens = read_optional_int("max_tokens", max_tokens, 1, _INT32_MAX)
         self.return_position_ids = bool(return_position_ids)
         self.return_cu_seqlens = bool(return_cu_seqlens)
@@ -268,6 +278,8 @@ class PackCollate(SequenceCollate):
         outputs: dict[Hashable, Any] = {}
         lengths = main.lengths()
         rows = Rows(*pack_rows(lengths, self.max_tokens or 0))
+        if self.layout == "jagged":
+            rows = _split_segments(fields, rows)
         for field in fields.all:
             if not field.holds_sequences:
                 outputs[field.name] = _collate_default(field, core)
@@ -281,7 +293,15 @@ class PackCollate(SequenceCollate):
         if main.key == "input_ids" and "labels" not in outputs:
             labels = SampleField("labels", "labels", main.values, True, True)
             outputs["labels"] = self._pack(core, labels, rows, lengths)
-        return outputs | self._make_segments(core, fields, rows)
+        made = outputs | self._make_segments(core, fields, rows)
+        if self.layout == "strided":
+            return made
+        if main.key == "input_ids":
+            begins = [begin for begin in rows.bounds if begin < rows.bounds[-1]]
+            made["labels"].view(-1)[begins] = LABEL_PADDING
+        names = {*(field.name for field in fields.all if field.holds_sequences), *_MADE}
+        bounds = torch.tensor(rows.bounds, device=made[main.name].device)
+        return as_jagged(made, names, bounds, rows.longest)
 
     def _pack(self, core: Collate | None, field: SampleField, rows: Rows, sizes: list[int]) -> Any:
         is_label = field.name == "labels"
@@ -313,6 +333,19 @@ class PackCollate(SequenceCollate):
         if isinstance(first, torch.Tensor):  # perhaps on a device
             made = {name: each.to(first.device) for name, each in made.items()}
         return made | {f"max_length_{end}": rows.longest for end in ends}
+
+
+def _split_segments(fields: Fields, rows: Rows) -> Rows:
+    """Return rows in which a segment also begins wherever ``position_ids`` of a sample are 0."""
+    begins: set[int] = set()
+    for field in fields.all:
+        if field.is_named and field.key == "position_ids" and field.holds_sequences:
+            positions = as_tensors(field, True)
+            for i, start in zip(rows.order, rows.starts, strict=True):
+                begins.update((positions[i] == 0).nonzero().view(-1).add(start).tolist())
+    bounds = sorted([*rows.bounds, *begins.difference(rows.bounds)])
+    longest = max(end - begin for begin, end in pairwise(bounds))
+    return rows._replace(bounds=bounds, longest=longest)
 
 
 def _segments_by_torch(
