@@ -30,6 +30,7 @@ from fastloop.data.columns import (
     datasets_within,
     join_columns,
     leave_if,
+    own,
 )
 from fastloop.data.epochs import Epoch, EpochDataset, check_epoch
 from fastloop.data.field import read_row
@@ -39,6 +40,7 @@ from fastloop.data.tokens.dataset import TokenDataset
 _ENDS = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
 _ONCE = _ENDS[2]
 _MOST = 2**62 - 1  # the largest position, and the most samples of all sources together
+_TURNS = 2**20  # of the rows of a source with an order of its own, as in the core
 _SMALL = 2**52  # the sum of rounded weights
 _STATE = "pass what state_dict() of a MixtureDataset returned, unchanged"
 
@@ -150,7 +152,8 @@ class MixtureDataset(EpochDataset):
 
     Args:
         sources: datasets by name: fastloop's, torch's, or any map-style dataset with a ``len()``.
-            Their samples must have the same structure.
+            Their samples must have the same structure. Rows of a ``PackedDataset`` come in orders
+            of its own: each turn is an epoch with ``repack=False``.
         weights: a number > 0 for each source. Weights are exact: a float counts as the decimal
             number that it prints as. None: the lengths, so that each sample comes once.
         stopping_strategy: the end of an epoch, with the words of Hugging Face's
@@ -231,6 +234,8 @@ class MixtureDataset(EpochDataset):
         checks.check_type("sources", sources, isinstance(sources, Mapping), rule)
         for name in sources:
             source, called = sources[name], f"sources[{name!r}]"
+            if (turns := own(source, "_turns")) is not None:
+                source = turns(source)
             checks.check_type("each name of sources", name, isinstance(name, str), "a str")
             kind = type(source)
             is_map = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")
@@ -281,7 +286,13 @@ class MixtureDataset(EpochDataset):
         sums = np.array([zlib.crc32(name.encode()) for name in numbers], np.uint32)
         lengths, is_even = np.array([*self._lengths.values()], np.int64), self._order == "even"
         how = self._seed, is_even, self._shuffle, length, is_alike
-        return Mixture(lengths, sums, tuple(made), *how)
+        endless = bytes(name in self._endless for name in numbers)
+        return Mixture(lengths, sums, tuple(made), *how, endless)
+
+    @property
+    def _endless(self) -> set[str]:
+        """The sources with an order of their own for each turn."""
+        return {name for name in self._lengths if own(self._sources.get(name), "_turns")}
 
     def _find_length(self) -> int:
         """Return the samples of an epoch; for _ONCE, also add the segments in which the sources
@@ -318,7 +329,8 @@ class MixtureDataset(EpochDataset):
         """Make the core's object, and forget the structures of samples."""
         self._core = self._make_core(self._length, self._stop == _ONCE)
         self._names = list(self._lengths)
-        self._starts = np.append(0, np.cumsum([*self._lengths.values()], dtype=np.int64))
+        rows = [n * (_TURNS if name in self._endless else 1) for name, n in self._lengths.items()]
+        self._starts = np.append(0, np.cumsum(rows, dtype=np.int64))
         self._structures: dict[str, Any] = {}
         self._joined: dict[Any, Any] = {}
 
@@ -364,7 +376,8 @@ class MixtureDataset(EpochDataset):
         """
         row = int(self._core.rows(np.array([checks.read_int("n", n, 0, _MOST)], np.int64))[0])
         number = int(np.searchsorted(self._starts, row, "right")) - 1
-        return self._names[number], row - int(self._starts[number])
+        name = self._names[number]
+        return name, (row - int(self._starts[number])) % self._lengths[name]
 
     def seen(self, n: int) -> dict[str, int]:
         """Return how many samples of each source the first ``n`` positions of all epochs have."""

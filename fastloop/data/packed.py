@@ -17,7 +17,7 @@ from fastloop._core import Packing, Table, copy_row
 from fastloop.base import checks
 from fastloop.base.shown import repr_of
 from fastloop.compat.moves import watch
-from fastloop.data.columns import Columns, Request, check_single, leave_if
+from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, leave_if
 from fastloop.data.documents import LABELS, TOKENS, Documents
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import read_row, torch_dtype
@@ -87,8 +87,9 @@ class PackedDataset(EpochDataset):
 
     _epoch: Epoch
     _core: Packing | None
+    _as_source: PackedTurns | None = None
     _table: tuple[Packing, Table] | None = None  # for single rows, of this packing
-    _own_order = "its rows are shuffled already, and come slowly in any other order"
+    _own_order = "rows of a PackedDataset are shuffled already; any other order is slow"
 
     def __init__(
         self,
@@ -230,7 +231,10 @@ class PackedDataset(EpochDataset):
         return self._packing.count(self._epoch_now())
 
     def __getitem__(self, index: Any) -> dict[str, torch.Tensor]:
-        row, core = read_row(index, _ROWS), self._packing
+        return self._read(read_row(index, _ROWS), self._epoch_now())
+
+    def _read(self, row: int, epoch: int) -> dict[str, torch.Tensor]:
+        core = self._packing
         if self._table is None or self._table[0] is not core:
             fields = tuple(column.for_table(True) for column in self._outputs().all)
             self._table = core, Table(torch.Tensor, fields)
@@ -238,7 +242,7 @@ class PackedDataset(EpochDataset):
         keys = self._keys
         rows = tuple(torch.empty(self.seq_len, dtype=self._dtype_of(key)) for key in keys)
         try:
-            copy_row(self._table[1], row, rows, self._epoch_now())
+            copy_row(self._table[1], row, rows, epoch)
         except IndexError:
             read_row(row - _ROWS * (row > _ROWS // 2), len(self))  # raises
             raise
@@ -246,6 +250,14 @@ class PackedDataset(EpochDataset):
 
     def __getitems__(self, indices: Sequence[Any]) -> list[dict[str, torch.Tensor]]:
         return [self[index] for index in indices]
+
+    def _turns(self) -> PackedTurns:
+        """Return the dataset as the source of a mixture, always the same object."""
+        if self._as_source is None:
+            made = self._as_source = PackedTurns.__new__(PackedTurns)
+            vars(made).update(vars(self), _repack=False, _epoch=None)
+            made._open()
+        return self._as_source
 
     def row(self, i: int) -> list[tuple[int, int, int]]:
         """Return the pieces of row ``i`` in this epoch: document, first token, number of tokens.
@@ -295,7 +307,21 @@ class PackedDataset(EpochDataset):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), **dict.fromkeys(("_core", "_table", "_documents"))}
+        return {**vars(self), **dict.fromkeys(("_core", "_table", "_documents", "_as_source"))}
 
     def __repr__(self) -> str:
         return repr_of(self, self._describe(), f"overlong={self._overlong!r}")
+
+
+class PackedTurns(PackedDataset):
+    """The rows of all epochs of a PackedDataset, one epoch after another, as a mixture's source."""
+
+    def _turns(self) -> PackedTurns:
+        return self
+
+    def _columns(self, request: Request) -> Columns:
+        raise NotCoveredError("rows of a PackedDataset lie within a mixture")
+
+    def __getitem__(self, index: Any) -> dict[str, torch.Tensor]:
+        turn, row = divmod(read_row(index, _ROWS), len(self))
+        return self._read(row, turn)

@@ -91,9 +91,8 @@ def read_ranks(num_replicas: Any = None, rank: Any = None) -> tuple[int, int]:
 
 def refuse_shuffle(dataset: Any, shuffle: object) -> None:
     """Raise ValueError if the order of a dataset with an order of its own would be shuffled."""
-    remedy, kind = look_up(dataset, "_own_order"), type(dataset).__name__
-    if shuffle and remedy:
-        raise ValueError(make_message("shuffle", f"False for a {kind}", True, remedy))
+    remedy = look_up(dataset, "_own_order")
+    refuse_if(shuffle and remedy, make_message("shuffle", "False", True, str(remedy)))
 
 
 # ---- the orders that torch's samplers draw

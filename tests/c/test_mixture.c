@@ -301,6 +301,30 @@ static void test_threads_read_at_once(void)
     fl_mixed_rows_close(rows);
 }
 
+/* Rows of such a source come in order, and turns follow one another. */
+static void test_a_source_with_orders_of_its_own(void)
+{
+    const int64_t sizes[] = {7, 50}, sources[] = {0, 1}, weights[] = {1, 1};
+    const char endless[] = {1, 0};
+    fl_mixed_config config = {sizes, names, endless, .count = 2, .is_shuffled = true};
+    fl_mixed_rows *rows;
+    CHECK_INT(fl_mixed_rows_open(&config, &rows, NULL), FL_OK);
+    CHECK_INT(fl_mixed_rows_add(rows, 0, sources, weights, 2, NULL), FL_OK);
+    fl_mixed_rows_set_epochs(rows, 60, false);
+    int64_t had[2] = {0}, first = (int64_t)7 * FL_MIXED_TURNS;
+    for (int64_t at = 0; at < 90; at++) {
+        int64_t row, place = at % 60;
+        CHECK_INT(fl_mixed_rows_find(rows, (uint32_t)(at / 60), &place, 1, &row, NULL), FL_OK);
+        CHECK(row < first ? row == had[0] : row < first + 50);
+        had[row >= first]++;
+    }
+    CHECK(had[0] > 14 && had[1] > 14);
+    fl_mixed_rows_close(rows);
+    const int64_t long_one[] = {INT64_MAX / 2};
+    config = (fl_mixed_config){long_one, names, endless, .count = 1};
+    CHECK_INT(fl_mixed_rows_open(&config, &rows, NULL), FL_EINVAL);
+}
+
 int main(void)
 {
     start_tests();
@@ -313,5 +337,6 @@ int main(void)
     RUN(test_segments_against_a_model);
     RUN(test_epochs_that_are_alike);
     RUN(test_impossible_rows);
+    RUN(test_a_source_with_orders_of_its_own);
     RUN(test_threads_read_at_once);
 }

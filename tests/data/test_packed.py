@@ -360,7 +360,7 @@ def test_a_loader_that_shuffles_is_refused(loader: str) -> None:
         "distributed": lambda: {"sampler": DistributedSampler(data, 2, 0)},
         "sampler": lambda: {"sampler": ShuffleSampler(data)},
     }
-    text = r"shuffle must be False for a PackedDataset, got True \(its rows are shuffled already"
+    text = r"shuffle must be False, got True \(rows of a PackedDataset are shuffled already"
     with pytest.raises(ValueError, match=text):
         what = MixtureDataset({"a": data}) if loader == "mixture" else data
         fastloop.DataLoader(what, 2, **given.get(loader, lambda: {"shuffle": True})())

@@ -4,6 +4,7 @@ epoch, and an epoch goes on at any row on any number of ranks."""
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from collections.abc import Iterator
 from itertools import islice
@@ -204,3 +205,60 @@ def test_a_mapped_file(tmp_path: Any) -> None:
         list(batches)
     with pytest.raises(OSError, match=r"tokens.npy"):
         data[3]
+
+
+# ---- rows in a mixture
+
+
+def packed_sources() -> dict[str, PackedDataset]:
+    made = {"web": ragged(2), "code": ragged(3, 100, 10**6)}
+    return {name: PackedDataset(each, 64, window=40, seed=2) for name, each in made.items()}
+
+
+@pytest.mark.parametrize("order", ["jittered", "even"])
+def test_rows_in_a_mixture_by_tokens(order: str) -> None:
+    """Rows have equally many tokens, so each prefix of rows has its share of tokens."""
+    sources = packed_sources()
+    weights = {"web": 0.75, "code": 0.25}
+    data, theirs = (
+        MixtureDataset(
+            sources, weights, by="tokens", order=order, stopping_strategy="all_exhausted"
+        )
+        for _ in range(2)
+    )
+    turns = {
+        name: PackedDataset(each._data, 64, window=40, seed=2, repack=False)
+        for name, each in sources.items()
+    }
+    loader = DataLoader(data, 5)
+    at = 0
+    for epoch in range(3):
+        theirs.set_epoch(epoch)
+        expected = list(Torchs(theirs, 5))
+        assert_same(list(loader), expected)
+        rows = [row for batch in expected for row in batch["input_ids"].tolist()]
+        for row in rows:
+            name, index = data.locate(at)
+            before = data.seen(at)
+            assert abs(before[name] - at * weights[name]) <= 2
+            turns[name].set_epoch(before[name] // len(turns[name]))
+            assert index == before[name] % len(turns[name])
+            assert row == turns[name][index]["input_ids"].tolist()
+            at += 1
+    assert data.seen(at)["code"] > len(turns["code"]), "a second turn has begun"
+
+
+def test_rows_in_a_mixture_that_resumes() -> None:
+    data = MixtureDataset(packed_sources(), {"web": 0.5, "code": 0.5})
+    loader = DataLoader(data, 4)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    state, rest = loader.state_dict(), list(batches)
+    again = DataLoader(MixtureDataset(packed_sources(), {"web": 0.5, "code": 0.5}), 4)
+    again.load_state_dict(state, strict=True)
+    assert_same(list(again), rest)
+    copy = pickle.loads(pickle.dumps(data))
+    assert_same([copy[i] for i in range(9)], [data[i] for i in range(9)])
+    with pytest.raises(ValueError, match="must be the dataset that has the name already"):
+        data.set_weights(0, {"web": 1.0}, {"web": packed_sources()["web"]})

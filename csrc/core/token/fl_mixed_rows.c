@@ -13,6 +13,7 @@ enum { ORDERS = 64 };                             /* that are kept at a time, of
 typedef struct mixed_source {
     int64_t length, first_row;
     uint64_t key;
+    bool is_endless;
 } mixed_source;
 
 typedef struct mixed_segment {
@@ -54,8 +55,12 @@ int fl_mixed_rows_open(const fl_mixed_config *config, fl_mixed_rows **out, fl_er
     self->is_shuffled = config->is_shuffled;
     for (int32_t i = 0; i < config->count; i++) {
         uint64_t key = fl_philox_key(config->seed, config->names[i], SOURCE_SLOT);
-        self->sources[i] = (mixed_source){config->lengths[i], first, key};
-        bool fits = config->lengths[i] > 0 && fl_add(first, config->lengths[i], &first);
+        bool is_endless = config->endless != NULL && config->endless[i] != 0;
+        self->sources[i] = (mixed_source){config->lengths[i], first, key, is_endless};
+        int64_t rows = 0;
+        bool fits = config->lengths[i] > 0 &&
+                    fl_mul(config->lengths[i], is_endless ? FL_MIXED_TURNS : 1, &rows) &&
+                    fl_add(first, rows, &first);
         if (fits && first < FL_MIXTURE_MAX) continue;
         fl_free(self);
         return fl_fail(err, FL_EINVAL, "lengths must be at least 1, and below 2^62 together");
@@ -143,7 +148,8 @@ static int64_t find_row(const fl_mixed_rows *self, mixed_order *orders, int32_t 
                         int64_t turn, int64_t place)
 {
     const mixed_source *source = &self->sources[number];
-    if (orders == NULL) return source->first_row + place;
+    if (source->is_endless) place += turn % FL_MIXED_TURNS * source->length;
+    if (source->is_endless || orders == NULL) return source->first_row + place;
     mixed_order *kept = &orders[number % ORDERS];
     if (kept->source != ~number || kept->turn != turn) {
         kept->source = ~number;

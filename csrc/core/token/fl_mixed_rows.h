@@ -13,9 +13,14 @@
 
 typedef struct fl_mixed_rows fl_mixed_rows;
 
+enum { FL_MIXED_TURNS = 1 << 20 };
+
 typedef struct fl_mixed_config {
     const int64_t *lengths; /* of the sources, each >= 1, below 2^62 together; only read by open */
     const uint32_t *names;  /* a checksum of each source's name; only read by open */
+    const char *endless;    /* for each source, not 0: it has an order of its own for each turn. Its
+                               rows come in order, and the rows of turn t are rows t * length and
+                               on, of FL_MIXED_TURNS turns. NULL: no source; only read by open */
     int32_t count;
     uint64_t seed;
     bool is_even, is_shuffled; /* see fl_mixture_open; otherwise rows of a source come in order */

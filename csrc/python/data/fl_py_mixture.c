@@ -52,24 +52,29 @@ static int open_rows(fl_py_mixture *self, const fl_mixed_config *config, PyObjec
 
 static PyObject *mixture_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"lengths",     "names",  "segments", "seed", "is_even",
-                               "is_shuffled", "length", "is_alike", NULL};
+    static char *keywords[] = {"lengths",     "names",  "segments", "seed",    "is_even",
+                               "is_shuffled", "length", "is_alike", "endless", NULL};
+    const char *endless = NULL;
+    Py_ssize_t flags = 0;
     Py_buffer lengths, names;
     PyObject *segments, *seed;
     int is_even, is_shuffled, is_alike;
     long long length;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*y*O!OppLp:Mixture", keywords, &lengths,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "y*y*O!OppLp|y#:Mixture", keywords, &lengths,
                                      &names, &PyTuple_Type, &segments, &seed, &is_even,
-                                     &is_shuffled, &length, &is_alike))
+                                     &is_shuffled, &length, &is_alike, &endless, &flags))
         return NULL;
     fl_py_mixture *self = (fl_py_mixture *)type->tp_alloc(type, 0);
     fl_mixed_config config = {.lengths = lengths.buf,
                               .names = names.buf,
+                              .endless = endless,
                               .is_even = is_even != 0,
                               .is_shuffled = is_shuffled != 0};
     int64_t count = lengths.len / (int64_t)sizeof(int64_t);
-    bool fits = count <= FL_MIXTURE_SOURCES && names.len == count * (int64_t)sizeof(uint32_t);
-    if (!fits) PyErr_SetString(PyExc_ValueError, "Mixture: each source must have a name");
+    bool fits = count <= FL_MIXTURE_SOURCES && names.len == count * (int64_t)sizeof(uint32_t) &&
+                (endless == NULL || flags == count);
+    if (!fits)
+        PyErr_SetString(PyExc_ValueError, "Mixture: each source must have a name, and a flag");
     config.count = (int32_t)count;
     if (self != NULL) self->sources = (Py_ssize_t)count;
     if (!fits || self == NULL || fl_py_seed(seed, &config.seed) != 0 ||
@@ -152,12 +157,14 @@ static PyGetSetDef mixture_getset[] = {
     {NULL, NULL, NULL, NULL, NULL}};
 
 PyDoc_STRVAR(mixture_doc,
-             "Mixture(lengths, names, segments, seed, is_even, is_shuffled, length, is_alike)\n"
-             "--\n\n"
+             "Mixture(lengths, names, segments, seed, is_even, is_shuffled, length, is_alike,\n"
+             "endless=...)\n--\n\n"
              "The rows at the positions of a mixture; rows of all sources count as one list.\n\n"
              "lengths: int64, of the sources. names: uint32, a checksum of each name. segments:\n"
              "tuples (begin, sources, weights), two int64 vectors. length: positions of an\n"
-             "epoch. is_alike: every epoch has the segments of the first.");
+             "epoch. is_alike: every epoch has the segments of the first. endless: bytes, not 0\n"
+             "for a source with an order of its own, whose rows of turn t are rows t * length\n"
+             "and on; the source takes TURNS * length rows of the list.");
 
 static PyType_Slot mixture_slots[] = {
     {Py_tp_doc, (void *)mixture_doc}, {Py_tp_new, mixture_new},
