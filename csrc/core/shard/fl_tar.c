@@ -50,16 +50,16 @@ static int64_t read_number(const char *field, int bytes)
     return i == bytes || field[i] == ' ' || field[i] == '\0' ? value : -1;
 }
 
-/* Old programs summed signed bytes. */
+/* The sum counts its own bytes as spaces. Old programs summed signed bytes. */
 static bool is_sum_right(const char *header)
 {
-    int64_t wanted = read_number(header + SUM, SUM_BYTES), sum = 0, signed_sum = 0;
-    for (int i = 0; i < FL_TAR_BLOCK; i++) {
-        char byte = i >= SUM && i < SUM + SUM_BYTES ? ' ' : header[i];
-        sum += (unsigned char)byte;
-        signed_sum += (signed char)byte;
-    }
-    return wanted == sum || wanted == signed_sum;
+    int64_t wanted = read_number(header + SUM, SUM_BYTES);
+    int sum = SUM_BYTES * ' ', high = 0; /* bytes of 128 and more */
+    for (int i = 0; i < FL_TAR_BLOCK; i++) sum += (unsigned char)header[i];
+    for (int i = 0; i < FL_TAR_BLOCK; i++) high += (unsigned char)header[i] >> 7;
+    for (int i = SUM; i < SUM + SUM_BYTES; i++) sum -= (unsigned char)header[i];
+    for (int i = SUM; i < SUM + SUM_BYTES; i++) high -= (unsigned char)header[i] >> 7;
+    return wanted == sum || wanted == sum - 256 * high;
 }
 
 static bool is_zero(const char *block)

@@ -16,6 +16,7 @@
 enum {
     CACHED_READ = 4096, /* a header, and often the member and the next header */
     COLD_READ = 1 << 20,
+    READS_AFTER_SLOW = 16,
     FAR = 256 * 1024 /* a gap that is cheaper to leave out than to read */
 };
 
@@ -25,7 +26,7 @@ typedef struct scan {
     int64_t at;    /* the member that is read */
     char *window;  /* owned: bytes begin, ..., end - 1 of the archive */
     int64_t begin, end, room;
-    bool is_cold;
+    int32_t cold; /* reads that are still to be in order, because a read was slow */
     int64_t capacity, hash_capacity;
     char *set; /* owned: the extensions of the last sample, as in fl_tar_index */
     int64_t set_bytes, set_room;
@@ -59,7 +60,8 @@ static int fill(scan *self, int64_t begin, int64_t bytes)
         if (got <= 0) return fail_read(self, self->end, got < 0 ? errno : ESTALE);
         self->end += got;
     }
-    self->is_cold = fl_now_ns() - before > 30000 + bytes / 2; /* 2 GB/s */
+    bool is_slow = fl_now_ns() - before > 30000 + bytes / 2; /* 2 GB/s */
+    self->cold = is_slow ? READS_AFTER_SLOW : self->cold - (self->cold > 0);
     return FL_OK;
 }
 
@@ -73,7 +75,7 @@ static int look(scan *self, int64_t needs)
                        self->at == self->bytes ? "ends without two blocks of zeros"
                                                : "ends within a header",
                        (long long)self->at);
-    bool is_whole = self->is_cold && is_near;
+    bool is_whole = self->cold > 0 && is_near;
     int64_t begin = is_whole ? fl_min(self->at, self->end) : self->at;
     int64_t wanted = fl_max(self->at + needs - begin, is_whole ? COLD_READ : CACHED_READ);
     return fill(self, begin, fl_min(wanted, self->bytes - begin));

@@ -177,7 +177,7 @@ class TarDataset(EncodedImages):
         index = open_index(self.paths, self._reader.states, self._keeps, self._cache_dir)
         self._index_path, self._entries = index.path, index.entries
         chosen = [self._choose(each.split("/")) for each in index.sets]
-        self._check_missing([n for n, names in enumerate(chosen) if names is None])
+        self._check_missing(chosen)
         counts = {sum(map(self._is_image, names)) for names in chosen if names is not None}
         self._has_one_image = counts == {1} and len(index.sets) < OTHER_SET
         check_value("paths", self.paths, len(self._entries), "shards with at least one sample")
@@ -192,15 +192,15 @@ class TarDataset(EncodedImages):
         chosen = [next(filter(has.__contains__, names), None) for names in self._wanted]
         return None if None in chosen else chosen  # type: ignore[return-value]
 
-    def _check_missing(self, lacking: list[int]) -> None:
+    def _check_missing(self, chosen: list[list[str] | None]) -> None:
         """Leave out samples whose sets of extensions lack a field, or refuse them."""
-        sets = self._entries["check"] & 255
-        if self._skips_missing and self._wanted is not None and (sets == OTHER_SET).any():
-            rule = f"'raise' if samples have more than {OTHER_SET} sets of extensions"
+        lacking = [number for number, names in enumerate(chosen) if names is None]
+        if self._skips_missing and self._wanted is not None and len(chosen) == OTHER_SET:
+            rule = f"'raise' if samples have {OTHER_SET} sets of extensions or more"
             raise ValueError(make_message("on_missing", rule, "skip"))
         if not lacking:
             return
-        lacks = np.isin(sets, lacking)
+        lacks = np.isin(self._entries["check"] & 255, lacking)
         if not self._skips_missing:
             row = int(np.argmax(lacks))
             key, members = self._members(row)

@@ -61,7 +61,7 @@ def open_index(
 
 def _name(folder: str, paths: Sequence[str], keeps_duplicates: bool) -> str:
     """Name the index by its shards. Names are relative, so that you may move all files."""
-    names = [keeps_duplicates, *(os.path.relpath(path, folder) for path in paths)]
+    names = [keeps_duplicates, *(path.removeprefix(f"{folder}/") for path in paths)]
     digest = hashlib.blake2b(repr(names).encode(errors="surrogateescape"), digest_size=8)
     return f"fastloop-{digest.hexdigest()}.index"
 
