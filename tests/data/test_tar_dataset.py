@@ -115,6 +115,13 @@ def test_parts_by_their_extensions(tmp_path: Path) -> None:
     assert TarDataset(path, "cls;txt", decode={"cls": float})[0] == 7.0
 
 
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "\udcff.tar", [("\udcff\udcfe.\udce4", b"1"), ("b.\udce4", b"2")])
+    data = TarDataset(path)
+    assert data[0] == {"__key__": "\udcff\udcfe", "\udce4": b"1"}
+    assert TarDataset(data.paths, ["\udce4"])[1] == (b"2",)
+
+
 def test_pixels_and_random_parameters_are_image_folders(tmp_path: Path) -> None:
     members = image_members(range(12))
     tar = TarDataset(write_tar(tmp_path / "a.tar", members), ["jpg", "cls"], CROP, seed=3)
@@ -137,6 +144,7 @@ def test_images_of_one_sample_are_cut_alike(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("k.png", image), ("k.mask.png", image)])
     first, second = TarDataset(path, ["png", "mask.png"], CROP)[0]
     assert_same(first, second)
+    assert_same(TarDataset(path, ["png", "png"], CROP)[0], (first, first))
     batch = next(iter(DataLoader(TarDataset(path, ["png", "mask.png"], CROP), 1)))
     assert_same([each[0] for each in batch], [first, second])
 

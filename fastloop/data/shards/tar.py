@@ -34,6 +34,7 @@ from fastloop.data.tokens.dataset import expand_paths
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _KEY = "__key__"
+_OPENED = ("_reader", "_entries", "_index_path", "_has_one_image")  # what TarDataset._open sets
 
 
 def _read_npy(data: bytes) -> Array:
@@ -90,8 +91,8 @@ def _read_fields(fields: Any) -> list[tuple[str, ...]] | None:
 
 def _read_decode(decode: Any) -> dict[str, Callable[[bytes], Any]]:
     rule = "'auto', or a dict from extensions to functions of bytes"
-    is_dict = isinstance(decode, Mapping)
-    check_type("decode", decode, is_dict or decode == "auto", rule)
+    is_dict, is_auto = isinstance(decode, Mapping), isinstance(decode, str) and decode == "auto"
+    check_type("decode", decode, is_dict or is_auto, rule)
     functions = dict(decode) if is_dict else {}
     for name, function in functions.items():
         check_type("decode", decode, isinstance(name, str), rule)
@@ -164,7 +165,8 @@ class TarDataset(EncodedImages):
         self._functions = _read_decode(decode)
         self._skips_missing = read_choice("on_missing", on_missing, ("raise", "skip")) == "skip"
         self._keeps = read_choice("duplicates", duplicates, ("raise", "keep")) == "keep"
-        self._cache_dir = None if cache_dir is None else os.path.abspath(os.fsdecode(cache_dir))
+        folder = None if cache_dir is None else os.path.expanduser(os.fsdecode(cache_dir))
+        self._cache_dir = None if folder is None else os.path.abspath(folder)
         self._prepare(transform, "auto", on_error, "CHW", seed)
         self.paths = _read_paths(paths)
         self._open(None)
@@ -215,11 +217,11 @@ class TarDataset(EncodedImages):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the shards' states and no index: the second process reads the index's file."""
-        kept = {k: v for k, v in self.__dict__.items() if k not in ("_reader", "_entries")}
-        return {**kept, "states": self._reader.states}
+        kept = {name: value for name, value in self.__dict__.items() if name not in _OPENED}
+        return {**kept, "_states": self._reader.states}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        states = state.pop("states")
+        states = state.pop("_states")
         self.__dict__.update(state)
         self._open(states)
 
@@ -284,15 +286,15 @@ class TarDataset(EncodedImages):
         return super()._like() if self._has_one_image else None
 
     def _sample(self, row: int, view: int, slot: torch.Tensor | None = None) -> Any:
-        sample: dict[str, Any] = {}
-        for name, part in self._read(row)[0]:
-            sample[name] = part
+        loaded, _ = self._read(row)
+        parts = [part for _, part in loaded]
+        for i, (name, part) in enumerate(loaded):
             if self._is_image(name):
                 images = self._apply(part, row, view, slot)
-                sample[name] = images[0] if len(images) == 1 else images
+                parts[i] = images[0] if len(images) == 1 else images
         if self._wanted is None:
-            return sample
-        return next(iter(sample.values())) if self._is_single else tuple(sample.values())
+            return {name: part for (name, _), part in zip(loaded, parts, strict=True)}
+        return parts[0] if self._is_single else tuple(parts)
 
     def _pixels(self, row: int) -> Array:
         images = [part for name, part in self._read(row)[0] if self._is_image(name)]
