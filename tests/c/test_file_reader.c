@@ -122,6 +122,7 @@ static void test_files_that_change_are_errors(void)
     char out[BYTES];
     for (all.file = 0; all.file < 3; all.file++) /* these are open */
         CHECK_INT(fl_file_reader_read(reader, &all, out, NULL), FL_OK);
+    int before = count_descriptors();
     struct timespec later[] = {{0, UTIME_OMIT}, {states[0].mtime_ns / 1000000000 + 1, 0}};
     CHECK(truncate(paths[0], 4096) == 0);
     check_error(reader, (fl_file_part){0, 100, 4900}, 4096, ESTALE);
@@ -140,6 +141,7 @@ static void test_files_that_change_are_errors(void)
     CHECK(unlink(paths[2]) == 0);
     CHECK_INT(fl_file_reader_read(reader, &(fl_file_part){2, 0, BYTES}, out, NULL), FL_OK);
     fl_file_reader_announce(reader, &(fl_file_part){5, 0, 1}, 1); /* errors are left to reads */
+    CHECK_INT(count_descriptors(), before);
     fl_file_reader_close(reader);
     remove_files(6);
 }

@@ -24,7 +24,7 @@ static void put_sum(char *header)
 static char *put_header(archive *to, const char *name, char kind, int64_t bytes)
 {
     char *header = to->data + to->bytes;
-    CHECK(to->bytes + bytes + 2 * FL_TAR_BLOCK < ROOM);
+    CHECK(to->bytes + 3 * FL_TAR_BLOCK < ROOM);
     memset(header, 0, FL_TAR_BLOCK);
     memcpy(header, name, strlen(name));
     snprintf(header + 124, 12, "%011llo", (long long)bytes);
@@ -38,6 +38,7 @@ static char *put_header(archive *to, const char *name, char kind, int64_t bytes)
 static void put(archive *to, const char *name, char kind, const char *text)
 {
     int64_t bytes = (int64_t)strlen(text);
+    CHECK(to->bytes + bytes + 4 * FL_TAR_BLOCK < ROOM);
     put_header(to, name, kind, bytes);
     to->bytes += FL_TAR_BLOCK;
     memset(to->data + to->bytes, 0, (size_t)bytes + FL_TAR_BLOCK);
@@ -79,7 +80,8 @@ static void test_keys(void)
     } names[] = {{"a.jpg", 1},       {"a.seg.png", 1},  {"d.x/a.jpg", 5}, {"./a.jpg", 3},
                  {"a", -1},          {".a", -1},        {"d/.a.jpg", -1}, {"d.x/a", -1},
                  {"__a__.jpg", 5},   {"__a__/b.c", -1}, {"____", -1},     {"___.jpg", 3},
-                 {"x/__a__/b.c", 9}, {"", -1},          {"a.", 1},        {"__x.y__", -1}};
+                 {"x/__a__/b.c", 9}, {"", -1},          {"a.", 1},        {"__x.y__", -1},
+                 {"___/a.b", 5}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         CHECK_INT(fl_tar_key(names[i].name, (int64_t)strlen(names[i].name)), names[i].key);
 }
@@ -133,6 +135,12 @@ static void test_members_of_all_formats(void)
     put(&a, "pax", 'x', "15 path=\xc3\xa4.jpg\n17 mtime=1700.25\n11 size=12\n");
     put(&a, "short", '0', "x");
     check_member(&a, "\xc3\xa4.jpg", 12, true);
+    a.bytes = 0;
+    header = put_header(&a, "\xe4.x", '\0', 5); /* as programs before USTAR wrote it */
+    a.bytes = FL_TAR_BLOCK;
+    check_member(&a, "\xe4.x", 5, true);
+    header[151] -= 4; /* the sum of signed bytes: 256 less */
+    check_member(&a, "\xe4.x", 5, true);
     static const char others[] = "123456";
     for (size_t i = 0; i < sizeof others; i++) {
         a.bytes = 0;
@@ -193,6 +201,62 @@ static void test_more_sets_than_numbers(void)
     CHECK_INT(index.entries[254].check & 255, 254);
     CHECK_INT(index.entries[299].check & 255, FL_TAR_SETS);
     fl_tar_index_clear(&index);
+    close(fd);
+}
+
+/* Larger than what is read at a time, with members that lie across the borders of reads and members
+ * that are left out. */
+static void test_samples_of_a_large_archive(void)
+{
+    enum { SAMPLES = 3000 };
+    static archive a;
+    static int64_t begins[SAMPLES], bytes[SAMPLES];
+    uint64_t random = 1;
+    int64_t size = 0;
+    int fd = memfd_create("archive", 0);
+    for (int i = 0; i < SAMPLES; i++) {
+        char name[32];
+        int64_t room = i % 500 == 499 ? 400000 : 2500;
+        snprintf(name, sizeof name, "%d.x", i);
+        a.bytes = 0;
+        begins[i] = size;
+        if (i % 3 == 0) put(&a, "long", 'L', name);
+        int64_t contents = random_below(&random, room);
+        put_header(&a, name, '0', contents);
+        a.bytes += FL_TAR_BLOCK;
+        bytes[i] = a.bytes + contents;
+        CHECK(pwrite(fd, a.data, (size_t)a.bytes, size) == a.bytes);
+        size += (bytes[i] + FL_TAR_BLOCK - 1) / FL_TAR_BLOCK * FL_TAR_BLOCK;
+    }
+    fl_tar_index index;
+    CHECK(ftruncate(fd, size + 10000) == 0); /* zeros */
+    CHECK_INT(fl_tar_index_make(fd, size + 10000, &index, NULL), FL_OK);
+    CHECK_INT(index.count, SAMPLES);
+    for (int i = 0; i < SAMPLES; i++) CHECK_INT(index.entries[i].byte, begins[i]);
+    for (int i = 0; i < SAMPLES; i++) CHECK_INT(index.entries[i].bytes, bytes[i]);
+    fl_tar_index_clear(&index);
+    close(fd);
+}
+
+static void test_a_sample_of_four_gibibytes(void)
+{
+    static archive a;
+    fl_tar_index index;
+    fl_err err;
+    int64_t bytes = INT64_C(4) << 30;
+    int fd = memfd_create("archive", 0);
+    a.bytes = 0;
+    char *header = put_header(&a, "1.x", '0', 0);
+    for (int64_t most = bytes - FL_TAR_BLOCK - 1; most < bytes - FL_TAR_BLOCK + 1; most++) {
+        snprintf(header + 124, 12, "%011llo", (long long)most);
+        put_sum(header);
+        CHECK(pwrite(fd, a.data, FL_TAR_BLOCK, 0) == FL_TAR_BLOCK);
+        CHECK(ftruncate(fd, bytes + 1024) == 0); /* takes no memory */
+        bool fits = most + FL_TAR_BLOCK <= UINT32_MAX;
+        CHECK_INT(fl_tar_index_make(fd, bytes + 1024, &index, &err), fits ? FL_OK : FL_EINVAL);
+        CHECK(fits || strstr(err.text, "less than 4 GiB") != NULL);
+        fl_tar_index_clear(&index);
+    }
     close(fd);
 }
 
@@ -282,6 +346,22 @@ static void damage(uint64_t *random, archive *it)
     if (random_below(random, 3) == 0) it->bytes -= random_below(random, it->bytes);
 }
 
+/* Reads members one after the other from exactly the bytes of the archive. */
+static void read_members(const archive *from)
+{
+    char *data = malloc((size_t)from->bytes + 1);
+    fl_tar_member member;
+    CHECK(data != NULL);
+    memcpy(data + 1, from->data, (size_t)from->bytes);
+    for (int64_t at = 0; at < from->bytes; at += member.end) {
+        int status = fl_tar_read(data + 1 + at, from->bytes - at, at, &member, NULL);
+        if (status != FL_OK || member.needs > from->bytes - at) break;
+        CHECK(member.body >= FL_TAR_BLOCK && member.end >= member.body + member.bytes);
+        CHECK(fl_tar_key(member.name, member.name_bytes) < member.name_bytes);
+    }
+    free(data);
+}
+
 /* What is found lies in the archive, in order, and is found again in its own bytes alone. */
 static void check_index(const archive *from, const fl_tar_index *index)
 {
@@ -319,6 +399,7 @@ static void test_archives_that_nobody_wrote(void)
         for (int64_t n = 1 + random_below(&random, 6); n > 0; n--) put_some(&random, &a);
         end(&a);
         damage(&random, &a);
+        read_members(&a);
         int status = make_index(&a, a.bytes, &index, &err);
         CHECK(status == FL_OK || (status == FL_EINVAL && strlen(err.text) > 0));
         if (status == FL_OK) check_index(&a, &index);
@@ -367,6 +448,8 @@ int main(void)
     RUN(test_members_of_all_formats);
     RUN(test_samples_and_their_sets);
     RUN(test_more_sets_than_numbers);
+    RUN(test_samples_of_a_large_archive);
+    RUN(test_a_sample_of_four_gibibytes);
     RUN(test_what_is_refused);
     RUN(test_archives_that_nobody_wrote);
     RUN(test_refused_resources);

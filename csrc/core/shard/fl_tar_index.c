@@ -16,6 +16,7 @@
 enum {
     CACHED_READ = 4096, /* a header, and often the member and the next header */
     COLD_READ = 1 << 20,
+    FIRST_READS = 2, /* in order: later ones show how slow reads are */
     READS_AFTER_SLOW = 16,
     FAR = 256 * 1024 /* a gap that is cheaper to leave out than to read */
 };
@@ -211,7 +212,7 @@ static int scan_members(scan *self)
 
 int fl_tar_index_make(int fd, int64_t bytes, fl_tar_index *out, fl_err *err)
 {
-    scan self = {.fd = fd, .bytes = bytes, .index = out, .err = err};
+    scan self = {.fd = fd, .bytes = bytes, .cold = FIRST_READS, .index = out, .err = err};
     *out = (fl_tar_index){0};
     int status = scan_members(&self);
     fl_free(self.window);
