@@ -323,7 +323,7 @@ static void test_what_is_refused(void)
 static void put_some(uint64_t *random, archive *to)
 {
     static const char *const names[] = {"a.jpg", "a.cls", "b.jpg", "dir/", "c.d.png", "n", "x/y.z"};
-    static const char *const pax[] = {"12 path=q.a\n", "9 size=3\n", "5 a=\n",
+    static const char *const pax[] = {"12 path=q.a\n", "9 size=3\n", "5 a=\n", "9999 a=b\n",
                                       "17 size=88888888\n"};
     static const char kinds[] = {'0', '0', '0', 0, '5', '7', '2', 'L', 'x', 'g', 'K', 'S', 'Z'};
     char kind = kinds[random_below(random, sizeof kinds)], text[1500];
@@ -331,7 +331,7 @@ static void put_some(uint64_t *random, archive *to)
     memset(text, 'p', (size_t)bytes);
     text[bytes] = 0;
     bool is_pax = kind == 'x' || kind == 'g';
-    put(to, names[random_below(random, 7)], kind, is_pax ? pax[random_below(random, 4)] : text);
+    put(to, names[random_below(random, 7)], kind, is_pax ? pax[random_below(random, 5)] : text);
 }
 
 static void damage(uint64_t *random, archive *it)

@@ -140,13 +140,16 @@ def test_pixels_and_random_parameters_are_image_folders(tmp_path: Path) -> None:
 
 
 def test_images_of_one_sample_are_cut_alike(tmp_path: Path) -> None:
-    image = encode(picture(1, 40, 40), "PNG")
-    path = write_tar(tmp_path / "a.tar", [("k.png", image), ("k.mask.png", image)])
-    first, second = TarDataset(path, ["png", "mask.png"], CROP)[0]
-    assert_same(first, second)
-    assert_same(TarDataset(path, ["png", "png"], CROP)[0], (first, first))
-    batch = next(iter(DataLoader(TarDataset(path, ["png", "mask.png"], CROP), 1)))
-    assert_same([each[0] for each in batch], [first, second])
+    first, second = encode(picture(1, 40, 40)), encode(picture(2, 40, 40))
+    members = [("k.jpg", first), ("k.mask.jpg", first), ("k.other.jpg", second)]
+    path = write_tar(tmp_path / "a.tar", members)
+    data = TarDataset(path, ["jpg", "mask.jpg", "other.jpg", "jpg"], CROP)
+    one, same, other, again = data[0]
+    assert_same([same, again], [one, one])
+    assert_same(TarDataset(path, "other.jpg", CROP)[0], other)
+    assert not torch.equal(one, other)
+    batch = next(iter(DataLoader(data, 1)))
+    assert_same([each[0] for each in batch], [one, same, other, again])
 
 
 # ---- loaders
@@ -343,6 +346,19 @@ def test_shards_that_change_under_a_dataset(shards: list[str]) -> None:
     with pytest.raises(OSError) as caught:  # the index is of shards that are gone
         pickle.loads(again)[0]
     assert caught.value.errno in (errno.ESTALE, errno.ENOENT)
+
+
+def test_a_second_process_indexes_no_other_shards(shards: list[str]) -> None:
+    pickled = pickle.dumps(TarDataset(shards))
+    for file in index_files(Path(shards[0]).parent):
+        file.unlink()
+    assert len(pickle.loads(pickled)) == 30
+    for file in index_files(Path(shards[0]).parent):
+        file.unlink()
+    write_tar(Path(shards[1]), image_members(range(5)))
+    with pytest.raises(OSError, match="A shard has changed since the dataset was made") as caught:
+        pickle.loads(pickled)
+    assert caught.value.errno == errno.ESTALE
 
 
 def test_a_shard_rewritten_with_its_old_time_is_noticed(shards: list[str]) -> None:
