@@ -113,7 +113,7 @@ def large_batches_go_up_in_slices() -> None:
         device = Device()
         slots = core.BatchPool(3, device=0)
         for _ in range(2):
-            todo = [draw.choices(range(40), k=1800) for _ in range(4)]
+            todo = [draw.choices(range(40), k=900) for _ in range(4)]
             feed = make_feed(device, workers, slots=slots)
             fake.fake_forget_copies()
             feed.restart(iter(todo), 1, None)
