@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing import resource_sharer
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def garbage_is_looked_for_in_new_objects_alone() -> None:
     """Torch and thousands of tests are a million objects, and many tests call gc.collect()."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_thread_serves_what_other_files_have_sent() -> None:
+    """The thread with which multiprocessing sends tensors lives on, and fastloop compares unknown
+    code only while a process has no other thread."""
+    resource_sharer.stop()
 
 
 @pytest.fixture(autouse=True)
