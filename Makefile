@@ -187,7 +187,7 @@ install: $(INSTALL_NEEDS) $(STAMPS)/install
 LANE ?= plain
 SANITIZE_plain :=
 SANITIZE_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-SANITIZE_tsan := -fsanitize=thread,undefined -fno-sanitize-recover=undefined
+SANITIZE_tsan := -fsanitize=thread
 # ThreadSanitizer of gcc 12 cannot place its shadow where the kernel randomises much.
 UNDER_tsan := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 CC_aarch64 := aarch64-linux-gnu-gcc
