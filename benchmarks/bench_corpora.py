@@ -1,32 +1,45 @@
-"""Mixtures of datasets: the time of an index, the memory of an order, and how far shares drift.
+"""Mixtures of datasets, and batches of equal cost, beside their rivals.
 
     python benchmarks/bench_corpora.py [--rows a,b] [--quick] [--json FILE]
 
 a    A mixture of 2 sources, .35 and .65.
 b    A mixture of 8 sources.
+c    Equal costs: samples of fine-tuning, 8 to 8 192 tokens.
+d    Equal costs: a long tail, 8 to 32 768 tokens.
+e    Equal costs: rollouts, 16 to 16 384 tokens.
+f    Equal costs: rows of 8 192 tokens packed from the samples of row c.
 
-Sources are ranges of 10^7 numbers. `index` is the time to find source and row of a position, 256
-positions at a time as a batch does; `order` is the same without the order of the rows of each
-source. `bytes` is the memory of the order for each sample. `drift` is the largest difference of a
-source's samples from its share among the first 10^6 positions, or 10^12 where no table of all
-positions is needed. Rivals are taken if they can be imported: grain (`MapDataset.mix`) and datasets
-(`interleave_datasets`). Nanoseconds of the processor's time of this thread, in turns, median
-(lowest - highest).
+Mixtures: sources are ranges of 10^7 numbers. `index` is the time to find source and row of a
+position, 256 positions at a time as a batch does; `order` is the same without the order of the rows
+of each source. `bytes` is the memory of the order for each sample. `drift` is the largest
+difference of a source's samples from its share among the first 10^6 positions, or 10^12 where no
+table of all positions is needed. Rivals are taken if they can be imported: grain (`MapDataset.mix`)
+and datasets (`interleave_datasets`).
+
+Equal costs: 131 072 samples of n tokens that cost n + n^2 / 24 576. `time / ideal` is the sum over
+all steps of the slowest rank's cost, divided by the mean rank's; `worst` is the same of one step.
+`padding` is the share of the tokens in padded batches. `ns` plans an epoch, for each sample.
+`CostBatchSampler` has batches of 65 536 tokens and windows of 16 384 samples. `random` has 4 random
+samples a rank, `LPT in a step` deals the 4 R samples of a step by their costs, and
+`LengthBucketBatchSampler` has 16 samples a batch, or 65 536 tokens.
+
+Nanoseconds of the processor's time of this thread, in turns, median (lowest - highest).
 """
 
 from __future__ import annotations
 
+import heapq
 import importlib.util
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from _harness import parse_arguments
 
-from fastloop import MixtureDataset
+from fastloop import CostBatchSampler, LengthBucketBatchSampler, MixtureDataset
 
 SIZE, BATCH = 10**7, 256
 WEIGHTS = {
@@ -129,17 +142,134 @@ def add_datasets(row: Row) -> None:
     )
 
 
-def main() -> None:
-    args = parse_arguments(__doc__, "ab")
+# ---- equal costs
+
+LAWS: dict[str, Callable[[Any, int], Any]] = {
+    "c": lambda rng, n: np.clip(rng.lognormal(6, 0.9, n), 8, 8_192),
+    "d": lambda rng, n: np.clip(rng.lognormal(6, 1.3, n), 8, 32_768),
+    "e": lambda rng, n: np.clip(rng.gamma(1.5, 2_000, n), 16, 16_384),
+}
+TOKENS, ROW = 65_536, 8_192
+Batch = list[int]
+Rule = Callable[[], "Iterable[list[Batch]]"]  # an epoch: the ranks' batches of each step
+
+
+def steps_of(sampler: Any) -> Rule:
+    """An epoch of all ranks, each of which plans the same."""
+
+    def steps() -> Iterable[list[Batch]]:
+        epochs = []
+        for rank in range(sampler.num_replicas):
+            sampler.rank = rank
+            epochs.append(list(sampler))
+        return zip(*epochs, strict=True)
+
+    return steps
+
+
+def lengths_of(row: str, count: int) -> tuple[Any, Any]:
+    """The lengths of samples, and their costs. A packed row costs what its documents cost."""
+    rng = np.random.default_rng(0)
+    if row != "f":
+        lengths = LAWS[row](rng, count).astype(np.int64)
+        return lengths, lengths + lengths**2 / 24_576
+    documents = LAWS["c"](rng, 40 * count).astype(np.int64)
+    ends = np.cumsum(documents)
+    rows = np.searchsorted(ends, np.arange(1, count + 1) * ROW)  # the documents before a row's end
+    cuts = np.union1d(np.append(0, ends[: rows[-1]]), np.arange(count + 1) * ROW)
+    pieces = np.diff(cuts[cuts <= count * ROW]).astype(np.float64)
+    begins = np.searchsorted(cuts, np.arange(count) * ROW)
+    return np.full(count, ROW), np.add.reduceat(pieces + pieces**2 / 24_576, begins)
+
+
+def contestants(row: str, ranks: int, lengths: Any, costs: Any) -> dict[str, tuple[Any, Rule]]:
+    """Each contestant: what plans an epoch for one rank, or None, and the steps."""
+    each = 1 if row == "f" else 4  # samples of a rank in a step
+    whole = len(lengths) // (each * ranks) * each * ranks
+    order = np.random.default_rng(1).permutation(len(lengths))[:whole].reshape(-1, ranks, each)
+
+    def by_cost() -> Iterable[list[Batch]]:
+        for step in order.reshape(len(order), -1):
+            bins: list[tuple[float, int, Batch]] = [(0.0, rank, []) for rank in range(ranks)]
+            for i in sorted(step.tolist(), key=lambda i: -costs[i]):
+                cost, rank, batch = bins[0]
+                heapq.heapreplace(bins, (cost + costs[i], rank, [*batch, i]))
+            yield [batch for _, _, batch in bins]
+
+    place: Any = {"num_replicas": ranks, "rank": 0}
+    most = ROW if row == "f" else TOKENS
+    window = 64 * ranks if row == "f" else 16_384  # of packed rows as of a PackedDataset
+    ours = CostBatchSampler(lengths, most, cost=costs, window=window, **place)
+    found: dict[str, tuple[Any, Rule]] = {"CostBatchSampler": (ours, steps_of(ours))}
+    found["random"] = None, lambda: iter(order.tolist())
+    if row != "f":
+        found["LPT in a step"] = None, by_cost
+        for name, limit in (("16 samples", {"batch_size": 16}), ("tokens", {"max_tokens": TOKENS})):
+            buckets: Any = LengthBucketBatchSampler(lengths, **limit, **place)
+            found[f"LengthBucketBatchSampler, {name}"] = buckets, steps_of(buckets)
+    return found
+
+
+def judge(steps: Rule, lengths: Any, costs: Any, is_padded: bool) -> tuple[float, float, float]:
+    """time / ideal, the same of the worst step, and the share of padding."""
+    slowest, mean, worst, padding, tokens = 0.0, 0.0, 1.0, 0, 0
+    for step in steps():
+        found = []
+        for batch in step:
+            longest = max(batch, key=lengths.__getitem__)
+            found.append(len(batch) * costs[longest] if is_padded else costs[batch].sum())
+            tokens += len(batch) * lengths[longest]
+            padding += len(batch) * lengths[longest] - lengths[batch].sum()
+        slowest, mean = slowest + max(found), mean + np.mean(found)
+        worst = max(worst, max(found) / np.mean(found))
+    return float(slowest / mean), float(worst), padding / tokens if is_padded else 0.0
+
+
+def plan(sampler: Any, epochs: Any) -> float:
+    """Nanoseconds a sample that an epoch takes on one rank."""
+    sampler.set_epoch(next(epochs))
+    begin = time.thread_time()
+    batches = sum(map(len, sampler))
+    return (time.thread_time() - begin) / batches / sampler.num_replicas * 1e9
+
+
+def compare_costs(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
+    print("| row | ranks | contestant | time / ideal | worst | padding | ns |")
+    print("|---|---|---|---|---|---|---|")
+    lines: list[dict[str, Any]] = []
+    for row in rows:
+        for ranks in (8, 64):
+            lengths, costs = lengths_of(row, 32_768 if is_quick else 131_072)
+            rivals = contestants(row, ranks, lengths, costs)
+            times: dict[str, list[float]] = {name: [] for name in rivals}
+            epochs = iter(range(10**9))
+            for _ in range(1 if is_quick else 5):
+                for name, (sampler, _) in rivals.items():
+                    if sampler is not None:
+                        times[name].append(plan(sampler, epochs))
+            for name, (_, steps) in rivals.items():
+                figures = judge(steps, lengths, costs, name.startswith("LengthBucket"))
+                ratio, worst, padding = figures
+                shown, ns = "", times[name]
+                if ns:
+                    shown = f"{statistics.median(ns):,.0f} ({min(ns):,.0f} - {max(ns):,.0f})"
+                cells = f"{ratio:.4f} | {worst:.2f} | {padding:.1%} | {shown}"
+                print(f"| {row} | {ranks} | {name} | {cells} |")
+                lines.append({"row": row, "ranks": ranks, "contestant": name, "ns": ns})
+                lines[-1] |= dict(zip(("ratio", "worst", "padding"), figures, strict=True))
+    return lines
+
+
+def compare_mixtures(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
     print("| row | contestant | ns an index | bytes a sample | drift |\n|---|---|---|---|---|")
     lines = []
-    for letter in args.rows:
+    for letter in rows:
         row = Row(WEIGHTS[letter])
         add_ours(row, shuffle=False)
         add_ours(row, shuffle=True)
         add_grain(row)
         add_datasets(row)
-        times = row.measure(*((2, 0.02) if args.is_quick else (9, 0.1)))
+        times = row.measure(*((2, 0.02) if is_quick else (9, 0.1)))
         for name, found in times.items():
             size, drift = row.facts[name]
             low, middle, high = min(found), statistics.median(found), max(found)
@@ -148,6 +278,15 @@ def main() -> None:
             lines.append(
                 {"row": letter, "contestant": name, "ns": found, "bytes": size, "drift": drift}
             )
+    return lines
+
+
+def main() -> None:
+    args = parse_arguments(__doc__, "abcdef")
+    lines = []
+    for letters, compare in (("ab", compare_mixtures), ("cdef", compare_costs)):
+        if rows := [row for row in args.rows if row in letters]:
+            lines += compare(rows, args.is_quick)
     text = "\n".join(map(json.dumps, lines))
     if args.json is not None:
         args.json.write_text(text + "\n")

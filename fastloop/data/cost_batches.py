@@ -198,15 +198,14 @@ class CostBatchSampler(RankedBatchSampler):
     def explain(self) -> str:
         """Return a text: in the first window of the epoch, how much more the slowest rank costs
         than the mean rank, and how many of the tokens that batches may have they have."""
-        batches, steps = self._plan(*next(self._windows(self.epoch)))
-        if not batches:
+        order, bounds, steps = self._plan(*next(self._windows(self.epoch)))
+        if len(order) == 0:
             return "the first window has no whole step"
-        lengths, costs = self._source.measure(np.concatenate(batches))
-        begins = np.cumsum([0, *map(len, batches[:-1])])
-        sums = np.add.reduceat(costs, begins)[steps]
+        lengths, costs = self._source.measure(order)
+        sums = np.add.reduceat(costs, bounds[:-1])[steps]
         sums = np.add.reduceat(sums, np.arange(0, len(sums), self.accumulate))
         ratio = sums.max(1).sum() / sums.mean(1).sum()
-        full = lengths.sum() / (len(batches) * self.max_tokens)
+        full = lengths.sum() / (steps.size * self.max_tokens)
         return (
             f"the first window: {len(costs):,} samples in {len(sums):,} steps of "
             f"{self.num_replicas} ranks with {self.accumulate} batches each\n"
@@ -228,7 +227,7 @@ class CostBatchSampler(RankedBatchSampler):
             if len(self._totals) > _EPOCHS:
                 self._totals.clear()
             plans = (self._plan(*window) for window in self._windows(epoch, dealt))
-            self._totals[key] = sum(len(steps) for _, steps in plans)
+            self._totals[key] = sum(len(steps) for _, _, steps in plans)
         return self._totals[key]
 
     def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
@@ -237,8 +236,9 @@ class CostBatchSampler(RankedBatchSampler):
 
     def _batches_from(self, first: int, windows: Iterator[Window]) -> Iterator[list[int]]:
         for window in windows:
-            batches, steps = self._plan(*window)
-            yield from (batches[i].tolist() for i in steps[first:, self.rank])
+            order, bounds, steps = self._plan(*window)
+            for i in steps[first:, self.rank]:
+                yield order[bounds[i] : bounds[i + 1]].tolist()
             first = max(0, first - len(steps))
 
     # ---- windows and their plans
@@ -253,9 +253,10 @@ class CostBatchSampler(RankedBatchSampler):
             *before, (ranks, size, batches) = dealt
             others = self.as_with(ranks, size)
             for _, end, samples in others._windows(epoch, before):
-                planned, steps = others._plan(epoch, end, samples)
-                had = [_NONE, *(planned[i] for i in steps[:batches].ravel())]
-                rest = samples[~np.isin(samples, np.concatenate(had))]
+                order, bounds, steps = others._plan(epoch, end, samples)
+                is_had = np.isin(np.arange(steps.size), steps[:batches])
+                had = order[np.repeat(is_had, np.diff(bounds))]
+                rest = samples[~np.isin(samples, had)]
                 batches -= len(steps)
                 if batches <= 0:
                     break
@@ -272,24 +273,24 @@ class CostBatchSampler(RankedBatchSampler):
             yield epoch, end, np.concatenate([rest, own])
             rest = _NONE
 
-    def _plan(self, epoch: int, end: int, samples: Vector) -> tuple[list[Vector], Vector]:
-        """Return the batches of a window, and a table of the numbers of the batches: a column for
-        each rank, one batch below the other."""
+    def _plan(self, epoch: int, end: int, samples: Vector) -> tuple[Vector, Vector, Vector]:
+        """Return the samples of a window's batches, the bounds of the batches, and a table of their
+        numbers: a column for each rank, one batch below the other."""
         ranks, size = self.num_replicas, self.accumulate
         lengths, costs = self._source.measure(samples)
-        order, ends = (np.empty(len(samples) + ranks, np.int64) for _ in range(2))
+        order, bounds = np.zeros((2, len(samples) + ranks + 1), np.int64)
         limits: Any = ranks, size, self.max_tokens, self.drop_last
-        count = balance_window(lengths, costs, order, ends, *limits)
-        batches = np.split(samples[order[: ends[count - 1]]], ends[: count - 1]) if count else []
+        count = balance_window(lengths, costs, order, bounds[1:], *limits)
+        bounds = bounds[: count + 1]
+        order = order[: bounds[-1]]
         steps = count // (ranks * size)
         key = int(Permutation(_NUMBERS, self.seed, epoch).block(end, 1)[0])
         sequence = Permutation(steps, key, 0).block(0, steps)
         if steps > 0:
-            begins = np.append(0, ends[: steps * ranks * size - 1])
-            each = np.add.reduceat(costs[order[: ends[count - 1]]], begins)
+            each = np.add.reduceat(costs[order], bounds[:-1])[: steps * ranks * size]
             is_first = sequence == each.reshape(steps, -1).max(1).argmax()
             sequence = np.append(sequence[is_first], sequence[~is_first])
         rows = np.arange(count // ranks)
         rows[: steps * size] = (sequence[:, None] * size + np.arange(size)).ravel()
         turns = Permutation(_NUMBERS, key, 1).block(0, len(rows))[:, None] + np.arange(ranks)
-        return batches, rows[:, None] * ranks + turns % ranks
+        return samples[order], bounds, rows[:, None] * ranks + turns % ranks
