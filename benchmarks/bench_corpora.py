@@ -7,7 +7,7 @@ b    A mixture of 8 sources.
 c    Equal costs: samples of fine-tuning, 8 to 8 192 tokens.
 d    Equal costs: a long tail, 8 to 32 768 tokens.
 e    Equal costs: rollouts, 16 to 16 384 tokens.
-f    Equal costs: rows of 8 192 tokens packed from the samples of row c.
+f    Equal costs: rows of 8 192 tokens of a PackedDataset, 524 288 documents as in row c.
 
 Mixtures: sources are ranges of 10^7 numbers. `index` is the time to find source and row of a
 position, 256 positions at a time as a batch does; `order` is the same without the order of the rows
@@ -18,7 +18,8 @@ and datasets (`interleave_datasets`).
 
 Equal costs: 131 072 samples of n tokens that cost n + n^2 / 24 576. `time / ideal` is the sum over
 all steps of the slowest rank's cost, divided by the mean rank's; `worst` is the same of one step.
-`padding` is the share of the tokens in padded batches. `ns` plans an epoch, for each sample.
+`padding` is the share of the tokens in padded batches. `ns` plans an epoch, for each sample; in row
+f this is a row, and includes packing its documents for their costs.
 `CostBatchSampler` has batches of 65 536 tokens and windows of 16 384 samples. `random` has 4 random
 samples a rank, `LPT in a step` deals the 4 R samples of a step by their costs, and
 `LengthBucketBatchSampler` has 16 samples a batch, or 65 536 tokens.
@@ -39,7 +40,13 @@ from typing import Any
 import numpy as np
 from _harness import parse_arguments
 
-from fastloop import CostBatchSampler, LengthBucketBatchSampler, MixtureDataset
+from fastloop import (
+    CostBatchSampler,
+    LengthBucketBatchSampler,
+    MixtureDataset,
+    PackedDataset,
+    RaggedArray,
+)
 
 SIZE, BATCH = 10**7, 256
 WEIGHTS = {
@@ -167,22 +174,21 @@ def steps_of(sampler: Any) -> Rule:
     return steps
 
 
-def lengths_of(row: str, count: int) -> tuple[Any, Any]:
-    """The lengths of samples, and their costs. A packed row costs what its documents cost."""
+def samples_of(row: str, count: int) -> tuple[Any, Any, Any]:
+    """What a CostBatchSampler gets, the lengths of samples, and their costs."""
     rng = np.random.default_rng(0)
     if row != "f":
         lengths = LAWS[row](rng, count).astype(np.int64)
-        return lengths, lengths + lengths**2 / 24_576
-    documents = LAWS["c"](rng, 40 * count).astype(np.int64)
-    ends = np.cumsum(documents)
-    rows = np.searchsorted(ends, np.arange(1, count + 1) * ROW)  # the documents before a row's end
-    cuts = np.union1d(np.append(0, ends[: rows[-1]]), np.arange(count + 1) * ROW)
-    pieces = np.diff(cuts[cuts <= count * ROW]).astype(np.float64)
-    begins = np.searchsorted(cuts, np.arange(count) * ROW)
-    return np.full(count, ROW), np.add.reduceat(pieces + pieces**2 / 24_576, begins)
+        return lengths, lengths, lengths + lengths**2 / 24_576
+    ends = np.cumsum(LAWS["c"](rng, 4 * count).astype(np.int64))
+    documents = RaggedArray(np.zeros(ends[-1], np.uint16), np.append(0, ends))
+    packed = PackedDataset(documents, ROW)
+    return packed, np.full(len(packed), ROW), packed.row_costs(0, len(packed))
 
 
-def contestants(row: str, ranks: int, lengths: Any, costs: Any) -> dict[str, tuple[Any, Rule]]:
+def contestants(
+    row: str, ranks: int, given: Any, lengths: Any, costs: Any
+) -> dict[str, tuple[Any, Rule]]:
     """Each contestant: what plans an epoch for one rank, or None, and the steps."""
     each = 1 if row == "f" else 4  # samples of a rank in a step
     whole = len(lengths) // (each * ranks) * each * ranks
@@ -197,9 +203,7 @@ def contestants(row: str, ranks: int, lengths: Any, costs: Any) -> dict[str, tup
             yield [batch for _, _, batch in bins]
 
     place: Any = {"num_replicas": ranks, "rank": 0}
-    most = ROW if row == "f" else TOKENS
-    window = 64 * ranks if row == "f" else 16_384  # of packed rows as of a PackedDataset
-    ours = CostBatchSampler(lengths, most, cost=costs, window=window, **place)
+    ours = CostBatchSampler(given, ROW if row == "f" else TOKENS, **place)
     found: dict[str, tuple[Any, Rule]] = {"CostBatchSampler": (ours, steps_of(ours))}
     found["random"] = None, lambda: iter(order.tolist())
     if row != "f":
@@ -239,8 +243,8 @@ def compare_costs(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for row in rows:
         for ranks in (8, 64):
-            lengths, costs = lengths_of(row, 32_768 if is_quick else 131_072)
-            rivals = contestants(row, ranks, lengths, costs)
+            given, lengths, costs = samples_of(row, 32_768 if is_quick else 131_072)
+            rivals = contestants(row, ranks, given, lengths, costs)
             times: dict[str, list[float]] = {name: [] for name in rivals}
             epochs = iter(range(10**9))
             for _ in range(1 if is_quick else 5):

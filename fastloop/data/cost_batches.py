@@ -283,7 +283,9 @@ class CostBatchSampler(RankedBatchSampler):
         count = balance_window(lengths, costs, order, bounds[1:], *limits)
         bounds = bounds[: count + 1]
         order = order[: bounds[-1]]
-        steps = count // (ranks * size)
+        # A step with samples that come twice is the last of the epoch, or later ranks would have
+        # more of such samples.
+        steps = (count - max(0, len(order) - len(samples))) // (ranks * size)
         key = int(Permutation(_NUMBERS, self.seed, epoch).block(end, 1)[0])
         sequence = Permutation(steps, key, 0).block(0, steps)
         if steps > 0:

@@ -452,6 +452,17 @@ def test_any_ranks_go_on_at_any_batch() -> None:
         assert sorted(had) == list(range(count)) and had.total() - count < world
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_samples_come_twice_in_the_last_step_alone(seed: int) -> None:
+    for batches in range(1, 9):
+        first = ranks_of(3, [5] * 25, 5, accumulate=3, seed=seed)
+        rest = ranks_of(3, [5] * 25, 5, seed=seed)
+        had = count_of([list(islice(sampler, batches)) for sampler in first])
+        assert had.total() == len(had)
+        had += count_of([list(s.iter_from(0, [[3, 3, batches]])) for s in rest])
+        assert sorted(had) == list(range(25)) and had.total() == 27
+
+
 def test_the_rest_of_a_window_is_balanced_with_the_next_samples() -> None:
     lengths = lengths_of(4000, 2000)
     costs = (lengths + lengths**2 / 24_576).tolist()

@@ -18,7 +18,15 @@ from lazy_device import LazyAccelerator, LazyDevice
 from torch.nn import functional as F
 
 import fastloop.loader.device_iter
-from fastloop import ArrayDataset, CostBatchSampler, DataLoader, PackCollate, RaggedArray, Stepper
+from fastloop import (
+    ArrayDataset,
+    CostBatchSampler,
+    DataLoader,
+    PackCollate,
+    PackedDataset,
+    RaggedArray,
+    Stepper,
+)
 
 LENGTHS = np.clip(np.random.default_rng(3).lognormal(2.5, 0.9, 240), 2, 60).astype(np.int64)
 TOKENS = np.random.default_rng(4).integers(0, 50, LENGTHS.sum())
@@ -120,6 +128,71 @@ def test_a_change_of_the_costs_is_told() -> None:
     other = loader_of(sampler_of(0, 2, cost=(1.0, 1.0)))
     with pytest.raises(ValueError, match=r"batch_sampler_length is lengths and costs \w+ by 120"):
         other.load_state_dict(loader.state_dict(), strict=True)
+
+
+# ---- packed rows
+
+
+def packed_rows() -> PackedDataset:
+    ends = np.append(0, np.cumsum(LENGTHS))
+    return PackedDataset(RaggedArray(TOKENS, ends), 64, window=50, seed=7, return_doc_ids=True)
+
+
+def packed_loader(rank: int, ranks: int, cls: Any = DataLoader, **given: Any) -> Any:
+    data = packed_rows()
+    sampler = CostBatchSampler(data, 192, num_replicas=ranks, rank=rank, **given)
+    return cls(data, batch_sampler=sampler)
+
+
+def key_of(row: Any) -> tuple[int, ...]:
+    return tuple(row.tolist())
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_packed_rows_come_once_in_each_epoch_and_cost_the_same(ranks: int) -> None:
+    loaders = [packed_loader(rank, ranks) for rank in range(ranks)]
+    theirs = [packed_loader(rank, ranks, TorchLoader) for rank in range(ranks)]
+    for epoch in range(3):  # the loaders count the epochs of the dataset
+        for loader in (*loaders, *theirs):
+            loader.batch_sampler.set_epoch(epoch)
+        for loader in theirs:
+            loader.dataset.set_epoch(epoch)
+        found = [list(loader) for loader in loaders]
+        assert_same(found, [list(loader) for loader in theirs])
+        assert [len(each) for each in found] == [len(loader) for loader in loaders]
+        data = theirs[0].dataset
+        every = Counter(key_of(data[i]["input_ids"]) for i in range(len(data)))
+        had = Counter(key_of(row) for each in found for b in each for row in b["input_ids"])
+        assert set(had) == set(every) and (had - every).total() < ranks
+        costs = data.row_costs(0, len(data), (1.0, 1 / 24_576))
+        lengths, theirs_costs = loaders[0].batch_sampler._source.measure(np.arange(len(data)))
+        assert (lengths == 64).all() and (theirs_costs == costs).all()
+
+
+@pytest.mark.filterwarnings("ignore:the loaded state is at the end of epoch")
+def test_packed_rows_go_on_on_other_ranks_in_their_epoch() -> None:
+    draw = random.Random(2)
+    for case in range(8):
+        state, had = None, Counter[tuple[int, ...]]()
+        data = packed_rows()
+        data.set_epoch(2)
+        every = Counter(key_of(data[i]["input_ids"]) for i in range(len(data)))
+        while True:
+            ranks = draw.randrange(1, 6)
+            loaders = [packed_loader(rank, ranks, seed=case) for rank in range(ranks)]
+            for loader in loaders:
+                if state is None:
+                    loader.batch_sampler.set_epoch(2)  # loaders begin this epoch of the dataset
+                else:
+                    loader.load_state_dict(json.loads(state), strict=True)
+            batches = draw.choice([None, 1, 3, 5])
+            found = [list(islice(iterator, batches)) for iterator in map(iter, loaders)]
+            assert len({len(each) for each in found}) == 1
+            state = json.dumps(loaders[0].state_dict())
+            had += Counter(key_of(row) for each in found for b in each for row in b["input_ids"])
+            if batches is None or len(found[0]) < batches:
+                break
+        assert set(had) == set(every) and (had - every).total() < ranks
 
 
 # ---- weights

@@ -41,7 +41,8 @@ def _count(loader: DataLoader[Any], state: LoaderState, ranks: int, size: int) -
     """Return the batches of one rank in an epoch, or in the rest that earlier ranks have left."""
     outer, inner = samplers_of(loader)
     if isinstance(outer, RankedBatchSampler):
-        return outer.as_with(ranks, size).length_of(state.sampler_epoch, state.dealt)
+        made, number = outer.as_with(ranks, size), state.sampler_epoch
+        return _call(loader, state, lambda: made.length_of(number, state.dealt))
     is_batched = type(outer) is BatchSampler
     sampler = inner if is_batched else outer
     rows = _call(loader, state, lambda: count_rest(sampler, ranks, state.dealt))
@@ -53,7 +54,8 @@ def count_batches(loader: DataLoader[Any], state: LoaderState) -> int | None:
     if the sampler has no length."""
     sampler = loader._index_sampler
     if isinstance(sampler, RankedBatchSampler) and state.sampler_epoch >= 0:
-        return sampler.length_of(state.sampler_epoch, state.dealt)
+        number = state.sampler_epoch
+        return _call(loader, state, lambda: sampler.length_of(number, state.dealt))
     if state.dealt:
         return _count(loader, state, *_shape(describe(loader)))
     return _call(loader, state, lambda: length_of(sampler))

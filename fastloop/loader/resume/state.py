@@ -186,8 +186,8 @@ def describe(loader: DataLoader[Any]) -> dict[str, str]:
     for name, sampler in (("batch_sampler", batches), ("sampler", items)):
         facts[name] = None if sampler is None else type(sampler).__name__
         # The length of a RankedBatchSampler may differ from epoch to epoch.
-        fixed = None if differs else length_of(sampler)
-        facts[f"{name}_length"] = look_up(sampler, "fingerprint") or fixed
+        made = look_up(sampler, "fingerprint")
+        facts[f"{name}_length"] = made or (None if differs else length_of(sampler))
     facts.update({f"sampler.{name}": look_up(items, name) for name in _SETTINGS})
     has_own = is_stream(loader.dataset) or has_cursor(loader.dataset)
     facts["ranks"] = read_ranks()[0] if has_own else None
