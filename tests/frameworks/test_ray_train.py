@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sources import ROOT
+from time_limits import limit
 
 ray: Any = pytest.importorskip("ray", reason="ray is not installed")
 pytest.importorskip("ray.train.torch", reason="ray's extra train is not installed")
@@ -78,3 +82,26 @@ def test_two_workers(cluster: None, tmp_path: Path, kind: str, num_workers: int)
     for plain, ours in zip(found[False], found[True], strict=True):
         assert plain[:2] == ours[:2]
         assert (plain[2], ours[2], ours[3]) == (0, 2, {})
+
+
+@pytest.mark.slow
+def test_a_corpus_goes_on_with_more_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers of the example are killed, and three go on."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+    def train(workers: int) -> tuple[int, str]:
+        command = [sys.executable, ROOT / "examples/corpus_ray.py", tmp_path, str(workers)]
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=limit(600)
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    monkeypatch.setenv("STOP_AFTER", "4")
+    status, printed = train(2)
+    assert status != 0 and (tmp_path / "saved.pt").exists(), printed
+    monkeypatch.delenv("STOP_AFTER")
+    status, printed = train(3)
+    assert status == 0 and "tokens, each once: True" in printed, printed
+    assert "step 5: " in printed and "step 4: " not in printed, printed
