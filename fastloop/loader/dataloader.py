@@ -12,7 +12,14 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 from fastloop._core import usable_cpus
-from fastloop.base.checks import check_callable, look_up, make_message, read_choice, read_int
+from fastloop.base.checks import (
+    check_callable,
+    check_type,
+    look_up,
+    make_message,
+    read_choice,
+    read_int,
+)
 from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.columns import adapters
@@ -42,7 +49,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     The class takes every argument of torch's class and the arguments below, by keyword only:
     first the ones that choose how batches are loaded, then the device and the transforms, then
-    resuming. For example:
+    resuming and the name. For example:
 
         loader = DataLoader(dataset, batch_size=256, shuffle=True, num_workers=4, device="cuda")
 
@@ -97,6 +104,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         resume: ``"skip"`` lets ``load_state_dict()`` resume in the middle of an
             ``IterableDataset`` without ``state_dict()``: the samples of every batch yielded are
             read again and dropped. None: the epoch starts anew.
+        name: the loader's name in updates and metrics of ``report()``, for example "train".
 
     With ``path="thread"`` (never chosen by itself) ``num_workers`` threads call the dataset,
     several at once, so the dataset must be thread-safe. Nothing is pickled or copied: the dataset
@@ -130,6 +138,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     snapshot_every_n_steps: int = 1
     resume: str | None = None
     on_worker_death: str = "raise"
+    name: str | None = None
 
     def __init__(  # type: ignore[no-untyped-def]
         self,
@@ -161,6 +170,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         resume: str | None = None,
         on_worker_death: str = "raise",
         memory_budget: int | None = None,
+        name: str | None = None,
         **others: Any,
     ) -> None:
         self.path = read_choice("path", path, PATHS)
@@ -176,6 +186,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             adapters().warn_of_lost_transforms()
         if memory_budget is not None:
             self.memory_budget = read_int("memory_budget", memory_budget, 1, remedy=_BUDGET)
+        if name is not None:  # a subclass may have a property of that name
+            check_type("name", name, isinstance(name, str), "a str", "or None")
+            self.name = name
         wanted: Any = prefetch_factor
         workers: Any = num_workers
         if isinstance(workers, str) and workers == "auto":

@@ -190,13 +190,14 @@ def test_path_budget_restarts_and_states_survive_prepare(
 
     monkeypatch.setattr("fastloop.loader.shared.budget_of", spy)
     given: dict[str, Any] = {"path": "process", "on_worker_death": "restart", "resume": "skip"}
+    given["name"] = "train"
     accelerator = accelerator_of()
     prepared = accelerator.prepare(ours(num_workers=1, memory_budget=5 << 20, **given))
     iterator = prepared.base_dataloader.__iter__()
     assert type(iterator) is process_iter.ProcessIter and iterator._replaces_dead
     assert budgets == [5 << 20]
     assert fastloop.stats(prepared).path == "process"
-    assert prepared.base_dataloader.resume == "skip"
+    assert (prepared.base_dataloader.resume, prepared.base_dataloader.name) == ("skip", "train")
     prepared = accelerator.prepare(ours(num_workers=1, path="thread"))
     assert type(prepared.base_dataloader.__iter__()) is ThreadIter
 

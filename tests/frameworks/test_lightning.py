@@ -152,6 +152,7 @@ def test_our_class_made_anew_keeps_its_arguments() -> None:
         "resume": "skip",
         "on_worker_death": "restart",
         "memory_budget": 1 << 20,
+        "name": "train",
     }
     loader = ours(**given)
     results, used = fit(loader, overfit_batches=2)

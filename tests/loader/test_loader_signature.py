@@ -44,8 +44,8 @@ def test_signature_is_torchs_with_more_keywords() -> None:
     ours = dict(inspect.signature(DataLoader.__init__).parameters)
     names = ["device", "path", "device_transform", "batch_transform", "static_buffers"]
     names += ["transforms_on"]
-    names += ["snapshot_every_n_steps", "resume", "on_worker_death", "memory_budget"]
-    assert list(ours)[-10:] == names
+    names += ["snapshot_every_n_steps", "resume", "on_worker_death", "memory_budget", "name"]
+    assert list(ours)[-11:] == names
     extras = {name: ours.pop(name) for name in names}
     assert list(ours) == list(TORCH_PARAMETERS)
     for name, theirs in TORCH_PARAMETERS.items():
@@ -63,6 +63,7 @@ def test_signature_is_torchs_with_more_keywords() -> None:
         1,
         None,
         "raise",
+        None,
         None,
     ]
 
@@ -121,6 +122,7 @@ def test_each_parameter_is_stored_under_its_name() -> None:
         "resume": "skip",
         "on_worker_death": "raise",
         "memory_budget": 1 << 20,
+        "name": "train",
     }
     loader = DataLoader(**values)
     for name, value in values.items():
