@@ -34,6 +34,7 @@ _NAMES = {
     "fastloop.tools.doctor": "Diagnosis doctor",
     "fastloop.tools.memory": "MemoryUse ParameterCount count_parameters memory",
     "fastloop.tools.report.report": "Report report",
+    "fastloop.tools.report.updates": "LoaderUpdate Update",
     "fastloop.tools.scalars": "ScalarLog",
     "fastloop.tools.tune": "Suggestion tune",
     "fastloop.transforms": "transforms",

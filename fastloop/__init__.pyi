@@ -73,6 +73,8 @@ from fastloop.tools.memory import (
 )
 from fastloop.tools.report.report import Report as Report
 from fastloop.tools.report.report import report as report
+from fastloop.tools.report.updates import LoaderUpdate as LoaderUpdate
+from fastloop.tools.report.updates import Update as Update
 from fastloop.tools.scalars import ScalarLog as ScalarLog
 from fastloop.tools.tune import Suggestion as Suggestion
 from fastloop.tools.tune import tune as tune
@@ -89,6 +91,7 @@ __all__ = [
     "ImageFolder",
     "LengthBucketBatchSampler",
     "LoaderStats",
+    "LoaderUpdate",
     "MemoryUse",
     "MixtureDataset",
     "PackCollate",
@@ -105,6 +108,7 @@ __all__ = [
     "Suggestion",
     "TarDataset",
     "TokenDataset",
+    "Update",
     "WorkerStats",
     "build_info",
     "clip_grad_norm_",

@@ -97,7 +97,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for observer in _list_observers():
-        observer.leave_update(optimizer, None, None)
+        observer.leave_step(optimizer)
 
 
 def open_hooks(observer: LoopObserver) -> None:

@@ -6,10 +6,16 @@ fastloop loads faster than more workers would.
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
+from multiprocessing.connection import wait
 from os import PathLike, fspath
+from types import FrameType
 from typing import Any
 
 from fastloop.base.checks import look_up
@@ -55,6 +61,17 @@ def _names_images(part: Any) -> bool:
     return issubclass(type(first), str | PathLike) and str(fspath(first)).lower().endswith(_IMAGES)
 
 
+def _find_line() -> str:
+    """Return the line of the program's own file on the stack, for example " train.py:12"; "" if the
+    file is not there."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "__main__":
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f" {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 class LoaderSource:
     """The counts of one loader.
 
@@ -67,7 +84,11 @@ class LoaderSource:
             first batch.
         trains: whether an optimizer has stepped on the loader's batches.
         batches: the number of batches.
+        label: the loader's own name; without one, the dataset's class and the line of the program
+            that called iter().
         wait: ns in next().
+        queued: the batches in the queue at begin_batch(); -1 if unknown.
+        first_batch: ns in iter() and in next() of the first batch of each epoch.
         waits: ns in next() without the first batch of each epoch, by READY, OTHERS and NONE.
         remedy: the advice of `find_remedy()`; None if there is none.
         made: three times in ns, as far as making batches was watched: the time to make batches;
@@ -83,7 +104,9 @@ class LoaderSource:
         with suppress(Exception):  # a stream has no length, and a user's __len__ may raise anything
             self.name += f" of {len(dataset):,}"
         self.num_workers = int(look_up(loader, "num_workers", look_up(loader, "_num_workers", 0)))
-        self.path, self.trains, self.batches, self.wait = "", False, 0, 0
+        name = look_up(loader, "name")
+        self.label = name if isinstance(name, str) else self.name.partition(" ")[0] + _find_line()
+        self.path, self.trains, self.batches, self.wait, self.first_batch = "", False, 0, 0, 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
         self.remedy = find_remedy(dataset) or None
         self.made, self.watched = [0, 0, 0], [0, 0]
@@ -91,7 +114,11 @@ class LoaderSource:
         self._is_new = False  # whether the iterator has given no batch; the first counts apart
         self._began = 0  # the time of begin_batch()
         self._scheduled: tuple[int, int] | None = None  # the loop's CPU times at begin_batch()
+        self.queued = -1
         self._iterator: Callable[[], Any] = lambda: None
+        self._shared: Callable[[], Any] = lambda: None  # of the latest iterator of fastloop
+        self._counts: Counter[str] = Counter()  # of Shared, since the first use() ...
+        self._base: Counter[str] = Counter()  # ... which this was then
         self._done: _Counts = ()  # the workers' counts of earlier iterators
         self._now: _Counts = ()  # the workers' counts of the present iterator
 
@@ -105,21 +132,26 @@ class LoaderSource:
             return
         self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator, self._is_new = weakref.ref(iterator), True
+        shared = getattr(iterator, "_shared", None)
+        if shared is not None and shared is not self._shared():
+            self._base = shared.count()
+            self._base.subtract(self.count_shared())
+            self._shared = weakref.ref(shared)
         names = (name for kind, name in _PATHS.items() if isinstance(iterator, kind))
         self.path = next(names, "torch")
 
     def begin_batch(self, now: int) -> None:
         """Look at the queue before next(): note how many batches came before their turn, and the
         least number of batches in the queue."""
-        self._early = self._queued = -1  # unknown
+        self._early = self.queued = -1  # unknown
         iterator: Any = self._iterator()
         # The iterator may be closed or have an unknown kind of queue, so errors mean "unknown".
         with suppress(AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             if isinstance(iterator, ProcessIter):
-                self._queued = sum(map(iterator._parent_end.has_replies, range(self.num_workers)))
+                self.queued = sum(map(iterator._parent_end.has_replies, range(self.num_workers)))
             elif isinstance(iterator, MultiIter):
-                self._queued = int(iterator._data_queue.qsize())
-            if self._queued >= 0 and not difference("queue"):
+                self.queued = int(iterator._data_queue.qsize())
+            if self.queued >= 0 and not difference("queue"):
                 self._early = len(iterator._task_info) - iterator._tasks_outstanding
         # Reading the CPU times takes a microsecond, so loops that hardly wait do not read them.
         is_looking = not self._is_new and self.wait >= _SHORT_NS * self.batches
@@ -141,7 +173,7 @@ class LoaderSource:
             return NONE
         # The batches that left the queue during next(): the due batch, and later batches.
         came = len(iterator._task_info) - iterator._tasks_outstanding - self._early + 1
-        if came <= self._queued:
+        if came <= self.queued:
             return READY
         return OTHERS if self._early > 0 or came > 1 else NONE
 
@@ -162,6 +194,45 @@ class LoaderSource:
         if self._last is not None:
             self.note_made(*(b - a for a, b in zip(self._last, now, strict=True)))
         self._last = now
+
+    def copy(self) -> LoaderSource:
+        """Return a source with the counts until now."""
+        new = copy(self)
+        new.waits = {**self.waits}
+        return new
+
+    def subtract(self, before: LoaderSource) -> None:
+        """Take off the counts of `before`, an earlier copy."""
+        self.batches, self.wait = self.batches - before.batches, self.wait - before.wait
+        self.waits = {found: ns - before.waits[found] for found, ns in self.waits.items()}
+        self.made, self.watched = (
+            [b - a for a, b in zip(old, new, strict=True)]
+            for old, new in ((before.made, self.made), (before.watched, self.watched))
+        )
+        if len(old := before.count_workers()) == len(new := self.count_workers()):
+            pairs = zip(old, new, strict=True)
+            self._done = tuple(tuple(b - a for a, b in zip(*pair, strict=True)) for pair in pairs)
+            self._now = ()
+
+    def count_shared(self) -> Counter[str]:
+        """Return the counts of the loader's Shared since the report has seen the loader."""
+        if (shared := self._shared()) is not None:
+            self._counts = shared.count()
+            self._counts.subtract(self._base)
+        return self._counts
+
+    def count_alive(self) -> int | None:
+        """Return the number of workers that are alive; None if unknown."""
+        iterator = self._iterator()
+        workers = list(getattr(iterator, "_workers", ()))
+        if self.path == "array":  # its threads do not die
+            return self.num_workers if iterator is not None else 0
+        if self.path == "thread":
+            return len([worker for worker in workers if worker.is_alive()])
+        # is_alive() would take an ended process from torch's own watch, so the pipes are asked.
+        with suppress(AttributeError, OSError, ValueError):
+            return len(workers) - len(wait([worker.sentinel for worker in workers], 0))
+        return None
 
     def note_made(self, *ns: int) -> None:
         """Add to each number of `made`."""

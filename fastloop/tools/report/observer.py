@@ -26,6 +26,7 @@ from fastloop.tools.report.recorder import Error, StepRecorder
 _LOOK_AT_GPU_NS = 1_000_000_000
 _LOOK_AT_WORKERS_NS = 100_000_000  # epochs may be short
 _MAX_SOURCES = 64
+NEVER = 1 << 62  # ns
 _MAX_LOG = 256  # events that the recorder has not read yet
 
 
@@ -44,15 +45,19 @@ class LoopObserver:
         steps_decided: the number of steps that were taken or skipped.
         has_silent_skips: whether an optimizer may skip steps on the device, unseen by the host.
         cpu_wait: ns in which the thread was ready to run and had no CPU; None if unknown.
+        update, next_update: a function of the time, called between two steps once the time is
+            ``next_update``. The function sets its next time. Its own time is a cost of measuring.
     """
 
     def __init__(self, clock: Callable[[], int] = perf_counter_ns, cuda: Any = torch.cuda) -> None:
         self.thread, self.has_silent_skips = get_ident(), False
         self.elsewhere = self.steps_decided = 0
+        self.update: Callable[[int], None] = lambda now: None
+        self.next_update = NEVER
         self.sources: list[LoaderSource] = []
         self._bound: Any = WeakIdKeyDictionary()  # the LoaderSource of each loader and iterator
         self.waits, self.usage = GpuWaits(cuda), GpuUsage(cuda)
-        self._clock = clock
+        self.clock = clock
         self.cpu_wait: int | None = None
         self._scheduled = scheduled_ns()
         self._recorder = StepRecorder(clock())
@@ -78,7 +83,7 @@ class LoopObserver:
         """Write down an event that happened at the time `now`."""
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
-        self._log.append((method, (now, self._clock(), *args)))
+        self._log.append((method, (now, self.clock(), *args)))
 
     # ---- loaders
 
@@ -105,10 +110,10 @@ class LoopObserver:
         self._depth += 1
         if self._depth == 1:
             (self._loader,) = args
-            self._note(self._recorder.enter_fetch, self._clock())
+            self._note(self._recorder.enter_fetch, self.clock())
 
     def leave_iter(self, token: object, iterator: Any, error: object) -> None:
-        now = self._clock()
+        now = self.clock()
         self._depth -= 1
         if self._depth > 0:
             return
@@ -121,7 +126,7 @@ class LoopObserver:
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). If the iterator uploads, the first next() inside is the loading."""
-        now = self._clock()
+        now = self.clock()
         self._depth += 1
         if self._depth > 1:
             if self._loading is not None and self._loading_depth == 0:
@@ -145,7 +150,7 @@ class LoopObserver:
 
     def leave_next(self, token: object, batch: object, error: Error) -> None:
         """Note the end of next(), and the type of the exception, if any."""
-        now = self._clock()
+        now = self.clock()
         self._depth -= 1
         if self._loading is not None and self._depth + 1 == self._loading_depth:
             self._loading += now - self._loading_begin
@@ -154,7 +159,12 @@ class LoopObserver:
             return
         source: Any = self._source
         found = self._loading, error, source.end_batch(now, error is not None)
-        self._note(self._leave_fetch, now, self.waits.end(), source, *found)
+        pair = self.waits.end()
+        # The log has the end of the step before, and not yet the batch, so the update's time lies
+        # between the two times of the batch.
+        if now >= self.next_update:
+            self.update(now)
+        self._note(self._leave_fetch, now, pair, source, *found)
 
     def _leave_fetch(self, now: int, after: int, pair: EventPair | None, *found: Any) -> None:
         run = self._recorder.leave_fetch(now, after, *found)
@@ -164,10 +174,10 @@ class LoopObserver:
     # ---- updates
 
     def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
-        self._note(self._recorder.enter_update, self._clock(), id(token))
+        self._note(self._recorder.enter_update, self.clock(), id(token))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        self._note(self._recorder.leave_update, self._clock(), id(token))
+        self._note(self._recorder.leave_update, self.clock(), id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method of a GradScaler or a Boundary that may call or skip an optimizer's
@@ -188,14 +198,20 @@ class LoopObserver:
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
         self.has_silent_skips |= look_up(optimizer, "_step_supports_amp_scaling", False)
-        self._note(self._recorder.enter_update, self._clock(), id(optimizer))
+        self._note(self._recorder.enter_update, self.clock(), id(optimizer))
         self._log.append((self._recorder.note_step, (id(optimizer),)))
 
+    def leave_step(self, optimizer: Any) -> None:
+        now = self.clock()
+        if now >= self.next_update and self._source is None:
+            self.update(now)  # without a loader, no batch comes between two steps
+        self._note(self._recorder.leave_update, now, id(optimizer))
+
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
-        self._note(self._recorder.enter_closure, self._clock())
+        self._note(self._recorder.enter_closure, self.clock())
 
     def leave_closure(self, token: object, result: object, error: object) -> None:
-        self._note(self._recorder.leave_closure, self._clock())
+        self._note(self._recorder.leave_closure, self.clock())
 
     def _look_at_cpus(self) -> None:
         if (now := scheduled_ns()) and self._scheduled:
@@ -204,7 +220,7 @@ class LoopObserver:
     def end(self) -> None:
         """Stop recording."""
         self._look_at_cpus()
-        self.recorder.end(self._clock())
+        self.recorder.end(self.clock())
         for source in self.sources:
             source.look()
         self.waits.poll(self._recorder.steps)

@@ -10,6 +10,7 @@ recorder's memory does not grow.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -81,6 +82,14 @@ class StepRing:
         """Return the steps in the ring, the oldest first, as an array with the fields of Step."""
         return np.roll(self._rows[: self.count], -self.count)
 
+    def copy_last(self, most: int) -> StepRing:
+        """Return a copy that holds the last steps, at most `most`."""
+        size = min(most, self.count, len(self._rows))
+        ring, numbers = StepRing(size), np.arange(self.count - size, self.count)
+        ring._rows[numbers % max(size, 1)] = self._rows[numbers % len(self._rows)]
+        ring.count = self.count
+        return ring
+
     def __iter__(self) -> Iterator[Step]:
         return (Step(*row) for row in self.to_array().tolist())
 
@@ -113,6 +122,7 @@ class StepRecorder:
 
     Attributes:
         totals: the ns of each part in PARTS.
+        waited: the ns of data wait in all steps.
         skipped: the number of optimizer steps that a scaler skipped.
         batches: the number of batches that steps used.
         apart_batches: the number of batches that no step used.
@@ -122,7 +132,7 @@ class StepRecorder:
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
         self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))  # ns
-        self.skipped = self.batches = self.apart_batches = self.unfinished_batches = 0
+        self.waited = self.skipped = self.batches = self.apart_batches = self.unfinished_batches = 0
         self._runs: dict[int, Run] = {}  # by the id of the source
         self._events = 0
         self._stack: list[int] = []  # tokens of the updates that are running, the outermost first
@@ -176,6 +186,7 @@ class StepRecorder:
             self._set_apart(before)
         run = self._open_run(source)
         run.has_begun, run.began_at, run.start = True, run.last_at, span
+        source.first_batch += span
 
     def leave_fetch(
         self,
@@ -202,6 +213,7 @@ class StepRecorder:
             span = loading
         if is_first and error is None:
             run.start += span
+            source.first_batch += span
         else:
             run.wait += span
         run.has_ended = error is not None
@@ -290,6 +302,7 @@ class StepRecorder:
                 self.batches += run.fetches
                 if run.upload != NOT_MEASURED:
                     upload = max(upload, 0) + run.upload
+        self.waited += max(wait, 0)
         parts = wait, upload, compute, self._update, other
         self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
         self.steps.append((self._now - self._begin, *parts, NOT_MEASURED, int(is_first)))
@@ -316,6 +329,19 @@ class StepRecorder:
                 self._set_apart(run)
         self.totals.unfinished += self._update + self._tail
         self._empty_window()
+
+    def copy(self, most: int = 0) -> StepRecorder:
+        """Return a recorder with the numbers until now, and the last steps, at most `most`."""
+        new = copy(self)
+        new.steps, new.totals = self.steps.copy_last(most), SimpleNamespace(**vars(self.totals))
+        return new
+
+    def subtract(self, before: StepRecorder) -> None:
+        """Take off the numbers of `before`, an earlier copy. Counts of single steps stay."""
+        for part, ns in vars(before.totals).items():
+            vars(self.totals)[part] -= ns
+        self.batches -= before.batches
+        self._begin = before._mark
 
     def elapsed(self) -> int:
         """Return the ns from the beginning to the last event."""

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.page import make_page
 from fastloop.tools.report.render import describe_rate, make_table, make_trace
 from fastloop.tools.report.summary import summarize
+from fastloop.tools.report.updates import Update, Updates
 from fastloop.tools.text import notebook_shell
 
 
@@ -37,6 +39,7 @@ class Report:
     def __init__(self, paths: list[Path], verbose: bool) -> None:
         self.paths, self._verbose, self._process = paths, verbose, os.getpid()
         self._observer: LoopObserver | None = None
+        self._updates = Updates()
         self._is_open = self._is_shown = False
         self._ended_by: str | None = None
 
@@ -46,6 +49,7 @@ class Report:
         self._began_at = time.time()
         self._observer = LoopObserver()
         self._is_open = True
+        self._updates.open(self._observer)
         open_hooks(self._observer)
         return self
 
@@ -58,6 +62,7 @@ class Report:
         is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
         self._ended_by = None if error is None or is_exit else type(error).__qualname__
         observer.end()
+        self._updates.close()
         is_empty, shell = observer.recorder.steps.count == 0, notebook_shell()
         if is_empty and any(p.exists() and p.stat().st_mtime > self._began_at for p in self.paths):
             self.says_if_empty = False  # a program that this program launched wrote the file
@@ -114,6 +119,24 @@ class Report:
             "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began_at)),
             "ended_by": self._ended_by,
         }
+
+    def on_update(self, fn: Callable[[Update], object], every: float = 1.0) -> None:
+        """Call ``fn(update)`` while the loop runs, before the block or inside. For example:
+
+            report = fastloop.report("run.html")
+            report.on_update(lambda update: print(update.steps_per_second, update.wait_share))
+            with report:
+                train()
+
+        The thread that trains calls the function between two steps, and once more when the block
+        ends. So a slow function makes the loop slow. If the function raises an exception, one line
+        on stderr says so, and the function is not called again. Forked children never call it.
+
+        Args:
+            fn: a function of an ``Update``.
+            every: the least time between two calls, in seconds.
+        """
+        self._updates.add(fn, every)
 
     def summary(self) -> str:
         """Return a table for terminals, with the verdict on top."""

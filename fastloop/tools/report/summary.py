@@ -15,7 +15,6 @@ import numpy as np
 
 from fastloop._core import usable_cpus
 from fastloop.tools.report.loader_source import TRANSFORMS, LoaderSource
-from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.recorder import NOT_MEASURED, PHASES
 from fastloop.tools.text import percent, ratio, seconds
 
@@ -148,8 +147,13 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
     }
 
 
-def summarize(observer: LoopObserver) -> dict[str, Any]:
-    """Return the numbers of everything that was recorded until now."""
+def summarize(observer: Any, is_brief: bool = False) -> dict[str, Any]:
+    """Return the numbers of everything that was recorded until now.
+
+    Args:
+        observer: a LoopObserver, or an object with its numbers.
+        is_brief: leaves out the series and the interval of the verdict.
+    """
     recorder = observer.recorder
     first, count, steps = recorder.steps.first, recorder.steps.count, recorder.steps.to_array()
     epochs = np.cumsum(steps["is_first"])
@@ -194,9 +198,10 @@ def summarize(observer: LoopObserver) -> dict[str, Any]:
             "share": _share(measuring, recorder.elapsed()),
             "share_of_steps": _share(measuring, recorder.totals.steps),
         },
-        "series": _make_series(steps, first),
+        "series": None if is_brief else _make_series(steps, first),
     }
-    return {**found, "verdict": judge(found, basis, _bound_share(waits, totals))}
+    interval = None if is_brief else _bound_share(waits, totals)
+    return {**found, "verdict": judge(found, basis, interval)}
 
 
 # ---- the verdict

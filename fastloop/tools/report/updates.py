@@ -1,0 +1,268 @@
+"""Updates: tells callbacks what a loop does while the loop runs.
+
+The observer of an open report calls ``tell()`` on the thread that trains, between two steps. An
+update is computed from totals, in constant time; only the verdict looks at single steps, and at
+most every 10 seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from fastloop.base.checks import check_callable, read_number
+from fastloop.tools.report.files import say
+from fastloop.tools.report.loader_source import NONE, OTHERS, READY, LoaderSource
+from fastloop.tools.report.observer import NEVER, LoopObserver
+from fastloop.tools.report.summary import summarize
+
+_JUDGE_NS = 10_000_000_000  # the time between two verdicts
+_MIN_STEPS = 10  # a verdict is about this many new steps at least, so it is not about the warm-up
+_MAX_STEPS = 1_000  # a verdict is about this many of the last steps at most
+_FOUND = READY, OTHERS, NONE
+_NUMBERS = "cpu_wait", "has_silent_skips", "elsewhere", "usage"
+
+
+@dataclass(frozen=True)
+class LoaderUpdate:
+    """The numbers of a loader since the report was opened. Unknown numbers are None.
+
+    Attributes:
+        name: the loader's ``name``; without one, the dataset's class and the line of the program
+            that called ``iter()``.
+        trains: whether an optimizer has stepped on the loader's batches.
+        batches: the number of batches.
+        samples: the samples in these batches, and in batches that wait.
+        waits: the seconds in ``next()``, without the first batch of each epoch, by what
+            ``next()`` found: ``"none"`` no batch, ``"others"`` only later batches, ``"ready"`` the
+            batch that was due.
+        first_batch_seconds: the seconds in ``iter()`` and until the first batch of each epoch.
+        queue: the batches that were ready when the latest batch was asked for.
+        workers: the workers that are alive.
+        restarts: the dead workers that were replaced.
+    """
+
+    name: str
+    trains: bool
+    batches: int
+    samples: int | None
+    waits: dict[str, float]
+    first_batch_seconds: float
+    queue: int | None
+    workers: int | None
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """The numbers of a loop, for a callback of ``Report.on_update()``. Unknown numbers are None.
+
+    The *period* is the time since the callback's update before. ``samples``,
+    ``first_batch_seconds``, ``queue``, ``workers`` and ``restarts`` are sums over the loaders that
+    the loop trains on.
+
+    Attributes:
+        seconds: since the report was opened.
+        steps, skipped, batches: all steps, skipped steps and batches of steps until now.
+        samples: see ``LoaderUpdate``.
+        step_seconds: the seconds in steps until now.
+        first_batch_seconds: the seconds until the first batches of epochs, which are in no step.
+        steps_per_second: the steps in the period over its seconds.
+        wait_share: the share of the period's step time in which the loop waited for data.
+        causes: the parts of ``wait_share``, with the keys of ``LoaderUpdate.waits``.
+        queue, workers, restarts: see ``LoaderUpdate``.
+        verdict: as the report's ``kind``, about the last steps: ``"input-bound"``, ``"partly
+            input-bound"``, ``"not input-bound"`` or ``"unknown"``. A verdict is made every 10
+            seconds at most.
+        next: the one change that would help most; None if a faster loader cannot help.
+        gain: the number of times as fast as now that the loop can be at most with that change.
+        text: the verdict in words.
+        loaders: a ``LoaderUpdate`` for each loader.
+        is_last: whether the report is closed.
+    """
+
+    seconds: float
+    steps: int
+    skipped: int
+    batches: int
+    samples: int | None
+    step_seconds: float
+    first_batch_seconds: float
+    steps_per_second: float
+    wait_share: float | None
+    causes: dict[str, float]
+    queue: int | None
+    workers: int | None
+    restarts: int | None
+    verdict: str
+    next: str | None
+    gain: float | None
+    text: str
+    loaders: tuple[LoaderUpdate, ...]
+    is_last: bool
+
+
+class _Totals(NamedTuple):
+    """Numbers that only grow; times are ns."""
+
+    time: int
+    steps: int = 0
+    in_steps: int = 0
+    waited: int = 0
+    waits: tuple[int, ...] = (0, 0, 0)  # of loaders that the loop trains on
+
+
+@dataclass
+class _Callback:
+    call: Callable[[Update], object]
+    every: int  # ns
+    before: _Totals
+    due: int = NEVER  # ns
+
+
+class Updates:
+    """The callbacks of one report."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[_Callback] = []
+        self._process = os.getpid()
+        self._observer: Any = None
+        self._verdict: dict[str, Any] = {"kind": "unknown", "next": None, "ceiling": None}
+        self._verdict["text"] = "NO VERDICT: the loop has just begun."
+        self._next_verdict = 0
+
+    def add(self, call: Callable[[Update], object], every: float) -> None:
+        check_callable("fn", call)
+        ns = round(min(read_number("every", every, 0) * 1e9, NEVER))
+        self._callbacks.append(_Callback(call, ns, _Totals(0)))
+        if self._observer is not None:
+            self._begin(self._callbacks[-1])
+
+    def open(self, observer: LoopObserver) -> None:
+        """Let the observer call the callbacks."""
+        self._observer, self._began = observer, observer.clock()
+        self._judged = _copy(observer)
+        observer.update = self.tell
+        for callback in self._callbacks:
+            self._begin(callback)
+
+    def _begin(self, callback: _Callback) -> None:
+        callback.before = self._read(self._observer.clock())
+        callback.due = callback.before.time + callback.every
+        self._observer.next_update = min(self._observer.next_update, callback.due)
+
+    def close(self) -> None:
+        """Call each callback once more."""
+        self.tell(self._observer.clock(), is_last=True)
+
+    def tell(self, now: int, is_last: bool = False) -> None:
+        """Call the callbacks whose time has come. An exception of a callback is printed once, and
+        ends only the callback's own calls."""
+        observer = self._observer
+        # What a callback does, for example validate, is not a part of the loop.
+        thread, observer.thread = observer.thread, 0
+        try:
+            due = [one for one in self._callbacks if is_last or now >= one.due]
+            if due:
+                self._judge(now, is_last)
+                totals, loaders = self._read(now), tuple(map(_describe, observer.sources))
+            for callback in due:
+                update = self._make(totals, callback.before, loaders, is_last)
+                callback.before, callback.due = totals, now + callback.every
+                if os.getpid() == self._process:  # a forked child has copies of the callbacks
+                    self._call(callback, update)
+        finally:
+            observer.thread = thread
+            observer.next_update = min((one.due for one in self._callbacks), default=NEVER)
+
+    def _call(self, callback: _Callback, update: Update) -> None:
+        try:
+            callback.call(update)
+        except Exception as error:
+            self._callbacks.remove(callback)
+            say(f"fastloop: {callback.call!r} of on_update() raised {error!r}; no further calls")
+
+    def _read(self, now: int) -> _Totals:
+        recorder = self._observer.recorder
+        training = [source.waits.values() for source in self._observer.sources if source.trains]
+        waits = tuple(map(sum, zip(*training, strict=True))) or (0, 0, 0)
+        return _Totals(now, recorder.current, recorder.totals.steps, recorder.waited, waits)
+
+    def _make(
+        self, now: _Totals, before: _Totals, loaders: tuple[LoaderUpdate, ...], is_last: bool
+    ) -> Update:
+        recorder, verdict = self._observer.recorder, self._verdict
+        spent, in_steps = now.time - before.time, now.in_steps - before.in_steps
+        waits = [max(b - a, 0) for a, b in zip(before.waits, now.waits, strict=True)]
+        parts = {name: ns / max(sum(waits), 1) for name, ns in zip(_FOUND, waits, strict=True)}
+        training = [loader for loader in loaders if loader.trains]
+        waited = (now.waited - before.waited) / max(in_steps, 1)
+        share = waited if training and in_steps > 0 else None
+        names = "samples", "queue", "workers", "restarts"
+        return Update(
+            seconds=(now.time - self._began) / 1e9,
+            steps=now.steps,
+            skipped=recorder.skipped,
+            batches=recorder.batches,
+            step_seconds=now.in_steps / 1e9,
+            first_batch_seconds=sum(loader.first_batch_seconds for loader in training),
+            steps_per_second=(now.steps - before.steps) * 1e9 / spent if spent > 0 else 0.0,
+            wait_share=share,
+            causes={name: part * waited for name, part in parts.items()},
+            verdict=verdict["kind"],
+            next=verdict["next"],
+            gain=verdict["ceiling"] if verdict["next"] else None,
+            text=verdict["text"],
+            loaders=loaders,
+            is_last=is_last,
+            **{name: _sum(getattr(loader, name) for loader in training) for name in names},
+        )
+
+    def _judge(self, now: int, is_last: bool) -> None:
+        """Make a verdict about the steps since the verdict before, if it is time."""
+        observer, before = self._observer, self._judged
+        count = observer.recorder.steps.count - before.recorder.steps.count
+        is_missing = is_last and self._verdict["kind"] == "unknown"
+        if (now < self._next_verdict or count < _MIN_STEPS) and not is_missing:
+            return
+        self._next_verdict, self._judged = now + _JUDGE_NS, _copy(observer)
+        recent = _copy(observer, min(count, _MAX_STEPS))
+        recent.recorder.subtract(before.recorder)
+        for source, old in zip(recent.sources, before.sources, strict=False):
+            source.subtract(old)
+        if recent.cpu_wait is not None:
+            recent.cpu_wait -= before.cpu_wait or 0
+        self._verdict = summarize(recent, is_brief=True)["verdict"]
+
+
+def _copy(observer: LoopObserver, most: int = 0) -> SimpleNamespace:
+    """Return the numbers that ``summarize()`` reads, with the last steps, at most `most`."""
+    return SimpleNamespace(
+        recorder=observer.recorder.copy(most),
+        sources=[source.copy() for source in observer.sources],
+        **{name: getattr(observer, name) for name in _NUMBERS},
+    )
+
+
+def _describe(source: LoaderSource) -> LoaderUpdate:
+    counts = source.count_shared()
+    return LoaderUpdate(
+        name=source.label,
+        trains=source.trains,
+        batches=source.batches,
+        samples=counts["samples"] if source.path == "array" else None,
+        waits={found: ns / 1e9 for found, ns in source.waits.items()},
+        first_batch_seconds=source.first_batch / 1e9,
+        queue=source.queued if source.queued >= 0 else None,
+        workers=source.count_alive(),
+        restarts=counts["restarts"],
+    )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Return the sum of the numbers that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

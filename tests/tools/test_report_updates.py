@@ -1,0 +1,219 @@
+"""Report.on_update(): what callbacks get while the loop runs, on which thread and when, and that
+no callback ends or changes a training. Clocks are fakes that the loops move."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import run_script
+from report_loops import MS
+from torch.utils.data import DataLoader, Dataset
+
+import fastloop
+from fastloop.tools.report import hooks
+from fastloop.tools.report.observer import LoopObserver
+from fastloop.tools.report.updates import Update, Updates
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+
+
+class Loop:
+    """A loop under a report's hooks, and a clock that the loop alone moves."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.wait, self.compute = 2.0, 6.0  # ms of each step
+        self.observer = LoopObserver(clock=lambda: self.now)
+        self.updates = Updates()
+        self.parameter = torch.zeros(1, requires_grad=True)
+        self.optimizer = torch.optim.SGD([self.parameter], 0.1)
+        loop = self
+
+        class Slow(Dataset[int]):
+            def __len__(self) -> int:
+                return 50
+
+            def __getitem__(self, index: int) -> int:
+                loop.sleep(loop.wait)
+                return index
+
+        self.data = Slow()
+
+    def sleep(self, ms: float) -> None:
+        self.now += round(ms * MS)
+
+    def run(self, epochs: int = 1, loader: Any = None) -> None:
+        for _ in range(epochs):
+            for _ in loader or DataLoader(self.data):
+                self.sleep(self.compute)
+                self.optimizer.step()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        self.updates.open(self.observer)
+        hooks.open_hooks(self.observer)
+        yield
+        hooks.close_hooks(self.observer)
+        self.observer.end()
+        self.updates.close()
+
+
+def test_updates_come_between_two_steps_and_not_more_often_than_asked() -> None:
+    loop, seen, often = Loop(), list[Update](), list[int]()
+    loop.updates.add(seen.append, 0.1)
+    loop.updates.add(lambda update: often.append(update.steps), 0)
+    with loop.watched():
+        loop.run()
+    assert often == [*range(50), 49 + 1, 50]  # before each step, at the loader's end, at the end
+    times = [update.seconds for update in seen]
+    assert times == pytest.approx([0.106, 0.210, 0.314, 0.4])
+    assert [update.steps for update in seen] == [13, 26, 39, 50]
+    assert [update.is_last for update in seen] == [False, False, False, True]
+    first = seen[0]
+    assert first.steps_per_second == pytest.approx(13 / 0.106)
+    # The first step of an epoch has no wait: its batch is counted apart.
+    assert first.step_seconds == pytest.approx(0.102) and first.batches == 13
+    assert first.wait_share == pytest.approx(24 / 102)
+    assert first.causes == pytest.approx({"none": 24 / 102, "others": 0, "ready": 0})
+    assert first.first_batch_seconds == pytest.approx(0.002)
+    assert seen[1].wait_share == pytest.approx(2 / 8) and seen[1].skipped == 0
+    json.dumps(dataclasses.asdict(first))  # plain values
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.steps = 0  # type: ignore[misc]
+
+
+def test_the_time_of_callbacks_is_a_cost_of_measuring() -> None:
+    loop = Loop()
+    loop.updates.add(lambda update: loop.sleep(1000), 0)
+    with loop.watched():
+        loop.run()
+    totals = vars(loop.observer.recorder.totals)
+    assert totals["measuring"] == 51_000 * MS and totals["steps"] == (50 * 8 - 2) * MS
+    assert loop.observer.recorder.steps.count == 50
+
+
+def test_a_loop_inside_a_callback_is_not_the_watched_loop() -> None:
+    loop, steps = Loop(), []
+
+    def validate(update: Update) -> None:
+        steps.append(update.steps)
+        for _ in DataLoader(loop.data):
+            loop.optimizer.step()
+
+    loop.updates.add(validate, 0.2)
+    with loop.watched():
+        loop.run()
+    assert loop.observer.recorder.steps.count == 50 == steps[-1]
+    assert len(loop.observer.sources) == 1 and loop.observer.recorder.apart_batches == 0
+
+
+def test_a_loop_without_a_loader_has_updates() -> None:
+    loop, seen = Loop(), list[Update]()
+    loop.updates.add(seen.append, 0.1)
+    with loop.watched():
+        loop.run(loader=range(50))
+    assert [update.steps for update in seen] == [17, 34, 50]
+    assert seen[0].wait_share is None is seen[0].workers and seen[0].causes["none"] == 0
+    assert seen[-1].verdict == "unknown" and "no batch came from" in seen[-1].text
+
+
+def test_the_verdict_is_about_the_last_steps() -> None:
+    loop, seen = Loop(), list[Update]()
+    loop.updates.add(seen.append, 1)
+    with loop.watched():
+        loop.wait = 0.01
+        loop.run(80)
+        loop.wait = 18
+        loop.run(20)
+    kinds = [update.verdict for update in seen]
+    assert kinds[0] == "not input-bound" and kinds[-1] == "input-bound"
+    change = kinds.index("input-bound")
+    assert 24 < seen[change].seconds <= 24 + 21 and {*kinds[change:]} == {"input-bound"}
+    assert seen[0].next is seen[0].gain is None
+    # Of the last steps three quarters are waiting, of all steps less.
+    assert seen[-1].gain == pytest.approx(4) and "num_workers" in str(seen[-1].next)
+    texts = [update.text for update in seen]
+    assert len(set(texts)) <= 6  # one verdict in ten seconds
+
+
+def test_a_callback_that_raises_is_told_once_and_dropped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loop, calls, seen = Loop(), list[int](), list[Update]()
+
+    def wrong(update: Update) -> None:
+        calls.append(1)
+        raise LookupError("my own")
+
+    loop.updates.add(wrong, 0)
+    loop.updates.add(seen.append, 0)
+    with loop.watched():
+        loop.run()
+    assert len(calls) == 1 and len(seen) == 52 and seen[-1].steps == 50
+    err = capsys.readouterr().err
+    assert err.count("LookupError('my own')") == 1 and "wrong" in err
+
+
+@pytest.mark.parametrize("path", ["process", "thread", "array", "torch"])
+def test_workers_queue_and_samples(path: str) -> None:
+    data: Any = torch.utils.data.TensorDataset(torch.zeros(40, 2)) if path == "array" else range(40)
+    loader: Any = fastloop.DataLoader(data, 4, num_workers=2, path=path, name="train")  # type: ignore[arg-type]
+    parameter = torch.zeros(1, requires_grad=True)
+    optimizer, seen, threads = torch.optim.SGD([parameter], 0.1), list[Update](), set[int]()
+    with fastloop.report(verbose=False) as report:
+        report.on_update(seen.append, 0)
+        report.on_update(lambda update: threads.add(threading.get_ident()), 0)
+        for _ in range(2):
+            for _ in loader:
+                optimizer.step()
+    assert threads == {threading.get_ident()} and len(seen) == 23
+    within, last = seen[5], seen[-1]
+    assert within.workers == 2 and within.restarts == 0
+    assert (within.queue is None) == (path == "array")
+    assert last.samples == (80 if path == "array" else None)
+    assert [(one.name, one.batches, one.trains) for one in last.loaders] == [("train", 20, True)]
+    assert (last.steps, last.batches, last.is_last) == (20, 20, True)
+    assert last.first_batch_seconds > 0
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(TypeError, match="fn must be a function, got 1"):
+        fastloop.report().on_update(1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="every must be a number >= 0, got -1"):
+        fastloop.report().on_update(print, -1)
+
+
+FORKS = """
+import os, torch, fastloop
+from torch.utils.data import DataLoader, Dataset
+
+class Forks(Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, index):
+        if index == 3 and os.fork() == 0:
+            self.is_child = True
+        return index
+
+calls, data = [], Forks()
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+report = fastloop.report(verbose=False)
+report.on_update(lambda update: calls.append(os.getpid()), 0)
+with report:
+    for batch in DataLoader(data):
+        optimizer.step()
+if hasattr(data, "is_child"):
+    os._exit(len([pid for pid in calls if pid == os.getpid()]))
+print(os.wait()[1], len(calls))
+"""
+
+
+def test_a_child_that_is_forked_inside_next_never_calls(tmp_path: Path) -> None:
+    assert run_script(tmp_path, FORKS) == "0 8\n"
