@@ -196,8 +196,8 @@ class CostBatchSampler(RankedBatchSampler):
         return self._repr(count, f"max_tokens={self.max_tokens}", step)
 
     def explain(self) -> str:
-        """Return a text: in the first window of the epoch, how much more the slowest rank costs
-        than the mean rank, and how many of the tokens that batches may have they have."""
+        """Return a text about the first window of the epoch: the slowest rank's cost beside the
+        mean rank's, and how full of tokens the batches are."""
         order, bounds, steps = self._plan(*next(self._windows(self.epoch)))
         if len(order) == 0:
             return "the first window has no whole step"
@@ -221,14 +221,15 @@ class CostBatchSampler(RankedBatchSampler):
     def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
         shape = self.num_replicas, self.accumulate, self.max_tokens, self.window
         had = tuple(map(tuple, dealt))
-        rows = self._source.packed and (len(self._source), self._source.packed._epoch_now())
+        rows = None if (packed := self._source.packed) is None else packed._epoch_now()
         key = had, rows, epoch, self.seed, self.shuffle, self.drop_last, *shape
-        if key not in self._totals:
+        if (total := self._totals.get(key)) is None:
+            plans = (self._plan(*window) for window in self._windows(epoch, dealt))
+            total = sum(len(steps) for _, _, steps in plans)
             if len(self._totals) > _EPOCHS:
                 self._totals.clear()
-            plans = (self._plan(*window) for window in self._windows(epoch, dealt))
-            self._totals[key] = sum(len(steps) for _, _, steps in plans)
-        return self._totals[key]
+            self._totals[key] = total
+        return total
 
     def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
         self._check_first(first, self.length_of(self.epoch, dealt) if first != 0 else 0)
@@ -263,7 +264,7 @@ class CostBatchSampler(RankedBatchSampler):
         packed, size = self._source.packed, self.window
         if packed is not None:  # rows that are packed together are read together
             size = min(size, _STEPS * step * (self.max_tokens // packed.seq_len))
-        size = -(-size // step) * step  # then only the last window has an incomplete step
+        size = -(-max(size, 1) // step) * step  # then only the last window has an incomplete step
         while end < count or len(rest) > 0:
             begin, end = end, end + max(size, -(-len(rest) // step) * step) - len(rest)
             end = end if count - end >= size else count
@@ -278,6 +279,7 @@ class CostBatchSampler(RankedBatchSampler):
         numbers: a column for each rank, one batch below the other."""
         ranks, size = self.num_replicas, self.accumulate
         lengths, costs = self._source.measure(samples)
+        read_int("max_tokens", self.max_tokens, int(lengths.max(initial=1)), _MOST_TOKENS)
         order, bounds = np.zeros((2, len(samples) + ranks + 1), np.int64)
         limits: Any = ranks, size, self.max_tokens, self.drop_last
         count = balance_window(lengths, costs, order, bounds[1:], *limits)

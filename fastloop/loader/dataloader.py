@@ -337,8 +337,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         A ``DistributedSampler`` is set to the epoch of the state. The state of one rank serves all
         ranks, and any number of ranks, with any ``batch_size``: what all ranks together have had is
         left out of the epoch's order, and the rest is dealt out anew
-        (``docs/use/ranks-and-resuming.md``). The same holds for ``ShuffleSampler`` and
-        ``LengthBucketBatchSampler``.
+        (``docs/use/ranks-and-resuming.md``). The same holds for ``ShuffleSampler``,
+        ``LengthBucketBatchSampler`` and ``CostBatchSampler``.
 
         The rest of an epoch comes in that epoch's order even if ``set_epoch()`` is called
         with a different number before ``iter()``; the epochs after the resumed one take the number

@@ -193,6 +193,10 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
     assert list(sampler) == order(0)
     sampler.max_tokens = 1000  # settings may change between epochs
     assert list(sampler) == list(CostBatchSampler(lengths, 1000, window=100)) != order(0)
+    sampler.max_tokens = 299
+    with pytest.raises(ValueError, match=r"max_tokens must be an int in \[300, .*, got 299"):
+        list(sampler)
+    sampler.max_tokens = 1000
     copied = pickle.loads(pickle.dumps(sampler))
     assert list(copied) == list(sampler) and copied.fingerprint == sampler.fingerprint
 

@@ -49,7 +49,7 @@ def loader_of(sampler: Any, cls: Any = DataLoader, **given: Any) -> Any:
 def test_every_path_packs_torchs_batches(path: str, workers: int) -> None:
     sampler = sampler_of(1, 3, seed=2)
     ours = loader_of(sampler, path=path, num_workers=workers)
-    theirs = loader_of(sampler_of(1, 3, seed=2), TorchLoader)
+    theirs = loader_of(sampler_of(1, 3, seed=2), TorchLoader, num_workers=workers)
     for epoch in (0, 4):
         sampler.set_epoch(epoch)
         theirs.batch_sampler.set_epoch(epoch)

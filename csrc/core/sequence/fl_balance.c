@@ -89,7 +89,7 @@ static int64_t pop(entry_heap *heap)
 }
 
 /* Sorts by key, the highest first; entries with equal keys keep their order. Keys are not negative,
- * so their bits have their order. */
+ * so their bits have their order. The number of passes is even: the last one ends in `entries`. */
 static void sort_down(entry *entries, entry *spare, int64_t count)
 {
     entry *from = entries, *to = spare;
