@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -298,8 +299,6 @@ def unnoticed(parts: Any, groups: list[str]) -> list[str]:
 
 def run_loops(loops: tuple[str, ...], syntax: dict[str, str]) -> dict[str, Any]:
     """Faults, and what fastloop has noticed."""
-    import gc
-
     alone = {name: attempt(getattr(Loops(_Torch(), {}), name)) for name in loops}
     report: dict[str, Any] = {"faults": [], "torch": [], "whys": []}
     for name, found in alone.items():
@@ -405,6 +404,8 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     Loops(_Torch(), {}).scaler()  # imports what its children then have
     torch_mutants.prepare()
+    gc.collect()
+    gc.freeze()  # collections of children look at what they make, not at torch
     given = (line.rstrip("\n") for line in sys.stdin) if names == ["-"] else names or cases.CASES
     for name in given:
         report = run_forked(name)
