@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from multiprocessing import resource_sharer
 from pathlib import Path
 
@@ -31,6 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help=text)
     methods = ["fork", "forkserver", "spawn"]
     parser.addoption("--start-method", choices=methods, help="of processes, in place of fork")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Importing torch and all tests makes a million objects, and no garbage to look for."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
