@@ -1,4 +1,4 @@
-"""Mixtures of datasets, and batches of equal cost, beside their rivals.
+"""Mixtures of datasets, batches of equal cost, and packed rows, beside their rivals.
 
     python benchmarks/bench_corpora.py [--rows a,b] [--quick] [--json FILE]
 
@@ -8,6 +8,10 @@ c    Equal costs: samples of fine-tuning, 8 to 8 192 tokens.
 d    Equal costs: a long tail, 8 to 32 768 tokens.
 e    Equal costs: rollouts, 16 to 16 384 tokens.
 f    Equal costs: rows of 8 192 tokens of a PackedDataset, 524 288 documents as in row c.
+g    Packed rows of 2 048 tokens: documents of the web, 20 to 20 000 tokens.
+h    The same in rows of 8 192 tokens.
+i    Packed rows of 2 048 tokens: samples of fine-tuning, 20 to 8 000 tokens.
+j    The same in rows of 8 192 tokens.
 
 Mixtures: sources are ranges of 10^7 numbers. `index` is the time to find source and row of a
 position, 256 positions at a time as a batch does; `order` is the same without the order of the rows
@@ -24,6 +28,12 @@ f this is a row, and includes packing its documents for their costs.
 samples a rank, `LPT in a step` deals the 4 R samples of a step by their costs, and
 `LengthBucketBatchSampler` has 16 samples a batch, or 65 536 tokens.
 
+Packed rows: long documents are cut into pieces of a row. `padding` is the share of the tokens.
+`ns` packs an epoch, for each document; `Mtok/s` is ids, labels and positions as batches of 8 rows,
+with the packing, by the processor's time of all threads. Rivals: PackCollate, which packs the 128
+documents of a batch by first fit, and if it can be imported grain's `FirstFitPackIterDataset` with
+64 open rows, which makes ids, segments and positions.
+
 Nanoseconds of the processor's time of this thread, in turns, median (lowest - highest).
 """
 
@@ -31,6 +41,7 @@ from __future__ import annotations
 
 import heapq
 import importlib.util
+import itertools
 import json
 import statistics
 import time
@@ -41,11 +52,15 @@ import numpy as np
 from _harness import parse_arguments
 
 from fastloop import (
+    ArrayDataset,
     CostBatchSampler,
+    DataLoader,
     LengthBucketBatchSampler,
     MixtureDataset,
+    PackCollate,
     PackedDataset,
     RaggedArray,
+    ShuffleSampler,
 )
 
 SIZE, BATCH = 10**7, 256
@@ -264,6 +279,91 @@ def compare_costs(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
     return lines
 
 
+# ---- packed rows
+
+LENGTHS: dict[str, tuple[float, float, int, int]] = {
+    "g": (6.5, 1.1, 20_000, 2048),
+    "h": (6.5, 1.1, 20_000, 8192),
+    "i": (6.0, 0.9, 8_000, 2048),
+    "j": (6.0, 0.9, 8_000, 8192),
+}
+Pass = Callable[[], "tuple[int, int]"]  # an epoch or a part: the tokens in rows, and rows
+
+
+def count_rows(batches: Any, length: int, most: int) -> tuple[int, int]:
+    """Return the tokens in rows, padding left out, and the rows, of about `most` tokens."""
+    tokens = rows = 0
+    for batch in batches:
+        ids = np.asarray(batch["input_ids"])
+        rows += ids.size // length
+        tokens += np.count_nonzero(ids)
+        if tokens > most:
+            break
+    return tokens, rows
+
+
+def packers(row: str, count: int) -> tuple[dict[str, Pass], PackedDataset]:
+    mean, spread, longest, length = LENGTHS[row]
+    lengths = np.exp(np.random.default_rng(0).normal(mean, spread, count))
+    lengths = np.clip(lengths, 20, longest).astype(np.int64)
+    offsets = np.append(0, np.cumsum(lengths))
+    tokens = np.ones(offsets[-1], np.uint16)
+    packed = PackedDataset(RaggedArray(tokens, offsets), length)
+    cuts = [np.arange(begin, end, length) for begin, end in itertools.pairwise(offsets)]
+    pieces = RaggedArray(tokens, np.append(np.concatenate(cuts), offsets[-1]))
+    most = 4 * 10**6
+    ours = DataLoader(packed, 8)
+    collate = PackCollate(length, return_cu_seqlens=False)
+    batches = DataLoader(
+        ArrayDataset(input_ids=pieces), 128, sampler=ShuffleSampler(len(pieces)), collate_fn=collate
+    )
+    found: dict[str, Pass] = {
+        "PackedDataset": lambda: count_rows(ours, length, most),
+        "PackCollate": lambda: count_rows(batches, length, most),
+    }
+    if importlib.util.find_spec("grain") is not None:
+        grain: Any = importlib.import_module("grain")
+        experimental: Any = importlib.import_module("grain.experimental")
+        few = [{"input_ids": pieces[i].numpy().astype(np.int64)} for i in range(4000)]
+        source = grain.MapDataset.source(few).seed(0).shuffle().to_iter_dataset()
+        given: Any = {"length_struct": {"input_ids": length}, "num_packing_bins": 64}
+        rows = experimental.FirstFitPackIterDataset(source, **given)
+        found["grain"] = lambda: count_rows(rows, length, most)
+    return found, packed
+
+
+def compare_packing(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
+    print("| row | contestant | padding | ns a document | Mtok/s |\n|---|---|---|---|---|")
+    lines: list[dict[str, Any]] = []
+    for row in rows:
+        count = 40_000 if is_quick else 400_000
+        found, packed = packers(row, count)
+        plans: list[float] = []
+        rates: dict[str, list[float]] = {name: [] for name in found}
+        padding: dict[str, float] = {}
+        for epoch in range(1 if is_quick else 5):
+            packed.set_epoch(epoch)
+            begin = time.thread_time()
+            total = len(packed)
+            plans.append((time.thread_time() - begin) / count * 1e9)
+            for name, each in found.items():
+                begin = time.process_time()
+                tokens, made = each()
+                rates[name].append(tokens / (time.process_time() - begin) / 1e6)
+                padding[name] = 1 - tokens / made / packed.seq_len
+        padding["PackedDataset"] = 1 - packed._documents.tokens / total / packed.seq_len
+        for name, rate in rates.items():
+            low, middle, high = min(rate), statistics.median(rate), max(rate)
+            ns = ""
+            if name == "PackedDataset":
+                ns = f"{statistics.median(plans):.0f} ({min(plans):.0f} - {max(plans):.0f})"
+            shown = f"{middle:,.1f} ({low:,.1f} - {high:,.1f})"
+            print(f"| {row} | {name} | {padding[name]:.3%} | {ns} | {shown} |")
+            lines.append({"row": row, "contestant": name, "padding": padding[name], "rate": rate})
+            lines[-1]["ns"] = plans if ns else []
+    return lines
+
+
 def compare_mixtures(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
     print("| row | contestant | ns an index | bytes a sample | drift |\n|---|---|---|---|---|")
     lines = []
@@ -286,9 +386,13 @@ def compare_mixtures(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdef")
+    args = parse_arguments(__doc__, "abcdefghij")
     lines = []
-    for letters, compare in (("ab", compare_mixtures), ("cdef", compare_costs)):
+    for letters, compare in (
+        ("ab", compare_mixtures),
+        ("cdef", compare_costs),
+        ("ghij", compare_packing),
+    ):
         if rows := [row for row in args.rows if row in letters]:
             lines += compare(rows, args.is_quick)
     text = "\n".join(map(json.dumps, lines))

@@ -9,7 +9,7 @@
 
 enum { ROWS_SLOT = 0x5D, WINDOWS_SLOT = 0x5E }; /* of fl_philox_key */
 enum { READERS = 8 };                           /* that wait at a time */
-enum { KEPT = 2, WORD_BITS = 64 };
+enum { KEPT = 2, WORD_BITS = 64, AT_A_TIME = 256 };
 
 /* A piece of the window that is packed. Item k has two more numbers, for row k and for place k. */
 typedef struct packed_item {
@@ -253,8 +253,12 @@ static void place_rows(fl_packing_reader *reader, uint32_t epoch, int64_t window
     if (!config->is_shuffled) return;
     uint64_t key = fl_philox_key(config->seed, window, ROWS_SLOT);
     fl_permutation order = fl_permutation_make(reader->rows, key, epoch);
-    for (int64_t place = 0; place < reader->rows; place++)
-        reader->items[fl_permutation_at(&order, place)].next = place;
+    int64_t rows[AT_A_TIME];
+    for (int64_t first = 0; first < reader->rows; first += AT_A_TIME) {
+        int64_t count = fl_min(AT_A_TIME, reader->rows - first);
+        fl_permutation_block(&order, first, count, 1, rows);
+        for (int64_t i = 0; i < count; i++) reader->items[rows[i]].next = first + i;
+    }
 }
 
 static int64_t window_at(const fl_epoch_packing *self, const fl_permutation *order, int64_t place)
