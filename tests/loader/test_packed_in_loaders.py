@@ -68,7 +68,7 @@ MAKE = {
 @pytest.mark.parametrize("kind", MAKE)
 def test_batches_are_torchs_in_every_epoch(kind: str, workers: int) -> None:
     data, theirs = (MAKE[kind](seed=3, return_doc_ids=True) for _ in range(2))
-    loader = DataLoader(data, 7, num_workers=workers)
+    loader = DataLoader(data, 7, num_workers=workers, persistent_workers=workers > 0)
     seen = []
     for epoch in range(3):
         theirs.set_epoch(epoch)
@@ -168,6 +168,58 @@ def of_again(data: PackedDataset, seed: int) -> PackedDataset:
     return again
 
 
+def uneven() -> tuple[PackedDataset, list[int]]:
+    """Return a dataset, and the numbers of rows of four epochs, which differ."""
+    data = PackedDataset(ragged(1, 3000), 50, window=20, seed=1)
+    lengths = [data._packing.count(epoch) for epoch in range(4)]
+    assert len(set(lengths)) > 1
+    return data, lengths
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_iterators_of_several_epochs_at_once(workers: int) -> None:
+    """Each has the rows of its own epoch, whose numbers differ."""
+    data, lengths = uneven()
+    loader = DataLoader(data, 8, num_workers=workers)
+    batches = [iter(loader) for _ in range(4)]
+    found = [sum(len(batch["labels"]) for batch in each) for each in batches]
+    assert found == lengths
+
+
+def test_a_sampler_has_the_length_of_the_epoch() -> None:
+    data, lengths = uneven()
+    samplers = [ShuffleSampler(data, shuffle=False, num_replicas=2, rank=r) for r in range(2)]
+    for epoch, count in enumerate(lengths):
+        data.set_epoch(epoch)
+        found = {row for sampler in samplers for row in sampler}
+        assert found == set(range(count)) and len(samplers[0]) == -(-count // 2)
+
+
+@pytest.mark.parametrize("epoch", range(4))
+def test_the_end_of_an_epoch_on_other_ranks(epoch: int) -> None:
+    """Whether a state is at the end of its epoch, the length of that epoch says."""
+    data, lengths = uneven()
+
+    def make(ranks: int, rank: int) -> DataLoader[Any]:
+        again = PackedDataset(data._data, 50, window=20, seed=1)
+        sampler = ShuffleSampler(again, shuffle=False, num_replicas=ranks, rank=rank)
+        sampler.set_epoch(epoch)
+        return DataLoader(again, 8, sampler=sampler)
+
+    for passed in (0, 1):
+        first = make(2, 0)
+        batches = iter(first)
+        had = sum(len(batch["labels"]) for batch in islice(batches, len(first) - passed))
+        rest = max(0, lengths[epoch] - 2 * had)
+        assert rest < 20
+        state, left = first.state_dict(), 0
+        for rank in range(3):
+            again = make(3, rank)
+            again.load_state_dict(state, strict=True)
+            left += sum(len(batch["labels"]) for batch in again)
+        assert left == -(-rest // 3) * 3
+
+
 def test_a_loader_resumes_in_a_later_epoch() -> None:
     loader = DataLoader(of_columns(seed=3), 4)
     list(loader)
@@ -180,7 +232,7 @@ def test_a_loader_resumes_in_a_later_epoch() -> None:
     assert first
     assert_same(list(again), list(loader))
     other = DataLoader(of_columns(seed=4), 4)
-    with pytest.raises(ValueError, match=r"seed 3 in the state and .*seed 4 here"):
+    with pytest.raises(ValueError, match=r"True, 3\) in the state and .*True, 4\) here"):
         other.load_state_dict(state, strict=True)
 
 

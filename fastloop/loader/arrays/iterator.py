@@ -432,7 +432,10 @@ class ArrayIter(ResumableIter):
         if blocks is not None:
             self._sampler_iter = refuse_batches()
             remaining = self._epoch.remaining(blocks, skip_blocks)
-            return chain.from_iterable(remaining), _BLOCKS, sampler
+            rest: Iterator[Block] = chain.from_iterable(remaining)
+            if self._datasets.epochs:  # the length of a dataset may differ between epochs
+                rest = iter(partial(self._datasets.call, next, rest, None), None)
+            return rest, _BLOCKS, sampler
         singles = _LISTS if self._fetches_singles else _SINGLES
         return self._sampler_iter, _BATCHES if self._auto_collation else singles, None
 
