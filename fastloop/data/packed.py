@@ -146,6 +146,9 @@ class PackedDataset(EpochDataset):
         self._documents, self._is_mixed = documents, documents.order is not None
         offsets = offsets_of(documents.main)
         core = self._core = Packing(torch.Tensor, offsets, documents.order, config)
+        for key in self._keys:
+            self._elements_of(key)  # raises, if a dtype cannot hold them
+        self._facts = f"rows of documents as {config}"
         return core
 
     @property
@@ -164,13 +167,6 @@ class PackedDataset(EpochDataset):
 
     # ---- rows
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the order, and of a mixture, in all processes that have the dataset.
-        fastloop's loaders then no longer count epochs for the dataset."""
-        super().set_epoch(epoch)
-        for mixture in self._combined:
-            mixture.set_epoch(epoch)
-
     def _outputs(self, ends: Mapping[str, str] = MappingProxyType({})) -> Columns:
         """Return the columns of a batch.
 
@@ -188,12 +184,9 @@ class PackedDataset(EpochDataset):
             if key in _MADE:
                 add(documents.main, _MADE[key])
                 continue
-            array, field = arrays[key], SampleField(key, key, [], True, True)
-            padding = {TOKENS: self._pad, LABELS: LABEL_PADDING}.get(key, 0)
-            ids = {"padding": padding, **{n: v for n, v in self._edges.items() if v is not None}}
-            elements = {name: element_of(field, ids[name], self._dtype_of(key)) for name in ids}
-            is_int64 = self._dtype_of(key) != torch_dtype(values_of(array))
-            add(array, "packed", is_label=key == LABELS, is_int64=is_int64, **elements)
+            is_int64 = self._dtype_of(key) != torch_dtype(values_of(arrays[key]))
+            options = {"is_label": key == LABELS, "is_int64": is_int64}
+            add(arrays[key], "packed", **options, **self._elements_of(key))
         names = [*self._keys]
         for name, output in ends.items():
             for end in "qk":
@@ -205,6 +198,13 @@ class PackedDataset(EpochDataset):
     @property
     def _keys(self) -> list[str]:
         return list(dict.fromkeys([*self._documents.columns, LABELS, *self._made]))
+
+    def _elements_of(self, key: str) -> dict[str, bytes]:
+        """Return the padding of a column, and the tokens around documents, as its elements."""
+        padding = {TOKENS: self._pad, LABELS: LABEL_PADDING}.get(key, 0)
+        ids = {"padding": padding, **{n: v for n, v in self._edges.items() if v is not None}}
+        field = SampleField(key, key, [], True, True)
+        return {name: element_of(field, ids[name], self._dtype_of(key)) for name in ids}
 
     def _dtype_of(self, key: str) -> torch.dtype:
         own: torch.dtype = self._dtype
@@ -275,9 +275,10 @@ class PackedDataset(EpochDataset):
                 vector of numbers of tokens and returns their costs.
         """
         pieces, bounds = self._packing.rows(self._epoch_now(), first, count)
-        tokens = pieces.reshape(-1, 3)[:, 2].astype(np.float64)
-        costs = cost(tokens) if callable(cost) else tokens * (cost[0] + cost[1] * tokens)
-        return np.add.reduceat(np.asarray(costs, np.float64), bounds[:-1]) if count else tokens
+        n = pieces.reshape(-1, 3)[:, 2]
+        costs: Any = cost(n) if callable(cost) else n * (cost[0] + cost[1] * n)
+        costs = np.asarray(costs, np.float64)
+        return np.add.reduceat(costs, bounds[:-1]) if count else costs
 
     cu_seqlens = staticmethod(TokenDataset.cu_seqlens)
 
@@ -286,7 +287,8 @@ class PackedDataset(EpochDataset):
     @property
     def _source_lengths(self) -> str:
         """The facts that a loader's state must find again; ``len()`` differs between epochs."""
-        return self._describe() + f", seed {self._seed}"
+        mixed = [mixture._source_lengths for mixture in self._combined]
+        return " of ".join([self._describe(), self._facts, *mixed])
 
     def _describe(self) -> str:
         self._packing  # noqa: B018 - reads the documents

@@ -335,9 +335,8 @@ def test_bad_data(data: Any, error: Any, text: str | None) -> None:
 
 
 def test_labels_that_cannot_be_padded() -> None:
-    data = PackedDataset(ragged([2, 3], np.uint16), 8, out_dtype=torch.uint16)
     with pytest.raises(ValueError, match=r"the padding of 'labels'"):
-        data[0]
+        PackedDataset(ragged([2, 3], np.uint16), 8, out_dtype=torch.uint16)
 
 
 def test_all_documents_dropped() -> None:

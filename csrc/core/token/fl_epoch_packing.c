@@ -89,7 +89,8 @@ static int open_reader(const fl_epoch_packing *self, fl_packing_reader **out, fl
 {
     int64_t rooms = self->config.length + 1, table = self->windows + 1;
     int64_t bits = rooms / WORD_BITS + 1, words = bits / WORD_BITS + 1;
-    int64_t all = self->config.window + 2 * rooms + bits + words + (KEPT + 1) * table;
+    int64_t counts = self->config.is_repacked ? 0 : self->windows;
+    int64_t all = self->config.window + 2 * rooms + bits + words + counts + KEPT * table;
     fl_packing_reader *reader = *out =
         fl_alloc((int64_t)sizeof *reader + all * (int64_t)sizeof *reader->memory);
     if (reader == NULL) return fl_fail(err, FL_ENOMEM, "out of memory to pack documents");
@@ -101,7 +102,7 @@ static int open_reader(const fl_epoch_packing *self, fl_packing_reader **out, fl
     reader->words = reader->bits + bits;
     reader->counts = (int64_t *)(reader->words + words);
     for (int i = 0; i < KEPT; i++) {
-        reader->tables[i].sums = reader->counts + (i + 1) * table;
+        reader->tables[i].sums = reader->counts + counts + i * table;
         reader->windows[i].place = -1;
     }
     return FL_OK;
@@ -279,7 +280,6 @@ static int load_window(fl_packing_reader *reader, uint32_t epoch, int64_t place,
 {
     fl_permutation order = make_order(reader->of, epoch);
     int64_t window = window_at(reader->of, &order, place);
-    out->place = -1; /* nothing is kept after a failure */
     FL_TRY(pack_window(reader, reader->of->config.is_repacked ? epoch : 0, window, err));
     int64_t rows = reader->rows, count = reader->count;
     FL_TRY(
@@ -311,7 +311,8 @@ count_window(fl_packing_reader *reader, uint32_t epoch, int64_t window, int64_t 
     *rows = is_repacked ? 0 : reader->counts[window];
     if (*rows > 0) return FL_OK;
     FL_TRY(pack_window(reader, is_repacked ? epoch : 0, window, err));
-    *rows = reader->counts[window] = reader->rows;
+    *rows = reader->rows;
+    if (!is_repacked) reader->counts[window] = *rows;
     return FL_OK;
 }
 
