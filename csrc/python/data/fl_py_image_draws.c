@@ -294,6 +294,17 @@ static PyObject *draws_draw_from(fl_py_image_draws *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Returns true unless Pillow says that the pixels are its own. Pillow before 13 crashes if it is
+ * asked where the pixels of an array or of a mapped file lie. */
+static bool is_mapped(PyObject *image)
+{
+    PyObject *flag = PyObject_GetAttrString(image, "readonly");
+    int answer = flag != NULL ? PyObject_IsTrue(flag) : -1;
+    Py_XDECREF(flag);
+    PyErr_Clear();
+    return answer != 0;
+}
+
 /* Reads the pixels of a PIL image where they lie: Pillow stores RGB in four bytes a pixel, and rows
  * of one channel in a multiple of four bytes. Returns what keeps the pixels alive, a new reference;
  * NULL without an exception: this Pillow does not say, or the image is in several pieces. */
@@ -302,6 +313,7 @@ static PyObject *borrow_pil(int32_t channels, PyObject *image, fl_image_source *
     const bool is_padded = channels == 3;
     const int64_t count = (int64_t)out->size.height * out->size.width;
     if (!is_padded && (channels != 1 || out->size.width % 4 != 0)) return NULL;
+    if (is_mapped(image)) return NULL;
     PyObject *core = PyObject_GetAttrString(image, "im"), *owner = NULL;
     if (core != NULL) owner = fl_py_arrow_bytes(core, count, is_padded ? 4 : 1, &out->data);
     Py_XDECREF(core);
