@@ -31,6 +31,7 @@ _SEAMS = {
     "transforms": {
         "torchvision.transforms.transforms": ("Compose", "__call__", "torchvision_compose"),
         "torchvision.transforms.v2._container": ("Compose", "forward", "torchvision_compose"),
+        "PIL.Image": ("Image", "resize", "pillow_resize"),
         "PIL.ImageFilter": ("GaussianBlur", "filter", "pillow_blur"),
     },
     "texts": {

@@ -79,7 +79,7 @@ def draws_choices() -> bool:
     return torch_draw(1, "c", 0, 0, 16, weights) == (drawn, state)
 
 
-def _find_pillow() -> int:
+def find_pillow() -> int:
     """Return the fl_interpolation that is bilinear with this Pillow's order of the axes. The next
     number is bicubic."""
     return 6 if int(sys.modules["PIL"].__version__.partition(".")[0]) >= 13 else 4
@@ -359,7 +359,7 @@ class Chain:
         if is_pil:
             nearest = "fastloop does not resize PIL images by nearest pixels"
             refuse_if("nearest" in resize.interpolation, nearest)
-            resize.interpolation = _find_pillow() + (resize.interpolation == "bicubic")
+            resize.interpolation = find_pillow() + (resize.interpolation == "bicubic")
 
     def _warp(self, op: Any) -> None:
         """Take operations that sample PIL images at computed positions, and policies."""

@@ -32,7 +32,7 @@ def by_pillow(pixels: Any, size: tuple[int, int], mode: str) -> Any:
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("noise", ["any", "saturated"])
 def test_random_images(mode: str, channels: int, noise: str) -> None:
-    who = torchvision_chain._find_pillow()
+    who = torchvision_chain.find_pillow()
     any_of = random.Random(mode + noise)
     numbers = np.random.default_rng(channels)
     for number in range(250):
