@@ -33,10 +33,11 @@ _NAMES = {
     "fastloop.tools.batch_size": "BatchPlan find_batch_size",
     "fastloop.tools.doctor": "Diagnosis doctor",
     "fastloop.tools.memory": "MemoryUse ParameterCount count_parameters memory",
-    "fastloop.tools.report.report": "Report report",
+    "fastloop.tools.report.report": "Report",
     "fastloop.tools.report.updates": "LoaderUpdate Update",
     "fastloop.tools.scalars": "ScalarLog",
     "fastloop.tools.tune": "Suggestion tune",
+    "fastloop.tools.watch.report": "report",
     "fastloop.transforms": "transforms",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

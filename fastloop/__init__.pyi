@@ -72,12 +72,12 @@ from fastloop.tools.memory import (
     memory as memory,
 )
 from fastloop.tools.report.report import Report as Report
-from fastloop.tools.report.report import report as report
 from fastloop.tools.report.updates import LoaderUpdate as LoaderUpdate
 from fastloop.tools.report.updates import Update as Update
 from fastloop.tools.scalars import ScalarLog as ScalarLog
 from fastloop.tools.tune import Suggestion as Suggestion
 from fastloop.tools.tune import tune as tune
+from fastloop.tools.watch.report import report as report
 
 __version__: str
 __all__ = [

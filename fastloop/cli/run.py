@@ -16,6 +16,9 @@ fastloop silent.
   --report[=FILES]  print at the end what the training loop waited for, and write files, with
                     commas between: .html, .json, .trace.json (default fastloop-report.html);
                     if FASTLOOP is 0, the report is about the program without fastloop
+  --watch[=SECONDS] renew a line on stderr while the loop runs, each second or as asked: the rate,
+                    the waiting, and the change that would help most; if stderr is not a terminal,
+                    print a line each SECONDS
 """
 
 from __future__ import annotations
@@ -60,12 +63,16 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
 
             paths = files.find_files(value.split(",") if value else [files.DEFAULT], of_rank=False)
             environment["FASTLOOP_REPORT"] = os.pathsep.join(map(str, paths))
+        elif name == "--watch":
+            from fastloop.tools.watch.options import read_seconds
+
+            environment["FASTLOOP_WATCH"] = str(read_seconds(value)) if has_value else "on"
         elif name == "--only" and (has_value or rest):
             what = value if has_value else rest.pop(0)
         else:
             from fastloop.base.names import suggest
 
-            hint = suggest(name, ("--only", "--no-children", "--report"), 0.7)
+            hint = suggest(name, ("--only", "--no-children", "--report", "--watch"), 0.7)
             hint += "; give the program's own options after the program; --only needs names"
             raise ValueError(f"unknown option {name}{hint}")
     if not rest or rest in (["-m"], ["-c"]):

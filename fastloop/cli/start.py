@@ -11,6 +11,7 @@ Environment variables:
     FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between. A program that
                        launches programs, as torchrun does, hands the variable on: each program
                        that takes a step writes a report.
+    FASTLOOP_WATCH     "on" or seconds: the program shows what its loop does (watch/status_line.py)
     FASTLOOP_COUNTS    set here: the file that collects every interpreter's counts (counts.py)
     FASTLOOP_COMPARE   the settings of one run of compare (tools/compare/watcher.py), as JSON
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+_ASKED = "FASTLOOP_REPORT", "FASTLOOP_WATCH"
 _FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
 
 
@@ -102,17 +104,18 @@ def start() -> None:
         return
     # A worker process of multiprocessing ends without atexit, so a report would never close.
     is_worker = any(arg.startswith("from multiprocessing.") for arg in sys.orig_argv)
-    report = "" if is_worker else os.environ.get("FASTLOOP_REPORT", "")
-    if what or report:
+    asked = [] if is_worker else _read_asked()
+    if what or any(asked):
         atexit.register(_say_end, os.getpid(), "rank 0")
-        arm(what, False, lambda: report and _open_report(report, is_child=True))
+        arm(what, False, lambda: any(asked) and _open_report(asked, is_child=True))
 
 
 def _start_program(what: str) -> None:
-    report, compared = os.environ.get("FASTLOOP_REPORT", ""), os.environ.pop("FASTLOOP_COMPARE", "")
+    asked, compared = _read_asked(), os.environ.pop("FASTLOOP_COMPARE", "")
+    report = asked[0]
     if os.environ.pop("FASTLOOP_CHILDREN", "") == "0":
-        os.environ.pop("FASTLOOP_PATCH", None)
-        os.environ.pop("FASTLOOP_REPORT", None)
+        for name in ("FASTLOOP_PATCH", *_ASKED):
+            os.environ.pop(name, None)
         paths = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
         if others := [path for path in paths if path != _FOLDER]:
             os.environ["PYTHONPATH"] = os.pathsep.join(others)
@@ -125,31 +128,37 @@ def _start_program(what: str) -> None:
             from fastloop.tools.compare.watcher import begin
 
             begin(compared, began)
-        elif report or is_watched:
-            watched.append(_open_report(report))
+        elif any(asked) or is_watched:
+            watched.append(_open_report(asked))
 
     if not compared:
         if what and "FASTLOOP_PATCH" in os.environ:
             open_counts()
         atexit.register(_say_end, os.getpid(), "run", bool(report), watched)
-    if what or compared or report:
+    if what or compared or any(asked):
         arm(what, is_loud(), then)
 
 
-def _open_report(paths: str, is_child: bool = False) -> Any:
+def _read_asked() -> list[str]:
+    return [os.environ.get(name, "") for name in _ASKED]
+
+
+def _open_report(asked: Sequence[str], is_child: bool = False) -> Any:
     """Open a report on this program as soon as the program has imported torch.
 
     The report closes when the interpreter ends. If the program raises, the report closes before
     the traceback is printed, so that users see the traceback last.
 
     Args:
-        paths: the report's files, with os.pathsep between. If empty, the report prints nothing.
+        asked: the values of _ASKED. If the first one is empty, the report prints no table.
         is_child: whether the report stays silent if the program takes no step.
     """
-    from fastloop.tools.report.report import report
+    from fastloop.tools.watch.report import report
 
+    paths, watch = asked
     names = paths.split(os.pathsep) if paths else ()
-    opened = report(*names, verbose=None if paths else False).__enter__()
+    every = watch == "on" or float(watch or 0) or False
+    opened = report(*names, verbose=None if paths else False, watch=every).__enter__()
     opened.says_if_empty = not is_child
     print_error = sys.excepthook
 

@@ -1,5 +1,5 @@
-"""``fastloop.report()``: shows what a training loop spends its time on, why, and how much a faster
-loader could gain at most."""
+"""Report: shows what a training loop spends its time on, why, and how much a faster loader could
+gain at most. ``watch/report.py`` has ``fastloop.report()``, which makes reports."""
 
 from __future__ import annotations
 
@@ -167,36 +167,3 @@ class Report:
         """Write the last steps for Perfetto. If the name ends in ``.gz``, the file is compressed.
         Raises OSError if the file cannot be written."""
         files.write(Path(path), self._make("trace"))
-
-
-def report(*paths: str | os.PathLike[str], verbose: bool | None = None) -> Report:
-    """Watch a training loop and report what the loop waits for. For example:
-
-        with fastloop.report("run.html"):
-            for x, y in loader:
-                train_step(x, y)
-
-    A report measures batches of any torch or fastloop ``DataLoader`` and steps of any
-    ``torch.optim`` optimizer, in frameworks as well. At the end of the block the report prints a
-    table on stderr (in a notebook: shows the page) and writes the files. If the block raises, the
-    report is written all the same and the exception passes through. If no step was taken, one line
-    says so and no file is written.
-
-    A report never waits for the GPU. Measuring costs some microseconds a step, and the report
-    prints the cost. Reports may be nested. A report sees one thread of one process.
-
-    Args:
-        paths: files to write: ``.html`` (a page, with a ``.json`` beside it), ``.json`` (the
-            numbers), ``.trace.json`` or ``.trace.json.gz`` (the last 16,384 steps for Perfetto).
-            Rank 1 writes ``run.rank1.html`` for ``run.html``, and so on; rank 0 writes
-            ``run.html``. If a file cannot be written at the end, the report writes the file into a
-            temporary folder, says so on stderr, and raises nothing.
-        verbose: whether to print the table. None prints on rank 0, unless FASTLOOP_VERBOSE is 0.
-
-    Raises:
-        ValueError: a name has no known ending.
-        OSError: a folder is missing, or a file cannot be written.
-    """
-    if verbose is None:
-        verbose = files.read_rank() == 0 and os.environ.get("FASTLOOP_VERBOSE", "1") != "0"
-    return Report(files.find_files(paths), verbose)

@@ -1,0 +1,1 @@
+"""report() while the loop runs: a line on a terminal."""
