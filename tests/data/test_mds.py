@@ -19,6 +19,7 @@ from image_folders import by_pillow, encode, picture
 
 from fastloop import DataLoader, MDSDataset, ShuffleSampler
 from fastloop import transforms as T
+from fastloop.data.shards.cache import LazyFiles
 
 COLUMNS = {
     "ids": "ndarray:int32",
@@ -201,15 +202,25 @@ def test_a_limit_removes_shards_which_come_again(tmp_path: Path) -> None:
     for number in [*range(12), *range(0, 12, 5)] * 2:
         check_row(data[number], number)
         assert sum(path.stat().st_size for path in cache.rglob("*.mds")) <= limit
-    for path in cache.rglob("*.mds"):
-        path.unlink()
-    data._files._readers.clear()  # type: ignore[union-attr]
-    reader = data._files._readers  # type: ignore[union-attr]
-    check_row(data[1], 1)
-    for path in cache.rglob("*.mds"):
-        path.unlink()
-    assert 0 in reader
-    check_row(data[1], 1)
+
+
+def test_a_file_that_is_removed_before_it_is_opened_is_made_again(tmp_path: Path) -> None:
+    path, made = tmp_path / "a", []
+
+    def find(number: int) -> str:
+        made.append(number)
+        if len(made) in (3, 5):  # before, a different process has removed the file at once
+            path.write_bytes(bytes(range(9)))
+        return str(path)
+
+    files = LazyFiles(find)
+    assert (files.read(7, 2, 3), made) == (b"\2\3\4", [7] * 3)
+    path.unlink()
+    assert (files.read(7, 0, 1), made) == (b"\0", [7] * 3), "the descriptor is still open"
+    assert (files.read(8, 0, 1), made) == (b"\0", [7] * 3 + [8] * 2)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        files.read(9, 0, 1)
 
 
 def test_a_table_of_arrow_and_parquet_from_a_url(tmp_path: Path) -> None:
@@ -312,6 +323,20 @@ def test_shards_that_are_absent_or_cut(tmp_path: Path) -> None:
         data[5]
     check_row(data[11], 11)
     assert names_in(tmp_path / "cache") == ["shard.00003.mds"], "nothing is left of the damaged one"
+
+
+def test_sizes_that_do_not_fill_the_sample(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", (4,), columns={"raw": "bytes", "text": "str"})
+    path = folder / "shard.00000.mds"
+    contents = path.read_bytes()
+    begin = int(np.frombuffer(contents, np.uint32, 5)[4])  # of row 3: sizes 3 and 6
+    assert contents[begin : begin + 8] == bytes([3, 0, 0, 0, 6, 0, 0, 0])
+    for sizes in ((1, 6), (3, 4), (3, 2**31)):
+        path.write_bytes(contents[:begin] + np.uint32(sizes).tobytes() + contents[begin + 8 :])
+        with pytest.raises(
+            OSError, match=r"row 3' cannot be decoded: its values have .* bytes of 17"
+        ):
+            MDSDataset(folder)[3]
 
 
 def is_damaged(data: MDSDataset, row: int) -> bool:

@@ -38,6 +38,7 @@ def _map_table(path: str) -> Any:
         opened = pa.ipc.open_file if magic == b"ARROW1" else pa.ipc.open_stream
         table = opened(pa.memory_map(path)).read_all()
         table.validate()
+        refuse_if(not table.column_names, "it has no columns")
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ValueError(f"{path!r} cannot be read as an Arrow file: {error} ({remedy})") from error
     return table
