@@ -17,6 +17,7 @@ from fastloop.data.field import Array, Field, torch_dtype
 from fastloop.data.mixture import MixtureDataset
 from fastloop.data.sequences.column import values_of
 from fastloop.data.sequences.ragged import RaggedArray
+from fastloop.data.shards.arrow import ArrowDataset
 from fastloop.data.tokens.dataset import TokenDataset, open_again
 
 TOKENS, LABELS = "input_ids", "labels"
@@ -66,6 +67,8 @@ def _read_columns(name: str, data: Any) -> Columns:
     columns = _documents_of(data) if isinstance(data, TokenDataset) else data
     if isinstance(data, ArrayDataset) and data._keys:
         columns = dict(zip(data._keys, data._fields, strict=True))
+    if isinstance(data, ArrowDataset):
+        columns = {key: data.column(key) for key in data._sources}
     if isinstance(columns, RaggedArray):
         columns = {TOKENS: columns}
     rule = f"a RaggedArray, or a dict of RaggedArrays with {TOKENS!r}"

@@ -52,8 +52,9 @@ class PackedDataset(EpochDataset):
     Args:
         data: a ``RaggedArray`` of documents; a dict of several with the same lengths, among them
             ``"input_ids"``, for example with ``"labels"`` and ``"loss_mask"``; a ``TokenDataset``
-            whose files have documents; or a ``MixtureDataset`` of RaggedArrays, or of
-            ArrayDatasets of named ones, whose order the documents then have.
+            whose files have documents; an ``ArrowDataset`` of columns of lists; or a
+            ``MixtureDataset`` of RaggedArrays, or of ArrayDatasets or ArrowDatasets of named ones,
+            whose order the documents then have.
         length: the number of tokens in a row.
         strategy: ``"best_fit"``, or ``"wrapped"``: the documents of a window are laid end to end
             and cut into rows.

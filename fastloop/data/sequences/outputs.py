@@ -65,7 +65,8 @@ def join_fields(fields: Sequence[Any]) -> Any:
     has_tensors = any(isinstance(values_of(each), torch.Tensor) for each in fields)
     leave_if(has_tensors, f"{name} has sequences in tensors, within a mixture")
     joined = RaggedArray.from_parts(parts)
-    joined.file = joined._field.file = joined.file or fields[0].file
+    # Reads of all parts are safe if one is mapped.
+    joined.file = joined._field.file = next(filter(None, (f.file for f in (joined, *fields))), None)
     return joined._over(slice(0, len(joined)), name)
 
 
@@ -73,12 +74,15 @@ class _Batch:
     """The columns of a batch, in the order of its outputs.
 
     Args:
-        datasets: datasets whose rows count as one list. Only one dataset may have transforms.
-        joined: the fields of several datasets, by name, which are kept for the next epoch.
+        dataset: has the structure and the dtypes of samples, and the transforms.
+        parts: the fields of each field, which are joined; empty: the dataset's own fields.
+        joined: the fields that were joined, by name, which are kept for the next epoch.
     """
 
-    def __init__(self, datasets: Sequence[ArrayDataset], joined: dict[Hashable, Any]) -> None:
-        dataset = datasets[0]
+    def __init__(
+        self, dataset: ArrayDataset, parts: Sequence[Sequence[Any]], joined: dict[Hashable, Any]
+    ) -> None:
+        self.dataset = dataset
         keys = dataset._keys or range(len(dataset._fields))
         pairs = zip(dataset._fields, dataset._plans, strict=True)
         self.sources: dict[Hashable, Any] = dict(zip(keys, pairs, strict=True))
@@ -90,9 +94,9 @@ class _Batch:
         # The collate's own code decides on names, padding values and dtypes.
         self.fields = take_apart([samples if dataset._keys else tuple(samples.values())])
         self.main = self.fields.main()
-        if len(datasets) > 1 and not joined:
-            for i, key in enumerate(keys):
-                joined[key] = join_fields([each._fields[i] for each in datasets])
+        if parts and not joined:
+            for key, fields in zip(keys, parts, strict=True):
+                joined[key] = join_fields(fields)
         for key, field in joined.items():
             self.sources[key] = field, None
         self.columns = Columns(None)
@@ -128,6 +132,38 @@ class _Batch:
         return self.columns
 
 
+def _open_source(source: Any, name: str) -> tuple[ArrayDataset, list[Any], tuple[Any, ...]]:
+    """Return a dataset with the structure and the dtypes of the samples, the fields of each field,
+    and the map of rows."""
+    if (parts := own(source, "_parts")) is not None:
+        return parts(source)  # type: ignore[no-any-return]
+    if type(source) is not ArrayDataset:
+        kind = type(source).__name__
+        raise NotCoveredError(f"the array path of {name} needs an ArrayDataset, got a {kind}")
+    leave_if(source._python_reason, source._python_reason)
+    return source, [[field] for field in source._fields], ()
+
+
+def _open_joined(dataset: Any, name: str) -> _Batch:
+    """Begin a batch of a mixture, or of a dataset whose fields have several parts."""
+    mixed = own(dataset, "_mixed")
+    sources, maps, joined = ([dataset], (), {}) if mixed is None else mixed(dataset)
+    opened = [_open_source(source, name) for source in sources]
+    first, parts, _ = opened[0]
+    for source, (_, _, rows) in zip(sources, opened, strict=True):
+        leave_if(rows and source is not dataset, "rows of a source of the mixture were chosen")
+    for each, fields, _ in opened[1:]:
+        is_alike = each._keys == first._keys and len(fields) == len(parts)
+        leave_if(not is_alike, "the samples of two sources differ in structure")
+        has_transform = first._transforms or each._transforms
+        leave_if(has_transform, "a source of the mixture has a transform")
+        parts = [[*before, *more] for before, more in zip(parts, fields, strict=True)]
+    is_whole = len(sources) == 1 and first is sources[0]
+    batch = _Batch(first, () if is_whole else parts, joined)
+    batch.columns.maps = maps
+    return batch
+
+
 def _open_batch(collate: Any, dataset: Any) -> _Batch:
     """Begin a batch of a dataset.
 
@@ -136,20 +172,12 @@ def _open_batch(collate: Any, dataset: Any) -> _Batch:
         TypeError, ValueError: errors of the collate itself.
     """
     name = type(collate).__name__
-    datasets, maps, joined = [dataset], (), {}
-    if type(dataset) is not ArrayDataset and (mixed := own(dataset, "_mixed")) is not None:
-        datasets, maps, joined = mixed(dataset)
-    first = datasets[0]
-    for each in datasets:
-        if type(each) is not ArrayDataset:
-            kind = type(each).__name__
-            raise NotCoveredError(f"the array path of {name} needs an ArrayDataset, got a {kind}")
-        leave_if(each._python_reason, each._python_reason)
-        is_alike = each._keys == first._keys and len(each._fields) == len(first._fields)
-        leave_if(not is_alike, "the samples of two sources differ in structure")
-        leave_if(len(datasets) > 1 and each._transforms, "a source of the mixture has a transform")
-    batch = _Batch(datasets, joined)
-    batch.columns.maps = maps
+    if type(dataset) is ArrayDataset:
+        leave_if(dataset._python_reason, dataset._python_reason)
+        batch = _Batch(dataset, (), {})
+    else:
+        batch = _open_joined(dataset, name)
+    first = batch.dataset
     batch.columns.note = ", native transforms" if first._transforms else ""
     if first._gather == "device":
         batch.columns.note += f"; gather='device' has no effect with {name}"

@@ -17,7 +17,6 @@ from fastloop.data.arrays import ArrayDataset, read_item
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, find_adapter
 from fastloop.data.field import Array
 from fastloop.data.sequences.column import whole_column
-from fastloop.data.sequences.outputs import join_fields
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.shards.arrow_columns import Binaries, ColumnReader, Rows, Texts, import_arrow
 from fastloop.data.shards.arrow_files import check_states, fetch_paths, map_tables
@@ -151,6 +150,15 @@ class ArrowDataset(Records):
             raise TypeError(make_message(f"column {name!r}", "a column of lists", source))
         return source if self._chosen is None else source[self._chosen]
 
+    @property
+    def lengths(self) -> Array:
+        """The lengths of the first column of lists, for samplers; else AttributeError."""
+        for source in self._sources.values():
+            if isinstance(source, RaggedArray):
+                lengths = source.lengths
+                return lengths if self._chosen is None else lengths[self._chosen]
+        raise AttributeError("the dataset has no column of lists")
+
     # ---- batches
 
     def _gathered(self) -> Iterator[tuple[str, Rows | RaggedArray]]:
@@ -179,20 +187,16 @@ class ArrowDataset(Records):
         return columns
 
     def _mixed(self) -> tuple[list[Any], tuple[Array, ...], dict[Any, Any]]:
-        """Return a dataset of no rows, which has the dtypes; the map of rows; and the columns, for
-        PadCollate and PackCollate. Raises NotCoveredError."""
-        like: list[Any] = []
-        for name, source in self._gathered():
-            if isinstance(source, Rows):
-                like.append(source.fields[0].source[:0])
-                if name not in self._joined:
-                    self._joined[name] = join_fields(source.fields)
-            else:
-                like.append(source[:0])
-                self._joined[name] = source
-        dataset = ArrayDataset(*like)
+        """Return what PadCollate and PackCollate ask, as a mixture of one dataset does."""
+        return [self], self._maps, self._joined
+
+    def _parts(self) -> tuple[ArrayDataset, list[list[Any]], tuple[Array, ...]]:
+        """Return a dataset of no rows, which has the dtypes; the fields of each column; and the map
+        of rows. Raises NotCoveredError."""
+        found = [s.fields if isinstance(s, Rows) else [s] for _, s in self._gathered()]
+        dataset = ArrayDataset(*(fields[0][:0] for fields in found))
         dataset._keys = tuple(self._sources)  # keywords could be the names of arguments
-        return [dataset], self._maps, self._joined
+        return dataset, [[*fields] for fields in found], self._maps
 
     def _size_remedy(self) -> str:
         if not any(isinstance(source, RaggedArray) for source in self._sources.values()):

@@ -10,7 +10,6 @@ from typing import Any
 
 from fastloop._core import usable_cpus
 from fastloop.base.checks import read_choice
-from fastloop.data.columns import Columns, Request
 from fastloop.data.shards.arrow import ArrowDataset
 from fastloop.data.shards.arrow_columns import import_arrow
 from fastloop.data.shards.arrow_files import read_paths
@@ -63,12 +62,7 @@ class ParquetDataset(ArrowDataset):
     # Loaders ask the exact class.
     _borrows_slots = True
     _decodes_files = True
-
-    def _columns(self, request: Request) -> Columns:
-        return super()._columns(request)
-
-    def _mixed(self) -> Any:
-        return super()._mixed()
+    _columns, _mixed, _parts = ArrowDataset._columns, ArrowDataset._mixed, ArrowDataset._parts
 
 
 def _convert(path: str, columns: Sequence[str] | None, folder: str) -> str:
