@@ -455,6 +455,19 @@ def move(
 ) -> Any: ...
 def lock_wait() -> int: ...
 def policy_strengths(op: dict[str, Any], height: int, width: int, /) -> list[tuple[float, ...]]: ...
+def pil_affine(
+    result: Any,
+    core: Any,
+    is_cubic: bool,
+    fills: bool,
+    a: float,
+    b: float,
+    c: float,
+    d: float,
+    e: float,
+    f: float,
+    /,
+) -> None: ...
 def pil_blur(core: Any, radius: float, /) -> None: ...
 def arrow_rows(chunk: Any, /) -> np.ndarray[Any, Any]: ...
 def arrow_lists(

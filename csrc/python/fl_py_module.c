@@ -29,7 +29,7 @@
 #include "fl_py_pad.h"
 #include "fl_py_parent_end.h"
 #include "fl_py_mixture.h"
-#include "fl_py_pil_blur.h"
+#include "fl_py_pil.h"
 #include "fl_py_permutation.h"
 #include "fl_py_tensor_slot.h"
 #include "fl_py_reply.h"
@@ -217,6 +217,7 @@ static PyMethodDef module_methods[] = {
     {"move", fl_py_move, METH_VARARGS, fl_py_move_doc},
     {"lock_wait", fl_py_lock_wait, METH_NOARGS, fl_py_lock_wait_doc},
     {"policy_strengths", fl_py_policy_strengths, METH_VARARGS, fl_py_policy_strengths_doc},
+    {"pil_affine", fl_py_pil_affine, METH_VARARGS, fl_py_pil_affine_doc},
     {"pil_blur", fl_py_pil_blur, METH_VARARGS, fl_py_pil_blur_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},

@@ -25,28 +25,27 @@ _ADAPTERS = {
     "transformers.": "hugging_face",
     "trl.trainer.": "hugging_face",
 }
-# The functions of each seam: by module, a class, the name of its function, and the adapter whose
+# The functions of each seam, by module: a class, the name of its function, and the adapter whose
 # ``make_call`` makes the function that is put in. Without a class the function is the module's.
-_SEAMS = {
+_SEAMS: dict[str, late_seam.Places] = {
     "transforms": {
-        "torchvision.transforms.transforms": ("Compose", "__call__", "torchvision_compose"),
-        "torchvision.transforms.v2._container": ("Compose", "forward", "torchvision_compose"),
-        "PIL.Image": ("Image", "resize", "pillow_resize"),
-        "PIL.ImageFilter": ("GaussianBlur", "filter", "pillow_blur"),
+        "torchvision.transforms.transforms": [("Compose", "__call__", "torchvision_compose")],
+        "torchvision.transforms.v2._container": [("Compose", "forward", "torchvision_compose")],
+        "PIL.Image": [
+            ("Image", "resize", "pillow_resize"),
+            ("Image", "_Image__transformer", "pillow_warp"),
+        ],
+        "PIL.ImageFilter": [("GaussianBlur", "filter", "pillow_blur")],
     },
     "texts": {
-        "transformers.tokenization_utils_base": (
-            "PreTrainedTokenizerBase",
-            "pad",
-            "hugging_face_pad",
-        ),
-        "transformers.data.data_collator": (
-            "DataCollatorForLanguageModeling",
-            "torch_mask_tokens",
-            "hugging_face_mask",
-        ),
-        "datasets.arrow_dataset": ("Dataset", "__getitems__", "hugging_face_rows"),
-        "torch.nn.utils.rnn": ("", "pad_sequence", "torch_pad"),
+        "transformers.tokenization_utils_base": [
+            ("PreTrainedTokenizerBase", "pad", "hugging_face_pad")
+        ],
+        "transformers.data.data_collator": [
+            ("DataCollatorForLanguageModeling", "torch_mask_tokens", "hugging_face_mask")
+        ],
+        "datasets.arrow_dataset": [("Dataset", "__getitems__", "hugging_face_rows")],
+        "torch.nn.utils.rnn": [("", "pad_sequence", "torch_pad")],
     },
 }
 # Functions that frameworks set as worker_init_fn, by module. They seed the random generators of a

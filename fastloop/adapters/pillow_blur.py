@@ -23,8 +23,8 @@ _CHECKED = 3  # blurs of a process
 _COUNT = {False: 128, True: 256}  # of a battery: of code that fastloop does not know: True
 
 
-class _Blurred:
-    """The core of an image, equal to a core with the same pixels."""
+class Core:
+    """The core of an image, which equals a core with the same pixels."""
 
     def __init__(self, core: Any) -> None:
         self.core = core
@@ -53,9 +53,9 @@ def _find_difference(is_unknown: bool) -> str:
             radius = (numbers.uniform(0.05, 3), step, numbers.uniform(0, 70), count % 9)[count % 4]
             pixels = array[:, :, 0] if array.shape[2] == 1 else array
             core = modules["PIL.Image"].fromarray(pixels).im
-            expected = _Blurred(modules["PIL.ImageFilter"].GaussianBlur(radius).filter(core))
+            expected = Core(modules["PIL.ImageFilter"].GaussianBlur(radius).filter(core))
             try:
-                blurred = _Blurred(_blur(core, radius))
+                blurred = Core(_blur(core, radius))
             except ValueError:  # Pillow blurs it
                 continue
             if blurred != expected:
@@ -97,8 +97,6 @@ def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
         if not verification.is_due():
             seam.native += 1
             return blurred
-        return verification.compare(
-            lambda: _Blurred(before(self, image)), lambda _: _Blurred(blurred)
-        ).core
+        return verification.compare(lambda: Core(before(self, image)), lambda _: Core(blurred)).core
 
     return filter

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain
 from time import perf_counter_ns
 from typing import Any
 
@@ -18,6 +19,7 @@ from fastloop.compat.late_import import after_import, cancel
 from fastloop.compat.seams import Function, Seam
 from fastloop.compat.torch_parts import before_workers, difference, is_of
 
+Places = Mapping[str, list[tuple[str, str, str]]]
 _IN_FETCHES = "it serves fetches of fastloop.DataLoader only, because patch() was not called for it"
 
 
@@ -26,7 +28,8 @@ class LateSeam(Seam):
     plan stands for the seam's own.
 
     Args:
-        places: by module, a class or "", the name of its function, and an adapter.
+        places: by module, for each function a class or "", the name of its function, and an
+            adapter.
         find_adapter: imports an adapter. Its ``make_call(seam, before)`` returns the function that
             is put in, and its ``prepare()`` finds out, before a fork, what each worker would find
             out anew.
@@ -36,7 +39,7 @@ class LateSeam(Seam):
         self,
         name: str,
         is_strict: bool,
-        places: Mapping[str, tuple[str, str, str]],
+        places: Places,
         find_adapter: Callable[[str], Any],
     ) -> None:
         super().__init__(name, is_strict, lambda is_alone: [], ("hooks", "collate"))
@@ -48,7 +51,8 @@ class LateSeam(Seam):
     def _prepare(self) -> None:
         if self._patches and (self.is_on or self.serves_some):
             names = {patch.name for patch in self._patches}
-            found = {adapter for _, name, adapter in self._places.values() if name in names}
+            places = chain.from_iterable(self._places.values())
+            found = {adapter for _, name, adapter in places if name in names}
             with suppress(Exception):  # the call that needs to know meets the same error
                 for adapter in sorted(found):
                     self._find_adapter(adapter).prepare()
@@ -86,17 +90,18 @@ class LateSeam(Seam):
             self._put_around(module)
 
     def _put_around(self, module: str) -> None:
-        cls, name, adapter = self._places[module]
-        owner = getattr(sys.modules[module], cls) if cls else sys.modules[module]
-        found = next((one for one in self._patches if one.owner is owner), None)
-        if found is None:
-            make = self._find_adapter(adapter).make_call
-            found = self.add(owner, name, functools.partial(make, self))
-            found.is_shared = not cls
-        # A function of a tool or of the program stays on top: it may do anything, and may call
-        # fastloop's.
-        if is_of(module.partition(".")[0], vars(owner)[name]):
-            found.put_in()
+        for cls, name, adapter in self._places[module]:
+            owner = getattr(sys.modules[module], cls) if cls else sys.modules[module]
+            place = owner, name
+            found = next((one for one in self._patches if (one.owner, one.name) == place), None)
+            if found is None:
+                make = self._find_adapter(adapter).make_call
+                found = self.add(owner, name, functools.partial(make, self))
+                found.is_shared = not cls
+            # A function of a tool or of the program stays on top: it may do anything, and may call
+            # fastloop's.
+            if is_of(module.partition(".")[0], vars(owner)[name]):
+                found.put_in()
 
     def take_out(self, why: str = "it was taken out") -> None:
         for module in self._places:

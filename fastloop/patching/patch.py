@@ -83,8 +83,8 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
             do not make their own iterators. ``"grad_scaler"``: ``torch.amp.GradScaler``, likewise,
             unless they unscale by themselves. ``"clip_grad_norm"``: ``clip_grad_norm_`` and
             ``clip_grads_with_norm_`` of ``torch.nn.utils``. ``"transforms"``: ``Compose`` of
-            torchvision, v1 and v2, and ``ImageFilter.GaussianBlur`` and ``Image.resize`` of Pillow,
-            once imported.
+            torchvision, v1 and v2, ``ImageFilter.GaussianBlur``, ``Image.resize`` and affine
+            ``Image.transform`` of Pillow, once imported.
             ``"texts"``: ``pad`` of transformers' tokenizers, once imported, and torch's
             ``pad_sequence``.
         verbose: whether to print what is on, a line on stderr. None: if FASTLOOP_VERBOSE is

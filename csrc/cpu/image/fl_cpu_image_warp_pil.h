@@ -289,8 +289,10 @@ static void tone_warp_pil(uint8_t *dst, const uint8_t *src, int32_t width, int32
             locate_pixels(warp, &from, has_integers, now, &p);
             if (channels == 1)
                 write_pixels(warp, &p, &from, 1, dst);
-            else
+            else if (channels == 3)
                 write_pixels(warp, &p, &from, 3, dst);
+            else
+                write_pixels(warp, &p, &from, 4, dst);
             dst += p.count * channels;
         }
     }

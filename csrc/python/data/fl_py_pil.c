@@ -1,5 +1,5 @@
-/* fl_py_pil_blur: see fl_py_pil_blur.h. */
-#include "fl_py_pil_blur.h"
+/* fl_py_pil: see fl_py_pil.h. */
+#include "fl_py_pil.h"
 
 #include "fl_box_blur.h"
 #include "fl_cpu_image.h"
@@ -74,4 +74,44 @@ PyObject *fl_py_pil_blur(PyObject *Py_UNUSED(module), PyObject *args)
     Py_DECREF(owner);
     if (status != FL_OK) return fl_py_raise(&err, NULL);
     Py_RETURN_NONE;
+}
+
+const char fl_py_pil_affine_doc[] = PyDoc_STR(
+    "pil_affine(result, core, is_cubic, fills, a, b, c, d, e, f, /)\n--\n\n"
+    "Write the image of a core to a result of the same size, as PIL.Image.transform does\n"
+    "with an affine matrix. Both are cores of mode RGB; nobody else may have the result.\n"
+    "fills: what lies outside of the image becomes 0; else the result's first pixel.\n"
+    "Releases the interpreter lock. Raises ValueError if fastloop does not write the\n"
+    "result; then nothing has changed.");
+
+PyObject *fl_py_pil_affine(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *result, *core, *to, *from;
+    int is_cubic, fills;
+    fl_box_image target, image;
+    fl_warp_pil warp = {0};
+    double *m = warp.m;
+    if (!PyArg_ParseTuple(args, "OOppdddddd:pil_affine", &result, &core, &is_cubic, &fills, &m[0],
+                          &m[1], &m[2], &m[3], &m[4], &m[5]))
+        return NULL;
+    if ((to = open_image(result, &target)) == NULL) return NULL;
+    if ((from = open_image(core, &image)) != NULL) {
+        if (image.pixel_bytes != 4 || target.pixel_bytes != 4 || image.rows != target.rows ||
+            image.columns != target.columns || image.data == target.data) {
+            PyErr_SetString(PyExc_ValueError,
+                            "pil_affine: must have two cores of RGB and one size");
+            Py_CLEAR(from);
+        }
+    }
+    if (from != NULL) {
+        warp.how = is_cubic ? FL_BICUBIC : FL_BILINEAR;
+        if (!fills) memcpy(warp.fill, target.data, 4);
+        Py_BEGIN_ALLOW_THREADS
+        fl_cpu_image_ops_find()->tone.warp_pil(target.data, image.data, (int32_t)image.columns,
+                                               (int32_t)image.rows, 4, &warp);
+        Py_END_ALLOW_THREADS
+    }
+    Py_DECREF(to);
+    Py_XDECREF(from);
+    return from != NULL ? Py_NewRef(Py_None) : NULL;
 }

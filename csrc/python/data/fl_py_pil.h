@@ -1,0 +1,16 @@
+/* fl_py_pil: the functions of _core that work in the memory of Pillow's images. Need the
+ * interpreter lock, and give it up meanwhile. */
+#ifndef FL_PY_PIL_H
+#define FL_PY_PIL_H
+
+#include "fl_py.h"
+
+/* pil_blur of _core: blurs a core in place. */
+PyObject *fl_py_pil_blur(PyObject *module, PyObject *args);
+extern const char fl_py_pil_blur_doc[];
+
+/* pil_affine of _core: writes a turned or sheared image. */
+PyObject *fl_py_pil_affine(PyObject *module, PyObject *args);
+extern const char fl_py_pil_affine_doc[];
+
+#endif
