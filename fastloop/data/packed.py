@@ -76,7 +76,8 @@ class PackedDataset(EpochDataset):
     Sample ``i`` is a dict of tensors ``[length]``: ``input_ids`` and the other columns; ``labels``,
     made from ``input_ids`` unless they are a column; ``position_ids`` and ``doc_ids``. The first
     label of each segment, and labels of padding, are -100; all other padding is 0. The padding of
-    a row is a segment. ``cu_seqlens()`` gives the bounds of segments. Empty documents are left out.
+    a row is a segment. ``cu_seqlens()`` gives the bounds of segments, and a loader with
+    ``PackCollate(layout="jagged")`` makes nested tensors of them. Empty documents are left out.
 
     fastloop's loaders count epochs; with torch's loader, call ``set_epoch()`` before each epoch.
 
