@@ -3,7 +3,6 @@ give them, and what counting their tokens says."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,58 +12,23 @@ import torch
 from fastloop._core import Mixture
 from fastloop.base import checks
 from fastloop.data.arrays import ArrayDataset
-from fastloop.data.field import Array, Field, torch_dtype
+from fastloop.data.field import Array, torch_dtype
 from fastloop.data.mixture import MixtureDataset
 from fastloop.data.sequences.column import values_of
 from fastloop.data.sequences.ragged import RaggedArray
 from fastloop.data.shards.arrow import ArrowDataset
-from fastloop.data.tokens.dataset import TokenDataset, open_again
+from fastloop.data.tokens.dataset import TokenDataset
+from fastloop.data.tokens.files import read_dtype
 
 TOKENS, LABELS = "input_ids", "labels"
 _BLOCK = 2**18  # documents whose lengths are looked at together
-_PART = 2**22  # tokens that are searched at a time
 
 Columns = dict[str, RaggedArray]
 
 
-# ---- the documents of token files
-
-
-def _find_ends(field: Field, eos_id: int) -> Array:
-    """Return where documents end that end with this token, and the end of all tokens."""
-    ends = [np.array([len(field)])]
-    for first in range(0, len(field), _PART):
-        part = field.read_range(first, min(first + _PART, len(field))).numpy()
-        ends.append(np.flatnonzero(part == eos_id) + first + 1)
-    return np.unique(np.concatenate(ends))
-
-
-def _documents_of(dataset: TokenDataset) -> RaggedArray:
-    """Return the documents in the files of a dataset, without a copy of the tokens. An index beside
-    a file has the bounds of documents; else ``eos_id`` ends each document."""
-    parts, eos_id = [], dataset._arguments.eos_id
-    for each in dataset._files:
-        if each.buffers is not None:
-            parts.append(RaggedArray(*each.buffers))
-            continue
-        file: Any = open_again(each)
-        os.close(file.source)
-        remedy = "the file has no index of documents"
-        rule = f"an int for the documents of {file.path!r}"
-        checks.check_value("eos_id", eos_id, not (eos_id is file.ends is None), rule, remedy)
-        mapped = np.memmap(file.path, file.dtype, "r", file.first_byte, (file.tokens,))
-        field = Field("tokens", mapped)
-        ends = _find_ends(field, eos_id or 0) if file.ends is None else file.ends
-        parts.append(RaggedArray(field.source, np.append(0, ends)))
-    return RaggedArray.from_parts(parts)
-
-
-# ---- columns
-
-
 def _read_columns(name: str, data: Any) -> Columns:
     """Return the columns of one source."""
-    columns = _documents_of(data) if isinstance(data, TokenDataset) else data
+    columns = data.documents() if isinstance(data, TokenDataset) else data
     if isinstance(data, ArrayDataset) and data._keys:
         columns = dict(zip(data._keys, data._fields, strict=True))
     if isinstance(data, ArrowDataset):
@@ -81,6 +45,11 @@ def _read_columns(name: str, data: Any) -> Columns:
         remedy = "pass a.to('cpu'), and device= to the loader"
         checks.check_type(f"the values of {called}", values, is_here, "on the CPU", remedy)
     return dict(columns)
+
+
+def read_out_dtype(dtype: Any) -> torch.dtype:
+    found: torch.dtype = getattr(torch, read_dtype("out_dtype", dtype))
+    return found
 
 
 class Documents:
@@ -101,7 +70,12 @@ class Documents:
         self.order: Mixture | None = None
         if isinstance(data, MixtureDataset):
             self.order = data._core
-            parts = [_read_columns(f"sources[{n!r}]", s) for n, s in data._sources.items()]
+            parts = []
+            for name, source in data._sources.items():
+                rule, remedy = "of documents, not of windows of tokens", "pass its documents()"
+                is_windows = isinstance(source, TokenDataset)
+                checks.check_type(f"sources[{name!r}]", source, not is_windows, rule, remedy)
+                parts.append(_read_columns(f"sources[{name!r}]", source))
             for part in parts:
                 rule = f"columns {[*parts[0]]} in all sources"
                 checks.check_value("data", [*part], part.keys() == parts[0].keys(), rule)

@@ -18,12 +18,12 @@ from fastloop.base import checks
 from fastloop.base.shown import repr_of
 from fastloop.compat.moves import watch
 from fastloop.data.columns import Columns, NotCoveredError, Request, check_single, leave_if
-from fastloop.data.documents import LABELS, TOKENS, Documents
+from fastloop.data.documents import LABELS, TOKENS, Documents, read_out_dtype
 from fastloop.data.epochs import Epoch, EpochDataset
 from fastloop.data.field import read_row, torch_dtype
 from fastloop.data.sequences.column import offsets_of, sequence_column, values_of
 from fastloop.data.sequences.fields import LABEL_PADDING, SampleField, element_of
-from fastloop.data.tokens.dataset import TokenDataset, read_dtype
+from fastloop.data.tokens.dataset import TokenDataset
 
 _OVERLONG = ("split", "truncate", "drop", "raise")
 _LONGEST = 2**24  # the core's limit
@@ -124,7 +124,7 @@ class PackedDataset(EpochDataset):
         self._pad = checks.read_int("pad_id", pad_id)
         wanted = return_position_ids, return_doc_ids
         self._made = [name for name, is_wanted in zip(_MADE, wanted, strict=True) if is_wanted]
-        self._dtype = getattr(torch, read_dtype("out_dtype", out_dtype))
+        self._dtype = read_out_dtype(out_dtype)
         self._data, self._epoch = data, Epoch()
         self._open()
 

@@ -450,6 +450,23 @@ def test_token_files_without_documents(tmp_path: Any) -> None:
         PackedDataset(source, 12)
 
 
+def test_a_mixture_takes_the_documents_of_token_files(tmp_path: Any) -> None:
+    """Windows of tokens are no documents, and are refused."""
+    tokens = some_tokens(600, seed=1)
+    tokens.tofile(tmp_path / "a.bin")
+    files = TokenDataset(tmp_path / "a.bin", 4, dtype="uint16", eos_id=int(tokens[0]))
+    plain = RaggedArray(some_tokens(600, seed=2), np.arange(0, 601, 20))
+    with pytest.raises(TypeError, match=r"sources\['files'\] must .* \(pass its documents\(\)\)"):
+        PackedDataset(MixtureDataset({"files": files, "plain": plain}), 12)
+    documents = files.documents()
+    data = PackedDataset(MixtureDataset({"files": documents, "plain": plain}), 12)
+    found = sorted(tuple(d) for d in documents_of(data))
+    assert found == sorted(tuple(each.tolist()) for of in (documents, plain) for each in of)
+    assert sum(len(d) for d in found) == 1200
+    assert len(pickle.dumps(documents)) < 4000  # a path instead of the tokens
+    assert pickle.loads(pickle.dumps(documents))[1].tolist() == documents[1].tolist()
+
+
 def test_chunks_of_a_mapped_arrow_file(tmp_path: Any) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     draw_lengths = np.random.default_rng(1).integers(0, 60, (3, 40))

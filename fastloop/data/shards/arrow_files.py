@@ -11,7 +11,7 @@ from fastloop._core import FileReader
 from fastloop.base.checks import is_sequence, refuse_if
 from fastloop.data.shards.arrow_columns import import_arrow
 from fastloop.data.shards.cache import fetch, is_url
-from fastloop.data.tokens.dataset import expand_paths
+from fastloop.data.tokens.files import expand_paths
 
 _STATE = 24  # bytes of a file's state in FileReader.states
 

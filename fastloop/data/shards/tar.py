@@ -29,7 +29,7 @@ from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.cache import ONE_SIZE
 from fastloop.data.image_folder.encoded import EncodedImages
 from fastloop.data.shards.tar_index import ENTRY, OTHER_SET, SHARD_BITS, open_index
-from fastloop.data.tokens.dataset import expand_paths
+from fastloop.data.tokens.files import expand_paths
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
