@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A,B] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -32,6 +32,8 @@ x    the texts of row f in a DataLoader, with a collate function around tokenize
 y    row f with DataCollatorForSeq2Seq
 z    a list of (tensor of 20 to 200 ids, int), with a collate function around pad_sequence()
 A    row f with DataCollatorForLanguageModeling(mlm=True)
+B    the files of row g in timm's create_loader(): rand-m7-mstd0.5-inc1 (with m9 Pillow 13 raises an
+     error now and then), random interpolation, erasing, on the CPU
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -125,6 +127,7 @@ ROWS = {
         has_cpu_time=True,
         policy="DataCollatorForLanguageModeling",
     ),
+    "B": Row("timm's ImageNet recipe", "timm", 1, 768, (1.5, 1.4), has_cpu_time=True),
 }
 
 
@@ -331,7 +334,28 @@ def make_sequences_loader(row: Row, workers: int) -> Any:
     )
 
 
+def make_timm_loader(workers: int) -> Any:
+    import torch
+    from timm.data import create_dataset, create_loader
+
+    return create_loader(
+        create_dataset("", root=os.environ[FOLDER]),
+        (3, 224, 224),
+        128,
+        is_training=True,
+        auto_augment="rand-m7-mstd0.5-inc1",
+        interpolation="random",
+        re_prob=0.25,
+        re_mode="pixel",
+        num_workers=workers,
+        device=torch.device("cpu"),
+        persistent_workers=False,
+    )
+
+
 def make_loader(row: Row, workers: int) -> Any:
+    if row.kind == "timm":
+        return make_timm_loader(workers)
     if row.kind == "sequences":
         return make_sequences_loader(row, workers)
     if row.kind in ("Trainer", "texts"):
@@ -358,11 +382,13 @@ def cpu_time() -> float:
 def play(row: Row, workers: int, step_us: float) -> None:
     """Print microseconds a batch of the second epoch, and the digest; with a step, the share of a
     third epoch, from its first batch on, for which a device with such steps works."""
+    import numpy as np
     import torch
 
     loader = make_loader(row, workers)
     torch.manual_seed(7)
     random.seed(7)
+    np.random.seed(7)
     digest = sha1(usedforsecurity=False)
     for _ in range(2):
         taken, start, batches = 0.0, perf_counter(), 0
@@ -456,7 +482,7 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if {*"gmopqrstuvw"} & {*arguments.rows}:
+    if {*"gmopqrstuvwB"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")
