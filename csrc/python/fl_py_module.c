@@ -29,7 +29,7 @@
 #include "fl_py_pad.h"
 #include "fl_py_parent_end.h"
 #include "fl_py_mixture.h"
-#include "fl_py_pil.h"
+#include "fl_py_pil_blur.h"
 #include "fl_py_permutation.h"
 #include "fl_py_tensor_slot.h"
 #include "fl_py_reply.h"

@@ -1,5 +1,5 @@
-/* fl_py_pil: see fl_py_pil.h. */
-#include "fl_py_pil.h"
+/* fl_py_pil_blur: see fl_py_pil_blur.h. */
+#include "fl_py_pil_blur.h"
 
 #include "fl_box_blur.h"
 #include "fl_cpu_image.h"

@@ -1,7 +1,7 @@
-/* fl_py_pil: the functions of _core that work in the memory of Pillow's images. Need the
+/* fl_py_pil_blur: blurs and affine transforms in the memory of Pillow's images. Need the
  * interpreter lock, and give it up meanwhile. */
-#ifndef FL_PY_PIL_H
-#define FL_PY_PIL_H
+#ifndef FL_PY_PIL_BLUR_H
+#define FL_PY_PIL_BLUR_H
 
 #include "fl_py.h"
 
