@@ -167,6 +167,7 @@ def test_batches_of_loaders(shards: list[str], options: Any) -> None:
     assert sorted(torch.cat([labels for _, labels in got]).tolist()) == list(range(30))
 
 
+@pytest.mark.slow
 def test_spawned_workers_read_the_index_again(shards: list[str]) -> None:
     data = TarDataset(shards, ["jpg", "cls"], T.CenterCrop(8))
     pickled = pickle.dumps(data)
@@ -497,6 +498,14 @@ def test_paths_that_are_no_shards(tmp_path: Path, shards: list[str]) -> None:
     for paths, kind, text in cases:
         with pytest.raises(kind, match=text):
             TarDataset(paths)
+
+
+def test_only_images_need_a_decoder(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastloop.data.image_folder.decode.find_module", lambda name: None)
+    data = pickle.loads(pickle.dumps(TarDataset(shards, "cls")))
+    assert data[3] == 3 and "decode:" not in data.explain()
+    with pytest.raises(ImportError, match="needs Pillow"):
+        TarDataset(shards)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ from fastloop.data.tokens.files import expand_paths
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _KEY = "__key__"
-_OPENED = ("_reader", "_entries", "_index_path", "_has_one_image")  # what TarDataset._open sets
+# What TarDataset._open sets.
+_OPENED = ("_reader", "_entries", "_index_path", "_has_images", "_has_one_image", "_decode")
 
 
 def _read_npy(data: bytes) -> Array:
@@ -138,6 +139,7 @@ class TarDataset(EncodedImages):
         FileNotFoundError: a shard is missing.
         TypeError, ValueError: wrong arguments; a shard is compressed, damaged, or cut; a key comes
             again; a sample lacks a field.
+        ImportError: samples have images, and neither simplejpeg nor Pillow is installed.
         OSError: a shard cannot be read; no folder for the index can be written. From samples: a
             part cannot be decoded. The text names shard and key.
     """
@@ -167,7 +169,7 @@ class TarDataset(EncodedImages):
         self._keeps = read_choice("duplicates", duplicates, ("raise", "keep")) == "keep"
         folder = None if cache_dir is None else os.path.expanduser(os.fsdecode(cache_dir))
         self._cache_dir = None if folder is None else os.path.abspath(folder)
-        self._prepare(transform, "auto", on_error, "CHW", seed)
+        self._prepare(transform, len, on_error, "CHW", seed)  # _open finds the decoder
         self.paths = _read_paths(paths)
         self._open(None)
 
@@ -181,10 +183,13 @@ class TarDataset(EncodedImages):
         chosen = [self._choose(each.split("/")) for each in index.sets]
         self._check_missing(chosen)
         counts = {sum(map(self._is_image, names)) for names in chosen if names is not None}
+        self._has_images = counts != {0} or len(index.sets) == OTHER_SET
         self._has_one_image = counts == {1} and len(index.sets) < OTHER_SET
         check_value("paths", self.paths, len(self._entries), "shards with at least one sample")
         rule = "None if no sample has an image"
-        check_value("transform", self._transform, self._transform is None or counts != {0}, rule)
+        check_value("transform", self._transform, self._transform is None or self._has_images, rule)
+        if self._has_images:
+            self._decode = decoders.AutoDecoder()
 
     def _choose(self, extensions: Sequence[str]) -> list[str] | None:
         """Return the extensions of a sample's fields, or None if the sample lacks one."""
@@ -313,7 +318,7 @@ class TarDataset(EncodedImages):
             f"index: {self._index_path!r}, {ENTRY.itemsize} bytes a sample",
             "reads: one pread a sample; a batch is announced if the disk is slow",
         ]
-        return "\n".join(lines + self._explain_images())
+        return "\n".join(lines + (self._explain_images() if self._has_images else []))
 
     def __repr__(self) -> str:
         return f"TarDataset({len(self.paths)} shards, {len(self)} samples)"
