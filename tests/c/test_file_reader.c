@@ -37,9 +37,11 @@ static fl_file_reader *make_reader(int64_t files)
         snprintf(paths[f], sizeof paths[f], "%s/%03d", folder, (int)f);
         names[f] = paths[f];
         write_file(f, BYTES, f);
-        CHECK_INT(fl_file_state_find(paths[f], &states[f], &err), FL_OK);
-        CHECK_INT(states[f].bytes, BYTES);
     }
+    CHECK_INT(fl_file_reader_open(names, NULL, files, &reader, &err), FL_OK);
+    for (int64_t f = 0; f < files; f++) states[f] = *fl_file_reader_state(reader, f);
+    for (int64_t f = 0; f < files; f++) CHECK_INT(states[f].bytes, BYTES);
+    fl_file_reader_close(reader);
     CHECK_INT(fl_file_reader_open(names, states, files, &reader, &err), FL_OK);
     return reader;
 }
@@ -146,15 +148,18 @@ static void test_files_that_change_are_errors(void)
     remove_files(6);
 }
 
-static void test_states_of_what_is_no_file(void)
+static void test_what_is_no_file(void)
 {
-    fl_file_state state;
+    const char *wrong[] = {"/dev/null", folder, "/tmp/fastloop-no-such-file"};
+    const int numbers[] = {EINVAL, EISDIR, ENOENT};
+    fl_file_reader *reader;
     fl_err err;
-    CHECK_INT(fl_file_state_find(folder, &state, &err), FL_EFILE);
-    CHECK_INT(err.length, EISDIR);
-    CHECK_INT(fl_file_state_find("/dev/null", &state, &err), FL_EFILE);
-    CHECK(err.length == EINVAL && strstr(err.text, "regular file") != NULL);
-    CHECK_INT(fl_file_state_find("/tmp/fastloop-no-such-file", &state, NULL), FL_EFILE);
+    for (int i = 0; i < 3; i++) {
+        const char *both[] = {"/proc/self/stat", wrong[i]};
+        CHECK_INT(fl_file_reader_open(both, NULL, 2, &reader, &err), FL_EFILE);
+        CHECK(reader == NULL && err.position == 1 && err.length == numbers[i]);
+        CHECK(strstr(err.text, i == 0 ? "regular file" : strerror(numbers[i])) != NULL);
+    }
 }
 
 static int open_and_close(void *ignored)
@@ -176,7 +181,7 @@ int main(void)
     CHECK(mkdtemp(folder) != NULL);
     RUN(test_parts_of_many_files_with_few_descriptors);
     RUN(test_files_that_change_are_errors);
-    RUN(test_states_of_what_is_no_file);
+    RUN(test_what_is_no_file);
     RUN(test_refused_resources);
     CHECK(rmdir(folder) == 0);
     return 0;

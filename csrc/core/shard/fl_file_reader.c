@@ -75,22 +75,23 @@ static bool is_same(const fl_file_state *a, const fl_file_state *b)
     return a->bytes == b->bytes && a->mtime_ns == b->mtime_ns && a->inode == b->inode;
 }
 
-int fl_file_state_find(const char *path, fl_file_state *out, fl_err *err)
+/* ---- opening */
+
+/* Finds the state of a regular file. */
+static int find_state(const char *path, int64_t file, fl_file_state *out, fl_err *err)
 {
     struct stat found;
     int number = stat(path, &found) != 0 ? errno : 0;
-    if (number == 0 && !S_ISREG(found.st_mode)) number = S_ISDIR(found.st_mode) ? EISDIR : EINVAL;
-    if (number == EINVAL)
-        fl_fail(err, FL_EFILE, "must be a regular file, got a FIFO, a socket or a device");
-    else if (number != 0)
-        fl_fail(err, FL_EFILE, "%s", strerror(number));
-    if (number != 0) set_error(err, 0, 0, number);
-    if (number != 0) return FL_EFILE;
-    *out = state_of(&found);
-    return FL_OK;
+    bool is_other = number == 0 && !S_ISREG(found.st_mode);
+    if (is_other) number = S_ISDIR(found.st_mode) ? EISDIR : EINVAL;
+    if (number == 0) *out = state_of(&found);
+    if (number == 0) return FL_OK;
+    fl_fail(err, FL_EFILE, "%s",
+            number == EINVAL ? "must be a regular file, got a FIFO, a socket or a device"
+                             : strerror(number));
+    set_error(err, file, 0, number);
+    return FL_EFILE;
 }
-
-/* ---- opening */
 
 /* Copies the paths behind an array of their addresses. */
 static char **copy_paths(const char *const *paths, int64_t count)
@@ -106,24 +107,32 @@ static char **copy_paths(const char *const *paths, int64_t count)
     return copies;
 }
 
+static int fill_reader(fl_file_reader *reader, const char *const *paths,
+                       const fl_file_state *states, fl_err *err)
+{
+    int64_t bytes = reader->count * (int64_t)sizeof *states;
+    reader->paths = copy_paths(paths, reader->count);
+    reader->states = fl_alloc(bytes);
+    if (reader->paths == NULL || reader->states == NULL)
+        return fl_fail(err, FL_ENOMEM, "out of memory for a reader of files");
+    if (states != NULL) memcpy(reader->states, states, (size_t)bytes);
+    for (int64_t f = 0; states == NULL && f < reader->count; f++)
+        FL_TRY(find_state(paths[f], f, &reader->states[f], err));
+    return FL_OK;
+}
+
 int fl_file_reader_open(const char *const *paths, const fl_file_state *states, int64_t count,
                         fl_file_reader **out, fl_err *err)
 {
     fl_file_reader *reader = *out = fl_alloc(sizeof *reader);
-    if (reader != NULL) {
-        fl_read_ahead_begin(&reader->ahead);
-        reader->count = count;
-        reader->paths = copy_paths(paths, count);
-        reader->states = fl_alloc(count * (int64_t)sizeof *states);
-    }
-    if (reader == NULL || reader->paths == NULL || reader->states == NULL) {
-        fl_file_reader_close(reader);
-        *out = NULL;
-        return fl_fail(err, FL_ENOMEM, "out of memory for a reader of %lld files",
-                       (long long)count);
-    }
-    memcpy(reader->states, states, (size_t)count * sizeof *states);
-    return FL_OK;
+    if (reader == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a reader of files");
+    fl_read_ahead_begin(&reader->ahead);
+    reader->count = count;
+    int status = fill_reader(reader, paths, states, err);
+    if (status == FL_OK) return FL_OK;
+    fl_file_reader_close(reader);
+    *out = NULL;
+    return status;
 }
 
 void fl_file_reader_close(fl_file_reader *reader)

@@ -16,22 +16,20 @@ typedef struct fl_file_state {
     int64_t bytes, mtime_ns, inode;
 } fl_file_state;
 
-/* Reads the state of a regular file. FL_EFILE (length: the errno; value 0): there is no such file,
- * or the path has a folder, a FIFO or the like. Blocks for the disk. */
-int fl_file_state_find(const char *path, fl_file_state *out, fl_err *err);
-
 /* A part of a file that lies within the file. */
 typedef struct fl_file_part {
     int64_t file, byte, bytes;
 } fl_file_part;
 
 /* The most descriptors that a reader keeps between reads. */
-enum { FL_FILE_DESCRIPTORS = 256 };
+enum { FL_FILE_DESCRIPTORS = 128 };
 
 typedef struct fl_file_reader fl_file_reader;
 
 /* Opens a reader, but none of the `count` files; the caller closes *out. Copies paths and states.
- * FL_ENOMEM. */
+ * If `states` is NULL, finds the states that the files have now, and blocks for the disk.
+ * FL_ENOMEM. FL_EFILE (position: the file; length: the errno): there is no such file, or the path
+ * has a folder, a FIFO or the like. */
 int fl_file_reader_open(const char *const *paths, const fl_file_state *states, int64_t count,
                         fl_file_reader **out, fl_err *err);
 /* Closes all descriptors; nobody may be reading. NULL is fine. */

@@ -13,14 +13,6 @@ typedef struct fl_py_file_reader {
     int64_t count;
 } fl_py_file_reader;
 
-/* Sets the exception for a file that cannot be read: -1. */
-static int fail_file(fl_py_file_reader *self, const fl_err *err)
-{
-    fl_py_fields fields = {.token_files = self->paths};
-    fl_py_raise(err, &fields);
-    return -1;
-}
-
 /* Encodes the paths: a new tuple of bytes, whose text *out lists; the caller frees *out. */
 static PyObject *encode_paths(PyObject *paths, const char ***out)
 {
@@ -40,38 +32,16 @@ static PyObject *encode_paths(PyObject *paths, const char ***out)
     return encoded;
 }
 
-/* Finds the states of the files, or copies those that are given. 0, or -1 and an exception. */
-static int
-find_states(fl_py_file_reader *self, const char **names, const Py_buffer *given, fl_file_state *out)
+static int open_reader(fl_py_file_reader *self, const char **names, const Py_buffer *states)
 {
     fl_err err;
-    int64_t bytes = self->count * (int64_t)sizeof *out;
-    if (given->buf != NULL && given->len != bytes)
+    fl_py_fields fields = {.token_files = self->paths};
+    int64_t bytes = self->count * (int64_t)sizeof(fl_file_state);
+    if (states->buf != NULL && states->len != bytes)
         return FL_PY_FAIL(PyExc_ValueError, "FileReader: states must have %lld bytes, got %zd",
-                          (long long)bytes, given->len);
-    for (int64_t f = 0; f < self->count; f++) {
-        if (given->buf != NULL)
-            out[f] = ((const fl_file_state *)given->buf)[f];
-        else if (fl_file_state_find(names[f], &out[f], &err) != FL_OK) {
-            err.position = f;
-            return fail_file(self, &err);
-        }
-    }
-    return 0;
-}
-
-static int open_reader(fl_py_file_reader *self, const char **names, const Py_buffer *given)
-{
-    fl_err err;
-    int status = -1;
-    fl_file_state *states = PyMem_Calloc((size_t)self->count + 1, sizeof *states);
-    if (states == NULL)
-        PyErr_NoMemory();
-    else if (find_states(self, names, given, states) == 0)
-        status = fl_py_check(fl_file_reader_open(names, states, self->count, &self->reader, &err),
-                             &err, NULL);
-    PyMem_Free(states);
-    return status;
+                          (long long)bytes, states->len);
+    return fl_py_check(fl_file_reader_open(names, states->buf, self->count, &self->reader, &err),
+                       &err, &fields);
 }
 
 static PyObject *file_reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -133,10 +103,9 @@ static PyObject *file_reader_read(fl_py_file_reader *self, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     status = fl_file_reader_read(self->reader, &part, memory, &err);
     Py_END_ALLOW_THREADS
-    if (status == FL_OK) return out;
-    Py_DECREF(out);
-    fail_file(self, &err);
-    return NULL;
+    fl_py_fields fields = {.token_files = self->paths};
+    if (fl_py_check(status, &err, &fields) != 0) Py_CLEAR(out);
+    return out;
 }
 
 PyDoc_STRVAR(announce_doc,
