@@ -15,6 +15,11 @@ j    The same in rows of 8 192 tokens.
 k    Rows of lists out of mapped Arrow files, by `ArrowDataset` and datasets.
 l    Parquet (zstd) to Arrow by `ParquetDataset`, for each 1 000 tokens.
 m    Rows of 30 000 bytes out of MDS shards, at random, by `MDSDataset` and mosaicml-streaming.
+n    The index of a tar archive, cached and not cached, beside tarfile and `cat`.
+o    The second open of 1.28 million samples in tar shards.
+p    Loaders of JPEG files in tar shards, 2 workers, batches of float32: TarDataset, webdataset and
+     litdata.
+q    The same, batches of uint8.
 
 Mixtures: sources are ranges of 10^7 numbers. `index` is the time to find source and row of a
 position, 256 positions at a time as a batch does; `order` is the same without the order of the rows
@@ -55,6 +60,7 @@ from typing import Any
 import numpy as np
 from _harness import parse_arguments
 from _work_columns import compare_columns
+from _work_tar import compare_tars
 
 from fastloop import (
     ArrayDataset,
@@ -391,13 +397,14 @@ def compare_mixtures(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefghijklm")
+    args = parse_arguments(__doc__, "abcdefghijklmnopq")
     lines = []
     for letters, compare in (
         ("ab", compare_mixtures),
         ("cdef", compare_costs),
         ("ghij", compare_packing),
         ("klm", compare_columns),
+        ("nopq", compare_tars),
     ):
         if rows := [row for row in args.rows if row in letters]:
             lines += compare(rows, args.is_quick)
