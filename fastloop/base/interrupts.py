@@ -61,6 +61,16 @@ def is_interrupted() -> bool:
     return bool(_held and _taken)
 
 
+def raises_again(function: Callable[..., object], *args: object) -> bool:
+    """Tell whether a call that has raised an error raises again. If it does not, the error came
+    from the handler of a signal."""
+    try:
+        function(*args)
+    except Exception:
+        return True
+    return False
+
+
 def release_in_child() -> None:
     """Restore the program's handler in a process that was forked inside interrupts_held()."""
     if _held:

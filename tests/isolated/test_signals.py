@@ -52,3 +52,10 @@ def test_what_follows_a_handler_that_raises_is_in_order(tmp_path: Path) -> None:
         tmp_path,
         "signals/raising_handlers_leave_the_order",
     )
+
+
+def test_a_handler_that_raises_loses_one_batch(tmp_path: Path) -> None:
+    run_program(
+        tmp_path,
+        "signals/a_handler_at_each_step_loses_one_batch",
+    )

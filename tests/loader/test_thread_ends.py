@@ -111,7 +111,7 @@ def test_an_epoch_that_is_left_is_not_loaded_to_its_end() -> None:
     iterator = iter(loader)
     assert next(iterator).item() == 0
     assert gate.is_reached.wait(limit(300))
-    queue = loader._iterator._workers[1]._requests
+    queue = loader._iterator._workers[1].requests
     taken: list[int] = []
     again = threading.Thread(target=lambda loader: taken.append(next(iter(loader))), args=[loader])
     again.start()
@@ -324,7 +324,7 @@ def test_a_thread_that_was_ended_from_outside() -> None:
     assert gate.is_reached.wait(limit(300))
     with contextlib.suppress(queue.Empty):
         while True:
-            iterator._workers[1]._requests.get_nowait()
+            iterator._workers[1].requests.get_nowait()
     iterator._workers[1].put(None)
     gate.is_open.set()
     with pytest.raises(RuntimeError, match="DataLoader worker thread 1 ended unexpectedly"):

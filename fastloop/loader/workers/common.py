@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from itertools import cycle, islice
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from fastloop._core import FinalizerBase
-from fastloop.base.interrupts import interrupt_later, interrupts_held
+from fastloop.base.interrupts import interrupt_later, interrupts_held, raises_again
 from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, LockedIter, Shared
@@ -105,7 +105,12 @@ class WorkerIter(MultiIter, LockedIter):
         """Begin an epoch: drop the replies of the previous epoch."""
 
     def _send(self, worker: int, task: Any) -> None:
-        """Send (number, indices) or an Order. None is a worker's last task."""
+        """Send an Order. None is a worker's last task."""
+
+    def _prepare(self, worker: int, task: Any) -> partial[None]:
+        """Return the call that sends (number, indices). The call is native: between the moment when
+        the task is sent and the return no handler of a signal runs."""
+        raise NotImplementedError
 
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         """Return a task of this epoch as `_get_data` does; None if no task has arrived within
@@ -143,6 +148,10 @@ class WorkerIter(MultiIter, LockedIter):
             # The reply that was received last, until its content is stored: the handler of a signal
             # may raise after any call, and next() then finds the reply here.
             self._unread: list[Any] = []
+            # The same for the sampler's next indices, until their task has its place, and for the
+            # calls that send tasks, by number.
+            self._drawn: list[Any] = []
+            self._unsent: dict[int, partial[None]] = {}
             self._awaited: set[int] = set()  # workers whose first state has not arrived
             self._fault: ExceptionWrapper | None = None  # a worker's, if it could not begin
             self._begin_replies(first_iter)
@@ -157,7 +166,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._workers_num_tasks = [0 for _ in workers]
             states = self._epoch.states
             # A resumed epoch continues with the worker whose turn it was.
-            self._turns = islice(cycle(workers), 0 if states is None else states.first_worker, None)
+            self._turn = 0 if states is None else states.first_worker
             if not first_iter:
                 for worker in workers:
                     self._send(worker, Order(worker))
@@ -180,7 +189,7 @@ class WorkerIter(MultiIter, LockedIter):
         while True:
             self._check_process()
             is_here = self._arrived and not self._unread
-            received = self._arrived.popleft() if is_here else self._receive(wait_s)
+            received = self._arrived[0] if is_here else self._receive(wait_s)
             if received is None:
                 received = self._look_for_dead()
             if received is not None:
@@ -212,34 +221,45 @@ class WorkerIter(MultiIter, LockedIter):
     def _take_next(self) -> Any:
         """Return the batch whose turn it is; with in_order=False, the first batch to arrive."""
         while True:
+            for number in tuple(self._unsent):
+                self._send_noted(number)
             self._pass_ended()
             worker, *data = self._task_info[self._rcvd_idx]
             if data:
                 del self._task_info[self._rcvd_idx]
                 self._rcvd_idx += 1
+                self._workers_num_tasks[worker] -= 1
                 return self._process_data(data[0], worker)
             if self._shutdown or self._tasks_outstanding <= 0:
                 if self._is_closed:
                     raise RuntimeError(CLOSED)
                 text = "shutdown or no outstanding tasks when fetching next data"
                 raise AssertionError(f"Invalid iterator state: {text}")
-            number, arrived = self._get_data()
+            received = self._get_data()
+            number, arrived = received
             is_end = isinstance(arrived, StreamEnd)
             # No call stands between the next lines, so no handler of a signal can run there.
-            if self._in_order and not is_end:
+            if is_end:
+                self._workers_status[arrived.worker_id] = False
+            elif self._in_order:
                 self._task_info[number] += (arrived,)
+            else:
+                worker = self._task_info[number][0]
+                del self._task_info[number]
+                self._rcvd_idx += number == self._rcvd_idx
+                self._workers_num_tasks[worker] -= 1
             self._tasks_outstanding -= 1
-            del self._unread[:]
+            if self._arrived and self._arrived[0] is received:
+                del self._arrived[0]
+            else:
+                del self._unread[:]
             if is_end:
                 # The worker's share of a stream has ended. The remaining workers get its tasks.
                 if not self._persistent_workers:
                     self._send(arrived.worker_id, None)
-                self._workers_status[arrived.worker_id] = False
                 self._try_put_index()
             elif not self._in_order:
-                if number == self._rcvd_idx:
-                    self._rcvd_idx += 1
-                return self._process_data(arrived, self._task_info.pop(number)[0])
+                return self._process_data(arrived, worker)
 
     def _pass_ended(self) -> None:
         """Skip tasks of workers whose share of a stream has ended. Raise StopIteration if no task
@@ -259,7 +279,6 @@ class WorkerIter(MultiIter, LockedIter):
         raise StopIteration
 
     def _process_data(self, data: Any, worker: int) -> Any:
-        self._workers_num_tasks[worker] -= 1
         self._try_put_index()  # a sampler may call next() here
         self._last_worker = worker
         if isinstance(data, ExceptionWrapper):
@@ -267,27 +286,50 @@ class WorkerIter(MultiIter, LockedIter):
         return data
 
     def _try_put_index(self) -> None:
-        self._is_asking = True
-        try:
-            indices = self._next_index()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            return
-        finally:
-            self._is_asking = False
+        """Send the sampler's next indices to a worker. What the handler of a signal interrupts, the
+        next call continues."""
+        if not self._drawn:
+            self._is_asking = True
+            try:  # in one call: the list has the indices before the call returns
+                self._drawn.extend(map(next, (self._sampler_iter,)))
+            finally:
+                self._is_asking = False
         worker = self._choose_worker()
-        if worker is None:
+        if worker is None or not self._drawn:
             return
-        self._send(worker, (self._send_idx, indices))
-        self._task_info[self._send_idx] = (worker,)
+        number = self._send_idx
+        task = number, self._drawn[0]
+        try:
+            send = self._prepare(worker, task)
+        except Exception:
+            if raises_again(self._prepare, worker, task):  # pickle refuses the indices
+                del self._drawn[:1]
+            raise
+        # No call stands between the next lines. A handler that called next() has sent the task.
+        if number != self._send_idx:
+            return
+        self._unsent[number] = send
+        self._task_info[number] = (worker,)
         self._workers_num_tasks[worker] += 1
         self._tasks_outstanding += 1
         self._send_idx += 1
+        self._turn = worker + 1
+        del self._drawn[0]
+        self._send_noted(number)
+
+    def _send_noted(self, number: int) -> None:
+        """Send a task, unless a handler of a signal that called next() has sent it. In one call:
+        the task leaves the dict before the call returns."""
+        sends: Any = filter(None, map(self._unsent.get, (number,)))
+        sent: Any = map(partial.__call__, sends)
+        any(map(self._unsent.pop, (number,), sent))
 
     def _choose_worker(self) -> int | None:
         """Return the next worker in turn that has work in this epoch; with in_order=False, a worker
         with fewer tasks under way than its part of the queue."""
         limit = self._prefetch_factor * self._num_workers
-        for worker in islice(self._turns, self._num_workers):
+        for turn in range(self._turn, self._turn + self._num_workers):
+            worker = turn % self._num_workers
             if self._workers_status[worker] and (
                 self._in_order
                 or self._workers_num_tasks[worker] < limit // sum(self._workers_status)

@@ -12,6 +12,7 @@ import pickle
 import threading
 import warnings
 from collections import Counter
+from functools import partial
 from time import monotonic, sleep
 from typing import Any
 
@@ -20,7 +21,12 @@ from torch.utils.data import DataLoader
 
 from fastloop._core import ParentEnd, Reply
 from fastloop.base.checks import look_up
-from fastloop.base.interrupts import has_met_interrupt, interrupts_held, is_interrupted
+from fastloop.base.interrupts import (
+    has_met_interrupt,
+    interrupts_held,
+    is_interrupted,
+    raises_again,
+)
 from fastloop.compat.tensors import outside_inference_mode
 from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.stateful import DatasetReader
@@ -115,7 +121,7 @@ class ProcessIter(WorkerIter):
         if first_iter and not self._replaces_dead:
             self._close_file()
         self._parent_end.start_epoch()
-        self._ends: list[tuple[Any, Any, bytes | None]] = []  # ends of workers that owe a batch
+        self._ends: list[tuple[Any, Any, bytes | None]] = []  # ends of workers that owed a batch
         self._newest = [-1] * self._num_workers  # for each worker: its last task answered
         # Workers that have yet to answer the order to begin this epoch.
         self._resuming = set(range(0 if first_iter else self._num_workers))
@@ -129,7 +135,10 @@ class ProcessIter(WorkerIter):
         if task is None:
             self._parent_end.end(worker)
         else:
-            self._parent_end.submit(worker, batch_pickle.pickle_task(task), task)
+            self._prepare(worker, task)()
+
+    def _prepare(self, worker: int, task: Any) -> partial[None]:
+        return partial(self._parent_end.submit, worker, batch_pickle.pickle_task(task), task)
 
     # ---- batches
 
@@ -225,8 +234,8 @@ class ProcessIter(WorkerIter):
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         while True:
             for end in () if self._unread else self._ends:
-                if not self._parent_end.owes(end[1].worker_id):
-                    self._ends.remove(end)
+                worker = end[1].worker_id
+                if self._workers_status[worker] and not self._parent_end.owes(worker):
                     return self._finish(*end)
             if not self._unread:  # in one call, so the reply is in the list before the call returns
                 self._unread.extend(filter(None, map(self._parent_end.receive, (timeout,))))
@@ -272,7 +281,7 @@ class ProcessIter(WorkerIter):
         try:
             return unpack(reply)
         except Exception:
-            if self._parent_end.is_overwritten:
+            if self._parent_end.is_overwritten or not raises_again(unpack, reply):
                 raise
             # For example, this process does not have the class of the error.
             where = "while reading what a DataLoader worker process has sent"

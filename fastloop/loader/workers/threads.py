@@ -107,7 +107,7 @@ class WorkerThread(threading.Thread):
         super().__init__(name=f"fastloop worker {self.number}", daemon=True)
         self.pid = os.getpid()  # worker processes have a pid, which measuring code reads
         self._team, self._reader = team, reader
-        self._requests: SimpleQueue[Any] = SimpleQueue()  # tasks; None is the last task
+        self.requests: SimpleQueue[Any] = SimpleQueue()  # tasks; None is the last task
         self._init_fn: Callable[[int], object] | None = arguments["init_fn"]
         dataset, is_batched = arguments["dataset"], arguments["auto_collation"]
         take = partial(_take_collate, team.stock)
@@ -133,13 +133,13 @@ class WorkerThread(threading.Thread):
         if isinstance(task, Order) and task.states is None:
             with suppress(Empty):
                 while True:
-                    self._requests.get_nowait()
-        self._requests.put(task)
+                    self.requests.get_nowait()
+        self.requests.put(task)
 
     def stop(self) -> None:
         """Ask the thread to end after its present sample. Any thread or finalizer may call this."""
         self._team.is_done = True
-        self._requests.put(None)
+        self.requests.put(None)
 
     def run(self) -> None:
         _running.add(self)
@@ -158,7 +158,7 @@ class WorkerThread(threading.Thread):
         fetch, is_over = self._open_fetcher(is_first=True), False
         while True:
             begin_ns = perf_counter_ns()
-            task = self._requests.get()
+            task = self.requests.get()
             self.wait_ns += perf_counter_ns() - begin_ns
             # An epoch that begins may have taken the last task out of the queue.
             if task is None or self._team.is_done:
@@ -290,6 +290,9 @@ class ThreadIter(WorkerIter):
 
     def _send(self, worker: int, task: Any) -> None:
         self._workers[worker].put(task)
+
+    def _prepare(self, worker: int, task: Any) -> partial[None]:
+        return partial(self._workers[worker].requests.put, task)
 
     def count(self) -> WorkerCounts:
         each = (Counter(thread.collation.fallbacks.count()[1]) for thread in self._workers)
