@@ -19,6 +19,8 @@ fastloop silent.
   --watch[=SECONDS] renew a line on stderr while the loop runs, each second or as asked: the rate,
                     the waiting, and the change that would help most; if stderr is not a terminal,
                     print a line each SECONDS
+  --metrics=TARGET  write numbers for Prometheus into a file while the loop runs, or serve them on
+                    :PORT of this machine or HOST:PORT
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import sys
 
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
+
+_OPTIONS = "--only", "--no-children", "--report", "--watch", "--metrics"
 
 # python itself runs the program: `run` sets environment variables and replaces itself by a new
 # interpreter, whose sitecustomize (start.py) patches torch after the program's import. So __main__,
@@ -42,7 +46,7 @@ def main(args: list[str]) -> int:
         return 0
     try:
         environment, program = _read_options(args)
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"{__doc__}\nfastloop run: {error}", file=sys.stderr)
         return 2
     command = [sys.executable, *_read_flags(len(args)), *program]
@@ -67,17 +71,33 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
             from fastloop.tools.watch.options import read_seconds
 
             environment["FASTLOOP_WATCH"] = str(read_seconds(value)) if has_value else "on"
+        elif name == "--metrics":
+            environment["FASTLOOP_METRICS"] = _read_target(value)
         elif name == "--only" and (has_value or rest):
             what = value if has_value else rest.pop(0)
         else:
             from fastloop.base.names import suggest
 
-            hint = suggest(name, ("--only", "--no-children", "--report", "--watch"), 0.7)
+            hint = suggest(
+                name, ("--only", "--no-children", "--report", "--watch", "--metrics"), 0.7
+            )
             hint += "; give the program's own options after the program; --only needs names"
             raise ValueError(f"unknown option {name}{hint}")
     if not rest or rest in (["-m"], ["-c"]):
         raise ValueError("there is nothing to run; name a script, a module after -m or code")
     return {**environment, **make_environment(what)}, rest
+
+
+def _read_target(text: str) -> str:
+    """Check the target of metrics. Return the target with an absolute path."""
+    from fastloop.tools.report.files import check_writable
+    from fastloop.tools.watch.options import read_target
+
+    target = read_target(text)
+    if isinstance(target, tuple):
+        return text
+    check_writable(target)
+    return str(target)
 
 
 def _read_flags(count: int) -> list[str]:

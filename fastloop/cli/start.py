@@ -12,6 +12,7 @@ Environment variables:
                        launches programs, as torchrun does, hands the variable on: each program
                        that takes a step writes a report.
     FASTLOOP_WATCH     "on" or seconds: the program shows what its loop does (watch/status_line.py)
+    FASTLOOP_METRICS   the file or the port of its metrics (watch/metrics.py)
     FASTLOOP_COUNTS    set here: the file that collects every interpreter's counts (counts.py)
     FASTLOOP_COMPARE   the settings of one run of compare (tools/compare/watcher.py), as JSON
 """
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-_ASKED = "FASTLOOP_REPORT", "FASTLOOP_WATCH"
+_ASKED = "FASTLOOP_REPORT", "FASTLOOP_WATCH", "FASTLOOP_METRICS"
 _FOLDER = os.path.join(os.path.dirname(__file__), "bootstrap")
 
 
@@ -155,10 +156,11 @@ def _open_report(asked: Sequence[str], is_child: bool = False) -> Any:
     """
     from fastloop.tools.watch.report import report
 
-    paths, watch = asked
+    paths, watch, metrics = asked
     names = paths.split(os.pathsep) if paths else ()
     every = watch == "on" or float(watch or 0) or False
-    opened = report(*names, verbose=None if paths else False, watch=every).__enter__()
+    is_verbose = None if paths else False
+    opened = report(*names, verbose=is_verbose, watch=every, metrics=metrics or None).__enter__()
     opened.says_if_empty = not is_child
     print_error = sys.excepthook
 

@@ -47,7 +47,13 @@ def allocate_pinned(size: int) -> torch.Tensor:
 
 
 class Accelerator:
-    """An accelerator and its stream for copies."""
+    """An accelerator and its stream for copies.
+
+    Attributes:
+        allocated: the bytes that ``allocate()`` has returned so far, for batches to copy into.
+    """
+
+    allocated = 0  # one thread at a time allocates
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -88,6 +94,7 @@ class Accelerator:
 
     def allocate(self, size: int) -> torch.Tensor:
         """Return bytes on the device that belong to the current stream."""
+        self.allocated += size
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:

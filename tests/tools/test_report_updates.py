@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import fastloop
 from fastloop.tools.report import hooks
 from fastloop.tools.report.observer import LoopObserver
+from fastloop.tools.report.summary import summarize
 from fastloop.tools.report.updates import Update, Updates
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -142,6 +143,30 @@ def test_the_verdict_is_about_the_last_steps() -> None:
     assert seen[-1].gain == pytest.approx(4) and "num_workers" in str(seen[-1].next)
     texts = [update.text for update in seen]
     assert len(set(texts)) <= 6  # one verdict in ten seconds
+
+
+def test_a_verdict_has_the_numbers_since_the_verdict_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, found = Loop(), list[dict[str, Any]]()
+
+    def spy(recent: Any, is_brief: bool) -> dict[str, Any]:
+        found.append(summarize(recent, is_brief=is_brief))
+        return found[-1]
+
+    monkeypatch.setattr("fastloop.tools.report.updates.summarize", spy)
+    loop.updates.add(lambda update: None, 1)
+    loop.wait = loop.compute = 100
+    with loop.watched():
+        loop.run(3, DataLoader(loop.data))
+    assert [round(one["seconds"]) for one in found] == [2, 10, 10]
+    for one in found:
+        taken = round(one["seconds"] / 0.2)
+        assert abs(sum(one["seconds_of"].values()) - one["seconds"]) < 0.2
+        assert abs(one["steps"]["batches"] - taken) <= 1 and one["steps"]["steady"] < taken
+        (loader,) = one["loaders"]
+        assert abs(loader["batches"] - taken) <= 1 >= abs(loader["wait_s"] / 0.1 - taken)
+        assert abs(loader["waits"]["none"] / 0.1 - taken) <= 2
 
 
 def test_a_callback_that_raises_is_told_once_and_dropped(

@@ -49,15 +49,20 @@ def find_files(names: Iterable[str | os.PathLike[str]], of_rank: bool = True) ->
     for path in paths:
         if not _ending(path):
             raise ValueError(f"a report's name must end in {', '.join(_KINDS)}, got {path.name!r}")
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {str(path.parent)!r}; make it first")
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise PermissionError(f"{str(path)!r} may not be written; name a different file")
+        check_writable(path)
     if not any(kind_of(path) == "json" for path in paths):
         paths += [path.with_suffix(".json") for path in paths if kind_of(path) == "html"][:1]
     rank = f".rank{read_rank()}" if of_rank and read_rank() else ""
     stems = [path.name.removesuffix(_ending(path)) for path in paths]
     return [p.with_name(f"{stem}{rank}{_ending(p)}") for p, stem in zip(paths, stems, strict=True)]
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError if the folder is missing, or the file cannot be written."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(path.parent)!r}; make it first")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"{str(path)!r} may not be written; name a different file")
 
 
 def write(path: Path, text: str) -> None:

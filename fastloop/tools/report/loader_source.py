@@ -21,6 +21,7 @@ from typing import Any
 from fastloop.base.checks import look_up
 from fastloop.base.machine import scheduled_ns
 from fastloop.compat.torch_parts import MultiIter, difference
+from fastloop.device.accelerator import Accelerator
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import PlainIter, SyncIter
 from fastloop.loader.workers.processes import ProcessIter
@@ -119,6 +120,8 @@ class LoaderSource:
         self._shared: Callable[[], Any] = lambda: None  # of the latest iterator of fastloop
         self._counts: Counter[str] = Counter()  # of Shared, since the first use() ...
         self._base: Counter[str] = Counter()  # ... which this was then
+        self._accelerators: set[Accelerator] = set()  # of the latest iterator
+        self._uploaded = 0  # bytes that earlier iterators have uploaded
         self._done: _Counts = ()  # the workers' counts of earlier iterators
         self._now: _Counts = ()  # the workers' counts of the present iterator
 
@@ -139,6 +142,18 @@ class LoaderSource:
             self._shared = weakref.ref(shared)
         names = (name for kind, name in _PATHS.items() if isinstance(iterator, kind))
         self.path = next(names, "torch")
+
+    def use_uploads(self, iterator: Any) -> None:
+        """Count the bytes that this iterator, or the iterator below it, uploads from now on."""
+        places = iterator, look_up(iterator, "_destination")  # torch's iterators have neither
+        parts = [look_up(place, "_accelerator") for place in places]
+        found = {part for part in parts if isinstance(part, Accelerator)}
+        if found != self._accelerators:
+            self._uploaded, self._accelerators = self.count_uploaded(), found
+
+    def count_uploaded(self) -> int:
+        """Return the bytes that the loader's iterators have uploaded."""
+        return self._uploaded + sum(one.allocated for one in self._accelerators)
 
     def begin_batch(self, now: int) -> None:
         """Look at the queue before next(): note how many batches came before their turn, and the

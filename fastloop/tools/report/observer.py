@@ -122,6 +122,7 @@ class LoopObserver:
             inner = loading_iterator(iterator)
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
+            source.use_uploads(iterator)
         self._note(self._recorder.leave_iter, now, source)
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:

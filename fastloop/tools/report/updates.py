@@ -43,6 +43,7 @@ class LoaderUpdate:
         queue: the batches that were ready when the latest batch was asked for.
         workers: the workers that are alive.
         restarts: the dead workers that were replaced.
+        uploaded_bytes: the bytes that fastloop has copied to a device, alignment included.
     """
 
     name: str
@@ -54,6 +55,7 @@ class LoaderUpdate:
     queue: int | None
     workers: int | None
     restarts: int
+    uploaded_bytes: int
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,7 @@ def _describe(source: LoaderSource) -> LoaderUpdate:
         queue=source.queued if source.queued >= 0 else None,
         workers=source.count_alive(),
         restarts=counts["restarts"],
+        uploaded_bytes=source.count_uploaded(),
     )
 
 

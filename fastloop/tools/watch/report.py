@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from fastloop.base.checks import read_number
 from fastloop.tools.report import files
 from fastloop.tools.report.report import Report
-from fastloop.tools.watch.options import SHORTEST
+from fastloop.tools.watch.options import SHORTEST, read_target
 from fastloop.tools.watch.status_line import StatusLine
+
+_FILE_S, _PORT_S = 5.0, 1.0  # a file takes half a millisecond; a port has the update at once
 
 
 def report(
-    *paths: str | os.PathLike[str], verbose: bool | None = None, watch: bool | float = False
+    *paths: str | os.PathLike[str],
+    verbose: bool | None = None,
+    watch: bool | float = False,
+    metrics: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Watch a training loop and report what the loop waits for. For example:
 
@@ -42,9 +48,17 @@ def report(
             the line each so many seconds; if stderr is not a terminal, a number prints a line each
             so many seconds. In any case one line says if a loop that was not input-bound becomes
             input-bound. Rank 0 alone prints.
+        metrics: where Prometheus finds the numbers while the loop runs, from the first step on: a
+            file of OpenMetrics text, which is replaced as a whole every 5 seconds; ``":9100"``, a
+            port of this machine; or ``"HOST:9100"``, a port on an address. Rank 1 uses
+            ``FILE.rank1.prom`` for ``FILE.prom`` or the next port, and so on. Needs
+            ``prometheus-client``. If the file or the port cannot be used, one line on stderr says
+            so. docs/api/tools.md lists the names.
 
     Raises:
-        ValueError: a name has no known ending, or ``watch`` is too short.
+        ValueError: a name has no known ending, ``watch`` is too short, or ``metrics`` is
+            neither a file nor a port.
+        ImportError: ``metrics`` is given without prometheus_client.
         OSError: a folder is missing, or a file cannot be written.
     """
     if verbose is None:
@@ -54,4 +68,9 @@ def report(
         every = 1.0 if watch is True else read_number("watch", watch, SHORTEST)
         if files.read_rank() == 0:
             opened.on_update(StatusLine(watch is not True), every)
+    if metrics is not None:
+        target = read_target(os.fspath(metrics))
+        from fastloop.tools.watch.metrics import Metrics  # imports prometheus_client
+
+        opened.on_update(Metrics(target), _FILE_S if isinstance(target, Path) else _PORT_S)
     return opened

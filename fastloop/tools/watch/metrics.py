@@ -1,0 +1,114 @@
+"""Metrics: gives the latest update to Prometheus, as a file or on a port.
+
+prometheus_client makes the text and runs the server. The thread that trains calls Metrics with
+updates; the server's threads read the latest update, which nobody changes. docs/api/tools.md lists
+the names, which never change.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.openmetrics.exposition import generate_latest
+
+from fastloop.base.machine import own_bytes
+from fastloop.tools.report import files
+from fastloop.tools.report.updates import Update
+
+# By attribute of an Update or a LoaderUpdate: the name of the metric, and its help.
+_LOOP = {
+    "steps": ("steps", "Steps of the loop."),
+    "skipped": ("skipped_steps", "Steps that a scaler or a Stepper has not taken."),
+    "step_seconds": ("step_seconds", "Seconds in steps."),
+}
+_LOADERS = {
+    "batches": ("batches", "Batches that the loop took."),
+    "samples": ("samples", "Samples in batches, if they are counted."),
+    "first_batch_seconds": ("first_batch_seconds", "Seconds until the first batch of epochs."),
+    "restarts": ("worker_restarts", "Dead workers that were replaced."),
+    "uploaded_bytes": ("uploaded_bytes", "Bytes that fastloop copied to a device."),
+}
+_GAUGES = {
+    "queue": ("queue_depth", "Batches that were ready when the latest batch was asked for."),
+    "workers": ("workers", "Workers that are alive."),
+}
+_WAIT = "Seconds in next() after the first batch, by what was ready: none, others (later), ready."
+_MEMORY = "Memory of the process."
+
+
+class Metrics:
+    """A callback of ``Report.on_update()``.
+
+    Nothing is written or opened before the first step: a launcher takes no step, and must not have
+    the file or the port of the program that it launches.
+
+    Args:
+        target: a file, or an address and a port.
+    """
+
+    def __init__(self, target: Path | tuple[str, int]) -> None:
+        self._target, self._rank = target, files.read_rank()
+        self._update: Update | None = None
+        self._server: Any = None
+        self._has_failed = False
+        # Not prometheus_client's own registry: the program may use the same names there.
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def __call__(self, update: Update) -> None:
+        if update.steps == 0:
+            return
+        self._update = update
+        try:
+            if isinstance(self._target, Path):
+                files.write(self._name_file(self._target), generate_latest(self._registry).decode())
+            elif self._server is None and not self._has_failed:
+                self._open(*self._target)
+        except (OSError, OverflowError) as error:  # a port above 65535 with this rank overflows
+            if not self._has_failed:
+                files.say(f"fastloop: metrics cannot go to {self._target}: {error}")
+            self._has_failed = True
+        if update.is_last and self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _name_file(self, path: Path) -> Path:
+        rank = f".rank{self._rank}" if self._rank else ""
+        return path.with_name(f"{path.stem}{rank}{path.suffix}")
+
+    def _open(self, host: str, port: int) -> None:
+        self._server, _ = start_http_server(port + self._rank, host, self._registry)
+        # Worker processes would keep the port beyond the end of the report.
+        os.register_at_fork(after_in_child=self._server.socket.close)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families of the latest update. Any thread may call this method."""
+        if (update := self._update) is None:
+            return
+        for name, (metric, text) in _LOOP.items():
+            yield self._make(CounterMetricFamily, metric, text, [((), getattr(update, name))])
+        for kind, table in ((CounterMetricFamily, _LOADERS), (GaugeMetricFamily, _GAUGES)):
+            for name, (metric, text) in table.items():
+                values: Any = [((one.name,), getattr(one, name)) for one in update.loaders]
+                yield self._make(kind, metric, text, values, "loader")
+        values = [((o.name, found), s) for o in update.loaders for found, s in o.waits.items()]
+        yield self._make(CounterMetricFamily, "wait_seconds", _WAIT, values, "loader", "cause")
+        values = [((), own_bytes("VmRSS"))]
+        yield self._make(GaugeMetricFamily, "resident_memory_bytes", _MEMORY, values)
+
+    def _make(self, kind: Any, name: str, text: str, values: Any, *labels: str) -> Any:
+        """Return a family with the sum of the known values for each key: loaders may have the same
+        name."""
+        sums: dict[tuple[str, ...], float] = {}
+        for key, value in values:
+            if value is not None:
+                sums[key] = sums.get(key, 0) + value
+        family = kind(f"fastloop_{name}", text, labels=["rank", *labels])
+        for key, value in sums.items():
+            family.add_metric([str(self._rank), *key], value)
+        return family

@@ -1,0 +1,227 @@
+"""report(metrics=...) and run --metrics: what Prometheus' own client reads, from a file and from a
+port, and that nothing about metrics ends a training."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from time_limits import limit
+
+import fastloop
+from fastloop.cli.run import main
+from fastloop.device.accelerator import HostAccelerator
+from fastloop.tools.report import files
+from fastloop.tools.report.loader_source import LoaderSource
+
+prometheus_client = pytest.importorskip("prometheus_client")
+from prometheus_client.openmetrics.parser import text_string_to_metric_families  # noqa: E402
+from prometheus_client.parser import (  # noqa: E402
+    text_string_to_metric_families as text_to_families,
+)
+
+ROOT = Path(__file__).parent.parent.parent
+Samples = dict[tuple[str, ...], float]
+
+
+def samples_of(text: str, parse: Any = text_string_to_metric_families) -> Samples:
+    """By name, loader and cause."""
+    samples = [sample for family in parse(text) for sample in family.samples]
+    names = "loader", "cause"
+    return {(s.name, *(s.labels[n] for n in names if n in s.labels)): s.value for s in samples}
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def train(metrics: Any, call: Any = lambda update: None, steps: int = 10) -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(4 * steps, 2))
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    report = fastloop.report(verbose=False, metrics=metrics)
+    report.on_update(call, 0)
+    with report:
+        for _ in fastloop.DataLoader(data, 4, num_workers=1, name="train"):
+            optimizer.step()
+        list(fastloop.DataLoader(range(3), num_workers=1, path="process"))  # type: ignore[arg-type, var-annotated]
+
+
+def test_a_file_has_the_names_of_the_reference(tmp_path: Path) -> None:
+    train(tmp_path / "run.prom")
+    assert os.listdir(tmp_path) == ["run.prom"]
+    text = (tmp_path / "run.prom").read_text()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    page = (ROOT / "docs/api/tools.md").read_text()
+    rows = re.findall(r"^\| `(fastloop_\w+)` \| (\w+) \|([^|]*)\|", page, re.MULTILINE)
+    assert {name: (kind, {"rank", *re.findall(r"\w+", cell)}) for name, kind, cell in rows} == {
+        name: (family.type, {*family.samples[0].labels}) for name, family in families.items()
+    }
+    found = samples_of(text)
+    assert found["fastloop_steps_total",] == 10
+    assert found["fastloop_batches_total", "train"] == 10
+    assert found["fastloop_samples_total", "train"] == 40
+    (other,) = [key for key in found if key[0] == "fastloop_batches_total" and key[1] != "train"]
+    assert re.fullmatch(r"range \S+:\d+", other[1]) and found[other] == 3
+    assert ("fastloop_samples_total", other[1]) not in found
+    assert found["fastloop_first_batch_seconds_total", "train"] > 0
+    assert found["fastloop_wait_seconds_total", "train", "none"] > 0
+    assert found["fastloop_resident_memory_bytes",] > 1 << 20
+
+
+def test_a_port_is_scraped_while_the_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a metric of the same name in the program's own registry."""
+    monkeypatch.setattr("fastloop.tools.watch.report._PORT_S", 0)
+    own = prometheus_client.Counter("fastloop_steps", "of the program")
+    port, seen = free_port(), list[float]()
+
+    def scrape(update: Any) -> None:
+        if update.steps > 0 and not update.is_last:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=limit(10)) as r:
+                found = samples_of(r.read().decode(), text_to_families)
+            seen.append(found["fastloop_steps_total",])
+            assert found["fastloop_workers", "train"] == 1 or update.steps == 10
+
+    try:
+        for _ in range(2):  # the port is free again
+            train(f":{port}", scrape)
+    finally:
+        prometheus_client.REGISTRY.unregister(own)
+    assert seen == [*range(1, 11), *[10] * 5] * 2  # also at ends of loaders and in validation
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_ranks_have_files_and_ports_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    train(tmp_path / "run.prom")
+    assert os.listdir(tmp_path) == ["run.rank2.prom"]
+    assert 'fastloop_steps_total{rank="2"} 10' in (tmp_path / "run.rank2.prom").read_text()
+    ports = list[int]()
+    monkeypatch.setattr(
+        "fastloop.tools.watch.metrics.start_http_server",
+        lambda port, host, registry: ports.append((port, host)) or 1 / 0,
+    )
+    train(":9100")
+    train("0.0.0.0:9200")
+    assert ports == [(9102, "127.0.0.1"), (9202, "0.0.0.0")]
+
+
+@pytest.mark.parametrize("fault", ["port", "folder", "disk", "rank"])
+def test_a_target_that_cannot_be_used_is_told_once(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fastloop.tools.watch.report._PORT_S", 0)
+    monkeypatch.setattr("fastloop.tools.watch.report._FILE_S", 0)
+    target: Any = tmp_path / "no" / "run.prom"
+    steps = []
+    with socket.socket() as taken:
+        if fault == "port":
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            target = f":{taken.getsockname()[1]}"
+        elif fault == "rank":
+            monkeypatch.setenv("RANK", "5000")
+            target = ":65535"
+        elif fault == "disk":
+            target = tmp_path / "run.prom"
+            full = OSError(errno.ENOSPC, "No space left on device")
+            monkeypatch.setattr(files.os, "replace", lambda *args: (_ for _ in ()).throw(full))
+        train(target, lambda update: steps.append(update.steps))
+    assert steps[-1] == 10
+    err = capsys.readouterr().err
+    assert err.count("fastloop: metrics cannot go to ") == 1 == err.count("\n"), err
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_launcher_leaves_file_and_port_alone(tmp_path: Path) -> None:
+    with fastloop.report(verbose=False, metrics=tmp_path / "run.prom"):
+        list(fastloop.DataLoader(range(3)))  # type: ignore[arg-type, var-annotated]
+    assert os.listdir(tmp_path) == []
+
+
+def test_uploads_are_added_up_over_iterators() -> None:
+    first, second = (HostAccelerator(torch.device("cpu")) for _ in range(2))
+    below = SimpleNamespace(_destination=SimpleNamespace(_accelerator=second))
+    source = LoaderSource(object())
+    for _ in range(2):  # persistent workers keep their iterator
+        source.use_uploads(SimpleNamespace(_accelerator=first))
+        first.allocate(5)
+    source.use_uploads(below)
+    second.allocate(100)
+    source.use_uploads(SimpleNamespace(_accelerator="of the program"))
+    assert source.count_uploaded() == 110
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_uploads_of_a_loader_are_seen(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands in for a device that has no batch yet."""
+    monkeypatch.setattr(HostAccelerator, "holds", lambda self, tensor: False)
+    monkeypatch.setattr(HostAccelerator, "is_pinned", lambda self, tensor: False)
+    unpinned = lambda self, size: torch.empty(size, dtype=torch.uint8)  # noqa: E731
+    monkeypatch.setattr(HostAccelerator, "allocate_pinned", unpinned)
+    data = torch.utils.data.TensorDataset(torch.zeros(40, 16))
+    loader = fastloop.DataLoader(data, 4, num_workers=workers, device="cpu", device_transform=list)
+    seen = list[fastloop.Update]()
+    report = fastloop.report(verbose=False)
+    report.on_update(seen.append)
+    with report:
+        for _ in range(2):
+            list(loader)
+    (one,) = seen[-1].loaders
+    assert one.uploaded_bytes == 2 * 40 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("", "metrics must be a file, :PORT or HOST:PORT, got ''"),
+        (":x", "metrics must be a file, :PORT or HOST:PORT, got ':x'"),
+        (":0", "metrics must be a file, :PORT or HOST:PORT, got ':0'"),
+        ("node:65536", "metrics must be a file, :PORT or HOST:PORT, got 'node:65536'"),
+        ("no/run.prom", "there is no folder "),
+        (".", "may not be written; name a different file"),
+    ],
+)
+def test_wrong_targets_are_errors_at_the_start(
+    target: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"--metrics={target}", "script.py"]) == 2
+    assert text in capsys.readouterr().err
+    if text.startswith("metrics"):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            fastloop.report(metrics=target)
+
+
+def test_a_missing_client_is_an_error_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fastloop.tools.watch.options.find_spec", lambda name: None)
+    assert main(["--metrics=:9100", "script.py"]) == 2
+    assert "run `pip install prometheus-client`" in capsys.readouterr().err
+    with pytest.raises(ImportError, match="prometheus_client"):
+        fastloop.report(metrics=":9100")
+
+
+@pytest.mark.slow
+def test_run_writes_metrics_of_a_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text((ROOT / "tests/programs/report_loop.py").read_text())
+    command = [sys.executable, "-m", "fastloop", "run", "--metrics=run.prom", "script.py", "exit"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=limit(300))
+    assert done.returncode == 3, done.stderr
+    found = samples_of((tmp_path / "run.prom").read_text())
+    assert found["fastloop_steps_total",] == 3
+    assert found["fastloop_batches_total", "TensorDataset script.py:12"] == 3
