@@ -56,15 +56,15 @@ def walk(call: Callable[[], Any]) -> tuple[Any, Walk]:
 # By name: the loader, the ceilings of iter() and of next(). Worker processes that are slow to start
 # or to answer make the parent wait, which takes a few functions more.
 LOADERS: dict[str, tuple[Callable[[], Any], Walk, Walk]] = {
-    "tensors": (lambda: DataLoader(TensorDataset(X), 8), Walk(50, 9), Walk(1, 1)),
+    "tensors": (lambda: DataLoader(TensorDataset(X), 8), Walk(51, 9), Walk(1, 1)),
     "tensors, threads": (
         lambda: DataLoader(TensorDataset(X), 8, num_workers=2),
-        Walk(56, 9),
+        Walk(57, 9),
         Walk(5, 2),
     ),
     "sequences": (
         lambda: DataLoader(ArrayDataset(ids=TEXTS), 8, collate_fn=PadCollate(), num_workers=2),
-        Walk(91, 16),
+        Walk(92, 16),
         Walk(5, 2),
     ),
     "default collate": (lambda: DataLoader(Squares(), 8), Walk(37, 11), Walk(3, 2)),

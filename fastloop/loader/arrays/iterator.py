@@ -431,8 +431,7 @@ class ArrayIter(ResumableIter):
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = refuse_batches()
-            remaining = self._epoch.remaining(blocks, skip_blocks)
-            rest: Iterator[Block] = chain.from_iterable(remaining)
+            rest: Iterator[Block] = self._epoch.remaining(blocks, skip_blocks)
             if self._datasets.epochs:  # the length of a dataset may differ between epochs
                 rest = iter(partial(self._datasets.call, next, rest, None), None)
             return rest, _BLOCKS, sampler

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any, cast
 
 import numpy as np
@@ -115,7 +115,7 @@ class ResidentIter(SingleIter, LockedIter):
         blocks = find_blocks(self._index_sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = refuse_batches()
-            self._blocks = chain.from_iterable(self._epoch.remaining(blocks, skip_blocks))
+            self._blocks = self._epoch.remaining(blocks, skip_blocks)
 
     def _open_gatherer(self, device: torch.device) -> Gatherer:
         columns, index = self._columns, device.index or 0

@@ -242,12 +242,12 @@ class PlainEpoch:
         """Return the context of ``iter(sampler)``, in which the base seed may also be drawn."""
         return nullcontext()
 
-    def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
-        """Yield one iterator over the rest of `source`. Runs when the first item is asked for.
+    def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Any]:
+        """Return the rest of `source`. The work begins when the first item is asked for.
 
         Args: skip: takes this epoch and `source`, and leaves out the items yielded already.
         """
-        yield source
+        return source
 
 
 class LoaderEpoch(PlainEpoch):
@@ -344,15 +344,19 @@ class LoaderEpoch(PlainEpoch):
                 self._set_generators(self.at_iter)
             yield
 
-    def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
+    def remaining(self, source: Iterator[Any], skip: Callable[..., Any]) -> Iterator[Any]:
         if self.is_resumed or self.lent is not None:
-            yield from self._remaining_again(source, skip)
-            return
+            return chain.from_iterable(self._remaining_again(source, skip))
+        # If a signal's handler raised in a generator, the generator and thus the epoch would be
+        # over. This iterator calls again.
+        return chain(iter(self._note_first, None), source)
+
+    def _note_first(self) -> None:
+        """Note what the sampler is about to draw from, before its first item is asked for."""
         if type(self.sampler) in _LAZY and self.with_epoch is not None:
             self._enter_sampler_epoch()
         if self.generators:
             self.at_next = states_of(self.generators)
-        yield source
 
     def _remaining_again(self, source: Any, skip: Callable[..., Any]) -> Iterator[Iterator[Any]]:
         if self.state.is_spent:
@@ -464,9 +468,7 @@ class ResumableIter(FinalizerBase, BaseIter):
         epoch = self._epoch
         is_noted = epoch.generators or epoch.with_epoch is not None
         if is_noted or epoch.is_resumed or epoch.lent is not None:
-            self._sampler_iter = chain.from_iterable(
-                epoch.remaining(self._sampler_iter, skip_items)
-            )
+            self._sampler_iter = epoch.remaining(self._sampler_iter, skip_items)
         self._num_yielded = epoch.skipped
 
     def _keep_count(self) -> None:

@@ -59,13 +59,13 @@ def make_tracer(step: int, watchers: list[Any]) -> Callable[..., Any]:
     return tracer
 
 
-def run(step: int, in_order: bool, where: tuple[Any, ...]) -> bool:
-    """Run an epoch. Tell whether its second next() was interrupted."""
+def run(how: dict[str, Any], batches: int, step: int) -> bool:
+    """Run an epoch. Tell whether the next() after some batches was interrupted."""
     # A list as batch sampler: an error inside a generator would end it.
     order: Any = [[i] for i in range(BATCHES)]
-    how: Any = {"path": "thread", "num_workers": 2, "prefetch_factor": 1, "in_order": in_order}
     iterator = iter(DataLoader(Rows(), batch_sampler=order, **how))
-    seen, rings, watchers = [int(next(iterator))], 0, []  # type: ignore[var-annotated]
+    seen, rings, where = [int(next(iterator)) for _ in range(batches)], 0, (how, step)
+    watchers: list[Any] = []
     sys.settrace(make_tracer(step, watchers))
     while True:
         try:
@@ -79,14 +79,15 @@ def run(step: int, in_order: bool, where: tuple[Any, ...]) -> bool:
         except StopIteration:
             break
     assert len(set(seen)) == len(seen) >= BATCHES - rings, (*where, seen, rings)
-    assert seen == sorted(seen) or not in_order, (*where, seen)
+    assert seen == sorted(seen) or not how.get("in_order", True), (*where, seen)
     assert rings == len(watchers), where
     return rings > 0
 
 
 signal.signal(signal.SIGALRM, ring)
-for in_order in (True, False):
+THREADS = {"path": "thread", "num_workers": 2, "prefetch_factor": 1}
+for how, batches in ((THREADS, 1), ({**THREADS, "in_order": False}, 1), ({"path": "sync"}, 0)):
     step = 1
-    while run(step, in_order, (in_order, step)):
+    while run(how, batches, step):
         step += STRIDE
     assert step > 30 * STRIDE, step
