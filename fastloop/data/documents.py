@@ -3,6 +3,7 @@ give them, and what counting their tokens says."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,7 @@ class Documents:
         order: the core's mixture that gives the order of documents, or None.
         count: the number of documents in an epoch.
         empty, tokens: the number of empty documents, and of tokens.
+        checksum: of the lengths of documents, in their order.
     """
 
     def __init__(self, data: Any, extra: int) -> None:
@@ -75,6 +77,8 @@ class Documents:
                 rule, remedy = "of documents, not of windows of tokens", "pass its documents()"
                 is_windows = isinstance(source, TokenDataset)
                 checks.check_type(f"sources[{name!r}]", source, not is_windows, rule, remedy)
+                remedy = "pass the dataset"
+                checks.check_value("sources", None, source is not None, f"with {name!r}", remedy)
                 parts.append(_read_columns(f"sources[{name!r}]", source))
             for part in parts:
                 rule = f"columns {[*parts[0]]} in all sources"
@@ -107,7 +111,7 @@ class Documents:
     def count_tokens(self, most: int, overlong: str) -> int:
         """Count documents and tokens, compare the lengths of all columns, and return how many
         documents have more than `most` tokens."""
-        self.empty = self.tokens = count = 0
+        self.empty = self.tokens = self.checksum = count = 0
         for first in range(0, len(self.main), _BLOCK):
             lengths = self._lengths(self.main, first)
             for key, array in self.columns.items():
@@ -116,6 +120,7 @@ class Documents:
                     rule = f"of {lengths[at]} tokens, as in data[{TOKENS!r}]"
                     got = int(self._lengths(array, first)[at])
                     raise ValueError(checks.make_message(name, rule, got))
+            self.checksum = zlib.crc32(lengths.astype(np.int64).data, self.checksum)
             lengths = lengths + self.extra * (lengths > 0)
             long = np.flatnonzero(lengths > most)
             for at in long[:1] if overlong == "raise" else ():

@@ -386,9 +386,12 @@ class MixtureDataset(EpochDataset):
 
     @property
     def _source_lengths(self) -> str:
-        """The lengths that a loader's state must find again."""
-        names = sorted(self._segments[0][1])
-        return f"{self._length} of {', '.join(f'{n}: {self._lengths[n]}' for n in names)}"
+        """The facts that a loader's state must find again. Later weights may change."""
+        weights = self._segments[0][1]
+        names = sorted(weights)
+        shares = _as_integers([weights[name] / self._means.get(name, 1) for name in names])
+        how = f"shares {shares}, {self._order}, shuffle={self._shuffle}, seed={self._seed}"
+        return f"{self._length} of {', '.join(f'{n}: {self._lengths[n]}' for n in names)}; {how}"
 
     @property
     def _combined(self) -> Sequence[Any]:  # type: ignore[override]

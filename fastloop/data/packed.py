@@ -65,7 +65,8 @@ class PackedDataset(EpochDataset):
         shuffle: False: documents, unless a mixture orders them, and rows come in order.
         repack: False: all epochs have the rows of the first, in new orders, so that ``len()``
             stays. True: each epoch packs other documents together, and ``len()`` differs by some
-            rows in 100 000.
+            rows in 100 000. Datasets that note ``len()`` once, as a ``ConcatDataset`` does, need
+            False.
         bos_id, eos_id: a token before and after each document; it counts as the document's.
         return_position_ids: whether samples have positions, which begin with 0 in each segment.
         return_doc_ids: whether samples have the numbers of segments, from 0 in each row.
@@ -150,7 +151,7 @@ class PackedDataset(EpochDataset):
         core = self._core = Packing(torch.Tensor, offsets, documents.order, config)
         for key in self._keys:
             self._elements_of(key)  # raises, if a dtype cannot hold them
-        self._facts = f"rows of documents as {config}"
+        self._facts = f"lengths {documents.checksum:08x}, rows of documents as {config}"
         return core
 
     @property
@@ -205,8 +206,13 @@ class PackedDataset(EpochDataset):
         """Return the padding of a column, and the tokens around documents, as its elements."""
         padding = {TOKENS: self._pad, LABELS: LABEL_PADDING}.get(key, 0)
         ids = {"padding": padding, **{n: v for n, v in self._edges.items() if v is not None}}
-        field = SampleField(key, key, [], True, True)
-        return {name: element_of(field, ids[name], self._dtype_of(key)) for name in ids}
+        field, dtype = SampleField(key, key, [], True, True), self._dtype_of(key)
+        if key == TOKENS:
+            limits, remedy = torch.iinfo(dtype), "or pass a wider out_dtype"
+            for name, value in {"pad": padding, **self._edges}.items():
+                low, high = limits.min, limits.max
+                checks.read_optional_int(f"{name}_id", value, low, high, remedy)
+        return {name: element_of(field, ids[name], dtype) for name in ids}
 
     def _dtype_of(self, key: str) -> torch.dtype:
         own: torch.dtype = self._dtype
@@ -276,10 +282,16 @@ class PackedDataset(EpochDataset):
             cost: ``(a, b)`` for ``a * n + b * n**2`` with n tokens, or a function that takes a
                 vector of numbers of tokens and returns their costs.
         """
+        first, count = checks.read_int("first", first, 0), checks.read_int("count", count, 0)
+        rule = "(a, b) for a cost of a*n + b*n*n, or a function of lengths"
+        is_pair = checks.are_numbers(cost, 2)
+        checks.check_type("cost", cost, callable(cost) or is_pair, rule)
         pieces, bounds = self._packing.rows(self._epoch_now(), first, count)
         n = pieces.reshape(-1, 3)[:, 2]
-        costs: Any = cost(n) if callable(cost) else n * (cost[0] + cost[1] * n)
+        costs: Any = cost(n.copy()) if callable(cost) else n * (cost[0] + cost[1] * n)
         costs = np.asarray(costs, np.float64)
+        rule = f"a function that returns shape {n.shape} for {len(n)} lengths"
+        checks.check_value("cost", costs.shape, costs.shape == n.shape, rule)
         return np.add.reduceat(costs, bounds[:-1]) if count else costs
 
     cu_seqlens = staticmethod(TokenDataset.cu_seqlens)

@@ -285,6 +285,8 @@ def test_a_pickle_has_no_copy_of_a_mapped_file(tmp_path: Any) -> None:
         ({"overlong": "cut"}, "overlong must be one of 'split', 'truncate', 'drop', 'raise'"),
         ({"seed": -1}, "seed must be an int in"),
         ({"bos_id": -1}, "bos_id must be an int >= 0, got -1"),
+        ({"eos_id": 2**70}, r"eos_id must be an int in \[-9223372036854775808, "),
+        ({"pad_id": 2**31, "out_dtype": torch.int32}, r"pad_id .*2147483647\], got 2147483648"),
         (
             {"overlong": "raise", "length": 4},
             r"document 2 must be at most length=4 tokens long, got 9 \(pass overlong='split'",
@@ -401,6 +403,32 @@ def test_costs_of_rows() -> None:
     )
     with pytest.raises(IndexError):
         data.row_costs(len(data), 1)
+
+
+@pytest.mark.parametrize(
+    "given, error, text",
+    [
+        ((0, 2, (1.0,)), TypeError, r"cost must be \(a, b\) for a cost of a\*n \+ b\*n\*n"),
+        ((0, 2, ("a", "b")), TypeError, r"cost must be \(a, b\)"),
+        ((0, 2, lambda n: n[1:]), ValueError, r"cost must be a function that returns shape \(\d+,"),
+        ((0, 2, lambda n: np.append(n, 1)), ValueError, "cost must be a function that returns"),
+        ((-1, 2), ValueError, "first must be an int >= 0, got -1"),
+        ((0, 2.0), TypeError, "count must be an int >= 0, got 2.0"),
+    ],
+)
+def test_costs_that_are_refused(given: Any, error: Any, text: str) -> None:
+    data = PackedDataset(ragged(draw(9)[1]), 30, window=25)
+    with pytest.raises(error, match=text):
+        data.row_costs(*given)
+
+
+def test_a_source_that_a_state_has_left_out_is_named() -> None:
+    sources = {"a": ragged([3, 4]), "b": ragged([5, 6])}
+    state = MixtureDataset(sources, {"a": 1, "b": 1}).state_dict()
+    mixture = MixtureDataset({"a": sources["a"]}, {"a": 1})
+    mixture.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"sources must be with 'b', got None \(pass the dataset"):
+        PackedDataset(mixture, 8)
 
 
 # ---- token files and columns of Arrow

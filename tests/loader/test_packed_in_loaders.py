@@ -236,6 +236,47 @@ def test_a_loader_resumes_in_a_later_epoch() -> None:
         other.load_state_dict(state, strict=True)
 
 
+def test_documents_that_have_changed_are_a_difference() -> None:
+    """Two documents have changed places: their number and their tokens are as before."""
+    lengths = [3, 9, 20, 5, 11, 30] * 5
+    first, second = (
+        PackedDataset(RaggedArray(np.arange(390), np.append(0, np.cumsum(each))), 32)
+        for each in (lengths, lengths[::-1])
+    )
+    loader = DataLoader(first, 4)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="dataset_length is 30 documents of 390 tokens in rows"):
+        DataLoader(second, 4).load_state_dict(loader.state_dict(), strict=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"shuffle": False},
+        {"order": "even"},
+        {"weights": {"a": 1, "b": 2}},
+        {"by": "tokens"},
+    ],
+)
+def test_a_mixture_that_has_changed_is_a_difference(change: Any) -> None:
+    sources = {"a": ragged(1), "b": ragged(2, 100, 10**5)}
+
+    def mixed(**given: Any) -> MixtureDataset:
+        return MixtureDataset(sources, **{"weights": {"a": 1, "b": 1}, "length": 150, **given})
+
+    alike = mixed(weights={"b": 2, "a": 2})  # the same shares
+    makes = [lambda data: PackedDataset(data, 64, window=20), lambda data: data]
+    for make in makes:
+        loader = DataLoader(make(mixed()), 4, collate_fn=list)
+        next(iter(loader))
+        state = loader.state_dict()
+        DataLoader(make(alike), 4, collate_fn=list).load_state_dict(state, strict=True)
+        other = DataLoader(make(mixed(**change)), 4, collate_fn=list)
+        with pytest.raises(ValueError, match=r"dataset_length is .* in the state and .* here"):
+            other.load_state_dict(state, strict=True)
+
+
 # ---- mapped files
 
 
