@@ -422,6 +422,14 @@ def test_costs_that_are_refused(given: Any, error: Any, text: str) -> None:
         data.row_costs(*given)
 
 
+@pytest.mark.parametrize("length, window", [(2**61, 2**62), (2**61, 2**61), (2**60, 1), (2**57, 1)])
+def test_more_windows_or_documents_than_memory_holds(length: int, window: int) -> None:
+    """Numbers of bytes do not overflow."""
+    mixture = MixtureDataset({"a": ragged([3] * 10)}, {"a": 1}, length=length)
+    with pytest.raises(MemoryError, match="out of memory to pack documents"):
+        PackedDataset(mixture, 8, window=window)[0]
+
+
 def test_a_source_that_a_state_has_left_out_is_named() -> None:
     sources = {"a": ragged([3, 4]), "b": ragged([5, 6])}
     state = MixtureDataset(sources, {"a": 1, "b": 1}).state_dict()

@@ -11,6 +11,10 @@ enum { ROWS_SLOT = 0x5D, WINDOWS_SLOT = 0x5E }; /* of fl_philox_key */
 enum { READERS = 8 };                           /* that wait at a time */
 enum { KEPT = 2, WORD_BITS = 64, AT_A_TIME = 256 };
 
+/* Windows of an epoch, or documents of a window: more have no memory, and their bytes would
+ * overflow. */
+static const int64_t MOST = INT64_MAX / 64;
+
 /* A piece of the window that is packed. Item k has two more numbers, for row k and for place k. */
 typedef struct packed_item {
     fl_packed_piece piece;
@@ -87,6 +91,8 @@ int64_t fl_epoch_packing_length(const fl_epoch_packing *self) { return self->con
 
 static int open_reader(const fl_epoch_packing *self, fl_packing_reader **out, fl_err *err)
 {
+    if (self->windows > MOST || self->config.window > MOST)
+        return fl_fail(err, FL_ENOMEM, "out of memory to pack documents");
     int64_t rooms = self->config.length + 1, table = self->windows + 1;
     int64_t bits = rooms / WORD_BITS + 1, words = bits / WORD_BITS + 1;
     int64_t counts = self->config.is_repacked ? 0 : self->windows;
