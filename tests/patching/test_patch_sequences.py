@@ -21,7 +21,7 @@ from fastloop.compat import verdicts, verification
 SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", "20261129"))
 RUNS = int(os.environ.get("FASTLOOP_FUZZ", "400"))
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float32]
-DTYPES += [torch.float64, torch.complex64, torch.uint32, torch.float8_e5m2]
+DTYPES += [torch.float16, torch.float64, torch.complex64, torch.uint32, torch.float8_e5m2]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def test_random_calls() -> None:
         torch.manual_seed(SEED)
         for number in range(RUNS):
             make, given = sequences_of(any_of), {}
-            values = *[0, 1.5, 1.0] * 3, -1, -0.0, float("nan"), 300, 2**70, True, "x"
+            values = *[0, 1.5, 1.0] * 3, -1, -0.0, float("nan"), 300, 1e9, 2**70, True, "x"
             for name, choices in (
                 ("batch_first", (True, True, False, False, 1, None)),
                 ("padding_value", values),
