@@ -43,6 +43,7 @@ def _check_ids(name: str, ids: Any, dtypes: tuple[torch.dtype, ...]) -> None:
     is_odd = type(ids) is not torch.Tensor or ids.dtype not in dtypes or not ids.is_cpu
     is_odd = is_odd or not is_plain(ids) or not ids.is_contiguous()
     is_odd = is_odd or ids.ndim != 2 or ids.numel() == 0
+    is_odd = is_odd or ids.is_inference()  # torch decides who may change the tensor
     leave_if(is_odd, f"{name} are not a plain tensor of ids")
 
 
@@ -81,6 +82,8 @@ def _read(
 def _mask(given: tuple[Any, ...], inputs: Any, generator: Any) -> tuple[Any, Any]:
     labels = torch.empty_like(inputs)
     mask_tokens(generator, inputs, labels, *given)
+    # Autograd asks for the count of changes: transformers changes the ids once or twice.
+    torch.autograd.graph.increment_version([inputs] * (2 if given[-1] else 1) + [labels])
     return inputs, labels
 
 

@@ -61,14 +61,17 @@ class Own(PreTrainedTokenizerFast):  # type: ignore[misc]
 
 
 def outcome(collator: Any, ids: Any, *args: Any) -> Any:
-    """The result or the error, the generator's state behind it, and what is in `ids` then."""
+    """The result or the error, the generator's state behind it, what is in `ids` then, and how
+    often the tensors were changed."""
     torch.manual_seed(ids.numel())
-    ids = ids.clone()
+    with torch.inference_mode(ids.is_inference()):
+        ids = ids.clone()
     try:
         made = collator.torch_mask_tokens(ids, *args)
     except Exception as error:
-        made = type(error), str(error)
-    return made, torch.get_rng_state(), ids
+        return type(error), str(error), torch.get_rng_state(), ids
+    versions = [None if each.is_inference() else each._version for each in (ids, *made)]
+    return made, torch.get_rng_state(), ids, versions
 
 
 def collator_of(any_of: random.Random) -> Any:
@@ -100,6 +103,7 @@ def test_random_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda t: t.to("meta"),
         lambda t: t[0],
         lambda t: t[:0],
+        torch.inference_mode()(torch.clone),
     )
     for number in range(CALLS):
         collator = collator_of(any_of)
