@@ -32,7 +32,13 @@ class Core:
     def __eq__(self, other: Any) -> bool:
         image: Any = sys.modules["PIL.Image"].Image()
         mine, theirs = (image._new(each.core) for each in (self, other))
-        return bool(mine.mode == theirs.mode and mine.tobytes() == theirs.tobytes())
+        return bool(mine.mode == theirs.mode and bytes_of(mine) == bytes_of(theirs))
+
+
+def bytes_of(image: Any) -> bytes:
+    """Return the pixels of an image, of RGB with the fourth bytes that Pillow stores."""
+    given = ("raw", "RGBX") if image.mode == "RGB" else ()
+    return bytes(image.tobytes(*given))
 
 
 def _blur(core: Any, radius: Any) -> Any:

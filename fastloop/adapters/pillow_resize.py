@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastloop._core import pil_clear
+from fastloop.adapters.pillow_blur import bytes_of
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.compat.verification import Verification, running_original, runs_original
@@ -57,15 +59,21 @@ def _resize(
     size = tuple(size) if are_ints else ()
     is_odd = min(edges) < 1 or max(edges) > _MOST or image.size == size
     refuse_if(is_odd, "a size that is not two new ints")
+    # Pillow shows where the pixels are if one block has them all.
+    blocks = size[0] * size[1] * 4 // sys.modules["PIL.Image"].core.get_block_size()
+    refuse_if(image.mode == "RGB" and blocks > 0, "a result of several blocks of memory")
     out = np.empty((*size[::-1], _CHANNELS[image.mode]), np.uint8)
     draws = _open_plan(size, image.mode, _FILTERS[resample])
     draws.apply(image, out, _nothing())
-    return image._new(sys.modules["PIL.Image"].frombytes(image.mode, size, out).im)
+    core = sys.modules["PIL.Image"].frombytes(image.mode, size, out).im
+    if image.mode == "RGB":
+        pil_clear(core)
+    return image._new(core)
 
 
 def _pixels_of(image: Any) -> Any:
     """Return what is equal for equal images."""
-    return type(image), image.mode, image.size, image.info, image.tobytes()
+    return type(image), image.mode, image.size, image.info, bytes_of(image)
 
 
 def _find_difference(is_unknown: bool) -> str:

@@ -45,6 +45,11 @@ class Own(Image.Image):
     """A class of a program."""
 
 
+def stored(image: Any) -> bytes:
+    """Return the pixels as Pillow stores them: of RGB with a fourth byte."""
+    return image.tobytes("raw", "RGBX") if image.mode == "RGB" else image.tobytes()
+
+
 def play(seed: int) -> list[Any]:
     """Return what resizes of all kinds make, and which errors they raise."""
     any_of, found = random.Random(seed), list[Any]()
@@ -55,6 +60,9 @@ def play(seed: int) -> list[Any]:
         image = image.convert(mode)
         if any_of.random() < 0.2 and mode == "L":
             image = Image.fromarray(np.array(image))  # shares the memory of an array
+        if number % 4 == 0 and mode == "RGB":  # the fourth bytes are arbitrary
+            pixels = np.array(picture((image.height, image.width, 4), number))
+            image = Image.frombytes("RGB", image.size, pixels.tobytes(), "raw", "RGBX")
         image.info["dpi"] = number
         if number % 25 == 24:
             own = Own()
@@ -73,7 +81,7 @@ def play(seed: int) -> list[Any]:
         before = image.tobytes()
         try:
             made = image.resize(**given)
-            found += [type(made), made.mode, made.size, made.info, made.readonly, made.tobytes()]
+            found += [type(made), made.mode, made.size, made.info, made.readonly, stored(made)]
         except Exception as error:
             found += [type(error), str(error)]
         found.append(before == image.tobytes())

@@ -40,6 +40,11 @@ def picture(shape: tuple[int, ...] = (21, 40, 3), number: int = 0) -> Any:
     return Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, np.uint8))
 
 
+def stored(image: Any) -> bytes:
+    """Return the pixels as Pillow stores them: of RGB with a fourth byte."""
+    return image.tobytes("raw", "RGBX") if image.mode == "RGB" else image.tobytes()
+
+
 def play(seed: int) -> list[Any]:
     """Return what transforms of all kinds make, and which errors they raise."""
     any_of, found = random.Random(seed), list[Any]()
@@ -47,6 +52,9 @@ def play(seed: int) -> list[Any]:
         shape = any_of.choice([1, 4, 17, 64, 65]), any_of.choice([1, 3, 17, 130])
         mode = any_of.choice(["RGB"] * 12 + ["L", "RGBA", "P", "1", "I"])
         image = picture((*shape, 3), number).convert(mode)
+        if number % 4 == 0 and mode == "RGB":  # the fourth bytes are arbitrary
+            pixels = np.array(picture((image.height, image.width, 4), number))
+            image = Image.frombytes("RGB", image.size, pixels.tobytes(), "raw", "RGBX")
         image.info["dpi"] = number
         size = image.size if any_of.random() < 0.9 else (9, 8)
         near = [any_of.gauss(i % 4 == 0, 0.4) for i in range(6)]
@@ -64,7 +72,7 @@ def play(seed: int) -> list[Any]:
                 made = image.rotate(angle, expand=any_of.random() < 0.3, **how)
             else:
                 made = image.transform(size, method, data, **how)
-            found += [type(made), made.mode, made.size, made.info, made.readonly, made.tobytes()]
+            found += [type(made), made.mode, made.size, made.info, made.readonly, stored(made)]
         except Exception as error:
             found += [type(error), str(error)]
         found.append(before == image.tobytes())

@@ -76,6 +76,29 @@ PyObject *fl_py_pil_blur(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Writes the byte that follows the three channels of each pixel of RGB. Pillow shows it to those
+ * who ask for the pixels as RGBX or in Arrow's format. */
+static void put_fourth(const fl_box_image *image, uint8_t value)
+{
+    uint8_t *fourth = image->data + 3;
+    for (int64_t i = 0; i < image->rows * image->columns; i++) fourth[4 * i] = value;
+}
+
+const char fl_py_pil_clear_doc[] = PyDoc_STR(
+    "pil_clear(core, /)\n--\n\n"
+    "Write 0 to the fourth byte of each pixel of a core of mode RGB, as PIL.Image.resize\n"
+    "does; nobody else may have the core. Raises ValueError if fastloop cannot.");
+
+PyObject *fl_py_pil_clear(PyObject *Py_UNUSED(module), PyObject *core)
+{
+    fl_box_image image;
+    PyObject *owner = open_image(core, &image);
+    if (owner == NULL) return NULL;
+    if (image.pixel_bytes == 4) put_fourth(&image, 0);
+    Py_DECREF(owner);
+    Py_RETURN_NONE;
+}
+
 const char fl_py_pil_affine_doc[] = PyDoc_STR(
     "pil_affine(result, core, is_cubic, fills, a, b, c, d, e, f, /)\n--\n\n"
     "Write the image of a core to a result of the same size, as PIL.Image.transform does\n"
@@ -104,11 +127,13 @@ PyObject *fl_py_pil_affine(PyObject *Py_UNUSED(module), PyObject *args)
         }
     }
     if (from != NULL) {
+        const uint8_t fourth = target.data[3]; /* Pillow writes three channels */
         warp.how = is_cubic ? FL_BICUBIC : FL_BILINEAR;
         if (!fills) memcpy(warp.fill, target.data, 4);
         Py_BEGIN_ALLOW_THREADS
         fl_cpu_image_ops_find()->tone.warp_pil(target.data, image.data, (int32_t)image.columns,
                                                (int32_t)image.rows, 4, &warp);
+        put_fourth(&target, fourth);
         Py_END_ALLOW_THREADS
     }
     Py_DECREF(to);

@@ -9,6 +9,10 @@
 PyObject *fl_py_pil_blur(PyObject *module, PyObject *args);
 extern const char fl_py_pil_blur_doc[];
 
+/* pil_clear of _core: clears the bytes of a core that no channel has. */
+PyObject *fl_py_pil_clear(PyObject *module, PyObject *core);
+extern const char fl_py_pil_clear_doc[];
+
 /* pil_affine of _core: writes a turned or sheared image. */
 PyObject *fl_py_pil_affine(PyObject *module, PyObject *args);
 extern const char fl_py_pil_affine_doc[];
