@@ -259,6 +259,29 @@ static void open_each_state(inflight_fixture *f, task *t[4])
     CHECK(t[2]->request->state == FL_SENT && t[3]->request->state == FL_DEFERRED);
 }
 
+static void test_a_worker_with_nothing_but_unsent_requests_owes_no_answer(void)
+{
+    inflight_fixture f;
+    task *t[4];
+    open_each_state(&f, t);
+    CHECK_INT(fl_inflight_first_sent(f.table, 0), t[2]->request->number);
+    CHECK_INT(fl_inflight_first_sent(f.table, 1), -1);
+    answer_next(&f, 0, 8);
+    CHECK_INT(fl_inflight_first_sent(f.table, 0), 2); /* nobody has looked at the answer */
+    CHECK(receive(&f) == t[2]);
+    CHECK_INT(fl_inflight_first_sent(f.table, 0), -1); /* memory is missing, not the worker */
+    close_table(&f);
+    open_table(&f, 1, BIG);
+    for (int i = 0; i < 3; i++) (void)submit(&f, 0, i);
+    CHECK_INT(fl_inflight_first_sent(f.table, 0), 0);
+    answer_next(&f, 0, 8);
+    CHECK(receive(&f) != NULL);
+    CHECK_INT(fl_inflight_first_sent(f.table, 0), 1);
+    fl_inflight_cancel(f.table, 0, false);
+    CHECK_INT(fl_inflight_first_sent(f.table, 0), -1);
+    close_table(&f);
+}
+
 static void test_of_a_worker_that_is_gone_the_replies_remain(void)
 {
     inflight_fixture f;
@@ -518,6 +541,7 @@ int main(void)
     RUN(test_repeats_go_before_what_waits_and_by_turn);
     RUN(test_a_new_epoch_drops_what_was_not_sent);
     RUN(test_what_waits_to_be_repeated_ends_with_its_epoch);
+    RUN(test_a_worker_with_nothing_but_unsent_requests_owes_no_answer);
     RUN(test_of_a_worker_that_is_gone_the_replies_remain);
     RUN(test_of_a_worker_that_answers_no_more_the_slots_remain);
     RUN(test_a_reply_settles_all_requests_before_it);

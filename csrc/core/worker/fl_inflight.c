@@ -435,6 +435,16 @@ void *fl_inflight_begun_key(const fl_inflight *table, int32_t worker, int64_t *b
     return at != NULL ? at->key : NULL;
 }
 
+int64_t fl_inflight_first_sent(const fl_inflight *table, int32_t worker)
+{
+    int64_t first = -1;
+    for (const fl_request *at = table->requests; at != NULL; at = at->next)
+        if (at->worker == worker && at->state == FL_SENT && at->counted > 0 &&
+            (first < 0 || at->number < first))
+            first = at->number;
+    return first;
+}
+
 bool fl_inflight_owes(const fl_inflight *table, int32_t worker)
 {
     for (const fl_request *at = table->requests; at != NULL; at = at->next)

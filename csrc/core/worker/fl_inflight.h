@@ -109,6 +109,10 @@ void fl_inflight_restart(fl_inflight *table, int32_t worker);
  * from the process itself, and may be wrong. */
 void *fl_inflight_begun_key(const fl_inflight *table, int32_t worker, int64_t *begun);
 
+/* Returns the number of the first request that was sent to the worker, is not answered and not
+ * cancelled; -1: there is none, so the worker has nothing to do. */
+int64_t fl_inflight_first_sent(const fl_inflight *table, int32_t worker);
+
 /* Returns true if a batch of the worker still has to be sent again. */
 bool fl_inflight_owes(const fl_inflight *table, int32_t worker);
 

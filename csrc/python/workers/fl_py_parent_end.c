@@ -383,6 +383,21 @@ static PyObject *parent_end_begun(fl_py_parent_end *self, PyObject *number)
     return Py_BuildValue("LN", (long long)count, Py_NewRef(task != NULL ? task : Py_None));
 }
 
+PyDoc_STRVAR(progress_doc,
+             "progress(worker, /)\n--\n\n"
+             "Return (count, number): the number of requests that the worker's process has\n"
+             "taken, and the first request that it has not answered. None: the process has\n"
+             "nothing to do. Equal pairs mean that the process has made no progress.");
+
+static PyObject *parent_end_progress(fl_py_parent_end *self, PyObject *number)
+{
+    int32_t worker = parse_worker(self, number);
+    if (worker < 0) return NULL;
+    int64_t first = fl_inflight_first_sent(self->inflight, worker);
+    if (first < 0) Py_RETURN_NONE;
+    return Py_BuildValue("LL", (long long)fl_shm_queue_begun(self->shm, worker), (long long)first);
+}
+
 PyDoc_STRVAR(restart_doc,
              "restart(worker, /)\n--\n\n"
              "Request again all unanswered batches of the worker in this epoch, in the same\n"
@@ -528,6 +543,7 @@ IN_SECTION(parent_end_release_buffers)
 IN_SECTION(parent_end_release)
 IN_SECTION(parent_end_has_replies)
 IN_SECTION(parent_end_begun)
+IN_SECTION(parent_end_progress)
 IN_SECTION(parent_end_restart)
 IN_SECTION(parent_end_end)
 IN_SECTION(parent_end_close)
@@ -549,6 +565,7 @@ static PyMethodDef parent_end_methods[] = {
     {"release", (PyCFunction)parent_end_release_in_section, METH_NOARGS, release_doc},
     {"has_replies", (PyCFunction)parent_end_has_replies_in_section, METH_O, has_replies_doc},
     {"begun", (PyCFunction)parent_end_begun_in_section, METH_O, begun_doc},
+    {"progress", (PyCFunction)parent_end_progress_in_section, METH_O, progress_doc},
     {"restart", (PyCFunction)parent_end_restart_in_section, METH_O, restart_doc},
     {"end", (PyCFunction)parent_end_end_in_section, METH_O, end_doc},
     {"close", (PyCFunction)parent_end_close_in_section, METH_NOARGS, close_doc},
