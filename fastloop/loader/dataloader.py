@@ -15,10 +15,12 @@ from fastloop._core import usable_cpus
 from fastloop.base.checks import (
     check_callable,
     check_type,
+    check_value,
     look_up,
     make_message,
     read_choice,
     read_int,
+    read_number,
 )
 from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _T_co = TypeVar("_T_co", covariant=True)
 _BUDGET = "or None: a quarter of the memory available"
+_TIMEOUT = "timeout= raises if a batch takes too long"
 _SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
 
 
@@ -76,6 +79,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             the loader raises. If a worker of an IterableDataset dies, the stream continues after
             the last batch received if the dataset has ``state_dict()``, else the loader raises.
             Exceptions of the dataset are raised as ever. ValueError with ``path="torch"``.
+        worker_timeout: with ``on_worker_death="restart"``, the seconds after which a worker process
+            that answers nothing is ended and replaced; a RuntimeWarning shows the worker's Python
+            stack. Give more than the slowest batch needs; a worker that starts has a minute more.
+            Seconds outside ``next()`` do not count. If three workers hang at the same batch, the
+            loader raises. 0: workers may take as long as they like.
         device: the device of the batches. Batches are uploaded while the loop computes; with
             workers each batch is uploaded as soon as it arrives. None leaves batches in CPU memory.
             If there is no such device, ``iter()`` raises torch's own error. Batches of 4 MiB and
@@ -139,6 +147,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     resume: str | None = None
     on_worker_death: str = "raise"
     name: str | None = None
+    worker_timeout: float = 0
 
     def __init__(  # type: ignore[no-untyped-def]
         self,
@@ -169,6 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         snapshot_every_n_steps: int = 1,
         resume: str | None = None,
         on_worker_death: str = "raise",
+        worker_timeout: float = 0,
         memory_budget: int | None = None,
         name: str | None = None,
         **others: Any,
@@ -180,6 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.device, self.device_transform = device, device_transform
         self.batch_transform = batch_transform
         self.static_buffers, self.on_worker_death = static_buffers, on_worker_death
+        self.worker_timeout = worker_timeout
         self.transforms_on = transforms_on
         self._check_arguments()
         if device_transform is not None or batch_transform is not None:
@@ -231,6 +242,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if choice == "restart" and self.path == "torch":
                 rule = "'raise' with path='torch'"
                 raise ValueError(make_message("on_worker_death", rule, choice, "use path='auto'"))
+        if self.worker_timeout is not _OWN["worker_timeout"]:
+            read_number("worker_timeout", self.worker_timeout, 0)
+            is_fine = self.worker_timeout == 0 or self.on_worker_death == "restart"
+            rule = "0 without on_worker_death='restart'"
+            check_value("worker_timeout", self.worker_timeout, is_fine, rule, _TIMEOUT)
 
     @property
     def _shared(self) -> Shared:

@@ -44,8 +44,9 @@ def test_signature_is_torchs_with_more_keywords() -> None:
     ours = dict(inspect.signature(DataLoader.__init__).parameters)
     names = ["device", "path", "device_transform", "batch_transform", "static_buffers"]
     names += ["transforms_on"]
-    names += ["snapshot_every_n_steps", "resume", "on_worker_death", "memory_budget", "name"]
-    assert list(ours)[-11:] == names
+    names += ["snapshot_every_n_steps", "resume", "on_worker_death", "worker_timeout"]
+    names += ["memory_budget", "name"]
+    assert list(ours)[-12:] == names
     extras = {name: ours.pop(name) for name in names}
     assert list(ours) == list(TORCH_PARAMETERS)
     for name, theirs in TORCH_PARAMETERS.items():
@@ -63,6 +64,7 @@ def test_signature_is_torchs_with_more_keywords() -> None:
         1,
         None,
         "raise",
+        0,
         None,
         None,
     ]

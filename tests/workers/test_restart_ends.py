@@ -286,7 +286,7 @@ def test_without_worker_processes_it_changes_nothing(workers: int) -> None:
     for a, b in zip(ours, theirs, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
     assert pickle.loads(pickle.dumps(loader)).on_worker_death == "restart"
-    assert DataLoader(range(4), on_worker_death="restart").stats().path == "sync"  # type: ignore[arg-type, var-annotated]
+    assert DataLoader(range(4), on_worker_death="restart").stats().path == "array"  # type: ignore[arg-type, var-annotated]
 
 
 @pytest.mark.slow

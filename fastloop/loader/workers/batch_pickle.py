@@ -241,6 +241,14 @@ def pickle_task(task: Any) -> bytes:
     return file.getvalue()
 
 
+def describe_task(task: Any) -> str:
+    """Return the part of an error's sentence about the batch that a worker was to make; "" if the
+    task is None or an order."""
+    if not isinstance(task, tuple):
+        return ""
+    return f"; it was to make batch {task[0]} (indices {quote_indices(task[1])})"
+
+
 def quote_indices(indices: Any) -> str:
     """Return the indices of a batch as text, at most 20 of them."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import pickle
 import queue
 import signal
@@ -29,6 +30,8 @@ from fastloop.loader.workers.batch_pickle import NO_STATE, OBJECT, WRITTEN, Orde
 
 _CHANNELS = ("index_queue", "data_queue", "done_event")
 _OBJECTS = (ExceptionWrapper, StreamEnd)
+# Asks a worker for its stack. Processes that have not registered for the signal ignore it.
+STACK_SIGNAL = signal.SIGURG
 
 
 class _Channel:
@@ -136,7 +139,8 @@ def run_worker(
     """Run a worker process. This function is the target of the process.
 
     Args:
-        transfer: torch's arguments of the loop, and the address of the shared memory.
+        transfer: torch's arguments of the loop, the address of the shared memory, and the file for
+            stacks.
         parent: the process to serve. If the parent ends, this process ends soon after.
         is_interruptible: whether Ctrl-C reaches the parent's main thread. SIGINT is held back here
             until this function can end quietly.
@@ -151,7 +155,9 @@ def run_worker(
         # A spawned process has no seam yet. A forked one has its parent's value for this thread.
         Fetch.is_served = fetch.is_served = is_served and adapters().serve_fetches()
         keep_heap()
-        arguments, address = transfer.contents
+        arguments, address, stacks = transfer.contents
+        if stacks >= 0:
+            faulthandler.register(STACK_SIGNAL, stacks, all_threads=False)
         worker_end = WorkerEnd(torch.Tensor, *[*address, arguments["worker_id"]])
         worker_end.watch(parent)
         dataset = arguments["dataset"]

@@ -119,6 +119,10 @@ class WorkerIter(MultiIter, LockedIter):
     def _look_for_dead(self) -> tuple[Any, Any] | None:
         """Raise if no reply will come. Called after a wait in which no reply came."""
 
+    def _explain_wait(self) -> str:
+        """Return the end of an error's text: the worker that next() waits for, and its stack."""
+        return ""
+
     def _can_resume(self) -> bool:
         """Tell whether these workers can begin a new epoch."""
         return all(worker.is_alive() for worker in self._workers)
@@ -195,7 +199,8 @@ class WorkerIter(MultiIter, LockedIter):
             if received is not None:
                 return received
             if 0 < self._timeout <= monotonic() - begin:
-                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+                text = f"DataLoader timed out after {self._timeout} seconds"
+                raise RuntimeError(text + self._explain_wait())
 
     def _next_data(self) -> Any:
         self._check_process()

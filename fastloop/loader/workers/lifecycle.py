@@ -7,31 +7,44 @@ iterator's finalizer, and by ``close()`` on any thread.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import io
 import mmap
 import multiprocessing
 import os
 import pickle
+import re
 import signal
+import warnings
 import weakref
+from collections.abc import Container, Iterable, Sequence
+from itertools import takewhile
 from multiprocessing import forkserver, reduction, util
 from multiprocessing import process as processes
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import torch
 
 from fastloop._core import expect_fork, fork_ended, fork_expected
-from fastloop.base.interrupts import interrupts_held
-from fastloop.base.machine import describe_memory, explain_kill
+from fastloop.base.interrupts import interrupts_held, is_interrupted
+from fastloop.base.machine import describe_memory, explain_kill, read_text
 from fastloop.compat.torch_parts import before_workers, forms_of
-from fastloop.loader.workers.child import run_worker
+from fastloop.loader.workers.child import STACK_SIGNAL, run_worker
 
 # A parent that waits for batches notices a dead worker after this many seconds at most.
 CHECK_S = 0.05
 # Seconds to wait for the exit code of a dead worker: a fork server reports it after the death.
 _CODE_S = 5.0
+# Seconds for workers to end by themselves, then after SIGTERM, then after SIGKILL: the kernel frees
+# much memory slowly.
+POLITE_S, FIRM_S, LAST_S = 2.5, 1.0, 5.0
+# Seconds to wait for the stack of a worker, and between two looks.
+_STACK_S, _STACK_LOOK_S = 1.0, 0.05
+_IN_LOOP = " in _worker_loop", " in run_worker"  # below them a stack is the same in every worker
 
 _LARGE = 1 << 20  # arrays of this many bytes or more are sent outside the pickle
 _PAGE = mmap.ALLOCATIONGRANULARITY
@@ -49,11 +62,12 @@ def is_exiting() -> bool:
 _workers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def _disown_workers() -> None:
-    """Keep processes that the program forks from ending their parent's workers, as multiprocessing
-    would when those processes exit."""
+def _disown_workers(pids: Container[int] | None = None) -> None:
+    """Let multiprocessing forget workers, which it would end and wait for when this process exits:
+    those with these pids, or all in a process that the program forks."""
     for process in list(_workers):
-        processes._children.discard(process)  # type: ignore[attr-defined]
+        if pids is None or process.pid in pids:
+            processes._children.discard(process)  # type: ignore[attr-defined]
 
 
 os.register_at_fork(after_in_child=_disown_workers)
@@ -92,6 +106,7 @@ class WorkerProcess:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _start(self) -> None:
+        _expect_exit(os.getpid())
         self._fork_id = expect_fork()
         try:
             self._process.start()
@@ -126,6 +141,26 @@ class WorkerProcess:
                 return
             sleep(min(rest, 0.001))
 
+    def explain_stack(self, file: int) -> str:
+        """Return the last sentence of an error: the Python stack of the process's main thread.
+
+        Args:
+            file: the descriptor of the file to which the process writes its stack.
+        """
+        text, deadline = "", monotonic() + _STACK_S
+        with contextlib.suppress(OSError):  # the process has ended, or the iterator is closed
+            begin = os.fstat(file).st_size
+            os.kill(self.pid, STACK_SIGNAL)
+            before = None
+            while monotonic() < deadline and (not text.count("\n  ") or text != before):
+                sleep(_STACK_LOOK_S)
+                before, text = text, os.pread(file, 1 << 16, begin).decode(errors="replace")
+        frames = list(takewhile(lambda line: not line.endswith(_IN_LOOP), text.split("\n")[1:]))
+        if frames:
+            return "\n".join([" The worker's Python stack, most recent call first:", *frames])
+        state = re.search(r"State:\s*(.+)", read_text(Path(f"/proc/{self.pid}/status")))
+        return f" The worker gives no Python stack; its state is {state[1] if state else 'unknown'}"
+
     def explain_death(self, task: str, tells_memory: bool) -> str:
         """Return an error's text about this worker's death, with a remedy.
 
@@ -147,6 +182,54 @@ class WorkerProcess:
         elif code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT):
             remedy = "Run with num_workers=0 under python -X faulthandler to see where. " + remedy
         return f"DataLoader worker (pid {self.pid}) {end}{task}. {remedy}".rstrip()
+
+
+# ---- the end
+
+
+def living(workers: Iterable[Any]) -> list[Any]:
+    return [worker for worker in workers if worker.is_alive()]
+
+
+def _join(workers: Iterable[Any], seconds: float, is_patient: bool = False) -> None:
+    """Wait for all workers to end. After Ctrl-C stop waiting, unless `is_patient`."""
+    deadline = monotonic() + seconds
+    for worker in living(workers):
+        while worker.is_alive() and (rest := deadline - monotonic()) > 0:
+            if is_interrupted() and not is_patient:
+                return
+            worker.join(min(rest, CHECK_S))
+
+
+def end_workers(workers: Sequence[Any], polite_s: float) -> None:
+    """End all workers within a few seconds, whatever they are doing. A process that the kernel does
+    not let go of is left alone, with a warning."""
+    try:
+        _join(workers, polite_s)
+        for worker in living(workers):
+            worker.terminate()
+        _join(workers, FIRM_S)
+    finally:
+        for worker in living(workers):
+            worker.kill()
+        _join(workers, LAST_S, is_patient=True)  # they end at once and must not become zombies
+        if stuck := [worker.pid for worker in living(workers)]:
+            _disown_workers(stuck)
+            text = f"worker processes {stuck} have not ended {LAST_S} s after SIGKILL, so the "
+            text += "kernel holds them, for example for a disk or network; they are left alone"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@functools.cache
+def _expect_exit(pid: int) -> None:
+    """Call ``_end_at_exit`` at the end of this process. A process inherits no such calls."""
+    util.Finalize(None, _end_at_exit, exitpriority=0)
+
+
+def _end_at_exit() -> None:
+    """End workers before multiprocessing does, because it would wait without end for a worker that
+    SIGTERM does not end."""
+    end_workers([process for process in list(_workers) if process in processes._children], 0)  # type: ignore[attr-defined]
 
 
 # ---- the dataset of a worker
@@ -252,30 +335,34 @@ class DatasetTransfer:
     dies, they are sent again with the process object of its successor.
 
     Attributes:
-        contents: torch's arguments, and ``ParentEnd.address()`` of the shared memory: descriptor,
-            bytes, offset, workers, depth, mapped at.
+        contents: torch's arguments; ``ParentEnd.address()`` of the shared memory: descriptor,
+            bytes, offset, workers, depth, mapped at; and the descriptor of the file for stacks, -1
+            if nobody will ask for them.
     """
 
-    def __init__(self, arguments: dict[str, Any], address: Any, file: SharedFile) -> None:
-        self.contents = arguments, address
+    def __init__(
+        self, arguments: dict[str, Any], address: Any, file: SharedFile, stacks: int
+    ) -> None:
+        self.contents = arguments, address, stacks
         self._file = file
         self._pickled: FileRange | None = None  # the range of the last pickle
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arguments, (fd, *rest, _) = self.contents
+        arguments, (fd, *rest, _), stacks = self.contents
         data = io.BytesIO()
         pickler = _DatasetPickler(data, self._file)
         pickler.dump(arguments)
         self._pickled = pickled = self._file.write(data.getbuffer(), self._pickled)
-        descriptors = reduction.DupFd(fd), reduction.DupFd(self._file.fd())
-        return _receive, (*descriptors, rest, [pickled, *pickler.ranges])
+        descriptors = [reduction.DupFd(each) for each in (fd, self._file.fd(), stacks) if each >= 0]
+        return _receive, (descriptors, rest, [pickled, *pickler.ranges])
 
 
-def _receive(channel: Any, file: Any, rest: Any, ranges: list[FileRange]) -> DatasetTransfer:
+def _receive(descriptors: list[Any], rest: Any, ranges: list[FileRange]) -> DatasetTransfer:
     """Load a transfer in the process that received it."""
-    channel_fd, file_fd = channel.detach(), file.detach()
+    channel_fd, file_fd, *stacks = [each.detach() for each in descriptors]
     pickled, *buffers = (_map_privately(file_fd, *each) for each in ranges)
     arguments = pickle.loads(pickled, buffers=buffers)
     os.close(file_fd)
-    os.set_inheritable(channel_fd, False)  # a spawned process's descriptors are inheritable
-    return DatasetTransfer(arguments, (channel_fd, *rest, 0), SharedFile())
+    for each in (channel_fd, *stacks):
+        os.set_inheritable(each, False)  # a spawned process's descriptors are inheritable
+    return DatasetTransfer(arguments, (channel_fd, *rest, 0), SharedFile(), [*stacks, -1][0])

@@ -8,6 +8,7 @@ worker. This module connects the four: the meaning of replies, dead workers, Ctr
 from __future__ import annotations
 
 import operator
+import os
 import pickle
 import threading
 import warnings
@@ -35,14 +36,27 @@ from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers import batch_pickle, lifecycle
 from fastloop.loader.workers.batch_pickle import Order, unpack
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.loader.workers.lifecycle import DatasetTransfer, SharedFile, WorkerProcess, is_exiting
+from fastloop.loader.workers.lifecycle import (
+    FIRM_S,
+    LAST_S,
+    POLITE_S,
+    DatasetTransfer,
+    SharedFile,
+    WorkerProcess,
+    end_workers,
+    is_exiting,
+    living,
+)
 
 # With on_worker_death="restart": a worker that dies this often in a row before its first batch is
 # not replaced. If a process exits there, its successor will exit as well; random kills may hit
 # several young processes.
 _MOST_EXITS, _MOST_KILLS = 2, 10
-# Seconds for workers to end by themselves, and then after SIGTERM.
-_POLITE_S, _FIRM_S = 2.5, 1.0
+# The loader raises after so many deaths at one batch, and after so many workers have hung there or,
+# in a row, before a first batch.
+_MOST_DEATHS, _MOST_HANGS = 2, 3
+# A worker that has not begun its first batch may take so many seconds more than worker_timeout.
+_START_S = 60.0
 # The seconds after which a parent that receives batches looks for dead workers again.
 _LOOK_S = 1.0
 _STREAM = (
@@ -74,10 +88,17 @@ class ProcessIter(WorkerIter):
         self._delivered: list[Any] = []  # at most one, kept through interrupts
         self._is_taking = False
         self._replaces_dead = look_up(loader, "on_worker_death", "raise") == "restart"
-        self._deadly: set[int] = set()  # batches of this epoch at which a worker has died
+        self._deadly: Counter[int] = Counter()  # by batch of this epoch: deaths of its workers
         self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
         self._last_words: dict[int, str] = {}  # the texts on dead workers without a successor
         self._next_look = 0.0
+        hang_s = look_up(loader, "worker_timeout", 0) if self._replaces_dead else 0
+        self._hang_s: float = hang_s  # 0: workers may take as long as they like
+        # By worker: the progress seen last, and the seconds since then, as far as next() waited.
+        self._seen: dict[int, tuple[Any, float]] = {}
+        self._last_look = 0.0
+        self._wants_stacks = loader.timeout > 0 or self._hang_s > 0
+        self._stacks = -1  # the file to which workers write their stacks when they are asked
         # The length of a worker's queue of requests: a power of two, with room for the requests of
         # two epochs. If a worker gets more, as when some workers have ended, the rest waits here.
         length = 1 << (2 * operator.index(loader.prefetch_factor or 1) + 15).bit_length()
@@ -97,7 +118,10 @@ class ProcessIter(WorkerIter):
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
         arguments["init_fn"] = self._datasets.wrap_init(arguments["init_fn"])
         arguments["dataset"] = reader or arguments["dataset"]
-        self._transfers.append(DatasetTransfer(arguments, self._parent_end.address(), self._file))
+        if self._wants_stacks and self._stacks < 0:
+            self._stacks = os.memfd_create("fastloop stacks", os.MFD_CLOEXEC)
+        address = self._parent_end.address()
+        self._transfers.append(DatasetTransfer(arguments, address, self._file, self._stacks))
         process = self._make_process(arguments["worker_id"])
         self._workers.append(process)  # even a process that cannot be started
         try:
@@ -210,7 +234,8 @@ class ProcessIter(WorkerIter):
             if self._replaces_dead and monotonic() > self._next_look:
                 # With in_order=False the batches of living workers would hide a death.
                 self._next_look = monotonic() + _LOOK_S
-                self._replace([n for n in self._find_dead() if not self._parent_end.has_replies(n)])
+                gone = self._find_dead() + (self._find_hung() if self._hang_s > 0 else [])
+                self._replace([n for n in gone if not self._parent_end.has_replies(n)])
             return super()._get_data()
         except KeyboardInterrupt:
             # A traceback that the program keeps must not keep the remaining workers alive.
@@ -224,9 +249,10 @@ class ProcessIter(WorkerIter):
         terminal sends it to every process. A second Ctrl-C ends the workers in any case. Call this
         with interrupts held."""
         begin = monotonic()
-        while not self._find_dead() and not is_interrupted():
+        # A worker that this process has ended because it hung has not met Ctrl-C.
+        while all(map(self._is_hung, self._find_dead())) and not is_interrupted():
             is_reached = any(has_met_interrupt(worker.pid) for worker in self._workers)
-            if monotonic() - begin > (_FIRM_S if is_reached else lifecycle.CHECK_S):
+            if monotonic() - begin > (FIRM_S if is_reached else lifecycle.CHECK_S):
                 return False
             sleep(0.002)
         return True
@@ -308,7 +334,7 @@ class ProcessIter(WorkerIter):
     def _look_for_dead(self) -> tuple[Any, Any] | None:
         if self._parent_end.is_closed():
             raise RuntimeError(CLOSED)
-        dead = self._find_dead()
+        dead = self._find_dead() + (self._find_hung() if self._hang_s > 0 else [])
         # is_exiting() is asked after the search: if multiprocessing had ended a worker, it is true.
         if is_exiting() and threading.current_thread().daemon:
             return None  # the interpreter will soon end this thread as well
@@ -335,28 +361,32 @@ class ProcessIter(WorkerIter):
         for number in dead:
             if number in self._last_words:
                 continue
-            text = self._explain_death(number)
+            text, stack = self._explain_death(number)
             try:
                 self._start_successor(number)
             except NoSuccessorError as why:
                 if self._replaces_dead:
                     text += f" It is not replaced: {why}."
-                self._last_words[number] = text
-                self._parent_end.cancel(number, is_gone=True)
+                self._last_words[number] = text + stack
+                self._parent_end.cancel(number, is_gone=not self._workers[number].exists())
                 continue
             self._shared.add(restarts=1)
             text += " A new process takes its place and loads its unfinished batches again."
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            warnings.warn(text + stack, RuntimeWarning, stacklevel=2)
         return [number for number in dead if number in self._last_words]
 
     def _start_successor(self, number: int) -> None:
         if not self._replaces_dead:
             raise NoSuccessorError
+        dead, is_hung = self._workers[number], self._is_hung(number)
+        if is_hung:
+            dead.kill()
+            dead.join(LAST_S)
         reader = self._open_reader(number)
-        dead = self._workers[number]
         if dead.is_alive() or dead.exists():
-            raise NoSuccessorError("its process may not have ended: its fork server has died")
-        self._count_death(number, dead.exitcode)
+            why = "SIGKILL does not end it" if is_hung else "its fork server has died"
+            raise NoSuccessorError(f"its process may not have ended: {why}")
+        self._count_death(number, dead.exitcode, is_hung)
         with interrupts_held():
             try:
                 if self._parent_end.restart(number):
@@ -385,26 +415,30 @@ class ProcessIter(WorkerIter):
                     self._workers[number] = dead
                 raise
             dead.forget()
+            self._seen.pop(number, None)
             if not self._stopped.is_set():
                 return
         self._stop()  # a signal handler has called it during the start
 
-    def _count_death(self, number: int, code: int | None) -> None:
+    def _count_death(self, number: int, code: int | None, is_hung: bool) -> None:
         """Count a death. Raise NoSuccessorError if no process may replace the dead worker."""
         taken, task = self._parent_end.begun(number)
         if taken == 0 or isinstance(task, Order):
             self._early[number] += 1
             times = self._early[number]
-            if times >= (_MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS):
+            most = _MOST_EXITS if code is not None and code >= 0 else _MOST_KILLS
+            if times >= (_MOST_HANGS if is_hung else most):
                 fault = f"worker {number} has died {times} times in a row"
                 raise NoSuccessorError(f"{fault} before it could begin a batch")
             return
         self._early[number] = 0
         if task is None or task[0] not in self._task_info:
             return  # from the previous epoch, so nobody waits for the batch
-        if task[0] in self._deadly:
-            raise NoSuccessorError(f"two workers have died while they loaded batch {task[0]}")
-        self._deadly.add(task[0])
+        self._deadly[task[0]] += 1
+        times = self._deadly[task[0]]
+        if times >= (_MOST_HANGS if is_hung else _MOST_DEATHS):
+            many, end = ("three", "hung or died") if is_hung else ("two", "died")
+            raise NoSuccessorError(f"{many} workers have {end} while they loaded batch {task[0]}")
 
     def _open_reader(self, number: int) -> DatasetReader | None:
         """Return a reader that continues at the position of a dead worker's dataset; None if the
@@ -423,15 +457,48 @@ class ProcessIter(WorkerIter):
             raise NoSuccessorError(_STREAM)
         return reader
 
-    def _explain_death(self, number: int) -> str:
+    def _find_hung(self) -> list[int]:
+        """Return the numbers of workers that have hung for too long and still live."""
+        self._note_progress()
+        hung = [n for n in self._seen if self._workers_status[n] and self._is_hung(n)]
+        return [number for number in hung if self._workers[number].is_alive()]
+
+    def _is_hung(self, number: int) -> bool:
+        progress, seconds = self._seen.get(number, (None, 0.0))
+        is_starting = progress is not None and progress[0] == 0
+        return 0 < self._hang_s < seconds - _START_S * is_starting
+
+    def _note_progress(self) -> None:
+        """Add the time since the last look to the clocks of workers without progress. A look counts
+        at most `_LOOK_S`: before that, the loop was not in next(), or the program was stopped."""
+        now = monotonic()
+        passed_s, self._last_look = min(now - self._last_look, _LOOK_S), now
+        for number in range(self._num_workers):
+            progress = self._parent_end.progress(number)
+            before, seconds = self._seen.get(number, (None, 0.0))
+            is_same = progress is not None and progress == before
+            self._seen[number] = progress, seconds + passed_s if is_same else 0.0
+
+    def _explain_wait(self) -> str:
+        worker: int = self._task_info.get(self._rcvd_idx, (min(self._resuming, default=0),))[0]
+        process, task = self._workers[worker], self._explain_task(worker)
+        text = f": worker {worker} (pid {process.pid}) has not answered{task}."
+        return text + process.explain_stack(self._stacks)
+
+    def _explain_death(self, number: int) -> tuple[str, str]:
+        """Return the text on a dead worker, and its last sentence: the stack of a hung worker."""
+        process, task = self._workers[number], self._explain_task(number)
+        if not self._is_hung(number):
+            return process.explain_death(task, self._replaces_dead), ""
+        seconds = f"{self._seen[number][1]:.1f} seconds"
+        text = f"DataLoader worker (pid {process.pid}) has not answered for {seconds}{task}."
+        return text, process.explain_stack(self._stacks)
+
+    def _explain_task(self, number: int) -> str:
         _, first = self._parent_end.begun(number)
         if not isinstance(first, tuple):
             first = self._parent_end.first_task(number)
-        task = ""
-        if isinstance(first, tuple):
-            indices = batch_pickle.quote_indices(first[1])
-            task = f"; it was to make batch {first[0]} (indices {indices})"
-        return self._workers[number].explain_death(task, self._replaces_dead)
+        return batch_pickle.describe_task(first)
 
     # ---- the end
 
@@ -447,7 +514,10 @@ class ProcessIter(WorkerIter):
                 self._task_info = {}
                 self._drop_next()
                 self._close_file()
-                if not self._living():
+                if self._stacks >= 0:
+                    os.close(self._stacks)
+                    self._stacks = -1
+                if not living(self._workers):
                     for worker in self._workers:
                         worker.forget()
                     self._parent_end.release()
@@ -461,24 +531,4 @@ class ProcessIter(WorkerIter):
         """End all workers within a few seconds, whatever they are doing."""
         with self._lock:
             self._stopped.set()
-        try:
-            self._join(_POLITE_S)
-            for worker in self._living():
-                worker.terminate()
-            self._join(_FIRM_S)
-        finally:
-            for worker in self._living():
-                worker.kill()
-            self._join(_FIRM_S, is_patient=True)  # they end at once and must not become zombies
-
-    def _living(self) -> list[WorkerProcess]:
-        return [worker for worker in self._workers if worker.is_alive()]
-
-    def _join(self, seconds: float, is_patient: bool = False) -> None:
-        """Wait for all workers to end. After Ctrl-C stop waiting, unless `is_patient`."""
-        deadline = monotonic() + seconds
-        for worker in self._living():
-            while worker.is_alive() and (rest := deadline - monotonic()) > 0:
-                if is_interrupted() and not is_patient:
-                    return
-                worker.join(min(rest, lifecycle.CHECK_S))
+        end_workers(self._workers, POLITE_S)

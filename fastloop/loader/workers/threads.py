@@ -11,6 +11,7 @@ import atexit
 import os
 import sys
 import threading
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +35,7 @@ from fastloop.data.columns import own
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.destinations import is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
-from fastloop.loader.workers.batch_pickle import Order, add_batch
+from fastloop.loader.workers.batch_pickle import Order, add_batch, describe_task
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
 
 # The seconds to wait for threads to end. A thread ends after its present sample.
@@ -124,6 +125,7 @@ class WorkerThread(threading.Thread):
         # Only this thread writes the counts.
         self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0
         self._lock_wait_ns = self._probed_ns = 0
+        self.task: tuple[int, Any] | None = None  # the batch that is being made
 
     # ---- the life of the thread
 
@@ -170,8 +172,9 @@ class WorkerThread(threading.Thread):
                 state = self._reader.dump() if self._reader is not None else None
                 self._team.results.put((task, self._fault or state))
             elif not is_over:
+                self.task = task
                 is_over = self._answer(fetch, *task)
-            del task
+            self.task = task = None
 
     def _open_fetcher(self, is_first: bool = False) -> Callable[[Any], Any]:
         """Begin an epoch. Return a function that loads a batch, or returns the reason why not."""
@@ -342,6 +345,18 @@ class ThreadIter(WorkerIter):
             states.receive(0)
             data = data, state
         return task, data
+
+    def _explain_wait(self) -> str:
+        info = self._task_info.get(self._rcvd_idx)
+        threads = [t for t in self._workers if (t.number == info[0] if info else t.task)]
+        frames = [sys._current_frames().get(thread.ident) for thread in threads[:1]]
+        if not frames or frames[0] is None:
+            return ""
+        text = f": worker thread {threads[0].number} has not answered"
+        text += f"{describe_task(threads[0].task)}. Its Python stack, most recent call last:\n"
+        stack = traceback.format_stack(frames[0])
+        own = [number for number, line in enumerate(stack) if __file__ in line]
+        return text + "".join(stack[own[-1] + 1 :]).rstrip()
 
     def _look_for_dead(self) -> None:
         if self._is_closed:
