@@ -16,6 +16,7 @@ _NAMES = {
     "fastloop.data.samplers": "BlockShuffleSampler LengthBucketBatchSampler ShuffleSampler",
     "fastloop.data.sequences.pad": "PackCollate PadCollate",
     "fastloop.data.sequences.ragged": "RaggedArray",
+    "fastloop.data.shared_list": "SharedList",
     "fastloop.data.shards.arrow": "ArrowDataset",
     "fastloop.data.shards.mds": "MDSDataset",
     "fastloop.data.shards.parquet": "ParquetDataset",

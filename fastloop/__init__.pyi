@@ -23,6 +23,7 @@ from fastloop.data.shards.arrow import ArrowDataset as ArrowDataset
 from fastloop.data.shards.mds import MDSDataset as MDSDataset
 from fastloop.data.shards.parquet import ParquetDataset as ParquetDataset
 from fastloop.data.shards.tar import TarDataset as TarDataset
+from fastloop.data.shared_list import SharedList as SharedList
 from fastloop.data.tokens.dataset import TokenDataset as TokenDataset
 from fastloop.loader.dataloader import DataLoader as DataLoader
 from fastloop.loader.dataloader import (
@@ -103,6 +104,7 @@ __all__ = [
     "Report",
     "ScalarLog",
     "SeamStatus",
+    "SharedList",
     "ShuffleSampler",
     "Stepper",
     "Suggestion",
