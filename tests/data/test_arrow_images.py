@@ -111,6 +111,24 @@ def test_paths_stand_for_bytes_that_are_null(tmp_path: Path) -> None:
         ArrowDataset(pa.table({"image": pa.array([None], KIND)}))
 
 
+def test_other_structs_of_bytes_and_path(tmp_path: Path) -> None:
+    """If all bytes, or all paths, are null, pyarrow gives them no type of their own."""
+    path = tmp_path / "a"
+    path.write_bytes(b"read")
+    table = pa.table({"image": [{"bytes": None, "path": str(path)}]})
+    assert ArrowDataset(table, decode={"image": bytes})[0] == {"image": b"read"}
+    table = pa.table({"image": [{"bytes": b"here", "path": None}]})
+    assert ArrowDataset(table, decode={"image": bytes})[0] == {"image": b"here"}
+    with pytest.raises(ValueError, match="row 0 of column 'image' must have bytes or a path"):
+        ArrowDataset(pa.table({"image": [{"bytes": None, "path": None}]}))
+    words = pa.dictionary(pa.int8(), pa.string())
+    kinds = [(pa.int64(), pa.string()), (pa.binary_view(), pa.string()), (pa.binary(), words)]
+    for kind in (*kinds, (pa.binary(1), pa.string()), (pa.string(), pa.string())):
+        struct = pa.struct([("bytes", kind[0]), ("path", kind[1])])
+        with pytest.raises(TypeError, match=r"column 'image' must be .*cast the column to struct<"):
+            ArrowDataset(pa.table({"image": pa.array([], struct)}))
+
+
 def test_nulls_that_have_bytes() -> None:
     """A null is null, whatever lies in its place."""
     image = encode(picture(1), "PNG")

@@ -176,7 +176,26 @@ def _find_cast(pa: Any, kind: Any) -> str:
         target = pa.int32() if kind.bit_width == 32 else pa.int64()
     elif t.is_decimal(kind):
         target = pa.float64()
+    elif t.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:
+        target = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     return f"cast the column to {target}" if target else "leave the column out with columns=[...]"
+
+
+def _holds_files(pa: Any, kind: Any) -> bool:
+    """Tell whether values are structs of bytes and path. A field may have the type null."""
+    t = pa.types
+    kinds = {field.name: field.type for field in kind} if t.is_struct(kind) else {}
+    if kind.num_fields != 2 or kinds.keys() != {"bytes", "path"}:
+        return False
+    contents, path = kinds["bytes"], kinds["path"]
+    is_binary = t.is_binary(contents) or t.is_large_binary(contents) or t.is_null(contents)
+    return bool(is_binary and (t.is_string(path) or t.is_large_string(path) or t.is_null(path)))
+
+
+def _field(chunk: Any, name: str, kind: Any) -> Any:
+    """Return a field of structs. A field of the type null gets this type."""
+    values = chunk.field(name)
+    return values.cast(kind) if str(values.type) == "null" else values
 
 
 def _holds_numbers(pa: Any, kind: Any) -> bool:
@@ -209,7 +228,7 @@ class ColumnReader:
             return Texts(self._read_bytes(name, chunks))
         if t.is_binary(kind) or t.is_large_binary(kind):
             return Binaries(self._read_bytes(name, chunks), self._files, None)
-        if t.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:
+        if _holds_files(pa, kind):
             return self._read_files(name, chunks)
         text = make_message(f"column {name!r}", _TAKEN, str(kind), _find_cast(pa, kind))
         raise TypeError(text)
@@ -242,7 +261,8 @@ class ColumnReader:
         """Return a column of files: their bytes, or if these are null, their paths."""
         for chunk in chunks:
             _check_nulls(name, chunk)
-        contents, paths = ([chunk.field(n) for chunk in chunks] for n in ("bytes", "path"))
+        contents = [_field(chunk, "bytes", self._pa.binary()) for chunk in chunks]
+        paths = [_field(chunk, "path", self._pa.string()) for chunk in chunks]
         texts = None
         if any(content.null_count for content in contents):
             # A null may have bytes, which are not its value.
