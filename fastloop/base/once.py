@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,10 +23,14 @@ def make_once(lock: str, find: Callable[[], _T | None], make: Callable[[], _T]) 
     found = find()
     if found is not None:
         return found
-    with open(lock, "ab") as file:
+    # Opened for both, a FIFO that has the lock's name does not wait for a second process.
+    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
         fcntl.flock(file, fcntl.LOCK_EX)  # the kernel frees it if this process dies
         try:
             found = find()
             return make() if found is None else found
         finally:  # closing is not enough, because a forked process keeps the file open
             fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
+        os.close(file)

@@ -4,6 +4,7 @@ changed, or does not fit on the disk."""
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 import resource
 import signal
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import TorchLoader, assert_same
+from time_limits import limit
 
 from fastloop import DataLoader, PackCollate, PadCollate, ParquetDataset
 
@@ -111,12 +113,32 @@ def test_columns_and_files_that_are_refused(tmp_path: Path) -> None:
         ValueError, match=r"each of columns, for '.*whole', must be one of 'input_ids"
     ):
         ParquetDataset(tmp_path / "whole", ["ids"], tmp_path / "cache")
+    for columns, error in (("label", TypeError), (5, TypeError), ([], ValueError)):
+        with pytest.raises(error, match="columns must be"):
+            ParquetDataset(tmp_path / "whole", columns, tmp_path / "cache")  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="absent"):
         ParquetDataset(tmp_path / "absent", None, tmp_path / "cache")
     assert made(tmp_path / "cache") == {}, "nothing is left"
     nested = pa.table({"x": [[[1]]]})
     with pytest.raises(TypeError, match="column 'x' must be of numbers"):
         ParquetDataset(write(tmp_path / "nested", nested), None, tmp_path / "cache")
+
+
+def test_long_names_and_fifos(tmp_path: Path) -> None:
+    """A name may be as long as the system allows. FIFOs in the places of other files do not wait
+    for a second process."""
+    path, cache = write(tmp_path / ("n" * 255), make(5)), tmp_path / "cache"
+    assert len(ParquetDataset(path, ["label"], cache)) == 5
+    (arrow,) = made(cache)
+    (cache / arrow).unlink()
+    for ending in (".lock", ".unfinished"):
+        (cache / f"{arrow}{ending}").unlink(missing_ok=True)
+        os.mkfifo(cache / f"{arrow}{ending}")
+    program = "import sys, fastloop as f; f.ParquetDataset(sys.argv[1], ['label'], sys.argv[2])"
+    run = [sys.executable, "-c", program, str(path), str(cache)]
+    assert subprocess.run(run, timeout=limit(60), check=False).returncode == 0
+    assert list(made(cache)) == [arrow]
+    assert len(ParquetDataset(path, ("label",), cache)) == 5 and len(made(cache)) == 1
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

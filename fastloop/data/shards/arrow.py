@@ -30,9 +30,9 @@ class ArrowDataset(Records):
 
     Args:
         data: a ``pyarrow.Table``; the path of an Arrow file (of the stream or the file format), a
-            pattern, a URL that fsspec opens, or a list of these, whose rows follow one another; or
-            a ``datasets.Dataset`` of Hugging Face, with its ``select()`` and ``shuffle()``, without
-            its format. Files are mapped.
+            pattern, a URL that fsspec opens (also a pattern with ``*``), or a list of these, whose
+            rows follow one another; or a ``datasets.Dataset`` of Hugging Face, with its
+            ``select()`` and ``shuffle()``, without its format. Files are mapped.
         columns: the names of the columns, in the order of a sample. None: all.
         transform: as in ``ImageFolder``, for each column of images. Images of one sample have the
             same random parameters.

@@ -10,7 +10,7 @@ from typing import Any
 from fastloop._core import FileReader
 from fastloop.base.checks import is_sequence, refuse_if
 from fastloop.data.shards.arrow_columns import import_arrow
-from fastloop.data.shards.cache import fetch, is_url
+from fastloop.data.shards.cache import expand_url, fetch, is_url
 from fastloop.data.tokens.files import expand_paths
 
 _STATE = 24  # bytes of a file's state in FileReader.states
@@ -20,7 +20,7 @@ def read_paths(paths: Any) -> list[str]:
     """Return absolute paths, those of patterns, and URLs; `paths` is one of these or a list."""
     if is_sequence(paths) and len(paths) > 0:
         return [found for path in paths for found in read_paths(path)]
-    return [paths] if is_url(paths) else expand_paths(paths)
+    return expand_url(paths) if is_url(paths) else expand_paths(paths)
 
 
 def fetch_paths(paths: Any, cache_dir: Any) -> tuple[str, ...]:

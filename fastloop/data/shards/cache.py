@@ -36,6 +36,12 @@ def digest_of(*facts: Any) -> str:
     return hashlib.blake2b(repr(facts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
+def name_of(source: str, *facts: Any) -> str:
+    """Return the name of the file that is made of a source. The name has the source's end, for
+    people, and is short enough for endings."""
+    return f"{digest_of(source, *facts)}-{os.path.basename(source)[-50:]}"
+
+
 def make_file(path: str, write: Callable[[str], object]) -> str:
     """Return `path`. If there is no such file, ``write(temporary)`` makes it; if a second process
     makes it at this moment, wait for that process.
@@ -44,7 +50,9 @@ def make_file(path: str, write: Callable[[str], object]) -> str:
     """
 
     def make() -> str:
-        unfinished = f"{path}.unfinished"  # after a killed process it stays, and is written over
+        unfinished = f"{path}.unfinished"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)  # of a killed process; or a FIFO, which would wait for a reader
         try:
             write(unfinished)
             with open(unfinished, "rb") as file:
@@ -77,12 +85,25 @@ def open_url(url: str) -> tuple[Any, str]:
     return fsspec.url_to_fs(url)  # type: ignore[no-any-return]
 
 
+def expand_url(url: str) -> list[str]:
+    """Return the URLs that a pattern with ``*`` matches, sorted. Raises FileNotFoundError."""
+    if "*" not in url:
+        return [url]
+    files, path = open_url(url)
+    found = sorted(files.glob(path))
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, "No file matches this pattern", url)
+    if url.endswith(path):  # What stands before the path may have more than the protocol.
+        return [url.removesuffix(path) + each for each in found]
+    return [files.unstrip_protocol(each) for each in found]
+
+
 def fetch(url: str, cache_dir: Any) -> str:
     """Return the path of a copy of the file. The name of the copy tells size and time, or ETag."""
     files, path = open_url(url)
-    name = f"{digest_of(url, files.ukey(path))}-{os.path.basename(path)}"
     size = files.size(path)
-    target = os.path.join(folder_of(cache_dir), name)
+    # HTTP's key is the same for all contents.
+    target = os.path.join(folder_of(cache_dir), name_of(url, files.ukey(path), size))
     return make_file(target, lambda temporary: copy_url(files, path, temporary, size))
 
 

@@ -13,7 +13,8 @@ from fastloop.base.checks import read_choice
 from fastloop.data.shards.arrow import ArrowDataset
 from fastloop.data.shards.arrow_columns import import_arrow
 from fastloop.data.shards.arrow_files import read_paths
-from fastloop.data.shards.cache import digest_of, folder_of, is_url, make_file, open_url
+from fastloop.data.shards.cache import folder_of, is_url, make_file, name_of, open_url
+from fastloop.data.shards.records import check_names
 
 _ROWS = 16_384  # of a chunk of the Arrow file
 
@@ -54,6 +55,7 @@ class ParquetDataset(ArrowDataset):
         on_error: Any = "raise",
         seed: int = 0,
     ) -> None:
+        check_names(columns)
         convert = partial(_convert, columns=columns, folder=folder_of(cache_dir))
         with ThreadPoolExecutor(usable_cpus(), "fastloop-parquet") as pool:
             converted = list(pool.map(convert, read_paths(paths)))
@@ -73,8 +75,8 @@ def _convert(path: str, columns: Sequence[str] | None, folder: str) -> str:
     else:
         found = os.stat(path)
         facts, source = (found.st_size, found.st_mtime_ns), path
-    name = f"{digest_of(1, path, facts, columns)}-{os.path.basename(path)}.arrow"
-    return make_file(os.path.join(folder, name), partial(_write, path, source, columns))
+    name = name_of(path, facts, None if columns is None else list(columns))
+    return make_file(os.path.join(folder, f"{name}.arrow"), partial(_write, path, source, columns))
 
 
 def _write(path: str, source: Any, columns: Sequence[str] | None, target: str) -> None:

@@ -25,12 +25,17 @@ from fastloop.data.transforms.split import SplitPlan
 _RULE = "'auto', or a dict from columns to functions of bytes"
 
 
-def read_names(columns: Any, every: Sequence[str]) -> list[str]:
-    """Return the names of columns, all of which are in `every`; None: every name."""
+def check_names(columns: Any) -> None:
+    """Raise TypeError or ValueError for an argument that is not None and no list of names."""
     is_list = columns is None or is_sequence(columns)
     check_type("columns", columns, is_list, "a list of names, or None")
+    check_value("columns", columns, columns is None or len(columns), "at least one name")
+
+
+def read_names(columns: Any, every: Sequence[str]) -> list[str]:
+    """Return the names of columns, all of which are in `every`; None: every name."""
+    check_names(columns)
     names = list(every if columns is None else columns)
-    check_value("columns", columns, names, "at least one name")
     for name in names:
         read_choice("each of columns", name, every)
         refuse_if(every.count(name) > 1, f"data must have one column {name!r}, got several")
