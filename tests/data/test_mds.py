@@ -238,6 +238,12 @@ def test_a_table_of_arrow_and_parquet_from_a_url(tmp_path: Path) -> None:
             assert data[7]["x"].item() == 7 and data[7]["ids"].tolist() == [7] * 7
     made = [path for path in (tmp_path / "cache").iterdir() if path.suffix == ".arrow"]
     assert len(made) == 2
+    for name in "cb":
+        shutil.copy(tmp_path / "a.arrow", tmp_path / f"{name}.arrow")
+    data = ArrowDataset(f"file://{tmp_path}/*.arrow", cache_dir=tmp_path / "cache")
+    assert len(data) == 30 and [path[-7] for path in data._paths] == ["a", "b", "c"]
+    with pytest.raises(FileNotFoundError, match=r"No file matches.*x\*\.arrow"):
+        ArrowDataset(f"file://{tmp_path}/x*.arrow", cache_dir=tmp_path / "cache")
 
 
 # ---- bad input
@@ -323,6 +329,25 @@ def test_shards_that_are_absent_or_cut(tmp_path: Path) -> None:
         data[5]
     check_row(data[11], 11)
     assert names_in(tmp_path / "cache") == ["shard.00003.mds"], "nothing is left of the damaged one"
+
+
+def test_a_fetched_shard_that_is_damaged_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    folder, cache = write(tmp_path / "a", codec="zstd"), tmp_path / "cache"
+    data = MDSDataset(f"file://{folder}", cache_dir=cache)
+    path = folder / "shard.00002.mds.zstd"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(OSError, match="the shard cannot be decompressed with zstd") as found:
+        data[5]
+    assert "shard.00002.mds" in str(found.value.filename)
+    assert names_in(cache) == []
+
+
+def test_a_shard_without_compression_among_others_is_absent(tmp_path: Path) -> None:
+    folder = edit(write(tmp_path / "a", codec="zstd"), lambda s: s[2].update(zip_data=None))
+    with pytest.raises(FileNotFoundError) as found:
+        MDSDataset(folder, cache_dir=tmp_path / "cache")[5]
+    assert found.value.filename == str(folder / "shard.00002.mds")
 
 
 def test_sizes_that_do_not_fill_the_sample(tmp_path: Path) -> None:

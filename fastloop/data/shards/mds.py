@@ -7,6 +7,7 @@ uint32, and the values. ``index.json`` names shards and columns.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -226,7 +227,7 @@ class MDSDataset(Records):
         """Return the path of a shard, which is made in the cache unless it lies in the folder."""
         shard = self._shards[number]
         path = os.path.join(self._folder, shard.name)
-        if is_url(self._folder) or not os.path.exists(path):
+        if is_url(self._folder) or (shard.packed and not os.path.exists(path)):
             folder = os.path.join(self._cache_dir, f"mds-{self._digest}")
             path = make_file(os.path.join(folder, shard.name), partial(self._make, shard))
         check_size(path, path, shard.bytes)
@@ -237,14 +238,20 @@ class MDSDataset(Records):
             make_room(os.path.dirname(target), shard.bytes, self._limit)
         name, size, codec = shard.packed or (shard.name, shard.bytes, "")
         source = os.path.join(self._folder, name)
-        if is_url(self._folder):
-            files, root = open_url(self._folder)
-            source = f"{target}.packed" if codec else target
-            copy_url(files, f"{root}/{name}", source, size)
-        if codec:
+        if not is_url(self._folder):
             check_size(source, source, size)
             _unpack(source, codec, target)
-            if is_url(self._folder):
+            return
+        files, root = open_url(self._folder)
+        if not codec:
+            copy_url(files, f"{root}/{name}", target, size)
+            return
+        source = f"{target}.packed.unfinished"  # make_room() of other processes leaves this ending
+        try:
+            copy_url(files, f"{root}/{name}", source, size)
+            _unpack(source, codec, target)
+        finally:
+            with contextlib.suppress(OSError):
                 os.unlink(source)
 
     def __getstate__(self) -> dict[str, Any]:
