@@ -122,6 +122,8 @@ read_pax(const char *data, int64_t bytes, int64_t at, bool is_global, extras *fo
         value++;
         if (memcmp(key, sparse, (size_t)fl_min(sizeof sparse - 1, next - key)) == 0)
             return fail(err, at, "has a sparse member (write the archive without --sparse)");
+        if (is_path && memchr(value, '\0', (size_t)(next - value)) != NULL)
+            return fail(err, at, "has a damaged PAX header");
         if (is_global && (is_path || is_size))
             return fail(err, at, "has a global PAX header with a path or a size");
         if (is_path) found->name = value, found->name_bytes = next - 1 - value;

@@ -28,8 +28,8 @@ from fastloop.data.field import Array
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.cache import ONE_SIZE
 from fastloop.data.image_folder.encoded import EncodedImages
+from fastloop.data.shards.arrow_files import fetch_paths
 from fastloop.data.shards.tar_index import ENTRY, OTHER_SET, SHARD_BITS, open_index
-from fastloop.data.tokens.files import expand_paths
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -63,17 +63,17 @@ def _expand_ranges(path: str) -> list[str]:
     return [each for part in parts for each in _expand_ranges(part)]
 
 
-def _read_paths(paths: Any) -> tuple[str, ...]:
+def _read_paths(paths: Any, cache_dir: str | None) -> tuple[str, ...]:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    rule = "a path, a pattern such as 'train-{000..146}.tar', or a list of paths or patterns"
+    rule = "a path or URL, a pattern such as 'train-{000..146}.tar', or a list of paths or patterns"
     check_type("paths", paths, is_sequence(given), rule)
     expanded: list[str] = []
     for path in map(os.fsdecode, given):
-        is_url = re.match(r"\w+://|pipe:", path)
-        check_value("paths", path, not is_url, "a path of files", "copy the shards to a disk")
+        is_pipe = path.startswith("pipe:")
+        check_value("paths", path, not is_pipe, "a path or a URL", "copy the shards to a disk")
         expanded += _expand_ranges(path)
     check_value("paths", paths, expanded, rule)
-    return tuple(expand_paths(expanded))
+    return fetch_paths(expanded, cache_dir)
 
 
 def _read_fields(fields: Any) -> list[tuple[str, ...]] | None:
@@ -110,7 +110,9 @@ class TarDataset(EncodedImages):
     bytes a sample is written to a file.
 
     Args:
-        paths: a path, a pattern (``train-*.tar``, ``train-{000..146}.tar``), or a list of these.
+        paths: a path, a pattern (``train-*.tar``, ``train-{000..146}.tar``), a URL that fsspec
+            opens, also a pattern, or a list of these. Shards of URLs are fetched when the dataset
+            is made.
         fields: the extensions of a sample's parts, in order, for example ``["jpg;png", "cls"]``;
             of "jpg;png" the sample has one. Samples are tuples; for a single ``"jpg"``, the
             part itself. ``"__key__"`` is the key. None: a sample is a dict of all parts.
@@ -125,12 +127,12 @@ class TarDataset(EncodedImages):
         on_missing: for samples that lack a field. ``"raise"``, or ``"skip"``: they do not count.
         duplicates: for keys that come again in a shard. ``"raise"``, or ``"keep"``: as separate
             samples, as webdataset has them.
-        cache_dir: the folder of the index. None: the folder of the first shard, or
-            ``~/.cache/fastloop`` if that cannot be written.
+        cache_dir: the folder of the index, and of shards that are fetched. None: the folder of the
+            first shard, or ``~/.cache/fastloop`` if that cannot be written; the latter for shards.
         seed: the seed of the transforms' random parameters.
 
     Attributes:
-        paths: the paths of the shards.
+        paths: the paths of the shards, or of their copies.
         skipped_files: the samples that ``on_error="skip"`` has replaced in this process.
 
     A shard that has changed since the dataset was made is an ``OSError`` with ``errno.ESTALE``.
@@ -139,7 +141,8 @@ class TarDataset(EncodedImages):
         FileNotFoundError: a shard is missing.
         TypeError, ValueError: wrong arguments; a shard is compressed, damaged, or cut; a key comes
             again; a sample lacks a field.
-        ImportError: samples have images, and neither simplejpeg nor Pillow is installed.
+        ImportError: samples have images, and neither simplejpeg nor Pillow is installed; for a URL,
+            fsspec is not.
         OSError: a shard cannot be read; no folder for the index can be written. From samples: a
             part cannot be decoded. The text names shard and key.
     """
@@ -170,7 +173,7 @@ class TarDataset(EncodedImages):
         folder = None if cache_dir is None else os.path.expanduser(os.fsdecode(cache_dir))
         self._cache_dir = None if folder is None else os.path.abspath(folder)
         self._prepare(transform, len, on_error, "CHW", seed)  # _open finds the decoder
-        self.paths = _read_paths(paths)
+        self.paths = _read_paths(paths, self._cache_dir)
         self._open(None)
 
     # ---- the index

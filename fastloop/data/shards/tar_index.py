@@ -84,7 +84,7 @@ def _read(path: str, states: bytes) -> Index | None:
     if found[:, :3].tobytes() != states:
         return None
     text = data[end:].tobytes().decode(errors="surrogateescape")
-    return Index(path, data[begin:end].view(ENTRY), tuple(text.split("\0") if text else ()))
+    return Index(path, data[begin:end].view(ENTRY), tuple(text.split("\0") if count else ()))
 
 
 def _make(path: str, paths: tuple[str, ...], states: bytes, keeps_duplicates: bool) -> Index:
@@ -137,7 +137,9 @@ def _write(path: str, shards: Array, entries: Array, sets: tuple[str, ...]) -> I
     header = _HEADER.pack(_MAGIC, 0, len(shards), len(entries), len(text))
     data = np.frombuffer(header + shards.tobytes() + entries.tobytes() + text, np.uint8).copy()
     data[16:_SUMMED].view(np.uint64)[0] = checksum(data[_SUMMED:])
-    unfinished = f"{path}.unfinished"  # after a killed process it stays, and is written over
+    unfinished = f"{path}.unfinished"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(unfinished)  # of a killed process; or a FIFO, which would wait for a reader
     try:
         with open(unfinished, "wb") as file:
             file.write(data.data)
