@@ -134,7 +134,7 @@ def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
             refuse_if(why, why)
             refuse_if(verification.falls_back, "a resize has differed from Pillow's")
             resized = _resize(self, *args, **named)
-        except (ValueError, TypeError, MemoryError) as error:
+        except Exception as error:  # Pillow raises its own error, if there is one
             why = str(error) or type(error).__name__
         if resized is None:
             return seam.call_left(f"Image.resize: {why}", before, self, *args, **named)

@@ -90,7 +90,7 @@ def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
             refuse_if(why, why)
             refuse_if(verification.falls_back, "an image has differed from Pillow's")
             pil_affine(core, *_read(self, *args))
-        except (ValueError, TypeError, MemoryError) as error:
+        except Exception as error:  # Pillow raises its own error, if there is one
             return seam.call_left(f"Image.transform: {error}", before, self, *args)
         seam.native += not is_due
         if is_due:

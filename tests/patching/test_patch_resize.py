@@ -138,3 +138,13 @@ def test_a_changed_function_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image.Image, "resize", resize)
     fastloop.patch("transforms", verbose=False)
     assert picture().resize((8, 9)) == "a tool's"
+
+
+def test_error_of_an_image_that_was_never_made_is_pillows() -> None:
+    image = Image.Image.__new__(Image.Image)
+    with pytest.raises(AttributeError) as pillows:
+        image.resize((3, 4))
+    fastloop.patch("transforms", verbose=False)
+    with pytest.raises(AttributeError) as ours:
+        image.resize((3, 4))
+    assert str(ours.value) == str(pillows.value) and ours.value.__context__ is None
