@@ -96,7 +96,8 @@ static void put_rows(const sequences *all, char *to, bool pad_left, const char *
         int64_t gap = (all->longest - from->count) * bytes;
         char *at = to + (pad_left ? gap : 0);
         fill(pad_left ? to : to + from->count * bytes, gap, padding);
-        fl_cpu_row_ops.copy_rows(at, from->data, from->stride, bytes, 0, from->count, false);
+        if (from->count > 0) /* an empty tensor may have no memory */
+            fl_cpu_row_ops.copy_rows(at, from->data, from->stride, bytes, 0, from->count, false);
     }
 }
 
