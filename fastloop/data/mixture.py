@@ -236,6 +236,9 @@ class MixtureDataset(EpochDataset):
             source, called = sources[name], f"sources[{name!r}]"
             if (turns := own(source, "_turns")) is not None:
                 source = turns(source)
+            elif isinstance(source, EpochDataset) and getattr(source, "_repack", False):
+                rule = "a PackedDataset itself, or a subclass with repack=False"
+                raise TypeError(checks.make_message(called, rule, source, "its len() changes"))
             checks.check_type("each name of sources", name, isinstance(name, str), "a str")
             kind = type(source)
             is_map = hasattr(kind, "__len__") and hasattr(kind, "__getitem__")

@@ -503,6 +503,17 @@ def test_a_mixture_takes_the_documents_of_token_files(tmp_path: Any) -> None:
     assert pickle.loads(pickle.dumps(documents))[1].tolist() == documents[1].tolist()
 
 
+def test_a_subclass_whose_length_changes_is_no_source_of_a_mixture() -> None:
+    class Mine(PackedDataset):
+        pass
+
+    documents = RaggedArray(some_tokens(600, seed=2), np.arange(0, 601, 20))
+    with pytest.raises(TypeError, match=r"sources\['a'\] must be a PackedDataset itself, or"):
+        MixtureDataset({"a": Mine(documents, 32)})
+    mixture = MixtureDataset({"a": Mine(documents, 32, repack=False)})
+    assert sum(len(row["input_ids"]) for row in mixture) == 32 * len(mixture)
+
+
 def test_chunks_of_a_mapped_arrow_file(tmp_path: Any) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     draw_lengths = np.random.default_rng(1).integers(0, 60, (3, 40))
