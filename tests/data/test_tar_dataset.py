@@ -318,25 +318,6 @@ def test_an_index_of_parts_whose_extension_is_empty(tmp_path: Path) -> None:
             TarDataset(path, "cls")
 
 
-def test_shards_of_urls_are_fetched(shards: list[str], tmp_path: Path) -> None:
-    pytest.importorskip("fsspec")
-    expected, cache = TarDataset(shards, ["__key__", "jpg"]), tmp_path / "cache"
-    folder = Path(shards[0]).parent
-    for paths in (f"file://{folder}/train-{{000..002}}.tar", f"file://{folder}/*.tar"):
-        data = TarDataset(paths, ["__key__", "jpg"], cache_dir=cache)
-        assert len(data) == 30 and data[17][0] == expected[17][0]
-        assert torch.equal(data[17][1], expected[17][1])
-        assert all(Path(path).parent == cache for path in data.paths)
-    assert len(list(cache.glob("*.tar"))) == 3 and len(index_files(cache)) == 1
-    again = pickle.loads(pickle.dumps(data))
-    assert again[29][0] == expected[29][0]
-    write_tar(Path(shards[1]), image_members(range(50, 53)))
-    data = TarDataset(paths, "cls", cache_dir=cache)
-    assert len(data) == 23 and data[10] == 50
-    with pytest.raises(FileNotFoundError, match=r"train-003\.tar"):
-        TarDataset(f"file://{folder}/train-{{000..003}}.tar", cache_dir=cache)
-
-
 MAKER = """
 import sys
 from fastloop import TarDataset

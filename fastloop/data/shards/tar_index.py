@@ -146,8 +146,10 @@ def _write(path: str, shards: Array, entries: Array, sets: tuple[str, ...]) -> I
             file.flush()
             os.fsync(file.fileno())
         os.rename(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(unfinished)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk
+            raise OSError(error.errno, error.strerror, unfinished) from error
         raise
     return Index(path, entries, sets)
