@@ -17,7 +17,7 @@ import torch
 
 from fastloop.adapters.originals import Battery, judge
 from fastloop.compat.tensors import DTYPES
-from fastloop.compat.torch_parts import is_tracing
+from fastloop.compat.torch_parts import count_dispatch_modes, count_function_modes, is_tracing
 from fastloop.compat.verdicts import Verdict
 from fastloop.compat.verification import running_original, runs_original, same_bits, verification_of
 from fastloop.data.collate import fetch, make_collate
@@ -98,6 +98,8 @@ prepare = find_unknown
 def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
     def pad_sequence(*args: Any, **named: Any) -> Any:
         is_off = torch.compiler.is_compiling() or not (seam.is_on or fetch.is_served)
+        # Modes are torch's, and the battery runs without a mode.
+        is_off = is_off or count_function_modes() or count_dispatch_modes()
         if is_off or runs_original() or is_tracing():
             return before(*args, **named)
         verdict = find_unknown()

@@ -3,6 +3,7 @@ torch's generator has the same state. FASTLOOP_FUZZ is how many random calls are
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -191,3 +192,14 @@ def test_changed_release(monkeypatch: pytest.MonkeyPatch) -> None:
             for _ in range(2):
                 collator.torch_mask_tokens(torch.randint(0, 30, (3, 9)))
             assert status().native - native == is_same
+
+
+@pytest.mark.parametrize("mode", (torch.inference_mode, lambda: torch.device("meta")))
+def test_first_call_under_a_mode_says_nothing_about_transformers(mode: Any) -> None:
+    collator = DataCollatorForLanguageModeling(tokenizer_of())
+    ids = torch.ones(3, 4, dtype=torch.int64)
+    with mode(), contextlib.suppress(Exception):  # tensors of two devices
+        collator.torch_mask_tokens(ids)
+    for _ in range(3):
+        collator.torch_mask_tokens(ids)
+    assert status().native > 0, status()

@@ -177,3 +177,13 @@ def test_batch_that_differs_ends_the_service(monkeypatch: pytest.MonkeyPatch) ->
         pad_sequence([torch.ones(2)])
     assert_identical(pad_sequence([torch.ones(2)]), torch.ones(2, 1))
     assert native() == 0
+
+
+def test_first_call_under_a_mode_says_nothing_about_torch() -> None:
+    a = torch.ones(2)
+    with torch.device("meta"):
+        assert pad_sequence([a]).is_cpu
+    with torch.inference_mode():
+        pad_sequence([a])
+    pad_sequence([a])
+    assert native() > 0
