@@ -67,6 +67,9 @@ def _read(
     leave_if(collator.generator is not None, "the collator has a generator of its own")
     _check_ids("input_ids", inputs, (torch.int64,))
     tokenizer, replaced = collator.tokenizer, collator.mask_replace_prob
+    cls = type(tokenizer)  # the functions of a program's class may do anything
+    is_theirs = cls.__module__.partition(".")[0] == "transformers"
+    leave_if(not is_theirs, f"a {cls.__name__} is not a tokenizer of transformers")
     special = _find_special(tokenizer, inputs, special_tokens_mask)
     changes = replaced != 1 and collator.random_replace_prob != 0
     changed = collator.random_replace_prob / (1 - replaced) if changes else 0.0

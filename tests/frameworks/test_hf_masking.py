@@ -203,3 +203,19 @@ def test_first_call_under_a_mode_says_nothing_about_transformers(mode: Any) -> N
     for _ in range(3):
         collator.torch_mask_tokens(ids)
     assert status().native > 0, status()
+
+
+class Drawing(PreTrainedTokenizerFast):  # type: ignore[misc]
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        torch.rand(1)
+        return super().convert_tokens_to_ids(tokens)
+
+
+def test_tokenizer_of_a_program_is_called_as_often_as_by_transformers() -> None:
+    collator = DataCollatorForLanguageModeling(tokenizer_of(Drawing))
+    ids, special = torch.ones(3, 40, dtype=torch.int64), torch.zeros(3, 40, dtype=torch.int64)
+    for _ in range(3):
+        ours = outcome(collator, ids, special)
+        with verification.running_original():
+            assert_identical(ours, outcome(collator, ids, special))
+    assert status().native == 0
