@@ -73,6 +73,19 @@ def _disown_workers(pids: Container[int] | None = None) -> None:
 os.register_at_fork(after_in_child=_disown_workers)
 
 
+def _exists(process: Any) -> bool:
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _is_alive(process: Any) -> bool:
+    # _exists() is asked because the program's own code may have waited for the process.
+    return process.is_alive() and _exists(process)
+
+
 class WorkerProcess:
     """A process of the user's context. Ctrl-C reaches it only when it can end quietly."""
 
@@ -119,15 +132,10 @@ class WorkerProcess:
 
     def exists(self) -> bool:
         """Tell whether the system has the process. is_alive() errs when a fork server dies."""
-        try:
-            os.kill(self._process.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return _exists(self._process)
 
     def is_alive(self) -> bool:
-        # exists() is asked because the program's own code may have waited for the process.
-        return self._process.is_alive() and self.exists()
+        return _is_alive(self._process)
 
     def join(self, timeout: float) -> None:
         """Wait for the end of the process, and for its exit code from a fork server.
@@ -188,14 +196,14 @@ class WorkerProcess:
 
 
 def living(workers: Iterable[Any]) -> list[Any]:
-    return [worker for worker in workers if worker.is_alive()]
+    return [worker for worker in workers if _is_alive(worker)]
 
 
 def _join(workers: Iterable[Any], seconds: float, is_patient: bool = False) -> None:
     """Wait for all workers to end. After Ctrl-C stop waiting, unless `is_patient`."""
     deadline = monotonic() + seconds
     for worker in living(workers):
-        while worker.is_alive() and (rest := deadline - monotonic()) > 0:
+        while _is_alive(worker) and (rest := deadline - monotonic()) > 0:
             if is_interrupted() and not is_patient:
                 return
             worker.join(min(rest, CHECK_S))
