@@ -301,7 +301,7 @@ def device_line(**variables: str) -> str:
 def test_the_module_is_small() -> None:
     assert _core.__file__ is not None
     major = str(fastloop.build_info()["cuda"]).partition(".")[0]
-    assert Path(_core.__file__).stat().st_size < MAX_BYTES.get(major, 3_600_000)
+    assert Path(_core.__file__).stat().st_size < MAX_BYTES.get(major, 3_700_000)
 
 
 def test_build_info_says_how_or_why_not() -> None:

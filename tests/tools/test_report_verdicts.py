@@ -352,5 +352,5 @@ def test_what_was_ready_is_judged_by_the_batch_whose_turn_it_was(
     left = [None] * (early + came - 1)
     iterator = SimpleNamespace(_task_info=left, _tasks_outstanding=0)
     source._iterator = lambda: iterator
-    source._early, source._queued = early, queued
+    source._early, source.queued = early, queued
     assert source.end_batch(0, False) == turn
