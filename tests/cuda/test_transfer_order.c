@@ -136,13 +136,14 @@ static void test_a_batch_that_waited_for_its_block_is_copied_at_once(void)
         int64_t pins = fake_count_pins().registered;
         for (int round = 0; round < 2; round++) {
             fake_forget_copies();
+            int64_t casts = fake_launches() + count_casts(1) + count_casts(2);
             for (int64_t tag = 0; tag < 3; tag++) submit_upload(&l, tag, 2);
             await_ready(&l, 3 * round + 2);
             while (fake_copies() < 1) sleep_ms(1);
             CHECK_INT(fake_copies(), 1);
             if (round == 0) CHECK_INT(fake_count_pins().registered, pins + 1);
             take_tag(&l, 0);
-            while (fake_copies() < 3) sleep_ms(1);
+            while (fake_copies() < 3 || fake_launches() < casts) sleep_ms(1);
             CHECK_INT(cudaGetDeviceCount(&device), cudaSuccess); /* any call lets work run */
             for (int64_t tag = 1; tag < 3; tag++) {
                 CHECK(slot_of(&l, tag)->is_filled);
