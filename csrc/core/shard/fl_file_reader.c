@@ -226,6 +226,14 @@ int fl_file_reader_read(fl_file_reader *reader, const fl_file_part *part, char *
     int64_t began = fl_now_ns();
     FL_TRY(take(reader, part->file, part->byte, &fd, err));
     int status = read_part(reader, fd, part, out, err);
+    /* A fork copies descriptors before memory: a descriptor that a thread of the parent opened in
+     * between is not the child's, or is another file's. So the file is opened anew if it can be,
+     * and this descriptor is left as it is. */
+    int again;
+    if (status != FL_OK && open_file(reader, part->file, part->byte, &again, NULL) == FL_OK) {
+        fd = again;
+        status = read_part(reader, fd, part, out, err);
+    }
     give(reader, part->file, fd);
     fl_read_ahead_note(&reader->ahead, began);
     return status;
