@@ -188,7 +188,7 @@ Rule = Callable[[], "Iterable[list[Batch]]"]  # an epoch: the ranks' batches of 
 
 
 def steps_of(sampler: Any) -> Rule:
-    """An epoch of all ranks, each of which plans the same."""
+    """Return the batches of all ranks in an epoch. Each rank makes the same plan."""
 
     def steps() -> Iterable[list[Batch]]:
         epochs = []

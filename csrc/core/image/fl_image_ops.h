@@ -173,8 +173,8 @@ typedef struct fl_image_tone_ops {
                  const fl_image_warp *warp);
 
     /* Samples an image of width * height pixels of `channels` bytes each, as Pillow's
-     * Image.transform does. The kernel may read 3 bytes behind the source and write 3 bytes behind
-     * the result; the values of these bytes do not matter. An image has fewer than 2^31 pixels. */
+     * Image.transform does. The caller leaves 3 bytes behind the source, which may have any value,
+     * and 3 bytes behind the result, which may change. An image has fewer than 2^31 pixels. */
     void (*warp_pil)(uint8_t *dst, const uint8_t *src, int32_t width, int32_t height,
                      int32_t channels, const fl_warp_pil *warp);
 

@@ -1,5 +1,5 @@
-/* fl_token_mask: see fl_token_mask.h. torch draws each kind of number for all tokens, and only
- * those of masked tokens count. So the words between them are skipped. */
+/* fl_token_mask: see fl_token_mask.h. torch draws each kind of number for all tokens, and uses only
+ * the numbers of masked tokens. So random words of other tokens are skipped, not computed. */
 #include "fl_token_mask.h"
 
 static bool stays(const fl_token_mask *rule, int64_t token, int64_t id)

@@ -93,7 +93,8 @@ static int find_state(const char *path, int64_t file, fl_file_state *out, fl_err
     return FL_EFILE;
 }
 
-/* Copies the paths behind an array of their addresses. */
+/* Returns one block, which the caller frees: an array of addresses, then the text of the paths.
+ * NULL without memory. */
 static char **copy_paths(const char *const *paths, int64_t count)
 {
     int64_t bytes = count * (int64_t)sizeof *paths;
@@ -226,9 +227,9 @@ int fl_file_reader_read(fl_file_reader *reader, const fl_file_part *part, char *
     int64_t began = fl_now_ns();
     FL_TRY(take(reader, part->file, part->byte, &fd, err));
     int status = read_part(reader, fd, part, out, err);
-    /* A fork copies descriptors before memory: a descriptor that a thread of the parent opened in
-     * between is not the child's, or is another file's. So the file is opened anew if it can be,
-     * and this descriptor is left as it is. */
+    /* A fork copies descriptors before memory. If a thread of the parent opens a file in between,
+     * the child sees a descriptor that it does not have, or has for a different file. So a child
+     * must not close the descriptor; it opens the file anew. */
     int again;
     if (status != FL_OK && open_file(reader, part->file, part->byte, &again, NULL) == FL_OK) {
         fd = again;

@@ -28,8 +28,8 @@ typedef struct fl_file_reader fl_file_reader;
 
 /* Opens a reader, but none of the `count` files; the caller closes *out. Copies paths and states.
  * If `states` is NULL, finds the states that the files have now, and blocks for the disk.
- * FL_ENOMEM. FL_EFILE (position: the file; length: the errno): there is no such file, or the path
- * has a folder, a FIFO or the like. */
+ * FL_ENOMEM. FL_EFILE: the path names no regular file; position is the file's number, length the
+ * errno. */
 int fl_file_reader_open(const char *const *paths, const fl_file_state *states, int64_t count,
                         fl_file_reader **out, fl_err *err);
 /* Closes all descriptors; nobody may be reading. NULL is fine. */

@@ -80,7 +80,7 @@ static int check_header(const char *header, int64_t at, fl_err *err)
     return FL_OK;
 }
 
-/* What the headers before a member's own say. */
+/* What extra headers (GNU's L, PAX) say about the member that follows them. */
 typedef struct extras {
     const char *name; /* NULL: nothing */
     int64_t name_bytes;
@@ -173,7 +173,7 @@ static int set_member(const char *header, int64_t first, int64_t size, int64_t a
     out->body = first + FL_TAR_BLOCK;
     out->bytes = found->size >= 0 ? found->size : size;
     if (is_folder || (kind >= '1' && kind <= '6')) out->bytes = 0; /* links, folders, devices */
-    /* All of these are far from overflow: `first` is small, and so are archives. */
+    /* With this bound body + bytes cannot overflow: body is a few headers. */
     if (out->bytes > INT64_MAX / 4) return fail(err, at + first, "has a member of a wrong size");
     out->end = out->body + (out->bytes + FL_TAR_BLOCK - 1) / FL_TAR_BLOCK * FL_TAR_BLOCK;
     return FL_OK;

@@ -21,8 +21,8 @@ typedef struct fl_tar_member {
     char joined[256];
 } fl_tar_member;
 
-/* Reads the headers of the member that begins at `data`, of which `count` bytes are there. `at` is
- * the byte of the archive at `data`, for errors. FL_OK: if out->needs is above `count`, so many
+/* Reads the headers of the member at `data`. `count` bytes can be read; `at` is the place of `data`
+ * in the archive, for errors. FL_OK: if out->needs is above `count`, so many
  * bytes are needed, and nothing else is set; otherwise the member, whose contents may lie beyond
  * `count`. FL_EEND: there is the block of zeros that ends an archive. FL_EINVAL: a sentence with
  * the archive as its subject. */

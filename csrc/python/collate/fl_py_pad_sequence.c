@@ -27,8 +27,8 @@ typedef struct sequences {
     int64_t longest; /* steps */
 } sequences;
 
-/* Reads the steps of a tensor: 0, or FL_PY_UNCOVERED if steps have another dtype or shape than
- * those of the first tensor, or have gaps. */
+/* Reads the steps of a tensor. Returns 0, or FL_PY_UNCOVERED if the dtype or the shape of a step is
+ * not the first tensor's, or a step has gaps in memory. */
 static int read_steps(const fl_tensor *view, const sequences *all, steps *to)
 {
     const fl_tensor *like = &all->like;

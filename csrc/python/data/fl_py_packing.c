@@ -95,7 +95,7 @@ static int packing_traverse(fl_py_packing *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* There is no tp_clear: a table may still read the offsets. */
+/* No tp_clear: a table that lives longer still reads the offsets. */
 
 static void packing_dealloc(fl_py_packing *self)
 {
