@@ -188,7 +188,7 @@ Rule = Callable[[], "Iterable[list[Batch]]"]  # an epoch: the ranks' batches of 
 
 
 def steps_of(sampler: Any) -> Rule:
-    """Return the batches of all ranks in an epoch. Each rank makes the same plan."""
+    """Return the rule by which all ranks divide an epoch. Each rank makes the same plan."""
 
     def steps() -> Iterable[list[Batch]]:
         epochs = []

@@ -19,7 +19,7 @@ from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import Verification, running_original, runs_original
 from fastloop.data.collate import fetch
 
-_CHECKED = 3  # blurs of a process
+_CHECKED = 3  # results of a process
 _COUNT = {False: 128, True: 256}  # of a battery: of code that fastloop does not know: True
 
 
@@ -39,6 +39,25 @@ def bytes_of(image: Any) -> bytes:
     """Return the pixels of an image, of RGB with the fourth bytes that Pillow stores."""
     given = ("raw", "RGBX") if image.mode == "RGB" else ()
     return bytes(image.tobytes(*given))
+
+
+def open_verdict(
+    original: str, name: str, find_difference: Callable[[bool], str], key: str = ""
+) -> tuple[str, Verification]:
+    """Find out about a function of Pillow in this process.
+
+    Args:
+        original: the function's name in originals.txt.
+        name: of the battery and of what is verified.
+        find_difference: the battery.
+        key: what else the verdict depends on.
+
+    Returns:
+        Why fastloop must not stand in for the function, or "", and the verification of results.
+    """
+    battery = originals.Battery(name, key, find_difference, is_for_all=True)
+    verdict = originals.judge([original], battery)
+    return verdict.why, Verification(name, "Pillow's", _CHECKED, not verdict.about)
 
 
 def _blur(core: Any, radius: Any) -> Any:
@@ -75,11 +94,8 @@ def open_blur() -> tuple[str, Verification, type]:
     """Find out about Pillow's blur in this process. Return why fastloop must not stand in for it,
     or "", the verification of blurs, and the class of cores."""
     alignment = os.environ.get("PILLOW_ALIGNMENT", "")
-    battery = originals.Battery("blurs", alignment, _find_difference, is_for_all=True)
-    verdict = originals.judge(["PillowBlur"], battery)
-    verification = Verification("blurs", "Pillow's", _CHECKED, not verdict.about)
     core = sys.modules["PIL.Image"].new("L", (1, 1)).im
-    return verdict.why, verification, type(core)
+    return *open_verdict("PillowBlur", "blurs", _find_difference, alignment), type(core)
 
 
 prepare = open_blur

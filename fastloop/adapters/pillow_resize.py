@@ -14,13 +14,12 @@ import numpy as np
 import torch
 
 from fastloop._core import pil_clear
-from fastloop.adapters.pillow_blur import bytes_of
+from fastloop.adapters.pillow_blur import bytes_of, open_verdict
 from fastloop.base.checks import refuse_if
 from fastloop.base.threads import has_interpreter_lock
 from fastloop.compat.verification import Verification, running_original, runs_original
 from fastloop.data.collate import fetch
 
-_CHECKED = 3  # images of a process
 _COUNT = {False: 128, True: 256}  # of a battery: of code that fastloop does not know: True
 _CHANNELS = {"RGB": 3, "L": 1}
 _FILTERS = {2: False, 3: True, None: True}  # Pillow's numbers: bilinear, bicubic; is it bicubic
@@ -99,11 +98,7 @@ def _find_difference(is_unknown: bool) -> str:
 def open_resize() -> tuple[str, Verification]:
     """Find out about Pillow's resize in this process. Return why fastloop must not stand in for
     it, or "", and the verification of images."""
-    from fastloop.adapters import originals
-
-    battery = originals.Battery("resizes", "", _find_difference, is_for_all=True)
-    verdict = originals.judge(["PillowResize"], battery)
-    return verdict.why, Verification("resizes", "Pillow's", _CHECKED, not verdict.about)
+    return open_verdict("PillowResize", "resizes", _find_difference)
 
 
 def prepare() -> None:

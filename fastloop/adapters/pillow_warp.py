@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from fastloop._core import pil_affine
-from fastloop.adapters.pillow_blur import Core
+from fastloop.adapters.pillow_blur import Core, open_verdict
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import Verification, running_original, runs_original
 from fastloop.data.collate import fetch
 
-_CHECKED = 3  # images of a process
 _COUNT = {False: 128, True: 256}  # of a battery: of code that fastloop does not know: True
 _AFFINE = 0  # Pillow's number of the method
 _FILTERS = {2: False, 3: True}  # Pillow's numbers: bilinear, bicubic; is it bicubic
@@ -67,11 +66,7 @@ def _find_difference(is_unknown: bool) -> str:
 def open_warp() -> tuple[str, Verification]:
     """Find out about Pillow's transforms in this process. Return why fastloop must not stand in for
     them, or "", and the verification of images."""
-    from fastloop.adapters import originals
-
-    battery = originals.Battery("warps", "", _find_difference, is_for_all=True)
-    verdict = originals.judge(["PillowWarp"], battery)
-    return verdict.why, Verification("warps", "Pillow's", _CHECKED, not verdict.about)
+    return open_verdict("PillowWarp", "warps", _find_difference)
 
 
 prepare = open_warp
