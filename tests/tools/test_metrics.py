@@ -23,6 +23,7 @@ from fastloop.cli.run import main
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.tools.report import files
 from fastloop.tools.report.loader_source import LoaderSource
+from fastloop.tools.report.ranks import Comparison, Ranks
 
 prometheus_client = pytest.importorskip("prometheus_client")
 from prometheus_client.openmetrics.parser import text_string_to_metric_families  # noqa: E402
@@ -58,7 +59,11 @@ def train(metrics: Any, call: Any = lambda update: None, steps: int = 10) -> Non
         list(fastloop.DataLoader(range(3), num_workers=1, path="process"))  # type: ignore[arg-type, var-annotated]
 
 
-def test_a_file_has_the_names_of_the_reference(tmp_path: Path) -> None:
+def test_a_file_has_the_names_of_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found_ranks = Comparison({0: 0.02, 1: 0.31}, 1, "rank 1 waits")
+    monkeypatch.setattr(Ranks, "compare", lambda self: found_ranks)
     train(tmp_path / "run.prom")
     assert os.listdir(tmp_path) == ["run.prom"]
     text = (tmp_path / "run.prom").read_text()
@@ -68,7 +73,9 @@ def test_a_file_has_the_names_of_the_reference(tmp_path: Path) -> None:
     assert {name: (kind, {"rank", *re.findall(r"\w+", cell)}) for name, kind, cell in rows} == {
         name: (family.type, {*family.samples[0].labels}) for name, family in families.items()
     }
+    assert 'fastloop_rank_wait_share{rank="1"} 0.31' in text
     found = samples_of(text)
+    assert found["fastloop_slowest_rank",] == 1
     assert found["fastloop_steps_total",] == 10
     assert found["fastloop_batches_total", "train"] == 10
     assert found["fastloop_samples_total", "train"] == 40

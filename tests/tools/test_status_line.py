@@ -32,7 +32,7 @@ UPDATE = Update(
     first_batch_seconds=0.1, steps_per_second=412.25, wait_share=0.45,
     causes={"none": 0.4, "others": 0.05, "ready": 0.001}, queue=0, workers=2, restarts=0,
     verdict="input-bound", next="num_workers 2→6", gain=1.82, text="INPUT-BOUND: it waits.",
-    loaders=(), is_last=False,
+    ranks={}, slowest_rank=None, slowest_text="", loaders=(), is_last=False,
 )  # fmt: skip
 FAST = replace(UPDATE, verdict="not input-bound", next=None, gain=None, wait_share=0.01, causes={})
 LINE = (
@@ -58,6 +58,8 @@ def open_log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def test_a_line_says_what_helps_most() -> None:
     assert describe(UPDATE) == LINE
     assert describe(FAST).endswith("steps/s, waits 1.0%; not input-bound")
+    slow = replace(UPDATE, slowest_rank=3, slowest_text="rank 3 has no CPU")
+    assert describe(slow).endswith("out of order 5.0%); rank 3 has no CPU")
     unknown = replace(FAST, verdict="unknown", wait_share=None)
     assert describe(unknown).endswith("steps/s, waits n/a")
 

@@ -123,6 +123,7 @@ class StepRecorder:
     Attributes:
         totals: the ns of each part in PARTS.
         waited: the ns of data wait in all steps.
+        after_update: the ns after the last update in all steps.
         skipped: the number of optimizer steps that a scaler skipped.
         batches: the number of batches that steps used.
         apart_batches: the number of batches that no step used.
@@ -132,7 +133,8 @@ class StepRecorder:
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
         self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))  # ns
-        self.waited = self.skipped = self.batches = self.apart_batches = self.unfinished_batches = 0
+        self.waited = self.after_update = self.skipped = 0
+        self.batches = self.apart_batches = self.unfinished_batches = 0
         self._runs: dict[int, Run] = {}  # by the id of the source
         self._events = 0
         self._stack: list[int] = []  # tokens of the updates that are running, the outermost first
@@ -303,6 +305,7 @@ class StepRecorder:
                 if run.upload != NOT_MEASURED:
                     upload = max(upload, 0) + run.upload
         self.waited += max(wait, 0)
+        self.after_update += other
         parts = wait, upload, compute, self._update, other
         self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
         self.steps.append((self._now - self._begin, *parts, NOT_MEASURED, int(is_first)))

@@ -108,8 +108,12 @@ class Report:
         Raises:
             RuntimeError: the block has not begun. summary() and to_*() raise the same error.
         """
+        found, ranks = summarize(self._opened()), self._updates.ranks.describe()
+        if ranks is not None and ranks["text"]:
+            found["verdict"]["text"] += f" But {ranks['text']}."
         return {
-            **summarize(self._opened()),
+            **found,
+            "ranks": ranks,
             "fastloop": version,
             "torch": str(sys.modules["torch"].__version__),
             "python": sys.version.split()[0],

@@ -17,12 +17,15 @@ from fastloop.base.checks import check_callable, read_number
 from fastloop.tools.report.files import say
 from fastloop.tools.report.loader_source import NONE, OTHERS, READY, LoaderSource
 from fastloop.tools.report.observer import NEVER, LoopObserver
+from fastloop.tools.report.ranks import Ranks
 from fastloop.tools.report.summary import summarize
 
 _JUDGE_NS = 10_000_000_000  # the time between two verdicts
 _MIN_STEPS = 10  # a verdict is about this many new steps at least, so it is not about the warm-up
 _MAX_STEPS = 1_000  # a verdict is about this many of the last steps at most
 _FOUND = READY, OTHERS, NONE
+# The names of metrics that differ from the names of attributes.
+NAMES = {"skipped": "skipped_steps", "queue": "queue_depth", "restarts": "worker_restarts"}
 _NUMBERS = "cpu_wait", "has_silent_skips", "elsewhere", "usage"
 
 
@@ -82,6 +85,10 @@ class Update:
         next: the one change that would help most; None if a faster loader cannot help.
         gain: the number of times as fast as now that the loop can be at most with that change.
         text: the verdict in words.
+        ranks: on rank 0 of several ranks, the share of each step in which each rank waits for data,
+            in the last 10 to 20 seconds; {} without other ranks.
+        slowest_rank: the rank that loses most, if that is 10 % of each step more than other ranks.
+        slowest_text: what the slowest rank does, in words; "" without one.
         loaders: a ``LoaderUpdate`` for each loader.
         is_last: whether the report is closed.
     """
@@ -103,6 +110,9 @@ class Update:
     next: str | None
     gain: float | None
     text: str
+    ranks: dict[int, float]
+    slowest_rank: int | None
+    slowest_text: str
     loaders: tuple[LoaderUpdate, ...]
     is_last: bool
 
@@ -126,7 +136,7 @@ class _Callback:
 
 
 class Updates:
-    """The callbacks of one report."""
+    """The callbacks of one report, and what the report knows about ranks."""
 
     def __init__(self) -> None:
         self._callbacks: list[_Callback] = []
@@ -146,6 +156,8 @@ class Updates:
     def open(self, observer: LoopObserver) -> None:
         """Let the observer call the callbacks."""
         self._observer, self._began = observer, observer.clock()
+        self.ranks = Ranks(observer)
+        observer.next_update = self._began
         self._judged = _copy(observer)
         observer.update = self.tell
         for callback in self._callbacks:
@@ -159,14 +171,20 @@ class Updates:
     def close(self) -> None:
         """Call each callback once more."""
         self.tell(self._observer.clock(), is_last=True)
+        self.ranks.close()
 
     def tell(self, now: int, is_last: bool = False) -> None:
         """Call the callbacks whose time has come. An exception of a callback is printed once, and
         ends only the callback's own calls."""
         observer = self._observer
+        if os.getpid() != self._process:  # a forked child has a copy of the report
+            observer.next_update = NEVER
+            return
         # What a callback does, for example validate, is not a part of the loop.
         thread, observer.thread = observer.thread, 0
         try:
+            if is_last or now >= self.ranks.due:
+                self.ranks.exchange(now)
             due = [one for one in self._callbacks if is_last or now >= one.due]
             if due:
                 self._judge(now, is_last)
@@ -174,11 +192,10 @@ class Updates:
             for callback in due:
                 update = self._make(totals, callback.before, loaders, is_last)
                 callback.before, callback.due = totals, now + callback.every
-                if os.getpid() == self._process:  # a forked child has copies of the callbacks
-                    self._call(callback, update)
+                self._call(callback, update)
         finally:
             observer.thread = thread
-            observer.next_update = min((one.due for one in self._callbacks), default=NEVER)
+            observer.next_update = min(self.ranks.due, *(one.due for one in self._callbacks), NEVER)
 
     def _call(self, callback: _Callback, update: Update) -> None:
         try:
@@ -202,6 +219,7 @@ class Updates:
         parts = {name: ns / max(sum(waits), 1) for name, ns in zip(_FOUND, waits, strict=True)}
         training = [loader for loader in loaders if loader.trains]
         waited = (now.waited - before.waited) / max(in_steps, 1)
+        ranks = self.ranks.compare()
         share = waited if training and in_steps > 0 else None
         names = "samples", "queue", "workers", "restarts"
         return Update(
@@ -218,6 +236,9 @@ class Updates:
             next=verdict["next"],
             gain=verdict["ceiling"] if verdict["next"] else None,
             text=verdict["text"],
+            ranks=ranks.waits,
+            slowest_rank=ranks.slowest,
+            slowest_text=ranks.text,
             loaders=loaders,
             is_last=is_last,
             **{name: _sum(getattr(loader, name) for loader in training) for name in names},

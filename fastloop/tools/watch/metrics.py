@@ -18,27 +18,29 @@ from prometheus_client.openmetrics.exposition import generate_latest
 
 from fastloop.base.machine import own_bytes
 from fastloop.tools.report import files
-from fastloop.tools.report.updates import Update
+from fastloop.tools.report.updates import NAMES, Update
 
-# By attribute of an Update or a LoaderUpdate: the name of the metric, and its help.
+# The help of each metric, by attribute of an Update or a LoaderUpdate. NAMES has their names.
 _LOOP = {
-    "steps": ("steps", "Steps of the loop."),
-    "skipped": ("skipped_steps", "Steps that a scaler or a Stepper has not taken."),
-    "step_seconds": ("step_seconds", "Seconds in steps."),
+    "steps": "Steps of the loop.",
+    "skipped": "Steps that a scaler or a Stepper has not taken.",
+    "step_seconds": "Seconds in steps.",
 }
 _LOADERS = {
-    "batches": ("batches", "Batches that the loop took."),
-    "samples": ("samples", "Samples in batches, if they are counted."),
-    "first_batch_seconds": ("first_batch_seconds", "Seconds until the first batch of epochs."),
-    "restarts": ("worker_restarts", "Dead workers that were replaced."),
-    "uploaded_bytes": ("uploaded_bytes", "Bytes that fastloop copied to a device."),
+    "batches": "Batches that the loop took.",
+    "samples": "Samples in batches, if they are counted.",
+    "first_batch_seconds": "Seconds until the first batch of epochs.",
+    "restarts": "Dead workers that were replaced.",
+    "uploaded_bytes": "Bytes that fastloop copied to a device.",
 }
 _GAUGES = {
-    "queue": ("queue_depth", "Batches that were ready when the latest batch was asked for."),
-    "workers": ("workers", "Workers that are alive."),
+    "queue": "Batches that were ready when the latest batch was asked for.",
+    "workers": "Workers that are alive.",
 }
 _WAIT = "Seconds in next() after the first batch, by what was ready: none, others (later), ready."
 _MEMORY = "Memory of the process."
+_RANKS = "Share of a step in which a rank waits for data, as rank 0 knows it."
+_SLOWEST = "The rank that loses most, if there is one."
 
 
 class Metrics:
@@ -90,16 +92,24 @@ class Metrics:
         """Yield the families of the latest update. Any thread may call this method."""
         if (update := self._update) is None:
             return
-        for name, (metric, text) in _LOOP.items():
-            yield self._make(CounterMetricFamily, metric, text, [((), getattr(update, name))])
+        for name, text in _LOOP.items():
+            values: Any = [((), getattr(update, name))]
+            yield self._make(CounterMetricFamily, NAMES.get(name, name), text, values)
         for kind, table in ((CounterMetricFamily, _LOADERS), (GaugeMetricFamily, _GAUGES)):
-            for name, (metric, text) in table.items():
-                values: Any = [((one.name,), getattr(one, name)) for one in update.loaders]
-                yield self._make(kind, metric, text, values, "loader")
+            for name, text in table.items():
+                values = [((one.name,), getattr(one, name)) for one in update.loaders]
+                yield self._make(kind, NAMES.get(name, name), text, values, "loader")
         values = [((o.name, found), s) for o in update.loaders for found, s in o.waits.items()]
         yield self._make(CounterMetricFamily, "wait_seconds", _WAIT, values, "loader", "cause")
         values = [((), own_bytes("VmRSS"))]
         yield self._make(GaugeMetricFamily, "resident_memory_bytes", _MEMORY, values)
+        if update.ranks:
+            values = [((), update.slowest_rank)]
+            yield self._make(GaugeMetricFamily, "slowest_rank", _SLOWEST, values)
+            shares = GaugeMetricFamily("fastloop_rank_wait_share", _RANKS, labels=["rank"])
+            for rank, share in update.ranks.items():
+                shares.add_metric([str(rank)], share)
+            yield shares
 
     def _make(self, kind: Any, name: str, text: str, values: Any, *labels: str) -> Any:
         """Return a family with the sum of the known values for each key: loaders may have the same

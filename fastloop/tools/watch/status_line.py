@@ -33,7 +33,7 @@ class StatusLine:
     def __init__(self, is_logged: bool) -> None:
         self._is_logged = is_logged
         self._is_shown = False  # whether the terminal's last line is this one
-        self._printed = "unknown"  # the verdict that was printed among bars
+        self._printed: Any = "unknown", None  # the verdict that was printed among bars
         self._was_fast: bool | None = False  # None: the warning has been printed
         self._bound_since: float | None = None  # seconds of the report
 
@@ -46,8 +46,9 @@ class StatusLine:
             lines += [describe(update)] * self._is_logged
         elif not update.is_last:
             is_renewed = not _find_bars() and sys.stderr is sys.__stderr__
-            if not is_renewed and update.verdict != self._printed:
-                self._printed = update.verdict
+            state = update.verdict, update.slowest_rank
+            if not is_renewed and state != self._printed:
+                self._printed = state
                 lines.append(describe(update))
         if lines or (self._is_shown and not is_renewed):
             with _bars_aside():
@@ -89,6 +90,8 @@ def describe(update: Update) -> str:
     shares = [(_CAUSES[name], share) for name, share in update.causes.items() if share > _SMALL]
     if shares:
         text += f" ({', '.join(f'{cause} {percent(share)}' for cause, share in shares)})"
+    if update.slowest_text:
+        return f"{text}; {update.slowest_text}"
     if update.next:
         return f"{text}; {update.next}: at most {ratio(update.gain)} as fast"
     return f"{text}; {update.verdict}" if update.verdict != "unknown" else text
