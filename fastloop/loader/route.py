@@ -74,19 +74,34 @@ def is_plain(loader: DataLoader[Any], shared: Shared) -> bool:
     """
     dataset: Any = loader.dataset
     collate_fn = loader.collate_fn
-    if collate_fn is torch_parts.default_collate or collate_fn is torch_parts.default_convert:
-        # A list may change without workers, so its samples are not stacked.
-        if type(dataset) not in (list, tuple) and find_columns(dataset) is not None:
+    # If something within the dataset changes later, Python makes the samples, as in torch.
+    if shared.left != (left := (id(dataset), id(collate_fn))):
+        if collate_fn is torch_parts.default_collate or collate_fn is torch_parts.default_convert:
+            if _may_be_gathered(dataset):
+                return False
+        elif (
+            collate_fn is not shared.left_collate and find_collate(collate_fn) is not None
+        ) or _find_samples(dataset) is not None:
             return False
-    elif collate_fn is not shared.left_collate and find_collate(collate_fn) is not None:
-        return False
-    elif id(dataset) != shared.left_dataset:
-        if _find_samples(dataset) is not None:
-            return False
-        shared.left_dataset = id(dataset)
+        shared.left = left
     # Datasets with epochs raise errors of their own, so they need their own iterators.
     is_torch_known = is_known("tensors", "Loaders are left") and not torch_parts.new_arguments()
     return is_torch_known and next(datasets_within(dataset), None) is None
+
+
+def _may_be_gathered(dataset: Any) -> bool:
+    """Tell whether samples of a dataset, which workers do not copy, may be rows of arrays."""
+    is_within = False
+    while (kind := type(dataset)) in (torch_data.Subset, torch_data.ConcatDataset):
+        if kind is torch_data.Subset:
+            dataset = dataset.dataset
+        else:  # one part that cannot be gathered is enough
+            is_within, dataset = True, next(iter(dataset.datasets), None)
+    answer = find_columns(dataset)
+    # A list may change without workers, so its samples are not stacked. Datasets of the program's
+    # are not traced within others.
+    is_left = kind in (list, tuple) or (is_within and answer is adapters().trace)
+    return answer is not None and not is_left
 
 
 def refuse_shuffles(dataset: Any, shuffle: object, sampler: Any) -> None:
@@ -153,7 +168,8 @@ def fast_iterator(
         return make_torch_iterator()
     # torch's loaders have no transforms_on, and no states.
     wanted = look_up(loader, "transforms_on", "auto") if shared.position.can_be_asked else "auto"
-    if loader.num_workers == 0 and path == "auto" and is_plain(loader, shared):
+    is_new = shared.array_memory is None  # the loader's batches have not been gathered so far
+    if loader.num_workers == 0 and path == "auto" and is_new and is_plain(loader, shared):
         if loader.collate_fn is not shared.left_collate:
             shared.why = ""  # none that a report needs
         if wanted == "auto" and not (shared.is_served or shared.position.has_cursor):

@@ -72,7 +72,7 @@ class Shared:
         self.why = ""  # why the latest iterator takes its path
         self.is_served = is_served  # see ``Fetch``
         self.left_collate: Any = None  # a collate function that fastloop does not accelerate
-        self.left_dataset = 0  # the id of a dataset whose samples no adapter makes
+        self.left = 0, 0  # the ids of a dataset and a collate function that are Python's
         self.noted: dict[Any, str] = {}  # how this loader's iterators were made
         # For the latest array iterator: the CUDA device that batches are uploaded to or -1, whether
         # the device finishes the transforms, and the argument transforms_on.
