@@ -20,6 +20,8 @@ o    The second open of 1.28 million samples in tar shards.
 p    Loaders of JPEG files in tar shards, 2 workers, batches of float32: TarDataset, webdataset and
      litdata.
 q    The same, batches of uint8.
+r    Resuming after 500 batches of 8 ranks, on 8 and on 3 ranks: 10^6 samples of fine-tuning, by
+     CostBatchSampler, and packed into rows of 2 048 tokens.
 
 Mixtures: sources are ranges of 10^7 numbers. `index` is the time to find source and row of a
 position, 256 positions at a time as a batch does; `order` is the same without the order of the rows
@@ -43,7 +45,8 @@ documents of a batch by first fit, and if it can be imported grain's `FirstFitPa
 64 open rows, which makes ids, segments and positions.
 
 Nanoseconds of the processor's time of this thread, in turns, median (lowest - highest). In rows k
-to m microseconds of the processor's time of the process, for a row, or for 1 000 tokens.
+to m microseconds of the processor's time of the process, for a row, or for 1 000 tokens; in row r
+milliseconds of it, in a loader that was made anew.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ from typing import Any
 import numpy as np
 from _harness import parse_arguments
 from _work_columns import compare_columns
+from _work_resume import compare_resuming
 from _work_tar import compare_tars
 
 from fastloop import (
@@ -397,7 +401,7 @@ def compare_mixtures(rows: list[str], is_quick: bool) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefghijklmnopq")
+    args = parse_arguments(__doc__, "abcdefghijklmnopqr")
     lines = []
     for letters, compare in (
         ("ab", compare_mixtures),
@@ -405,6 +409,7 @@ def main() -> None:
         ("ghij", compare_packing),
         ("klm", compare_columns),
         ("nopq", compare_tars),
+        ("r", lambda _, is_quick: compare_resuming(is_quick)),
     ):
         if rows := [row for row in args.rows if row in letters]:
             lines += compare(rows, args.is_quick)

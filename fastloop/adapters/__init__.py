@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -63,10 +64,10 @@ def as_counted(state: Any) -> Any:
     return import_module(f"{__name__}.lightning").as_counted(state)
 
 
-def check_count(batches: int) -> None:
+def check_count(count: Callable[[], int | None]) -> None:
     """Raise ValueError if Lightning would end the epoch earlier or later than the loader; see
     ``lightning.check_count``."""
-    import_module(f"{__name__}.lightning").check_count(batches)
+    import_module(f"{__name__}.lightning").check_count(count)
 
 
 def warn_of_lost_transforms() -> None:

@@ -17,6 +17,7 @@ argument and no hook brings the progress here, so the stack is searched for the 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -44,15 +45,16 @@ def as_counted(state: LoaderState) -> LoaderState:
     return state.next_epoch() if is_in_hook else replace(state, is_spent=True)
 
 
-def check_count(batches: int) -> None:
+def check_count(count: Callable[[], int | None]) -> None:
     """Raise ValueError if Lightning is loading on this thread, and would end the epoch earlier
     or later than the loader.
 
     Args:
-        batches: of the whole epoch that the loader will not give any more.
+        count: counts the batches of the whole epoch that the loader will not give any more.
     """
-    trained = getattr(getattr(_find_progress(), "current", None), "processed", batches)
-    if trained != batches:
+    trained = getattr(getattr(_find_progress(), "current", None), "processed", None)
+    batches = trained if trained is None else count()
+    if batches not in (None, trained):
         raise ValueError(
             f"Lightning counts {trained} batches of the epoch as trained, and with this number of "
             f"ranks and batch_size the rest begins at batch {batches}, so that Lightning would "

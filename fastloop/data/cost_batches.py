@@ -7,8 +7,10 @@ for, and depends on no window before it. Every rank plans the batches of all ran
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,14 +30,17 @@ from fastloop.data.samplers import Dealt, RankedBatchSampler, Vector, read_lengt
 
 Costs = np.ndarray[Any, np.dtype[np.float64]]
 Cost = tuple[float, float] | Callable[[Vector], Any] | Any
-# An epoch, a position in the epoch's order, and samples. The position tells windows apart: it is
-# the end of their samples.
+# Where the window's samples begin and end in the epoch's order, and the samples. The end tells
+# windows apart: the first window may also have samples from before its begin.
 Window = tuple[int, int, Vector]
+Plan = tuple[Vector, Vector, Vector]
+Settings = tuple[Any, ...]
 
 _MOST_TOKENS = 2**52
 _MOST = 2**31 - 1  # the largest window, and the largest number of batches of a rank in a step
 _STEPS = 64  # of packed rows in a window, at most
 _EPOCHS = 64  # epochs whose number of batches is kept
+_PLANS = 4  # windows whose plans are kept
 _NONE: Vector = np.empty(0, np.int64)
 _NUMBERS = 2**62  # an order of so many indices serves as a table of random numbers
 
@@ -54,6 +59,17 @@ def _check_costs(found: Any, count: int) -> Costs:
     for at in np.flatnonzero(~np.isfinite(costs) | (costs < 0))[:1]:
         raise ValueError(f"cost[{at}] must be finite and >= 0, got {costs[at]}")
     return costs
+
+
+def _start_of(dealt: Dealt) -> Sequence[int]:
+    """Return where windows begin in an epoch's order, and the number of batches before."""
+    return dealt[0] if dealt and len(dealt[0]) == 2 else (0, 0)
+
+
+def _keep(kept: dict[Any, Any], key: Any, value: Any, most: int) -> None:
+    if len(kept) >= most:
+        del kept[next(iter(kept))]
+    kept[key] = value
 
 
 class _Samples:
@@ -154,6 +170,7 @@ class CostBatchSampler(RankedBatchSampler):
     """
 
     batch_size = None
+    has_windows = True
     max_tokens: int
 
     def __init__(
@@ -181,10 +198,19 @@ class CostBatchSampler(RankedBatchSampler):
             cost = tuple(read_number(f"cost[{i}]", each, 0) for i, each in enumerate(cost))
         source = _PackedRows if callable(look_up(lengths, "row_costs")) else _Samples
         self._source = source(lengths, self.max_tokens, cost)
+        if self._source.packed is None:  # counting packed rows may take long
+            self._count_samples()
+        # By the settings of an epoch: its batches; and the windows that an iteration has begun, as
+        # the batches before the window and the begin of the window's samples.
+        self._totals: dict[Settings, int] = {}
+        self._begun: dict[Settings, list[tuple[int, int]]] = {}
+        self._plans: dict[tuple[Settings, int], Plan] = {}
+
+    def _count_samples(self) -> int:
         ranks, count = self.num_replicas, len(self._source)
         text = f"lengths must have a sample for each of {ranks} ranks, got {count} samples"
         refuse_if(count < ranks, text)
-        self._totals: dict[tuple[Any, ...], int] = {}  # the batches of an epoch, by its settings
+        return count
 
     @property
     def fingerprint(self) -> str:
@@ -198,7 +224,8 @@ class CostBatchSampler(RankedBatchSampler):
     def explain(self) -> str:
         """Return a text about the first window of the epoch: the slowest rank's cost beside the
         mean rank's, and how full of tokens the batches are."""
-        order, bounds, steps = self._plan(*next(self._windows(self.epoch)))
+        _, end, samples = next(self._windows(self.epoch))
+        order, bounds, steps = self._plan(self.epoch, end, samples)
         if len(order) == 0:
             return "the first window has no whole step"
         lengths, costs = self._source.measure(order)
@@ -218,29 +245,48 @@ class CostBatchSampler(RankedBatchSampler):
         made.num_replicas, made.accumulate = ranks, max(size, 1)
         return made
 
-    def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
-        shape = self.num_replicas, self.accumulate, self.max_tokens, self.window
-        had = tuple(map(tuple, dealt))
+    def _settings(self, epoch: int, dealt: Dealt) -> Settings:
+        """Return all that the batches of an epoch depend on."""
         rows = None if (packed := self._source.packed) is None else packed._epoch_now()
-        key = had, rows, epoch, self.seed, self.shuffle, self.drop_last, *shape
+        had = tuple(map(tuple, dealt))
+        shape = self.num_replicas, self.accumulate, self.max_tokens, self.window
+        return had, rows, epoch, self.seed, self.shuffle, self.drop_last, *shape
+
+    def length_of(self, epoch: int, dealt: Dealt = ()) -> int:
+        key = self._settings(epoch, dealt)
         if (total := self._totals.get(key)) is None:
-            plans = (self._plan(*window) for window in self._windows(epoch, dealt))
-            total = sum(len(steps) for _, _, steps in plans)
-            if len(self._totals) > _EPOCHS:
-                self._totals.clear()
-            self._totals[key] = total
+            total = _start_of(dealt)[1]
+            for before, plan in self._planned(epoch, dealt):
+                total = before + len(plan[2])
+            _keep(self._totals, key, total, _EPOCHS)
         return total
 
-    def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
-        self._check_first(first, self.length_of(self.epoch, dealt) if first != 0 else 0)
-        return self._batches_from(first, self._windows(self.epoch, dealt))
+    def has_batch(self, number: int, epoch: int, dealt: Dealt) -> bool:
+        made = copy(self)
+        made.epoch, made.rank = epoch, 0
+        return next(made.iter_from(number, dealt), None) is not None
 
-    def _batches_from(self, first: int, windows: Iterator[Window]) -> Iterator[list[int]]:
-        for window in windows:
-            order, bounds, steps = self._plan(*window)
-            for i in steps[first:, self.rank]:
+    def shorten(self, dealt: list[list[int]], epoch: int, first: int) -> list[list[int]]:
+        begun = self._begun.get(self._settings(epoch, dealt), [])
+        at = bisect_left(begun, (first, 0))  # Lightning may count a batch less
+        return [[*begun[at - 1][::-1]]] if at > 0 else dealt
+
+    def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
+        windows, count = self._planned(self.epoch, dealt), _start_of(dealt)[1]
+        if first == count:  # nothing is planned before the first next()
+            return self._batches_from(first, windows)
+        self._check_first(first - count, max(first - count, 0))  # raises if it is before `dealt`
+        for before, plan in windows:
+            count = before + len(plan[2])
+            if first <= count:
+                return self._batches_from(first, chain([(before, plan)], windows))
+        self._check_first(first, count)
+        return iter(())
+
+    def _batches_from(self, first: int, windows: Iterator[tuple[int, Plan]]) -> Iterator[list[int]]:
+        for before, (order, bounds, steps) in windows:
+            for i in steps[max(first - before, 0) :, self.rank]:
                 yield order[bounds[i] : bounds[i + 1]].tolist()
-            first = max(0, first - len(steps))
 
     # ---- windows and their plans
 
@@ -248,13 +294,13 @@ class CostBatchSampler(RankedBatchSampler):
         """Yield the windows of an epoch, without the samples that were dealt before. The first
         window has the rest of the window in which earlier ranks have stopped. A last window that
         would be short belongs to the window before it."""
-        epoch *= self.shuffle
-        count, step, end, rest = len(self._source), self.num_replicas * self.accumulate, 0, _NONE
-        if dealt:
+        count, step, rest = self._count_samples(), self.num_replicas * self.accumulate, _NONE
+        end = _start_of(dealt)[0]
+        if dealt and len(dealt[-1]) == 3:
             *before, (ranks, size, batches) = dealt
             others = self.as_with(ranks, size)
             for _, end, samples in others._windows(epoch, before):
-                order, bounds, steps = others._plan(epoch, end, samples)
+                order, bounds, steps = others._plan_of(epoch, before, end, samples)
                 is_had = np.isin(np.arange(steps.size), steps[:batches])
                 had = order[np.repeat(is_had, np.diff(bounds))]
                 rest = samples[~np.isin(samples, had)]
@@ -271,10 +317,35 @@ class CostBatchSampler(RankedBatchSampler):
             own = np.arange(begin, end)
             if self.shuffle and packed is None:
                 own = Permutation(count, self.seed, epoch).block(begin, end - begin)
-            yield epoch, end, np.concatenate([rest, own])
+            yield begin, end, np.concatenate([rest, own])
             rest = _NONE
 
-    def _plan(self, epoch: int, end: int, samples: Vector) -> tuple[Vector, Vector, Vector]:
+    def _planned(self, epoch: int, dealt: Dealt) -> Iterator[tuple[int, Plan]]:
+        """Yield the plans of an epoch's windows, and the number of batches before each. Windows
+        after the first depend on their begin alone, which is noted."""
+        before = _start_of(dealt)[1]
+        key = self._settings(epoch, dealt)
+        if key not in self._begun:
+            _keep(self._begun, key, [], _EPOCHS)
+        begun = self._begun[key]
+        for number, (begin, end, samples) in enumerate(self._windows(epoch, dealt)):
+            at = bisect_left(begun, (before, begin))
+            if number > 0 and begun[at : at + 1] != [(before, begin)]:
+                begun.insert(at, (before, begin))
+            plan = self._plan_of(epoch, dealt, end, samples)
+            yield before, plan
+            before += len(plan[2])
+
+    def _plan_of(self, epoch: int, dealt: Dealt, end: int, samples: Vector) -> Plan:
+        """Return the plan of a window, which is kept for a while."""
+        parts = [[_start_of(dealt)[0], 0], *(part for part in dealt if len(part) == 3)]
+        key = self._settings(epoch, parts), end
+        if (plan := self._plans.get(key)) is None:
+            plan = self._plan(epoch, end, samples)
+            _keep(self._plans, key, plan, _PLANS)
+        return plan
+
+    def _plan(self, epoch: int, end: int, samples: Vector) -> Plan:
         """Return the samples of a window's batches, the bounds of the batches, and a table of their
         numbers: a column for each rank, one batch below the other."""
         ranks, size = self.num_replicas, self.accumulate
@@ -288,7 +359,7 @@ class CostBatchSampler(RankedBatchSampler):
         # A step with samples that come twice is the last of the epoch, or later ranks would have
         # more of such samples.
         steps = (count - max(0, len(order) - len(samples))) // (ranks * size)
-        key = int(Permutation(_NUMBERS, self.seed, epoch).block(end, 1)[0])
+        key = int(Permutation(_NUMBERS, self.seed, epoch * self.shuffle).block(end, 1)[0])
         sequence = Permutation(steps, key, 0).block(0, steps)
         if steps > 0:
             each = np.add.reduceat(costs[order], bounds[:-1])[: steps * ranks * size]

@@ -6,6 +6,7 @@ writes the rows of a batch. Python reads the columns of documents and the argume
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -91,6 +92,7 @@ class PackedDataset(EpochDataset):
     _epoch: Epoch
     _core: Packing | None
     _as_source: PackedTurns | None = None
+    _told: tuple[int, ...] = (0,) * 5  # an epoch, and what _place_of() has returned for it
     _table: tuple[Packing, Table] | None = None  # for single rows, of this packing
     _own_order = "rows of a PackedDataset are shuffled already; any other order is slow"
 
@@ -145,14 +147,33 @@ class PackedDataset(EpochDataset):
         self._long = documents.count_tokens(self.seq_len, self._overlong)
         policy = _OVERLONG.index(self._overlong) % 3, self._strategy == "wrapped"
         how = (*policy, self._shuffle, self._repack, self._seed)
-        config = documents.count, self.seq_len, self._window, extra, *how
+        self._config = config = documents.count, self.seq_len, self._window, extra, *how
         self._documents, self._is_mixed = documents, documents.order is not None
-        offsets = offsets_of(documents.main)
-        core = self._core = Packing(torch.Tensor, offsets, documents.order, config)
+        self._facts = f"lengths {documents.checksum:08x}, rows of documents as {config}"
+        core = self._core = self._make_core()
         for key in self._keys:
             self._elements_of(key)  # raises, if a dtype cannot hold them
-        self._facts = f"lengths {documents.checksum:08x}, rows of documents as {config}"
         return core
+
+    def _make_core(self) -> Packing:
+        epoch, _, *place = self._told if self._told[1] == self._check() else (0,) * 5
+        offsets, order = offsets_of(self._documents.main), self._documents.order
+        return Packing(torch.Tensor, offsets, order, (*self._config, (epoch, *place)))
+
+    def _check(self) -> int:
+        """Return a number that differs for other rows."""
+        orders = [mixture.state_dict() for mixture in self._combined]
+        return zlib.crc32(repr([self._facts, orders]).encode())
+
+    def _place_of(self, row: int) -> list[int]:
+        """Return what lets another process find a row without packing the windows before it."""
+        return [self._check(), *self._packing.place(self._epoch_now(), row)]
+
+    def _take_place(self, place: list[int]) -> None:
+        """Take what _place_of() has returned in the present epoch, for the same rows."""
+        self._packing  # noqa: B018 - opens the documents
+        self._told = (self._epoch_now(), *place)
+        self._core = self._make_core()
 
     @property
     def _packing(self) -> Packing:

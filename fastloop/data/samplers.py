@@ -34,7 +34,9 @@ from fastloop.data.epochs import check_epoch
 
 Vector = np.ndarray[Any, np.dtype[np.int64]]
 Item = TypeVar("Item", covariant=True)
-# [ranks, batch_size (0: none), batches] for each number of ranks that an epoch has had before.
+# [ranks, batch_size (0: none), batches] for each number of ranks that an epoch has had before. A
+# CostBatchSampler may put [begin, batches] first: a window begins at sample `begin` of the order,
+# after so many batches, and the other parts count from this window on.
 Dealt = Sequence[Sequence[int]]
 
 _BLOCK = 4096  # indices that a ShuffleSampler computes at once
@@ -252,11 +254,13 @@ class ShuffleSampler(EpochSampler[int]):
     ) -> None:
         super().__init__(seed, num_replicas, rank)
         given: Any = length_or_dataset
-        length = len(given) if hasattr(type(given), "__len__") else given
-        self._length = read_int("length_or_dataset", length, 0, _MOST)
         self.shuffle = bool(shuffle)
         refuse_shuffle(given, self.shuffle)
+        # The length of a dataset with an order of its own differs, and may take long to find.
         self._dataset = given if look_up(given, "_own_order") else None
+        if self._dataset is None:
+            length = len(given) if hasattr(type(given), "__len__") else given
+            self._length = read_int("length_or_dataset", length, 0, _MOST)
         self.deal = read_choice("deal", deal, ("stride", "runs"))
         self._given = self._run = read_optional_int("batch_size", batch_size, 1, _MOST)
 
@@ -404,6 +408,7 @@ class RankedBatchSampler(EpochSampler[list[int]]):
     a text that differs if the batches for the same (seed, epoch) and ranks differ."""
 
     max_tokens: int | None
+    has_windows = False  # shorten() names a window
 
     @property
     def sampler(self) -> RankedBatchSampler:
@@ -420,6 +425,18 @@ class RankedBatchSampler(EpochSampler[list[int]]):
 
     def iter_from(self, first: int, dealt: Dealt = ()) -> Iterator[list[int]]:
         raise NotImplementedError
+
+    def has_batch(self, number: int, epoch: int, dealt: Dealt) -> bool:
+        """Tell whether an epoch has so many batches and one more.
+
+        Raises: ValueError: the epoch has fewer than `number` batches."""
+        count = self.length_of(epoch, dealt)
+        self._check_first(number, count)
+        return number < count
+
+    def shorten(self, dealt: list[list[int]], epoch: int, first: int) -> list[list[int]]:
+        """Return what says the same as `dealt` after `first` batches, and is found sooner."""
+        return dealt
 
     def as_with(self, ranks: int, size: int) -> RankedBatchSampler:
         """Return a sampler with this number of ranks, and this ``batch_size`` (0: None) or

@@ -144,15 +144,23 @@ static bool are_same(const fl_packed_row *a, const fl_packed_row *b)
            memcmp(a->pieces, b->pieces, (size_t)a->count * sizeof *a->pieces) == 0;
 }
 
-/* Any order of reading gives the same rows, and the first rows need no later window. */
+/* Any order of reading gives the same rows, and the first rows need no later window. The same holds
+ * for a packing that was told the place of some row. */
 static void test_rows_at_random(void)
 {
     uint64_t seed = 53;
     for (int round = 0; round < 40; round++) {
         fl_epoch_packing_config config = random_config(&seed, 60);
-        fl_epoch_packing *packing = open_packing(&config), *other = open_packing(&config);
+        fl_epoch_packing *packing = open_packing(&config);
         int64_t rows[2] = {count_of(packing, 0), count_of(packing, 5)};
-        fl_packing_reader *reader = take(packing), *fresh = take(other);
+        fl_packing_reader *reader = take(packing);
+        if (round % 3 > 0)
+            CHECK_INT(fl_packing_reader_place(reader, round % 2 ? 5 : 0,
+                                              random_below(&seed, rows[round % 2] + 2),
+                                              &config.told, NULL),
+                      FL_OK);
+        fl_epoch_packing *other = open_packing(&config);
+        fl_packing_reader *fresh = take(other);
         for (int i = 0; i < 100; i++) {
             uint32_t epoch = random_below(&seed, 2) == 0 ? 0 : 5;
             int64_t count = rows[epoch > 0], at = count > 0 ? random_below(&seed, count) : 0;
@@ -164,6 +172,11 @@ static void test_rows_at_random(void)
                 CHECK_INT(fl_packing_reader_find(fresh, epoch, i % 2 ? at : from_end, &two, NULL),
                           FL_OK);
                 CHECK(are_same(&one, &two));
+                fl_packing_place here, there;
+                CHECK_INT(fl_packing_reader_place(reader, epoch, at, &here, NULL), FL_OK);
+                CHECK_INT(fl_packing_reader_place(fresh, epoch, at, &there, NULL), FL_OK);
+                CHECK(here.before <= at && here.rows == count && there.rows == count);
+                CHECK(here.window == there.window && here.before == there.before);
             }
             CHECK_INT(fl_packing_reader_find(fresh, epoch, count, &two, &err), FL_EINDEX);
             CHECK(err.value == count && err.length == count);

@@ -17,6 +17,7 @@ from helpers import TorchLoader, assert_same
 from lazy_device import LazyAccelerator, LazyDevice
 from torch.nn import functional as F
 
+import fastloop.data.cost_batches
 import fastloop.loader.device_iter
 from fastloop import (
     ArrayDataset,
@@ -26,6 +27,7 @@ from fastloop import (
     PackedDataset,
     RaggedArray,
     Stepper,
+    _core,
 )
 
 LENGTHS = np.clip(np.random.default_rng(3).lognormal(2.5, 0.9, 240), 2, 60).astype(np.int64)
@@ -120,6 +122,53 @@ def test_ranks_die_and_others_go_on() -> None:
             if batches is None or len(found[0]) < batches:
                 break
         assert sorted(had) == list(range(len(LENGTHS))) and had.total() < len(LENGTHS) + ranks
+
+
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_resuming_plans_the_windows_of_the_place_alone(ranks: int, monkeypatch: Any) -> None:
+    """Far into an epoch: the window in which the state stands, the next one, and on other ranks
+    the former again. A state without the window says the same."""
+    lengths = np.tile(LENGTHS, 50)
+    planned = []
+
+    def plan(*args: Any) -> int:
+        planned.append(len(args[0]))
+        return _core.balance_window(*args)
+
+    monkeypatch.setattr(fastloop.data.cost_batches, "balance_window", plan)
+
+    def make(world: int, **given: Any) -> Any:
+        given |= {"num_replicas": world, "rank": 1}
+        sampler = CostBatchSampler(lengths, 120, window=300, **given)
+        return DataLoader(range(len(lengths)), batch_sampler=sampler, collate_fn=list)
+
+    batches = iter(loader := make(3))
+    for _ in range(400):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert len(planned) < 40 and len(state["dealt"]) == 1
+    found = []
+    for dealt in (state["dealt"], []):
+        again = make(ranks)
+        planned.clear()
+        again.load_state_dict({**state, "dealt": dealt}, strict=True)
+        found.append(list(islice(iter(again), 5)))
+        assert not dealt or len(planned) <= 4
+    assert found[0] == found[1] and len(planned) > 10
+    if ranks == 3:
+        assert found[0] == list(islice(batches, 5))
+
+
+def test_begins_of_windows_that_are_damaged() -> None:
+    batches = iter(loader := loader_of(sampler_of(0, 2)))
+    next(batches)
+    state = loader.state_dict()
+    for dealt in ([[-1, 0]], [[0, -1]], [[1.0, 0]], [[2, 1, 3], [1, 1]]):
+        with pytest.raises(ValueError, match=r"state\['dealt'\]: each must be \[ranks, batch_size"):
+            loader.load_state_dict({**state, "dealt": dealt})
+    for dealt in ([[0, 5]], [[240, 0]]):
+        with pytest.raises(ValueError, match=r"CostBatchSampler has .* and cannot begin after"):
+            loader.load_state_dict({**state, "dealt": dealt})
 
 
 def test_a_change_of_the_costs_is_told() -> None:

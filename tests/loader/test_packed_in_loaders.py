@@ -17,6 +17,7 @@ from helpers import assert_same
 
 from fastloop import (
     ArrayDataset,
+    CostBatchSampler,
     DataLoader,
     MixtureDataset,
     PackedDataset,
@@ -234,6 +235,85 @@ def test_a_loader_resumes_in_a_later_epoch() -> None:
     other = DataLoader(of_columns(seed=4), 4)
     with pytest.raises(ValueError, match=r"True, 3\) in the state and .*True, 4\) here"):
         other.load_state_dict(state, strict=True)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("batches", ["sampler", "costs"])
+def test_a_resumed_epoch_packs_no_window_before_its_place(batches: str, ranks: int) -> None:
+    """Documents of earlier windows are damaged, so packing one of these windows would raise."""
+    lengths = np.random.default_rng(0).integers(1, 50, 1000)
+    ends = np.append(0, np.cumsum(lengths))
+    tokens = np.arange(ends[-1])
+
+    def make(world: int) -> DataLoader[Any]:
+        data = PackedDataset(RaggedArray(tokens, ends), 64, window=50, shuffle=False)
+        if batches == "sampler":
+            order = ShuffleSampler(data, shuffle=False, num_replicas=world, rank=0)
+            return DataLoader(data, 4, sampler=order)
+        costs = CostBatchSampler(data, 256, window=40, num_replicas=world, rank=0, shuffle=False)
+        return DataLoader(data, batch_sampler=costs)
+
+    loader = make(2)
+    iterator = iter(loader)
+    for _ in range(30):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+    old = {**state, "place": []}
+    window = state["place"][1]
+    assert 8 <= window <= 13 and len(loader.dataset) == state["place"][3]
+    again = make(ranks)
+    again.load_state_dict(old, strict=True)
+    expected = list(islice(again, 10))
+    if ranks == 2:
+        assert_same(expected, list(islice(iterator, 10)))
+    loaders = [make(ranks), make(ranks)]
+    for loader in loaders:
+        offsets = loader.dataset._data.offsets
+        offsets.flags.writeable = True
+        offsets[: 50 * window] = offsets[: 50 * window][::-1]
+    loaders[0].load_state_dict(state, strict=True)
+    assert len(loaders[0].dataset) == state["place"][3]
+    assert_same(list(islice(loaders[0], 10)), expected)
+    with pytest.raises(ValueError, match="the offsets have been changed"):
+        loaders[1].load_state_dict(old, strict=True)
+        next(iter(loaders[1]))
+
+
+def test_the_place_in_an_epoch_is_for_the_same_rows_alone() -> None:
+    """Weights that have been changed since, and that the state does not compare."""
+
+    def make() -> tuple[MixtureDataset, PackedDataset]:
+        mixture = MixtureDataset({"a": ragged(2), "b": ragged(3)}, {"a": 1, "b": 1})
+        return mixture, PackedDataset(mixture, 64, window=40)
+
+    mixture, data = make()
+    mixture.set_weights(60, {"a": 1, "b": 3})
+    batches = iter(loader := DataLoader(data, 4))
+    for _ in range(9):
+        next(batches)
+    state, rest = loader.state_dict(), list(batches)
+    for is_changed in (False, True):
+        mixture, data = make()
+        if is_changed:
+            mixture.set_weights(60, {"a": 1, "b": 3})
+        rows = [data[i] for i in range(len(data))]
+        again = DataLoader(data, 4)
+        again.load_state_dict(state, strict=True)
+        assert len(data) == len(rows)
+        assert_same([data[i] for i in range(len(rows))], rows)
+        assert_same(list(DataLoader(pickle.loads(pickle.dumps(data)), None)), rows)
+        assert not is_changed or state["place"] == data._place_of(36)
+    again = DataLoader(data, 4)
+    again.load_state_dict(state, strict=True)
+    assert_same(list(again), rest)
+
+
+@pytest.mark.parametrize("place", [[1, 2, 3], [1, -2, 3, 4], ["1", 2, 3, 4], [True, 2, 3, 4], 3])
+def test_places_that_are_damaged(place: Any) -> None:
+    loader = DataLoader(of_columns(), 4)
+    next(iter(loader))
+    with pytest.raises((TypeError, ValueError), match=r"state\['place'\] must be"):
+        loader.load_state_dict({**loader.state_dict(), "place": place})
 
 
 def test_documents_that_have_changed_are_a_difference() -> None:

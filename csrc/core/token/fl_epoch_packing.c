@@ -23,9 +23,10 @@ typedef struct packed_item {
     int64_t sorted; /* place k: the piece that is k-th in its row's order */
 } packed_item;
 
-/* How many rows come before each window of an epoch. */
+/* How many rows come before each window of an epoch, from window `first` on. */
 typedef struct packed_table {
     uint32_t epoch;
+    int64_t first;
     int64_t made;  /* windows that are counted so far */
     int64_t *sums; /* in the memory of the reader: windows + 1 */
 } packed_table;
@@ -49,6 +50,7 @@ struct fl_packing_reader {
     uint64_t *bits, *words;     /* which rooms some row has; which words of bits are not 0 */
     int64_t *counts;            /* if all epochs have the same rows: of each window; 0: not known */
     packed_table tables[KEPT];  /* by the lowest bit of the epoch */
+    packed_table told;          /* from the window that the packing was told */
     packed_window windows[KEPT]; /* by the lowest bit of the place */
     int64_t memory[];            /* of all that is not owned */
 };
@@ -96,7 +98,7 @@ static int open_reader(const fl_epoch_packing *self, fl_packing_reader **out, fl
     int64_t rooms = self->config.length + 1, table = self->windows + 1;
     int64_t bits = rooms / WORD_BITS + 1, words = bits / WORD_BITS + 1;
     int64_t counts = self->config.is_repacked ? 0 : self->windows;
-    int64_t all = self->config.window + 2 * rooms + bits + words + counts + KEPT * table;
+    int64_t all = self->config.window + 2 * rooms + bits + words + counts + (KEPT + 1) * table;
     fl_packing_reader *reader = *out =
         fl_alloc((int64_t)sizeof *reader + all * (int64_t)sizeof *reader->memory);
     if (reader == NULL) return fl_fail(err, FL_ENOMEM, "out of memory to pack documents");
@@ -111,6 +113,9 @@ static int open_reader(const fl_epoch_packing *self, fl_packing_reader **out, fl
         reader->tables[i].sums = reader->counts + counts + i * table;
         reader->windows[i].place = -1;
     }
+    reader->told = (packed_table){.first = self->config.told.window,
+                                  .sums = reader->counts + counts + KEPT * table};
+    reader->told.sums[0] = self->config.told.before;
     return FL_OK;
 }
 
@@ -326,15 +331,17 @@ count_window(fl_packing_reader *reader, uint32_t epoch, int64_t window, int64_t 
 static int count_rows(fl_packing_reader *reader, uint32_t epoch, int64_t row,
                       const packed_table **out, fl_err *err)
 {
-    int64_t rows, windows = reader->of->windows;
-    packed_table *table = &reader->tables[epoch % KEPT];
-    if (table->epoch != epoch) *table = (packed_table){.epoch = epoch, .sums = table->sums};
-    table->sums[0] = 0;
+    const fl_packing_place *told = &reader->of->config.told;
+    bool is_told = epoch == told->epoch && row >= told->before && row < told->rows;
+    packed_table *table = is_told ? &reader->told : &reader->tables[epoch % KEPT];
+    if (!is_told && table->epoch != epoch)
+        *table = (packed_table){.epoch = epoch, .sums = table->sums};
     *out = table;
+    int64_t rows, windows = reader->of->windows - table->first;
     if (table->made == windows || table->sums[table->made] > row) return FL_OK;
     fl_permutation order = make_order(reader->of, epoch);
     while (table->made < windows && table->sums[table->made] <= row) {
-        int64_t window = window_at(reader->of, &order, table->made);
+        int64_t window = window_at(reader->of, &order, table->first + table->made);
         FL_TRY(count_window(reader, epoch, window, &rows, err));
         table->sums[table->made + 1] = table->sums[table->made] + rows;
         table->made++;
@@ -344,13 +351,16 @@ static int count_rows(fl_packing_reader *reader, uint32_t epoch, int64_t row,
 
 int fl_packing_reader_count(fl_packing_reader *reader, uint32_t epoch, int64_t *rows, fl_err *err)
 {
+    const fl_packing_place *told = &reader->of->config.told;
     const packed_table *table;
+    *rows = epoch == told->epoch ? told->rows : 0;
+    if (*rows > 0) return FL_OK;
     FL_TRY(count_rows(reader, epoch, INT64_MAX, &table, err));
     *rows = table->sums[table->made];
     return FL_OK;
 }
 
-/* Returns the last window that begins at or before the row. */
+/* Returns the last window of the table that begins at or before the row. */
 static int64_t find_window(const packed_table *table, int64_t row)
 {
     int64_t first = 0, end = table->made;
@@ -364,23 +374,40 @@ static int64_t find_window(const packed_table *table, int64_t row)
     return first;
 }
 
+int fl_packing_reader_place(fl_packing_reader *reader, uint32_t epoch, int64_t row,
+                            fl_packing_place *out, fl_err *err)
+{
+    const packed_table *table;
+    int64_t rows;
+    FL_TRY(fl_packing_reader_count(reader, epoch, &rows, err));
+    row = fl_min(row, rows - 1);
+    FL_TRY(count_rows(reader, epoch, row, &table, err));
+    int64_t at = find_window(table, row);
+    *out = (fl_packing_place){table->first + at, table->sums[at], rows, epoch};
+    return FL_OK;
+}
+
 int fl_packing_reader_find(fl_packing_reader *reader, uint32_t epoch, int64_t row,
                            fl_packed_row *out, fl_err *err)
 {
     const packed_table *table;
+    int64_t rows = 0, asked = row;
+    if (row >= FL_EPOCH_PACKING_ROWS / 2) {
+        FL_TRY(fl_packing_reader_count(reader, epoch, &rows, err));
+        asked -= FL_EPOCH_PACKING_ROWS;
+        row = asked + rows;
+    }
     FL_TRY(count_rows(reader, epoch, row, &table, err));
-    int64_t rows = table->sums[table->made];
-    if (row >= FL_EPOCH_PACKING_ROWS / 2) row -= FL_EPOCH_PACKING_ROWS;
-    if (row < -rows || row >= rows) {
-        if (err != NULL) *err = (fl_err){.code = FL_EINDEX, .value = row, .length = rows};
+    if (row < 0 || row >= table->sums[table->made]) {
+        if (row >= 0) rows = table->sums[table->made];
+        if (err != NULL) *err = (fl_err){.code = FL_EINDEX, .value = asked, .length = rows};
         return FL_EINDEX;
     }
-    if (row < 0) row += rows;
-    int64_t place = find_window(table, row);
+    int64_t at = find_window(table, row), place = table->first + at;
     packed_window *window = &reader->windows[place % KEPT];
     if (window->place != place || window->epoch != epoch)
         FL_TRY(load_window(reader, epoch, place, window, err));
-    row -= table->sums[place];
+    row -= table->sums[at];
     out->pieces = window->pieces + window->bounds[row];
     out->count = window->bounds[row + 1] - window->bounds[row];
     return FL_OK;

@@ -24,6 +24,15 @@ enum { FL_EPOCH_PACKING_LENGTH = 1 << 24 }; /* most tokens in a row */
 /* What a packing does with a document that is longer than a row. */
 typedef enum fl_overlong { FL_OVERLONG_SPLIT, FL_OVERLONG_TRUNCATE, FL_OVERLONG_DROP } fl_overlong;
 
+/* The window in which a row of an epoch lies. A packing that is told the place packs no window
+ * before it, unless an earlier row is asked for. */
+typedef struct fl_packing_place {
+    int64_t window; /* its place in the epoch */
+    int64_t before; /* rows of the epoch before the window */
+    int64_t rows;   /* of the epoch; 0: nothing is told */
+    uint32_t epoch;
+} fl_packing_place;
+
 typedef struct fl_epoch_packing_config {
     fl_ragged documents;  /* only offsets are read, which the caller keeps alive until close */
     fl_mixed_rows *mixed; /* borrowed until close: the order of documents; NULL: a keyed order */
@@ -37,6 +46,7 @@ typedef struct fl_epoch_packing_config {
     bool is_repacked; /* false: all epochs have the rows of epoch 0, windows and rows shuffled anew
                        */
     uint64_t seed;
+    fl_packing_place told; /* as fl_packing_reader_place gave it */
 } fl_epoch_packing_config;
 
 /* Tokens of a document that stand together in a row. An empty document has no piece. */
@@ -67,6 +77,10 @@ void fl_packing_reader_give(fl_epoch_packing *packing, fl_packing_reader *reader
 /* Counts the rows of an epoch; the first call for an epoch packs all windows, about 100 ns a
  * document. FL_EINVAL: offsets have been changed; FL_ENOMEM. */
 int fl_packing_reader_count(fl_packing_reader *reader, uint32_t epoch, int64_t *rows, fl_err *err);
+
+/* Finds the place of a row, or of the last row if there are fewer; errors as above. */
+int fl_packing_reader_place(fl_packing_reader *reader, uint32_t epoch, int64_t row,
+                            fl_packing_place *out, fl_err *err);
 
 /* Finds a row of an epoch; packs the windows up to the row if they are not counted yet. FL_EINDEX:
  * value and length are set; FL_EINVAL, FL_ENOMEM as above. */

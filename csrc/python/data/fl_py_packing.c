@@ -41,10 +41,11 @@ int fl_py_offsets(const fl_py_dlpack *dlpack, PyObject *object, fl_ragged *out)
 static int read_config(PyObject *tuple, fl_epoch_packing_config *out)
 {
     int overlong, is_wrapped, is_shuffled, is_repacked;
-    long long count, length, window, extra;
+    long long count, length, window, extra, epoch, at, before, rows;
     PyObject *seed;
-    if (!PyArg_ParseTuple(tuple, "LLLLipppO:Packing", &count, &length, &window, &extra, &overlong,
-                          &is_wrapped, &is_shuffled, &is_repacked, &seed) ||
+    if (!PyArg_ParseTuple(tuple, "LLLLipppO(LLLL):Packing", &count, &length, &window, &extra,
+                          &overlong, &is_wrapped, &is_shuffled, &is_repacked, &seed, &epoch, &at,
+                          &before, &rows) ||
         fl_py_seed(seed, &out->seed) != 0)
         return -1;
     out->count = count;
@@ -55,7 +56,9 @@ static int read_config(PyObject *tuple, fl_epoch_packing_config *out)
     out->is_wrapped = is_wrapped != 0;
     out->is_shuffled = is_shuffled != 0;
     out->is_repacked = is_repacked != 0;
+    out->told = (fl_packing_place){at, before, rows, (uint32_t)epoch};
     bool fits = length >= 1 && length <= FL_EPOCH_PACKING_LENGTH && window >= 1 && count >= 1;
+    fits = fits && at >= 0 && at <= (count - 1) / window && before >= 0 && rows >= 0;
     if (fits && (out->mixed != NULL || count == out->documents.length)) return 0;
     return FL_PY_FAIL(PyExc_ValueError, "Packing: count, length or window is out of range");
 }
@@ -130,6 +133,34 @@ static PyObject *packing_count(fl_py_packing *self, PyObject *number)
     return PyLong_FromLongLong(rows);
 }
 
+PyDoc_STRVAR(place_doc,
+             "place(epoch, row, /)\n--\n\n"
+             "Return the window in which a row lies, the rows before the window, and the rows of\n"
+             "the epoch, as the last part of the configuration. Raises as count() does.");
+
+static PyObject *packing_place(fl_py_packing *self, PyObject *args)
+{
+    PyObject *number;
+    long long row;
+    fl_packing_reader *reader;
+    fl_packing_place place = {0};
+    uint32_t epoch;
+    fl_err err;
+    int status;
+    if (!PyArg_ParseTuple(args, "OL:place", &number, &row)) return NULL;
+    if (fl_py_epoch(number, &epoch) != 0) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_packing_reader_take(self->packing, &reader, &err);
+    if (status == FL_OK) {
+        status = fl_packing_reader_place(reader, epoch, row, &place, &err);
+        fl_packing_reader_give(self->packing, reader);
+    }
+    Py_END_ALLOW_THREADS
+    if (fl_py_check(status, &err, NULL) != 0) return NULL;
+    return Py_BuildValue("[LLL]", (long long)place.window, (long long)place.before,
+                         (long long)place.rows);
+}
+
 /* The pieces of several rows, one after another. */
 typedef struct piece_list {
     fl_packed_piece *pieces; /* owned */
@@ -194,9 +225,11 @@ static PyObject *packing_rows(fl_py_packing *self, PyObject *args)
     return NULL;
 }
 
-static PyMethodDef packing_methods[] = {{"count", (PyCFunction)packing_count, METH_O, count_doc},
-                                        {"rows", (PyCFunction)packing_rows, METH_VARARGS, rows_doc},
-                                        {NULL, NULL, 0, NULL}};
+static PyMethodDef packing_methods[] = {
+    {"count", (PyCFunction)packing_count, METH_O, count_doc},
+    {"place", (PyCFunction)packing_place, METH_VARARGS, place_doc},
+    {"rows", (PyCFunction)packing_rows, METH_VARARGS, rows_doc},
+    {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(packing_doc,
              "Packing(tensor_type, offsets, mixture, config)\n--\n\n"
@@ -205,7 +238,7 @@ PyDoc_STRVAR(packing_doc,
              "documents of an epoch, or None. config: (documents in an epoch, tokens in a row,\n"
              "documents in a window, tokens that each document has besides its own, 0 to split\n"
              "long documents, 1 to truncate, 2 to drop them, is_wrapped, is_shuffled,\n"
-             "is_repacked, seed).");
+             "is_repacked, seed, (epoch, and what place() has returned for it) or zeros).");
 
 static PyType_Slot packing_slots[] = {
     {Py_tp_doc, (void *)packing_doc},   {Py_tp_new, packing_new},

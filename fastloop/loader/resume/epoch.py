@@ -67,6 +67,7 @@ class LoaderState:
     draws_each_epoch: bool = True  # the epochs after the next one draw base seeds
     not_resumable: str = ""  # why the epoch cannot be resumed in the middle, or ""
     dealt: list[list[int]] = field(default_factory=list)  # samplers.Dealt; `yielded` counts anew
+    place: list[int] = field(default_factory=list)  # a PackedDataset's, of the next row, or none
     sampler_epoch: int = -1  # -1: the sampler has no epoch
     random_epoch: int = 0  # for datasets' random numbers; between epochs the lowest possible one
     set_epochs: list[int | None] = field(default_factory=list)  # set_epoch()'s, for each dataset
@@ -82,7 +83,7 @@ class LoaderState:
         """Return the state before the next epoch."""
         state = replace(self, epoch=self.epoch + 1, random_epoch=self.random_epoch + 1)
         sampler_epoch = self.sampler_epoch + (self.sampler_epoch >= 0)
-        state = replace(state, yielded=0, begun=False, not_resumable="", dealt=[])
+        state = replace(state, yielded=0, begun=False, not_resumable="", dealt=[], place=[])
         return replace(state, sampler_epoch=sampler_epoch)
 
 
@@ -145,7 +146,8 @@ def _restoring(*generators: torch.Generator) -> Iterator[None]:
 # ---- the rest of an epoch
 
 
-def _count_passed(dealt: Dealt) -> int:
+def count_passed(dealt: Dealt) -> int:
+    """Return the rows that earlier ranks have had."""
     return sum(ranks * size * batches for ranks, size, batches in dealt)
 
 
@@ -153,14 +155,14 @@ def count_rest(sampler: Any, ranks: int, dealt: Dealt) -> int:
     """Return the rows of each rank after the rows that earlier ranks have had."""
     is_ours = type(sampler) in ORDERS
     length = sampler.length if is_ours else len(sampler.dataset)
-    rest = max(length - _count_passed(dealt), 0)  # a damaged state may have dealt out more
+    rest = max(length - count_passed(dealt), 0)  # a damaged state may have dealt out more
     return rest // ranks if getattr(sampler, "drop_last", False) else -(-rest // ranks)
 
 
 def blocks_after(sampler: Any, dealt: Dealt, first: int) -> Iterator[torch.Tensor]:
     """Yield the rows of a rank after the rows that earlier ranks have had, without the first ones.
     As in torch, padding is the beginning of the epoch's order."""
-    passed = _count_passed(dealt)
+    passed = count_passed(dealt)
     if type(sampler) in ORDERS:
         yield from sampler.blocks(first, passed)
         return

@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from fastloop.base.checks import look_up
+from fastloop.base.checks import look_up, make_message
 from fastloop.data.columns import epochs_within
 from fastloop.data.epochs import IteratorEpochs
 from fastloop.data.samplers import ORDERS, RankedBatchSampler, is_planned, read_ranks
 from fastloop.data.stateful import ReaderStates, fit_readers
-from fastloop.loader.resume.epoch import TORCH, LoaderState, count_rest, samplers_of
+from fastloop.loader.resume.epoch import TORCH, LoaderState, count_passed, count_rest, samplers_of
 from fastloop.loader.resume.state import check_dict, describe, from_dict, length_of
 
 _T = TypeVar("_T")
@@ -61,6 +61,56 @@ def count_batches(loader: DataLoader[Any], state: LoaderState) -> int | None:
     return _call(loader, state, lambda: length_of(sampler))
 
 
+def _has_batch(loader: DataLoader[Any], state: LoaderState, ranks: int, size: int) -> bool:
+    """Tell whether batches follow those that were yielded, on so many ranks."""
+    outer, number = loader._index_sampler, state.sampler_epoch
+    if not isinstance(outer, RankedBatchSampler):
+        return state.yielded < _count(loader, state, ranks, size)
+    made, dealt = outer.as_with(ranks, size), state.dealt
+    return _call(loader, state, lambda: made.has_batch(state.yielded, number, dealt))
+
+
+def is_at_end(loader: DataLoader[Any], state: LoaderState) -> bool:
+    """Tell whether all batches of the epoch were yielded; False if the sampler has no length.
+
+    Raises: ValueError: the state counts more batches than there are."""
+    if isinstance(loader._index_sampler, RankedBatchSampler) and state.sampler_epoch >= 0:
+        return not _has_batch(loader, state, *_shape(describe(loader)))
+    length = count_batches(loader, state)
+    if length is not None and state.yielded > length:
+        rule, remedy = f"an int in [0, {length}]", "pass the state of a loader with as many batches"
+        raise ValueError(make_message("state['yielded']", rule, state.yielded, remedy))
+    return state.yielded == length
+
+
+def count_had(loader: DataLoader[Any], state: LoaderState) -> int | None:
+    """Return the batches of the whole epoch, less those that are left."""
+    whole, left = (count_batches(loader, each) for each in (replace(state, dealt=[]), state))
+    return None if whole is None or left is None else whole - left + state.yielded
+
+
+def shorten(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
+    """Return the state from which the next batch is found in the least time."""
+    (outer, inner), number, dealt = samplers_of(loader), state.sampler_epoch, state.dealt
+    if isinstance(outer, RankedBatchSampler):
+        dealt = _call(loader, state, lambda: outer.shorten(state.dealt, number, state.yielded))
+        row = dealt[0][0] if dealt else 0
+    else:
+        size, ranks = look_up(outer, "batch_size") or 1, look_up(inner, "num_replicas", 1)
+        row = count_passed(dealt) + state.yielded * size * ranks
+    state = replace(state, dealt=dealt)
+    if (find := look_up(loader.dataset, "_place_of")) is None:
+        return state
+    # With a sampler of an unknown order, rows before `row` may follow: these take longer to find.
+    return replace(state, place=_call(loader, state, lambda: find(row)))
+
+
+def take_place(loader: DataLoader[Any], state: LoaderState) -> None:
+    """Tell the dataset where the state stands in it."""
+    if state.place and (take := look_up(loader.dataset, "_take_place")) is not None:
+        _call(loader, state, lambda: take(state.place))
+
+
 def _shape(facts: dict[str, str]) -> tuple[int, int]:
     """Return the number of ranks, and the samples in a batch (0 if max_tokens limits batches) or a
     CostBatchSampler's ``accumulate``."""
@@ -79,6 +129,14 @@ def _is_same_order(loader: DataLoader[Any], there: dict[str, str], here: dict[st
         length = str(count_rest(sampler, int(there[_RANKS]), ()))
     same = ("sampler", "batch_sampler")
     return there["sampler_length"] == length and all(there[key] == here[key] for key in same)
+
+
+def _add_to(dealt: list[list[int]], shape: tuple[int, int], batches: int) -> list[list[int]]:
+    """Return what has been dealt, if ranks of this shape have had so many batches as well."""
+    if dealt and len(dealt[0]) == 2:  # batches before a window are no part of the window
+        (begin, before), *rest = dealt
+        dealt, batches = [[begin, 0], *rest], batches - before
+    return [*dealt, [*shape, batches]] if batches > 0 else dealt
 
 
 def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
@@ -101,7 +159,7 @@ def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
         return fitted
     if state.not_resumable:
         return replace(fitted, yielded=1, dealt=[])
-    if state.yielded != _count(loader, state, *saved):
+    if _has_batch(loader, state, *saved):
         before, now = (ranks * size for ranks, size in (saved, wanted))
         outer, _ = samplers_of(loader)
         if not isinstance(outer, RankedBatchSampler):
@@ -110,8 +168,8 @@ def fit_ranks(loader: DataLoader[Any], state: LoaderState) -> LoaderState:
             are_steps = outer.max_tokens is None and before == now
         if are_steps:  # the samples yielded are whole steps of the new ranks as well
             return replace(fitted, yielded=state.yielded * before // now)
-        fitted = replace(fitted, yielded=0, dealt=[*state.dealt, [*saved, state.yielded]])
-        if _count(loader, fitted, *wanted) > 0:
+        fitted = replace(fitted, yielded=0, dealt=_add_to(state.dealt, saved, state.yielded))
+        if _has_batch(loader, fitted, *wanted):
             return fitted
     ended = replace(fitted, dealt=[])
     return replace(ended, yielded=_count(loader, ended, *wanted))

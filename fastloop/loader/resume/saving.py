@@ -53,7 +53,7 @@ def save(position: Position, loader: DataLoader[Any]) -> dict[str, Any]:
     now = states_of(generators_of(loader))
     torchs = now.pop(TORCH, None)
     if epoch is not None and not epoch.is_over:
-        state = replace(epoch.state, yielded=epoch.count())
+        state = ranks.shorten(loader, replace(epoch.state, yielded=epoch.count()))
         state.generators = {"now": now, "iter": epoch.at_iter, "next": {**now, **epoch.at_next}}
     else:
         state = replace(position.start)
@@ -91,6 +91,7 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
         _refuse(strict, f"fastloop does not know {why}", "a new epoch begins", RuntimeWarning)
         return
     state = adapters().as_counted(ranks.read_state(saved, loader))
+    ranks.take_place(loader, state)
     fitted = ranks.fit_ranks(loader, state)
     is_of_others, state = fitted.fits != state.fits and state.begun, fitted
     differences = find_differences(loader, state)
@@ -101,10 +102,8 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
         position.is_loaded, position.current, position.draws_each_epoch = False, None, None
         _set_epochs(loader, state)
         return
-    length = ranks.count_batches(loader, state)
-    if length is not None and state.yielded > length and not state.not_resumable:
-        rule, remedy = f"an int in [0, {length}]", "pass the state of a loader with as many batches"
-        raise ValueError(make_message("state['yielded']", rule, state.yielded, remedy))
+    if state.yielded > 0 and not state.not_resumable:
+        ranks.is_at_end(loader, state)  # raises
     path, workers = look_up(loader, "path", "auto"), loader.num_workers
     are_torchs = path == "torch" and workers > 0
     if is_stream(loader.dataset):
@@ -130,9 +129,8 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
             if name != TORCH and name in now:
                 generator.set_state(now[name])
     _set_epochs(loader, state)
-    whole = ranks.count_batches(loader, replace(state, dealt=[])) if is_of_others else None
-    if whole is not None and length is not None and not state.is_spent:
-        adapters().check_count(whole - length + state.yielded)
+    if is_of_others and not state.is_spent:
+        adapters().check_count(lambda: ranks.count_had(loader, state))
     position.start, position.is_loaded = replace(state, not_resumable=""), True
     position.torch_at_loading = torch.default_generator.get_state()
     position.draws_each_epoch = state.draws_each_epoch
@@ -141,7 +139,7 @@ def _load(position: Position, loader: DataLoader[Any], saved: Any, strict: bool)
 def warn_of_end(position: Position, loader: DataLoader[Any]) -> None:
     """Warn, before iter(), that a `for` loop will end without a batch."""
     state = position.start
-    if not state.is_spent and 0 < state.yielded == ranks.count_batches(loader, state):
+    if not state.is_spent and state.yielded > 0 and ranks.is_at_end(loader, state):
         end = f"the loaded state is at the end of epoch {state.epoch}"
         warnings.warn(f"{end}: this iter() gives no batch, the next one will", stacklevel=3)
 
@@ -191,7 +189,7 @@ def _why_not_resumable(loader: DataLoader[Any], epoch: LoaderEpoch, state: Loade
     if look_up(epoch.sampler, "batch_size") != epoch.batch_size:
         return "batch_size was changed in the epoch, so a count does not tell which samples came"
     is_ordered = loader.in_order or loader.num_workers <= 1
-    if not is_ordered and state.yielded != ranks.count_batches(loader, state):
+    if not is_ordered and not ranks.is_at_end(loader, state):
         return "with in_order=False the number of batches does not tell which came"
     return ""
 

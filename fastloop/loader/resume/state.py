@@ -54,7 +54,7 @@ def to_dict(state: LoaderState) -> dict[str, Any]:
     del found["readers"], found["is_spent"]
     for name in ("fits", "set_epochs", "joined"):
         found[name] = found[name].copy()  # joined states have parts only inside a dict
-    found["dealt"] = [list(before) for before in state.dealt]
+    found["dealt"], found["place"] = [list(before) for before in state.dealt], [*state.place]
     found["generators"] = {}
     for moment in MOMENTS:
         states = state.generators.get(moment, {})
@@ -75,6 +75,8 @@ def from_dict(saved: Any, loader: DataLoader[Any]) -> LoaderState:
     """
     like = to_dict(LoaderState(fits=describe(loader)))
     like = {name: part for name, part in like.items() if part is not None}
+    if isinstance(saved, dict):  # earlier states have no place
+        saved = {"place": [], **saved}
     _check("state", saved, like)
     if saved["version"] != VERSION:
         _refuse("state['version']", str(VERSION), saved["version"])
@@ -82,11 +84,17 @@ def from_dict(saved: Any, loader: DataLoader[Any]) -> LoaderState:
         _refuse("state['yielded']", "0 if no epoch has begun", saved["yielded"])
     for number in saved["set_epochs"]:
         read_optional_int("state['set_epochs']: each", number, 0, EPOCHS - 1, _REMEDY)
-    for before in saved["dealt"]:
+    for i, before in enumerate(saved["dealt"]):
         are_ints = isinstance(before, list) and all(type(count) is int for count in before)
         is_triple = are_ints and len(before) == 3 and max(before) < 2**31
+        is_begin = are_ints and len(before) == 2 and i == 0 and min(before) >= 0
+        if is_begin and getattr(loader._index_sampler, "has_windows", False):
+            continue
         if not is_triple or min(before[0], before[1] + 1, before[2]) < 1:
             _refuse("state['dealt']: each", "[ranks, batch_size, batches]", before)
+    are_numbers = all(type(number) is int and 0 <= number < 2**62 for number in saved["place"])
+    if not are_numbers or len(saved["place"]) not in (0, 4):
+        _refuse("state['place']", "of 4 numbers, or empty", saved["place"])
     own = {name: deepcopy(saved[name]) for name in like.keys() - {"_snapshot"}}
     state = LoaderState(**own, readers=deepcopy(_read_readers(saved)))
     if saved["generators"].keys() != set(MOMENTS):
