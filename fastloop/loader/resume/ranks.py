@@ -133,7 +133,7 @@ def _is_same_order(loader: DataLoader[Any], there: dict[str, str], here: dict[st
 
 def _add_to(dealt: list[list[int]], shape: tuple[int, int], batches: int) -> list[list[int]]:
     """Return what has been dealt, if ranks of this shape have had so many batches as well."""
-    if dealt and len(dealt[0]) == 2:  # batches before a window are no part of the window
+    if dealt and len(dealt[0]) == 2:  # batches before a window do not count for the window
         (begin, before), *rest = dealt
         dealt, batches = [[begin, 0], *rest], batches - before
     return [*dealt, [*shape, batches]] if batches > 0 else dealt
