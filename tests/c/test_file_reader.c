@@ -148,6 +148,45 @@ static void test_files_that_change_are_errors(void)
     remove_files(6);
 }
 
+/* All inherited descriptors are of a different file now, as if the parent had opened them while it
+ * forked. The child neither reads nor closes them. */
+static int read_with_wrong_descriptors(void *given)
+{
+    fl_file_reader *reader = given;
+    char out[BYTES];
+    struct stat found;
+    int wrong = open("/dev/null", O_RDONLY), before = count_descriptors();
+    for (int fd = 3; fd < wrong; fd++) dup2(wrong, fd);
+    for (int64_t f = 0; f < 4; f++) {
+        fl_file_part all = {f, 0, BYTES};
+        CHECK_INT(fl_file_reader_read(reader, &all, out, NULL), FL_OK);
+        for (int64_t i = 0; i < BYTES; i++) CHECK(out[i] == byte_at(f, i));
+    }
+    CHECK_INT(count_descriptors(), before + 4);
+    CHECK_INT(fl_file_reader_read(reader, &(fl_file_part){0, 0, BYTES}, out, NULL), FL_OK);
+    CHECK_INT(count_descriptors(), before + 4);
+    fl_file_reader_close(reader);
+    CHECK_INT(count_descriptors(), before);
+    for (int fd = 3; fd <= wrong; fd++)
+        if (fstat(fd, &found) == 0) CHECK(S_ISCHR(found.st_mode));
+    return 0;
+}
+
+static void test_a_child_leaves_inherited_descriptors(void)
+{
+    fl_file_reader *reader = make_reader(8);
+    for (int64_t f = 0; f < 8; f++) {
+        char out;
+        CHECK_INT(fl_file_reader_read(reader, &(fl_file_part){f, 0, 1}, &out, NULL), FL_OK);
+    }
+    int before = count_descriptors();
+    CHECK_INT(run_child(read_with_wrong_descriptors, reader), 0);
+    CHECK_INT(count_descriptors(), before);
+    fl_file_reader_close(reader);
+    CHECK_INT(count_descriptors(), before - 8);
+    remove_files(8);
+}
+
 static void test_what_is_no_file(void)
 {
     const char *wrong[] = {"/dev/null", folder, "/tmp/fastloop-no-such-file"};
@@ -181,6 +220,7 @@ int main(void)
     CHECK(mkdtemp(folder) != NULL);
     RUN(test_parts_of_many_files_with_few_descriptors);
     RUN(test_files_that_change_are_errors);
+    RUN(test_a_child_leaves_inherited_descriptors);
     RUN(test_what_is_no_file);
     RUN(test_refused_resources);
     CHECK(rmdir(folder) == 0);

@@ -2,10 +2,14 @@
  *
  * Descriptors wait in sets of a few slots; a file's number gives its set. With more files than
  * slots, a file that is given back takes the slot of a different file, whose descriptor is closed.
- */
+ *
+ * A fork copies descriptors before memory. If a thread of the parent opens a file in between, the
+ * child sees a descriptor that it does not have, or has for a different file. So a child neither
+ * reads nor closes the descriptors that it has inherited; it opens each file anew. */
 #define _GNU_SOURCE
 #include "fl_file_reader.h"
 
+#include "fl_fork.h"
 #include "fl_read_ahead.h"
 
 #include <errno.h>
@@ -16,7 +20,11 @@
 
 enum { WAYS = 4, SETS = FL_FILE_DESCRIPTORS / WAYS }; /* slots of a set, and sets */
 
-typedef _Atomic uint64_t slot; /* 0: empty; else (file + 1) << 32 | descriptor */
+enum { FD_BITS = 24 };
+
+/* 0: empty; else (file + 1) << 32 | process << FD_BITS | descriptor. The process is the lowest 8
+ * bits of fl_fork_generation. */
+typedef _Atomic uint64_t slot;
 
 struct fl_file_reader {
     fl_read_ahead ahead;
@@ -29,10 +37,19 @@ struct fl_file_reader {
 
 static inline uint64_t word_of(int64_t file, int fd)
 {
-    return (uint64_t)(file + 1) << 32 | (uint32_t)fd;
+    uint64_t process = fl_fork_generation() & 255;
+    return (uint64_t)(file + 1) << 32 | process << FD_BITS | (uint32_t)fd;
 }
-static inline bool is_of(uint64_t word, int64_t file) { return word >> 32 == (uint64_t)file + 1; }
-static inline int fd_of(uint64_t word) { return (int)(uint32_t)word; }
+static inline int fd_of(uint64_t word) { return (int)(word & ((1 << FD_BITS) - 1)); }
+static inline bool is_of(uint64_t word, int64_t file)
+{
+    return word >> FD_BITS == word_of(file, 0) >> FD_BITS;
+}
+/* Tells whether the descriptor of a slot is this process's own. */
+static inline bool is_own(uint64_t word)
+{
+    return word != 0 && is_of(word, (int64_t)(word >> 32) - 1);
+}
 static inline slot *set_of(fl_file_reader *reader, int64_t file)
 {
     return &reader->slots[file % SETS * WAYS];
@@ -141,7 +158,7 @@ void fl_file_reader_close(fl_file_reader *reader)
     if (reader == NULL) return;
     for (int i = 0; i < SETS * WAYS; i++) {
         uint64_t word = atomic_load_explicit(&reader->slots[i], memory_order_acquire);
-        if (word != 0) close(fd_of(word));
+        if (is_own(word)) close(fd_of(word));
     }
     fl_free(reader->paths);
     fl_free(reader->states);
@@ -188,15 +205,17 @@ static int take(fl_file_reader *reader, int64_t file, int64_t byte, int *fd, fl_
 static void give(fl_file_reader *reader, int64_t file, int fd)
 {
     slot *set = set_of(reader, file);
+    uint64_t word = word_of(file, fd);
     for (int way = 0; way < WAYS; way++) {
-        uint64_t empty = 0;
-        if (atomic_compare_exchange_strong_explicit(&set[way], &empty, word_of(file, fd),
-                                                    memory_order_release, memory_order_relaxed))
+        uint64_t found = atomic_load_explicit(&set[way], memory_order_relaxed);
+        if (!is_own(found) &&
+            atomic_compare_exchange_strong_explicit(&set[way], &found, word, memory_order_release,
+                                                    memory_order_relaxed))
             return;
     }
     uint32_t way = atomic_fetch_add_explicit(&reader->turn, 1, memory_order_relaxed) % WAYS;
-    uint64_t word = atomic_exchange_explicit(&set[way], word_of(file, fd), memory_order_acq_rel);
-    if (word != 0) close(fd_of(word));
+    word = atomic_exchange_explicit(&set[way], word, memory_order_acq_rel);
+    if (is_own(word)) close(fd_of(word));
 }
 
 /* ---- reading */
@@ -227,14 +246,6 @@ int fl_file_reader_read(fl_file_reader *reader, const fl_file_part *part, char *
     int64_t began = fl_now_ns();
     FL_TRY(take(reader, part->file, part->byte, &fd, err));
     int status = read_part(reader, fd, part, out, err);
-    /* A fork copies descriptors before memory. If a thread of the parent opens a file in between,
-     * the child sees a descriptor that it does not have, or has for a different file. So a child
-     * must not close the descriptor; it opens the file anew. */
-    int again;
-    if (status != FL_OK && open_file(reader, part->file, part->byte, &again, NULL) == FL_OK) {
-        fd = again;
-        status = read_part(reader, fd, part, out, err);
-    }
     give(reader, part->file, fd);
     fl_read_ahead_note(&reader->ahead, began);
     return status;

@@ -3,8 +3,8 @@
  * Floor 1. Hides which files are open: a file is opened for a read, and stays open until its place
  * is needed for a different file. A file that is not as it was when the reader was made is an
  * error at the next read from that file. Any number of threads may read, also in forked children:
- * descriptors are taken and given by atomic exchange, and a descriptor that another thread of the
- * parent held at the fork stays open in the child. */
+ * descriptors are taken and given by atomic exchange. A child opens its own descriptors; the
+ * parent's stay open in the child. */
 #ifndef FL_FILE_READER_H
 #define FL_FILE_READER_H
 
