@@ -8,6 +8,7 @@ from __future__ import annotations
 
 # The public names of each module. __init__.pyi lists the same names for type checkers.
 _NAMES = {
+    "fastloop.adapters.trackers": "log_to",
     "fastloop.data.arrays": "ArrayDataset",
     "fastloop.data.cost_batches": "CostBatchSampler",
     "fastloop.data.image_folder.dataset": "ImageFolder",

@@ -1,6 +1,7 @@
 """The public names, for type checkers; ``__init__.py`` imports each when it is first used."""
 
 from fastloop import transforms as transforms
+from fastloop.adapters.trackers import log_to as log_to
 from fastloop.compat.seams import SeamStatus as SeamStatus
 from fastloop.data.arrays import ArrayDataset as ArrayDataset
 from fastloop.data.cost_batches import CostBatchSampler as CostBatchSampler

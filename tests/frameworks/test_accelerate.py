@@ -31,6 +31,7 @@ from fastloop.loader.workers.threads import ThreadIter
 
 accelerate = pytest.importorskip("accelerate")
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.tracking import GeneralTracker
 from accelerate.utils import DataLoaderConfiguration
 
 
@@ -247,3 +248,25 @@ def test_a_stateful_loader_cannot_take_them_over(patched: None) -> None:
 def test_static_buffers_are_refused(patched: None) -> None:
     with pytest.raises(ValueError, match="static_buffers must be False with accelerate"):
         accelerator_of().prepare(ours(static_buffers=True))
+
+
+def test_numbers_of_updates_go_to_its_trackers() -> None:
+    logged: list[Any] = []
+
+    class Tracker(GeneralTracker):
+        name, requires_logging_directory, tracker = "own", False, None
+
+        def store_init_configuration(self, values: Any) -> None:
+            pass
+
+        def log(self, values: Any, step: Any = None, **kwargs: Any) -> None:
+            logged.append((step, values))
+
+    accelerator = accelerate.Accelerator(cpu=True, log_with=Tracker())
+    accelerator.init_trackers("project")
+    report = fastloop.report(verbose=False)
+    report.on_update(fastloop.log_to(accelerator))
+    with report:
+        pass
+    ((step, values),) = logged
+    assert step == 0 == values["fastloop/steps"] and "fastloop/wait_share" not in values

@@ -205,3 +205,13 @@ def test_a_loader_of_ours_keeps_its_transform(tmp_path: Path) -> None:
         trainer.train()
     firsts = [ids[0][0] for _, ids, _ in trainer.model.seen]
     assert firsts == [(ids_of(row, 6)[0] + 1) % WORDS for row in range(0, ROWS, 4)]
+
+
+def test_numbers_of_updates_go_to_the_log(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, table())
+    report = fastloop.report(verbose=False)
+    report.on_update(fastloop.log_to(trainer), 0)
+    with report:
+        trainer.train()
+    rows = [row for row in trainer.state.log_history if "fastloop/steps" in row]
+    assert rows and all(row["fastloop/steps"] == row["step"] for row in rows)

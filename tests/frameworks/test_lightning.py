@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import fastloop
 
 pl = pytest.importorskip("lightning.pytorch")
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities import CombinedLoader
 from lightning_runs import Model, fit, loop, trainer_of
@@ -166,6 +167,22 @@ def test_a_budget_that_was_assigned_is_kept() -> None:
     loader = ours()
     loader.memory_budget = 1 << 20
     assert fit(loader, overfit_batches=2).loader.memory_budget == 1 << 20
+
+
+def test_numbers_of_updates_go_to_the_loggers() -> None:
+    logged: list[Any] = []
+
+    class Logger(DummyLogger):
+        def log_metrics(self, metrics: Any, step: Any = None) -> None:
+            logged.append((step, metrics))
+
+    trainer = trainer_of(logger=Logger(), max_epochs=1)
+    report = fastloop.report(verbose=False)
+    report.on_update(fastloop.log_to(trainer), 0)
+    with report:
+        trainer.fit(Model(), shuffled())
+    steps = [(step, row["fastloop/steps"]) for step, row in logged]
+    assert steps and all(step == number for step, number in steps)
 
 
 @pytest.mark.slow

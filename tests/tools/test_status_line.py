@@ -119,6 +119,24 @@ def test_a_log_has_lines_only_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log.getvalue().endswith(f"{LINE}\n")
 
 
+def test_a_notebook_has_one_output_that_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With IPython's own display(), and a shell that says it belongs to a notebook."""
+    capture = pytest.importorskip("IPython.utils.capture")
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell.instance()
+    monkeypatch.setattr(shell, "kernel", None, raising=False)
+    log = open_log(monkeypatch)
+    line = StatusLine(is_logged=False)
+    try:
+        with capture.capture_output() as captured:
+            for update in (UPDATE, FAST, replace(FAST, is_last=True)):
+                line(update)
+    finally:
+        shell.clear_instance()
+    texts = [output.data["text/plain"] for output in captured.outputs]
+    assert texts == [LINE, describe(FAST), describe(FAST)] and log.getvalue() == ""
+    assert [output.update for output in captured.outputs] == [False, True, True]
+
+
 def seconds(kinds: str) -> Iterator[Update]:
     """One update in 5 s: f is fast, b input-bound, p partly."""
     for number, kind in enumerate(kinds):

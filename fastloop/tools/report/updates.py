@@ -116,6 +116,15 @@ class Update:
     loaders: tuple[LoaderUpdate, ...]
     is_last: bool
 
+    def to_dict(self) -> dict[str, float]:
+        """Return the known numbers by the names of metrics, for a tracker of experiments: for
+        example, ``fastloop/wait_share``. docs/api/tools.md lists the names, which never change."""
+        found = {NAMES.get(name, name): value for name, value in vars(self).items()}
+        if self.wait_share is not None:
+            found |= {f"wait_share_{name}": share for name, share in self.causes.items()}
+        numbers = {name: one for name, one in found.items() if type(one) in (int, float)}
+        return {f"fastloop/{name}": one for name, one in numbers.items()}
+
 
 class _Totals(NamedTuple):
     """Numbers that only grow; times are ns."""

@@ -2,7 +2,8 @@
 
 A line that is renewed has no newline, so whatever the program prints would continue the line or a
 bar would leave a rest of it. Therefore the line is renewed only while tqdm has no bar and no other
-library has replaced stderr. The thread that trains calls a StatusLine.
+library has replaced stderr. In a notebook the line is an output of the cell. The thread that trains
+calls a StatusLine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fastloop.base.checks import look_up
 from fastloop.tools.report.files import say
 from fastloop.tools.report.loader_source import NONE, OTHERS, READY
 from fastloop.tools.report.updates import Update
-from fastloop.tools.text import percent, ratio
+from fastloop.tools.text import notebook_shell, percent, ratio
 
 _CAUSES = {NONE: "no batch ready", OTHERS: "out of order", READY: "slow to take over"}
 _SMALL = 0.005  # smaller shares are not named
@@ -36,13 +37,16 @@ class StatusLine:
         self._printed: Any = "unknown", None  # the verdict that was printed among bars
         self._was_fast: bool | None = False  # None: the warning has been printed
         self._bound_since: float | None = None  # seconds of the report
+        self._handle: Any = None  # of the output in a notebook
 
     def __call__(self, update: Update) -> None:
         lines = []
         if self._becomes_input_bound(update):
             lines.append(f"fastloop: the loop has become input-bound. {update.text}")
         is_renewed = False
-        if not getattr(sys.stderr, "isatty", bool)():
+        if notebook_shell() is not None:
+            self._show(describe(update))
+        elif not getattr(sys.stderr, "isatty", bool)():
             lines += [describe(update)] * self._is_logged
         elif not update.is_last:
             is_renewed = not _find_bars() and sys.stderr is sys.__stderr__
@@ -70,6 +74,16 @@ class StatusLine:
             return False
         self._was_fast = None
         return True
+
+    def _show(self, text: str) -> None:
+        """Show `text` below the cell of a notebook, in place of the text before."""
+        from IPython.display import display
+
+        data = {"text/plain": text}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(data, raw=True)
 
     def _draw(self, text: str, is_wanted: bool) -> None:
         """Put `text` in place of the terminal's last line, if that is wanted."""
