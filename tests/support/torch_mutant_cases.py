@@ -54,6 +54,8 @@ LOOPS = {
 }
 
 
+MORE = "done_more = 0"
+
 STATEMENTS = "every function has one more statement"
 
 
@@ -160,13 +162,9 @@ def cases_of_part(part: Any, group: str) -> Iterator[tuple[str, Case]]:
     if _is_function(part):
         group = noticed if part.forms else ""
         why = "" if part.forms else "its name is all that fastloop uses"
-        path = part.path
-        yield (
-            f"{title} has another parameter",
-            Case((add_parameter(path),), loops=loops, group=group, why=why),
-        )
-        edit = insert(path, f"{ADDED} = 0")
-        yield f"{title} does more", Case((edit,), loops=loops, group=group, why=why)
+        edits = (add_parameter(part.path), insert(part.path, MORE))
+        case = Case(edits, loops=loops, group=group, why=why)
+        yield f"{title} does more, with another parameter", case
 
 
 def known_syntax() -> dict[str, str]:

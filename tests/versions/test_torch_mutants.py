@@ -21,10 +21,19 @@ import pytest
 import torch
 import torch_mutant_cases
 from time_limits import limit
-from torch_mutant_cases import CASES, KEYWORD, STATEMENTS
+from torch_mutant_cases import CASES, KEYWORD, MORE, STATEMENTS
 from torch_mutant_fresh import FRESH
 from torch_mutant_program import SIGN, WITHOUT_LOOPS
-from torch_mutants import ADDED, NEWER, Edit, order_parameters, rename, rename_parameter
+from torch_mutants import (
+    ADDED,
+    NEWER,
+    Edit,
+    add_parameter,
+    insert,
+    order_parameters,
+    rename,
+    rename_parameter,
+)
 
 from fastloop.compat import torch_parts
 from fastloop.compat.requirements import NEWEST_TESTED, read_release
@@ -106,7 +115,7 @@ SILENT = ("functorch", "sparse")
 
 
 def test_every_part_of_the_table_has_its_changes() -> None:
-    """Renamed or removed, unless users have its name; with another parameter, and doing more; with
+    """Renamed or removed, unless users have its name; doing more, with another parameter; with
     other names of the attributes that fastloop reads."""
     assert torch_parts._PARTS.keys() - torch_mutant_cases.LOOPS.keys() == WITHOUT_LOOPS
     for group in torch_parts._PARTS.keys() & torch_mutant_cases.LOOPS.keys():
@@ -127,11 +136,14 @@ def form_of(tree: ast.Module) -> tuple[str, set[str]]:
 
 
 def changes_of(function: ast.FunctionDef, names: set[str]) -> dict[str, Edit]:
-    """A parameter renamed, two in another order, an attribute renamed: each in turn."""
+    """A parameter renamed or added, two in another order, an attribute renamed, a statement more:
+    each in turn."""
     path, given = f"torch:{function.name}", [a.arg for a in function.args.args]
     attributes = [node for node in ast.walk(function) if isinstance(node, ast.Attribute)]
     used = {node.attr for node in attributes if ast.unparse(node.value) != "_utils"}
     return {
+        ADDED: add_parameter(path),
+        MORE: insert(path, MORE),
         **{name: rename_parameter(path, name, name + ADDED) for name in given},
         **{f"{n} and {n + 1}": order_parameters(path, n, n + 1) for n in range(len(given) - 1)},
         **{f".{name}": rename(name) for name in used & names},  # others are in annotations
@@ -150,7 +162,7 @@ def test_other_parameters_or_attributes_are_another_form() -> None:
         for title, edit in changes_of(function, names).items():
             tree = ast.parse(source)
             edit("torch", tree)
-            same += [title] if form_of(tree)[0] == form else []
+            same += [title] if form_of(ast.fix_missing_locations(tree))[0] == form else []
         assert same == [], path
 
 
