@@ -4,8 +4,8 @@
 #   make quick           the heart of the tests in a minute or two: one case of each Python test,
 #                        but for those that are marked slow (2 s) or start programs (tests/isolated,
 #                        tests/packaging), and the C tests that take less than a second
-#   make test            Python tests, then the C tests (ctest); without tests of frameworks and
-#                        those that are marked slowest, which make test-all runs, too
+#   make test            Python tests, then the C tests (ctest); without tests of frameworks
+#                        (test-frameworks) and those that are marked slowest: make test-all has both
 #   make test-torchvision  the tests that compare with torchvision, which `make torchvision` fetches
 #                        into a folder of its own: `make test` goes without
 #   make matrix          the heart of the Python tests on other releases of torch, other Pythons and
@@ -51,7 +51,7 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 # because the longest are in front.
 AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-.PHONY: demo quick matrix overlay test test-all pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu docs sdist wheel test-wheels clean distclean install FORCE
+.PHONY: demo quick matrix overlay test test-all test-frameworks pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu docs sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/install
@@ -59,7 +59,7 @@ demo: $(STAMPS)/install
 
 # Each part shows how far it is. How long all takes is known from the last time.
 TIMES := build/times
-test-all: CHOICE := PYTEST_CHOICE=
+test-all: CHOICE := PYTEST_CHOICE= test-frameworks
 test test-all:
 	@mkdir -p $(TIMES) && date +%s > $(TIMES)/$@.begin
 	@echo "make $@: the Python tests, then the C tests; $$(cat $(TIMES)/$@ 2>/dev/null || \
@@ -71,9 +71,14 @@ test test-all:
 		echo "make $@: passed in about $$minutes minutes"; \
 		$(if $(PYTEST_ARGS),,echo "about $$minutes minutes the last time" > $(TIMES)/$@)
 
-PYTEST_CHOICE := -m 'not slowest' --ignore=$(CURDIR)/tests/frameworks
+# Frameworks have processes of their own: a fork copies the page tables of all that was imported.
+PYTEST_CHOICE := -m 'not slowest'
 pytest: install
-	$(PYTEST) $(CURDIR)/tests --ignore=$(CURDIR)/tests/gpu $(PYTEST_CHOICE) $(AT_A_TIME) $(PYTEST_ARGS)
+	$(PYTEST) $(CURDIR)/tests $(addprefix --ignore=$(CURDIR)/tests/,gpu frameworks) \
+		$(PYTEST_CHOICE) $(AT_A_TIME) $(PYTEST_ARGS)
+
+test-frameworks: install
+	$(PYTEST) $(CURDIR)/tests/frameworks $(AT_A_TIME) $(PYTEST_ARGS)
 
 # Other packages behave otherwise where torchvision is, so it is not among what they see.
 TORCHVISION := $(VENV)/torchvision

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from epoch_cases import PATHS, ROWS, epoch_of, epochs_of, make_dataset, make_loader
 from torch.utils.data import ConcatDataset, Sampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -123,6 +122,8 @@ def test_the_users_epoch_comes_with_the_state(path: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # of no process group
 def test_the_users_epoch_comes_with_a_distributed_checkpoint(tmp_path: Path) -> None:
     """It is a list in the state, and is loaded into the list of a loader that has None there."""
+    from torch.distributed import checkpoint as dcp
+
     dataset = make_dataset()
     dataset.set_epoch(7)
     loader = make_loader(dataset, "sync")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from helpers import ListSampler, N, ShufflingSampler, assert_same, labels, run_script, small_dataset
 from torch.utils.data import Dataset, IterableDataset, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -95,6 +94,8 @@ def test_keys_of_others_in_a_state_are_left_out() -> None:
 
 
 def test_a_distributed_checkpoint_is_loaded_in_place(tmp_path: Path) -> None:
+    from torch.distributed import checkpoint as dcp
+
     def make(seed: int) -> DataLoader[Any]:
         return loader_of(shuffle=True, generator=generator(seed))
 
@@ -122,6 +123,8 @@ def test_a_distributed_checkpoint_of_two_ranks(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_loader_is_loaded_in_place(tmp_path: Path) -> None:
     """Whatever the loader has by now: the keys do not depend on it."""
+    from torch.distributed import checkpoint as dcp
+
     state = {"loader": state_of(loader_of(shuffle=True))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of no process group

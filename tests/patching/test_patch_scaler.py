@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from helpers import assert_same, collector_off, outcome, run_program
 from scaler_calls import CALLS, Side, TorchScaler, draw
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fastloop
@@ -175,6 +174,8 @@ def test_subclasses_are_served_unless_they_unscale_by_themselves(
 
 
 def test_sharded_scalers_stay_torchs(tmp_path: Path) -> None:
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:

@@ -1,6 +1,7 @@
 """find_batch_size: the micro-batch it finds, by an injected limit and clock, and that it puts
 everything back."""
 
+import importlib
 import math
 import random
 import weakref
@@ -10,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch._dynamo  # optimizers would, in the first test: a heap of objects for gc.collect()
 from batch_trials_rig import Training
 
 import fastloop
 from fastloop import BatchPlan, Stepper
 from fastloop.tools import batch_size
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimizers_have_their_imports() -> None:
+    """In the first test they would be a heap of objects for gc.collect()."""
+    importlib.import_module("torch._dynamo")
 
 
 class Bench:

@@ -1,5 +1,6 @@
 """memory(): figures of the CPU and of a device, the limit that is set; trials leave a margin."""
 
+import importlib
 import mmap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,12 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # optimizers import it, which would look at a fake device
 
 import fastloop
 from fastloop.tools import batch_size
 
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimizers_have_their_imports() -> None:
+    """They would look at a fake device."""
+    importlib.import_module("torch._dynamo")
 
 
 class FakeDevice:

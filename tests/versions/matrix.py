@@ -35,9 +35,8 @@ HEART = (
     *(f"step/test_{name}.py" for name in ("clip", "scaler", "scaler_parity", "stepper")),
     "versions/test_torch_mutants.py",  # quick: the table's digests are this release's
 )
-# Only the loader starts processes by the method that is set; tests of workers name theirs. What
-# frameworks do is left out.
-HEART_OF_METHODS = ("loader", "--ignore=loader/test_frameworks_resume.py")
+# Only the loader starts processes by the method that is set; tests of workers name theirs.
+HEART_OF_METHODS = ("loader",)
 # Lines of requirements-dev.txt. What else tests would use, such as frameworks, they skip.
 REQUIREMENTS = "numpy pytest pytest-xdist hypothesis psutil tqdm pillow cloudpickle".split()
 SOURCES = "fastloop csrc setup.py setup_cuda.py pyproject.toml README.md LICENSE".split()
