@@ -15,6 +15,7 @@
 #include "fl_py_gatherer.h"
 #include "fl_py_host_range.h"
 #include "fl_py_grad_list.h"
+#include "fl_py_image_cache.h"
 #include "fl_py_image_draws.h"
 #include "fl_py_image_op.h"
 #include "fl_py_image_plan.h"
@@ -256,6 +257,8 @@ static const struct {
     {&fl_py_grad_list_spec, offsetof(fl_py_state, grad_list_type)},
     {&fl_py_image_plan_spec, offsetof(fl_py_state, image_plan_type)},
     {&fl_py_image_draws_spec, offsetof(fl_py_state, image_draws_type)},
+    {&fl_py_image_cache_spec, offsetof(fl_py_state, image_cache_type)},
+    {&fl_py_ycc_image_spec, offsetof(fl_py_state, ycc_image_type)},
     {&fl_py_snapshot_spec, offsetof(fl_py_state, snapshot_type)},
     {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},

@@ -53,8 +53,8 @@ int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
     reader->frame = find_frame(form, x);
     bool reads = fl_image_axis_range(x, &reader->from, &reader->to);
     const int32_t lanes = source->is_padded ? FL_MAX_CHANNELS : tools->channels;
-    if (reads && tools->channels > 1 && source->stride_c == 1 && source->stride_x == lanes)
-        reader->lanes = lanes;
+    bool is_joined = source->stride_c == 1 && source->stride_x == lanes;
+    if (reads && tools->channels > 1 && (is_joined || source->ycc != NULL)) reader->lanes = lanes;
     int64_t width = x->length;
     if (reader->lanes > 0) {
         choose_columns(reader);
@@ -77,8 +77,12 @@ static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *row
     const fl_image_source *s = &r->source;
     int32_t count = rows->step != 0 ? rows->length : 1;
     int64_t width = r->to - r->from, plane = width * count;
-    const uint8_t *src = s->data + low * s->stride_y + r->from * s->stride_x;
-    if (s->stride_y == width * r->lanes) {
+    const uint8_t *src = s->ycc != NULL ? NULL : s->data + low * s->stride_y + r->from * s->stride_x;
+    if (s->ycc != NULL) {
+        for (int32_t i = 0; i < count; i++)
+            r->tools.image_ops->read_ycc(r->split + i * width, plane, s->ycc, low + i, r->from,
+                                         r->to);
+    } else if (s->stride_y == width * r->lanes) {
         r->tools.image_ops->split(r->split, plane, src, plane, r->lanes);
     } else {
         for (int32_t i = 0; i < count; i++)

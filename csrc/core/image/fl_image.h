@@ -172,6 +172,7 @@ typedef struct fl_image_source {
     int64_t stride_y, stride_x, stride_c;
     fl_image_size size;
     bool is_padded; /* each pixel has FL_MAX_CHANNELS bytes, and all of these bytes may be read */
+    const fl_ycc *ycc; /* borrowed: the image, as RGB, if it is not in `data`; else NULL */
 } fl_image_source;
 
 #endif

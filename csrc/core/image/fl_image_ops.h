@@ -189,8 +189,47 @@ typedef struct fl_image_tone_ops {
     void (*add_noise)(const fl_image_planes *planes, int64_t first, const fl_image_noise *noise);
 } fl_image_tone_ops;
 
+/* An image as a JPEG file has it, in planes of YCbCr (BT.601) whose rows follow each other. Its RGB
+ * is what libjpeg makes of the planes, with "fancy" upsampling. */
+typedef struct fl_ycc {
+    const uint8_t *data;   /* borrowed: Y, then Cb, then Cr */
+    int32_t width, height; /* of Y; >= 1 */
+    int32_t chroma;        /* FL_CHROMA_* */
+} fl_ycc;
+
+enum {
+    FL_CHROMA_NONE, /* grey */
+    FL_CHROMA_FULL, /* Cb and Cr are as large as Y */
+    FL_CHROMA_HALF, /* half as wide and half as high, rounded up; 4:2:0. The width is > 4 */
+    FL_CHROMAS
+};
+
+static inline int32_t fl_ycc_chroma_width(const fl_ycc *image)
+{
+    if (image->chroma == FL_CHROMA_HALF) return image->width / 2 + image->width % 2;
+    return image->chroma == FL_CHROMA_FULL ? image->width : 0;
+}
+
+static inline int32_t fl_ycc_chroma_height(const fl_ycc *image)
+{
+    if (image->chroma == FL_CHROMA_HALF) return image->height / 2 + image->height % 2;
+    return image->chroma == FL_CHROMA_FULL ? image->height : 0;
+}
+
+/* Returns the bytes of all planes. */
+static inline int64_t fl_ycc_bytes(const fl_ycc *image)
+{
+    return (int64_t)image->width * image->height +
+           2 * (int64_t)fl_ycc_chroma_width(image) * fl_ycc_chroma_height(image);
+}
+
 typedef struct fl_image_ops {
     const char *name; /* the name of its level of fl_cpu_level */
+
+    /* Makes planes of R, G and B, `pitch` bytes apart, of columns [from, to) of a row; from < to.
+     */
+    void (*read_ycc)(uint8_t *dst, int64_t pitch, const fl_ycc *image, int32_t row, int32_t from,
+                     int32_t to);
 
     /* Splits pixels of `channels` (2 to 4) interleaved bytes into planes: channel c of pixel i goes
      * to dst[c * pitch + i]. */

@@ -1,5 +1,6 @@
 /* fl_cpu_image_table: the end of every table of kernels: the casts of cast_to by type, and the
  * table itself, FL_IMAGE_OPS. The including file has defined the functions. */
+#include "fl_cpu_image_ycc.h"
 
 static void
 cast_f16(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_cast *cast)
@@ -21,6 +22,7 @@ cast_f32(void *dst, int64_t pitch, const fl_image_block *block, const fl_image_c
 
 const fl_image_ops FL_IMAGE_OPS = {
     .name = FL_IMAGE_OPS_NAME,
+    .read_ycc = read_ycc,
     .split = split_channels,
     .join = join_channels,
     .cast = {[FL_IMAGE_U8] = copy_bytes,

@@ -387,7 +387,8 @@ static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
     PyObject *image, *out, *generator, *owner = NULL;
     fl_image_source source;
     if (!PyArg_ParseTuple(args, "OOO:apply", &image, &out, &generator)) return NULL;
-    if (fl_py_is_tensor(&self->dlpack, image) || fl_py_is_array(image)) {
+    if (fl_py_is_tensor(&self->dlpack, image) || fl_py_is_array(image) ||
+        fl_py_image_plan_is_ycc(self->plan, image)) {
         if (fl_py_image_plan_source(self->plan, image, &source) != 0) return NULL;
     } else if ((owner = read_pil(self->plan, image, &source)) == NULL) {
         return NULL;
