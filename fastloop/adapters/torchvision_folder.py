@@ -36,6 +36,7 @@ from fastloop.compat.verification import DECODERS, verification_of
 from fastloop.data.collate import borrow_slots
 from fastloop.data.columns import below_subsets
 from fastloop.data.image_folder.decode import AutoDecoder, find_module
+from fastloop.data.image_folder.planes import find_asked
 
 _CHECKED = 3  # samples of a plan, in each process
 _KNOWN = "torchvision.", "torch."  # modules of transforms that may have plans
@@ -152,13 +153,16 @@ class FolderSamples:
     # ---- images
 
     def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:
-        """Return an image, an array in memory that the decoder uses again or an image of Pillow,
-        and its target. None: the file cannot be decoded, or Pillow warns of its size; torchvision
-        then raises or warns."""
+        """Return an image (an array in memory that the decoder uses again, planes, or an image of
+        Pillow) and its target. None: the file cannot be decoded, or Pillow warns of its size;
+        torchvision then raises or warns."""
         try:
             path, target = self._inner.samples[row]
-            with open(path, "rb") as file:
-                image = decode(file.read())
+            planes = find_asked()
+            image: Any = None if planes is None else planes.read(path)
+            if image is None:
+                with open(path, "rb") as file:
+                    image = decode(file.read())
         except Exception:
             return None
         limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS

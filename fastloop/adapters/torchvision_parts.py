@@ -26,10 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastloop._core import Snapshot
+from fastloop._core import Snapshot, YccImage
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import Verification
+from fastloop.data.image_folder.planes import to_array
 from fastloop.data.transforms import color, warp
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.plan import flatten
@@ -39,6 +40,7 @@ _CHECKED = 3  # samples of a plan
 # changes of attributes, Python runs the operations.
 _MOST_PLANS = 16
 _MANY = f"images or attributes have changed more than {_MOST_PLANS} times"
+_ARRAYS = np.ndarray, YccImage  # pixels that are not an image of Pillow
 _BANDS = {"RGB": 3, "L": 1}
 # Classes of Pillow that read files; their loaded images are ordinary images.
 _FILES = "JpegImageFile", "PngImageFile", "BmpImageFile", "PpmImageFile", "WebPImageFile"
@@ -96,21 +98,23 @@ def _list_entries(op: Any, entries: list[Any], things: list[Any]) -> None:
 
 def size_of(image: Any) -> tuple[int, int]:
     """Return the width and height of an array of pixels or of an image of PIL."""
-    width, height = image.shape[1::-1] if type(image) is np.ndarray else image.size
+    width, height = image.shape[1::-1] if type(image) in _ARRAYS else image.size
     return width, height
 
 
 class Pixels:
-    """The pixels of a PIL image: an array, or an image that a decoder of Pillow has made. The next
-    plan reads the pixels, so no PIL image is made for it."""
+    """The pixels of a PIL image: an array, planes, or an image that a decoder of Pillow has made.
+    The next plan reads the pixels, so no PIL image is made for it."""
 
     def __init__(self, pixels: Any, mode: str, info: dict[Any, Any]) -> None:
         self.pixels, self.mode, self.info = pixels, mode, info
         self.size = size_of(pixels)
 
     def to_pil(self) -> Any:
-        if type(self.pixels) is np.ndarray:
-            image = sys.modules["PIL.Image"].frombytes(self.mode, self.size, self.pixels)
+        if type(self.pixels) in _ARRAYS:
+            is_array = type(self.pixels) is np.ndarray
+            pixels = self.pixels if is_array else to_array(self.pixels)
+            image = sys.modules["PIL.Image"].frombytes(self.mode, self.size, pixels)
         else:
             image = self.pixels.copy()  # has the class of an image that is in no file
         image.info = dict(self.info)

@@ -12,6 +12,10 @@ fastloop silent.
 
   --only NAMES      patch these parts of torch only, with commas between:
                     dataloader,grad_scaler,clip_grad_norm,transforms
+  --cache[=SIZE|FOLDER]
+                    decode JPEG files of torchvision's ImageFolder once, and keep them in a file of
+                    this size (for example 8G), in this folder (default: half of the memory or of
+                    the disk's free space, in ~/.cache/fastloop/images), for later runs, too
   --no-children     do not patch the interpreters that the program starts
   --report[=FILES]  print at the end what the training loop waited for, and write files, with
                     commas between: .html, .json, .trace.json (default fastloop-report.html);
@@ -31,7 +35,7 @@ import sys
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
 
-_OPTIONS = "--only", "--no-children", "--report", "--watch", "--metrics"
+_OPTIONS = "--only", "--cache", "--no-children", "--report", "--watch", "--metrics"
 
 # python itself runs the program: `run` sets environment variables and replaces itself by a new
 # interpreter, whose sitecustomize (start.py) patches torch after the program's import. So __main__,
@@ -62,6 +66,8 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
         name, has_value, value = rest.pop(0).partition("=")
         if name == "--no-children":
             environment["FASTLOOP_CHILDREN"] = "0"
+        elif name == "--cache":
+            environment["FASTLOOP_IMAGES"] = value
         elif name == "--report":
             from fastloop.tools.report import files
 
@@ -78,9 +84,7 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
         else:
             from fastloop.base.names import suggest
 
-            hint = suggest(
-                name, ("--only", "--no-children", "--report", "--watch", "--metrics"), 0.7
-            )
+            hint = suggest(name, _OPTIONS, 0.7)
             hint += "; give the program's own options after the program; --only needs names"
             raise ValueError(f"unknown option {name}{hint}")
     if not rest or rest in (["-m"], ["-c"]):

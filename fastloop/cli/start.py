@@ -8,6 +8,7 @@ Environment variables:
     FASTLOOP_PATCH     the parts of torch that every interpreter patches: names with commas between
     FASTLOOP_RUN       "1": this interpreter runs the program, and removes RUN, CHILDREN and COMPARE
     FASTLOOP_CHILDREN  "0": the interpreters that the program starts are not patched
+    FASTLOOP_IMAGES    where decoded images are kept: a size, a folder or ""
     FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between. A program that
                        launches programs, as torchrun does, hands the variable on: each program
                        that takes a step writes a report.
@@ -91,7 +92,9 @@ def _act(what: str, verbose: bool, then: Callable[[], object]) -> None:
             require_torch("fastloop.patch()")
             from fastloop.patching.patch import patch
 
-            patch([name for name in what.split(",") if name], verbose=verbose)
+            cache = os.environ.pop("FASTLOOP_IMAGES", None)  # put back if it can be had
+            names = [name for name in what.split(",") if name]
+            patch(names, verbose=verbose, cache=cache if cache != "" else True)
         then()
     except Exception as error:
         say(f"torch is not patched: {error if isinstance(error, ImportError) else repr(error)}")

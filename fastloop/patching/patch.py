@@ -69,7 +69,12 @@ def _open_seam(name: str) -> Seam:
     return seams.opened[name]
 
 
-def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> PatchState:
+def patch(
+    what: str | Iterable[str] = SEAMS,
+    *,
+    verbose: bool | None = None,
+    cache: bool | str | None = None,
+) -> PatchState:
     """Make torch's own classes use fastloop: nothing in a script has to change.
 
     Methods of torch's classes are replaced, so a framework may be imported before or after, and may
@@ -89,6 +94,9 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
             ``pad_sequence``.
         verbose: whether to print what is on, a line on stderr. None: if FASTLOOP_VERBOSE is
             set and not 0, or if a seam could not be put in.
+        cache: True, a size such as ``"8G"``, or a folder: JPEG files of torchvision's ImageFolder
+            are decoded once and kept, as by ``fastloop.ImageFolder(cache="planes")``, also in
+            processes that start later. False, None: nothing changes.
 
     Returns:
         The state of all seams. A seam that torch's version does not fit is off and says why. With
@@ -98,12 +106,17 @@ def patch(what: str | Iterable[str] = SEAMS, *, verbose: bool | None = None) -> 
 
     Raises:
         ValueError: ``what`` has an unknown name, or ``FASTLOOP_CHECK`` is not a number.
+        ImportError, OSError, ValueError: the cache cannot be opened: ``fastloop.ImageFolder``.
     """
     names = _check_names(what)
     read_check_interval()  # a wrong number is an error now, not at the first image
     with seams.lock:
         if os.environ.get("FASTLOOP") == "0":
             return patch_status()
+        if cache:
+            from fastloop.data.image_folder.planes import ask
+
+            ask("" if cache is True else cache)
         # Importing the seams would set off a collection of everything that torch has made, which
         # takes longer than the import.
         was_collecting = gc.isenabled()

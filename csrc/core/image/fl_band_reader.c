@@ -77,7 +77,8 @@ static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *row
     const fl_image_source *s = &r->source;
     int32_t count = rows->step != 0 ? rows->length : 1;
     int64_t width = r->to - r->from, plane = width * count;
-    const uint8_t *src = s->ycc != NULL ? NULL : s->data + low * s->stride_y + r->from * s->stride_x;
+    const uint8_t *src =
+        s->ycc != NULL ? NULL : s->data + low * s->stride_y + r->from * s->stride_x;
     if (s->ycc != NULL) {
         for (int32_t i = 0; i < count; i++)
             r->tools.image_ops->read_ycc(r->split + i * width, plane, s->ycc, low + i, r->from,

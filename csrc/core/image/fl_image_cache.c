@@ -85,8 +85,9 @@ static int check_head(int fd, const fl_boot *boot, fl_image_head *head, fl_err *
     if (memcmp(&head->boot, boot, sizeof *boot) != 0)
         return fl_fail(err, FL_EINVAL, "the cache of images is older than the machine's start");
     if (!is_local(fd))
-        return fl_fail(err, FL_EINVAL,
-                       "the cache of images must be on a disk of this machine (name a folder there)");
+        return fl_fail(
+            err, FL_EINVAL,
+            "the cache of images must be on a disk of this machine (name a folder there)");
     return FL_OK;
 }
 

@@ -25,7 +25,7 @@ typedef struct fl_image_head {
     int64_t slots; /* a power of 2 */
     int64_t bytes; /* of the file */
     fl_boot boot;
-    uint64_t sum;  /* fl_hash of the fields above */
+    uint64_t sum;                       /* fl_hash of the fields above */
     _Alignas(64) _Atomic(int64_t) next; /* the first byte that no image has reserved */
 } fl_image_head;
 

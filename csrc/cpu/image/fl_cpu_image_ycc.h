@@ -69,8 +69,8 @@ static void read_half(uint8_t *dst, int64_t pitch, const fl_ycc *image, const ui
     }
 }
 
-static void read_ycc(uint8_t *dst, int64_t pitch, const fl_ycc *image, int32_t row, int32_t from,
-                     int32_t to)
+static void
+read_ycc(uint8_t *dst, int64_t pitch, const fl_ycc *image, int32_t row, int32_t from, int32_t to)
 {
     const int64_t at = (int64_t)row * image->width, plane = (int64_t)image->height * image->width;
     const uint8_t *y = image->data + at;

@@ -80,8 +80,7 @@ static PyObject *cache_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
     if (!PyArg_ParseTuple(args, "iLy*:ImageCache", &fd, &budget, &id)) return NULL;
     int status = read_boot(&id, &boot);
     PyBuffer_Release(&id);
-    fl_py_image_cache *self =
-        status == 0 ? (fl_py_image_cache *)type->tp_alloc(type, 0) : NULL;
+    fl_py_image_cache *self = status == 0 ? (fl_py_image_cache *)type->tp_alloc(type, 0) : NULL;
     if (self == NULL) return NULL;
     if (fl_py_check(fl_image_cache_open(fd, budget, &boot, &self->cache, &err), &err, NULL) != 0)
         Py_CLEAR(self);
@@ -142,9 +141,10 @@ static PyObject *cache_find(fl_py_image_cache *self, PyObject *args)
     return make_image(state->ycc_image_type, &image, (PyObject *)self);
 }
 
-PyDoc_STRVAR(put_doc, "put(key, image, /)\n--\n\n"
-                      "Put a YccImage, and return False if the cache or its disk is full. Releases\n"
-                      "the interpreter lock.");
+PyDoc_STRVAR(put_doc,
+             "put(key, image, /)\n--\n\n"
+             "Put a YccImage, and return False if the cache or its disk is full. Releases\n"
+             "the interpreter lock.");
 
 static PyObject *cache_put(fl_py_image_cache *self, PyObject *args)
 {
@@ -162,7 +162,7 @@ static PyObject *cache_put(fl_py_image_cache *self, PyObject *args)
     return PyBool_FromLong(status != FL_IMAGE_CACHE_FULL);
 }
 
-static PyObject *cache_bytes(fl_py_image_cache *self, void *Py_UNUSED(closure))
+static PyObject *cache_size(fl_py_image_cache *self, void *Py_UNUSED(closure))
 {
     return PyLong_FromLongLong(fl_image_cache_bytes(self->cache));
 }
@@ -179,7 +179,7 @@ static PyMethodDef cache_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 static PyGetSetDef cache_getset[] = {
-    {"bytes", (getter)cache_bytes, NULL, "bytes of the file", NULL},
+    {"size", (getter)cache_size, NULL, "bytes of the file", NULL},
     {"used", (getter)cache_used, NULL, "bytes that are reserved", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
@@ -189,8 +189,8 @@ PyDoc_STRVAR(cache_doc,
              "`budget` bytes. The descriptor stays the caller's. Raises ValueError if the file is\n"
              "no such file, is of an earlier boot, or lies on a disk that machines share.");
 
-static PyType_Slot cache_slots[] = {
-    {Py_tp_doc, (void *)cache_doc}, {Py_tp_new, cache_new},       {Py_tp_dealloc, cache_dealloc},
-    {Py_tp_methods, cache_methods}, {Py_tp_getset, cache_getset}, {0, NULL}};
+static PyType_Slot cache_slots[] = {{Py_tp_doc, (void *)cache_doc}, {Py_tp_new, cache_new},
+                                    {Py_tp_dealloc, cache_dealloc}, {Py_tp_methods, cache_methods},
+                                    {Py_tp_getset, cache_getset},   {0, NULL}};
 
 PyType_Spec fl_py_image_cache_spec = FL_PY_SPEC("ImageCache", fl_py_image_cache, 0, cache_slots);

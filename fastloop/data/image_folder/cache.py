@@ -68,7 +68,7 @@ def open_cache(
             images differ.
     """
     if not isinstance(argument, str) or not argument.startswith(_KIND) or argument == _KIND:
-        raise ValueError(make_message("cache", "'u8:<folder>'", argument))
+        raise ValueError(make_message("cache", "'u8:<folder>' or 'planes'", argument))
     folder = os.path.abspath(os.path.expanduser(argument.removeprefix(_KIND)))
     above, within = os.path.realpath(root), os.path.realpath(folder)
     if within != above and os.path.commonpath([above, within]) == above:

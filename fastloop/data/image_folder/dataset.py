@@ -12,10 +12,10 @@ import torch
 from fastloop.base.checks import check_value, make_message
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.columns import Columns, NotCoveredError, Request
-from fastloop.data.field import Array
 from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.cache import ONE_SIZE, Made, open_cache
 from fastloop.data.image_folder.encoded import EncodedImages
+from fastloop.data.image_folder.planes import ImagePlanes, to_array
 from fastloop.data.transforms.ops import CenterCrop, Compose, Resize, ToDtype
 from fastloop.data.transforms.split import Piece, SplitPlan
 
@@ -64,6 +64,11 @@ class ImageFolder(EncodedImages):
         cache: ``"u8:<folder>"``: all images, decoded and after the ``Resize`` and ``CenterCrop`` at
             the begin of ``transform``, are written to a file in that folder, unless the file is
             there. The constructor waits for that. Then loaders read the images as arrays.
+            ``"planes"``, ``"planes:8G"``, ``"planes:<folder>"``: JPEG files are decoded once, when
+            they are first read, and kept in a file of at most 8 GiB (default: half of the memory
+            or of the disk's free space) that processes and runs share (default:
+            ~/.cache/fastloop/images), until the machine is restarted. A changed file is decoded
+            again.
         out_layout: the layout of results, ``"CHW"``, ``"HWC"`` or ``"channels_last"``.
         seed: the seed of the transforms' random parameters.
 
@@ -122,7 +127,10 @@ class ImageFolder(EncodedImages):
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
         self._baked: tuple[Any, ...] = ()  # the operations that the cache has done
-        self._cached = None if cache is None else self._read_images(cache)
+        name, _, where = cache.partition(":") if isinstance(cache, str) else ("", "", "")
+        has_planes = name == "planes"
+        self._planes = self._open_planes(where) if has_planes else None
+        self._cached = None if cache is None or has_planes else self._read_images(cache)
 
     def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
         """Return the names of the classes, which are the folders in the root, and each class's
@@ -169,7 +177,8 @@ class ImageFolder(EncodedImages):
 
     @property
     def _cache_remedy(self) -> str:  # type: ignore[override]
-        return "" if self._cached is not None else "cache='u8:FOLDER' for the ImageFolder"
+        has_cache = self._cached is not None or self._planes is not None
+        return "" if has_cache else "cache='u8:FOLDER' for the ImageFolder"
 
     def _size_remedy(self) -> str:
         return f"Images of a folder may have several sizes: {ONE_SIZE}."
@@ -182,13 +191,15 @@ class ImageFolder(EncodedImages):
     def _name(self, row: int) -> str:
         return self.samples[row][0]
 
-    def _load(self, row: int) -> Array:
+    def _load(self, row: int) -> Any:
         path = self.samples[row][0]
+        planes = self._planes
+        if planes is not None and (image := planes.read(path)) is not None:
+            return image if self._takes_planes else to_array(image)
         return self._decode_image(path, lambda: decoders.read_file(path))
 
-    def _pixels(self, row: int) -> Array:
-        pixels: Array = self._read(row)[0]
-        return pixels
+    def _pixels(self, row: int) -> Any:
+        return self._read(row)[0]
 
     def _like(self) -> torch.Tensor | None:
         return super()._like() if self._cached is None else None
@@ -209,6 +220,14 @@ class ImageFolder(EncodedImages):
         return (*images, target)
 
     # ---- the cache
+
+    def _open_planes(self, argument: str) -> ImagePlanes:
+        is_ours = isinstance(self._decode, decoders.AutoDecoder)
+        check_value("cache", f"planes:{argument}", is_ours, "None if decode is a function")
+        # Functions take arrays. A chain may begin with one.
+        pieces = [plan.ops[0] for plan in self._plans.values()]
+        self._takes_planes = bool(pieces) and all(piece.ops for piece in pieces)
+        return ImagePlanes(argument)
 
     @property
     def _arrays(self) -> ArrayDataset | None:
@@ -286,6 +305,7 @@ class ImageFolder(EncodedImages):
             lines.append(f"decoded: {self._cached!r}")
             lines += [f"  {op!r}: done in the cache" for op in self._baked]
             return "\n".join([*lines, self._cached.explain()])
+        lines += [] if self._planes is None else [self._planes.explain()]
         return "\n".join(lines + self._explain_images())
 
     def __repr__(self) -> str:

@@ -74,7 +74,7 @@ class EncodedImages(EpochDataset):
         """Return the sample of what ``_read`` gives; the one image may be written to ``slot``."""
         raise NotImplementedError
 
-    def _pixels(self, row: int) -> Array:
+    def _pixels(self, row: int) -> Any:
         """Return the image of a row for which ``params`` is asked."""
         raise NotImplementedError
 
