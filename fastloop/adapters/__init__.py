@@ -122,6 +122,11 @@ def make_seam(name: str, is_strict: bool) -> late_seam.LateSeam:
     return late_seam.LateSeam(name, is_strict, _SEAMS[name], _find_module)
 
 
+def keep_images(cache: bool | str) -> None:
+    """Keep decoded images, in the default folder if ``cache`` is True; see ``planes.ask``."""
+    import_module("fastloop.data.image_folder.planes").ask("" if cache is True else cache)
+
+
 def name_of_seeder(init: Any) -> str:
     """Return the name of a worker_init_fn, or of the function of a partial, if a framework's module
     defines that function to seed a worker; else ""."""

@@ -114,9 +114,9 @@ def patch(
         if os.environ.get("FASTLOOP") == "0":
             return patch_status()
         if cache:
-            from fastloop.data.image_folder.planes import ask
+            from fastloop import adapters
 
-            ask("" if cache is True else cache)
+            adapters.keep_images(cache)
         # Importing the seams would set off a collection of everything that torch has made, which
         # takes longer than the import.
         was_collecting = gc.isenabled()

@@ -43,7 +43,7 @@ typedef struct fl_image_cache fl_image_cache;
 int64_t fl_image_cache_format(int64_t bytes, const fl_boot *boot, fl_image_head *out);
 
 /* Opens a file of which `fd` is a descriptor for reading and writing; the caller keeps `fd`. Images
- * are put only into the first `budget` bytes. FL_ENOMEM. FL_EINVAL: the file is no such file, is of
+ * are put only into the first `budget` bytes. FL_ENOMEM. FL_EINVAL: the file is damaged, is of
  * an earlier `boot`, or lies on a file system that several machines may share. */
 int fl_image_cache_open(int fd, int64_t budget, const fl_boot *boot, fl_image_cache **out,
                         fl_err *err);

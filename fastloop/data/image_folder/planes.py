@@ -184,8 +184,7 @@ class ImagePlanes:
     def _planes(self, image: Any, data: bytes) -> tuple[bytes, int, int, int]:
         """Return the planes, the height, the width and the kind of chroma.
 
-        At half the size libjpeg makes Cb and Cr of 4:2:0 as they are in the file, and does not
-        change their size. So one more decoding gives planes of half the bytes. For all else the
+        At half the size libjpeg does not enlarge the Cb and Cr of a 4:2:0 file. So one more decoding gives planes of half the bytes. For all else the
         planes have the size of the image.
         """
         width, height = image.size
