@@ -184,8 +184,8 @@ class ImagePlanes:
     def _planes(self, image: Any, data: bytes) -> tuple[bytes, int, int, int]:
         """Return the planes, the height, the width and the kind of chroma.
 
-        At half the size libjpeg does not enlarge the Cb and Cr of a 4:2:0 file. So one more decoding gives planes of half the bytes. For all else the
-        planes have the size of the image.
+        At half the size libjpeg does not enlarge the Cb and Cr of a 4:2:0 file. So one more
+        decoding gives planes of half the bytes. Other files have planes of the image's size.
         """
         width, height = image.size
         factors = [layer[1:3] for layer in image.layer]
