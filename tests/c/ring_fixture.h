@@ -124,6 +124,7 @@ static inline void submit_prepared(ring_fixture *r)
 {
     int64_t pending = fl_ring_pending(r->ring);
     CHECK_INT(fl_ring_submit(r->ring, NULL), FL_OK);
+    fl_ring_wake(r->ring, fl_ring_take_wakes(r->ring));
     CHECK_INT(fl_ring_pending(r->ring), pending + 1);
 }
 

@@ -151,20 +151,13 @@ static void test_a_table_reads_where_its_rows_are(void)
                                  .stride = {sizeof(int32_t)}}};
     fl_rows both = {.count = 2, .is_range = true};
     fl_table *table;
-    fl_gate gate;
-    CHECK_INT(fl_gate_init(&gate, NULL), FL_OK);
     CHECK_INT(open_specs(&spec, 1, &table, NULL), FL_OK);
-    fl_table_guard(table, &gate);
     CHECK_INT(gather_part(table, &both, 0, 0, 1, (char *)out, NULL), FL_OK);
     CHECK(out[0] == 1 && out[1] == 2);
-    fl_gate_close(&gate);
-    fl_gate_wait(&gate);
     fl_table_move(table, 0, 0, (const char *)moved);
-    fl_gate_open(&gate);
     CHECK_INT(gather_part(table, &both, 0, 0, 1, (char *)out, NULL), FL_OK);
     CHECK(out[0] == 3 && out[1] == 4);
     fl_table_close(table);
-    fl_gate_destroy(&gate);
 }
 
 int main(void)

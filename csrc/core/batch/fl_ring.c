@@ -15,46 +15,50 @@
 enum {
     CONSUMER_SPIN_NS = 10000, /* the consumer polls this long before sleeping */
     MAX_SPINS = 2,            /* polls of the consumer in one receive */
-    THREAD_SPIN_NS = 30000 /* a thread polls this long for work: waking it costs the waker 10 us */
+    THREAD_SPIN_NS = 30000, /* a thread polls this long for work: waking it costs the waker 10 us */
+    WAKES = 2               /* a thread wakes this many, which wake the next */
 };
 
 typedef struct fl_entry {
     fl_batch batch;
-    struct fl_entry *next; /* ring.mutex; in the free list: consumer only */
-    int32_t front, back;   /* ring.mutex: parts front <= part < back are unclaimed */
-    int32_t parts;         /* ring.mutex: parts of the batch, and one more if a part was added */
-    int32_t filled;        /* ring.mutex: parts done; == parts: the batch is ready */
-    int status;            /* ring.mutex: the first failure of a part, or a sentinel's status */
-    fl_err error;          /* ring.mutex: goes with status */
+    /* On a line of its own: threads that fill read the batch while others claim its parts. */
+    _Alignas(64) struct fl_entry *next; /* ring.mutex; in the free list: consumer only */
+    int32_t front, back;                /* ring.mutex: parts front <= part < back are unclaimed */
+    int32_t parts;  /* ring.mutex: parts of the batch, and one more if a part was added */
+    int32_t filled; /* ring.mutex: parts done; == parts: the batch is ready */
+    int status;     /* ring.mutex: the first failure of a part, or a sentinel's status */
+    fl_err error;   /* ring.mutex: goes with status */
 } fl_entry;
 
 struct fl_ring {
     fl_ring_config config; /* set at open, then read-only */
     uint32_t generation;   /* likewise */
-    pthread_mutex_t mutex;
+    bool is_alone;         /* likewise: there is one CPU, so polling would keep other threads from
+                              working */
+    fl_entry *entries;     /* likewise; owned: config.depth of them */
+    pthread_t *threads;    /* owned; consumer only */
+    int32_t thread_count;  /* consumer only: threads started */
+    _Alignas(64) fl_entry *free; /* consumer only: the free list */
+    int64_t next_number;         /* consumer only */
+    _Alignas(64) pthread_mutex_t mutex;
     pthread_cond_t has_work;   /* ring threads wait here for parts to fill */
     pthread_cond_t has_ready;  /* the consumer waits here for parts that threads fill */
-    fl_entry *entries;         /* owned: config.depth of them */
-    fl_entry *free;            /* consumer only: the free list */
     fl_entry *oldest, *newest; /* mutex: the submitted list. The consumer alone changes the list */
     fl_entry *work;            /* mutex: first submitted entry with unclaimed parts, or NULL */
     int64_t unclaimed;         /* mutex: submitted entries with unclaimed parts */
     int64_t pending;           /* entries submitted; the consumer writes it under the mutex */
-    int64_t next_number;       /* consumer only */
     int32_t idle_threads;      /* mutex: threads waiting for has_work */
-    int32_t busy_parts;        /* mutex: parts being filled */
+    int32_t wanted;            /* mutex: idle threads that are still to be woken */
+    int32_t fillers;           /* mutex: threads that fill parts or are inside a gate */
     bool consumer_waits;       /* mutex: waits for has_ready until a batch is ready */
-    bool consumer_drains;      /* mutex: waits for has_ready until busy_parts is 0 */
+    bool consumer_drains;      /* mutex: waits for has_ready until fillers is 0 */
     bool is_closing;           /* mutex */
+    bool is_stopped;           /* mutex */
     /* Written under the mutex, polled without: relaxed, because a thread that sees a change takes
-     * the mutex before it reads anything else. */
-    _Atomic int64_t finished;  /* parts filled so far */
-    _Atomic int64_t submitted; /* batches and added parts so far */
-    bool is_alone;        /* set at open: there is one CPU, so polling would keep other threads from
-                             working */
-    bool is_stopped;      /* mutex */
-    pthread_t *threads;   /* owned; consumer only */
-    int32_t thread_count; /* consumer only: threads started */
+     * the mutex before it reads anything else. Each is on a line of its own, because a line that
+     * is polled would slow down whoever writes its neighbours. */
+    _Alignas(64) _Atomic int64_t finished;  /* batches filled so far */
+    _Alignas(64) _Atomic int64_t submitted; /* batches and added parts so far */
 };
 
 static inline bool is_foreign(const fl_ring *ring)
@@ -90,8 +94,25 @@ static void populate_part(const fl_batch *batch, int32_t part)
     if (to > from) (void)fl_pages_populate(batch->data + from, to - from);
 }
 
+/* Whoever fills parts: the consumer or a thread. Lies on its stack. */
+typedef struct filler {
+    bool is_consumer;
+    bool is_counted; /* among ring.fillers: fills a part, or is inside the gate */
+    fl_gate *inside; /* borrowed: the gate of the last batch; NULL: none */
+} filler;
+
+/* Brings the filler inside `gate`, which may be NULL. A filler that is inside already makes way,
+ * and waits, if the gate has been closed. */
+static void pass_gate(filler *self, fl_gate *gate)
+{
+    if (self->inside == gate && (gate == NULL || !fl_gate_is_closed(gate))) return;
+    if (self->inside != NULL) fl_gate_leave(self->inside);
+    if (gate != NULL) fl_gate_enter(gate);
+    self->inside = gate;
+}
+
 /* Fills one part. Part number batch->parts is the part that fl_ring_add_part adds. */
-static int fill_part(const fl_ring_config *config, const fl_batch *batch, int32_t part, fl_err *err)
+static int fill_one(const fl_ring_config *config, const fl_batch *batch, int32_t part, fl_err *err)
 {
     if (part == batch->parts) {
         (void)config->transfers->start(batch->transfer, batch->slot, batch->bytes, NULL);
@@ -104,35 +125,82 @@ static int fill_part(const fl_ring_config *config, const fl_batch *batch, int32_
     return FL_OK;
 }
 
-/* Claims and fills one part of ring->work. The mutex is released while the part is filled. The
- * consumer claims parts from the front and the threads from the back, so that each side finds much
- * of a reused slot in its own cache. */
-static void run_part_locked(fl_ring *ring, bool is_consumer)
+static int fill_some(const fl_ring_config *config, const fl_batch *batch, int32_t first,
+                     int32_t count, filler *self, fl_err *err)
+{
+    for (int32_t part = first; part < first + count; part++) {
+        pass_gate(self, batch->gate);
+        FL_TRY(fill_one(config, batch, part, err));
+    }
+    return FL_OK;
+}
+
+/* Takes over some of the wake-ups that are due. The caller does them without the mutex. */
+static int32_t take_wakes_locked(fl_ring *ring)
+{
+    int32_t wakes = (int32_t)fl_min(WAKES, fl_min(ring->wanted, ring->idle_threads));
+    ring->wanted -= wakes;
+    return wakes;
+}
+
+/* Returns how many parts a thread claims at once. Early claims are large, so threads seldom meet at
+ * the mutex; late claims are small, so threads end together. Parts that may wait for a disk are
+ * claimed singly, because close() waits for a claim. */
+static int32_t claim_size(const fl_ring *ring, const fl_entry *entry)
+{
+    if (entry->batch.layout.may_wait) return 1;
+    int64_t fillers = ring->config.threads + 1; /* and the consumer */
+    return (int32_t)fl_max(1, (entry->back - entry->front) / (4 * fillers));
+}
+
+/* Claims and fills parts of ring->work. The mutex is released while parts are filled. The consumer
+ * claims parts from the front and the threads from the back, so that each side finds much of a
+ * reused slot in its own cache. The consumer claims one part, because signals and timeouts wait. */
+static void run_claim_locked(fl_ring *ring, filler *self)
 {
     fl_entry *entry = ring->work;
     assert(has_unclaimed(entry));
-    int32_t part = is_consumer ? entry->front++ : --entry->back;
+    int32_t count = self->is_consumer ? 1 : claim_size(ring, entry);
+    int32_t first = self->is_consumer ? entry->front++ : (entry->back -= count);
     ring->unclaimed -= !has_unclaimed(entry);
     ring->work = find_work(entry);
-    ring->busy_parts++;
+    if (ring->work == NULL) ring->wanted = 0;
+    int32_t wakes = self->is_consumer ? 0 : take_wakes_locked(ring);
+    ring->fillers += !self->is_counted;
+    self->is_counted = true;
     bool has_failed = entry->status != FL_OK;
     pthread_mutex_unlock(&ring->mutex);
 
+    fl_ring_wake(ring, wakes);
     fl_err error = {0};
-    int status = has_failed ? FL_OK : fill_part(&ring->config, &entry->batch, part, &error);
+    int status = FL_OK;
+    if (!has_failed) status = fill_some(&ring->config, &entry->batch, first, count, self, &error);
 
     pthread_mutex_lock(&ring->mutex);
-    ring->busy_parts--;
     if (status != FL_OK && entry->status == FL_OK) {
         entry->status = status;
         entry->error = error;
     }
-    entry->filled++;
+    entry->filled += count;
+    if (!is_ready(entry)) return;
     atomic_fetch_add_explicit(&ring->finished, 1, memory_order_relaxed);
     bool is_awaited = entry == ring->oldest || !ring->config.is_in_order;
-    if ((ring->consumer_waits && is_awaited && is_ready(entry)) ||
-        (ring->consumer_drains && ring->busy_parts == 0))
-        pthread_cond_signal(&ring->has_ready);
+    if (ring->consumer_waits && is_awaited) pthread_cond_signal(&ring->has_ready);
+}
+
+/* Leaves the gate, and ends the filling since the first claim. A filler is counted until it has
+ * left the gate, because the gate may be freed once nobody is counted. */
+static void rest_locked(fl_ring *ring, filler *self)
+{
+    if (self->inside != NULL) {
+        pthread_mutex_unlock(&ring->mutex);
+        fl_gate_leave(self->inside);
+        self->inside = NULL;
+        pthread_mutex_lock(&ring->mutex);
+    }
+    ring->fillers -= self->is_counted;
+    self->is_counted = false;
+    if (ring->consumer_drains && ring->fillers == 0) pthread_cond_signal(&ring->has_ready);
 }
 
 /* Polls for a change of `events` for spin_ns, with the mutex released. */
@@ -150,12 +218,15 @@ static void spin_locked(fl_ring *ring, _Atomic int64_t *events, int64_t spin_ns)
 static void *run_thread(void *arg)
 {
     fl_ring *ring = arg;
+    filler self = {0};
     bool has_spun = true;
     pthread_mutex_lock(&ring->mutex);
     while (!ring->is_closing) {
         if (ring->work != NULL) {
-            run_part_locked(ring, false);
+            run_claim_locked(ring, &self);
             has_spun = false;
+        } else if (self.is_counted) {
+            rest_locked(ring, &self);
         } else if (!has_spun) {
             spin_locked(ring, &ring->submitted, THREAD_SPIN_NS);
             has_spun = true;
@@ -165,6 +236,7 @@ static void *run_thread(void *arg)
             ring->idle_threads--;
         }
     }
+    rest_locked(ring, &self);
     pthread_mutex_unlock(&ring->mutex);
     return NULL;
 }
@@ -268,12 +340,10 @@ static inline bool is_worth_waking_locked(const fl_ring *ring, const fl_batch *b
            ring->unclaimed >= ring->config.depth - ring->config.depth / 4;
 }
 
-static void wake_threads_locked(fl_ring *ring, const fl_batch *batch)
+/* Makes wake-ups of idle threads due. */
+static void want_threads_locked(fl_ring *ring, int32_t threads)
 {
-    if (!is_worth_waking_locked(ring, batch)) return;
-    int32_t wanted = ring->config.runs_ahead ? batch->parts : batch->parts - 1;
-    for (int32_t n = (int32_t)fl_min(wanted, ring->idle_threads); n > 0; n--)
-        pthread_cond_signal(&ring->has_work);
+    ring->wanted = (int32_t)fl_min((int64_t)ring->wanted + threads, ring->idle_threads);
 }
 
 /* Moves the first free entry, with its batch and status set, to the end of the submitted list. */
@@ -295,7 +365,8 @@ static void append(fl_ring *ring)
     atomic_fetch_add_explicit(&ring->submitted, 1, memory_order_relaxed);
     if (ring->work == NULL) ring->work = find_work(entry);
     ring->unclaimed += has_unclaimed(entry);
-    wake_threads_locked(ring, &entry->batch);
+    if (is_worth_waking_locked(ring, &entry->batch))
+        want_threads_locked(ring, entry->batch.parts - !ring->config.runs_ahead);
     pthread_mutex_unlock(&ring->mutex);
 }
 
@@ -379,18 +450,23 @@ static int receive_entry(fl_ring *ring, int64_t wait_ms, fl_entry **out)
 {
     int64_t deadline_ns = wait_ms > 0 ? fl_now_ns() + wait_ms * 1000000 : INT64_MAX;
     int spins = 0, status;
+    filler self = {.is_consumer = true};
+    if (wait_ms > 0) fl_ring_wake(ring, fl_ring_take_wakes(ring));
     pthread_mutex_lock(&ring->mutex);
     while ((status = find_ready_locked(ring, out)) == FL_ETIMEOUT) {
         if (can_fill_locked(ring))
-            run_part_locked(ring, true);
+            run_claim_locked(ring, &self);
         else if (wait_ms <= 0)
             break;
+        else if (self.is_counted)
+            rest_locked(ring, &self);
         else if (spins++ < MAX_SPINS)
             spin_locked(ring, &ring->finished, CONSUMER_SPIN_NS);
         else
             wait_ready_locked(ring, deadline_ns);
         if (wait_ms > 0 && fl_now_ns() >= deadline_ns) break; /* the next call receives the batch */
     }
+    rest_locked(ring, &self);
     pthread_mutex_unlock(&ring->mutex);
     return status;
 }
@@ -405,6 +481,20 @@ int fl_ring_receive(fl_ring *ring, int64_t wait_ms, fl_batch *out, fl_err *err)
     if (status != FL_OK && err != NULL) *err = entry->error;
     put_free(ring, entry);
     return status;
+}
+
+int32_t fl_ring_take_wakes(fl_ring *ring)
+{
+    if (is_foreign(ring)) return 0;
+    pthread_mutex_lock(&ring->mutex);
+    int32_t wakes = take_wakes_locked(ring);
+    pthread_mutex_unlock(&ring->mutex);
+    return wakes;
+}
+
+void fl_ring_wake(fl_ring *ring, int32_t wakes)
+{
+    while (wakes-- > 0) pthread_cond_signal(&ring->has_work);
 }
 
 bool fl_ring_is_ready(fl_ring *ring)
@@ -443,7 +533,7 @@ void fl_ring_add_part(fl_ring *ring, int64_t position)
     ring->unclaimed++;
     ring->work = find_work(ring->oldest);
     atomic_fetch_add_explicit(&ring->submitted, 1, memory_order_relaxed);
-    if (ring->idle_threads > 0) pthread_cond_signal(&ring->has_work);
+    want_threads_locked(ring, 1);
     pthread_mutex_unlock(&ring->mutex);
 }
 
@@ -453,9 +543,10 @@ int64_t fl_ring_pending(const fl_ring *ring) { return ring->pending; }
 static void drop_submitted_locked(fl_ring *ring)
 {
     ring->work = NULL;
+    ring->wanted = 0;
     ring->unclaimed = 0;
     ring->consumer_drains = true;
-    while (ring->busy_parts > 0) pthread_cond_wait(&ring->has_ready, &ring->mutex);
+    while (ring->fillers > 0) pthread_cond_wait(&ring->has_ready, &ring->mutex);
     ring->consumer_drains = false;
     while (ring->oldest != NULL) {
         fl_entry *entry = ring->oldest;

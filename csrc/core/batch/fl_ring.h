@@ -5,9 +5,9 @@
  * order, wake-ups, errors and shutdown. docs/internals/threads.md draws the states and who waits
  * for whom.
  *
- * One consumer thread at a time calls prepare, submit, submit_sentinel, receive, submitted,
- * add_part, reset, pending and end. Any thread may call stop until close. In a forked child every
- * call does nothing or fails with FL_EFORK. */
+ * One consumer thread at a time calls prepare, submit, submit_sentinel, take_wakes, wake, receive,
+ * submitted, add_part, reset, pending and end. Any thread may call stop until close. In a forked
+ * child every call does nothing or fails with FL_EFORK. */
 #ifndef FL_RING_H
 #define FL_RING_H
 
@@ -49,17 +49,24 @@ bool fl_ring_fits(const fl_ring *ring, const fl_ring_config *config);
 fl_batch *fl_ring_prepare(fl_ring *ring);
 
 /* Submits the prepared batch: fill will be called `parts` >= 1 times. Fails as fl_pool_get does;
- * the batch then stays prepared, and may be submitted again. Does not block. */
+ * the batch then stays prepared, and may be submitted again. Does not block, and wakes nobody: call
+ * fl_ring_wake afterwards, or wait in fl_ring_receive. */
 int fl_ring_submit(fl_ring *ring, fl_err *err);
 
 /* Submits a batch with nothing to fill. The batch is received in its turn: successfully if status
  * is FL_OK, else as a failed batch with *error. Never fails, does not block. */
 void fl_ring_submit_sentinel(fl_ring *ring, int status, const fl_err *error, int64_t tag);
 
+/* Returns how many threads fl_ring_wake should wake for the batches and parts submitted so far, and
+ * counts on the caller to do so: at most two, because each wakes the next two. A wake-up is a
+ * system call that may take 10 us, so call fl_ring_wake without an interpreter lock. */
+int32_t fl_ring_take_wakes(fl_ring *ring);
+void fl_ring_wake(fl_ring *ring, int32_t wakes);
+
 /* Receives the next batch: its slot, READY, is then the caller's; its row list and its layout stay
  * valid until the next fl_ring_prepare. If the batch is not ready, the caller fills parts of
  * submitted batches and waits, for wait_ms or one part longer. With wait_ms 0 the caller fills
- * parts that no thread has begun and does not wait.
+ * parts that no thread has begun, does not wait, and wakes nobody.
  *
  * FL_OK; FL_EEND: nothing is submitted; FL_ETIMEOUT: not yet; FL_ECLOSED: stopped; FL_EFORK. Any
  * other status is the batch's own error: *out names the batch, which is used up. If the failed
@@ -76,7 +83,7 @@ const fl_batch *fl_ring_submitted(const fl_ring *ring, int64_t position);
 
 /* Adds a part to the submitted batch at this position. The batch has a transfer, and all its parts
  * have been begun. The added part starts the transfer, and the batch is ready once the transfer has
- * been started. Call this once for a batch. Does not block. */
+ * been started. Call this once for a batch. Does not block, and wakes nobody. */
 void fl_ring_add_part(fl_ring *ring, int64_t position);
 
 int64_t fl_ring_pending(const fl_ring *ring); /* submitted and not received */

@@ -10,7 +10,6 @@ enum {
 struct fl_table {
     int64_t length;
     bool is_volatile;
-    fl_gate *gate; /* borrowed; NULL: the arrays do not move */
     int32_t count;
     int32_t outputs;
     fl_column *columns[]; /* owned */
@@ -55,8 +54,6 @@ int32_t fl_table_outputs(const fl_table *table) { return table->outputs; }
 
 bool fl_table_is_volatile(const fl_table *table) { return table->is_volatile; }
 
-void fl_table_guard(fl_table *table, fl_gate *gate) { table->gate = gate; }
-
 void fl_table_move(fl_table *table, int32_t f, int32_t part, const char *data)
 {
     fl_column *column = table->columns[f];
@@ -93,10 +90,11 @@ int fl_table_layout(const fl_table *table, const fl_rows *rows, uint32_t epoch, 
     return FL_OK;
 }
 
-static int
-gather_range(const fl_table *table, const fl_rows *rows, uint32_t epoch, const fl_layout *layout,
-             int64_t from, int64_t to, char *buffer, fl_err *err)
+int fl_table_gather(const fl_table *table, const fl_rows *rows, uint32_t epoch,
+                    const fl_layout *layout, int32_t part, int32_t parts, char *buffer, fl_err *err)
 {
+    int64_t from = rows->count * part / parts, to = rows->count * (part + 1) / parts;
+    if (from == to) return FL_OK;
     fl_column_batch batch = {.rows = rows, .epoch = epoch, .outputs = layout->outputs};
     for (int32_t f = 0; f < table->count; f++) {
         const fl_column *column = table->columns[f];
@@ -106,17 +104,6 @@ gather_range(const fl_table *table, const fl_rows *rows, uint32_t epoch, const f
         batch.outputs += column->outputs;
     }
     return FL_OK;
-}
-
-int fl_table_gather(const fl_table *table, const fl_rows *rows, uint32_t epoch,
-                    const fl_layout *layout, int32_t part, int32_t parts, char *buffer, fl_err *err)
-{
-    int64_t from = rows->count * part / parts, to = rows->count * (part + 1) / parts;
-    if (from == to) return FL_OK;
-    if (table->gate != NULL) fl_gate_enter(table->gate);
-    int status = gather_range(table, rows, epoch, layout, from, to, buffer, err);
-    if (table->gate != NULL) fl_gate_leave(table->gate);
-    return status;
 }
 
 int fl_table_fill(const fl_batch *batch, int32_t part, fl_err *err)

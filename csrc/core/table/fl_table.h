@@ -8,7 +8,6 @@
 
 #include "fl_batch.h"
 #include "fl_column.h"
-#include "fl_gate.h"
 
 typedef struct fl_table fl_table;
 
@@ -21,11 +20,8 @@ int64_t fl_table_length(const fl_table *table);
 int32_t fl_table_outputs(const fl_table *table);  /* for all columns, in order */
 bool fl_table_is_volatile(const fl_table *table); /* true if any column is */
 
-/* From now on gathers enter this gate, which must outlive the table. */
-void fl_table_guard(fl_table *table, fl_gate *gate);
-
 /* Tells that array `part` of column f, counted as in fl_column_ops.row_beyond, is at `data` now.
- * Call this while the table's gate is closed and nobody is inside. */
+ * Call this while nobody gathers. */
 void fl_table_move(fl_table *table, int32_t f, int32_t part, const char *data);
 
 /* Computes the layout of a batch of these rows, which must be resolved. FL_EINVAL: the batch is too
@@ -36,7 +32,7 @@ int fl_table_layout(const fl_table *table, const fl_rows *rows, uint32_t epoch, 
 /* Gathers part `part` of `parts` of the batch into `buffer`, layout->bytes long; rows, epoch and
  * layout must be the arguments of fl_table_layout. Parts divide the rows of a batch, so parts write
  * disjoint memory. FL_ESOURCE names field and row of a source that vanished; FL_ENOMEM, FL_EINVAL.
- * Waits at a closed gate; a volatile table may wait for the disk. */
+ * A volatile table may wait for the disk. */
 int fl_table_gather(const fl_table *table, const fl_rows *rows, uint32_t epoch,
                     const fl_layout *layout, int32_t part, int32_t parts, char *buffer,
                     fl_err *err);

@@ -68,6 +68,7 @@ static PyObject *loader_next(fl_py_array_loader *self)
 {
     if (enter(self) != 0) return NULL;
     PyObject *result = fl_py_deliver_next(&self->ring);
+    fl_py_array_ring_wake(&self->ring);
     leave(self);
     return result;
 }
@@ -257,6 +258,7 @@ static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
     status = 1;
     while (status > 0 && ring->runs_ahead && fl_ring_pending(ring->ring) < ring->depth)
         status = fl_py_submit_next(ring);
+    fl_py_array_ring_wake(ring);
 done:
     leave(self);
     if (status < 0) return NULL;

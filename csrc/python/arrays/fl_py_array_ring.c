@@ -56,6 +56,16 @@ void fl_py_array_ring_stop(fl_py_array_ring *self)
     if (self->opened != NULL) fl_ring_stop(self->opened);
 }
 
+void fl_py_array_ring_wake(fl_py_array_ring *self)
+{
+    if (self->ring == NULL) return;
+    int32_t wakes = fl_ring_take_wakes(self->ring);
+    if (wakes == 0) return;
+    Py_BEGIN_ALLOW_THREADS
+    fl_ring_wake(self->ring, wakes);
+    Py_END_ALLOW_THREADS
+}
+
 void fl_py_array_ring_drop_epoch(fl_py_array_ring *self)
 {
     fl_py_index_source_drop(&self->indices);

@@ -64,6 +64,9 @@ void fl_py_array_ring_reset(fl_py_array_ring *self);
  * loader's lock. */
 void fl_py_array_ring_stop(fl_py_array_ring *self);
 
+/* Wakes threads for what has been submitted. Releases the interpreter lock if threads sleep. */
+void fl_py_array_ring_wake(fl_py_array_ring *self);
+
 /* Forgets the epoch: the sampler, the sentinels and the pending result. */
 void fl_py_array_ring_drop_epoch(fl_py_array_ring *self);
 

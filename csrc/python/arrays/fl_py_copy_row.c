@@ -29,7 +29,9 @@ read_row(fl_py_table *self, const fl_rows *rows, uint32_t epoch, PyObject *outs,
     }
     if (status == FL_OK) {
         Py_BEGIN_ALLOW_THREADS
+        fl_gate_enter(&self->gate);
         status = fl_table_gather(self->table, rows, epoch, layout, 0, 1, buffer, &err);
+        fl_gate_leave(&self->gate);
         Py_END_ALLOW_THREADS
     }
     if (status != FL_OK) fl_py_raise(&err, &self->fields);

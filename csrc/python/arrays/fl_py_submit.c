@@ -92,6 +92,7 @@ static int submit_resolved(fl_py_array_ring *self, fl_batch *batch, fl_err *err)
     const fl_table *table = self->table->table;
     FL_TRY(fl_table_layout(table, &batch->rows, self->epoch, &batch->layout, err));
     batch->source = table;
+    batch->gate = &self->table->gate;
     batch->bytes = batch->layout.bytes;
     batch->parts = batch->layout.parts;
     batch->work_bytes = batch->layout.work_bytes;

@@ -50,7 +50,6 @@ static int rebuild(fl_py_table *self)
     }
     fl_table_close(self->table);
     fl_free(self->parts);
-    fl_table_guard(table, &self->gate);
     self->table = table;
     self->parts = parts;
     return 0;
