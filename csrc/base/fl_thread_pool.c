@@ -27,6 +27,7 @@ struct fl_thread_pool {
     pthread_cond_t is_idle; /* the caller waits here for the last helper to leave the job */
     task *job;              /* mutex; borrowed from its caller until no helper is inside */
     int32_t inside;         /* mutex: helpers working on the job */
+    int32_t wanted;         /* mutex: helpers that are still to be woken for the job */
     bool is_over;           /* mutex: no further job will come */
 };
 
@@ -92,6 +93,15 @@ static inline bool has_work_locked(const fl_thread_pool *pool)
     return job != NULL && atomic_load_explicit(&job->next, memory_order_relaxed) < job->parts;
 }
 
+/* Wakes two helpers, which wake the next. Releases the mutex first. */
+static void wake_and_unlock(fl_thread_pool *pool)
+{
+    int32_t wakes = (int32_t)fl_min(pool->wanted, 2);
+    pool->wanted -= wakes;
+    pthread_mutex_unlock(&pool->mutex);
+    while (wakes-- > 0) pthread_cond_signal(&pool->has_job);
+}
+
 static void *run_helper(void *arg)
 {
     fl_thread_pool *pool = arg;
@@ -103,7 +113,7 @@ static void *run_helper(void *arg)
         }
         task *job = pool->job;
         pool->inside++;
-        pthread_mutex_unlock(&pool->mutex);
+        wake_and_unlock(pool);
         help(job);
         pthread_mutex_lock(&pool->mutex);
         if (--pool->inside == 0) pthread_cond_signal(&pool->is_idle);
@@ -130,9 +140,10 @@ static bool start_job(fl_thread_pool *pool, task *job)
     if (is_ours) {
         pool->job = job;
         start_helpers_locked(pool);
-        pthread_cond_broadcast(&pool->has_job);
+        int64_t claims = (job->parts - 1) / job->grain + 1;
+        pool->wanted = (int32_t)fl_min(pool->started, claims - 1);
     }
-    pthread_mutex_unlock(&pool->mutex);
+    wake_and_unlock(pool);
     return is_ours;
 }
 
