@@ -159,17 +159,18 @@ pad_sequence(const pack_column *self, const fl_packed *sequence, const fl_ragged
         config->ops->fill(begin, config->padding, bytes, 1);
 }
 
-/* Gathers the values of up to PIECES sequences. */
+/* Gathers the values of at least one sequence, and of up to PIECES. */
 static int gather_values(const pack_column *self, const fl_column_batch *batch, int64_t from,
                          int64_t to, char *out, fl_err *err)
 {
     const fl_column_pack_config *config = &self->config;
     const fl_packed *sequences = packing_of(config, batch)->sequences;
     fl_ragged_piece pieces[PIECES];
-    for (int64_t i = from; i < to; i++) {
-        int status = find_piece(self, &sequences[i], out, &pieces[i - from], err);
-        if (status != FL_OK) return fl_column_name_row(err, status, batch, sequences[i].row);
-    }
+    int64_t found = from;
+    do {
+        int status = find_piece(self, &sequences[found], out, &pieces[found - from], err);
+        if (status != FL_OK) return fl_column_name_row(err, status, batch, sequences[found].row);
+    } while (++found < to);
     int64_t done =
         fl_ragged_copy(&config->ragged, config->ops, config->is_widened, pieces, to - from);
     if (done < 0) return fl_fail(err, FL_ENOMEM, "out of memory for reads of a mapped file");

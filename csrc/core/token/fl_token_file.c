@@ -13,7 +13,7 @@ enum {
 };
 
 static const char megatron_magic[9] = "MMIDIDX\0";
-static const char archive_magic[4] = "PK\3\4";
+static const char archive_magic[4] = {'P', 'K', 3, 4};
 
 /* Numbers in files may stand at any address, hence memcpy. */
 static int32_t load_i32(const char *at)

@@ -183,7 +183,8 @@ static int open_reader(fl_py_windows *self, const arguments *given, const fl_tok
 static int
 take_descriptors(fl_py_windows *self, const arguments *given, const fl_token_source *sources)
 {
-    if (PyList_SetSlice(given->descriptors, 0, PY_SSIZE_T_MAX, NULL) != 0) return FL_ENOMEM;
+    if (PyList_SetSlice(given->descriptors, 0, PyList_GET_SIZE(given->descriptors), NULL) != 0)
+        return FL_ENOMEM;
     for (int64_t f = 0; f < self->files; f++) self->fds[f] = sources[f].fd;
     return FL_OK;
 }
