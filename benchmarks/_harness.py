@@ -42,6 +42,7 @@ class Arguments:
     rows: list[str]
     is_quick: bool
     json: Path | None
+    threads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,21 @@ class Bench(Generic[LimitT]):
     seconds: float  # that each contestant runs in a round, at least
 
 
-def parse_arguments(doc: str | None, rows: str) -> Arguments:
+def parse_arguments(doc: str | None, rows: str, has_threads: bool = False) -> Arguments:
     """The command line of a benchmark whose rows are the letters in `rows`."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--rows", default=",".join(rows), help="which rows, as in a,b")
     parser.add_argument("--quick", action="store_true", help="2 short rounds: does it run?")
     parser.add_argument("--json", type=Path, help="file for the JSON lines")
+    if has_threads:
+        parser.add_argument("--threads", default="", help="rows for so many threads, as in 4,16,64")
     args = parser.parse_args()
     wanted = args.rows.split(",")
     if unknown := set(wanted) - set(rows):
         names = ", ".join(sorted(unknown))
         parser.error(f"--rows takes letters from {rows[0]} to {rows[-1]}, not {names}")
-    return Arguments(wanted, args.quick, args.json)
+    threads = args.threads.split(",") if has_threads and args.threads else ()
+    return Arguments(wanted, args.quick, args.json, tuple(map(int, threads)))
 
 
 def show(value: float, unit: str) -> str:
@@ -255,7 +259,7 @@ def run_fresh(function: Callable[..., ResultT], *args: Any) -> ResultT:
 
 
 class _Field(ctypes.Structure):
-    MAX_THREADS = 8  # as in limit_gather.c
+    MAX_THREADS = 64  # as in limit_gather.c
     _fields_ = [
         ("src", ctypes.c_void_p),
         ("dst", ctypes.c_void_p * MAX_THREADS),

@@ -48,6 +48,12 @@ def small_rows(count: int = 20_000) -> Data:
 
 
 @cache
+def wide_rows(count: int = 400_000) -> Data:
+    """Batches of 4 MB, so threads share 64 parts."""
+    return tensors((np.random.default_rng(SEED).random((count, 256), np.float32),), 4096)
+
+
+@cache
 def rows_in_parts(parts: int = 4) -> Data:
     """small_rows as a ConcatDataset."""
     data = small_rows()

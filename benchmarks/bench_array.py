@@ -1,6 +1,7 @@
 """The array loader against torch's, a hand-written loop and the plain C limit.
 
-    python benchmarks/bench_array.py [--rows a,b,c,d,e,f,g,h,i] [--quick] [--json FILE]
+    python benchmarks/bench_array.py [--rows a,b,c,d,e,f,g,h,i] [--threads 4,16,64] [--quick]
+        [--json FILE]
 
 a-d, h, i
      time a batch: whole epochs of `for batch in loader: pass`, data loaders at their best of 0, 1
@@ -17,6 +18,10 @@ f    time in `next()` when the batch is ready, 2 workers: median and 99th percen
 g    time from nothing to the first batch: making loader and iterator included; fastloop's at its
      slowest number of workers. Pages are fresh, but the system has them at hand.
 
+--threads adds a row for each of its numbers: row c and 400 000 x 256 f32 (parts of 64 KB, batch
+4096) with so many threads, beside plain C with as many, and torch at its best of 0, 1 and 2
+workers.
+
 hand is a hand-written loop of `randperm` and `index_select`; limit is limit_gather.c, plain C.
 One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
 """
@@ -27,6 +32,7 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from time import perf_counter
 from typing import Any
 
@@ -37,6 +43,7 @@ from _work import (
     WORKERS,
     Data,
     assert_same_batches,
+    epochs_of,
     hand_written_epoch,
     large_images,
     large_images_in_a_file,
@@ -49,6 +56,7 @@ from _work import (
     small_images,
     small_rows,
     tensors,
+    wide_rows,
 )
 from torch.utils.data import DataLoader
 
@@ -216,6 +224,22 @@ def row_first_batch(bench: Bench[Limit], key: str, work: str, data: Data) -> Non
     bench.report.row(key, work, goals, shown, **measured)
 
 
+def row_threads(bench: Bench[Limit], work: str, data: Data, threads: tuple[int, ...]) -> None:
+    loaders = {f"x{n}": make_loader("fastloop", data, n) for n in threads}
+    contestants = {"fastloop": epochs_of(loaders), "torch": loader_epochs("torch", data)}
+    contestants["limit"] = bench.limit.epochs(data.fields, data.batch, threads)
+    results = measure(contestants, bench.rounds, bench.seconds)
+    for n in threads:
+        ours = results["fastloop"].variants[f"x{n}"]
+        limits = results["limit"].variants
+        limit = min(
+            (limits[f"{how} x{n}"] for how in ("memcpy", "streaming")), key=attrgetter("median")
+        )
+        shown = {"fastloop": ours, "torch": results["torch"], "limit": limit}
+        measured = {"fastloop": ours.as_dict(), "limit": limit.as_dict()}
+        bench.report.row(f"t-{n}", f"{work}, {n} threads", [], shown, **measured)
+
+
 def run_rows(bench: Bench[Limit], rows: list[str]) -> None:
     if "a" in rows:
         work = "20 000 x (20 + 5) f32, batch 256"
@@ -249,11 +273,15 @@ def run_rows(bench: Bench[Limit], rows: list[str]) -> None:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefghi")
+    args = parse_arguments(__doc__, "abcdefghi", has_threads=True)
     rounds, seconds = (2, 0.03) if args.is_quick else (5, 0.3)
     with Report(args.json, ("fastloop", "torch", "hand", "limit")) as report:
         report.open(rounds=rounds)
-        run_rows(Bench(Limit(), report, rounds, seconds), args.rows)
+        bench = Bench(Limit(), report, rounds, seconds)
+        run_rows(bench, args.rows)
+        if args.threads:
+            row_threads(bench, "3x224x224 u8 + label, batch 256", large_images(), args.threads)
+            row_threads(bench, "256 f32, batch 4 096", wide_rows(), args.threads)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-enum { LINE = 64, AHEAD_LINES = 16, MAX_THREADS = 8 };
+enum { LINE = 64, AHEAD_LINES = 16, MAX_THREADS = 64 };
 
 typedef struct limit_field {
     const char *src;        /* borrowed from the caller, as all pointers here */
