@@ -93,12 +93,16 @@ static inline bool has_work_locked(const fl_thread_pool *pool)
     return job != NULL && atomic_load_explicit(&job->next, memory_order_relaxed) < job->parts;
 }
 
-/* Wakes two helpers, which wake the next. Releases the mutex first. */
-static void wake_and_unlock(fl_thread_pool *pool)
+/* Takes over two of the wake-ups that are due. The caller does them without the mutex. */
+static int32_t take_wakes_locked(fl_thread_pool *pool)
 {
     int32_t wakes = (int32_t)fl_min(pool->wanted, 2);
     pool->wanted -= wakes;
-    pthread_mutex_unlock(&pool->mutex);
+    return wakes;
+}
+
+static void wake(fl_thread_pool *pool, int32_t wakes)
+{
     while (wakes-- > 0) pthread_cond_signal(&pool->has_job);
 }
 
@@ -113,7 +117,9 @@ static void *run_helper(void *arg)
         }
         task *job = pool->job;
         pool->inside++;
-        wake_and_unlock(pool);
+        int32_t wakes = take_wakes_locked(pool);
+        pthread_mutex_unlock(&pool->mutex);
+        wake(pool, wakes);
         help(job);
         pthread_mutex_lock(&pool->mutex);
         if (--pool->inside == 0) pthread_cond_signal(&pool->is_idle);
@@ -143,7 +149,9 @@ static bool start_job(fl_thread_pool *pool, task *job)
         int64_t claims = (job->parts - 1) / job->grain + 1;
         pool->wanted = (int32_t)fl_min(pool->started, claims - 1);
     }
-    wake_and_unlock(pool);
+    int32_t wakes = take_wakes_locked(pool);
+    pthread_mutex_unlock(&pool->mutex);
+    wake(pool, wakes);
     return is_ours;
 }
 

@@ -15,8 +15,8 @@ typedef struct fl_batch {
     fl_rows rows;       /* owned by the ring */
     fl_layout layout;   /* owned by the ring: for fill, and for the receiver of the batch */
     const void *source; /* borrowed until the batch is received: the input of the ring's fill */
-    fl_gate *gate; /* borrowed until the next fl_ring_reset or fl_ring_end: whoever fills is inside
-                      this gate; NULL: the source does not move */
+    fl_gate *gate; /* borrowed until the next fl_ring_reset or fl_ring_end: threads that fill are
+                      inside this gate; NULL: the source does not move */
     char *data; /* the memory to fill, borrowed until the batch is received; NULL: the ring takes a
                    slot of its pool, and sets data to the slot's memory */
     void *transfer; /* borrowed until the batch is received: the copy of the slot to a device, told

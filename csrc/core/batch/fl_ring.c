@@ -94,7 +94,7 @@ static void populate_part(const fl_batch *batch, int32_t part)
     if (to > from) (void)fl_pages_populate(batch->data + from, to - from);
 }
 
-/* Whoever fills parts: the consumer or a thread. Lies on its stack. */
+/* The consumer or a thread, while parts are filled. Lies on its stack. */
 typedef struct filler {
     bool is_consumer;
     bool is_counted; /* among ring.fillers: fills a part, or is inside the gate */
