@@ -56,7 +56,7 @@ struct fl_ring {
     bool is_stopped;           /* mutex */
     /* Written under the mutex, polled without: relaxed, because a thread that sees a change takes
      * the mutex before it reads anything else. Each is on a line of its own, because a line that
-     * is polled would slow down whoever writes its neighbours. */
+     * is polled would slow down writes of its neighbours. */
     _Alignas(64) _Atomic int64_t finished;  /* batches filled so far */
     _Alignas(64) _Atomic int64_t submitted; /* batches and added parts so far */
 };
