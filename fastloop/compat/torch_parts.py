@@ -367,7 +367,9 @@ def code_of(function: Any) -> types.CodeType | None:
 
 def names_in(code: types.CodeType) -> set[str]:
     """Return all identifiers in a function and the functions inside it."""
-    names = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    # From CPython 3.14 on the annotations of an inner function have code with its own parameter.
+    own = () if code.co_name == "__annotate__" else code.co_varnames
+    names = {*code.co_names, *own, *code.co_freevars, *code.co_cellvars}
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             names |= names_in(inner)

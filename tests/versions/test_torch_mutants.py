@@ -150,6 +150,13 @@ def changes_of(function: ast.FunctionDef, names: set[str]) -> dict[str, Edit]:
     }
 
 
+def test_annotations_of_inner_functions_have_no_names_of_their_own() -> None:
+    """CPython 3.14 compiles them as a function `__annotate__(format)`."""
+    lines = "def outer(x):\n def __annotate__(format): return List\n def inner(y): return y"
+    _, names = form_of(ast.parse(lines))
+    assert names == {"outer", "x", "__annotate__", "List", "inner", "y"} - {"outer"}
+
+
 def test_other_parameters_or_attributes_are_another_form() -> None:
     every = [part for parts in torch_parts._PARTS.values() for part in parts if part.forms]
     for path in dict.fromkeys(part.path for part in every):
