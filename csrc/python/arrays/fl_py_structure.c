@@ -86,8 +86,12 @@ static PyObject *build_dict(PyObject *structure, PyObject *outputs, Py_ssize_t *
 static PyObject *build(PyObject *structure, PyObject *outputs, Py_ssize_t *next)
 {
     if (structure == Py_None) return Py_NewRef(PyList_GET_ITEM(outputs, (*next)++));
+    if (Py_EnterRecursiveCall(" in the structure of a batch") != 0) return NULL;
     bool is_list = PyTuple_CheckExact(structure);
-    return is_list ? build_list(structure, outputs, next) : build_dict(structure, outputs, next);
+    PyObject *built =
+        is_list ? build_list(structure, outputs, next) : build_dict(structure, outputs, next);
+    Py_LeaveRecursiveCall();
+    return built;
 }
 
 PyObject *fl_py_structure_around(PyObject *structure, PyObject *outputs)
