@@ -47,6 +47,10 @@ def path_of(loader: DataLoader) -> str:
     return choose_route(loader, "auto", "").path
 
 
+MOVED = "torch's loader moves the tensors that it pickles"
+
+
+@pytest.mark.needs_fork(MOVED)
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_batches_are_torchs(name: str, is_persistent: bool) -> None:
@@ -68,6 +72,7 @@ def test_a_range_needs_no_workers() -> None:
         assert ours.stats().path == "sync"
 
 
+@pytest.mark.needs_fork(MOVED)
 def test_subsets_and_samplers() -> None:
     data = DATA["tensors and numbers"]
     for given in (

@@ -69,6 +69,7 @@ def test_any_ranks_go_on_with_a_stream_that_can_be_divided() -> None:
 
 
 @pytest.mark.parametrize(("before", "now"), [((2, 2), (3, 1)), ((2, 1), (1, 2)), ((1, 2), (2, 0))])
+@pytest.mark.needs_fork("the ranks of these workers are their parent's")
 def test_workers_of_all_ranks_are_dealt_out(before: Any, now: Any) -> None:
     had, states = run(Divided, *before, 3)
     rest, _ = run(Divided, *now, None, DataLoader.join_states(states))

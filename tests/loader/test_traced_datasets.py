@@ -546,6 +546,7 @@ def test_a_dataset_within_its_own_dict_or_list_is_not_kept_alive(name: str) -> N
     assert found() is None
 
 
+@pytest.mark.needs_fork("torch's workers have copies of what was pickled")
 @pytest.mark.parametrize("kind", ["array", "tensor", "tensor's array"])
 def test_memory_that_worker_processes_share_is_read_when_batches_are_made(kind: str) -> None:
     found = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import multiprocessing.context
 import os
 import resource
 import select
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import traceback
 from types import CodeType
+from typing import Any
 
 ADDRESS = "FASTLOOP_TESTS_SERVER"  # the variable that holds the name of the server's socket
 FLAGS = ("-X", "faulthandler")
@@ -68,6 +70,10 @@ def serve(fileno: int, imports: str) -> CodeType:
     """Returns in a script's process alone, with what it is to run."""
     # torch imports dill where it is installed, and dill keeps __main__ until modules are cleared.
     sys.modules["dill"] = None  # type: ignore[assignment]
+    # Scripts that name no start method fork, also from CPython 3.14 on: they are not written to be
+    # imported by their workers.
+    default: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    default._default_context = multiprocessing.get_context("fork")
     for name in imports.split():
         importlib.import_module(name)
     del sys.modules["dill"]
