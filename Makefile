@@ -22,7 +22,7 @@
 #   make bench           the benchmarks
 #   make gpu             what needs a CUDA device, in stages (tests/gpu/run.py); STAGE=passes runs
 #                        one alone
-#   make wheel           a manylinux wheel for each of PYTHONS (those of python3.10 to python3.13 that
+#   make wheel           a manylinux wheel for each of PYTHONS (those of python3.10 to python3.14 that
 #                        are here) in dist/; make test-wheels installs and tries them
 #   make sdist clean distclean
 #
@@ -325,7 +325,7 @@ sdist: $(STAMPS)/requirements
 # ---- wheels: each Python builds its own, and auditwheel names the oldest glibc that it runs on
 
 # A shim of pyenv may be there without the Python behind it, so each is asked.
-PYTHONS ?= $(foreach minor,10 11 12 13,$(shell python3.$(minor) -c 'import sys; print(sys.executable)' \
+PYTHONS ?= $(foreach minor,10 11 12 13 14,$(shell python3.$(minor) -c 'import sys; print(sys.executable)' \
 	2>/dev/null))
 WHEELS ?= dist
 # --no-build-isolation takes setuptools and NumPy from that Python instead of from the index.
@@ -334,7 +334,7 @@ BUILT_WHEELS := build/wheels
 
 wheel: $(STAMPS)/requirements
 	@test -n '$(strip $(PYTHONS))' || \
-		{ echo 'no python3.10 to python3.13 in PATH; name some: make wheel PYTHONS="..."'; exit 1; }
+		{ echo 'no python3.10 to python3.14 in PATH; name some: make wheel PYTHONS="..."'; exit 1; }
 	rm -rf $(BUILT_WHEELS)
 	for python in $(PYTHONS); do \
 		rm -rf build/lib.* build/bdist.* && \

@@ -9,19 +9,20 @@ from sources import ROOT
 sys.path.append(str(ROOT / "tests" / "versions"))
 import matrix
 
-PYTHONS = {"3.11": "/usual", "3.13t": "/free"}
+PYTHONS = {"3.11": "/usual", "3.13t": "/free", "3.14": "/newer"}
 
 
 def test_a_word_is_a_release_an_interpreter_or_a_start_method() -> None:
-    words = ["2.15", "newest", "spawn", "py3.13t", "2.10"]
+    words = ["2.15", "newest", "spawn", "py3.13t", "py3.14", "2.10"]
     cells = matrix.read_cells(words, "2.15", "/usual", PYTHONS)
     assert cells == [
         matrix.Cell("py3.13t", "torch", "/free"),
+        matrix.Cell("py3.14", "torch", "/newer", "forkserver"),
         matrix.Cell("2.10", "torch==2.10.*", "/usual"),
         matrix.Cell("2.15", "torch==2.15.*", "/usual"),
         matrix.Cell("spawn", "torch==2.15.*", "/usual", "spawn"),
     ]
-    assert len({cell.folder for cell in cells}) == 3  # the last two share one environment
+    assert len({cell.folder for cell in cells}) == 4  # the last two share one environment
 
 
 def test_words_that_name_nothing_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,7 @@ HEART = (
     "versions/test_torch_mutants.py",  # quick: the table's digests are this release's
 )
 # Only the loader starts processes by the method that is set; tests of workers name theirs.
+# Of an interpreter whose own method is not fork the rest of the heart is run, too.
 HEART_OF_METHODS = ("loader",)
 # Lines of requirements-dev.txt. What else tests would use, such as frameworks, they skip.
 REQUIREMENTS = "numpy pytest pytest-xdist hypothesis psutil tqdm pillow cloudpickle".split()
@@ -63,6 +64,13 @@ class Cell:
     torch: str  # what is asked of the index
     python: str  # the interpreter's path
     start_method: str = "fork"
+
+    @property
+    def rooms(self) -> tuple[str, ...]:
+        if self.start_method == "fork":
+            return HEART
+        others = tuple(room for room in HEART if not room.startswith("loader"))
+        return (*HEART_OF_METHODS, *(others if self.name.startswith("py") else ()))
 
     @property
     def is_free_threaded(self) -> bool:
@@ -131,7 +139,8 @@ def read_cells(words: list[str], newest: str, here: str, pythons: dict[str, str]
             release = newest if word == "newest" else word
             cell = Cell(release, f"torch=={release}.*", here)
         elif word.startswith("py") and word[2:] in pythons:
-            cell = Cell(word, "torch", pythons[word[2:]])
+            method = "fork" if int(word[4:].rstrip("t")) < 14 else "forkserver"  # its default
+            cell = Cell(word, "torch", pythons[word[2:]], method)
         elif word.startswith("py"):
             print(f"{word}: no such interpreter here; name its path in PYTHONS", file=sys.stderr)
             continue
@@ -240,9 +249,10 @@ class Workshop:
 def arguments(cell: Cell, jobs: str) -> list[str | Path]:
     """Of pytest."""
     tests = ROOT / "tests"
-    rooms = HEART if cell.start_method == "fork" else HEART_OF_METHODS
     found: list[str | Path] = ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
-    found += [room.replace("=", f"={tests}/") if "=" in room else tests / room for room in rooms]
+    found += [
+        room.replace("=", f"={tests}/") if "=" in room else tests / room for room in cell.rooms
+    ]
     found += ["--quick", "-q", "-p", "no:cacheprovider"]
     found += ["-n", jobs, "--dist", "loadfile"] if jobs != "1" else []
     return found + (["--start-method", cell.start_method] if cell.start_method != "fork" else [])
