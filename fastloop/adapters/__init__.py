@@ -36,6 +36,7 @@ _SEAMS: dict[str, late_seam.Places] = {
             ("Image", "resize", "pillow_resize"),
             ("Image", "_Image__transformer", "pillow_warp"),
         ],
+        "PIL.ImageFile": [("ImageFile", "load", "pillow_load")],
         "PIL.ImageFilter": [("GaussianBlur", "filter", "pillow_blur")],
     },
     "texts": {

@@ -13,8 +13,8 @@ fastloop silent.
   --only NAMES      patch these parts of torch only, with commas between:
                     dataloader,grad_scaler,clip_grad_norm,transforms
   --cache[=SIZE|FOLDER]
-                    decode JPEG files of torchvision's ImageFolder once, and keep them in a file of
-                    this size (for example 8G), in this folder (default: half of the memory or of
+                    decode JPEG files that the program opens by Pillow once, and keep them in a file
+                    of this size (for example 8G), in this folder (default: half of the memory or of
                     the disk's free space, in ~/.cache/fastloop/images), for later runs, too
   --no-children     do not patch the interpreters that the program starts
   --report[=FILES]  print at the end what the training loop waited for, and write files, with

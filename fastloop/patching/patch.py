@@ -94,9 +94,10 @@ def patch(
             ``pad_sequence``.
         verbose: whether to print what is on, a line on stderr. None: if FASTLOOP_VERBOSE is
             set and not 0, or if a seam could not be put in.
-        cache: True, a size such as ``"8G"``, or a folder: JPEG files of torchvision's ImageFolder
-            are decoded once and kept, as by ``fastloop.ImageFolder(cache="planes")``, also in
-            processes that start later. False, None: nothing changes.
+        cache: True, a size such as ``"8G"``, or a folder: JPEG files that torchvision's ImageFolder
+            or the program opens by Pillow are decoded once and kept, as by
+            ``fastloop.ImageFolder(cache="planes")``, also in processes that start later. False,
+            None: nothing changes.
 
     Returns:
         The state of all seams. A seam that torch's version does not fit is off and says why. With

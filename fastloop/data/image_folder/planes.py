@@ -134,11 +134,15 @@ class ImagePlanes:
     def __reduce__(self) -> tuple[type[ImagePlanes], tuple[str]]:
         return ImagePlanes, (self.argument,)
 
-    def read(self, path: str) -> YccImage | None:
+    def read(self, path: str, status: os.stat_result | None = None) -> YccImage | None:
         """Return the image of a file. If it is not kept yet, decode and keep it. None: the file is
-        no JPEG file, or there is no room, or Pillow says what is wrong with it."""
+        no JPEG file, or there is no room, or Pillow says what is wrong with it.
+
+        Args:
+            status: of the file, if the caller has opened it.
+        """
         try:
-            status = os.stat(path)
+            status = status or os.stat(path)
         except (OSError, ValueError):
             return None
         key = self._key(path, status)

@@ -1,0 +1,101 @@
+"""Pillow's ``ImageFile.load`` of JPEG files whose planes are kept, with Pillow's bits and states.
+
+A program's own dataset calls it by ``Image.open(path).convert("RGB")``. docs/internals/
+image-cache.md tells the rules.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fastloop.adapters import originals
+from fastloop.adapters.pillow_blur import Core
+from fastloop.base.checks import refuse_if
+from fastloop.compat.verification import Verification, runs_original
+from fastloop.data.collate import fetch
+
+if TYPE_CHECKING:
+    from fastloop.data.image_folder.planes import ImagePlanes
+
+_CHECKED = 3  # images of a process
+
+
+def _find_planes() -> ImagePlanes | None:
+    if "FASTLOOP_IMAGES" not in os.environ:  # most programs do without, and without this import
+        return None
+    from fastloop.data.image_folder.planes import find_asked
+
+    return find_asked()
+
+
+@cache
+def _open_verdict() -> tuple[str, Verification]:
+    """Return why fastloop must not stand in for Pillow's function, or "", and the verification of
+    images."""
+    why = originals.find_unknown("PillowLoad")
+    return why, Verification("JPEG files", "Pillow's", _CHECKED)
+
+
+def _find_core(image: Any, planes: ImagePlanes) -> Any:
+    """Return the core of an image that nobody has read from its file yet. Raises ValueError: Pillow
+    reads it."""
+    from fastloop.data.image_folder.planes import to_array
+
+    plugin, file = sys.modules["PIL.JpegImagePlugin"], image.fp
+    is_plain = type(image) is plugin.JpegImageFile and image.mode == "RGB" and image._im is None
+    whole = [("jpeg", (0, 0, *image.size), 0, ("RGB", ""))]
+    is_plain = is_plain and image.tile == whole and not image.decoderconfig
+    is_file = type(file) is io.BufferedReader and type(file.raw) is io.FileIO
+    is_file = is_file and type(file.name) is str
+    refuse_if(not (is_plain and is_file), "a part of a file, or another format")
+    kept = planes.read(file.name, os.fstat(file.fileno()))
+    refuse_if(kept is None or kept.shape[1::-1] != image.size, "the planes are not kept")
+    return plugin.Image.frombytes("RGB", image.size, to_array(kept)).im  # type: ignore[arg-type]
+
+
+def _finish(image: Any, core: Any) -> Any:
+    """Leave an image as Pillow's function leaves it."""
+    image.map, image.im, image.tile, image.readonly = None, core, [], 0
+    image.load_end()
+    if image._exclusive_fp and image._close_exclusive_fp_after_loading:
+        image.fp.close()
+    image.fp = None
+    return sys.modules["PIL.Image"].Image.load(image)
+
+
+def prepare() -> None:
+    """Find out before a fork."""
+    if _find_planes() is not None:
+        _open_verdict()
+
+
+def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function in place of ``ImageFile.load``."""
+
+    def load(self: Any) -> Any:
+        planes = _find_planes() if seam.is_on or fetch.is_served else None
+        if planes is None or runs_original():
+            return before(self)
+        why, verification = _open_verdict()
+        try:
+            refuse_if(why or verification.falls_back, why)
+            core = _find_core(self, planes)
+        except Exception:  # Pillow raises its own error, if there is one
+            return before(self)
+
+        def original() -> Core:
+            with sys.modules["PIL.Image"].open(self.fp.name) as image:
+                before(image)
+                return Core(image.im)
+
+        if verification.is_due():
+            core = verification.compare(original, lambda _: Core(core)).core
+        seam.native += 1
+        return _finish(self, core)
+
+    return load
