@@ -8,6 +8,7 @@ methods only, because subclasses may override them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import accumulate
 from operator import is_
@@ -17,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from fastloop.base.checks import look_up, make_message
 from fastloop.compat.torch_parts import OptState, is_known
-from fastloop.step.grad_list import FlagCounter, GradList, new_flag, parameters_of
+from fastloop.step.grad_list import Arrival, FlagCounter, GradList, new_flag, parameters_of
+from fastloop.step.norm_guard import NormGuard
 from fastloop.step.ranks import Ranks
 from fastloop.step.scaler import GradScaler, fused_attributes, takes_grad_scale, watch_step
 from fastloop.step.shards import laid_out_as, part_of
@@ -164,12 +167,18 @@ class Boundary:
     """Turns the gradients of a window into a step of one optimizer."""
 
     def __init__(
-        self, optimizer: Optimizer, scaler: Any, max_norm: float | None, checks: bool
+        self,
+        optimizer: Optimizer,
+        scaler: Any,
+        max_norm: float | None,
+        checks: bool,
+        guard: NormGuard | None,
     ) -> None:
         self._optimizer = optimizer
         self._scaler = scaler  # enabled, or None
         self._max_norm = max_norm
         self._checks = checks  # a gradient that is not finite skips the step
+        self._guard = guard  # the stepper's; None: a norm of any size takes its step
         self._is_fused = takes_grad_scale(optimizer)
         # If a subclass unscales in its own way, its methods are called.
         self._is_ours = isinstance(scaler, GradScaler) and scaler._owns_unscaling()
@@ -209,14 +218,17 @@ class Boundary:
 
     # ---- the step
 
-    def step(self, divisor: float, buffers: GradBuffers | None, has_dropped: bool) -> Outcome:
-        """Take the step for gradients / (scale * divisor), then update the scaler.
+    def step(
+        self, divisor: float, buffers: GradBuffers | None, has_dropped: bool, name: str
+    ) -> Outcome:
+        """Take the step for gradients / (scale * divisor), then update the scaler. `name` is the
+        window's, for the guard.
 
-        SYNC if gradients are checked and the optimizer is not fused."""
+        SYNC if a step may be skipped and the optimizer is not fused."""
         try:
             if self._scaler is not None and not self._is_ours and buffers is None:
-                return self._step_as_torch(divisor)
-            return self._step(divisor, buffers, has_dropped)
+                return self._step_as_torch(divisor, name)
+            return self._step(divisor, buffers, has_dropped, name)
         except BaseException:
             if self._scaler is not None:
                 with suppress(Exception):  # the scaler may have no scale yet
@@ -232,8 +244,10 @@ class Boundary:
             self._record(torch.ones_like(self._scale_on(device)))
             self._scaler.update()
 
-    def _step(self, divisor: float, buffers: GradBuffers | None, has_dropped: bool) -> Outcome:
-        reads = self._checks or self._max_norm is not None
+    def _step(
+        self, divisor: float, buffers: GradBuffers | None, has_dropped: bool, name: str
+    ) -> Outcome:
+        reads = self._checks or self._max_norm is not None or self._guard is not None
         is_one = self._scaler is None and self._max_norm is None and divisor == 1
         if is_one and not reads and buffers is None:
             self._optimizer.step()
@@ -242,12 +256,18 @@ class Boundary:
         scale = None if self._scaler is None else self._scale_on(grads.device)
         found_inf = new_flag(grads.device)
         norm = grads.norm_check(found_inf, scale=scale, divisor=divisor) if reads else None
+        spike, room = self._watch(norm, name)
         factor: Tensor | float = 1.0
-        if not is_one:
+        if not is_one or room is not None:
             factor = grads.clip_factor(norm, self._max_norm, scale, divisor)
-        found: Tensor | bool = found_inf if self._checks else False
-        if self._checks and (not self._is_fused or found_inf.device.type == "cpu"):
-            found = bool(found_inf)
+        if room is not None:
+            factor = factor * room
+        # The scaler must not know that a step is skipped for a spike: its scale is not too large.
+        stop = found_inf if self._checks else torch.zeros_like(found_inf)
+        stop = stop if spike is None else stop + spike
+        found: Tensor | bool = False
+        if self._checks or spike is not None:
+            found = bool(stop) if not self._is_fused or stop.device.type == "cpu" else stop
         grad_scale = None
         if buffers is not None:
             if found is not True:
@@ -256,10 +276,10 @@ class Boundary:
             grad_scale = factor.reciprocal().float() if isinstance(factor, Tensor) else None
         elif isinstance(factor, Tensor) and found is not True:
             grads.scale_(factor)
-        flag = found_inf if self._is_fused and found is not False and not self._is_ours else None
+        flag = stop if self._is_fused and found is not False and not self._is_ours else None
         with fused_attributes(self._optimizer, grad_scale, flag, gives_back=True):
             if self._is_ours:
-                self._step_by_scaler(found_inf)
+                self._step_by_scaler(found_inf, stop)
             elif found is not True:
                 self._optimizer.step()
         if self._scaler is not None:
@@ -268,14 +288,28 @@ class Boundary:
             self._scaler.update()
         return norm, found
 
-    def _step_by_scaler(self, found_inf: Tensor) -> None:
-        """Let fastloop's scaler step. The gradients are checked; they are unscaled, or the fused
-        optimizer unscales them. The scaler keeps found_inf for `update` and does not change it."""
+    def _watch(self, norm: Tensor | None, name: str) -> tuple[Tensor | None, Tensor | None]:
+        """Show the guard a norm. Returns a flag, 1.0 if the step has to be skipped, or None; and a
+        factor that clips what `max_norm` leaves of a spike, or None."""
+        guard = self._guard
+        if guard is None or norm is None:
+            return None, None
+        flag, limit = guard.watch(norm, name)
+        if not guard.clips:
+            return flag, None
+        clipped = norm if self._max_norm is None else norm.clamp(max=self._max_norm)
+        return None, torch.where(flag > 0, torch.clamp(limit / (clipped + 1e-6), max=1.0), 1.0)
+
+    def _step_by_scaler(self, found_inf: Tensor, stop: Tensor) -> None:
+        """Let fastloop's scaler step, unless `stop` is set. The gradients are checked; they are
+        unscaled, or the fused optimizer unscales them. The scaler keeps found_inf for `update` and
+        does not change it."""
         state = self._scaler._per_optimizer_states[id(self._optimizer)]
         if state["stage"] is not OptState.READY:
             self._scaler.unscale_(self._optimizer)  # raises: the user has called unscale_ or step
-        state.update(found_inf_per_device={found_inf.device: found_inf}, stage=OptState.UNSCALED)
+        state.update(found_inf_per_device={found_inf.device: stop}, stage=OptState.UNSCALED)
         self._scaler.step(self._optimizer)
+        state["found_inf_per_device"] = {found_inf.device: found_inf}
 
     def _record(self, found_inf: Tensor) -> None:
         """Show found_inf to the scaler: let the scaler unscale one gradient, inf if found_inf is
@@ -287,16 +321,21 @@ class Boundary:
         self._flagged: Any = SimpleNamespace(param_groups=[{"params": [parameter]}])
         self._scaler.unscale_(self._flagged)
 
-    def _step_as_torch(self, divisor: float) -> Outcome:
+    def _step_as_torch(self, divisor: float, name: str) -> Outcome:
         """Step by the public methods of torch's own scaler, which subclasses may override."""
         scaler, optimizer = self._scaler, self._optimizer
         scaler.unscale_(optimizer)
         grads = self._grads.collect_grads(optimizer)
         norm = None
-        if self._max_norm is not None:
+        if self._max_norm is not None or self._guard is not None:
             norm = grads.norm_check(new_flag(grads.device), divisor=divisor)
+        spike, room = self._watch(norm, name)
         if divisor != 1 or norm is not None:
-            grads.scale_(grads.clip_factor(norm, self._max_norm, None, divisor))
+            factor = grads.clip_factor(norm, self._max_norm, None, divisor)
+            grads.scale_(factor if room is None else factor * room)
+        if spike is not None and spike:
+            scaler.update()
+            return norm, True
         with fused_attributes(optimizer, gives_back=True), watch_step(optimizer) as skipped:
             scaler.step(optimizer)
         found_inf = skipped[0]
@@ -304,6 +343,20 @@ class Boundary:
         if isinstance(found_inf, Tensor) and (not self._is_fused or not found_inf.is_cuda):
             found_inf = bool(found_inf)
         return norm, found_inf
+
+
+def read_schedulers(scheduler: Any) -> list[LRScheduler]:
+    if scheduler is None:
+        return []
+    several = list(scheduler) if isinstance(scheduler, Iterable) else [scheduler]
+    for one in several:
+        if isinstance(one, ReduceLROnPlateau):
+            remedy = "call its step(metric) yourself"
+            rule = "an LRScheduler that steps without a metric"
+            raise TypeError(f"scheduler must be {rule}, got ReduceLROnPlateau ({remedy})")
+        if not callable(look_up(one, "step")):
+            raise TypeError(make_message("scheduler", "one or several LRScheduler", one))
+    return several
 
 
 class Outcomes:
@@ -317,7 +370,7 @@ class Outcomes:
     ) -> None:
         self.schedulers, self.boundaries = schedulers, boundaries
         self._skips = FlagCounter(skipped)
-        self._arriving: tuple[Tensor, Any] | None = None  # a found_inf on its way to a scheduler
+        self._arriving: Arrival | None = None  # a found_inf on its way to a scheduler
 
     def add(self, found_inf: Tensor | bool) -> None:
         """Count a boundary; its step was skipped if found_inf. Does not wait for a device. The
@@ -325,19 +378,15 @@ class Outcomes:
         assert self._arriving is None
         self.boundaries += 1
         if isinstance(found_inf, Tensor) and self.schedulers:
-            copy = torch.empty((), dtype=found_inf.dtype, device="cpu", pin_memory=True)
-            copy.copy_(found_inf, non_blocking=True)
-            stream = torch.accelerator.current_stream(found_inf.device)
-            self._arriving = copy, stream.record_event()
+            self._arriving = Arrival(found_inf)
         else:
             self._count(found_inf)
 
     def settle(self) -> None:
         """Let the schedulers follow the last boundary (SYNC if the device is not yet there)."""
         if self._arriving is not None:
-            (found_inf, event), self._arriving = self._arriving, None
-            event.synchronize()
-            self._count(bool(found_inf))
+            arrival, self._arriving = self._arriving, None
+            self._count(bool(arrival.read()))
 
     def _count(self, found_inf: Tensor | bool) -> None:
         self._skips.add(found_inf)

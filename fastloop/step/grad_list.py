@@ -87,6 +87,27 @@ class FlagCounter:
         return self.count
 
 
+class Arrival:
+    """Numbers on their way from a device to the host."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._numbers = numbers
+        self._event: Any = None  # None: the host has the numbers
+        if numbers.device.type != "cpu":
+            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.accelerator.current_stream(numbers.device).record_event()
+
+    def is_here(self) -> bool:
+        return self._event is None or self._event.query()
+
+    def read(self) -> Tensor:
+        """Return the numbers (SYNC if the device is not yet there)."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._numbers
+
+
 def _new_number(like: Tensor | None) -> Tensor:
     device = torch.device("cpu") if like is None else like.device
     return torch.empty((), dtype=torch.float64, device=device)

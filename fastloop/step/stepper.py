@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from fastloop.base.checks import (
     check_state,
@@ -31,16 +31,15 @@ from fastloop.base.checks import (
 from fastloop.base.shown import repr_of
 from fastloop.compat.ranges import named
 from fastloop.compat.torch_parts import TorchScaler
-from fastloop.step.boundary import Boundary, GradBuffers, Outcomes
+from fastloop.step.boundary import Boundary, GradBuffers, Outcomes, read_schedulers
 from fastloop.step.grad_list import parameters_of
+from fastloop.step.norm_guard import NormGuard
 from fastloop.step.ranks import Ranks, SyncPoint, Totals
-from fastloop.step.window import Lookahead, WeightedBackward, Window
-
-Batch = TypeVar("Batch")
+from fastloop.step.window import Batch, Batches, Lookahead, WeightedBackward, Window
 
 _VERSION = 1
 _COUNTS = ("version", "boundaries", "stepped", "skipped", "open_micros")
-_STATE = {**dict.fromkeys(_COUNTS, 0), "mean_weight": None}
+_STATE = {**dict.fromkeys(_COUNTS, 0), "mean_weight": None, "norms": None}
 _REMEDY = "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged"
 _UNEQUAL = (
     "{} of {} ranks have a further window and the rest have none (give every rank equally many "
@@ -90,8 +89,13 @@ class Stepper:
             Under FSDP2 a buffer has a shard's size, and each micro-batch is reduced.
         on_nonfinite: if a gradient is inf or NaN: "window" takes no step, "micro" leaves only that
             micro-batch out (needs the buffers of accum_dtype; SYNC for each micro-batch; under
-            FSDP2 on all ranks), "ignore" takes the step. None: "window" with an enabled scaler,
-            else "ignore".
+            FSDP2 on all ranks), "ignore" takes the step. None: "window" with an enabled scaler or
+            max_norm_spike, else "ignore".
+        max_norm_spike: a window is a spike if its 2-norm is above this number (>= 1) times the
+            median of the last 128 norms, of which 16 must be there. A warning names the window.
+        on_spike: "skip" takes no step at a spike and leaves the scale alone (SYNC on a device
+            unless the optimizer is fused), "clip" takes the step with the norm clipped to the
+            greatest that is no spike.
 
     Attributes:
         is_boundary: whether the micro-batch that runs, or ran last, closes its window.
@@ -114,6 +118,8 @@ class Stepper:
         model: Module | Iterable[Module] | None = None,
         accum_dtype: torch.dtype | None = None,
         on_nonfinite: str | None = None,
+        max_norm_spike: float | None = None,
+        on_spike: str = "skip",
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(make_message("optimizer", "a torch.optim.Optimizer", optimizer))
@@ -124,14 +130,20 @@ class Stepper:
             raise TypeError(make_message("scaler", "a torch or fastloop GradScaler", scaler))
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
         choice = read_choice("on_nonfinite", on_nonfinite, (None, "window", "micro", "ignore"))
-        choice = choice or ("ignore" if scaler is None else "window")
+        clips = read_choice("on_spike", on_spike, ("skip", "clip")) == "clip"
+        guard = None
+        if max_norm_spike is not None:
+            remedy = "10, for example; None: no guard"
+            factor = read_number("max_norm_spike", max_norm_spike, 1, remedy=remedy)
+            guard = NormGuard(factor, clips)
+        choice = choice or ("ignore" if scaler is None and guard is None else "window")
         if choice == "ignore" and scaler is not None:
             rule = "'window' or 'micro' with an enabled scaler"
             raise ValueError(make_message("on_nonfinite", rule, choice))
         accum_dtype = read_choice("accum_dtype", accum_dtype, (None, torch.float32, torch.float64))
         needs_buffers = accum_dtype is not None or choice == "micro"
         self._optimizer = optimizer
-        self._outcomes = Outcomes(_read_schedulers(scheduler))
+        self._outcomes = Outcomes(read_schedulers(scheduler))
         self._ranks = Ranks(model)
         if self._ranks.has_shards and needs_buffers and not self._ranks.can_add_shards:
             raise ValueError(
@@ -142,7 +154,8 @@ class Stepper:
         self._accumulate = accumulate if is_function else read_int("accumulate", accumulate, 1)
         if max_norm is not None:
             max_norm = read_number("max_norm", max_norm, 0, remedy="or None: no clipping")
-        self._boundary = Boundary(optimizer, scaler, max_norm, checks=choice != "ignore")
+        self._boundary = Boundary(optimizer, scaler, max_norm, choice != "ignore", guard)
+        self._guard = guard
         self._drops_micro = choice == "micro"
         # Owned, kept between windows; None: gradients add up in `.grad`.
         self._buffers = GradBuffers(optimizer, accum_dtype) if needs_buffers else None
@@ -165,7 +178,7 @@ class Stepper:
 
     # ---- the loop
 
-    def iterate(self, loader: Iterable[Batch]) -> _Batches[Batch]:
+    def iterate(self, loader: Iterable[Batch]) -> Batches[Batch]:
         """Yield the loader's batches; the last one closes its window, however short.
 
         Enter micro() once for each batch. If the loader has a len(), its batches are counted; any
@@ -177,7 +190,7 @@ class Stepper:
             RuntimeError: ranks have unequal numbers of windows (on every rank, after the last
                 window that every rank has); a second loop of this stepper has begun inside.
         """
-        return _Batches(loader, self._batches(loader))
+        return Batches(loader, self._batches(loader))
 
     def _batches(self, loader: Iterable[Batch]) -> Generator[Batch]:
         self._refuse_inside_micro("iterate")
@@ -280,8 +293,16 @@ class Stepper:
         if remaining is not None and not self._ranks.is_parallel:
             size = max(1, min(size, remaining + 1))
         mean = self._mean_weight
-        self._window = Window(size, None if mean is None else size * mean)
+        first = 0 if self._loop is None else self._loop.taken - 1
+        self._window = Window(size, None if mean is None else size * mean, first)
         return self._window
+
+    def _name_window(self) -> str:
+        """Return the window's number and, inside iterate(), the numbers of its batches."""
+        name = f"window {self._outcomes.boundaries}"
+        if self._loop is None or self._window is None:
+            return name
+        return f"{name} (batches {self._window.first} to {self._loop.taken - 1} of this loop)"
 
     def backward(self, loss: Tensor) -> None:
         """Back-propagate a micro-batch's mean loss, scaled by its weight and the scaler's scale.
@@ -374,6 +395,8 @@ class Stepper:
             self._step(point)
         finally:
             self._end_window()
+        if self._guard is not None:
+            self._guard.settle()
         self._ranks.finish_window()
 
     def _step(self, point: SyncPoint) -> None:
@@ -395,7 +418,8 @@ class Stepper:
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
             step = named("step", self._boundary.step)
-            self.last_norm, found_inf = step(divisor, buffers, totals.has_dropped > 0)
+            name = self._name_window() if self._guard is not None else ""
+            self.last_norm, found_inf = step(divisor, buffers, totals.has_dropped > 0, name)
             self._mean_weight = totals.weight / totals.counted
             self._outcomes.add(found_inf)
         elif totals.has_dropped:
@@ -475,8 +499,17 @@ class Stepper:
         """The number of windows without a step: a gradient was not finite (SYNC as `stepped`)."""
         return self._outcomes.read()[1]
 
+    @property
+    def spikes(self) -> int:
+        """The number of spikes, of max_norm_spike (SYNC if the last norm is still on a device)."""
+        if self._guard is None:
+            return 0
+        self._guard.settle(waits=True)
+        return self._guard.spikes
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts and weights that a resumed run needs; numbers only (SYNC as `stepped`).
+        """Return the counts, weights and norms that a resumed run needs; numbers only (SYNC as
+        `stepped`).
 
         Save this state together with the states of model, optimizer, scaler, scheduler and loader,
         at a boundary: the gradients of an open window are not part of it.
@@ -493,6 +526,7 @@ class Stepper:
             "skipped": skipped,
             "mean_weight": self._mean_weight,
             "open_micros": 0 if self._window is None else self._window.count,
+            "norms": None if self._guard is None else self._guard.state(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -512,6 +546,8 @@ class Stepper:
         counts = state["boundaries"], state["skipped"]
         self._outcomes = Outcomes(self._outcomes.schedulers, *counts)
         self._mean_weight = state["mean_weight"]
+        if self._guard is not None:
+            self._guard.load(state["norms"])
         self._has_met = False
         if count := state["open_micros"]:
             warnings.warn(
@@ -524,27 +560,6 @@ class Stepper:
     def _refuse_inside_micro(self, method: str) -> None:
         if self._phase is not Phase.IDLE:
             raise RuntimeError(f"{method}() inside micro(); call {method}() after micro() ends")
-
-
-class _Batches(Iterator[Batch]):
-    """The generator of iterate(), with the length of its loader."""
-
-    def __init__(self, loader: Iterable[Batch], batches: Generator[Batch]) -> None:
-        self._loader: Any = loader
-        self._batches = batches
-        self.close = batches.close  # a method here would hide the caller from warnings
-
-    def __len__(self) -> int:
-        try:
-            return len(self._loader)
-        except (AttributeError, NotImplementedError) as error:  # from a sampler or dataset
-            raise TypeError(str(error)) from error
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches  # all that a loop needs
-
-    def __next__(self) -> Batch:
-        return next(self._batches)
 
 
 class _Micro:
@@ -583,17 +598,3 @@ def _check_loss(loss: Any) -> None:
         raise TypeError(f"loss must be a real tensor, got {kind}")
     if loss.numel() != 1:
         raise ValueError(f"loss must be one number, got shape {tuple(loss.shape)} (pass its mean)")
-
-
-def _read_schedulers(scheduler: Any) -> list[LRScheduler]:
-    if scheduler is None:
-        return []
-    several = list(scheduler) if isinstance(scheduler, Iterable) else [scheduler]
-    for one in several:
-        if isinstance(one, ReduceLROnPlateau):
-            remedy = "call its step(metric) yourself"
-            rule = "an LRScheduler that steps without a metric"
-            raise TypeError(f"scheduler must be {rule}, got ReduceLROnPlateau ({remedy})")
-        if not callable(look_up(one, "step")):
-            raise TypeError(make_message("scheduler", "one or several LRScheduler", one))
-    return several

@@ -5,14 +5,16 @@ Nothing here knows the optimizer, the scaler or the network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastloop.base.checks import look_up
+
+Batch = TypeVar("Batch")
 
 _ROUNDING = 1e-15  # a divisor this close to 1 counts as 1, because sums of weights are rounded
 _NOTHING: Any = object()
@@ -24,6 +26,7 @@ class Window:
 
     size: int  # planned number of micro-batches
     expected: float | None  # w_ref: the planned sum of weights; None: not known yet
+    first: int = 0  # the number of its first batch in the loop of iterate()
     count: int = 0  # micro-batches so far
     counted: int = 0  # micro-batches with a weight above 0 that were not dropped
     weight: float = 0.0  # the sum of the counted micro-batches' weights
@@ -85,6 +88,7 @@ class Lookahead:
         # A resumed loader begins in the middle of its epoch: torch's iterators count from there.
         begun: int = look_up(self._iterator, "_num_yielded", 0)
         self.remaining = None if total is None else total - begun  # batches; None: not known
+        self.taken = begun  # the number of the batch that `take` gives next
         self._held: Any = _NOTHING  # the batch that was read ahead
         self._error: BaseException | None = None  # met while reading ahead
         # For ranks of a parallel job:
@@ -106,6 +110,7 @@ class Lookahead:
         """Return the next batch. Raises StopIteration at the end."""
         if self.remaining is not None:
             batch = next(self._iterator)
+            self.taken += 1
             # The length of an IterableDataset is a guess: more batches may come.
             self.remaining = self.remaining - 1 if self.remaining > 0 else None
             return batch
@@ -114,4 +119,26 @@ class Lookahead:
             assert error is not None
             raise error
         batch, self._held = self._held, _NOTHING
+        self.taken += 1
         return batch
+
+
+class Batches(Iterator[Batch]):
+    """The generator of iterate(), with the length of its loader."""
+
+    def __init__(self, loader: Iterable[Batch], batches: Generator[Batch]) -> None:
+        self._loader: Any = loader
+        self._batches = batches
+        self.close = batches.close  # a method here would hide the caller from warnings
+
+    def __len__(self) -> int:
+        try:
+            return len(self._loader)
+        except (AttributeError, NotImplementedError) as error:  # from a sampler or dataset
+            raise TypeError(str(error)) from error
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches  # all that a loop needs
+
+    def __next__(self) -> Batch:
+        return next(self._batches)

@@ -1,0 +1,163 @@
+"""Stepper(max_norm_spike=): which windows are spikes, what a spike leaves alone, states; against a
+plain list of norms."""
+
+import copy
+import math
+import random
+import statistics
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from stepper_runs import INF, Run
+
+import fastloop
+from fastloop import DataLoader, Stepper
+from fastloop.step.norm_guard import NormGuard
+
+FACTOR = 5.0
+
+
+def spike_of(norms: list[float], norm: float) -> bool:
+    recent = [n for n in norms[-128:] if math.isfinite(n)]
+    if len(recent) < 16 or not math.isfinite(norm):
+        return False
+    return norm > FACTOR * statistics.median_low(recent)
+
+
+def warmed(steps: int = 20, **kwargs: Any) -> Run:
+    run = Run(1, max_norm_spike=FACTOR, **kwargs)
+    for seed in range(steps):
+        run.micro(seed)
+    assert run.stepper.spikes == 0
+    return run
+
+
+def spike(run: Run, spoil: float = 1e4) -> None:
+    with pytest.warns(UserWarning, match=r"the norm \S+ of window \d+ is above"):
+        run.micro(3, spoil=spoil)
+
+
+def every_scaler() -> list[Any]:
+    ours = fastloop.GradScaler("cpu", init_scale=8.0)
+    return [None, ours, torch.amp.GradScaler("cpu", init_scale=8.0)]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_spikes_are_the_norms_above_the_median(seed: int) -> None:
+    rng = random.Random(seed)
+    run, norms, expected = Run(1, max_norm_spike=FACTOR), [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(300):
+            # A level that stays high becomes the median; inf and NaN are not counted.
+            level = 100.0 if 150 < i < 250 else 1.0
+            spoil = rng.choice([INF, 30.0, 1.0, 1.0, 1.0, 0.5]) * level
+            before = run.parameters()
+            run.micro(i, spoil=spoil)
+            assert run.stepper.last_norm is not None
+            norm = run.stepper.last_norm.item()
+            is_spike = spike_of(norms, norm)
+            expected += is_spike
+            assert run.stepper.spikes == expected
+            assert (run.parameters() == before) == (is_spike or not math.isfinite(norm))
+            # As the ring does, the list has a place for a norm that is not finite.
+            norms.append(norm)
+    assert expected > 10
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", range(3))
+@pytest.mark.parametrize("way", [{}, {"accum_dtype": torch.float64}])
+def test_a_spike_is_skipped_and_the_scale_stays(kind: int, fused: bool, way: Any) -> None:
+    scaler = every_scaler()[kind]
+    run = warmed(fused=fused, scaler=scaler, schedule=0.5, **way)
+    before, lr = run.parameters(), run.optimizer.param_groups[0]["lr"]
+    buffers = [s["momentum_buffer"].clone() for s in run.optimizer.state.values()]
+    spike(run)
+    after = [s["momentum_buffer"] for s in run.optimizer.state.values()]
+    assert run.parameters() == before and all(map(torch.equal, buffers, after))
+    assert (run.stepper.stepped, run.stepper.skipped, run.stepper.spikes) == (20, 1, 1)
+    assert run.optimizer.param_groups[0]["lr"] == lr and not run.has_gradients()
+    if scaler is not None:
+        assert scaler.get_scale() == 8.0
+    run.micro(4)
+    assert run.stepper.stepped == 21 and run.parameters() != before
+    run.micro(5, spoil=INF)  # not finite: no spike, and the scale backs off
+    assert (run.stepper.skipped, run.stepper.spikes) == (2, 1)
+    assert scaler is None or scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", range(3))
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_a_spike_is_clipped(kind: int, fused: bool, max_norm: float | None) -> None:
+    kwargs: Any = {"fused": fused, "max_norm": max_norm, "scaler": every_scaler()[kind]}
+    run, other = warmed(on_spike="clip", **kwargs), Run(1, **kwargs)
+    for seed in range(20):
+        other.micro(seed)
+    assert run.parameters() == other.parameters()  # no spike: not a bit differs
+    norms = run.stepper.state_dict()["norms"]["norms"]
+    limit = FACTOR * statistics.median_low(norms)
+    seen: list[float] = []
+
+    def see(optimizer: Any, args: Any, kwargs: Any) -> None:
+        grads = [p.grad.flatten() for p in run.model.parameters() if p.grad is not None]
+        scale = getattr(optimizer, "grad_scale", None)
+        seen.append((torch.cat(grads).norm() / (1.0 if scale is None else scale)).item())
+
+    run.optimizer.register_step_pre_hook(see)
+    spike(run)
+    assert seen[0] == pytest.approx(min(limit, max_norm or limit), rel=1e-4)
+    assert (run.stepper.stepped, run.stepper.skipped, run.stepper.spikes) == (21, 0, 1)
+
+
+def test_a_spike_names_its_batches() -> None:
+    run = Run(2, max_norm_spike=FACTOR)
+    dataset = torch.utils.data.TensorDataset(torch.arange(50.0))
+    with pytest.warns(UserWarning, match=r"window 20 \(batches 40 to 41 of this loop\)") as told:
+        for i, _ in enumerate(run.stepper.iterate(DataLoader(dataset))):
+            run.micro(i, spoil=1e4 if i == 41 else 1.0)
+    assert len(told) == 1 and run.stepper.spikes == 1
+
+
+def test_an_infinite_norm_is_no_spike() -> None:
+    guard = NormGuard(FACTOR, clips=False)
+    for norm in [1.0] * 20 + [INF, math.nan, 4.9, 5.1]:
+        flag, limit = guard.watch(torch.tensor(norm, dtype=torch.float64), "window")
+    assert flag == 1.0 and limit == 5.0
+    with pytest.warns(UserWarning, match=r"norm 5\.1 of window is above 5, 5 times the median"):
+        guard.settle()
+    assert guard.spikes == 1
+
+
+def test_norms_are_saved() -> None:
+    for steps in (5, 200):
+        run, other = warmed(steps), Run(1, max_norm_spike=FACTOR)
+        other.stepper.load_state_dict(run.stepper.state_dict())
+        other.model.load_state_dict(run.model.state_dict())
+        other.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        for i in range(30):
+            for each in (run, other):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    each.micro(i, spoil=1e4 if i == 20 else 1.0)
+            assert run.stepper.state_dict() == other.stepper.state_dict()
+        assert run.stepper.spikes == 1
+    plain = Run(1)
+    plain.stepper.load_state_dict(run.stepper.state_dict())  # without a guard the norms are left
+    run.stepper.load_state_dict(plain.stepper.state_dict())  # and without norms it begins anew
+    assert plain.stepper.spikes == run.stepper.spikes == 0
+
+
+def test_bad_arguments() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+    with pytest.raises(ValueError, match=r"max_norm_spike must be a number >= 1, got 0\.5"):
+        Stepper(optimizer, max_norm_spike=0.5)
+    with pytest.raises(ValueError, match="on_spike must be one of 'skip', 'clip', got 'stop'"):
+        Stepper(optimizer, max_norm_spike=2, on_spike="stop")
+    state = Stepper(optimizer, max_norm_spike=2).state_dict()
+    for norms, error in (({"norms": 3, "spikes": 0}, TypeError), ({"norms": []}, ValueError)):
+        with pytest.raises(error, match=r"state\['norms'\]"):
+            Stepper(optimizer, max_norm_spike=2).load_state_dict({**state, "norms": norms})
