@@ -24,8 +24,8 @@ class NormGuard:
     """The recent norms of a Stepper, and the spikes among them.
 
     A spike is a finite norm above `factor` times the median of the ring. Spikes enter the ring like
-    any norm, so a level that stays becomes the new median. A norm that is inf or NaN is no spike
-    and enters nothing: `on_nonfinite` has dealt with it."""
+    any norm, so a level that stays becomes the new median. A norm that is inf or NaN does not
+    count: `on_nonfinite` deals with it."""
 
     def __init__(self, factor: float, clips: bool) -> None:
         self.factor, self.clips = factor, clips
@@ -35,8 +35,8 @@ class NormGuard:
         self._arriving: list[tuple[Arrival, str]] = []  # flag, norm and limit of recent windows
 
     def watch(self, norm: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Note a window's norm. Returns a flag, 1.0 for a spike, and the greatest norm that is none
-        (inf while the ring has too few norms): both 0-d, on the norm's device."""
+        """Note a window's norm. Returns a flag, 1.0 for a spike, and the limit (inf while the ring
+        has too few norms): both 0-d, on the norm's device."""
         ring = self._norms = self._norms.to(norm.device)
         is_warm = ring.isfinite().sum() >= _FEWEST
         limit = torch.where(is_warm, ring.nanmedian() * self.factor, math.inf)

@@ -94,8 +94,8 @@ class Stepper:
         max_norm_spike: a window is a spike if its 2-norm is above this number (>= 1) times the
             median of the last 128 norms, of which 16 must be there. A warning names the window.
         on_spike: "skip" takes no step at a spike and leaves the scale alone (SYNC on a device
-            unless the optimizer is fused), "clip" takes the step with the norm clipped to the
-            greatest that is no spike.
+            unless the optimizer is fused), "clip" takes the step with the norm clipped to that
+            limit.
 
     Attributes:
         is_boundary: whether the micro-batch that runs, or ran last, closes its window.
