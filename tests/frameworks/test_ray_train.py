@@ -84,6 +84,55 @@ def test_two_workers(cluster: None, tmp_path: Path, kind: str, num_workers: int)
         assert (plain[2], ours[2], ours[3]) == (0, 2, {})
 
 
+def make_watched_loop() -> Callable[[dict[str, Any]], None]:
+    """A loop whose worker 1 waits for data; like `make_loop`, it takes nothing along."""
+
+    def loop(config: dict[str, Any]) -> None:
+        import time
+
+        import ray.train.torch
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        import fastloop
+
+        rank = ray.train.get_context().get_world_rank()
+
+        class Slow(Dataset[Any]):
+            def __len__(self) -> int:
+                return 100
+
+            def __getitem__(self, index: int) -> Any:
+                time.sleep(0.02 * rank)
+                return index
+
+        model = ray.train.torch.prepare_model(torch.nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with fastloop.report(verbose=False) as report:
+            for batch in DataLoader(Slow()):
+                model(batch.float()[:, None]).mean().backward()
+                optimizer.step()
+        with open(f"{config['out']}{rank}", "w") as out:
+            json.dump(report.to_dict()["ranks"], out)
+
+    return loop
+
+
+@pytest.mark.slow
+def test_a_report_compares_the_workers(cluster: None, tmp_path: Path) -> None:
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    TorchTrainer(
+        make_watched_loop(),
+        train_loop_config={"out": str(tmp_path / "rank")},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    ).fit()
+    first, second = (json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(2))
+    assert first["slowest"] == 1 and sorted(first["waits"]) == ["0", "1"] and second is None
+
+
 @pytest.mark.slow
 def test_a_corpus_goes_on_with_more_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
