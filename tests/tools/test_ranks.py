@@ -166,6 +166,18 @@ def test_a_rank_that_is_silent_drops_out(start: Make) -> None:
     assert three[0].ranks.describe()["slowest"] == 2  # what was heard counts
 
 
+def test_a_rank_whose_last_report_is_heard_late_begins_anew(start: Make) -> None:
+    two = start(2)
+    two[1].run(200)
+    exchange(two)
+    two[1].run(-200)
+    warm(two)
+    two[0].run(10)
+    two[1].run(10, wait=5)
+    exchange(two)
+    assert two[0].ranks.describe()["slowest"] == 1
+
+
 def test_datagrams_of_others_are_left_out(start: Make) -> None:
     two = start(2)
     warm(two)

@@ -175,6 +175,9 @@ class Ranks:
                 self._note(rank, RankTotals(*totals))
 
     def _note(self, rank: int, totals: RankTotals) -> None:
+        if totals.steps < self._latest.get(rank, totals).steps:  # the rank has a new report
+            for table in (self._warm, self._middle, self._before):
+                table.pop(rank, None)
         self._latest[rank] = totals
         if totals.steps >= _WARM_UP:
             self._warm.setdefault(rank, totals)

@@ -24,7 +24,7 @@ _MAX_BARS = 400
 INPUT_BOUND, PARTLY = 0.20, 0.05  # from these shares of waiting on, a loop is (partly) input-bound
 _QUIET = 0.01  # if less than this share is waiting, the verdict does not say which steps wait
 _MIN_STEPS = 3  # with fewer steps there is no verdict
-_FEW_STEPS = 30  # with fewer steps the verdict states its uncertainty
+FEW_STEPS = 30  # with fewer steps the verdict states its uncertainty
 _RARE = 3  # if the mean wait over the median is larger, most steps do not wait
 _BUSY = 0.8  # if workers are busy for a larger share of the time, they cannot give more
 _UNEVEN = 5  # if p95 over the median is larger, the machine may be to blame, not the program
@@ -271,7 +271,7 @@ def _qualify(found: dict[str, Any], interval: list[float] | None) -> str:
     if first:
         text = " This verdict is about later epochs: the first epoch waits "
         text += f"{percent(first['share'])} of each step."
-    if interval and (steps < _FEW_STEPS or _name_kind(interval[0]) != _name_kind(interval[1])):
+    if interval and (steps < FEW_STEPS or _name_kind(interval[0]) != _name_kind(interval[1])):
         low, high = map(percent, interval)
         text += f" After {steps:,} steps the share of waiting is {low} to {high} (95% sure)."
     return text
