@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from fastloop.tools.report.observer import NEVER
+from fastloop.tools.report.summary import COMPUTES, WARM_UP
 from fastloop.tools.text import percent
 
 _EVERY_NS = 500_000_000
 _WINDOW_NS = 10_000_000_000
-_WARM_UP, _MIN_STEPS = 20, 10
+_MIN_STEPS = 10
 _LAG = 0.1  # a rank that loses a smaller share of each step than the other ranks is not named
-_COMPUTES = 0.5  # samples that use a CPU for a smaller share of their time wait for storage
 _FORM, _MAGIC = struct.Struct("!8sII8q"), b"fastloop"
 _LOSSES = {
     "delayed": "has no CPU for",
@@ -179,7 +179,7 @@ class Ranks:
             for table in (self._warm, self._middle, self._before):
                 table.pop(rank, None)
         self._latest[rank] = totals
-        if totals.steps >= _WARM_UP:
+        if totals.steps >= WARM_UP:
             self._warm.setdefault(rank, totals)
 
     def compare(self, is_whole: bool = False) -> Comparison:
@@ -226,7 +226,7 @@ def _find_lag(spent: _Table, name: str) -> tuple[float, int, str]:
         return 0.0, 0, ""
     usual = others[-1] if name == "after" else others[(len(others) - 1) // 2]
     made, what = spent[slowest], _LOSSES[name]
-    if name == "waited" and made.computing < _COMPUTES * made.loading:
+    if name == "waited" and made.computing < COMPUTES * made.loading:
         what = "waits for storage"
     text = f"rank {slowest} {what} {percent(shares[slowest])} of each step"
     return shares[slowest] - usual, slowest, f"{text}; the others {percent(usual)}"

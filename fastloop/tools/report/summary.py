@@ -19,7 +19,7 @@ from fastloop.tools.report.recorder import NOT_MEASURED, PHASES
 from fastloop.tools.text import percent, ratio, seconds
 
 SCHEMA = "fastloop.report/1"
-_WARM_UP = 20
+WARM_UP = 20
 _MAX_BARS = 400
 INPUT_BOUND, PARTLY = 0.20, 0.05  # from these shares of waiting on, a loop is (partly) input-bound
 _QUIET = 0.01  # if less than this share is waiting, the verdict does not say which steps wait
@@ -28,7 +28,7 @@ FEW_STEPS = 30  # with fewer steps the verdict states its uncertainty
 _RARE = 3  # if the mean wait over the median is larger, most steps do not wait
 _BUSY = 0.8  # if workers are busy for a larger share of the time, they cannot give more
 _UNEVEN = 5  # if p95 over the median is larger, the machine may be to blame, not the program
-_COMPUTES = 0.5  # if samples use a CPU for a smaller share of their time, more workers need no CPU
+COMPUTES = 0.5  # if samples use a CPU for a smaller share of their time, more workers need no CPU
 _MAX_THREADS = 32
 
 LABELS = {
@@ -74,7 +74,7 @@ def _choose_steady(steps: Any, first: int, epochs: Any) -> tuple[Any, dict[str, 
     The first step of each epoch is left out, because its batch is counted apart.
     """
     later = np.flatnonzero(steps["is_first"] == 0)
-    warm = later[later + first >= max(_WARM_UP, (first + len(steps)) // 20)]
+    warm = later[later + first >= max(WARM_UP, (first + len(steps)) // 20)]
     warm = warm if len(warm) >= 10 else later
     opening, rest = later[epochs[later] == 0], warm[epochs[warm] > 0]
     waits, totals = np.maximum(steps["data_wait"], 0), _total(steps)
@@ -390,7 +390,7 @@ def _advise(found: dict[str, Any], loader: dict[str, Any], busy: float, batches:
     if batches > 0 and rest > 0:
         needed = max(needed, math.ceil(1.2 * (busy / batches) * float(taken / rest)))
     is_thread = loader["path"] == "thread"
-    if share is not None and share < _COMPUTES and not (is_thread and number >= _MAX_THREADS):
+    if share is not None and share < COMPUTES and not (is_thread and number >= _MAX_THREADS):
         more = f"num_workers={min(needed, _MAX_THREADS)}"
         more += "" if is_thread else ' and path="thread", if the dataset is safe in threads'
         return f"{more}: samples wait for {percent(1 - share)} of the time, which needs no CPU"

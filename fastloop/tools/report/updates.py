@@ -18,7 +18,7 @@ from fastloop.tools.report.files import say
 from fastloop.tools.report.loader_source import NONE, OTHERS, READY, LoaderSource
 from fastloop.tools.report.observer import NEVER, LoopObserver
 from fastloop.tools.report.ranks import Ranks
-from fastloop.tools.report.summary import FEW_STEPS, summarize
+from fastloop.tools.report.summary import FEW_STEPS, WARM_UP, summarize
 
 _JUDGE_NS = 10_000_000_000  # the time between two verdicts
 _MIN_STEPS = 10  # a verdict is about this many new steps at least, so it is not about the warm-up
@@ -259,7 +259,7 @@ class Updates:
         count = observer.recorder.steps.count - before.recorder.steps.count
         is_missing = is_last and self._verdict["kind"] == "unknown"
         # A single late batch is a large share of few short steps.
-        least = FEW_STEPS if now < self._began + _JUDGE_NS else _MIN_STEPS
+        least = WARM_UP + FEW_STEPS if now < self._began + _JUDGE_NS else _MIN_STEPS
         if (now < self._next_verdict or count < least) and not is_missing:
             return
         self._next_verdict, self._judged = now + _JUDGE_NS, _copy(observer)
