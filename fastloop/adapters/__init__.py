@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from fastloop.base.checks import look_up
+from fastloop.base.checks import check_value, look_up
 from fastloop.compat import late_seam
 
 # By how the name of the module begins that defines a class.
@@ -125,6 +125,7 @@ def make_seam(name: str, is_strict: bool) -> late_seam.LateSeam:
 
 def keep_images(cache: bool | str) -> None:
     """Keep decoded images, in the default folder if ``cache`` is True; see ``planes.ask``."""
+    check_value("cache", cache, cache is True or isinstance(cache, str), "True, a size or a folder")
     import_module("fastloop.data.image_folder.planes").ask("" if cache is True else cache)
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("PIL", reason="Pillow is not installed")
 from image_folders import picture
 from PIL import Image
 
+import fastloop
 from fastloop import DataLoader, ImageFolder
 from fastloop import transforms as T
 from fastloop.data.image_folder import planes as room
@@ -197,7 +198,24 @@ def test_a_size_or_a_folder(text: str, expected: int | None, root: Path) -> None
     assert folder == (os.path.abspath("8G") if "/" in text else home)
 
 
+def test_what_cannot_be_opened_is_forgotten(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "file").touch()
+    monkeypatch.setenv("FASTLOOP_IMAGES", str(root / "file" / "folder"))
+    assert room.find_asked() is None and "FASTLOOP_IMAGES" not in os.environ
+    monkeypatch.setenv("FASTLOOP_IMAGES", "100K")
+    assert room.find_asked() is room.find_asked() is not None
+
+
+def test_a_file_of_another_user_is_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = ImagePlanes("100K")
+    mine.read(str(root / ONE))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert ImagePlanes("100K")._file.used < mine._file.used
+
+
 def test_wrong_arguments(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"^cache must be True, a size or a folder, got 3"):
+        fastloop.patch(cache=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^cache must be a size such as '8G', of at least 64K"):
         ImageFolder(root, cache="planes:1K")
     with pytest.raises(ValueError, match=r"^cache must be None if decode is a function"):

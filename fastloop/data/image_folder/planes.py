@@ -63,6 +63,8 @@ def _open_file(folder: str, budget: int | None) -> ImageCache:
         except FileNotFoundError:
             return None
         try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                return None  # another user may have written anything
             found = ImageCache(fd, 2**62 if budget is None else budget, boot)
         except ValueError:
             return None
@@ -224,6 +226,11 @@ def ask(argument: str) -> None:
 
 
 def find_asked() -> ImagePlanes | None:
-    """Return the planes that ``ask`` has been called for, or None."""
+    """Return the planes that ``ask`` has been called for, or None. Planes that this process cannot
+    open, for example after a change of its user, are forgotten."""
     argument = os.environ.get(_VARIABLE)
-    return None if argument is None else _open_once(argument)
+    try:
+        return None if argument is None else _open_once(argument)
+    except (ImportError, MemoryError, OSError, ValueError):
+        os.environ.pop(_VARIABLE, None)
+        return None
