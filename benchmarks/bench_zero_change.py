@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A,B] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A,...,F] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -34,6 +34,10 @@ z    a list of (tensor of 20 to 200 ids, int), with a collate function around pa
 A    row f with DataCollatorForLanguageModeling(mlm=True)
 B    the files of row g in timm's create_loader(): rand-m7-mstd0.5-inc1 (with m9 Pillow 13 raises an
      error now and then), random interpolation, erasing, on the CPU
+C    row g by `run --cache`
+D    row m by `run --cache`
+E    the dataset of row t by `run --cache`
+F    row w by `run --cache`
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -59,6 +63,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha1
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
 from typing import Any
@@ -82,6 +87,7 @@ class Row:
     goals: tuple[float, float]  # without workers, with two
     has_target: bool = False
     has_cpu_time: bool = False  # is judged by CPU time
+    has_cache: bool = False
     policy: str = ""  # an operation on colours, a policy, or a chain with unknown operations
 
 
@@ -128,6 +134,35 @@ ROWS = {
         policy="DataCollatorForLanguageModeling",
     ),
     "B": Row("timm's ImageNet recipe", "timm", 1, 768, (1.2, 1.2), has_cpu_time=True),
+    "C": Row("ImageFolder, --cache", "folder", 1, 768, (9, 3), has_cpu_time=True, has_cache=True),
+    "D": Row(
+        "ImageFolder, TrivialAugmentWide, --cache",
+        "folder",
+        1,
+        768,
+        (5, 3),
+        has_cpu_time=True,
+        has_cache=True,
+        policy="TrivialAugmentWide",
+    ),
+    "E": Row(
+        "a user's dataset of JPEG, --cache",
+        "files",
+        1,
+        768,
+        (2, 1.5),
+        has_cpu_time=True,
+        has_cache=True,
+    ),
+    "F": Row(
+        "Hugging Face's images, --cache",
+        "images",
+        1,
+        768,
+        (2, 1.5),
+        has_cpu_time=True,
+        has_cache=True,
+    ),
 }
 
 
@@ -437,7 +472,9 @@ def make_folder(root: str, count: int) -> None:
 
 def run_script(letter: str, workers: int, *command: str, step_us: float = 0) -> dict[str, Any]:
     env = {**os.environ, "FASTLOOP": ""}
-    if command and ROWS[letter].kind == "files":
+    if command and ROWS[letter].has_cache:
+        command += (f"--cache={env[FOLDER]}.kept",)
+    elif command and ROWS[letter].kind == "files":
         command, env[BY_IMPORT] = (), "1"
     argv = [sys.executable, *command, __file__, "--play", letter, str(workers), str(step_us)]
     done = subprocess.run(argv, capture_output=True, text=True, env=env)
@@ -482,7 +519,7 @@ def main() -> int:
     is_met, lines = True, []
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
-    if {*"gmopqrstuvwB"} & {*arguments.rows}:
+    if {*"gmopqrstuvwBCDEF"} & {*arguments.rows}:
         make_folder(folder.name, ROWS["g"].count)
     print("| script, a batch of 128 | workers | run | python | ratio | goal |")
     print("|---|---|---|---|---|---|")
@@ -503,6 +540,7 @@ def main() -> int:
                 print(f"| {row.name}, a device is busy | 2 | {busy} | {theirs} | | ≥ 90 % |")
                 figures |= {"busy": busy.as_dict(), "busy by python": theirs.as_dict()}
             lines.append(json.dumps({"row": letter, "workers": workers, **figures}))
+    rmtree(f"{folder.name}.kept", ignore_errors=True)
     if arguments.json:
         arguments.json.write_text("\n".join(lines) + "\n")
     return 0 if is_met or arguments.is_quick else 1
