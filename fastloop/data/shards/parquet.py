@@ -16,7 +16,7 @@ from fastloop.data.shards.arrow_files import read_paths
 from fastloop.data.shards.cache import folder_of, is_url, make_file, name_of, open_url
 from fastloop.data.shards.records import check_names
 
-_ROWS = 16_384  # of a chunk of the Arrow file
+_ROWS = 2_048  # of a chunk of the Arrow file: larger ones take new memory each time
 
 
 class ParquetDataset(ArrowDataset):
