@@ -394,7 +394,11 @@ class MixtureDataset(EpochDataset):
         names = sorted(weights)
         shares = _as_integers([weights[name] / self._means.get(name, 1) for name in names])
         how = f"shares {shares}, {self._order}, shuffle={self._shuffle}, seed={self._seed}"
-        return f"{self._length} of {', '.join(f'{n}: {self._lengths[n]}' for n in names)}; {how}"
+        of = {name: str(self._lengths[name]) for name in names}
+        for name in names:
+            if facts := checks.look_up(self._sources[name], "_source_lengths"):
+                of[name] += f" of checksum {zlib.crc32(facts.encode()):08x}"
+        return f"{self._length} of {', '.join(f'{n}: {of[n]}' for n in names)}; {how}"
 
     @property
     def _combined(self) -> Sequence[Any]:  # type: ignore[override]

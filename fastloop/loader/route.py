@@ -108,8 +108,17 @@ def refuse_shuffles(dataset: Any, shuffle: object, sampler: Any) -> None:
     """Raise ValueError if a loader with these arguments would shuffle a dataset with an order of
     its own."""
     is_random = type(sampler) is torch_data.RandomSampler or look_up(sampler, "shuffle") is True
-    for found in datasets_within(dataset) if shuffle or is_random else ():
-        refuse_shuffle(found, True)
+    is_fixed = isinstance(sampler, torch_data.DistributedSampler)
+    for found in datasets_within(dataset) if shuffle or is_random or is_fixed else ():
+        if shuffle or is_random:
+            refuse_shuffle(found, True)
+        elif look_up(found, "_repack"):
+            rule = "a fastloop.ShuffleSampler(dataset, shuffle=False)"
+            remedy = "len() differs between epochs, and a DistributedSampler keeps the first"
+            got = type(sampler).__name__
+            raise ValueError(
+                make_message("sampler", rule, got, f"{remedy}; or make the rows with repack=False")
+            )
 
 
 def choose_route(

@@ -368,6 +368,16 @@ def test_a_loader_that_shuffles_is_refused(loader: str) -> None:
     fastloop.DataLoader(data, 2, sampler=ShuffleSampler(data, shuffle=False))
 
 
+def test_a_sampler_that_keeps_the_length_of_one_epoch_is_refused() -> None:
+    data = PackedDataset(ragged([3, 4, 9]), 8)
+    text = r"sampler must be a fastloop.ShuffleSampler\(dataset, shuffle=False\), got 'Distributed"
+    with pytest.raises(ValueError, match=text):
+        fastloop.DataLoader(data, 2, sampler=DistributedSampler(data, 2, 0, shuffle=False))
+    data = PackedDataset(ragged([3, 4, 9]), 8, repack=False)
+    loader = fastloop.DataLoader(data, 2, sampler=DistributedSampler(data, 2, 0, shuffle=False))
+    assert len(list(loader)) == len(loader)
+
+
 def test_offsets_that_are_changed_later_are_an_error() -> None:
     array = ragged([3, 4, 9])
     data = PackedDataset(array, 8)

@@ -20,6 +20,7 @@ from fastloop import (
     DataLoader,
     MixtureDataset,
     PackCollate,
+    PackedDataset,
     PadCollate,
     RaggedArray,
     ShuffleSampler,
@@ -245,6 +246,20 @@ def test_a_source_of_another_length_is_a_difference() -> None:
     text = r"dataset_length is 70 of x: 50, y: 40, z: 40; .* in the state and 70 of x: 50, y: 41"
     with pytest.raises(ValueError, match=text):
         other.load_state_dict(state, strict=True)
+
+
+def test_packed_rows_of_other_documents_are_a_difference() -> None:
+    """Two documents have changed places: there are as many rows as before."""
+
+    def make(lengths: list[int]) -> DataLoader[Any]:
+        tokens = RaggedArray(np.arange(sum(lengths)), np.append(0, np.cumsum(lengths)))
+        packed = PackedDataset(tokens, 8)
+        return DataLoader(MixtureDataset({"a": packed, "b": packed}, {"a": 1, "b": 1}), 2)
+
+    next(iter(loader := make([3, 5, 8, 2])))
+    make([3, 5, 8, 2]).load_state_dict(loader.state_dict(), strict=True)
+    with pytest.raises(ValueError, match=r"a: \d of checksum \w+, b: .* in the state and "):
+        make([5, 3, 8, 2]).load_state_dict(loader.state_dict(), strict=True)
 
 
 def test_a_resumed_epoch_keeps_what_came_before_a_change() -> None:

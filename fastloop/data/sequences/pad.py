@@ -238,7 +238,8 @@ class PackCollate(SequenceCollate):
         layout: ``"jagged"``: sequences come out as nested tensors of the layout ``torch.jagged``,
             one component for each segment, over the memory of the rows. If samples have
             ``position_ids``, a segment begins wherever they are 0, as in rows of a
-            ``PackedDataset``. ``"strided"``: as ``[rows, tokens]``; each sample is a segment.
+            ``PackedDataset``. ``"strided"``: as ``[rows, tokens]``; each sample is a segment, also
+            a row of a ``PackedDataset``, whose documents have no bounds then.
 
     Every field of sequences comes out in this layout; the sequences of one sample must have
     one length. ``attention_mask`` does not come out. Any other field comes out as from

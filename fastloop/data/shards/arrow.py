@@ -66,8 +66,9 @@ class ArrowDataset(Records):
             the text says which cast helps.
         ValueError: no column; a name that no column has, or that two columns have; a file that is
             not an Arrow file; files of different columns; an image without bytes and path.
-        OSError: a file that cannot be opened; later, a file that has changed, or an image that
-            cannot be decoded.
+        OSError: a file that cannot be opened; later, an image that cannot be decoded, or a file
+            that has changed: for images at each read, for numbers, lists and strings at the next
+            ``iter()`` of a loader, so rows that are written in place within an epoch may be new.
     """
 
     _borrows_slots = True
