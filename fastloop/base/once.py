@@ -1,23 +1,25 @@
-"""Files that one process makes while other processes wait, for example the ranks of a run."""
+"""Files that one process makes while other processes wait, for example the ranks of a run. A file
+is whole or absent, so a process that finds the file needs no lock."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable
 from typing import TypeVar
 
 _T = TypeVar("_T")
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def make_once(lock: str, find: Callable[[], _T | None], make: Callable[[], _T]) -> _T:
     """Return what ``find()`` finds. If that is None, one process calls ``make()``, and each process
     that waits meanwhile calls ``find()`` again.
 
-    ``make`` must give its file the final name by a rename, when the file is whole: so a process
-    that finds the file needs no lock, and a killed maker leaves no file.
-
     Args:
+        make: makes its file with ``write_whole``.
         lock: the path of the file that is locked. The file stays.
     """
     found = find()
@@ -34,3 +36,23 @@ def make_once(lock: str, find: Callable[[], _T | None], make: Callable[[], _T]) 
             fcntl.flock(file, fcntl.LOCK_UN)
     finally:
         os.close(file)
+
+
+def write_whole(path: str, write: Callable[[str], _T], unfinished: str | None = None) -> _T:
+    """Return ``write(unfinished)``, which makes a file, and give the file the name `path`. If that
+    fails, no file is left; the error of a full disk names the unfinished file."""
+    unfinished = unfinished or f"{path}.unfinished"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(unfinished)  # of a killed process; or a FIFO, which would wait for a reader
+    try:
+        made = write(unfinished)
+        with open(unfinished, "rb") as file:
+            os.fsync(file.fileno())
+        os.rename(unfinished, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            error.filename = unfinished
+        raise
+    return made

@@ -1,6 +1,5 @@
 """The cache of an ImageFolder: decoded images in one .npy file. A note after the images names their
-files and options. One process holds a lock, makes the file under a temporary name and renames it.
-So the file is complete or absent, and a reader needs no lock.
+files and options. One process holds a lock and makes the file.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastloop._core import usable_cpus
 from fastloop.base.checks import make_message
-from fastloop.base.once import make_once
+from fastloop.base.once import make_once, write_whole
 from fastloop.data.field import Array, open_regular, read_npy_header
 
 ONE_SIZE = (
@@ -105,11 +105,10 @@ def _read_cache(path: str, note: dict[str, Any]) -> dict[int, int] | None:
 
 def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) -> dict[int, int]:
     """Make the images, and return the replaced rows."""
-    unfinished = os.path.join(os.path.dirname(path), _UNFINISHED)
     first, source = make(0)
     replaced = {} if source == 0 else {0: source}
 
-    def work(begin: int) -> None:
+    def work(images: Array, begin: int) -> None:
         for row in range(begin, min(begin + _BLOCK, len(images))):
             image, source = make(row)
             if image.shape != first.shape:
@@ -120,25 +119,19 @@ def _build(path: str, note: dict[str, Any], paths: Sequence[str], make: Make) ->
             if source != row:
                 replaced[row] = source
 
-    try:
-        try:
-            shape = len(paths), *first.shape
-            images = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
-            # A full disk is an error here. Later, a write to the mapping would be a SIGBUS.
-            with open(unfinished, "r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, unfinished) from error
+    def write(unfinished: str) -> None:
+        shape = len(paths), *first.shape
+        images = np.lib.format.open_memmap(unfinished, "w+", np.uint8, shape)
+        # A full disk is an error here. Later, a write to the mapping would be a SIGBUS.
+        with open(unfinished, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, images.offset + images.nbytes)
         images[0] = first
         with ThreadPoolExecutor(usable_cpus(), "fastloop-cache") as pool:
             # An error, or Ctrl-C, ends the loop over results and so cancels the rest.
-            list(pool.map(work, range(1, len(images), _BLOCK)))
+            list(pool.map(partial(work, images), range(1, len(images), _BLOCK)))
         images.flush()
         with open(unfinished, "ab") as end:
             end.write(json.dumps({**note, "replaced": sorted(replaced.items())}).encode())
-        os.rename(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
+
+    write_whole(path, write, os.path.join(os.path.dirname(path), _UNFINISHED))
     return replaced

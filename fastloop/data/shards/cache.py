@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any
 
 from fastloop._core import FileReader
-from fastloop.base.once import make_once
+from fastloop.base.once import make_once, write_whole
 
 _TEMPORARY = (".lock", ".unfinished")
 _READERS = 64  # files that are made and of which a process keeps descriptors
@@ -50,18 +50,7 @@ def make_file(path: str, write: Callable[[str], object]) -> str:
     """
 
     def make() -> str:
-        unfinished = f"{path}.unfinished"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(unfinished)  # of a killed process; or a FIFO, which would wait for a reader
-        try:
-            write(unfinished)
-            with open(unfinished, "rb") as file:
-                os.fsync(file.fileno())
-            os.rename(unfinished, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(unfinished)
-            raise
+        write_whole(path, write)
         return path
 
     os.makedirs(os.path.dirname(path), exist_ok=True)

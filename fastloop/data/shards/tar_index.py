@@ -7,7 +7,6 @@ samples), the samples, as ``tar_index`` gives them, and the sets of extensions a
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -15,12 +14,13 @@ import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fastloop._core import FileReader, checksum, tar_index, tar_members
-from fastloop.base.once import make_once
+from fastloop.base.once import make_once, write_whole
 from fastloop.data.field import Array, open_regular
 
 ENTRY = np.dtype([("place", "<u8"), ("bytes", "<u4"), ("check", "<u4")])
@@ -137,19 +137,5 @@ def _write(path: str, shards: Array, entries: Array, sets: tuple[str, ...]) -> I
     header = _HEADER.pack(_MAGIC, 0, len(shards), len(entries), len(text))
     data = np.frombuffer(header + shards.tobytes() + entries.tobytes() + text, np.uint8).copy()
     data[16:_SUMMED].view(np.uint64)[0] = checksum(data[_SUMMED:])
-    unfinished = f"{path}.unfinished"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(unfinished)  # of a killed process; or a FIFO, which would wait for a reader
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(data.data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(unfinished, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk
-            raise OSError(error.errno, error.strerror, unfinished) from error
-        raise
+    write_whole(path, lambda unfinished: Path(unfinished).write_bytes(data.data))
     return Index(path, entries, sets)
