@@ -257,7 +257,7 @@ class PackedDataset(EpochDataset):
     def __len__(self) -> int:
         """The number of rows in the epoch. The first call in an epoch packs all windows, about
         100 ns a document."""
-        return self._packing.count(self._epoch_now())
+        return self._packing.place(self._epoch_now(), -1)[2]
 
     def __getitem__(self, index: Any) -> dict[str, torch.Tensor]:
         return self._read(read_row(index, _ROWS), self._epoch_now())

@@ -381,6 +381,8 @@ int fl_packing_reader_place(fl_packing_reader *reader, uint32_t epoch, int64_t r
     int64_t rows;
     FL_TRY(fl_packing_reader_count(reader, epoch, &rows, err));
     row = fl_min(row, rows - 1);
+    *out = (fl_packing_place){.rows = rows, .epoch = epoch};
+    if (row < 0) return FL_OK;
     FL_TRY(count_rows(reader, epoch, row, &table, err));
     int64_t at = find_window(table, row);
     *out = (fl_packing_place){table->first + at, table->sums[at], rows, epoch};

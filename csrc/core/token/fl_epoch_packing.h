@@ -78,7 +78,8 @@ void fl_packing_reader_give(fl_epoch_packing *packing, fl_packing_reader *reader
  * document. FL_EINVAL: offsets have been changed; FL_ENOMEM. */
 int fl_packing_reader_count(fl_packing_reader *reader, uint32_t epoch, int64_t *rows, fl_err *err);
 
-/* Finds the place of a row, or of the last row if there are fewer; errors as above. */
+/* Finds the place of a row, or of the last row if there are fewer; if the row is below 0, only how
+ * many rows there are. Errors as above. */
 int fl_packing_reader_place(fl_packing_reader *reader, uint32_t epoch, int64_t row,
                             fl_packing_place *out, fl_err *err);
 

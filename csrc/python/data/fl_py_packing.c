@@ -109,34 +109,13 @@ static void packing_dealloc(fl_py_packing *self)
     fl_py_free(self);
 }
 
-PyDoc_STRVAR(count_doc,
-             "count(epoch, /)\n--\n\n"
-             "Return the rows of an epoch. The first call for an epoch packs all windows.\n"
-             "Releases the interpreter lock. Raises ValueError if offsets have been changed.");
-
-static PyObject *packing_count(fl_py_packing *self, PyObject *number)
-{
-    fl_packing_reader *reader;
-    uint32_t epoch;
-    int64_t rows = 0;
-    fl_err err;
-    int status;
-    if (fl_py_epoch(number, &epoch) != 0) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = fl_packing_reader_take(self->packing, &reader, &err);
-    if (status == FL_OK) {
-        status = fl_packing_reader_count(reader, epoch, &rows, &err);
-        fl_packing_reader_give(self->packing, reader);
-    }
-    Py_END_ALLOW_THREADS
-    if (fl_py_check(status, &err, NULL) != 0) return NULL;
-    return PyLong_FromLongLong(rows);
-}
-
 PyDoc_STRVAR(place_doc,
              "place(epoch, row, /)\n--\n\n"
              "Return the window in which a row lies, the rows before the window, and the rows of\n"
-             "the epoch, as the last part of the configuration. Raises as count() does.");
+             "the epoch, as the last part of the configuration; for row -1 the rows alone. The "
+             "first call for an epoch packs\n"
+             "all windows, unless the configuration tells the rows. Releases the interpreter\n"
+             "lock. Raises ValueError if offsets have been changed.");
 
 static PyObject *packing_place(fl_py_packing *self, PyObject *args)
 {
@@ -226,7 +205,6 @@ static PyObject *packing_rows(fl_py_packing *self, PyObject *args)
 }
 
 static PyMethodDef packing_methods[] = {
-    {"count", (PyCFunction)packing_count, METH_O, count_doc},
     {"place", (PyCFunction)packing_place, METH_VARARGS, place_doc},
     {"rows", (PyCFunction)packing_rows, METH_VARARGS, rows_doc},
     {NULL, NULL, 0, NULL}};

@@ -22,7 +22,18 @@ from fastloop.data.image_folder.cache import ONE_SIZE
 from fastloop.data.image_folder.encoded import EncodedImages
 from fastloop.data.transforms.split import SplitPlan
 
-_RULE = "'auto', or a dict from columns to functions of bytes"
+
+def read_decode(decode: Any, keys: str) -> dict[str, Callable[[bytes], Any]]:
+    """Return the functions of an argument ``decode``, by columns or extensions: the word `keys`."""
+    is_dict = isinstance(decode, Mapping)
+    is_taken = is_dict and all(isinstance(name, str) for name in decode)
+    is_taken = is_taken or (isinstance(decode, str) and decode == "auto")
+    rule = f"'auto', or a dict from {keys} to functions of bytes"
+    check_type("decode", decode, is_taken, rule)
+    functions: dict[str, Callable[[bytes], Any]] = dict(decode) if is_dict else {}
+    for name, function in functions.items():
+        check_callable(f"decode[{name!r}]", function, "a function of bytes")
+    return functions
 
 
 def check_names(columns: Any) -> None:
@@ -73,12 +84,9 @@ class Records(EncodedImages):
             encoded: the columns that ``decode`` may have a function for.
             images: those of them that hold images if ``decode`` has no function for them.
         """
-        is_dict = isinstance(decode, Mapping)
-        check_type("decode", decode, is_dict or decode == "auto", _RULE)
-        self._functions: dict[str, Callable[[bytes], Any]] = dict(decode) if is_dict else {}
-        for name, function in self._functions.items():
+        self._functions = read_decode(decode, "columns")
+        for name in self._functions:
             read_choice("each column of decode", name, encoded)
-            check_callable(f"decode[{name!r}]", function, "a function of bytes")
         self._images = tuple(name for name in images if name not in self._functions)
         if self._images:
             self._prepare(transform, "auto", on_error, "CHW", seed)

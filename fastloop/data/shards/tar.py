@@ -7,7 +7,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -16,7 +16,6 @@ import torch
 
 from fastloop._core import FileReader, tar_members
 from fastloop.base.checks import (
-    check_callable,
     check_type,
     check_value,
     is_sequence,
@@ -29,6 +28,7 @@ from fastloop.data.image_folder import decode as decoders
 from fastloop.data.image_folder.cache import ONE_SIZE
 from fastloop.data.image_folder.encoded import EncodedImages
 from fastloop.data.shards.arrow_files import fetch_paths
+from fastloop.data.shards.records import read_decode
 from fastloop.data.shards.tar_index import ENTRY, OTHER_SET, SHARD_BITS, open_index
 
 _IMAGES = ("jpg", "jpeg", "png", "webp")
@@ -88,17 +88,6 @@ def _read_fields(fields: Any) -> list[tuple[str, ...]] | None:
     is_named = all(name and not name.startswith(".") for each in wanted for name in each)
     check_value("fields", fields, wanted and is_named, rule, "or None")
     return wanted
-
-
-def _read_decode(decode: Any) -> dict[str, Callable[[bytes], Any]]:
-    rule = "'auto', or a dict from extensions to functions of bytes"
-    is_dict, is_auto = isinstance(decode, Mapping), isinstance(decode, str) and decode == "auto"
-    check_type("decode", decode, is_dict or is_auto, rule)
-    functions = dict(decode) if is_dict else {}
-    for name, function in functions.items():
-        check_type("decode", decode, isinstance(name, str), rule)
-        check_callable(f"decode[{name!r}]", function, "a function of bytes")
-    return {name.lower(): function for name, function in functions.items()}
 
 
 class TarDataset(EncodedImages):
@@ -167,7 +156,8 @@ class TarDataset(EncodedImages):
     ) -> None:
         self._wanted = _read_fields(fields)
         self._is_single = isinstance(fields, str)
-        self._functions = _read_decode(decode)
+        functions = read_decode(decode, "extensions")
+        self._functions = {name.lower(): function for name, function in functions.items()}
         self._skips_missing = read_choice("on_missing", on_missing, ("raise", "skip")) == "skip"
         self._keeps = read_choice("duplicates", duplicates, ("raise", "keep")) == "keep"
         folder = None if cache_dir is None else os.path.expanduser(os.fsdecode(cache_dir))
