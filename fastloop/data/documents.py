@@ -137,5 +137,4 @@ class Documents:
         return count
 
     def _lengths(self, array: RaggedArray, first: int) -> Array:
-        lengths: Array = np.diff(array.offsets[first : first + _BLOCK + 1])
-        return lengths
+        return array._over(slice(first, first + _BLOCK)).lengths

@@ -36,6 +36,7 @@ def test_parts_are_one_array_without_a_copy(dtype: Any) -> None:
         array, expected = RaggedArray.from_parts(parts), sequences_of(parts)
         assert [each.tolist() for each in array] == expected
         assert array.lengths.tolist() == list(map(len, expected)) and len(array) == len(expected)
+        assert array._offsets is None  # they take memory, and loaders do without
         assert array.offsets.tolist() == [0, *np.cumsum(array.lengths).tolist()]
         assert [each.tolist() for each in array[2:7]] == expected[2:7]
         assert [each.tolist() for each in array[::-2]] == expected[::-2]

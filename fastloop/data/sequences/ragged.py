@@ -41,6 +41,12 @@ def _read_offsets(offsets: object, length: int) -> Offsets:
     return copy
 
 
+def _as_pairs(offsets: Offsets) -> Array:
+    """Return the begin and the end of each sequence, ``[n, 2]``, in the memory of the offsets."""
+    shape, strides = (len(offsets) - 1, 2), offsets.strides * 2
+    return np.lib.stride_tricks.as_strided(offsets, shape, strides, writeable=False)
+
+
 def _as_rows(index: Any) -> Array:
     """Return a list, a vector or a mask as an array. NumPy's own indexing would take a tensor of
     one element for a number."""
@@ -137,15 +143,24 @@ class RaggedArray(Sequence[torch.Tensor]):
         if len(shape) != 1:
             remedy = "pass values.reshape(-1), and offsets that count its elements"
             raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
-        self.offsets = _read_offsets(offsets, shape[0])
+        self._offsets: Offsets | None = _read_offsets(offsets, shape[0])
+
+    @property
+    def offsets(self) -> Offsets:
+        """``[n + 1]``. With several parts they are made when they are first asked for."""
+        if self._offsets is None:
+            self._offsets = np.append(0, np.cumsum(self.lengths))
+            self._offsets.flags.writeable = False
+        return self._offsets
 
     def _over(self, rows: slice, name: str | None = None) -> RaggedArray:
         """Return an array of some of the sequences, with this name in errors."""
         array = type(self).__new__(type(self))
-        offsets = self.offsets[rows.start : rows.stop + 1]
-        vars(array).update(vars(self), offsets=offsets, name=name or self.name)
-        if self._pairs is not None:
-            array._pairs = self._pairs[rows]
+        vars(array).update(vars(self), name=name or self.name)
+        if self._pairs is None:
+            array._offsets = self.offsets[rows.start : rows.stop + 1]
+        else:
+            array._pairs, array._offsets = self._pairs[rows], None
         return array
 
     @classmethod
@@ -192,14 +207,14 @@ class RaggedArray(Sequence[torch.Tensor]):
             return cls(values[0], np.zeros(sum(map(len, bounds)) + 1, np.int64))
         span = _Span([array for array, _ in filled])
         made = cls(np.asarray(span), [0])
-        begins = iter(span.begins)
-        pairs = [
-            b.astype(np.int64) + next(begins) if len(v) else np.zeros(b.shape, np.int64)
-            for v, b in zip(values, bounds, strict=True)
-        ]
-        made._pairs, made.values = np.concatenate(pairs), tuple(values)
-        made.offsets = np.append(0, np.cumsum(np.diff(made._pairs)))
-        made.offsets.flags.writeable = made._pairs.flags.writeable = False
+        begins, at = iter(span.begins), 0
+        pairs = np.zeros((sum(map(len, bounds)), 2), np.int64)
+        for v, b in zip(values, bounds, strict=True):
+            if len(v):
+                np.add(b, next(begins), out=pairs[at : at + len(b)])
+            at += len(b)
+        pairs.flags.writeable = False
+        made._pairs, made._offsets, made.values = pairs, None, tuple(values)
         if files:  # reads are safe; where each file ends is not known
             made._field.file = made.file = files[0][0], 0, None
         return made
@@ -209,7 +224,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         """The begin and the end of each sequence among the values, ``[n, 2]``."""
         if self._pairs is not None:
             return self._pairs
-        return np.stack([self.offsets[:-1], self.offsets[1:]], 1)
+        return _as_pairs(self.offsets)
 
     def _read_all(self) -> torch.Tensor:
         """Return the values of all sequences, one after the other."""
@@ -271,7 +286,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         # Those of a damaged file may be anything.
         pairs = zip(offsets, values, strict=True)
         offsets = [_read_offsets(each, len(part)) for each, part in pairs]
-        return cls._join(values, [np.stack([each[:-1], each[1:]], 1) for each in offsets])
+        return cls._join(values, [_as_pairs(each) for each in offsets])
 
     def bytes_for(self, device: torch.device) -> int:
         """Return the number of bytes that ``to()`` copies."""
@@ -297,10 +312,11 @@ class RaggedArray(Sequence[torch.Tensor]):
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """``[n]``, int64."""
-        return np.diff(self.offsets).astype(np.int64, copy=False)
+        found = np.diff(self.offsets if self._pairs is None else self._pairs)
+        return found.reshape(-1).astype(np.int64, copy=False)
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return len(self.offsets) - 1 if self._pairs is None else len(self._pairs)
 
     @overload
     def __getitem__(self, index: int) -> torch.Tensor: ...
@@ -326,7 +342,7 @@ class RaggedArray(Sequence[torch.Tensor]):
 
     def _extras(self) -> dict[str, Any]:
         """Return the attributes that ``__init__`` does not set, for example a subclass's."""
-        made = ("_field", "values", "file", "offsets", "_pairs")
+        made = ("_field", "values", "file", "_offsets", "_pairs")
         return {name: value for name, value in vars(self).items() if name not in made}
 
     def __reduce__(self) -> tuple[Any, ...]:
