@@ -258,7 +258,7 @@ def test_a_resumed_epoch_packs_no_window_before_its_place(batches: str, ranks: i
     for _ in range(30):
         next(iterator)
     state = json.loads(json.dumps(loader.state_dict()))
-    old = {**state, "place": []}
+    old = {key: part for key, part in state.items() if key != "place"}  # as earlier states are
     window = state["place"][1]
     assert 8 <= window <= 13 and len(loader.dataset) == state["place"][3]
     again = make(ranks)
