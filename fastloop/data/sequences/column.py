@@ -59,7 +59,7 @@ def offsets_of(field: Source) -> Array:
     """Return the begins of sequences, or the bounds of each, ``[n, 2]``. Rows of a 2-D field count
     as sequences of equal length."""
     if isinstance(field, RaggedArray):
-        return field.offsets if field._pairs is None else field._pairs
+        return field._offsets if field._pairs is None else field._pairs
     rows, width = field.source.shape
     return np.arange(rows + 1) * width
 

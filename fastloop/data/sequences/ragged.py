@@ -143,7 +143,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         if len(shape) != 1:
             remedy = "pass values.reshape(-1), and offsets that count its elements"
             raise ValueError(f"values must be a vector, got shape {shape} ({remedy})")
-        self._offsets: Offsets | None = _read_offsets(offsets, shape[0])
+        self._offsets: Any = _read_offsets(offsets, shape[0])
 
     @property
     def offsets(self) -> Offsets:
@@ -151,7 +151,8 @@ class RaggedArray(Sequence[torch.Tensor]):
         if self._offsets is None:
             self._offsets = np.append(0, np.cumsum(self.lengths))
             self._offsets.flags.writeable = False
-        return self._offsets
+        made: Offsets = self._offsets
+        return made
 
     def _over(self, rows: slice, name: str | None = None) -> RaggedArray:
         """Return an array of some of the sequences, with this name in errors."""
@@ -312,11 +313,11 @@ class RaggedArray(Sequence[torch.Tensor]):
     @property
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """``[n]``, int64."""
-        found = np.diff(self.offsets if self._pairs is None else self._pairs)
+        found = np.diff(self._offsets if self._pairs is None else self._pairs)
         return found.reshape(-1).astype(np.int64, copy=False)
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1 if self._pairs is None else len(self._pairs)
+        return len(self._offsets) - 1 if self._pairs is None else len(self._pairs)
 
     @overload
     def __getitem__(self, index: int) -> torch.Tensor: ...
@@ -332,7 +333,7 @@ class RaggedArray(Sequence[torch.Tensor]):
             parts = [*(self[row] for row in rows.tolist()), self._field.read_range(0, 0)]
             return RaggedArray(torch.cat(parts), np.append(0, np.cumsum(self.lengths[rows])))
         row = read_row(index, len(self))
-        bounds = self.offsets[row : row + 2] if self._pairs is None else self._pairs[row]
+        bounds = self._offsets[row : row + 2] if self._pairs is None else self._pairs[row]
         begin, end = map(int, bounds)
         sequence = self._field.read_range(begin, end)
         if len(sequence) != end - begin:
