@@ -112,6 +112,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         resume: ``"skip"`` lets ``load_state_dict()`` resume in the middle of an
             ``IterableDataset`` without ``state_dict()``: the samples of every batch yielded are
             read again and dropped. None: the epoch starts anew.
+        epochs_ahead: 1: while the last batches of an epoch are handed out, idle workers make the
+            first batches of the next epoch. Needs ``persistent_workers=True``. If the program then
+            does between the epochs what it did last time, the batches are there at ``iter()``; else
+            they are dropped. Batches and random numbers are the same in both cases, unless reading
+            a sample changes the dataset. ``stats()`` counts both cases.
         name: the loader's name in updates and metrics of ``report()``, for example "train".
 
     With ``path="thread"`` (never chosen by itself) ``num_workers`` threads call the dataset,
@@ -148,6 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     on_worker_death: str = "raise"
     name: str | None = None
     worker_timeout: float = 0
+    epochs_ahead: int = 0
 
     def __init__(  # type: ignore[no-untyped-def]
         self,
@@ -180,6 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         on_worker_death: str = "raise",
         worker_timeout: float = 0,
         memory_budget: int | None = None,
+        epochs_ahead: int = 0,
         name: str | None = None,
         **others: Any,
     ) -> None:
@@ -191,6 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.batch_transform = batch_transform
         self.static_buffers, self.on_worker_death = static_buffers, on_worker_death
         self.worker_timeout = worker_timeout
+        self.epochs_ahead = read_int("epochs_ahead", epochs_ahead, 0, 1)
         self.transforms_on = transforms_on
         self._check_arguments()
         if device_transform is not None or batch_transform is not None:

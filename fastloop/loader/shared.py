@@ -70,6 +70,7 @@ class Shared:
         self.unpinnable: set[tuple[bool, int]] = set()  # failed (is_shared, device)
         self.fault = ""  # why torch uploads batches to a CUDA device instead of fastloop
         self.why = ""  # why the latest iterator takes its path
+        self.not_ahead = "no persistent workers load it"  # why no epoch is read ahead, or ""
         self.is_served = is_served  # see ``Fetch``
         self.left_collate: Any = None  # a collate function that fastloop does not accelerate
         self.left = 0, 0  # the ids of a dataset and a collate function that are Python's
@@ -80,6 +81,7 @@ class Shared:
         self.changed = ""  # says that data were changed in place, once threads have noticed it
         # The counts of paths that run torch's iterators, and of memory that was replaced.
         self.counts = Counter(batches=0, waits=0, wait_ns=0, restarts=0)
+        self.counts.update(ahead_hits=0, ahead_drops=0)
         self.latest: Callable[[], Any] = _nobody  # counts the workers of the latest iterator
         self.last_count: WorkerCounts = (), {}
 

@@ -12,6 +12,7 @@ from fastloop.base.shown import repr_html
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.data.columns import Columns, own
 from fastloop.device.upload import loading_iterator
+from fastloop.loader.ahead import is_asked
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.route import choose_route
 from fastloop.loader.shared import LockedIter, PlainIter, Shared, SyncIter, TorchProcessIter
@@ -69,6 +70,8 @@ class LoaderStats:
         slots_lent: blocks of batch memory whose tensors are alive now.
         slots_replaced: blocks made because the user held more batches than usual.
         restarts: dead worker processes that were replaced (``on_worker_death="restart"``).
+        ahead_hits: epochs that began with batches that were read ahead (``epochs_ahead=1``).
+        ahead_drops: epochs that were foreseen wrongly, so the batches read ahead were dropped.
         prefetch_factor: batches that each worker is asked for ahead; with ``"auto"``, now.
         workers: on the process and thread paths, the counts of each worker of the latest iterator.
             The counts of a process include the replies that have been taken so far.
@@ -86,6 +89,8 @@ class LoaderStats:
     slots_lent: int
     slots_replaced: int
     restarts: int = 0
+    ahead_hits: int = 0
+    ahead_drops: int = 0
     prefetch_factor: int | None = None
     workers: tuple[WorkerStats, ...] = ()
     fallbacks: dict[str, int] = field(default_factory=dict)
@@ -103,6 +108,8 @@ class LoaderStats:
         if self.restarts > 0:
             parts.append(f"{self.restarts:,} workers replaced after their death")
         parts += map(repr, self.workers)
+        if self.ahead_hits + self.ahead_drops > 0:
+            parts.append(f"read ahead: {self.ahead_hits:,} epochs, {self.ahead_drops:,} dropped")
         if self.fallbacks:
             parts.append(f"fallbacks to torch's collate: {self.fallbacks}")
         return "; ".join(parts) + ")"
@@ -115,9 +122,11 @@ def compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
     workers, fallbacks = shared.count_workers()
     transforms = "" if route.columns is None else _describe_transforms(route.columns, shared)
     fault = f"; torch uploads: {shared.fault}" if shared.fault else ""
+    is_missing = shared.not_ahead and is_asked(loader)
+    ahead = f"; no epoch is read ahead: {shared.not_ahead}" if is_missing else ""
     return LoaderStats(
         path=route.path,
-        why=f"{route.why}{transforms}{fault}",
+        why=f"{route.why}{transforms}{fault}{ahead}",
         batches=count["batches"],
         samples=count["samples"] if route.path == "array" else None,
         bytes=count["bytes"] if route.path in ("array", "process") else None,
@@ -126,6 +135,8 @@ def compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
         slots_lent=count["lent"],
         slots_replaced=count["replaced"],
         restarts=count["restarts"],
+        ahead_hits=count["ahead_hits"],
+        ahead_drops=count["ahead_drops"],
         prefetch_factor=shared.depth or loader.prefetch_factor,
         workers=tuple(WorkerStats(n, *(ns / 1e9 for ns in times)) for n, *times in workers),
         fallbacks=fallbacks,

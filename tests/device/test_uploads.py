@@ -64,6 +64,7 @@ TRIALS = {
     ],
     "process_trials": [
         "a_loader_from_end_to_end",
+        "epochs_are_read_ahead",
         "no_context_on_a_device_that_nobody_chose",
         "batches_of_every_kind",
         "a_batch_comes_in_the_middle_of_a_step",

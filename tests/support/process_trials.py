@@ -23,7 +23,7 @@ from process_loop import (
     image,
     split,
 )
-from torch.utils.data import IterableDataset
+from torch.utils.data import DistributedSampler, IterableDataset
 from upload_device import (
     EAGER,
     FAULTS,
@@ -69,6 +69,32 @@ def a_loader_from_end_to_end() -> None:
         del loader, loop
         device.close()
     assert fake.fake_compared() > 250
+
+
+def epochs_are_read_ahead() -> None:
+    for workers, _ in each_stream_order(2):
+        device, sampler = Device(1), DistributedSampler(ImageDataset(), 1, 0)
+        device.use(device.new_stream())
+        loader: Any = DataLoader(
+            ImageDataset(), 7, sampler=sampler, num_workers=workers, pin_memory=True,
+            persistent_workers=True, epochs_ahead=1,
+        )  # fmt: skip
+        loop = CheckedLoop(loader, device)
+        iterator = loop.begin()
+        for epoch in (0, 1, 2, 5, 8):  # the third step is unlike the one before
+            sampler.set_epoch(epoch)
+            if epoch > 0:
+                iterator._reset(loader)
+            order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(epoch)).tolist()
+            for indices in split(order, 7):
+                loop.check(next(iterator), indices)
+            assert next(iterator, None) is None
+        stats = loader.stats()
+        assert (stats.ahead_hits, stats.ahead_drops) == (3, 1)
+        device.synchronize()
+        loader.close()
+        del loader, loop, iterator
+        device.close()
 
 
 def no_context_on_a_device_that_nobody_chose() -> None:

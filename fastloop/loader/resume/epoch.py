@@ -46,10 +46,10 @@ VERSION = 1
 TORCH = "torch"  # the name of torch's global generator, which belongs to the program
 GENERATORS = (TORCH, "loader", "batch_sampler", "sampler")  # the owners of generators
 
-_SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+SEEDED = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _SEEDLESS = (SequentialSampler, DistributedSampler, *ORDERS)
 # In iter() these samplers draw nothing. They draw when they are asked for the first item.
-_LAZY = (BatchSampler, SequentialSampler, *_SEEDED)
+_LAZY = (BatchSampler, SequentialSampler, *SEEDED)
 
 Generators = dict[str, torch.Generator]
 RandomStates = dict[str, torch.Tensor]
@@ -114,7 +114,7 @@ def generators_of(loader: DataLoader[Any]) -> Generators:
     is_map = loader._dataset_kind == 0  # for a stream only the seeds of workers are drawn
     found: Generators = {}
     sampler = inner if type(outer) is BatchSampler else outer
-    is_given = type(sampler) in _SEEDED and sampler.generator not in (None, torch.default_generator)
+    is_given = type(sampler) in SEEDED and sampler.generator not in (None, torch.default_generator)
     if is_map and not (is_given or type(sampler) in _SEEDLESS or is_planned(sampler)):
         found[TORCH] = torch.default_generator
     owners = (loader, outer, inner) if is_map else (loader,)

@@ -30,6 +30,9 @@ from fastloop.device.destinations import Destination
 OBJECT, PICKLED, WRITTEN = 0, 1, 2
 NO_STATE = b""  # sent after a batch instead of None, because WorkerEnd.write takes bytes only
 
+# The numbers of an epoch's tasks begin at 0, or at this number if the epoch was read ahead.
+EPOCH = 1 << 40
+
 _NEAR = 64 << 10  # parts of a storage with a smaller gap between them are copied as one
 _GRAIN = 16  # copies of storages begin at multiples of this, so that all dtypes stay aligned
 
@@ -212,13 +215,17 @@ class Order:
 
     Args:
         states: the states of the epoch whose first state is wanted; None: begin a new epoch.
+        generators: what a worker process does with its random states: "keep" notes them, because
+            the epoch is read ahead; "restore" puts them back, because that epoch is dropped.
     """
 
-    def __init__(self, worker: int, states: Any = None) -> None:
-        self.worker, self.states = worker, states
+    def __init__(self, worker: int, states: Any = None, generators: str = "") -> None:
+        self.worker, self.states, self.generators = worker, states, generators
 
     def __reduce__(self) -> tuple[type[Any], tuple[Any, ...]]:
-        return (Resume, ()) if self.states is None else (Order, (self.worker, True))
+        if self.states is None and not self.generators:
+            return Resume, ()
+        return Order, (self.worker, self.states and True, self.generators)
 
 
 class _TaskPickler(pickle.Pickler):
@@ -246,7 +253,7 @@ def describe_task(task: Any) -> str:
     task is None or an order."""
     if not isinstance(task, tuple):
         return ""
-    return f"; it was to make batch {task[0]} (indices {quote_indices(task[1])})"
+    return f"; it was to make batch {task[0] % EPOCH} (indices {quote_indices(task[1])})"
 
 
 def quote_indices(indices: Any) -> str:
@@ -262,5 +269,5 @@ def quote_indices(indices: Any) -> str:
 
 def add_batch(error: ExceptionWrapper, number: int, indices: Any) -> None:
     """Name the batch in an error that its worker raised."""
-    where = f"batch {number} (indices {quote_indices(indices)})"
+    where = f"batch {number % EPOCH} (indices {quote_indices(indices)})"
     error.exc_msg = f"{error.exc_msg.rstrip()}\nThis happened in {where}."

@@ -5,11 +5,13 @@ from __future__ import annotations
 import faulthandler
 import pickle
 import queue
+import random
 import signal
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -52,6 +54,8 @@ class _Channel:
         self._reader = reader
         self.is_beginning = False  # a worker_init_fn runs or has raised
         self.is_collated = False  # fastloop collates batches: fresh, plain, without cycles
+        # The random states before the batches that were read ahead.
+        self._states: tuple[Any, Any, torch.Tensor] | None = None
         # By request: data that wait for more memory, and whether the data are not a batch.
         self._too_large: dict[int, tuple[Any, bool]] = {}
 
@@ -73,6 +77,12 @@ class _Channel:
                 self._send(*self._too_large.pop(request))
                 continue
             task = pickle.loads(request)
+            if isinstance(task, Order) and task.generators == "keep":
+                self._states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+                return Resume()
+            if isinstance(task, Order) and task.generators == "restore":
+                self._restore()
+                task = Resume()
             if isinstance(task, Order):
                 assert self._reader is not None
                 self._send(self._reader.fault or self._reader.dump(), is_object=True)
@@ -80,6 +90,14 @@ class _Channel:
             if isinstance(task, Resume):
                 self._too_large.clear()
             return task
+
+    def _restore(self) -> None:
+        """Put the random states back, because the batches that were read ahead are dropped. The
+        successor of a dead worker has no such states."""
+        if self._states is not None:
+            random.setstate(self._states[0])
+            np.random.set_state(self._states[1])
+            torch.set_rng_state(self._states[2])
 
     def put(self, item: tuple[Any, Any]) -> None:
         """Send the answer of torch's loop to a task."""

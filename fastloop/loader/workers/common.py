@@ -13,6 +13,7 @@ import os
 import weakref
 from collections import deque
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -22,8 +23,9 @@ from fastloop._core import FinalizerBase
 from fastloop.base.interrupts import interrupt_later, interrupts_held, raises_again
 from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
+from fastloop.loader.ahead import Forecast, open_forecast
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, LockedIter, Shared
-from fastloop.loader.workers.batch_pickle import Order
+from fastloop.loader.workers.batch_pickle import EPOCH, Order
 from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
 
 # Arguments of torch's worker loop that an iterator has as attributes, with "_" before their names.
@@ -47,6 +49,10 @@ class WorkerIter(MultiIter, LockedIter):
 
     _workers: Any
     _replaces_dead = False  # with on_worker_death="restart"
+    _first = 0  # the number of this epoch's first task: 0, or EPOCH
+    # The indices of the next epoch's first batches. None: nobody has looked ahead in this epoch.
+    _ahead: list[Any] | None = None
+    _sent_ahead = 0  # how many of them have their task in _task_info
     _is_asking = False  # the sampler is being asked for indices, and may call next()
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
@@ -72,6 +78,10 @@ class WorkerIter(MultiIter, LockedIter):
                 rule = "greater than 0 for MultiProcessingDataLoaderIter"
                 raise AssertionError(f"prefetch_factor must be {rule}")
             self._shutdown = False
+            fault = "the dataset keeps a state of its own" if states is not None else ""
+            if self._datasets.epochs:
+                fault = "the dataset has epochs, which worker threads and processes cannot mix"
+            self._forecast = open_forecast(loader, shared, fault)
             arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
             arguments["init_fn"] = self._worker_init_fn = loader.worker_init_fn
             arguments["shared_seed"] = None  # for data pipes, which torch's own path loads
@@ -101,8 +111,9 @@ class WorkerIter(MultiIter, LockedIter):
             reader: reads a dataset that can report its position.
         """
 
-    def _begin_replies(self, first_iter: bool) -> None:
-        """Begin an epoch: drop the replies of the previous epoch."""
+    def _begin_replies(self, first_iter: bool, is_ahead: bool = False) -> None:
+        """Begin an epoch, and drop what was not sent. `is_ahead`: the epoch was read ahead, so its
+        tasks stay."""
 
     def _send(self, worker: int, task: Any) -> None:
         """Send an Order. None is a worker's last task."""
@@ -148,43 +159,60 @@ class WorkerIter(MultiIter, LockedIter):
         with self._next_lock.of_process():
             self._check_process()
             self._has_begun = False  # until every worker knows of this epoch
-            self._arrived: deque[tuple[Any, Any]] = deque()  # replies that nobody has asked for yet
-            # The reply that was received last, until its content is stored: the handler of a signal
-            # may raise after any call, and next() then finds the reply here.
-            self._unread: list[Any] = []
-            # The same for the sampler's next indices, until their task has its place, and for the
-            # calls that send tasks, by number.
-            self._drawn: list[Any] = []
-            self._unsent: dict[int, partial[None]] = {}
-            self._awaited: set[int] = set()  # workers whose first state has not arrived
-            self._fault: ExceptionWrapper | None = None  # a worker's, if it could not begin
-            self._begin_replies(first_iter)
+            ahead, self._ahead = (self._ahead or [])[: self._sent_ahead], None
+            self._sent_ahead = 0
+            if self._forecast is not None:
+                self._forecast.note_iter()
+            if not ahead:
+                self._forget(first_iter)
             if self._depth is not None:
                 self._depth.start_epoch()
                 self._prefetch_factor = self._depth.value
             LockedIter._reset(self, loader, first_iter)
-            workers = range(self._num_workers)
-            self._send_idx = self._rcvd_idx = self._tasks_outstanding = 0
-            self._task_info: dict[int, tuple[Any, ...]] = {}
-            self._workers_status = [True for _ in workers]
-            self._workers_num_tasks = [0 for _ in workers]
-            states = self._epoch.states
-            # A resumed epoch continues with the worker whose turn it was.
-            self._turn = 0 if states is None else states.first_worker
-            if not first_iter:
-                for worker in workers:
-                    self._send(worker, Order(worker))
-                answers = self._num_workers
-                while answers > 0:
-                    answers -= isinstance(self._get_data()[0], Order)
-                    del self._unread[:]
-            if states is not None and (states.wants_initial or self._awaits_begin):
-                self._awaited.update(workers)
-                for worker in workers:
-                    self._send(worker, Order(worker, states))
-            for _ in range(self._prefetch_factor * self._num_workers):
+            is_hit = bool(ahead) and self._take_over(ahead)
+            if not is_hit:
+                self._order_epoch(first_iter, "restore" if ahead else "")
+            for _ in range(self._prefetch_factor * self._num_workers - is_hit * len(ahead)):
                 self._try_put_index()
             self._has_begun = True
+
+    def _forget(self, first_iter: bool) -> None:
+        """Drop all tasks and replies, before an epoch begins."""
+        self._arrived: deque[tuple[Any, Any]] = deque()  # replies that nobody has asked for yet
+        # The reply that was received last, until its content is stored: the handler of a signal
+        # may raise after any call, and next() then finds the reply here.
+        self._unread: list[Any] = []
+        # The same for the sampler's next indices, until their task has its place, and for the
+        # calls that send tasks, by number.
+        self._drawn: list[Any] = []
+        self._unsent: dict[int, partial[None]] = {}
+        self._awaited: set[int] = set()  # workers whose first state has not arrived
+        self._fault: ExceptionWrapper | None = None  # a worker's, if it could not begin
+        self._first = self._send_idx = self._rcvd_idx = self._tasks_outstanding = 0
+        self._task_info: dict[int, tuple[Any, ...]] = {}
+        self._workers_status = [True] * self._num_workers
+        self._workers_num_tasks = [0] * self._num_workers
+        self._begin_replies(first_iter)
+
+    def _order_epoch(self, first_iter: bool, generators: str) -> None:
+        """Tell the workers to begin an epoch, and wait until they know.
+
+        Args: generators: the argument of Order.
+        """
+        workers, states = range(self._num_workers), self._epoch.states
+        # A resumed epoch continues with the worker whose turn it was.
+        self._turn = 0 if states is None else states.first_worker
+        if not first_iter:
+            for worker in workers:
+                self._send(worker, Order(worker, generators=generators))
+            answers = self._num_workers
+            while answers > 0:
+                answers -= isinstance(self._get_data()[0], Order)
+                del self._unread[:]
+        if states is not None and (states.wants_initial or self._awaits_begin):
+            self._awaited.update(workers)
+            for worker in workers:
+                self._send(worker, Order(worker, states))
 
     def _get_data(self) -> tuple[Any, Any]:
         """Wait for a task. Return its number, or the order to begin an epoch, and its data."""
@@ -300,6 +328,8 @@ class WorkerIter(MultiIter, LockedIter):
             finally:
                 self._is_asking = False
         worker = self._choose_worker()
+        if self._forecast is not None and not self._drawn:
+            self._look_ahead(self._forecast)
         if worker is None or not self._drawn:
             return
         number = self._send_idx
@@ -342,6 +372,51 @@ class WorkerIter(MultiIter, LockedIter):
                 return worker
         return None
 
+    # ---- the next epoch, read ahead
+
+    def _look_ahead(self, forecast: Forecast) -> None:
+        """Send a task of the next epoch, because this epoch has no more."""
+        if not self._has_begun or self._shutdown or self._is_closed:
+            return
+        workers = range(self._num_workers)
+        if self._ahead is None:
+            ahead = forecast.foresee(self._prefetch_factor * self._num_workers)
+            for worker in workers if ahead else ():
+                self._unsent[~worker] = self._prepare(worker, Order(worker, generators="keep"))
+            self._ahead = ahead
+        if self._sent_ahead < len(self._ahead):
+            worker = self._sent_ahead % self._num_workers
+            number = (self._first ^ EPOCH) + self._sent_ahead
+            send = self._prepare(worker, (number, self._ahead[self._sent_ahead]))
+            # No call stands between the next lines.
+            self._unsent[number] = send
+            self._task_info[number] = (worker,)
+            self._tasks_outstanding += 1
+            self._sent_ahead += 1
+        for number in tuple(self._unsent):
+            self._send_noted(number)
+
+    def _take_over(self, ahead: list[Any]) -> bool:
+        """Draw the epoch's first indices. If they are those of the tasks that were sent ahead, go
+        on with these tasks, else drop all tasks."""
+        drawn = list(islice(self._sampler_iter, len(ahead)))
+        is_hit = drawn == ahead
+        self._shared.add(ahead_hits=is_hit, ahead_drops=not is_hit)
+        if not is_hit:
+            self._forget(first_iter=False)
+            self._drawn = drawn
+            return False
+        self._first = self._rcvd_idx = self._first ^ EPOCH
+        self._send_idx, self._turn = self._first + len(ahead), len(ahead)
+        self._task_info = {n: info for n, info in self._task_info.items() if self._is_of_epoch(n)}
+        self._tasks_outstanding = sum(len(info) == 1 for info in self._task_info.values())
+        self._begin_replies(first_iter=False, is_ahead=True)
+        return True
+
+    def _is_of_epoch(self, number: int) -> bool:
+        """Tell whether a task is one of this epoch, and not of the next one."""
+        return number ^ self._first < EPOCH
+
     # ---- states of the dataset
 
     def _note_initial(self, task: Order, state: Any) -> None:
@@ -370,8 +445,13 @@ class WorkerIter(MultiIter, LockedIter):
 
     def _find_dead(self) -> list[int]:
         """Return the numbers of dead workers among those that still have work."""
-        status = enumerate(self._workers_status)
-        return [n for n, is_active in status if is_active and not self._workers[n].is_alive()]
+        status, open_tasks = enumerate(self._workers_status), self._task_info.items()
+        dead = [n for n, is_active in status if is_active and not self._workers[n].is_alive()]
+        if self._sent_ahead == 0 or self._replaces_dead:
+            return dead
+        # Only the next epoch misses a worker that has died at a batch of that epoch.
+        owing = {info[0] for n, info in open_tasks if len(info) == 1 and self._is_of_epoch(n)}
+        return [n for n in dead if n in owing]
 
     def is_broken(self) -> bool:
         """Tell whether a new epoch needs new workers: Ctrl-C has ended some workers, or came while

@@ -141,19 +141,20 @@ class ProcessIter(WorkerIter):
         how = self._parent_end.has_destination, self._shared.is_served
         return WorkerProcess(self._context, self._transfers[worker], *how)
 
-    def _begin_replies(self, first_iter: bool) -> None:
+    def _begin_replies(self, first_iter: bool, is_ahead: bool = False) -> None:
         if first_iter and not self._replaces_dead:
             self._close_file()
-        self._parent_end.start_epoch()
+        if not is_ahead:
+            self._parent_end.start_epoch()
         self._ends: list[tuple[Any, Any, bytes | None]] = []  # ends of workers that owed a batch
         self._newest = [-1] * self._num_workers  # for each worker: its last task answered
         # Workers that have yet to answer the order to begin this epoch.
-        self._resuming = set(range(0 if first_iter else self._num_workers))
+        self._resuming = set(range(0 if first_iter or is_ahead else self._num_workers))
         self._deadly.clear()
         if self._destination is not None:
             self._destination.check()
             self._drop_next()
-            self._parent_end.run_ahead(0 if self._in_order else -1)
+            self._parent_end.run_ahead(self._first if self._in_order else -1)
 
     def _send(self, worker: int, task: Any) -> None:
         if task is None:
@@ -281,7 +282,7 @@ class ProcessIter(WorkerIter):
             return None
         if isinstance(task, Order):
             self._resuming.discard(task.worker)
-            return task, unpack(reply)
+            return None if task.generators == "keep" else (task, unpack(reply))
         number, indices = task
         if number not in self._task_info:
             return None  # from the previous epoch
@@ -438,7 +439,8 @@ class ProcessIter(WorkerIter):
         times = self._deadly[task[0]]
         if times >= (_MOST_HANGS if is_hung else _MOST_DEATHS):
             many, end = ("three", "hung or died") if is_hung else ("two", "died")
-            raise NoSuccessorError(f"{many} workers have {end} while they loaded batch {task[0]}")
+            batch = task[0] % batch_pickle.EPOCH
+            raise NoSuccessorError(f"{many} workers have {end} while they loaded batch {batch}")
 
     def _open_reader(self, number: int) -> DatasetReader | None:
         """Return a reader that continues at the position of a dead worker's dataset; None if the

@@ -333,7 +333,7 @@ class ThreadIter(WorkerIter):
             self._note_initial(task, data)
             return None
         if isinstance(task, Order):
-            return task, data
+            return None if task.generators == "keep" else (task, data)
         if task not in self._task_info:
             return None  # from the previous epoch
         if states is None:

@@ -1,0 +1,132 @@
+"""The next epoch, foreseen: the indices that its first batches will have if the program does at the
+next ``iter()`` what it did at the last one. docs/internals/ahead.md has the states.
+
+Nothing here touches the program's generators or samplers: a copy of the sampler draws from copies
+of the generators. ``iter()`` draws as ever and compares, so a wrong forecast costs time alone.
+"""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from fastloop.base.checks import look_up
+from fastloop.loader.arrays.iterator import find_blocks
+from fastloop.loader.resume.epoch import SEEDED
+from fastloop.loader.shared import Shared
+
+# The most numbers of 32 bits that a program may draw between two epochs: a loader for validation
+# draws two or four.
+_MOST_DRAWN = 64
+
+
+def is_asked(loader: Any) -> bool:
+    """Tell whether the loader, or ``run --ahead`` for all loaders, asks for epochs ahead."""
+    return look_up(loader, "epochs_ahead", 0) == 1 or os.environ.get("FASTLOOP_AHEAD") == "1"
+
+
+def open_forecast(loader: DataLoader[Any], shared: Shared, fault: str) -> Forecast | None:
+    """Return the forecast of an iterator that will live through several epochs; None if nobody asks
+    for it or if nothing can be foreseen. ``shared.not_ahead`` then says why.
+
+    Args: fault: why the iterator cannot read ahead, or "".
+    """
+    if not is_asked(loader):
+        return None
+    sampler: Any = loader._index_sampler
+    if not loader.persistent_workers:
+        shared.not_ahead = "persistent_workers is not True"
+    elif loader._dataset_kind != 0:
+        shared.not_ahead = "an IterableDataset has no indices"
+    elif not loader.in_order:
+        shared.not_ahead = "in_order is False"
+    elif find_blocks(sampler) is None:
+        shared.not_ahead = f"fastloop does not know the sampler of this {type(sampler).__name__}"
+    else:
+        shared.not_ahead = fault
+        return None if fault else Forecast(sampler, shared)
+    return None
+
+
+class Forecast:
+    """Indices of the next epoch, from what happened at the last boundary between epochs.
+
+    Args: batches: the ``BatchSampler`` over a sampler that fastloop knows.
+    """
+
+    def __init__(self, batches: Any, shared: Shared) -> None:
+        self._batches, self._shared = batches, shared
+        self._sampler = batches.sampler
+        self._at_end: torch.Tensor | None = None  # the generator when the forecast was made
+        # How many numbers were drawn between forecast and iter() last time. None: unlike any small
+        # number, so nothing is foreseen.
+        self._drawn: int | None = 0
+        self._epoch: int | None = None  # the sampler's at the last iter()
+        self._step = 1  # from the epoch of one iter() to the next
+
+    def _generator(self) -> torch.Generator | None:
+        """Return the generator that the sampler draws from, or None."""
+        if type(self._sampler) not in SEEDED:
+            return None
+        return self._sampler.generator or torch.default_generator
+
+    def note_iter(self) -> None:
+        """Compare an ``iter()`` with the forecast. Call this before anything is drawn."""
+        epoch, generator = look_up(self._sampler, "epoch", 0), self._generator()
+        if self._at_end is not None and generator is not None:
+            self._drawn = _count_drawn(self._at_end, generator.get_state())
+        if self._epoch is not None:
+            self._step = epoch - self._epoch
+        self._epoch, self._at_end = epoch, None
+
+    def foresee(self, count: int) -> list[Any]:
+        """Return the indices of the first batches of the next epoch, at most so many; [] if they
+        cannot be foreseen."""
+        generator = self._generator()
+        self._at_end = None if generator is None else generator.get_state()
+        self._shared.not_ahead = ""
+        if self._drawn is None:
+            self._shared.not_ahead = f"more than {_MOST_DRAWN} numbers were drawn between epochs"
+            return []
+        try:
+            return list(islice(self.copy_batches(), count))
+        except Exception as error:  # for example, weights may be negative
+            self._shared.not_ahead = f"the sampler has raised {type(error).__name__}"
+            return []
+
+    def copy_batches(self) -> Any:
+        """Return a copy of the sampler that yields the batches of the next epoch."""
+        batches, sampler = copy(self._batches), copy(self._sampler)
+        batches.sampler = sampler
+        if self._at_end is not None:
+            drawing = torch.Generator()
+            drawing.set_state(self._at_end)
+            _draw(drawing, self._drawn or 0)
+            if type(sampler) is RandomSampler and sampler.generator is None:
+                seed = int(torch.empty((), dtype=torch.int64).random_(generator=drawing).item())
+                drawing = torch.Generator().manual_seed(seed)
+            sampler.generator = drawing
+        elif hasattr(sampler, "epoch"):
+            sampler.epoch = (self._epoch or 0) + self._step
+        return batches
+
+
+def _draw(generator: torch.Generator, count: int) -> None:
+    torch.empty(count, dtype=torch.int32).random_(generator=generator)
+
+
+def _count_drawn(before: torch.Tensor, after: torch.Tensor) -> int | None:
+    """Return how many numbers a generator has drawn between two of its states. None: more than
+    `_MOST_DRAWN`, or the generator was seeded."""
+    generator = torch.Generator()
+    generator.set_state(before)
+    for count in range(_MOST_DRAWN + 1):
+        if torch.equal(generator.get_state(), after):
+            return count
+        _draw(generator, 1)
+    return None

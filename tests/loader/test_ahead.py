@@ -1,0 +1,378 @@
+"""epochs_ahead=1: whatever a program does between two epochs, batches and generators are torch's;
+what is foreseen, what is dropped and what is declined; deaths and ends while batches are ahead."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data import DataLoader as TorchLoader
+from workers import Gate
+
+from fastloop import ArrayDataset, DataLoader
+from fastloop.loader.ahead import Forecast
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
+np.random.get_state()
+
+
+class Noisy(Dataset[Any]):
+    """Samples that draw from all generators of a worker."""
+
+    def __init__(self, length: int = 23, hook: Callable[[int], object] | None = None) -> None:
+        self.length, self.hook = length, hook
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> Any:
+        if self.hook is not None:
+            self.hook(i)
+        return i, torch.rand(1), random.random(), np.random.rand()
+
+
+class Own(Dataset[Any]):
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, i: int) -> int:
+        return i * i
+
+
+def make_sampler(kind: str) -> dict[str, Any]:
+    if kind == "distributed":
+        return {"sampler": DistributedSampler(range(23), 2, 1, seed=3)}  # type: ignore[arg-type]
+    if kind == "subset":
+        return {"sampler": SubsetRandomSampler(range(3, 20))}
+    if kind == "weights":
+        return {"sampler": WeightedRandomSampler(torch.arange(1.0, 24).tolist(), 17)}
+    if kind == "generator":
+        return {"shuffle": True, "generator": torch.Generator().manual_seed(3)}
+    if kind == "batches":
+        sampler = RandomSampler(range(23), generator=torch.Generator().manual_seed(3))
+        return {"batch_sampler": BatchSampler(sampler, 3, drop_last=True)}
+    return {"shuffle": kind == "shuffle"}
+
+
+KINDS = ["sequential", "shuffle", "generator", "distributed", "subset", "weights", "batches"]
+
+
+def make(cls: Any, kind: str, dataset: Any = None, **kwargs: Any) -> Any:
+    how = make_sampler(kind)
+    if kind != "batches":
+        how["batch_size"] = 3
+    if kwargs.get("path") != "thread":
+        kwargs["multiprocessing_context"] = "fork"
+    kwargs = {"num_workers": 2, "persistent_workers": True, **how, **kwargs}
+    return cls(Noisy() if dataset is None else dataset, **kwargs)
+
+
+def ahead(kind: str = "shuffle", dataset: Any = None, **kwargs: Any) -> Any:
+    return make(DataLoader, kind, dataset, epochs_ahead=1, **kwargs)
+
+
+def generators(loader: Any) -> list[Any]:
+    own = loader.generator.get_state() if loader.generator is not None else None
+    states = torch.get_rng_state(), own, random.getstate(), np.random.get_state()[1:]
+    return [repr(state) if not torch.is_tensor(state) else state.tolist() for state in states]
+
+
+def values(batch: Any) -> Any:
+    return [leaf.tolist() for leaf in batch] if isinstance(batch, list) else batch.tolist()
+
+
+# ---- a model: the same steps with torch's loader
+
+
+def run(loader: Any, steps: list[str]) -> list[Any]:
+    """Return every batch and the states of all generators after each step."""
+    found: list[Any] = []
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", int)
+    for number, step in enumerate(steps):
+        if step == "draw":
+            torch.rand(3), random.random(), np.random.rand()
+        elif step == "seed":
+            torch.manual_seed(number)
+        elif step == "validate":
+            found += [values(batch) for batch in TorchLoader(Own(), 9, shuffle=True)]
+        elif step == "set_epoch":
+            set_epoch(number)
+        elif step == "own":
+            torch.rand(2, generator=loader.generator)
+        elif step == "state" and isinstance(loader, DataLoader):
+            loader.state_dict()
+        else:
+            last = {"first": 1, "most": 5, "all": 99, "dropout": 99}.get(step, 0)
+            iterator = iter(loader) if last else iter(())
+            for _, batch in zip(range(last), iterator, strict=False):
+                found.append(values(batch))
+                if step == "dropout":
+                    torch.rand(1)
+        found.append(generators(loader))
+    return found
+
+
+STEPS = "all all all dropout first most draw seed validate set_epoch own state".split()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_run_is_torchs(kind: str) -> None:
+    steps = random.Random(kind).choices(STEPS, k=22) + ["all"] * 3
+    how = {"num_workers": 3 if kind in ("shuffle", "weights") else 2}
+    loader = ahead(kind, **how)
+    assert run(loader, steps) == run(make(TorchLoader, kind, **how), steps)
+    loader.close()
+
+
+def test_a_run_of_threads_has_torchs_indices() -> None:
+    steps = random.Random(1).choices(STEPS, k=40)
+    loader = ahead("shuffle", Own(), path="thread")
+    assert run(loader, steps) == run(make(TorchLoader, "shuffle", Own()), steps)
+    assert loader.stats().ahead_hits > 0
+    loader.close()
+
+
+# ---- what is foreseen
+
+
+def count(loader: Any, steps: str) -> tuple[int, int]:
+    run(loader, steps.split())
+    stats = loader.stats()
+    loader.close()
+    return stats.ahead_hits, stats.ahead_drops
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_epochs_in_a_row_are_foreseen(kind: str) -> None:
+    expected = (1, 1) if kind == "distributed" else (2, 0)  # no set_epoch() is unlike a step of 1
+    assert count(ahead(kind), "all all all") == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "expected"),
+    [
+        ("shuffle", "all validate all validate all validate all", (2, 1)),
+        ("shuffle", "all dropout dropout dropout", (2, 1)),
+        ("shuffle", "all seed all seed all all", (0, 1)),
+        ("shuffle", "first first all state all", (1, 0)),
+        ("sequential", "all seed all draw all validate all", (3, 0)),
+        ("generator", "all draw all own all state own all", (2, 1)),
+        ("distributed", "set_epoch all set_epoch all set_epoch all set_epoch all", (2, 1)),
+    ],
+)
+def test_what_is_foreseen(kind: str, steps: str, expected: tuple[int, int]) -> None:
+    assert count(ahead(kind), steps) == expected
+
+
+def test_weights_that_change_in_place_are_noticed() -> None:
+    sampler = WeightedRandomSampler([1.0] * 23, 20)
+    loader = DataLoader(
+        Own(), 3, sampler=sampler, num_workers=1, path="thread",
+        persistent_workers=True, epochs_ahead=1,
+    )  # fmt: skip
+    for batch in loader:
+        assert batch.max() > 0
+    sampler.weights.zero_()[0] = 1
+    sampler.replacement = True
+    assert [batch.max().item() for batch in loader] == [0] * 7
+    assert loader.stats().ahead_drops == 1
+    loader.close()
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+
+class Stateful(Own):
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+def test_what_is_declined_says_why() -> None:
+    images = ArrayDataset(torch.arange(20))
+    for kwargs, why in [
+        ({"persistent_workers": False}, "persistent_workers is not True"),
+        ({"dataset": Stream(), "num_workers": 1}, "an IterableDataset has no indices"),
+        ({"dataset": Stateful(), "num_workers": 1}, "the dataset keeps a state of its own"),
+        ({"in_order": False}, "in_order is False"),
+        ({"sampler": [3, 1, 2]}, "fastloop does not know the sampler of this BatchSampler"),
+        ({"num_workers": 0, "persistent_workers": False}, "no persistent workers load it"),
+        ({"dataset": images, "path": "auto"}, "no persistent workers load it"),
+    ]:  # fmt: skip
+        arguments = {"dataset": Own(), "num_workers": 2, "persistent_workers": True}
+        arguments |= {"path": "thread" if kwargs.get("num_workers") != 0 else "auto", **kwargs}
+        with DataLoader(epochs_ahead=1, **arguments) as loader:
+            for _ in range(2):
+                list(loader)
+            stats = loader.stats()
+        assert stats.why.endswith(f"; no epoch is read ahead: {why}")
+        assert stats.ahead_hits == stats.ahead_drops == 0
+
+
+def test_a_forecast_that_raises_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Forecast) -> Any:
+        raise RuntimeError("no probabilities")
+
+    monkeypatch.setattr(Forecast, "copy_batches", fail)
+    with ahead("shuffle", Own(), path="thread") as loader:
+        assert sorted(torch.cat([*loader, *loader]).tolist()) == sorted(
+            2 * [i * i for i in range(23)]
+        )
+        assert loader.stats().why.endswith("the sampler has raised RuntimeError")
+
+
+@pytest.mark.parametrize("value", [2, -1, "1", True])
+def test_the_argument_is_checked(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="epochs_ahead must be an int"):
+        DataLoader(Own(), epochs_ahead=value)
+
+
+# ---- errors, deaths and ends
+
+
+class Fault:
+    """Acts at an item in the second time that the item is read, and not before."""
+
+    def __init__(self, item: int, act: Callable[[], object]) -> None:
+        self.item, self.act, self.times = item, act, torch.zeros(1).share_memory_()
+
+    def __call__(self, i: int) -> None:
+        if i == self.item:
+            self.times += 1
+            if self.times == 2:
+                self.act()
+
+
+def fail() -> None:
+    raise KeyError("the sample is bad")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_error_comes_in_its_epoch() -> None:
+    loader = ahead("sequential", Noisy(23, Fault(4, fail)))
+    assert len(list(loader)) == 8
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(KeyError, match=r"batch 1 \(indices \[3, 4, 5\]\)"):
+        next(iterator)
+    assert len(list(iterator)) == 6
+    assert loader.stats().ahead_hits == 1
+    loader.close()
+
+
+def test_a_death_ahead_ends_no_epoch() -> None:
+    gate, fault = Gate(), Fault(4, die)
+
+    def hook(i: int) -> None:
+        fault(i)
+        if i == 18:  # in the last batch, by the worker that lives
+            gate()
+
+    loader = ahead("sequential", Noisy(21, hook))
+    iterator = iter(loader)
+    look = iterator._look_for_dead
+
+    def look_and_open() -> Any:
+        received = look()
+        if not iterator._workers[1].is_alive():
+            gate.open()
+        return received
+
+    iterator._look_for_dead = look_and_open
+    assert len(list(iterator)) == 7
+    assert len(list(loader)) == 7  # by new workers
+    loader.close()
+
+
+def test_a_worker_that_died_ahead_is_replaced() -> None:
+    fault = Fault(4, die)
+    loader = ahead("sequential", Noisy(23, fault), on_worker_death="restart")
+    with pytest.warns(RuntimeWarning, match=r"batch 1 \(indices \[3, 4, 5\]\).* takes its place"):
+        assert [len(list(loader)) for _ in range(2)] == [8, 8]
+    assert (loader.stats().ahead_hits, loader.stats().restarts) == (1, 1)
+    loader.close()
+
+
+def test_a_loaded_state_goes_before_the_forecast() -> None:
+    loader, other = ahead("generator"), make(DataLoader, "generator")
+    for each in (loader, other):
+        torch.manual_seed(1)
+        iterator = iter(each)
+        next(iterator)
+        state = each.state_dict()
+        list(iterator)
+        each.load_state_dict(state)
+    rest, expected = ([values(batch)[0] for batch in each] for each in (loader, other))
+    assert rest == expected
+    assert len(rest) == 7
+    assert loader.stats().ahead_drops == 1
+    assert [values(b)[0] for b in loader] == [values(b)[0] for b in other]
+    loader.close()
+    other.close()
+
+
+def test_a_second_iter_and_close_while_batches_are_ahead() -> None:
+    torch.manual_seed(1)
+    loader = ahead("sequential", Own(), path="thread")
+    first = iter(loader)
+    for _ in range(7):
+        next(first)
+    assert next(iter(loader)).tolist() == [0, 1, 4]
+    assert loader.stats().ahead_hits == 1
+    for _ in range(6):
+        next(first)  # torch gives the same iterator again
+    loader.close()
+    assert len(list(loader)) == 8
+    loader.close()
+
+
+class StopError(Exception):
+    """What the handler of a signal raises."""
+
+
+@pytest.mark.parametrize("name", ["_prepare", "_send_noted"])
+def test_a_handler_that_raises_loses_no_task(name: str) -> None:
+    for turn in range(1, 16):
+        with ahead("sequential", Own(), path="thread") as loader:
+            iterator = iter(loader)
+            before, turns = getattr(iterator, name), iter(range(turn, 0, -1))
+
+            def stop(*args: Any, before: Any = before, turns: Any = turns) -> Any:
+                if next(turns, 0) == 1:
+                    raise StopError
+                return before(*args)
+
+            setattr(iterator, name, stop)
+            found = []
+            for _ in range(10):
+                with suppress(StopError, StopIteration):
+                    found.append(next(iterator)[0].item())
+            delattr(iterator, name)
+            assert len(found) >= 7  # next() was about to return the batch that may be lost
+            assert [batch[0].item() for batch in loader] == [i * i for i in range(0, 23, 3)]
+            assert loader.stats().ahead_hits == 1
