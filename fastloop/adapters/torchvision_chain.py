@@ -361,15 +361,28 @@ class Chain:
             refuse_if("nearest" in resize.interpolation, nearest)
             resize.interpolation = find_pillow() + (resize.interpolation == "bicubic")
 
-    def _warp(self, op: Any) -> None:
+    def _warp(self, op: Any) -> Any:
         """Take operations that sample PIL images at computed positions, and policies."""
         name = type(op).__name__
         how = arg.read_interpolation(f"{name}: interpolation", op.interpolation)
         refuse_if(how == "nearest-exact", f"fastloop does not do {name} with {how!r}")
         own = self._add(op, interpolation="nearest")
         own.interpolation, own.is_v1 = INTERPOLATIONS[how], self.version == 1
-        if name.endswith(("Augment", "AugmentWide")):
+        if name.endswith(("Augment", "AugmentWide", "Mix")):
             torchvision_policies.check_strengths(op, own)
+        return own
+
+    def _mix(self, op: Any) -> None:
+        """Take AugMix, which makes tensors of PIL images and has the arithmetic of tensors."""
+        is_late = self.is_single and self.was_pil and self.form != _PIL
+        refuse_if(is_late, "AugMix mixes a tensor that was a PIL image; mix before ToImage")
+        is_known = is_fused() and torchvision_policies.rounds_positions()
+        refuse_if(not is_known, "fastloop does not know how torch rounds AugMix here")
+        refuse_if(self.version == 1 and op.fill is not None, "AugMix of v1 has a fill")
+        alpha = op.alpha
+        refuse_if(type(alpha) is not float, f"AugMix: alpha must be a float, got {alpha!r}")
+        self._warp(op).arithmetic = IMAGE_ARITHMETICS[f"v{self.version}"]
+        self.is_view = False
 
     def _blur(self, op: Any) -> None:
         is_short = self.is_grey and min(op.kernel_size) <= 3
@@ -408,6 +421,7 @@ _READERS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("Resize", "RandomResizedCrop"), (Chain._resize, _PIL, _BYTES)),
     **dict.fromkeys(("RandomRotation", "RandomAffine", "RandomPerspective"), (Chain._warp, _PIL)),
     **dict.fromkeys(("RandAugment", "TrivialAugmentWide", "AutoAugment"), (Chain._warp, _PIL)),
+    "AugMix": (Chain._mix, _PIL, _BYTES),
     "ToTensor": (Chain._to_float, _PIL),
     "PILToTensor": (Chain._convert, _PIL),
     "ToImage": (Chain._convert, _PIL, _BYTES),

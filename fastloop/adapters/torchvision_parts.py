@@ -31,7 +31,7 @@ from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import Verification
 from fastloop.data.image_folder.planes import to_array
-from fastloop.data.transforms import color, warp
+from fastloop.data.transforms import color, policy, warp
 from fastloop.data.transforms import ops as image_ops
 from fastloop.data.transforms.plan import flatten
 
@@ -51,10 +51,11 @@ _CHEAP |= {*"PILToTensor ToImage ToPureTensor Compose RandomApply Identity Seque
 # Operations of PIL images that always make a new image; the rest may return the image that they
 # get.
 _NEW = {"RandomResizedCrop", "CenterCrop", "Pad", "RandomRotation", "RandomAffine", "Grayscale"}
-_NEW |= {"GaussianBlur"}
+_NEW |= {"GaussianBlur", "AugMix"}
 # Operations that drop the `info` of a PIL image (crops and Pad: if they pad), and operations that
 # keep `info`. Of all others it is not known.
-_DROP_INFO = image_ops.CenterCrop, image_ops.Pad, image_ops.RandomCrop, color.GaussianBlur
+_DROP_INFO: tuple[Any, ...] = image_ops.CenterCrop, image_ops.Pad, image_ops.RandomCrop
+_DROP_INFO += color.GaussianBlur, policy.AugMix
 _KEEP_INFO: tuple[Any, ...] = image_ops._RandomFlip, image_ops._Resampled, image_ops._Gate
 _KEEP_INFO += image_ops._Branch, color._Applied
 _KEEP_INFO += warp.RandomRotation, warp.RandomAffine, warp.RandomPerspective

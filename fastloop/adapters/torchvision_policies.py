@@ -4,6 +4,7 @@ torch and on the machine."""
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,13 +15,29 @@ from fastloop.data.transforms.policy import NAMES
 
 _SIZES = (1, 1), (28, 28), (32, 32), (96, 64), (224, 224), (333, 500)  # height, width
 _SIGNED = NAMES[1:10]
-_BINS = 10  # of AutoAugment
+_MIXED = *NAMES[1:6], *NAMES[10:14], *NAMES[6:10]  # in AugMix's order; the last four: all_ops
+_BINS = 10  # of AutoAugment and AugMix
+
+
+@cache
+def rounds_positions() -> bool:
+    """Tell whether torch rounds each product and each sum of the positions that tensors are sampled
+    at, as fastloop does. On a CPU of Intel's it does not."""
+    generator = torch.Generator().manual_seed(1)
+    for count in (1, 81, 32 * 32, 224 * 224):
+        grid = torch.randn(1, count, 3, generator=generator)
+        matrix = torch.randn(1, 3, 2, generator=generator)
+        x, y, z = (grid[0, :, k, None] * matrix[0, k] for k in range(3))
+        if not torch.equal(torch.bmm(grid, matrix)[0], (x + y) + z):
+            return False
+    return True
 
 
 def _strengths_of(op: Any, height: int, width: int) -> dict[str, tuple[Any, bool]]:
     """Return the strengths of a policy's operations, and whether they have a sign."""
-    bins = getattr(op, "num_magnitude_bins", _BINS)
-    table = getattr(op, "_AUGMENTATION_SPACE", None)
+    bins = getattr(op, "num_magnitude_bins", getattr(op, "_PARAMETER_MAX", _BINS))
+    whole = "_AUGMENTATION_SPACE" if getattr(op, "all_ops", True) else "_PARTIAL_AUGMENTATION_SPACE"
+    table = getattr(op, whole, None)
     if table is None:  # v1
         size = () if type(op).__name__ == "TrivialAugmentWide" else ((height, width),)
         found: dict[str, tuple[Any, bool]] = op._augmentation_space(bins, *size)
@@ -42,7 +59,8 @@ def check_strengths(op: Any, own: Any) -> None:
     for size in _SIZES:
         strengths = dict(zip(NAMES, policy_strengths(spec, *size), strict=True))
         space = _strengths_of(op, *size)
-        is_same = name == "AutoAugment" or [*space] == [*NAMES[:-1]]
+        names = _MIXED[: 13 if op.all_ops else 9] if name == "AugMix" else NAMES[:-1]
+        is_same = name == "AutoAugment" or [*space] == [*names]
         for key, (values, is_signed) in space.items():
             ends = values is not None and values.ndim > 0
             numbers = tuple(values.tolist()) if ends else (0.0,) * len(strengths[key])

@@ -26,7 +26,7 @@ move_picture(picture *p, const fl_image_op *op, int32_t channels, int which, dou
         affine.angle = -(magnitude < 0 ? magnitude + 360 : magnitude);
     }
     if (which == 5 && magnitude == 0) return;
-    fl_warp_affine(&warp, &affine, p->size);
+    fl_warp_affine(&warp, &affine, p->size, false);
     warp_picture(p, channels, op, &warp);
 }
 

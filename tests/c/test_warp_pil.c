@@ -21,9 +21,9 @@ static void test_versions_multiply_in_different_orders(void)
     double expected[6] = {0x1.1417a5a118b15p-1,  0x1.171d5ba3d9075p-1, 0x1.4972519ef1ae8p+0,
                           -0x1.fe1f08655e372p-2, 0x1.2ff82a8f3b9adp-1, 0x1.a2e46258610a1p+2};
     fl_warp_pil warp = {.how = FL_NEAREST};
-    fl_warp_pil_affine(&warp, &affine, true);
+    fl_affine_matrix(warp.m, &affine, true);
     check_matrix(&warp, expected);
-    fl_warp_pil_affine(&warp, &affine, false);
+    fl_affine_matrix(warp.m, &affine, false);
     expected[2] = 0x1.4972519ef1ae7p+0;
     check_matrix(&warp, expected);
 }
@@ -183,7 +183,7 @@ static void test_pixels_are_found_in_pillows_order(void)
         if (n % 8 == 1) /* positions are whole numbers, among them the edges of the image */
             affine = (fl_affine){.scale = 0.5, .center = {(double)(w / 2), (double)(h / 2)}};
         fill_random(&state, (char *)warp.fill, sizeof warp.fill);
-        fl_warp_pil_affine(&warp, &affine, n % 2 == 0);
+        fl_affine_matrix(warp.m, &affine, n % 2 == 0);
         warp.m[6] = between(&state, -2.0 / w, 1.0 / w);
         warp.m[7] = between(&state, -1.0 / h, 1.0 / h);
         check_warp(&warp, n % 5 == 3 ? 1 : CHANNELS, w, h, &state);

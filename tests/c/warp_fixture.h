@@ -76,7 +76,7 @@ static inline void follow_warp(picture *p, const fl_image_op *ops, int32_t i,
             affine.center[0] = op->center[0] - p->size.width * 0.5;
             affine.center[1] = op->center[1] - p->size.height * 0.5;
         }
-        fl_warp_affine(&warp, &affine, p->size);
+        fl_warp_affine(&warp, &affine, p->size, false);
     }
     warp_picture(p, channels, op, &warp);
 }

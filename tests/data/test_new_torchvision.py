@@ -60,7 +60,7 @@ def examples_of(module: Any, name: str) -> list[Any]:
         "RandomPerspective": [module.RandomPerspective(0.4)],
         **{
             name: [getattr(module, name)()]
-            for name in ("RandAugment", "TrivialAugmentWide", "AutoAugment")
+            for name in ("RandAugment", "TrivialAugmentWide", "AutoAugment", "AugMix")
         },
         "ColorJitter": [module.ColorJitter(0.4, 0.4, 0.4, 0.1)],
         **{

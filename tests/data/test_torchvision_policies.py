@@ -1,5 +1,5 @@
-"""torchvision's RandAugment, TrivialAugmentWide and AutoAugment of PIL images: bits and random
-states of torchvision alone, for single images, whole batches and folders."""
+"""torchvision's policies of PIL images, and AugMix also of tensors: bits and random states of
+torchvision alone, for single images, whole batches and folders."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 from torchvision import datasets
 from torchvision import transforms as v1
+from torchvision.transforms.functional import pil_to_tensor
 
 CHAINS = int(os.environ.get("FASTLOOP_FUZZ", "24"))
 SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", time.strftime("%Y%m%d")))
@@ -45,7 +46,12 @@ def random_policy(any_of: random.Random, module: Any, name: str = "") -> Any:
         return module.RandAugment(any_of.randint(0, 8), any_of.randrange(bins), bins, how, fill)
     if name == "TrivialAugmentWide":
         return module.TrivialAugmentWide(any_of.choice((2, 5, 31, 100)), how, fill)
-    return module.AutoAugment(any_of.choice([*module.AutoAugmentPolicy]), how, fill)
+    if name == "AutoAugment":
+        return module.AutoAugment(any_of.choice([*module.AutoAugmentPolicy]), how, fill)
+    width, depth = any_of.choice(((3, -1), (1, 9), (2, 2), (3, 3), (6, 1)))
+    alpha, how = any_of.choice((1.0, 0.3, 7.5)), any_of.choice(MODES[:2])
+    fill = None if module is v1 else fill
+    return module.AugMix(any_of.randint(1, 10), width, depth, alpha, True, how, fill)
 
 
 def test_single_images_of_all_sizes() -> None:
@@ -57,14 +63,30 @@ def test_single_images_of_all_sizes() -> None:
 
 
 @MODULES
-@pytest.mark.parametrize("name", NAMES)
+def test_aug_mix_of_tensors_and_of_pil_images_of_all_sizes(module: Any) -> None:
+    """The contrast of v2's tensors depends on torch's vectors, so some sizes are torchvision's."""
+    any_of = random.Random(SEED)
+    for number in range(CHAINS // 24):
+        op = random_policy(any_of, module, "AugMix")
+        op.all_ops = module is v1
+        images = images_of(SEED + number)
+        assert_served(chain_of(module, op), images, number, 16)
+        tensors = [pil_to_tensor(image).contiguous() for image in images]
+        chain = module.Compose([op, module.ConvertImageDtype(torch.float32)])
+        assert_served(chain, tensors, number, 10)  # an edge of one pixel may have any stride
+        op.all_ops = True
+        assert_served(chain, tensors, number, 4)
+
+
+@MODULES
+@pytest.mark.parametrize("name", [*NAMES, "AugMix"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_operation_of_a_policy_in_whole_batches(module: Any, name: str, workers: int) -> None:
     """300 samples draw each pair of AutoAugment."""
     any_of = random.Random(SEED)
     for kind in ("CIFAR10", "MNIST"):
-        ops = [module.RandomCrop(26, 2), random_policy(any_of, module, name)]
-        dataset = dataset_of(kind, chain_of(module, *ops), 150)
+        ops = [module.RandomCrop(24, 2), random_policy(any_of, module, name)]
+        dataset = dataset_of(kind, chain_of(module, *ops), 30 if name == "AugMix" else 150)
         options = {"batch_size": 30, "shuffle": True, "num_workers": workers}
         assert fastloop.DataLoader(dataset, **options).stats().path == "array", ops
         assert_same(dataset, options)
@@ -75,9 +97,9 @@ def test_folders(module: Any, tmp_path: Path) -> None:
     """The size of images that enter a policy may be known only when there is an image."""
     save_folder(tmp_path, images_of(8, 24))
     any_of = random.Random(SEED)
-    for name in NAMES:
-        first, last = (random_policy(any_of, module, name) for _ in range(2))
-        transform = chain_of(module, first, module.RandomResizedCrop(20), last)
+    for pair in zip(NAMES, (*NAMES[:2], "AugMix"), strict=True):
+        first, last = (random_policy(any_of, module, name) for name in pair)
+        transform = chain_of(module, first, module.RandomResizedCrop(24), last)
         dataset = datasets.ImageFolder(str(tmp_path), transform)
         why = fastloop.DataLoader(dataset, batch_size=5).stats().why
         assert why == "samples of ImageFolder by fastloop"
@@ -109,7 +131,11 @@ def test_what_is_left_to_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     op = v1.AutoAugment()
     op.policies[3] = (("Invert", 1.0, None), ("Invert", 1.0, None))
     left(op, "the policies of AutoAugment were replaced")
-    left(v1.AugMix(), "fastloop does not do AugMix")
+    left(v1.AugMix(fill=0), "AugMix of v1 has a fill")
+    left(v2.AugMix(alpha=1), "alpha must be a float")
+    mixed = v1.AugMix()
+    mixed._PARAMETER_MAX = 11
+    left(mixed, "fastloop does not know the strengths of AugMix")
     left(v1.RandAugment(9), r"num_ops must be an int in \[0, 8\]")
     table = {**v2.RandAugment._AUGMENTATION_SPACE}
     table["Rotate"] = lambda bins, height, width: torch.linspace(0, 90, bins), True

@@ -84,7 +84,7 @@ typedef struct fl_image_op {
                            draw. Random numbers have slot kind << 3 | occurrence, so operations of
                            different kinds do not change each other's numbers */
     fl_image_arithmetic arithmetic;
-    bool is_v1;   /* AFFINE and policies by FL_BY_PIL: matrices and thresholds are computed as in
+    bool is_v1;   /* AFFINE and policies: matrices and thresholds are computed as in
                      torchvision.transforms, not as in v2 */
     int32_t span; /* how many of the next operations this operation holds, including operations that
                      they hold */

@@ -2,20 +2,19 @@
  *
  * A sum of the image and `width` chains of operations on the image, with random weights. Drawn are:
  * numbers: the weight of the image, the weight of each chain, then magnitudes; order: operations,
- * with END after each chain. */
+ * with FL_MIX_END after each chain. */
 #include "fl_op_policy.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { DRAWN_DEPTH = 3, END = 100 };
 enum { FIRST_OP = 8, FIRST_GAMMA = 256, TRIES = 64 }; /* blocks */
 
 static int check_mix(const fl_image_op *op, fl_err *err)
 {
     double severity = op->aug_mix.severity, width = op->aug_mix.width;
     double depth = op->aug_mix.depth, alpha = op->aug_mix.alpha;
-    double deepest = depth > 0 ? depth : DRAWN_DEPTH;
+    double deepest = depth > 0 ? depth : FL_MIX_DEPTH;
     if (!(severity >= 1 && severity <= FL_MIX_LEVELS))
         return fl_fail(err, FL_EINVAL, "AugMix: severity must be in [1, %d], got %g", FL_MIX_LEVELS,
                        severity);
@@ -73,28 +72,22 @@ static void draw_weights(const fl_image_op *op, const fl_sample_key *key, float 
 static void
 draw_mix(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
 {
-    static const fl_policy_op ops[] = {
-        FL_POLICY_SHEAR_X,  FL_POLICY_SHEAR_Y,    FL_POLICY_TRANSLATE_X, FL_POLICY_TRANSLATE_Y,
-        FL_POLICY_ROTATE,   FL_POLICY_POSTERIZE,  FL_POLICY_SOLARIZE,    FL_POLICY_AUTOCONTRAST,
-        FL_POLICY_EQUALIZE, FL_POLICY_BRIGHTNESS, FL_POLICY_COLOR,       FL_POLICY_CONTRAST,
-        FL_POLICY_SHARPNESS};
-    enum { ALL = sizeof ops / sizeof *ops, FEWER = 9 };
-    uint32_t choices = op->aug_mix.has_all != 0 ? ALL : FEWER;
+    uint32_t choices = (uint32_t)fl_mix_choices(op);
     int32_t chains = (int32_t)op->aug_mix.width, places = 0, count = 1 + chains;
     draw_weights(op, key, params->number);
     for (int32_t chain = 0; chain < chains; chain++) {
         uint32_t word = fl_op_random(op, key, (uint16_t)(chain / 4)).word[chain % 4];
         int32_t depth = op->aug_mix.depth > 0 ? (int32_t)op->aug_mix.depth
-                                              : 1 + (int32_t)fl_philox_below(word, DRAWN_DEPTH);
+                                              : 1 + (int32_t)fl_philox_below(word, FL_MIX_DEPTH);
         for (int32_t k = 0; k < depth; k++) {
             fl_philox_block block = fl_op_random(op, key, (uint16_t)(FIRST_OP + 16 * chain + k));
-            fl_policy_op which = ops[fl_philox_below(block.word[0], choices)];
+            fl_policy_op which = fl_mix_op((int32_t)fl_philox_below(block.word[0], choices));
             int32_t at = (int32_t)fl_philox_below(block.word[1], (uint32_t)op->aug_mix.severity);
             params->order[places++] = (int8_t)which;
             params->number[count++] =
                 fl_policy_magnitude(op, which, in, at, fl_philox_unit(block.word[2]) <= 0.5);
         }
-        params->order[places++] = END;
+        params->order[places++] = FL_MIX_END;
     }
     fl_policy_end(params, places);
 }
@@ -172,7 +165,7 @@ static int apply_mix(const fl_image_op *op, int32_t i, const fl_image_params *pa
     for (int32_t chain = 0; chain < chains; chain++, place++) {
         fl_image_planes own;
         if (chain > 0) FL_TRY(restore_image(view, &m, err));
-        for (; params->order[place] != END; place++)
+        for (; params->order[place] != FL_MIX_END; place++)
             FL_TRY(fl_policy_apply(op, i, (fl_policy_op)params->order[place], (double)*magnitude++,
                                    view, err));
         FL_TRY(fl_image_view_own(view, true, &own, err));

@@ -80,6 +80,18 @@ float fl_policy_magnitude(const fl_image_op *op, fl_policy_op which, fl_image_si
     return is_negative && fl_policy_is_signed(which) ? -strength : strength;
 }
 
+fl_policy_op fl_mix_op(int32_t i)
+{
+    static const fl_policy_op ops[] = {
+        FL_POLICY_SHEAR_X,  FL_POLICY_SHEAR_Y,    FL_POLICY_TRANSLATE_X, FL_POLICY_TRANSLATE_Y,
+        FL_POLICY_ROTATE,   FL_POLICY_POSTERIZE,  FL_POLICY_SOLARIZE,    FL_POLICY_AUTOCONTRAST,
+        FL_POLICY_EQUALIZE, FL_POLICY_BRIGHTNESS, FL_POLICY_COLOR,       FL_POLICY_CONTRAST,
+        FL_POLICY_SHARPNESS};
+    return ops[i];
+}
+
+int32_t fl_mix_choices(const fl_image_op *op) { return op->aug_mix.has_all != 0 ? 13 : 9; }
+
 void fl_policy_add(fl_image_params *params, int32_t *count, fl_policy_op which, float magnitude)
 {
     params->order[*count] = (int8_t)which;

@@ -31,6 +31,10 @@ typedef enum fl_policy_op {
 
 enum { FL_POLICY_BINS = 10, FL_POLICY_PAIRS = 25 }; /* of AutoAugment; AugMix has the same bins */
 
+/* AugMix: a chain has 1 to FL_MIX_DEPTH operations if their number is drawn. FL_MIX_END in
+ * fl_image_params.order stands after each chain. */
+enum { FL_MIX_DEPTH = 3, FL_MIX_END = 100 };
+
 /* An operation of AutoAugment: its probability in tenths, and one of the magnitudes. */
 typedef struct fl_policy_step {
     uint8_t op, tenths, magnitude;
@@ -58,6 +62,10 @@ float fl_policy_magnitude(const fl_image_op *op, fl_policy_op which, fl_image_si
 
 /* Returns the two operations of pair i < FL_POLICY_PAIRS of AutoAugment; static. */
 const fl_policy_step *fl_policy_pair(const fl_image_op *op, int64_t i);
+
+/* Returns how many operations AugMix chooses from, and one of them; static. */
+int32_t fl_mix_choices(const fl_image_op *op);
+fl_policy_op fl_mix_op(int32_t i);
 
 /* Append an operation to the drawn operations; end them. */
 void fl_policy_add(fl_image_params *params, int32_t *count, fl_policy_op which, float magnitude);

@@ -103,14 +103,14 @@ int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, f
     fl_image_size size = {view->y.length, view->x.length};
     if (op->arithmetic == FL_BY_PIL) {
         fl_warp_pil by_pil = {.is_perspective = false};
-        fl_warp_pil_affine(&by_pil, affine, op->is_v1);
+        fl_affine_matrix(by_pil.m, affine, op->is_v1);
         return warp_pil(op, &by_pil, view, err);
     }
     fl_image_warp warp;
     fl_affine from_middle = *affine;
     from_middle.center[0] -= size.width * 0.5;
     from_middle.center[1] -= size.height * 0.5;
-    fl_warp_affine(&warp, &from_middle, size);
+    fl_warp_affine(&warp, &from_middle, size, op->is_v1);
     return warp_view(op, i, &warp, view, err);
 }
 

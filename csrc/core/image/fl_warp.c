@@ -15,21 +15,41 @@ static void set_row(float row[3], double a, double b, double c, int32_t edge)
     row[2] = (float)c / half;
 }
 
-void fl_warp_affine(fl_image_warp *out, const fl_affine *affine, fl_image_size size)
+void fl_affine_matrix(double m[6], const fl_affine *affine, bool is_v1)
 {
     double turn = radians(affine->angle), shear_x = radians(affine->shear[0]);
     double shear_y = radians(affine->shear[1]), scale = affine->scale;
-    double center_x = affine->center[0], center_y = affine->center[1];
-    double to_x = center_x + affine->translate[0], to_y = center_y + affine->translate[1];
+    double x = affine->center[0], y = affine->center[1];
+    double to_x = affine->translate[0], to_y = affine->translate[1];
     double a = cos(turn - shear_y) / cos(shear_y), b = -(a * tan(shear_x) + sin(turn));
     double c = sin(turn - shear_y) / cos(shear_y), d = cos(turn) - c * tan(shear_x);
-    double m[4] = {d / scale, -b / scale, -c / scale, a / scale};
+    if (is_v1) {
+        b = -cos(turn - shear_y) * tan(shear_x) / cos(shear_y) - sin(turn);
+        d = -sin(turn - shear_y) * tan(shear_x) / cos(shear_y) + cos(turn);
+    }
+    m[0] = d / scale;
+    m[1] = -b / scale;
+    m[3] = -c / scale;
+    m[4] = a / scale;
+    if (is_v1) {
+        m[2] = (m[0] * (-x - to_x) + m[1] * (-y - to_y)) + x;
+        m[5] = (m[3] * (-x - to_x) + m[4] * (-y - to_y)) + y;
+    } else {
+        m[2] = x - m[0] * (x + to_x) - m[1] * (y + to_y);
+        m[5] = y - m[3] * (x + to_x) - m[4] * (y + to_y);
+    }
+}
+
+void fl_warp_affine(fl_image_warp *out, const fl_affine *affine, fl_image_size size, bool is_v1)
+{
+    double m[6];
+    fl_affine_matrix(m, affine, is_v1);
     *out = (fl_image_warp){.width = size.width,
                            .height = size.height,
                            .origin_x = (float)((1.0 - size.width) * 0.5),
                            .origin_y = (float)((1.0 - size.height) * 0.5)};
-    set_row(out->x, m[0], m[1], center_x - m[0] * to_x - m[1] * to_y, size.width);
-    set_row(out->y, m[2], m[3], center_y - m[2] * to_x - m[3] * to_y, size.height);
+    set_row(out->x, m[0], m[1], m[2], size.width);
+    set_row(out->y, m[3], m[4], m[5], size.height);
 }
 
 void fl_warp_perspective(fl_image_warp *out, const float *coefficients, fl_image_size size)

@@ -8,13 +8,17 @@
 
 #include "fl_image.h"
 
-/* Angles are in degrees; pixels are counted from the middle of the image. */
+/* Angles are in degrees. */
 typedef struct fl_affine {
     double angle, scale;
     double translate[2], shear[2], center[2]; /* x, y */
 } fl_affine;
 
-void fl_warp_affine(fl_image_warp *out, const fl_affine *affine, fl_image_size size);
+/* Computes the matrix of torchvision's affine(). v1 and v2 multiply in a different order. */
+void fl_affine_matrix(double m[6], const fl_affine *affine, bool is_v1);
+
+/* The same for tensors: the center of `affine` is counted from the middle of the image. */
+void fl_warp_affine(fl_image_warp *out, const fl_affine *affine, fl_image_size size, bool is_v1);
 
 /* Computes the eight coefficients that take the corners `to` of the result to the corners `from` of
  * the image. If there are no such coefficients, computes the coefficients that change nothing. */

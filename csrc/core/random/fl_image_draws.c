@@ -249,7 +249,7 @@ static int draw_op(fl_image_drawing *with, const fl_image_op *op, int32_t i, fl_
     default:
         if (fl_draws_color(op->kind)) return fl_draw_color(with, op, in, params, err);
         if (fl_draws_warp(op->kind)) return fl_draw_warp(with, op, in, params, err);
-        if (fl_draws_policy(op->kind)) fl_draw_policy(with, op, in, params);
+        if (fl_draws_policy(op->kind)) return fl_draw_policy(with, op, in, params, err);
     }
     return FL_OK;
 }

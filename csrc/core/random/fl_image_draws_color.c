@@ -36,9 +36,10 @@ static int check_blur(const fl_image_op *op, fl_err *err)
 int fl_check_color(const fl_image_op *op, fl_image_size in, fl_err *err)
 {
     if (op->kind == FL_OP_BLUR) return check_blur(op, err);
+    const bool mixes = op->kind == FL_OP_AUG_MIX && op->aug_mix.has_all != 0;
     const bool jitters = op->kind == FL_OP_COLOR_JITTER || op->kind == FL_OP_PHOTOMETRIC_DISTORT;
-    if (!jitters || isnan(op->jitter[CONTRAST][0]) || op->arithmetic == FL_BY_PIL) return FL_OK;
-    if (is_contrast_known(op, in)) return FL_OK;
+    const bool has_contrast = mixes || (jitters && !isnan(op->jitter[CONTRAST][0]));
+    if (!has_contrast || op->arithmetic == FL_BY_PIL || is_contrast_known(op, in)) return FL_OK;
     return fl_fail(err, FL_EINVAL,
                    "torch changes the contrast of tensors of (%d, %d) in a way that depends on the "
                    "machine",

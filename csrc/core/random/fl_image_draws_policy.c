@@ -1,11 +1,12 @@
 /* fl_image_draws_policy: see fl_image_draws_policy.h. */
 #include "fl_image_draws_policy.h"
 
+#include "fl_image_draws_color.h"
 #include "fl_op_policy.h"
 
 bool fl_draws_policy(fl_image_op_kind kind)
 {
-    return kind >= FL_OP_RAND_AUGMENT && kind <= FL_OP_AUTO_AUGMENT;
+    return (kind >= FL_OP_RAND_AUGMENT && kind <= FL_OP_AUTO_AUGMENT) || kind == FL_OP_AUG_MIX;
 }
 
 static int32_t draw_below(fl_image_drawing *with, int32_t range)
@@ -61,11 +62,43 @@ draw_pair(fl_image_drawing *with, const fl_image_op *op, fl_image_size in, fl_im
     fl_policy_end(params, count);
 }
 
-void fl_draw_policy(fl_image_drawing *with, const fl_image_op *op, fl_image_size in,
-                    fl_image_params *params)
+/* Draws the weights and the chains of AugMix. */
+static void
+draw_mix(fl_image_drawing *with, const fl_image_op *op, fl_image_size in, fl_image_params *params)
 {
+    const int32_t chains = (int32_t)op->aug_mix.width;
+    const float alpha = (float)op->aug_mix.alpha;
+    int32_t places = 0, count = 1 + chains;
+    float part[2], *weight = params->number;
+    fl_torch_random_shares(with->random, 2, alpha, part);
+    fl_torch_random_shares(with->random, chains, alpha, weight + 1);
+    weight[0] = part[0];
+    for (int32_t chain = 1; chain <= chains; chain++) {
+        int32_t depth = (int32_t)op->aug_mix.depth;
+        weight[chain] *= part[1];
+        if (depth <= 0) depth = 1 + draw_below(with, FL_MIX_DEPTH);
+        for (; depth > 0; depth--) {
+            fl_policy_op which = fl_mix_op(draw_below(with, fl_mix_choices(op)));
+            int32_t at = 0;
+            if (fl_policy_has_strength(which)) at = draw_below(with, (int32_t)op->aug_mix.severity);
+            params->order[places++] = (int8_t)which;
+            params->number[count++] =
+                fl_policy_magnitude(op, which, in, at, draw_sign(with, which));
+        }
+        params->order[places++] = FL_MIX_END;
+    }
+    fl_policy_end(params, places);
+}
+
+int fl_draw_policy(fl_image_drawing *with, const fl_image_op *op, fl_image_size in,
+                   fl_image_params *params, fl_err *err)
+{
+    FL_TRY(fl_check_color(op, in, err));
     if (op->kind == FL_OP_AUTO_AUGMENT)
         draw_pair(with, op, in, params);
+    else if (op->kind == FL_OP_AUG_MIX)
+        draw_mix(with, op, in, params);
     else
         draw_table(with, op, in, params);
+    return FL_OK;
 }

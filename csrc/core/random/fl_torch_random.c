@@ -1,6 +1,7 @@
 /* fl_torch_random: see fl_torch_random.h. */
 #include "fl_torch_random.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@ enum {
     AT_WORDS = 24,
     AT_NORMALS = 5016
 };
+enum { AT_SPARE = 8, AT_HAS_SPARE = 24 }; /* in the normals: a double, an int32 */
 
 static const uint32_t upper_bit = 0x80000000u, lower_bits = 0x7FFFFFFFu, twist_bits = 0x9908B0DFu;
 static const int64_t two_words_from = INT64_C(1) << 28; /* larger ranges take two words */
@@ -141,17 +143,75 @@ int64_t fl_torch_random_int63(fl_torch_random *self)
     return (int64_t)(read_word64(self) & INT64_MAX);
 }
 
-int32_t fl_torch_random_choice(fl_torch_random *self, int32_t count, const float *weights)
+/* Draws a number of [0, 1) of float64. */
+static double draw_unit64(fl_torch_random *self)
 {
     const uint64_t bits = (UINT64_C(1) << 53) - 1;
+    return (double)(read_word64(self) & bits) * 0x1p-53;
+}
+
+int32_t fl_torch_random_choice(fl_torch_random *self, int32_t count, const float *weights)
+{
     int32_t chosen = 0;
     float most = -1;
     for (int32_t i = 0; i < count; i++) {
-        double unit = (double)(read_word64(self) & bits) * 0x1p-53;
-        float share = weights[i] / (float)-log1p(-unit);
+        float share = weights[i] / (float)-log1p(-draw_unit64(self));
         if (share > most) most = share, chosen = i;
     }
     return chosen;
+}
+
+/* Draws a normal number of float64. Numbers are made in pairs, and the second one is kept. */
+static double draw_normal(fl_torch_random *self)
+{
+    double spare;
+    int32_t has_spare;
+    memcpy(&spare, self->normals + AT_SPARE, sizeof spare);
+    memcpy(&has_spare, self->normals + AT_HAS_SPARE, sizeof has_spare);
+    double number = spare;
+    if (!has_spare) {
+        double turn = 2 * 3.14159265358979323846 * draw_unit64(self);
+        double radius = sqrt(-2 * log1p(-draw_unit64(self)));
+        number = radius * cos(turn);
+        spare = radius * sin(turn);
+    } else {
+        spare = 0;
+    }
+    has_spare = !has_spare;
+    memcpy(self->normals + AT_SPARE, &spare, sizeof spare);
+    memcpy(self->normals + AT_HAS_SPARE, &has_spare, sizeof has_spare);
+    return number;
+}
+
+/* Draws a number of the gamma distribution, as torch does, by the method of Marsaglia and Tsang
+ * (2000). torch has two constants in float32. */
+static double draw_gamma(fl_torch_random *self, double alpha)
+{
+    double scale = 1;
+    if (alpha < 1) {
+        scale = pow(1 - draw_unit64(self), 1 / alpha);
+        alpha += 1;
+    }
+    const double d = alpha - (double)(1.0f / 3.0f), c = 1 / sqrt(9 * d);
+    for (;;) {
+        double x, root;
+        do {
+            x = draw_normal(self);
+            root = 1 + c * x;
+        } while (root <= 0);
+        double v = root * root * root, unit = 1 - draw_unit64(self), square = x * x;
+        if (unit < 1 - (double)0.0331f * square * square ||
+            log(unit) < 0.5 * square + d * (1 - v + log(v)))
+            return fmax(scale * d * v, DBL_MIN);
+    }
+}
+
+void fl_torch_random_shares(fl_torch_random *self, int32_t count, float alpha, float *out)
+{
+    double number[FL_TORCH_SHARES], sum = 0;
+    for (int32_t k = 0; k < count; k++) sum += number[k] = draw_gamma(self, (double)alpha);
+    for (int32_t k = 0; k < count; k++)
+        out[k] = fminf(fmaxf((float)(number[k] / sum), FLT_MIN), 1 - FLT_EPSILON / 2);
 }
 
 void fl_torch_random_permutation(fl_torch_random *self, int64_t count, int64_t *out)

@@ -13,7 +13,8 @@
 enum {
     FL_TWISTER_WORDS = 624,
     FL_TORCH_STATE_BYTES = 5056, /* of get_state() */
-    FL_TORCH_NORMALS_BYTES = 40  /* spare normal numbers at the end of the state */
+    FL_TORCH_NORMALS_BYTES = 40, /* spare normal numbers at the end of the state */
+    FL_TORCH_SHARES = 8          /* most shares of a draw */
 };
 
 typedef struct fl_torch_random {
@@ -21,7 +22,7 @@ typedef struct fl_torch_random {
     uint32_t word[FL_TWISTER_WORDS];
     int32_t left; /* >= 1: one less than this many words are left before new words are made */
     int32_t next; /* index of the next word; next + left <= FL_TWISTER_WORDS + 1 */
-    uint8_t normals[FL_TORCH_NORMALS_BYTES]; /* as loaded: no draw here touches the spare numbers */
+    uint8_t normals[FL_TORCH_NORMALS_BYTES]; /* spare numbers, in the layout of get_state() */
 } fl_torch_random;
 
 /* Sets the state that torch.manual_seed(seed) leaves. */
@@ -59,5 +60,9 @@ void fl_torch_random_permutation(fl_torch_random *self, int64_t count, int64_t *
 /* Draws torch.multinomial() of one number from `count` float32 weights on a CPU that is not
  * Intel's; there torch draws from a generator of its own. Each weight >= 0, count >= 1. */
 int32_t fl_torch_random_choice(fl_torch_random *self, int32_t count, const float *weights);
+
+/* Draws torch._sample_dirichlet() of `count` float32 parameters that are all `alpha` > 0 into
+ * out[count]; count <= FL_TORCH_SHARES. Uses the spare normal number, and leaves one. */
+void fl_torch_random_shares(fl_torch_random *self, int32_t count, float alpha, float *out);
 
 #endif
