@@ -25,7 +25,7 @@ s    row g with its Compose in an object that ImageFolder calls, as torchvision'
 t    a Dataset of a user that opens the files of row g and calls its Compose: by the import of
      fastloop's DataLoader alone, in place of `run`
 u    row m with RandAugment
-v    row m with AugMix, which Python calls
+v    row m with AugMix
 w    Hugging Face's datasets with a column of the files of row g, and a function that calls row g's
      Compose for each image, as the example of image classification has it
 x    the texts of row f in a DataLoader, with a collate function around tokenizer.pad()
@@ -43,7 +43,7 @@ Each without workers and with two. A script is a fresh process that makes the da
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
 are the medians of the second epoch's time, from row z on of the CPU time of all its processes, with
 the digest's own time taken off. One table row each on stdout, with the ratio of each pair of turns
-at its least; JSON lines in FILE.
+at its least; then one line a row, as the page of results has it; JSON lines in FILE.
 
 With two workers, rows a, b, c and g also feed a simulated device, whose step takes half of the time
 in which `python` makes a batch: how much of an epoch it works, from the first batch on.
@@ -117,7 +117,7 @@ ROWS = {
     "s": Row("ImageFolder, a preset object", "preset", 1, 768, (1.7, 1.2)),
     "t": Row("a user's dataset of JPEG, by the import", "files", 1, 768, (1.5, 1.2)),
     "u": Row("ImageFolder, RandAugment", "folder", 1, 768, (2.5, 2), policy="RandAugment"),
-    "v": Row("ImageFolder, AugMix", "folder", 1, 384, (1.1, 1.1), policy="AugMix"),
+    "v": Row("ImageFolder, AugMix", "folder", 1, 384, (4, 2), policy="AugMix"),
     "w": Row("Hugging Face's images, with_transform", "images", 1, 768, (1.4, 1.4)),
     "x": Row("a function around tokenizer.pad()", "texts", 0, 4_000, (5, 1.2)),
     "y": Row("Trainer, Seq2Seq", "Trainer", 0, 4_000, (5, 5), policy="DataCollatorForSeq2Seq"),
@@ -516,7 +516,7 @@ def main() -> int:
         play(ROWS[sys.argv[2]], int(sys.argv[3]), float(sys.argv[4]))
         return 0
     arguments = parse_arguments(__doc__, "".join(ROWS))
-    is_met, lines = True, []
+    is_met, lines, page = True, [], "| script | no workers | 2 workers |\n|---|---|---|"
     folder = TemporaryDirectory()
     os.environ[FOLDER] = folder.name
     if {*"gmopqrstuvwBCDEF"} & {*arguments.rows}:
@@ -525,12 +525,15 @@ def main() -> int:
     print("|---|---|---|---|---|---|")
     for letter in arguments.rows:
         row = ROWS[letter]
+        page += f"\n| {row.name} |"
         for workers, goal in zip(WORKERS, row.goals, strict=True):
             ours, plain, least = measure_row(letter, workers, 2 if arguments.is_quick else ROUNDS)
             ratio = plain.median / ours.median
             is_met = is_met and ratio >= goal
             mark = "✓" if ratio >= goal else "✗"
             shown = f"{ratio:.1f} × (worst turn {least:.1f})"
+            figure, worst = (f"{each:.{int(each < 10)}f}" for each in (ratio, least))
+            page += f" {figure} × ({worst}) |"
             print(f"| {row.name} | {workers} | {ours} | {plain} | {shown} | ≥ {goal:g} × {mark} |")
             sys.stdout.flush()
             figures = {"run": ours.as_dict(), "python": plain.as_dict(), "least": least}
@@ -541,6 +544,7 @@ def main() -> int:
                 figures |= {"busy": busy.as_dict(), "busy by python": theirs.as_dict()}
             lines.append(json.dumps({"row": letter, "workers": workers, **figures}))
     rmtree(f"{folder.name}.kept", ignore_errors=True)
+    print(f"\n{page}")
     if arguments.json:
         arguments.json.write_text("\n".join(lines) + "\n")
     return 0 if is_met or arguments.is_quick else 1
