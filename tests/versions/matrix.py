@@ -36,7 +36,6 @@ HEART = (
     "versions/test_torch_mutants.py",  # quick: the table's digests are this release's
 )
 # Only the loader starts processes by the method that is set; tests of workers name theirs.
-# Of an interpreter whose own method is not fork the rest of the heart is run, too.
 HEART_OF_METHODS = ("loader",)
 # Lines of requirements-dev.txt. What else tests would use, such as frameworks, they skip.
 REQUIREMENTS = "numpy pytest pytest-xdist hypothesis psutil tqdm pillow cloudpickle".split()
@@ -64,13 +63,6 @@ class Cell:
     torch: str  # what is asked of the index
     python: str  # the interpreter's path
     start_method: str = "fork"
-
-    @property
-    def rooms(self) -> tuple[str, ...]:
-        if self.start_method == "fork":
-            return HEART
-        others = tuple(room for room in HEART if not room.startswith("loader"))
-        return (*HEART_OF_METHODS, *(others if self.name.startswith("py") else ()))
 
     @property
     def is_free_threaded(self) -> bool:
@@ -249,10 +241,9 @@ class Workshop:
 def arguments(cell: Cell, jobs: str) -> list[str | Path]:
     """Of pytest."""
     tests = ROOT / "tests"
+    rooms = HEART_OF_METHODS if cell.name in START_METHODS else HEART
     found: list[str | Path] = ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
-    found += [
-        room.replace("=", f"={tests}/") if "=" in room else tests / room for room in cell.rooms
-    ]
+    found += [room.replace("=", f"={tests}/") if "=" in room else tests / room for room in rooms]
     found += ["--quick", "-q", "-p", "no:cacheprovider"]
     found += ["-n", jobs, "--dist", "loadfile"] if jobs != "1" else []
     return found + (["--start-method", cell.start_method] if cell.start_method != "fork" else [])

@@ -41,7 +41,7 @@ class Result:
 
 def order(result: Result) -> tuple[bool, bool, list[int], str]:
     """Releases of torch first, then interpreters, then start methods."""
-    is_other = result.start_method != "fork"
+    is_other = result.cell == result.start_method
     is_python = result.cell.startswith("py")
     return is_other, is_python, [int(n) for n in re.findall(r"\d+", result.cell)], result.cell
 
@@ -72,7 +72,7 @@ def summary(results: list[Result]) -> str:
     green = [r for r in results if r.is_green]
     forked = [r for r in green if r.start_method == "fork"]
     torches = dict.fromkeys(r.torch for r in forked if not r.cell.startswith("py"))
-    pythons = dict.fromkeys(r.cell.removeprefix("py") for r in forked if r.cell.startswith("py"))
+    pythons = dict.fromkeys(r.cell.removeprefix("py") for r in green if r.cell.startswith("py"))
     methods = dict.fromkeys(r.start_method for r in green)
     text = (
         f"Tested with torch {listed(torches)} on CPython 3.11, and CPython {listed(pythons)}, each "
