@@ -353,7 +353,7 @@ torch_clip_grad_norm_: Any = _take(
 # ---- the form of a function
 
 # Fields of syntax nodes that change nothing that runs.
-SILENT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}
+SILENT = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx", "is_lazy"}
 
 
 def _digest(text: str) -> str:

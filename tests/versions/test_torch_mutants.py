@@ -158,6 +158,14 @@ def test_annotations_of_inner_functions_have_no_names_of_their_own() -> None:
     assert names == {"outer", "x", "__annotate__", "List", "inner", "y"} - {"outer"}
 
 
+def test_how_an_import_is_done_is_no_part_of_the_syntax() -> None:
+    """CPython 3.15 has a further field in its syntax trees of imports."""
+    node = ast.Import([ast.alias("math")])
+    words = [*torch_parts.words_of(node)]
+    node._fields, node.is_lazy = ("names", "is_lazy"), 0  # type: ignore[attr-defined, misc]
+    assert [*torch_parts.words_of(node)] == words
+
+
 def test_other_parameters_or_attributes_are_another_form() -> None:
     every = [part for parts in torch_parts._PARTS.values() for part in parts if part.forms]
     for path in dict.fromkeys(part.path for part in every):
