@@ -17,6 +17,7 @@ from PIL import Image
 import fastloop
 from fastloop import DataLoader, ImageFolder
 from fastloop import transforms as T
+from fastloop.cli import run, start
 from fastloop.data.image_folder import planes as room
 from fastloop.data.image_folder.planes import ImagePlanes, parse_cache, to_array
 
@@ -42,6 +43,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of every kind. They count as old at once."""
     monkeypatch.setattr(room, "_YOUNG_NS", -(10**18))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    room._open_once.cache_clear()
     root, number = tmp_path / "images", 0
     for name, subsampling in SUBSAMPLINGS.items():
         for height, width in ((31, 47), (40, 32), (1, 9), (9, 1), (2, 5), (3, 4), (2, 700)):
@@ -220,3 +222,19 @@ def test_wrong_arguments(root: Path) -> None:
         ImageFolder(root, cache="planes:1K")
     with pytest.raises(ValueError, match=r"^cache must be None if decode is a function"):
         ImageFolder(root, cache="planes", decode=lambda data: data)
+
+
+@pytest.mark.parametrize("option", ["--cache", "--cache=100K"])
+def test_run_opens_it_in_the_program(
+    root: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, str] = {}
+    monkeypatch.setattr(os, "execve", lambda path, command, env: found.update(env))
+    run.main([option, "script.py"])
+    monkeypatch.setenv("FASTLOOP_IMAGES", found["FASTLOOP_IMAGES"])
+    start._act("transforms", False, lambda: None)
+    try:
+        kept = room.find_asked()
+        assert kept is not None and (kept._file.size == 100 << 10) == ("=" in option)
+    finally:
+        fastloop.unpatch()
