@@ -2,6 +2,7 @@
 every architecture; it keeps within the registers that its blocks count on and spills nothing; loads
 and stores are wide, several loads under way at a time."""
 
+import functools
 import os
 import re
 import shutil
@@ -50,6 +51,7 @@ pytestmark = [
 ]
 
 
+@functools.cache  # to disassemble takes seconds
 def cuobjdump(*arguments: str) -> str:
     """What it says of the module; it comes with CUDA, or as a wheel of requirements-dev.txt."""
     wheel = Path(sysconfig.get_path("purelib"), "nvidia/cu13/bin")
