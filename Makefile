@@ -73,8 +73,9 @@ test test-all:
 
 # Frameworks have processes of their own: a fork copies the page tables of all that was imported.
 PYTEST_CHOICE := -m 'not slowest'
+PYTEST_FOLDERS := tests
 pytest: install
-	$(PYTEST) $(CURDIR)/tests $(addprefix --ignore=$(CURDIR)/tests/,gpu frameworks) \
+	$(PYTEST) $(addprefix $(CURDIR)/,$(PYTEST_FOLDERS)) $(addprefix --ignore=$(CURDIR)/tests/,gpu frameworks) \
 		$(PYTEST_CHOICE) $(AT_A_TIME) $(PYTEST_ARGS)
 
 test-frameworks: install
