@@ -69,6 +69,7 @@ def cifar(module: Any) -> Any:
 def random_geometry(any_of: random.Random, module: Any, side: int) -> list[Any]:
     """Return operations on PIL images of this edge, which may come out smaller."""
     p, parts = any_of.choice((0, 0.3, 0.5, 0.7, 1)), []
+    is_square = True  # and has this edge: if only some images are cropped, the size stays
     mode = any_of.choice(("constant", "edge", "reflect", "symmetric"))
     fill = any_of.choice((0, 9, 255))
     for kind in any_of.sample(range(8), any_of.randint(0, 4)):
@@ -76,27 +77,32 @@ def random_geometry(any_of: random.Random, module: Any, side: int) -> list[Any]:
             padding = any_of.choice((None, 4, 2, (1, 3), (0, 1, 2, 3)))
             size = any_of.choice((side, side - 3, (side, side - 5)))
             part = module.RandomCrop(size, padding, fill=fill, padding_mode=mode)
-            side = min(size) if isinstance(size, tuple) else size
+            side, is_square = (min(size), False) if isinstance(size, tuple) else (size, True)
         elif kind == 1:
             part = module.RandomHorizontalFlip(p)
         elif kind == 2:
             part = module.RandomVerticalFlip(p)
         elif kind == 3:
             held = [module.RandomHorizontalFlip(), module.RandomVerticalFlip(0.4)]
-            held += [module.RandomCrop(side, 3), module.CenterCrop(side)]
-            held += [module.RandomApply([module.RandomCrop(side, 1, padding_mode=mode)])]
-            part = module.RandomApply(any_of.sample(held, any_of.randint(1, 3)), p=p)
+            if is_square:
+                held += [module.RandomCrop(side, 3), module.CenterCrop(side)]
+                held += [module.RandomApply([module.RandomCrop(side, 1, padding_mode=mode)])]
+            part = module.RandomApply(
+                any_of.sample(held, any_of.randint(1, len(held) // 2 + 1)), p=p
+            )
         elif kind == 4:
+            is_square = False
             part = module.Pad(any_of.choice((1, (2, 0))), fill, mode)
         elif kind == 5:
-            side = any_of.choice((side, side - 2))
+            side, is_square = any_of.choice((side, side - 2)), True
             part = module.CenterCrop(side)
         elif kind == 6:
             how = module.InterpolationMode(any_of.choice(("bilinear", "bicubic")))
             size = any_of.choice((side + 3, 20, (23, 31), (40, 22)))
-            part, side = module.Resize(size, how), min(size) if isinstance(size, tuple) else size
+            part, is_square = module.Resize(size, how), is_square and isinstance(size, int)
+            side = size if isinstance(size, int) else min(size)
         else:
-            side = any_of.choice((16, 24, 37))
+            side, is_square = any_of.choice((16, 24, 37)), True
             scale = any_of.choice(((0.08, 1.0), (0.5, 0.9)))
             part = module.RandomResizedCrop(side, scale, any_of.choice(((0.75, 4 / 3), (0.3, 3.0))))
         parts.append(part)
