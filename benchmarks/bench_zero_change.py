@@ -1,6 +1,6 @@
 """Ordinary scripts of vision and of texts, by `python` and by `python -m fastloop run`, in turns.
 
-    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A,...,F] [--quick] [--json FILE]
+    python benchmarks/bench_zero_change.py [--rows a,b,...,z,A,...,G] [--quick] [--json FILE]
 
 a    CIFAR-10: RandomCrop(32, 4), RandomHorizontalFlip, ToTensor, Normalize of v1, batch 128
 b    the same chain of v2, with ToImage and ToDtype in place of ToTensor
@@ -38,6 +38,7 @@ C    row g by `run --cache`
 D    row m by `run --cache`
 E    the dataset of row t by `run --cache`
 F    row w by `run --cache`
+G    PyG's DataLoader over an InMemoryDataset: graphs of 10 to 60 nodes, four edges a node, batch 32
 
 Each without workers and with two. A script is a fresh process that makes the dataset in memory and
 iterates over it twice; a digest of all batches and of the generator's state must be equal. Judged
@@ -163,6 +164,7 @@ ROWS = {
         has_cpu_time=True,
         has_cache=True,
     ),
+    "G": Row("PyG, InMemoryDataset", "graphs", 0, 4_000, (5, 5), has_cpu_time=True),
 }
 
 
@@ -388,7 +390,24 @@ def make_timm_loader(workers: int) -> Any:
     )
 
 
+def make_graphs_loader(row: Row, workers: int) -> Any:
+    import torch
+    from torch_geometric.data import Data, InMemoryDataset
+    from torch_geometric.loader import DataLoader
+
+    def make_graph(nodes: int) -> Any:
+        edges = torch.arange(8 * nodes).reshape(2, -1) * 7 % nodes
+        return Data(torch.rand(nodes, 7), edges, torch.rand(4 * nodes, 3), torch.tensor([nodes]))
+
+    dataset: Any = InMemoryDataset()
+    graphs = [make_graph(i % 51 + 10) for i in range(row.count)]
+    dataset.data, dataset.slices = dataset.collate(graphs)
+    return DataLoader(dataset, 32, shuffle=True, num_workers=workers)
+
+
 def make_loader(row: Row, workers: int) -> Any:
+    if row.kind == "graphs":
+        return make_graphs_loader(row, workers)
     if row.kind == "timm":
         return make_timm_loader(workers)
     if row.kind == "sequences":
@@ -420,6 +439,7 @@ def play(row: Row, workers: int, step_us: float) -> None:
     import numpy as np
     import torch
 
+    torch.manual_seed(6)
     loader = make_loader(row, workers)
     torch.manual_seed(7)
     random.seed(7)

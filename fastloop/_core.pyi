@@ -436,6 +436,14 @@ def read_numbers(
     out: np.ndarray[Any, np.dtype[Any]],
     /,
 ) -> bool: ...
+def copy_slices(
+    source: np.ndarray[Any, np.dtype[np.uint8]],
+    begins: np.ndarray[Any, np.dtype[np.int64]],
+    lengths: np.ndarray[Any, np.dtype[np.int64]],
+    increments: np.ndarray[Any, np.dtype[np.int64]] | None,
+    out: np.ndarray[Any, Any],
+    /,
+) -> None: ...
 def find_other(noted: tuple[Any, ...], /) -> int: ...
 def torch_draw(
     state: bytes | int,

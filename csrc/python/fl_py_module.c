@@ -34,6 +34,7 @@
 #include "fl_py_permutation.h"
 #include "fl_py_tensor_slot.h"
 #include "fl_py_reply.h"
+#include "fl_py_slices.h"
 #include "fl_py_snapshot.h"
 #include "fl_py_table.h"
 #include "fl_py_tar.h"
@@ -235,6 +236,7 @@ static PyMethodDef module_methods[] = {
     {"tar_index", fl_py_tar_index, METH_VARARGS, fl_py_tar_index_doc},
     {"tar_members", fl_py_tar_members, METH_VARARGS, fl_py_tar_members_doc},
     {"checksum", fl_py_checksum, METH_O, fl_py_checksum_doc},
+    {"copy_slices", fl_py_copy_slices, METH_VARARGS, fl_py_copy_slices_doc},
     {"find_other", fl_py_find_other, METH_O, fl_py_find_other_doc},
     {"mask_tokens", fl_py_mask_tokens, METH_VARARGS, fl_py_mask_tokens_doc},
     {"torch_draw", fl_py_torch_draw, METH_VARARGS, fl_py_torch_draw_doc},

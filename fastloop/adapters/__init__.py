@@ -25,6 +25,7 @@ _ADAPTERS = {
     "datasets.arrow_dataset": "hugging_face",
     "transformers.": "hugging_face",
     "trl.trainer.": "hugging_face",
+    "torch_geometric.loader.dataloader": "torch_geometric",
 }
 # The functions of each seam, by module: a class, the name of its function, and the adapter whose
 # ``make_call`` makes the function that is put in. Without a class the function is the module's.

@@ -390,7 +390,7 @@ def method_of(cls: type, name: str) -> Any:
     return found if type(found) is types.FunctionType else None
 
 
-def _mark_of(array: Any) -> Any:
+def mark_of(array: Any) -> Any:
     """Return what an array is, without its elements."""
     kind = type(array)
     if kind is torch.Tensor:
@@ -507,7 +507,7 @@ class World:
             return Length(self) if value is len else _FUNCTIONS[id(value)]
         self.containers += [value] if is_one_of(kind, (list, tuple, dict)) else []
         if is_one_of(kind, (*ARRAYS, list, tuple)):
-            self._arrays[id(value)] = value, _mark_of(value)
+            self._arrays[id(value)] = value, mark_of(value)
             return Element(None, value, name)
         if kind is dict:
             is_plain = all(is_one_of(type(key), (str, int)) for key in value)
@@ -584,7 +584,7 @@ class World:
                 if not _is_noted(values.get(name, _MISSING), value):
                     return False
         for array, mark in self._arrays.values():
-            if _mark_of(array) != mark:
+            if mark_of(array) != mark:
                 return False
         for values, key, value in self.noted:
             if not _is_noted(values.get(key, _MISSING), value):
