@@ -16,6 +16,8 @@ fastloop silent.
                     decode JPEG files that the program opens by Pillow once, and keep them in a file
                     of this size (for example 8G), in this folder (default: half of the memory or of
                     the disk's free space, in ~/.cache/fastloop/images), for later runs, too
+  --ahead           persistent workers that fall idle make the first batches of the next epoch, as
+                    with epochs_ahead=1 of fastloop.DataLoader
   --no-children     do not patch the interpreters that the program starts
   --report[=FILES]  print at the end what the training loop waited for, and write files, with
                     commas between: .html, .json, .trace.json (default fastloop-report.html);
@@ -35,7 +37,7 @@ import sys
 from fastloop.cli.start import make_environment
 from fastloop.patching import SEAMS
 
-_OPTIONS = "--only", "--cache", "--no-children", "--report", "--watch", "--metrics"
+_OPTIONS = "--only", "--cache", "--ahead", "--no-children", "--report", "--watch", "--metrics"
 
 # python itself runs the program: `run` sets environment variables and replaces itself by a new
 # interpreter, whose sitecustomize (start.py) patches torch after the program's import. So __main__,
@@ -66,6 +68,8 @@ def _read_options(args: list[str]) -> tuple[dict[str, str], list[str]]:
         name, has_value, value = rest.pop(0).partition("=")
         if name == "--no-children":
             environment["FASTLOOP_CHILDREN"] = "0"
+        elif name == "--ahead":
+            environment["FASTLOOP_AHEAD"] = "1"
         elif name == "--cache":
             environment["FASTLOOP_IMAGES"] = value
         elif name == "--report":

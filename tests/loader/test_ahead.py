@@ -25,7 +25,8 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchLoader
 from workers import Gate
 
-from fastloop import ArrayDataset, DataLoader
+from fastloop import ArrayDataset, DataLoader, patched, stats
+from fastloop.cli.run import _read_options
 from fastloop.loader.ahead import Forecast
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
@@ -247,6 +248,18 @@ def test_a_forecast_that_raises_is_not_made(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_argument_is_checked(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="epochs_ahead must be an int"):
         DataLoader(Own(), epochs_ahead=value)
+
+
+def test_run_asks_for_loaders_of_torchs_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment, program = _read_options(["--ahead", "-c", "pass"])
+    assert program == ["-c", "pass"]
+    monkeypatch.setenv("FASTLOOP_AHEAD", environment["FASTLOOP_AHEAD"])
+    loader = make(TorchLoader, "shuffle", Own())
+    with patched(["dataloader"]):
+        assert [len(list(loader)) for _ in range(2)] == [8, 8]
+    assert stats(loader).ahead_hits == 1
 
 
 # ---- errors, deaths and ends
