@@ -89,7 +89,9 @@ def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
             return before(self)
 
         def original() -> Core:
-            with sys.modules["PIL.Image"].open(self.fp.name) as image:
+            fd = self.fp.fileno()  # by now the file's name may lead to another file
+            data = os.pread(fd, os.fstat(fd).st_size, 0)
+            with sys.modules["PIL.Image"].open(io.BytesIO(data)) as image:
                 before(image)
                 return Core(image.im)
 

@@ -3,6 +3,7 @@ objects and batches as without."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,21 @@ def test_batches_of_a_programs_dataset(
     monkeypatch.setattr(ImagePlanes, "_decode", None)
     kept = room.find_asked()
     assert kept is not None and kept.read(paths[0]) is not None
+
+
+def test_an_image_is_of_the_file_that_was_opened(
+    paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    shutil.copy(paths[1], tmp_path / "other" / "0.jpg")
+    monkeypatch.chdir(tmp_path)
+    expected = state_of(load("0.jpg"))
+    fastloop.patch(["transforms"], cache="4M")
+    load("0.jpg")
+    image = Image.open("0.jpg")
+    monkeypatch.chdir("other")  # before Pillow's image is compared
+    image.load()
+    assert_same(state_of(image), expected)
 
 
 def test_a_difference_is_seen(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
