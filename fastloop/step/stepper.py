@@ -39,7 +39,7 @@ from fastloop.step.window import Batch, Batches, Lookahead, WeightedBackward, Wi
 
 _VERSION = 1
 _COUNTS = ("version", "boundaries", "stepped", "skipped", "open_micros")
-_STATE = {**dict.fromkeys(_COUNTS, 0), "mean_weight": None, "norms": None}
+_STATE = {**dict.fromkeys(_COUNTS, 0), "mean_weight": None}  # "norms" came later
 _REMEDY = "pass the dict that state_dict() of a fastloop.Stepper returned, unchanged"
 _UNEQUAL = (
     "{} of {} ranks have a further window and the rest have none (give every rank equally many "
@@ -395,9 +395,9 @@ class Stepper:
             self._step(point)
         finally:
             self._end_window()
-        if self._guard is not None:
-            self._guard.settle()
         self._ranks.finish_window()
+        if self._guard is not None:
+            self._guard.settle()  # last, because a warning may be an error
 
     def _step(self, point: SyncPoint) -> None:
         window, buffers = self._window, self._buffers
@@ -547,7 +547,7 @@ class Stepper:
         self._outcomes = Outcomes(self._outcomes.schedulers, *counts)
         self._mean_weight = state["mean_weight"]
         if self._guard is not None:
-            self._guard.load(state["norms"])
+            self._guard.load(state.get("norms"))
         self._has_met = False
         if count := state["open_micros"]:
             warnings.warn(

@@ -132,6 +132,15 @@ def test_an_infinite_norm_is_no_spike() -> None:
     assert guard.spikes == 1
 
 
+def test_a_warning_that_is_an_error_comes_when_all_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, done = warmed(), []
+    monkeypatch.setattr(run.stepper._ranks, "finish_window", lambda: done.append(True))
+    with warnings.catch_warnings(), pytest.raises(UserWarning, match="is above"):
+        warnings.simplefilter("error")
+        run.micro(3, spoil=1e4)
+    assert done and run.stepper.skipped == run.stepper.spikes == 1
+
+
 def test_norms_are_saved() -> None:
     for steps in (5, 200):
         run, other = warmed(steps), Run(1, max_norm_spike=FACTOR)
@@ -149,6 +158,9 @@ def test_norms_are_saved() -> None:
     plain.stepper.load_state_dict(run.stepper.state_dict())  # without a guard the norms are left
     run.stepper.load_state_dict(plain.stepper.state_dict())  # and without norms it begins anew
     assert plain.stepper.spikes == run.stepper.spikes == 0
+    older = plain.stepper.state_dict()
+    del older["norms"]  # as before there were guards
+    run.stepper.load_state_dict(older)
 
 
 def test_bad_arguments() -> None:
