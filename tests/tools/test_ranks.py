@@ -5,6 +5,7 @@ what real ranks run."""
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import socket
@@ -208,6 +209,17 @@ def test_a_taken_port_is_said_in_the_report(start: Make) -> None:
 
 def test_an_unknown_address_is_asked_for_once(start: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_PORT", "no port")
+    (rank, _) = start(2)
+    assert rank.ranks.due == NEVER and rank.ranks.describe() is None
+
+
+def test_without_a_socket_the_training_goes_on(
+    start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", fail)
     (rank, _) = start(2)
     assert rank.ranks.due == NEVER and rank.ranks.describe() is None
 

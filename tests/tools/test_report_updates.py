@@ -178,7 +178,15 @@ def test_a_callback_that_raises_is_told_once_and_dropped(
         calls.append(1)
         raise LookupError("my own")
 
+    class Shy:
+        def __call__(self, update: Update) -> None:
+            raise LookupError("unsaid")
+
+        def __repr__(self) -> str:
+            raise AttributeError("not ready")
+
     loop.updates.add(wrong, 0)
+    loop.updates.add(Shy(), 0)
     loop.updates.add(seen.append, 0)
     with loop.watched():
         loop.run()

@@ -139,10 +139,10 @@ class Ranks:
             family, kind, _, _, self._address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_DGRAM
             )[0]
+            self._socket = socket.socket(family, kind)
         except (OSError, ValueError):
             self.due = NEVER
             return False
-        self._socket = socket.socket(family, kind)
         self._socket.setblocking(False)
         with suppress(OSError):  # if the port is taken, rank 0 hears nobody
             if self._rank == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -211,7 +212,9 @@ class Updates:
             callback.call(update)
         except Exception as error:
             self._callbacks.remove(callback)
-            say(f"fastloop: {callback.call!r} of on_update() raised {error!r}; no further calls")
+            with suppress(Exception):  # a tracker's repr may raise
+                what = f"{callback.call!r} of on_update() raised {error!r}"
+                say(f"fastloop: {what}; no further calls")
 
     def _read(self, now: int) -> _Totals:
         recorder = self._observer.recorder
