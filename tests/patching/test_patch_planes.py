@@ -79,6 +79,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     monkeypatch.setattr(room, "_YOUNG_NS", -(10**18))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FASTLOOP_IMAGES", "")  # is put back at the end
+    monkeypatch.delenv("FASTLOOP_IMAGES")
     room._open_once.cache_clear()
     pillow_load._open_verdict.cache_clear()
     paths = []
