@@ -124,6 +124,19 @@ class Ranks:
         """Tell whether an open window's gradients can be reduced without a backward."""
         return not self.has_shards or (self.can_add_shards and not difference("fsdp"))
 
+    def check_needs(self, buffers: bool, norm: bool) -> None:
+        """Raise ValueError if a Stepper needs buffers or a norm, and FSDP has none for it."""
+        if self.has_shards and buffers and not self.can_add_shards:
+            raise ValueError(
+                "accum_dtype and on_nonfinite='micro' under FSDP need FSDP2 (fully_shard) for all "
+                "modules of the model; leave both arguments out"
+            )
+        if norm and not self.has_whole_parameters:
+            raise ValueError(
+                "max_norm and max_norm_spike under FSDP need FSDP2 (fully_shard), because FSDP1 "
+                "shows each rank the norm of its own part; leave both arguments out"
+            )
+
     def reduce_shards(self) -> None:
         """Reduce the gradients that FSDP2 keeps unreduced, as the end of a backward does for
         modules that the backward did not reach. Every rank must call this method."""

@@ -145,11 +145,7 @@ class Stepper:
         self._optimizer = optimizer
         self._outcomes = Outcomes(read_schedulers(scheduler))
         self._ranks = Ranks(model)
-        if self._ranks.has_shards and needs_buffers and not self._ranks.can_add_shards:
-            raise ValueError(
-                "accum_dtype and on_nonfinite='micro' under FSDP need FSDP2 (fully_shard) for all "
-                "modules of the model; leave both arguments out"
-            )
+        self._ranks.check_needs(needs_buffers, max_norm is not None or guard is not None)
         is_function = callable(accumulate)
         self._accumulate = accumulate if is_function else read_int("accumulate", accumulate, 1)
         if max_norm is not None:

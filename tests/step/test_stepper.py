@@ -434,7 +434,8 @@ def test_fsdp_like_modules_are_told_when_to_reduce() -> None:
 
     model = Sharded(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for wrong in ({"accum_dtype": torch.float32}, {"on_nonfinite": "micro"}):
+    refused: list[Any] = [{"accum_dtype": torch.float32}, {"on_nonfinite": "micro"}]
+    for wrong in [*refused, {"max_norm": 1.0}, {"max_norm_spike": 5.0}]:
         with pytest.raises(ValueError, match="under FSDP need FSDP2"):
             Stepper(optimizer, model=FullyShardedDataParallel(), **wrong)
     stepper = Stepper(optimizer, 3, model=[torch.nn.Sequential(model)])
