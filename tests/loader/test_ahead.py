@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -362,6 +364,33 @@ def test_a_second_iter_and_close_while_batches_are_ahead() -> None:
     loader.close()
     assert len(list(loader)) == 8
     loader.close()
+
+
+class Counted(Noisy):
+    """Samples that tell how often they were read."""
+
+    def __init__(self) -> None:
+        self.gate, self.times = Event(), Counter[int]()
+        super().__init__(12)
+
+    def __getitem__(self, i: int) -> Any:
+        if i == 6:
+            self.gate.wait()
+        self.times[i] += 1
+        return self.times[i]
+
+
+def test_replies_for_an_epoch_that_was_left_may_come_two_epochs_later() -> None:
+    dataset = Counted()
+    with ahead("sequential", dataset, num_workers=3, path="thread") as loader:
+        for most in (1, 2):
+            iterator = iter(loader)
+            for _ in range(most):
+                next(iterator)
+        iterator = iter(loader)
+        dataset.gate.set()
+        assert [batch.tolist() for batch in iterator] == [[3, 3, 3]] * 4
+        assert loader.stats().ahead_hits == 2
 
 
 class StopError(Exception):

@@ -30,7 +30,8 @@ from fastloop.device.destinations import Destination
 OBJECT, PICKLED, WRITTEN = 0, 1, 2
 NO_STATE = b""  # sent after a batch instead of None, because WorkerEnd.write takes bytes only
 
-# The numbers of an epoch's tasks begin at 0, or at this number if the epoch was read ahead.
+# The numbers of an epoch's tasks begin at 0; at so many more than those of the epoch before if the
+# epoch was read ahead, because replies for earlier epochs, which a loop has left, may still come.
 EPOCH = 1 << 40
 
 _NEAR = 64 << 10  # parts of a storage with a smaller gap between them are copied as one

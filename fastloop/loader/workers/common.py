@@ -49,7 +49,7 @@ class WorkerIter(MultiIter, LockedIter):
 
     _workers: Any
     _replaces_dead = False  # with on_worker_death="restart"
-    _first = 0  # the number of this epoch's first task: 0, or EPOCH
+    _first = 0  # the number of this epoch's first task, a multiple of EPOCH
     # The indices of the next epoch's first batches. None: nobody has looked ahead in this epoch.
     _ahead: list[Any] | None = None
     _sent_ahead = 0  # how many of them have their task in _task_info
@@ -386,7 +386,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._ahead = ahead
         if self._sent_ahead < len(self._ahead):
             worker = self._sent_ahead % self._num_workers
-            number = (self._first ^ EPOCH) + self._sent_ahead
+            number = self._first + EPOCH + self._sent_ahead
             send = self._prepare(worker, (number, self._ahead[self._sent_ahead]))
             # No call stands between the next lines.
             self._unsent[number] = send
@@ -406,7 +406,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._forget(first_iter=False)
             self._drawn = drawn
             return False
-        self._first = self._rcvd_idx = self._first ^ EPOCH
+        self._first = self._rcvd_idx = self._first + EPOCH
         self._send_idx, self._turn = self._first + len(ahead), len(ahead)
         self._task_info = {n: info for n, info in self._task_info.items() if self._is_of_epoch(n)}
         self._tasks_outstanding = sum(len(info) == 1 for info in self._task_info.values())
@@ -415,7 +415,7 @@ class WorkerIter(MultiIter, LockedIter):
 
     def _is_of_epoch(self, number: int) -> bool:
         """Tell whether a task is one of this epoch, and not of the next one."""
-        return number ^ self._first < EPOCH
+        return 0 <= number - self._first < EPOCH
 
     # ---- states of the dataset
 
