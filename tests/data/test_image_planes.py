@@ -215,6 +215,14 @@ def test_a_file_of_another_user_is_replaced(root: Path, monkeypatch: pytest.Monk
     assert ImagePlanes("100K")._file.used < mine._file.used
 
 
+def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
+    mine, link = tmp_path / "mine", tmp_path / "images-unfinished"
+    mine.write_text("text")
+    link.symlink_to(mine)  # by another user
+    ImagePlanes(str(tmp_path))
+    assert mine.read_text() == "text" and not (tmp_path / "images").is_symlink()
+
+
 def test_wrong_arguments(root: Path) -> None:
     with pytest.raises(ValueError, match=r"^cache must be True, a size or a folder, got 3"):
         fastloop.patch(cache=3)  # type: ignore[arg-type]

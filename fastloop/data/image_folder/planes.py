@@ -18,7 +18,7 @@ import torch
 
 from fastloop._core import ImageCache, YccImage
 from fastloop.base.checks import make_message, refuse_if
-from fastloop.base.once import make_once
+from fastloop.base.once import make_once, write_whole
 from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import find_module
 from fastloop.data.transforms.ops import ToDtype
@@ -78,17 +78,19 @@ def _open_file(folder: str, budget: int | None) -> ImageCache:
         most = min(memory, disk.f_bavail * disk.f_frsize) // 2
         size = max(most, 2**16) if budget is None else budget
         head, front = ImageCache.format(size, boot)
-        unfinished = os.path.join(folder, _UNFINISHED)
-        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, front)  # a full disk is an error now, and no SIGBUS later
-            os.pwrite(fd, head, 0)
-            os.truncate(fd, size)
-            made = ImageCache(fd, size, boot)
-            os.rename(unfinished, path)
-        finally:
-            os.close(fd)
-        return made
+
+        def write(unfinished: str) -> ImageCache:
+            # Another user who may write to the folder may have put a link there meanwhile.
+            fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, front)  # a full disk is an error now, and no SIGBUS later
+                os.pwrite(fd, head, 0)
+                os.truncate(fd, size)
+                return ImageCache(fd, size, boot)
+            finally:
+                os.close(fd)
+
+        return write_whole(path, write, os.path.join(folder, _UNFINISHED))
 
     return make_once(os.path.join(folder, _LOCK), find, make)
 
