@@ -220,7 +220,7 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
     mine.write_text("text")
     link.symlink_to(mine)  # by another user
     ImagePlanes(str(tmp_path))
-    assert mine.read_text() == "text" and not (tmp_path / "images").is_symlink()
+    assert mine.stat().st_size == 4 and not (tmp_path / "images").is_symlink()
 
 
 def test_wrong_arguments(root: Path) -> None:
