@@ -62,7 +62,9 @@ def _log_lightning(trainer: Any, update: Any) -> None:
 
 def _log_transformers(trainer: Any, update: Any) -> None:
     if not update.is_last:  # by then the trainer's callbacks have closed their files
-        trainer.log(update.to_dict())
+        # The log() of a class below may empty its own sums, or meet the other ranks.
+        base = next(k for k in type(trainer).__mro__ if k.__module__ == "transformers.trainer")
+        base.log(trainer, update.to_dict())  # type: ignore[attr-defined]
 
 
 def _log_accelerate(accelerator: Any, update: Any) -> None:
