@@ -42,6 +42,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(room, "_YOUNG_NS", -(10**18))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FASTLOOP_IMAGES", "")  # is put back at the end
+    monkeypatch.delenv("FASTLOOP_IMAGES")
     room._open_once.cache_clear()
     verification.verification_of.cache_clear()
     numbers = np.random.default_rng(5)

@@ -169,7 +169,11 @@ run_steps(const fl_image_batch *of, const int32_t *map, const char *as_bytes, in
         abort();
     for (int64_t n = 0; n < pixels * of->channels; n++)
         bytes[n] = (uint8_t)as_bytes[n / pixels * of->values + values[n]];
-    const fl_image_source source = {bytes, of->width, 1, pixels, {of->height, of->width}, false};
+    const fl_image_source source = {.data = bytes,
+                                    .stride_y = of->width,
+                                    .stride_x = 1,
+                                    .stride_c = pixels,
+                                    .size = {of->height, of->width}};
     fl_image_planes made;
     fl_image_view view;
     fl_image_view_start(&view, &tools, NULL, &source);
