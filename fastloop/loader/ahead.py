@@ -95,7 +95,8 @@ class Forecast:
             return []
         try:
             return list(islice(self.copy_batches(), count))
-        except Exception as error:  # for example, weights may be negative
+        except Exception as error:  # for example, weights may be negative, or the generator CUDA's
+            self._at_end = None
             self._shared.not_ahead = f"the sampler has raised {type(error).__name__}"
             return []
 
@@ -108,7 +109,7 @@ class Forecast:
             drawing.set_state(self._at_end)
             _draw(drawing, self._drawn or 0)
             if type(sampler) is RandomSampler and sampler.generator is None:
-                seed = int(torch.empty((), dtype=torch.int64).random_(generator=drawing).item())
+                seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=drawing))
                 drawing = torch.Generator().manual_seed(seed)
             sampler.generator = drawing
         elif hasattr(sampler, "epoch"):
@@ -117,7 +118,7 @@ class Forecast:
 
 
 def _draw(generator: torch.Generator, count: int) -> None:
-    torch.empty(count, dtype=torch.int32).random_(generator=generator)
+    torch.empty(count, dtype=torch.int32, device="cpu").random_(generator=generator)
 
 
 def _count_drawn(before: torch.Tensor, after: torch.Tensor) -> int | None:

@@ -201,6 +201,14 @@ def test_weights_that_change_in_place_are_noticed() -> None:
     loader.close()
 
 
+def test_a_sampler_that_is_replaced_is_asked() -> None:
+    with ahead("sequential", Noisy(6), path="thread") as loader:
+        list(loader)
+        loader.batch_sampler.sampler = [np.array([i, i]) for i in range(6)]  # compare to no bool
+        assert torch.equal(next(iter(loader))[0], torch.tensor([[0, 0], [1, 1], [2, 2]]))
+        assert loader.stats().ahead_drops == 1
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(5))
@@ -244,6 +252,23 @@ def test_a_forecast_that_raises_is_not_made(monkeypatch: pytest.MonkeyPatch) -> 
             2 * [i * i for i in range(23)]
         )
         assert loader.stats().why.endswith("the sampler has raised RuntimeError")
+
+
+class OtherState(torch.Generator):
+    """A generator whose state, as that of a CUDA device, is none of a CPU's."""
+
+    def get_state(self) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.uint8)
+
+
+def test_a_generator_of_a_device_is_left_alone() -> None:
+    sampler = RandomSampler(range(23), generator=OtherState())
+    with DataLoader(
+        Own(), 3, sampler=sampler, num_workers=1, path="thread", persistent_workers=True,
+        epochs_ahead=1,
+    ) as loader:  # fmt: skip
+        assert [len(list(loader)) for _ in range(3)] == [8, 8, 8]
+        assert loader.stats().ahead_hits == 0
 
 
 @pytest.mark.parametrize("value", [2, -1, "1", True])

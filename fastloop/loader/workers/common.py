@@ -24,6 +24,7 @@ from fastloop.base.interrupts import interrupt_later, interrupts_held, raises_ag
 from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.ahead import Forecast, open_forecast
+from fastloop.loader.arrays.iterator import find_blocks
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, LockedIter, Shared
 from fastloop.loader.workers.batch_pickle import EPOCH, Order
 from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
@@ -400,7 +401,8 @@ class WorkerIter(MultiIter, LockedIter):
         """Draw the epoch's first indices. If they are those of the tasks that were sent ahead, go
         on with these tasks, else drop all tasks."""
         drawn = list(islice(self._sampler_iter, len(ahead)))
-        is_hit = drawn == ahead
+        # The items of an unknown sampler, put in the place of a known one, may compare oddly.
+        is_hit = find_blocks(self._index_sampler) is not None and drawn == ahead
         self._shared.add(ahead_hits=is_hit, ahead_drops=not is_hit)
         if not is_hit:
             self._forget(first_iter=False)
