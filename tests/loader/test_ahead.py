@@ -209,6 +209,17 @@ def test_a_sampler_that_is_replaced_is_asked() -> None:
         assert loader.stats().ahead_drops == 1
 
 
+def test_equal_indices_of_another_type_are_not_those_foreseen() -> None:
+    sampler = SubsetRandomSampler(torch.tensor([3]))  # type: ignore[arg-type]
+    with DataLoader(
+        Noisy(), sampler=sampler, num_workers=1, path="thread", collate_fn=list,
+        persistent_workers=True, epochs_ahead=1,
+    ) as loader:  # fmt: skip
+        list(loader)
+        sampler.indices = [3]
+        assert [type(batch[0][0]) for batch in loader] == [int]
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(5))

@@ -13,7 +13,7 @@ import os
 import weakref
 from collections import deque
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from time import monotonic
 from typing import Any
 
@@ -401,8 +401,10 @@ class WorkerIter(MultiIter, LockedIter):
         """Draw the epoch's first indices. If they are those of the tasks that were sent ahead, go
         on with these tasks, else drop all tasks."""
         drawn = list(islice(self._sampler_iter, len(ahead)))
-        # The items of an unknown sampler, put in the place of a known one, may compare oddly.
+        # The program may have replaced the sampler, whose items may then compare oddly, or the
+        # indices of a sampler, for example a tensor by equal ints.
         is_hit = find_blocks(self._index_sampler) is not None and drawn == ahead
+        is_hit = is_hit and {*map(type, chain(*drawn))} == {*map(type, chain(*ahead))}
         self._shared.add(ahead_hits=is_hit, ahead_drops=not is_hit)
         if not is_hit:
             self._forget(first_iter=False)
