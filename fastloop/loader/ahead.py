@@ -109,8 +109,8 @@ class Forecast:
             drawing.set_state(self._at_end)
             _draw(drawing, self._drawn or 0)
             if type(sampler) is RandomSampler and sampler.generator is None:
-                seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=drawing))
-                drawing = torch.Generator().manual_seed(seed)
+                seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=drawing)
+                drawing = torch.Generator().manual_seed(int(seed))
             sampler.generator = drawing
         elif hasattr(sampler, "epoch"):
             sampler.epoch = (self._epoch or 0) + self._step
