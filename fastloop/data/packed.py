@@ -156,18 +156,22 @@ class PackedDataset(EpochDataset):
         return core
 
     def _make_core(self) -> Packing:
-        epoch, _, *place = self._told if self._told[1] == self._check() else (0,) * 5
+        epoch, check, *place = self._told
+        if check != self._check(epoch, place):  # without a place the rows are found anyway
+            epoch, *place = (0,) * 4
         offsets, order = offsets_of(self._documents.main), self._documents.order
         return Packing(torch.Tensor, offsets, order, (*self._config, (epoch, *place)))
 
-    def _check(self) -> int:
-        """Return a number that differs for other rows."""
+    def _check(self, epoch: int, place: list[int]) -> int:
+        """Return a number that differs for other rows and for a place that was damaged."""
         orders = [mixture.state_dict() for mixture in self._combined]
-        return zlib.crc32(repr([self._facts, orders]).encode())
+        return zlib.crc32(repr([self._facts, orders, epoch, place]).encode())
 
     def _place_of(self, row: int) -> list[int]:
         """Return what lets another process find a row without packing the windows before it."""
-        return [self._check(), *self._packing.place(self._epoch_now(), row)]
+        epoch = self._epoch_now()
+        place = self._packing.place(epoch, row)
+        return [self._check(epoch, place), *place]
 
     def _take_place(self, place: list[int]) -> None:
         """Take what _place_of() has returned in the present epoch, for the same rows."""

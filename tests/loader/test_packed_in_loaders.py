@@ -316,6 +316,19 @@ def test_places_that_are_damaged(place: Any) -> None:
         loader.load_state_dict({**loader.state_dict(), "place": place})
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_place_with_another_number_loses_no_row(number: int) -> None:
+    loader = DataLoader(of_columns(), 4)
+    iterator = iter(loader)
+    for _ in range(15):
+        next(iterator)
+    state = loader.state_dict()
+    state["place"][number] -= 1
+    again = DataLoader(of_columns(), 4)
+    again.load_state_dict(state, strict=True)
+    assert_same(list(again), list(iterator))
+
+
 def test_documents_that_have_changed_are_a_difference() -> None:
     """Two documents have changed places: their number and their tokens are as before."""
     lengths = [3, 9, 20, 5, 11, 30] * 5
