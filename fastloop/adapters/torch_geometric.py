@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import operator
 import sys
 from collections.abc import Iterator
 from itertools import product
@@ -129,6 +130,7 @@ class Graphs:
         state: what ``_read_state`` returned.
         rows: the numbers of the dataset's graphs, if it is a part of a dataset; else None.
         data, slices: the dataset's, with the tensors of this moment.
+        lists: the dataset's lists, whose contents may change, and their copies.
         cached: the dataset's list of graphs that PyG keeps once it has made them.
         is_seen: the graphs that were handed out.
     """
@@ -144,6 +146,8 @@ class Graphs:
         items, self.slices = vars(store)["_mapping"], dict(values["slices"])
         indices, counts = values.get("_indices"), vars(store).get("_num_nodes")
         self._held = store, values["slices"], indices, counts  # what the state has the ids of
+        found = [each for each in (indices, counts) if type(each) is list]
+        self.lists = [(each, each[:]) for each in found]
         self.count = dataset.len()
         leave_if(self.count < 2, "the dataset has less than two graphs")
         self.rows: Any = None
@@ -158,7 +162,7 @@ class Graphs:
         if counts is not None:
             is_plain = len(counts) == self.count and {int} == set(map(type, counts))
             leave_if(not is_plain, "the numbers of nodes are not ints")
-            self.counts = list(counts)
+            self.counts = vars(vars(self.data)["_store"])["_num_nodes"] = counts[:]
             self.parts["num_nodes"] = _Part(self.counts, 0, 0)
         self.nodes = self._find_nodes()
         self.cached = values.get("_data_list")
@@ -177,6 +181,8 @@ class Graphs:
             is_plain = {str} == set(map(type, value))
             is_plain = is_plain and np.array_equal(slices, np.arange(len(value) + 1))
             leave_if(not is_plain, f"{key} is a list of other values than texts")
+            self.lists.append((value, value := value[:]))
+            vars(vars(self.data)["_store"])["_mapping"][key] = value
         else:
             check_tensor(key, value)
             dim = value.ndim - 1 if _is_index(key) else 0
@@ -243,11 +249,16 @@ class Graphs:
         ]
         return repr((kinds, sorted(self.follow), sorted(self.exclude)))
 
-    def is_same(self, dataset: Any, collater: Any) -> bool:
-        """Tell whether PyG would still make the same batches."""
+    def is_same(self, dataset: Any, collater: Any, with_lists: bool = False) -> bool:
+        """Tell whether PyG would still make the same batches.
+
+        Args: with_lists: compare the contents of lists, too. This takes longer for longer lists.
+        """
         is_cached = vars(dataset).get("_data_list") is self.cached
+        lists = self.lists if with_lists else []
+        is_plain = all(len(a) == len(b) and all(map(operator.is_, a, b)) for a, b in lists)
         try:
-            if is_cached and _read_state(dataset, collater) == self.state:
+            if is_cached and is_plain and _read_state(dataset, collater) == self.state:
                 return True
         except NotCoveredError:
             pass
@@ -394,7 +405,7 @@ def columns_of_collate(collate_fn: Any, dataset: Any, request: Request) -> Colum
     _check_class(dataset)
     leave_if(why := _find_unknown().why, why)
     graphs = _kept.get(dataset) if request.workers == 0 else None
-    if graphs is None or not graphs.is_same(dataset, collate_fn):
+    if graphs is None or not graphs.is_same(dataset, collate_fn, with_lists=True):
         graphs = Graphs(dataset, collate_fn, request.workers)
         if request.workers == 0:
             _kept[dataset] = graphs

@@ -190,6 +190,26 @@ def test_changes_between_batches_show_as_in_pyg(name: str) -> None:
     assert same_bits(make(both)[0], make(batches_of))
 
 
+def shuffle_indices(dataset: Any) -> None:
+    dataset.indices().reverse()
+
+
+def rename(dataset: Any) -> None:
+    dataset._data.name[:] = ["other"] * 12
+
+
+@pytest.mark.parametrize("change", [shuffle_indices, rename])
+def test_lists_that_change_between_epochs_are_noticed(change: Any) -> None:
+    def make(find: Any) -> Any:
+        dataset = graphs(12)[[3, 7, 1, 2, 9]]
+        loader = DataLoader(dataset, batch_size=4)
+        before = find(loader)
+        change(dataset)
+        return before, find(loader)
+
+    assert same_bits(make(lambda loader: both(loader)[0]), make(batches_of))
+
+
 def test_workers_have_the_data_of_iter() -> None:
     dataset = graphs(12)
     expected = batches_of(DataLoader(dataset, batch_size=4))[:3]
