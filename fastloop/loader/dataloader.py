@@ -116,7 +116,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             first batches of the next epoch. Needs ``persistent_workers=True``. If the program then
             does between the epochs what it did last time, the batches are there at ``iter()``; else
             they are dropped. Batches and random numbers are the same in both cases, unless reading
-            a sample changes the dataset. ``stats()`` counts both cases.
+            a sample changes the dataset, or the program changes between epochs what workers read,
+            for example a number in shared memory. ``stats()`` counts both cases.
         name: the loader's name in updates and metrics of ``report()``, for example "train".
 
     With ``path="thread"`` (never chosen by itself) ``num_workers`` threads call the dataset,

@@ -454,3 +454,24 @@ def test_a_handler_that_raises_loses_no_task(name: str) -> None:
             assert len(found) >= 7  # next() was about to return the batch that may be lost
             assert [batch[0].item() for batch in loader] == [i * i for i in range(0, 23, 3)]
             assert loader.stats().ahead_hits == 1
+
+
+def test_a_task_that_a_handler_held_up_goes_before_later_tasks() -> None:
+    read: list[int] = []
+    with ahead("sequential", Noisy(9, read.append), num_workers=1, path="thread") as loader:
+        iterator = iter(loader)
+        before, turns = iterator._send_noted, iter(range(2))
+
+        def stop(number: int) -> None:
+            if next(turns, None) == 1:
+                raise StopError
+            before(number)
+
+        next(iterator)  # sends the last task
+        iterator._send_noted = stop
+        with pytest.raises(StopError):
+            list(iterator)  # sends the order to keep states, but not yet the first task ahead
+        del iterator._send_noted
+        assert len(list(loader)) == 3
+        assert loader.stats().ahead_hits == 1
+    assert read[:18] == [*range(9), *range(9)]

@@ -255,8 +255,7 @@ class WorkerIter(MultiIter, LockedIter):
     def _take_next(self) -> Any:
         """Return the batch whose turn it is; with in_order=False, the first batch to arrive."""
         while True:
-            for number in tuple(self._unsent):
-                self._send_noted(number)
+            self._send_unsent()
             self._pass_ended()
             worker, *data = self._task_info[self._rcvd_idx]
             if data:
@@ -360,6 +359,10 @@ class WorkerIter(MultiIter, LockedIter):
         sent: Any = map(partial.__call__, sends)
         any(map(self._unsent.pop, (number,), sent))
 
+    def _send_unsent(self) -> None:
+        for number in tuple(self._unsent):
+            self._send_noted(number)
+
     def _choose_worker(self) -> int | None:
         """Return the next worker in turn that has work in this epoch; with in_order=False, a worker
         with fewer tasks under way than its part of the queue."""
@@ -394,8 +397,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._task_info[number] = (worker,)
             self._tasks_outstanding += 1
             self._sent_ahead += 1
-        for number in tuple(self._unsent):
-            self._send_noted(number)
+        self._send_unsent()
 
     def _take_over(self, ahead: list[Any]) -> bool:
         """Draw the epoch's first indices. If they are those of the tasks that were sent ahead, go
@@ -415,6 +417,7 @@ class WorkerIter(MultiIter, LockedIter):
         self._task_info = {n: info for n, info in self._task_info.items() if self._is_of_epoch(n)}
         self._tasks_outstanding = sum(len(info) == 1 for info in self._task_info.values())
         self._begin_replies(first_iter=False, is_ahead=True)
+        self._send_unsent()  # before later tasks, because a sample may draw random numbers
         return True
 
     def _is_of_epoch(self, number: int) -> bool:
