@@ -112,3 +112,13 @@ def test_chunks_of_an_arrow_column_are_not_copied() -> None:
         assert np.shares_memory(array._field.source[begin:end], chunks[chunk].flatten().to_numpy())
     del column, chunks
     assert array[-1].tolist() == [199], "the memory lives as long as the array"
+
+
+def test_parts_may_be_far_from_each_other() -> None:
+    memory = np.zeros(1 << 32, np.uint8)  # of which pages that are written have memory
+    parts = []
+    for at in (0, (1 << 31) - 4, (1 << 32) - 8):
+        memory[at : at + 8] = at % 251 + np.arange(8, dtype=np.uint8) % 4
+        parts.append((memory[at : at + 8], np.array([0, 3, 8], np.int32)))
+    array, expected = RaggedArray.from_parts(parts), sequences_of(parts)
+    assert [row.tolist() for row in array] == [list(row) for row in expected]

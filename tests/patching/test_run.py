@@ -232,6 +232,7 @@ import torch.distributed
 from script import show
 torch.distributed.init_process_group("gloo")
 show("rank")
+torch.distributed.barrier()  # or a rank is gone before the other one has connected to it
 torch.distributed.destroy_process_group()
 """
 

@@ -212,7 +212,7 @@ class RaggedArray(Sequence[torch.Tensor]):
         pairs = np.zeros((sum(map(len, bounds)), 2), np.int64)
         for v, b in zip(values, bounds, strict=True):
             if len(v):
-                np.add(b, next(begins), out=pairs[at : at + len(b)])
+                np.add(b, np.int64(next(begins)), out=pairs[at : at + len(b)])
             at += len(b)
         pairs.flags.writeable = False
         made._pairs, made._offsets, made.values = pairs, None, tuple(values)
