@@ -120,11 +120,16 @@ static inline fl_batch *prepare_batch(ring_fixture *r, int64_t tag, int32_t part
     return add_rows(&batch->rows, tag, err) == FL_OK ? batch : NULL;
 }
 
+static inline void wake_threads(ring_fixture *r)
+{
+    fl_ring_wake(r->ring, fl_ring_take_wakes(r->ring));
+}
+
 static inline void submit_prepared(ring_fixture *r)
 {
     int64_t pending = fl_ring_pending(r->ring);
     CHECK_INT(fl_ring_submit(r->ring, NULL), FL_OK);
-    fl_ring_wake(r->ring, fl_ring_take_wakes(r->ring));
+    wake_threads(r);
     CHECK_INT(fl_ring_pending(r->ring), pending + 1);
 }
 

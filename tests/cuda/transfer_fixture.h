@@ -196,7 +196,10 @@ static inline void submit_upload(loop *l, int64_t tag, int32_t parts)
         if (batch != NULL) batch->transfer = t->transfer;
         status = batch != NULL ? fl_ring_submit(l->r.ring, &err) : err.code;
     }
-    if (status == FL_OK) return;
+    if (status == FL_OK) {
+        wake_threads(&l->r);
+        return;
+    }
     CHECK_INT(err.code, status);
     cancel_slot(t);
     fl_ring_submit_sentinel(l->r.ring, status, &err, tag);
@@ -233,10 +236,12 @@ static inline void look_ahead(loop *l)
         if (t->transfer == NULL || t->buffer != NULL) continue;
         if (set_buffer(l, t) != FL_OK) return;
         if (!t->is_filled) continue;
-        if (fl_slot_is_pinned(batch->slot, batch->bytes))
+        if (fl_slot_is_pinned(batch->slot, batch->bytes)) {
             (void)ops->start(t->transfer, batch->slot, batch->bytes, NULL);
-        else
+        } else {
             fl_ring_add_part(l->r.ring, place);
+            wake_threads(&l->r);
+        }
     }
 }
 
