@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 
 
 def repr_of(shown: object, *parts: object) -> str:
@@ -14,3 +15,14 @@ def repr_html(shown: object) -> str:
     """Return an element with the text that ``print()`` shows: the ``_repr_html_`` of results."""
     style = "white-space: pre-wrap; word-break: normal"
     return f'<pre style="{style}">{escape(str(shown))}</pre>'
+
+
+def quote_indices(indices: Any, most: int = 20) -> str:
+    """Return the indices of a batch as text, at most so many of them."""
+    try:
+        if isinstance(indices, list) and len(indices) > most:
+            shown = ", ".join(repr(index) for index in indices[:most])
+            return f"[{shown}, ... {len(indices)} in all]"
+        return repr(indices)
+    except Exception as error:  # a sampler may yield anything
+        return f"which cannot be shown, {type(error).__name__}"

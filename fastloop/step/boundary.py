@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from fastloop.base.checks import look_up, make_message
 from fastloop.compat.torch_parts import OptState, is_known
 from fastloop.step.grad_list import Arrival, FlagCounter, GradList, new_flag, parameters_of
-from fastloop.step.norm_guard import NormGuard
+from fastloop.step.norm_guard import Name, NormGuard
 from fastloop.step.ranks import Ranks
 from fastloop.step.scaler import GradScaler, fused_attributes, takes_grad_scale, watch_step
 from fastloop.step.shards import laid_out_as, part_of
@@ -219,7 +219,11 @@ class Boundary:
     # ---- the step
 
     def step(
-        self, divisor: float, buffers: GradBuffers | None, has_dropped: bool, name: str
+        self,
+        divisor: float,
+        buffers: GradBuffers | None,
+        has_dropped: bool,
+        name: Name,
     ) -> Outcome:
         """Take the step for gradients / (scale * divisor), then update the scaler. `name` is the
         window's, for the guard.
@@ -245,7 +249,11 @@ class Boundary:
             self._scaler.update()
 
     def _step(
-        self, divisor: float, buffers: GradBuffers | None, has_dropped: bool, name: str
+        self,
+        divisor: float,
+        buffers: GradBuffers | None,
+        has_dropped: bool,
+        name: Name,
     ) -> Outcome:
         reads = self._checks or self._max_norm is not None or self._guard is not None
         is_one = self._scaler is None and self._max_norm is None and divisor == 1
@@ -288,7 +296,7 @@ class Boundary:
             self._scaler.update()
         return norm, found
 
-    def _watch(self, norm: Tensor | None, name: str) -> tuple[Tensor | None, Tensor | None]:
+    def _watch(self, norm: Tensor | None, name: Name) -> tuple[Tensor | None, Tensor | None]:
         """Show the guard a norm. Returns a flag, 1.0 if the step has to be skipped, or None; and a
         factor that clips what `max_norm` leaves of a spike, or None."""
         guard = self._guard
@@ -321,7 +329,7 @@ class Boundary:
         self._flagged: Any = SimpleNamespace(param_groups=[{"params": [parameter]}])
         self._scaler.unscale_(self._flagged)
 
-    def _step_as_torch(self, divisor: float, name: str) -> Outcome:
+    def _step_as_torch(self, divisor: float, name: Name) -> Outcome:
         """Step by the public methods of torch's own scaler, which subclasses may override."""
         scaler, optimizer = self._scaler, self._optimizer
         scaler.unscale_(optimizer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from fastloop.base.checks import check_state
 from fastloop.step.grad_list import Arrival
+
+Name = Callable[[], str]  # names a window and its batches; called at a spike alone
 
 _NORMS = 128  # in the ring
 _FEWEST = 16  # norms that a median needs
@@ -32,9 +35,9 @@ class NormGuard:
         self.spikes = 0  # that the host knows
         self._norms = torch.full((_NORMS,), math.nan, dtype=torch.float64, device="cpu")  # ring
         self._place = 0  # where the next norm goes
-        self._arriving: list[tuple[Arrival, str]] = []  # flag, norm and limit of recent windows
+        self._arriving: list[tuple[Arrival, Name]] = []  # flag, norm and limit of recent windows
 
-    def watch(self, norm: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    def watch(self, norm: Tensor, name: Name) -> tuple[Tensor, Tensor]:
         """Note a window's norm. Returns a flag, 1.0 for a spike, and the limit (inf while the ring
         has too few norms): both 0-d, on the norm's device."""
         ring = self._norms = self._norms.to(norm.device)
@@ -56,7 +59,7 @@ class NormGuard:
                 self.spikes += 1
                 did = "clipped" if self.clips else "skipped"
                 warnings.warn(
-                    f"the norm {norm:.4g} of {name} is above {limit:.4g}, {self.factor:g} times "
+                    f"the norm {norm:.4g} of {name()} is above {limit:.4g}, {self.factor:g} times "
                     f"the median of recent norms: the step was {did}",
                     stacklevel=2,
                 )

@@ -92,7 +92,7 @@ class Stepper:
             FSDP2 on all ranks), "ignore" takes the step. None: "window" with an enabled scaler or
             max_norm_spike, else "ignore".
         max_norm_spike: a window is a spike if its 2-norm is above this number (>= 1) times the
-            median of the last 128 norms, of which 16 must be there. A warning names the window.
+            median of the last 128 norms, of which 16 must be there. A warning names its batches.
         on_spike: "skip" takes no step at a spike and leaves the scale alone (SYNC on a device
             unless the optimizer is fused), "clip" takes the step with the norm clipped to that
             limit.
@@ -293,12 +293,13 @@ class Stepper:
         self._window = Window(size, None if mean is None else size * mean, first)
         return self._window
 
-    def _name_window(self) -> str:
-        """Return the window's number and, inside iterate(), the numbers of its batches."""
-        name = f"window {self._outcomes.boundaries}"
-        if self._loop is None or self._window is None:
-            return name
-        return f"{name} (batches {self._window.first} to {self._loop.taken - 1} of this loop)"
+    def _name_window(self) -> Callable[[], str]:
+        """Return a function that names this window and, inside iterate(), its batches."""
+        name, loop = f"window {self._outcomes.boundaries}", self._loop
+        if loop is None or self._window is None:
+            return lambda: name
+        batches = range(self._window.first, loop.taken)
+        return lambda: f"{name} ({loop.describe(batches)})"
 
     def backward(self, loss: Tensor) -> None:
         """Back-propagate a micro-batch's mean loss, scaled by its weight and the scaler's scale.
@@ -414,7 +415,7 @@ class Stepper:
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
             step = named("step", self._boundary.step)
-            name = self._name_window() if self._guard is not None else ""
+            name = str if self._guard is None else self._name_window()
             self.last_norm, found_inf = step(divisor, buffers, totals.has_dropped > 0, name)
             self._mean_weight = totals.weight / totals.counted
             self._outcomes.add(found_inf)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastloop.base.checks import look_up
+from fastloop.base.shown import quote_indices
 
 Batch = TypeVar("Batch")
 
@@ -88,7 +89,9 @@ class Lookahead:
         # A resumed loader begins in the middle of its epoch: torch's iterators count from there.
         begun: int = look_up(self._iterator, "_num_yielded", 0)
         self.remaining = None if total is None else total - begun  # batches; None: not known
-        self.taken = begun  # the number of the batch that `take` gives next
+        self.taken = self._begun = begun  # the number of the batch that `take` gives next
+        is_known = look_up(self._iterator, "_in_order", False)
+        self._recent: Any = look_up(self._iterator, "recent") if is_known else None
         self._held: Any = _NOTHING  # the batch that was read ahead
         self._error: BaseException | None = None  # met while reading ahead
         # For ranks of a parallel job:
@@ -105,6 +108,17 @@ class Lookahead:
             except BaseException as error:
                 self._error = error
         return not isinstance(self._error, StopIteration)
+
+    def describe(self, batches: range) -> str:
+        """Return the numbers of batches and, if workers have made them, the indices of their
+        samples."""
+        text = f"batches {batches[0]} to {batches[-1]} of this loop"
+        for number in batches if type(self._recent) is list else ():
+            place = number - self._begun
+            kept, indices = self._recent[place % len(self._recent)]
+            if kept == place:
+                text = f"{text}; samples of {number}: {quote_indices(indices, 1000)}"
+        return text
 
     def take(self) -> Any:
         """Return the next batch. Raises StopIteration at the end."""

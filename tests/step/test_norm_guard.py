@@ -122,10 +122,30 @@ def test_a_spike_names_its_batches() -> None:
     assert len(told) == 1 and run.stepper.spikes == 1
 
 
+@pytest.mark.parametrize("resumed", [0, 7])
+def test_a_spike_names_the_samples_that_workers_made(resumed: int) -> None:
+    run = warmed(20)
+    loader = DataLoader(list(range(60)), 3, shuffle=True, num_workers=2, path="thread")
+    if resumed:
+        for number, _ in enumerate(loader, 1):
+            if number == resumed:
+                state = loader.state_dict()
+                break
+        loader.load_state_dict(state)
+    samples: list[str] = []
+    with pytest.warns(UserWarning, match="is above") as told:
+        for number, batch in enumerate(run.stepper.iterate(loader), resumed):
+            if number in (9, 15):
+                samples.append(f"samples of {number}: {batch.tolist()}")
+            run.micro(number, spoil=1e4 if number in (9, 15) else 1.0)
+    texts = [str(each.message) for each in told]
+    assert len(texts) == 2 and all(map(str.__contains__, texts, samples))
+
+
 def test_an_infinite_norm_is_no_spike() -> None:
     guard = NormGuard(FACTOR, clips=False)
     for norm in [1.0] * 20 + [INF, math.nan, 4.9, 5.1]:
-        flag, limit = guard.watch(torch.tensor(norm, dtype=torch.float64), "window")
+        flag, limit = guard.watch(torch.tensor(norm, dtype=torch.float64), lambda: "window")
     assert flag == 1.0 and limit == 5.0
     with pytest.warns(UserWarning, match=r"norm 5\.1 of window is above 5, 5 times the median"):
         guard.settle()

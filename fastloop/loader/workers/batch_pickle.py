@@ -21,6 +21,7 @@ import torch
 
 from fastloop._core import Reply, WorkerEnd
 from fastloop.base.nested import list_leaves
+from fastloop.base.shown import quote_indices
 from fastloop.compat.tensors import BYTE, extent, is_plain
 from fastloop.compat.torch_parts import ExceptionWrapper, Resume
 from fastloop.device.destinations import Destination
@@ -255,17 +256,6 @@ def describe_task(task: Any) -> str:
     if not isinstance(task, tuple):
         return ""
     return f"; it was to make batch {task[0] % EPOCH} (indices {quote_indices(task[1])})"
-
-
-def quote_indices(indices: Any) -> str:
-    """Return the indices of a batch as text, at most 20 of them."""
-    try:
-        if isinstance(indices, list) and len(indices) > 20:
-            shown = ", ".join(repr(index) for index in indices[:20])
-            return f"[{shown}, ... {len(indices)} in all]"
-        return repr(indices)
-    except Exception as error:  # a sampler may yield anything
-        return f"which cannot be shown, {type(error).__name__}"
 
 
 def add_batch(error: ExceptionWrapper, number: int, indices: Any) -> None:

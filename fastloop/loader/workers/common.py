@@ -33,6 +33,7 @@ from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
 _ARGUMENTS = "dataset_kind dataset auto_collation collate_fn drop_last base_seed".split()
 _ARGUMENTS += ["num_workers", "persistent_workers"]
 TAKEN_MEANWHILE = "the batch of this next() was taken meanwhile, by a next() inside it"
+_RECENT = 64  # batches whose indices are kept
 
 
 class WorkerIter(MultiIter, LockedIter):
@@ -54,6 +55,8 @@ class WorkerIter(MultiIter, LockedIter):
     # The indices of the next epoch's first batches. None: nobody has looked ahead in this epoch.
     _ahead: list[Any] | None = None
     _sent_ahead = 0  # how many of them have their task in _task_info
+    # Numbers and indices of this epoch's latest batches. Each epoch has a list of its own.
+    recent: list[Any]
     _is_asking = False  # the sampler is being asked for indices, and may call next()
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
@@ -164,6 +167,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._sent_ahead = 0
             if self._forecast is not None:
                 self._forecast.note_iter()
+            self.recent = [(-1, None)] * _RECENT
             if not ahead:
                 self._forget(first_iter)
             if self._depth is not None:
@@ -345,6 +349,7 @@ class WorkerIter(MultiIter, LockedIter):
             return
         self._unsent[number] = send
         self._task_info[number] = (worker,)
+        self.recent[(number - self._first) % _RECENT] = number - self._first, task[1]
         self._workers_num_tasks[worker] += 1
         self._tasks_outstanding += 1
         self._send_idx += 1
