@@ -1,6 +1,7 @@
 """Planes of JPEG files that are kept: the same samples, files decoded once, and nothing stale."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from helpers import TorchLoader, assert_same
 
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
-from image_folders import picture
+from image_folders import picture, use_own_planes
 from PIL import Image
 
 import fastloop
@@ -41,9 +42,7 @@ def save(path: Path, image: Any, **options: Any) -> None:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Files of every kind. They count as old at once."""
-    monkeypatch.setattr(room, "_YOUNG_NS", -(10**18))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    room._open_once.cache_clear()
+    use_own_planes(tmp_path, monkeypatch)
     root, number = tmp_path / "images", 0
     for name, subsampling in SUBSAMPLINGS.items():
         for height, width in ((31, 47), (40, 32), (1, 9), (9, 1), (2, 5), (3, 4), (2, 700)):
@@ -238,7 +237,9 @@ def test_run_opens_it_in_the_program(
 ) -> None:
     found: dict[str, str] = {}
     monkeypatch.setattr(os, "execve", lambda path, command, env: found.update(env))
-    run.main([option, "script.py"])
+    argv = [sys.executable, "-m", "fastloop", "run", option, "script.py"]
+    monkeypatch.setattr(sys, "orig_argv", argv)
+    run.main(argv[4:])
     monkeypatch.setenv("FASTLOOP_IMAGES", found["FASTLOOP_IMAGES"])
     start._act("transforms", False, lambda: None)
     try:

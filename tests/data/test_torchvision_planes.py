@@ -20,6 +20,7 @@ from fastloop.data.image_folder.planes import ImagePlanes
 
 if v2 is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
+from image_folders import use_own_planes
 from PIL import Image
 from torchvision import datasets
 from torchvision import transforms as v1
@@ -39,11 +40,7 @@ def own_collate(batch: list[Any]) -> Any:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(room, "_YOUNG_NS", -(10**18))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("FASTLOOP_IMAGES", "")  # is put back at the end
-    monkeypatch.delenv("FASTLOOP_IMAGES")
-    room._open_once.cache_clear()
+    use_own_planes(tmp_path, monkeypatch)
     verification.verification_of.cache_clear()
     numbers = np.random.default_rng(5)
     for number in range(24):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
-from image_folders import picture
+from image_folders import picture, use_own_planes
 from PIL import Image, JpegImagePlugin
 
 import fastloop
@@ -76,11 +76,7 @@ class Files(Dataset[Any]):
 
 @pytest.fixture
 def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    monkeypatch.setattr(room, "_YOUNG_NS", -(10**18))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("FASTLOOP_IMAGES", "")  # is put back at the end
-    monkeypatch.delenv("FASTLOOP_IMAGES")
-    room._open_once.cache_clear()
+    use_own_planes(tmp_path, monkeypatch)
     pillow_load._open_verdict.cache_clear()
     paths = []
     for number in range(12):

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
+
+from fastloop.data.image_folder import planes
 
 
 def picture(number: int, height: int = 0, width: int = 0) -> Any:
@@ -14,6 +17,16 @@ def picture(number: int, height: int = 0, width: int = 0) -> Any:
     height, width = height or int(rng.integers(20, 60)), width or int(rng.integers(20, 60))
     small = rng.integers(0, 256, (5, 6, 3), np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def use_own_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a test's planes apart from those of other tests and of the machine. All files count as
+    old enough to be kept."""
+    monkeypatch.setattr(planes, "_YOUNG_NS", -(10**18))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FASTLOOP_IMAGES", "")  # is put back at the end
+    monkeypatch.delenv("FASTLOOP_IMAGES")
+    planes._open_once.cache_clear()
 
 
 def encode(image: Any, kind: str = "JPEG", **options: Any) -> bytes:
