@@ -62,25 +62,30 @@ PyType_Spec fl_py_ycc_image_spec = FL_PY_SPEC("YccImage", fl_py_ycc_image, 0, im
 
 /* ---- ImageCache */
 
-static int read_boot(const Py_buffer *buffer, fl_boot *out)
+enum { ID_BYTES = 16 };
+_Static_assert(sizeof(fl_boot) == ID_BYTES && sizeof(fl_image_key) == ID_BYTES, "both are ids");
+
+/* For "O&" of PyArg_ParseTuple: copies bytes to an fl_boot or an fl_image_key. */
+static int copy_id(PyObject *object, void *out)
 {
-    if (buffer->len != sizeof out->id)
-        return FL_PY_FAIL(PyExc_ValueError, "ImageCache: boot must have %zu bytes", sizeof out->id);
-    memcpy(out->id, buffer->buf, sizeof out->id);
-    return 0;
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(object, &buffer, PyBUF_SIMPLE) != 0) return 0;
+    bool is_id = buffer.len == ID_BYTES;
+    if (is_id) memcpy(out, buffer.buf, ID_BYTES);
+    PyBuffer_Release(&buffer);
+    if (!is_id)
+        PyErr_Format(PyExc_ValueError, "ImageCache: boot and keys have %d bytes each", ID_BYTES);
+    return is_id;
 }
 
 static PyObject *cache_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     int fd;
     long long budget;
-    Py_buffer id;
     fl_boot boot;
     fl_err err;
-    if (!PyArg_ParseTuple(args, "iLy*:ImageCache", &fd, &budget, &id)) return NULL;
-    int status = read_boot(&id, &boot);
-    PyBuffer_Release(&id);
-    fl_py_image_cache *self = status == 0 ? (fl_py_image_cache *)type->tp_alloc(type, 0) : NULL;
+    if (!PyArg_ParseTuple(args, "iLO&:ImageCache", &fd, &budget, copy_id, &boot)) return NULL;
+    fl_py_image_cache *self = (fl_py_image_cache *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     if (fl_py_check(fl_image_cache_open(fd, budget, &boot, &self->cache, &err), &err, NULL) != 0)
         Py_CLEAR(self);
@@ -102,26 +107,14 @@ PyDoc_STRVAR(format_doc,
 static PyObject *cache_format(PyObject *Py_UNUSED(type), PyObject *args)
 {
     long long bytes;
-    Py_buffer id;
     fl_boot boot;
     fl_image_head head;
-    if (!PyArg_ParseTuple(args, "Ly*:format", &bytes, &id)) return NULL;
-    int status = read_boot(&id, &boot);
-    PyBuffer_Release(&id);
-    if (status != 0) return NULL;
+    if (!PyArg_ParseTuple(args, "LO&:format", &bytes, copy_id, &boot)) return NULL;
     if (bytes < FL_IMAGE_CACHE_LEAST)
         return PyErr_Format(PyExc_ValueError, "ImageCache: a file must have at least %d bytes",
                             FL_IMAGE_CACHE_LEAST);
     int64_t front = fl_image_cache_format(bytes, &boot, &head);
     return Py_BuildValue("(y#L)", &head, (Py_ssize_t)sizeof head, (long long)front);
-}
-
-static int read_key(const Py_buffer *buffer, fl_image_key *out)
-{
-    if (buffer->len != sizeof *out)
-        return FL_PY_FAIL(PyExc_ValueError, "ImageCache: a key must have %zu bytes", sizeof *out);
-    memcpy(out, buffer->buf, sizeof *out);
-    return 0;
 }
 
 PyDoc_STRVAR(find_doc, "find(key, /)\n--\n\n"
@@ -130,13 +123,9 @@ PyDoc_STRVAR(find_doc, "find(key, /)\n--\n\n"
 static PyObject *cache_find(fl_py_image_cache *self, PyObject *args)
 {
     const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
-    Py_buffer buffer;
     fl_image_key key;
     fl_ycc image;
-    if (!PyArg_ParseTuple(args, "y*:find", &buffer)) return NULL;
-    int status = read_key(&buffer, &key);
-    PyBuffer_Release(&buffer);
-    if (status != 0) return NULL;
+    if (!PyArg_ParseTuple(args, "O&:find", copy_id, &key)) return NULL;
     if (!fl_image_cache_find(self->cache, &key, &image)) Py_RETURN_NONE;
     return make_image(state->ycc_image_type, &image, (PyObject *)self);
 }
@@ -150,12 +139,10 @@ static PyObject *cache_put(fl_py_image_cache *self, PyObject *args)
 {
     const fl_py_state *state = PyType_GetModuleState(Py_TYPE(self));
     fl_py_ycc_image *image;
-    Py_buffer buffer;
     fl_image_key key;
-    if (!PyArg_ParseTuple(args, "y*O!:put", &buffer, state->ycc_image_type, &image)) return NULL;
-    int status = read_key(&buffer, &key);
-    PyBuffer_Release(&buffer);
-    if (status != 0) return NULL;
+    int status;
+    if (!PyArg_ParseTuple(args, "O&O!:put", copy_id, &key, state->ycc_image_type, &image))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS
     status = fl_image_cache_put(self->cache, &key, &image->image);
     Py_END_ALLOW_THREADS
