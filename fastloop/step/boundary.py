@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from fastloop.base.checks import look_up, make_message
 from fastloop.compat.torch_parts import OptState, is_known
 from fastloop.step.grad_list import Arrival, FlagCounter, GradList, new_flag, parameters_of
-from fastloop.step.norm_guard import Name, NormGuard
+from fastloop.step.norm_guard import NormGuard
 from fastloop.step.ranks import Ranks
 from fastloop.step.scaler import GradScaler, fused_attributes, takes_grad_scale, watch_step
 from fastloop.step.shards import laid_out_as, part_of
@@ -218,21 +218,14 @@ class Boundary:
 
     # ---- the step
 
-    def step(
-        self,
-        divisor: float,
-        buffers: GradBuffers | None,
-        has_dropped: bool,
-        name: Name,
-    ) -> Outcome:
-        """Take the step for gradients / (scale * divisor), then update the scaler. `name` is the
-        window's, for the guard.
+    def step(self, divisor: float, buffers: GradBuffers | None, has_dropped: bool) -> Outcome:
+        """Take the step for gradients / (scale * divisor), then update the scaler.
 
         SYNC if a step may be skipped and the optimizer is not fused."""
         try:
             if self._scaler is not None and not self._is_ours and buffers is None:
-                return self._step_as_torch(divisor, name)
-            return self._step(divisor, buffers, has_dropped, name)
+                return self._step_as_torch(divisor)
+            return self._step(divisor, buffers, has_dropped)
         except BaseException:
             if self._scaler is not None:
                 with suppress(Exception):  # the scaler may have no scale yet
@@ -248,13 +241,7 @@ class Boundary:
             self._record(torch.ones_like(self._scale_on(device)))
             self._scaler.update()
 
-    def _step(
-        self,
-        divisor: float,
-        buffers: GradBuffers | None,
-        has_dropped: bool,
-        name: Name,
-    ) -> Outcome:
+    def _step(self, divisor: float, buffers: GradBuffers | None, has_dropped: bool) -> Outcome:
         reads = self._checks or self._max_norm is not None or self._guard is not None
         is_one = self._scaler is None and self._max_norm is None and divisor == 1
         if is_one and not reads and buffers is None:
@@ -264,7 +251,7 @@ class Boundary:
         scale = None if self._scaler is None else self._scale_on(grads.device)
         found_inf = new_flag(grads.device)
         norm = grads.norm_check(found_inf, scale=scale, divisor=divisor) if reads else None
-        spike, room = self._watch(norm, name)
+        spike, room = self._watch(norm)
         factor: Tensor | float = 1.0
         if not is_one or room is not None:
             factor = grads.clip_factor(norm, self._max_norm, scale, divisor)
@@ -296,13 +283,13 @@ class Boundary:
             self._scaler.update()
         return norm, found
 
-    def _watch(self, norm: Tensor | None, name: Name) -> tuple[Tensor | None, Tensor | None]:
+    def _watch(self, norm: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Show the guard a norm. Returns a flag, 1.0 if the step has to be skipped, or None; and a
         factor that clips what `max_norm` leaves of a spike, or None."""
         guard = self._guard
         if guard is None or norm is None:
             return None, None
-        flag, limit = guard.watch(norm, name)
+        flag, limit = guard.watch(norm)
         if not guard.clips:
             return flag, None
         clipped = norm if self._max_norm is None else norm.clamp(max=self._max_norm)
@@ -329,7 +316,7 @@ class Boundary:
         self._flagged: Any = SimpleNamespace(param_groups=[{"params": [parameter]}])
         self._scaler.unscale_(self._flagged)
 
-    def _step_as_torch(self, divisor: float, name: Name) -> Outcome:
+    def _step_as_torch(self, divisor: float) -> Outcome:
         """Step by the public methods of torch's own scaler, which subclasses may override."""
         scaler, optimizer = self._scaler, self._optimizer
         scaler.unscale_(optimizer)
@@ -337,7 +324,7 @@ class Boundary:
         norm = None
         if self._max_norm is not None or self._guard is not None:
             norm = grads.norm_check(new_flag(grads.device), divisor=divisor)
-        spike, room = self._watch(norm, name)
+        spike, room = self._watch(norm)
         if divisor != 1 or norm is not None:
             factor = grads.clip_factor(norm, self._max_norm, None, divisor)
             grads.scale_(factor if room is None else factor * room)

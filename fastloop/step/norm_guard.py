@@ -17,8 +17,6 @@ from torch import Tensor
 from fastloop.base.checks import check_state
 from fastloop.step.grad_list import Arrival
 
-Name = Callable[[], str]  # names a window and its batches; called at a spike alone
-
 _NORMS = 128  # in the ring
 _FEWEST = 16  # norms that a median needs
 
@@ -33,11 +31,14 @@ class NormGuard:
     def __init__(self, factor: float, clips: bool) -> None:
         self.factor, self.clips = factor, clips
         self.spikes = 0  # that the host knows
+        # Names the window of the next norm, and its batches. Called at a spike alone.
+        self.name: Callable[[], str] = str
         self._norms = torch.full((_NORMS,), math.nan, dtype=torch.float64, device="cpu")  # ring
         self._place = 0  # where the next norm goes
-        self._arriving: list[tuple[Arrival, Name]] = []  # flag, norm and limit of recent windows
+        # Flag, norm and limit of recent windows, and the windows' names.
+        self._arriving: list[tuple[Arrival, Callable[[], str]]] = []
 
-    def watch(self, norm: Tensor, name: Name) -> tuple[Tensor, Tensor]:
+    def watch(self, norm: Tensor) -> tuple[Tensor, Tensor]:
         """Note a window's norm. Returns a flag, 1.0 for a spike, and the limit (inf while the ring
         has too few norms): both 0-d, on the norm's device."""
         ring = self._norms = self._norms.to(norm.device)
@@ -47,7 +48,7 @@ class NormGuard:
         ring[self._place] = torch.where(norm.isfinite(), norm, math.nan)
         self._place = (self._place + 1) % _NORMS
         arrival = Arrival(torch.stack([flag.double(), norm.double(), limit]))
-        self._arriving.append((arrival, name))
+        self._arriving.append((arrival, self.name))
         return flag, limit
 
     def settle(self, *, waits: bool = False) -> None:

@@ -415,8 +415,9 @@ class Stepper:
         if totals.counted:
             divisor = window.divisor(totals.weight, self._ranks.size)
             step = named("step", self._boundary.step)
-            name = str if self._guard is None else self._name_window()
-            self.last_norm, found_inf = step(divisor, buffers, totals.has_dropped > 0, name)
+            if self._guard is not None:
+                self._guard.name = self._name_window()
+            self.last_norm, found_inf = step(divisor, buffers, totals.has_dropped > 0)
             self._mean_weight = totals.weight / totals.counted
             self._outcomes.add(found_inf)
         elif totals.has_dropped:
