@@ -276,7 +276,7 @@ class Graphs:
                 self.cached[row] = kept
 
     def make(self, taken: torch.Tensor) -> Any:
-        """Return the batch of these graphs."""
+        """Return a ``Batch`` of the graphs with the numbers ``taken``."""
         rows, count = taken.numpy(), len(taken)
         self.is_seen[rows] = True
         made: dict[str, Any] = {}

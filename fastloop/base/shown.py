@@ -18,7 +18,7 @@ def repr_html(shown: object) -> str:
 
 
 def quote_indices(indices: Any, most: int = 20) -> str:
-    """Return the indices of a batch as text, at most so many of them."""
+    """Return the indices of a batch as text: all, or the first `most` and their number."""
     try:
         if isinstance(indices, list) and len(indices) > most:
             shown = ", ".join(repr(index) for index in indices[:most])

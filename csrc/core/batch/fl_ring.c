@@ -32,10 +32,10 @@ typedef struct fl_entry {
 
 struct fl_ring {
     fl_ring_config config; /* set at open, then read-only */
-    uint32_t generation;   /* likewise */
-    bool is_alone;         /* likewise: there is one CPU, so polling would keep other threads from
-                              working */
-    fl_entry *entries;     /* likewise; owned: config.depth of them */
+    uint32_t generation;   /* set at open, then read-only */
+    bool is_alone;         /* set at open, then read-only: there is one CPU, so polling would keep
+                              other threads from working */
+    fl_entry *entries;     /* set at open, then read-only; owned: config.depth entries */
     pthread_t *threads;    /* owned; consumer only */
     int32_t thread_count;  /* consumer only: threads started */
     _Alignas(64) fl_entry *free; /* consumer only: the free list */

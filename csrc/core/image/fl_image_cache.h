@@ -38,13 +38,14 @@ enum {
 
 typedef struct fl_image_cache fl_image_cache;
 
-/* Makes the first bytes of a new file of `bytes` >= FL_IMAGE_CACHE_LEAST bytes, which has zeros
- * otherwise. Returns how many bytes at the begin of the file must have room on the disk. */
+/* Makes the first bytes of a new file. The rest of the file is zeros; the file has `bytes` bytes,
+ * FL_IMAGE_CACHE_LEAST or more. Returns how many bytes at the beginning of the file must have room
+ * on the disk. */
 int64_t fl_image_cache_format(int64_t bytes, const fl_boot *boot, fl_image_head *out);
 
-/* Opens a file of which `fd` is a descriptor for reading and writing; the caller keeps `fd`. Images
- * are put only into the first `budget` bytes. FL_ENOMEM. FL_EINVAL: the file is damaged, is of
- * an earlier `boot`, or lies on a file system that several machines may share. */
+/* Opens the file of the descriptor `fd`, which can be read and written and stays the caller's.
+ * Images are put only into the first `budget` bytes. FL_ENOMEM. FL_EINVAL: the file is damaged, is
+ * of an earlier `boot`, or lies on a file system that several machines may share. */
 int fl_image_cache_open(int fd, int64_t budget, const fl_boot *boot, fl_image_cache **out,
                         fl_err *err);
 void fl_image_cache_close(fl_image_cache *cache); /* NULL is fine; its images vanish */

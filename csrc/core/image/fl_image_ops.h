@@ -173,8 +173,9 @@ typedef struct fl_image_tone_ops {
                  const fl_image_warp *warp);
 
     /* Samples an image of width * height pixels of `channels` bytes each, as Pillow's
-     * Image.transform does. The caller leaves 3 bytes behind the source, which may have any value,
-     * and 3 bytes behind the result, which may change. An image has fewer than 2^31 pixels. */
+     * Image.transform does. The image has fewer than 2^31 pixels. Source and result each have 3
+     * more bytes of memory behind them: the source's are read, with any value, and the result's may
+     * be written. */
     void (*warp_pil)(uint8_t *dst, const uint8_t *src, int32_t width, int32_t height,
                      int32_t channels, const fl_warp_pil *warp);
 

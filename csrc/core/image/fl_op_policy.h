@@ -63,9 +63,9 @@ float fl_policy_magnitude(const fl_image_op *op, fl_policy_op which, fl_image_si
 /* Returns the two operations of pair i < FL_POLICY_PAIRS of AutoAugment; static. */
 const fl_policy_step *fl_policy_pair(const fl_image_op *op, int64_t i);
 
-/* Returns how many operations AugMix chooses from, and one of them; static. */
+/* Returns the number of operations that AugMix chooses from. */
 int32_t fl_mix_choices(const fl_image_op *op);
-fl_policy_op fl_mix_op(int32_t i);
+fl_policy_op fl_mix_op(int32_t i); /* i < fl_mix_choices */
 
 /* Append an operation to the drawn operations; end them. */
 void fl_policy_add(fl_image_params *params, int32_t *count, fl_policy_op which, float magnitude);

@@ -17,7 +17,8 @@ typedef struct fl_affine {
 /* Computes the matrix of torchvision's affine(). v1 and v2 multiply in a different order. */
 void fl_affine_matrix(double m[6], const fl_affine *affine, bool is_v1);
 
-/* The same for tensors: the center of `affine` is counted from the middle of the image. */
+/* Computes the warp of torchvision's affine() of a tensor. affine->center is relative to the middle
+ * of the image. */
 void fl_warp_affine(fl_image_warp *out, const fl_affine *affine, fl_image_size size, bool is_v1);
 
 /* Computes the eight coefficients that take the corners `to` of the result to the corners `from` of

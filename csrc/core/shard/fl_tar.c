@@ -80,11 +80,11 @@ static int check_header(const char *header, int64_t at, fl_err *err)
     return FL_OK;
 }
 
-/* What extra headers (GNU's L, PAX) say about the member that follows them. */
+/* Name and size of the next member, from the headers before it (GNU's L, PAX). */
 typedef struct extras {
-    const char *name; /* NULL: nothing */
+    const char *name; /* NULL: no header has the name */
     int64_t name_bytes;
-    int64_t size; /* -1: nothing */
+    int64_t size; /* -1: no header has the size */
 } extras;
 
 static bool is_word(const char *word, const char *text, int64_t bytes)

@@ -21,7 +21,7 @@
 
 enum { FL_EPOCH_PACKING_LENGTH = 1 << 24 }; /* most tokens in a row */
 
-/* What a packing does with a document that is longer than a row. */
+/* How a packing treats documents that are longer than a row. */
 typedef enum fl_overlong { FL_OVERLONG_SPLIT, FL_OVERLONG_TRUNCATE, FL_OVERLONG_DROP } fl_overlong;
 
 /* The window in which a row of an epoch lies. A packing that is told the place packs no window

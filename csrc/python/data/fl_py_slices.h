@@ -1,5 +1,5 @@
-/* fl_py_slices: copies slices of an array one behind the other, as batches of graphs need them.
- * Needs the interpreter lock. */
+/* fl_py_slices: joins slices of an array in a new array, for batches of graphs. Call it with the
+ * interpreter lock. */
 #ifndef FL_PY_SLICES_H
 #define FL_PY_SLICES_H
 

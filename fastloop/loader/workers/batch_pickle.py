@@ -31,8 +31,8 @@ from fastloop.device.destinations import Destination
 OBJECT, PICKLED, WRITTEN = 0, 1, 2
 NO_STATE = b""  # sent after a batch instead of None, because WorkerEnd.write takes bytes only
 
-# The numbers of an epoch's tasks begin at 0; at so many more than those of the epoch before if the
-# epoch was read ahead, because replies for earlier epochs, which a loop has left, may still come.
+# Tasks of an epoch are numbered from 0. If the epoch was read ahead, its first number is that of
+# the epoch before plus EPOCH: replies for an epoch that the loop has left may still come.
 EPOCH = 1 << 40
 
 _NEAR = 64 << 10  # parts of a storage with a smaller gap between them are copied as one
