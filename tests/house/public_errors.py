@@ -112,9 +112,9 @@ def errors_of(path: Path) -> Iterator[tuple[int, str]]:
     for outer in [tree, *functions]:  # inner functions come later, and know their names best
         assigned = list(assignments_of(outer))
         for node in ast.walk(outer):
-            line = getattr(node, "lineno", 0)
-            if text := error_in(node, Texts(assigned, line)):
-                found[line] = text
+            is_error = isinstance(node, ast.Raise | ast.Call)
+            if is_error and (text := error_in(node, Texts(assigned, node.lineno))):
+                found[node.lineno] = text
     yield from sorted(found.items())
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,16 +34,24 @@ def texts_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, text): comments and strings of Python, comments of C, lines of a page."""
     text = path.read_text()
     if path.suffix == ".py":
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type in (tokenize.COMMENT, tokenize.STRING):
-                for offset, line in enumerate(token.string.splitlines()):
-                    yield token.start[0] + offset, line
+        for _, first, string in tokens_of(path):
+            yield from enumerate(string.splitlines(), first)
     elif path.suffix == ".md":
         yield from enumerate(re.sub(r"```.*?```", blank, text, flags=re.DOTALL).splitlines(), 1)
     else:
         for found in re.finditer(r"/\*.*?\*/|//[^\n]*", text, re.DOTALL):
             first = text.count("\n", 0, found.start()) + 1
             yield from enumerate(found[0].splitlines(), first)
+
+
+@cache
+def tokens_of(path: Path) -> list[tuple[int, int, str]]:
+    """Return (type, line, text) of the comments and strings of a Python file."""
+    return [
+        (token.type, token.start[0], token.string)
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        if token.type in (tokenize.COMMENT, tokenize.STRING)
+    ]
 
 
 def blank(found: re.Match[str]) -> str:
@@ -131,14 +140,13 @@ def pages() -> list[Path]:
     return [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
+@cache
 def prose_of(path: Path) -> list[str]:
     """Return the comments and docstrings of a file, or the paragraphs of a page, without code."""
     text = path.read_text()
     if path.suffix == ".py":
         found = [
-            token.string.lstrip("# ")
-            for token in tokenize.generate_tokens(io.StringIO(text).readline)
-            if token.type == tokenize.COMMENT
+            string.lstrip("# ") for kind, _, string in tokens_of(path) if kind == tokenize.COMMENT
         ]
         found += docstrings_of(text)
     elif path.suffix == ".md":

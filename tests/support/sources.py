@@ -4,6 +4,7 @@ imports, functions and classes of the Python code. Nothing here runs what it rea
 import ast
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -97,6 +98,7 @@ def declared_functions(text: str) -> set[str]:
 # ---- Python
 
 
+@cache
 def python_modules() -> dict[str, Path]:
     """The package's modules by dotted name, without folders' __init__.py that hold a docstring."""
     found = {}
@@ -110,24 +112,25 @@ def python_modules() -> dict[str, Path]:
     return found
 
 
-def imported_names(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imported_names(path: Path) -> list[tuple[int, str]]:
     """(line, dotted name) of what a file imports of the package, wherever the import stands: under
     TYPE_CHECKING, in a function, or as text given to import_module. "fastloop.a.b" where
     `from fastloop.a import b` is written, be b a module or not."""
+    found: list[tuple[int, str]] = []
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*above, *([node.module] if node.module else [])])
-            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = (
-                node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
-            )
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if called in ("import_module", "__import__"):
-                yield node.lineno, str(node.args[0].value)
+                found.append((node.lineno, str(node.args[0].value)))
+    return found
 
 
 def imported_modules(path: Path, modules: Mapping[str, Path]) -> Iterator[tuple[int, str]]:
