@@ -28,6 +28,7 @@ import time
 from types import SimpleNamespace
 
 from fastloop.compat.counts import describe, hand_over, open_counts, take_counts
+from fastloop.compat.decoded import decoded
 from fastloop.compat.late_import import after_import, cancel
 from fastloop.patching import SEAMS
 
@@ -200,6 +201,7 @@ def _say_end(
         verdicts = sys.modules.get("fastloop.compat.verdicts")
         told = [describe(name, seams[name]) for name in SEAMS]
         told += [] if verdicts is None else verdicts.in_force()
+        told += decoded.describe()
         say(f"end of {of}: {'; '.join(told)}")
     for verdict in (report.to_dict()["verdict"] for report in watched if not wants_report):
         if verdict["kind"] != "unknown":

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 
+from fastloop.compat.decoded import decoded
+
 TYPE_CHECKING = False  # importing typing would take as long as all of this
 if TYPE_CHECKING:
     from typing import Any
@@ -57,7 +59,11 @@ def hand_over(seams: dict[str, Any]) -> bool:
     if not _is_open(path):
         return False
     used = {name: seam for name, seam in seams.items() if seam.native or seam.fallbacks}
-    found = {n: (s.native, s.fallbacks, s.served, s.fallback_ns) for n, s in used.items()}
+    found: dict[str, Any] = {
+        n: (s.native, s.fallbacks, s.served, s.fallback_ns) for n, s in used.items()
+    }
+    if decoded.files or decoded.full:
+        found["decoded"] = decoded.counts()
     if found:
         import json
 
@@ -79,6 +85,8 @@ def take_counts(seams: dict[str, Any]) -> bool:
         import json
 
         found = json.loads(line)
+        if "decoded" in found:
+            decoded.merge(found["decoded"])
         for name in seams.keys() & found.keys():
             seam, (native, fallbacks, served, times) = seams[name], found[name]
             seam.native += native

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fastloop.base.checks import look_up
 from fastloop.compat.counts import enter_child, hand_over, open_counts, take_counts
+from fastloop.compat.decoded import decoded
 from fastloop.compat.torch_parts import before_workers, difference, is_known
 
 Function = Callable[..., Any]
@@ -237,6 +238,7 @@ def _enter_child() -> None:
     global lock
     lock = threading.RLock()  # a thread that is not here may hold the other one
     enter_child()
+    decoded.reset()
     for seam in opened.values():
         seam.reset()
 

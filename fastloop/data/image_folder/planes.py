@@ -19,6 +19,7 @@ import torch
 from fastloop._core import ImageCache, YccImage
 from fastloop.base.checks import make_message, refuse_if
 from fastloop.base.once import make_once, write_whole
+from fastloop.compat.decoded import decoded
 from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import find_module
 from fastloop.data.transforms.ops import ToDtype
@@ -128,6 +129,7 @@ class ImagePlanes:
         if self._pil is None:
             raise ImportError("a cache of images needs Pillow; run: pip install fastloop[images]")
         self._file = _open_file(self.folder, budget)
+        self._room = min(self._file.size, budget or self._file.size)
         core = self._pil.Image.core
         turbo = getattr(core, "libjpeg_turbo_version", "")
         self._decoder = f"{self._pil.Image.__version__} {core.jpeglib_version} {turbo}"
@@ -158,8 +160,8 @@ class ImagePlanes:
             made = self._decode(path, key)
         except Exception:  # the caller's decoder raises what the user reads
             return None
-        if made is not None:
-            self._is_full = not self._file.put(key, made)
+        if made is not None and not self._file.put(key, made):
+            self._is_full, decoded.full = True, self._describe_full()
         return made
 
     def _key(self, path: str, status: os.stat_result) -> bytes:
@@ -210,10 +212,19 @@ class ImagePlanes:
         refuse_if(colors.mode != "YCbCr" and chroma != _NONE, "Pillow does not show the planes")
         return b"".join(part.tobytes() for part in parts), height, width, chroma
 
+    def _describe_full(self) -> str:
+        used, room, size = (n / 2**20 for n in (self._file.used, self._room, self._file.size))
+        remedy = f"a size above {size:,.0f} MiB makes a new file"
+        if room < size:
+            remedy = f"without a size it fills its file of {size:,.0f} MiB"
+        told = f"the cache in {self.folder!r} is full ({used:,.0f} of {room:,.0f} MiB)"
+        return f"{told}, so other JPEG files are decoded each time; {remedy}"
+
     def explain(self) -> str:
         """Return a line: the folder, and how full the file is."""
         used, size = self._file.used / 2**20, self._file.size / 2**20
         why = f"; {self.why}, so no more are kept" if self.why else ""
+        why = f"; {self._describe_full()}" if self._is_full else why
         where = f"cache: planes of JPEG files in {self.folder!r}"
         return f"{where}, {used:,.0f} of {size:,.0f} MiB{why}"
 
