@@ -175,11 +175,13 @@ class Packing:
 @final
 class HostRange:
     sources: tuple[Any, ...]
-    nbytes: int
+    locked: int
+    fences: int
     def __new__(
         cls, tensor_type: type, sources: tuple[Any, ...], first: int, device: int
     ) -> HostRange: ...
     def covers(self, tensor: Any, /) -> bool: ...
+    def fence(self) -> None: ...
 
 @final
 class BatchPool:

@@ -99,4 +99,11 @@ int64_t fl_cuda_host_range_shift(const fl_cuda_host_range *range);
  * failure waits until the kernels are over: SYNC. FL_ENOMEM, FL_EDEVICE. */
 int fl_cuda_host_range_note(fl_cuda_host_range *range, int32_t device, void *stream, fl_err *err);
 
+/* SYNC: waits for the reads that have been noted, so that the caller may write to the memory. Does
+ * nothing in a forked child. FL_EDEVICE. */
+int fl_cuda_host_range_fence(fl_cuda_host_range *range, fl_err *err);
+
+/* Tells if the memory is registered with the driver. Linux copies such memory at a fork. */
+bool fl_cuda_host_range_is_registered(const fl_cuda_host_range *range);
+
 #endif

@@ -5,7 +5,7 @@
 
 /* The reads that have been queued on one stream. */
 typedef struct read {
-    struct read *next; /* owned */
+    struct read *next; /* owned; read-only until close, like all fields */
     int32_t device;
     void *stream;      /* borrowed; only compared, because the stream may be gone */
     cudaEvent_t event; /* owned; recorded after the last kernel that reads */
@@ -18,7 +18,7 @@ struct fl_cuda_host_range {
     bool is_registered;
     int64_t shift; /* from an address of the host to the kernels' address */
     pthread_mutex_t mutex;
-    read *reads; /* owned; mutex */
+    read *reads; /* owned; mutex; entries are added in front, and stay until close */
 };
 
 /* Tells if kernels read any memory of the host, through the host's page tables. */
@@ -87,6 +87,11 @@ int fl_cuda_host_range_open(int32_t device, char *data, int64_t bytes, fl_cuda_h
 
 int64_t fl_cuda_host_range_shift(const fl_cuda_host_range *self) { return self->shift; }
 
+bool fl_cuda_host_range_is_registered(const fl_cuda_host_range *self)
+{
+    return self->is_registered;
+}
+
 /* Adds an entry for a stream. The caller has entered the device. */
 static int add_read_locked(fl_cuda_host_range *self, int32_t device, void *stream, fl_err *err)
 {
@@ -122,6 +127,26 @@ int fl_cuda_host_range_note(fl_cuda_host_range *self, int32_t device, void *stre
     if (status != FL_OK) (void)FL_CUDA_STATUS(cudaStreamSynchronize(stream), NULL);
     fl_cuda_scope_leave(&scope);
     return status;
+}
+
+static int wait_for_read(const read *self, fl_err *err)
+{
+    fl_cuda_scope scope;
+    FL_TRY(fl_cuda_scope_enter(self->device, &scope, err));
+    int status = FL_CUDA_STATUS(cudaEventSynchronize(self->event), err);
+    fl_cuda_scope_leave(&scope);
+    return status;
+}
+
+/* Waits without the mutex, so that other threads can queue batches meanwhile. */
+int fl_cuda_host_range_fence(fl_cuda_host_range *self, fl_err *err)
+{
+    if (self->generation != fl_fork_generation()) return FL_OK;
+    pthread_mutex_lock(&self->mutex);
+    const read *next = self->reads;
+    pthread_mutex_unlock(&self->mutex);
+    for (; next != NULL; next = next->next) FL_TRY(wait_for_read(next, err));
+    return FL_OK;
 }
 
 /* Waits for the reads of one stream. A call fails here only with the device, which then reads no

@@ -77,4 +77,16 @@ int fl_cuda_host_range_note(fl_cuda_host_range *range, int32_t device, void *str
     return fl_cuda_check(device, err);
 }
 
+int fl_cuda_host_range_fence(fl_cuda_host_range *range, fl_err *err)
+{
+    (void)range, (void)err;
+    return FL_OK;
+}
+
+bool fl_cuda_host_range_is_registered(const fl_cuda_host_range *range)
+{
+    (void)range;
+    return false;
+}
+
 const fl_transfer_ops fl_cuda_transfer_ops = {0};

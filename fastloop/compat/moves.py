@@ -7,13 +7,16 @@ their address. A *keeper* is an object of `_core` that keeps such an address: a 
 keeper, keep readers out, and make the keeper look up its tensors again. docs/internals/threads.md
 says more.
 
-Memory that is registered with the driver of a device (``register``) must not move at all.
+Memory that is registered with the driver of a device (``register``) must not move at all. Linux
+copies such memory at each fork.
 """
 
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -22,7 +25,7 @@ import torch
 
 from fastloop._core import HostRange, Table, Windows
 from fastloop._core import move as rebase
-from fastloop.base.machine import read_memory
+from fastloop.base.machine import available_bytes, read_memory
 from fastloop.base.threads import lock_over_forks
 from fastloop.compat.torch_parts import difference, is_known, parts_of
 
@@ -87,8 +90,53 @@ def pin_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+def _count_locked() -> int:
+    with _lock:
+        return sum(host_range.locked for host_range in _host_ranges)
+
+
+@functools.cache
+def _warn_of_forks() -> None:
+    remedy = (
+        "let the loaders of this program start workers with multiprocessing_context='forkserver'"
+    )
+    warnings.warn(
+        f"fork() copies the {_count_locked():,} bytes of host memory that are registered for "
+        f"gather='device', for each child; {remedy}",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _tell_before_fork() -> None:
+    if _count_locked() > 0:
+        _warn_of_forks()
+
+
+os.register_at_fork(before=_tell_before_fork)
+
+
+def check_forks(context: Any, workers: int) -> None:
+    """Raise RuntimeError if forks of so many workers would copy more registered memory than half of
+    what is free.
+
+    Args:
+        context: the loader's multiprocessing context; None: the program's.
+    """
+    locked = _count_locked()
+    if locked == 0 or (context or multiprocessing).get_start_method() != "fork":
+        return
+    if (needed := locked * workers) > (free := available_bytes()) // 2:
+        raise RuntimeError(
+            f"num_workers={workers}: each fork copies the {locked:,} bytes of host memory that are "
+            f"registered for gather='device', {needed:,} bytes in all, and {free:,} are free; pass "
+            "multiprocessing_context='forkserver' or 'spawn', or drop the datasets with "
+            "gather='device' first"
+        )
+
+
 def _check_locked(needed: int) -> None:
-    locked, most = sum(host_range.nbytes for host_range in _host_ranges), read_memory().lockable
+    locked, most = _count_locked(), read_memory().lockable
     if needed and needed + locked > most:
         text = f"gather='device' would lock {needed + locked:,} bytes of host memory, and {most:,} "
         raise MemoryError(f"{text}may be locked here; leave gather out: the CPU copies the rows")

@@ -179,6 +179,18 @@ class ArrayDataset(EpochDataset):
     def _register(self, device: int) -> tuple[HostRange, ...]:
         return register_fields(self._fields, device)
 
+    def fence(self) -> None:
+        """Wait until devices have read the rows of all batches that were taken (SYNC). Call this
+        before you write to the fields of a dataset with ``gather="device"``: the device reads the
+        rows of a batch after ``next()`` has returned. For any other dataset nothing waits.
+
+        Raises:
+            torch.AcceleratorError: a device has failed.
+        """
+        for host_range in {field.host_range for field in self._fields if isinstance(field, Field)}:
+            if host_range is not None:
+                host_range.fence()
+
     def to(self, device: torch.device | str | int) -> ArrayDataset:
         """Return a dataset with its fields on a device. In loaders without workers, the device
         gathers the batches, pads and packs sequences, and crops, pads, flips, resizes, colours,

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 
 from fastloop.base.checks import look_up, make_message
 from fastloop.compat import torch_parts
+from fastloop.compat.moves import check_forks
 from fastloop.compat.torch_parts import (
     BaseIter,
     Methods,
@@ -207,6 +208,8 @@ def fast_iterator(
         return iterator_class(loader, columns, shared, accelerator, is_live=path == "array")
     if route.samples is not None:
         loader = LoaderProxy(loader, dataset=route.samples)  # type: ignore[assignment]
+    if loader.num_workers > 0:
+        check_forks(loader.multiprocessing_context, loader.num_workers)
     if route.path == "process":
         from fastloop.loader.workers.processes import ProcessIter
 

@@ -13,6 +13,7 @@ typedef struct rows {
     char *memory; /* owned; begins at any byte */
     char made[COUNT * BYTES], expected[COUNT * BYTES];
     fl_row_column column;
+    fl_cuda_host_range *range; /* borrowed */
 } rows;
 
 static void open_rows(rows *r)
@@ -63,6 +64,7 @@ static void test_close_waits_for_reads_on_every_stream(void)
         open_rows(&r[0]);
         fl_cuda_host_range *range = open_range(0, &r[0]);
         CHECK_INT(registered(), !is_pageable);
+        CHECK_INT(fl_cuda_host_range_is_registered(range), !is_pageable);
         for (int i = 0; i < 3; i++) {
             if (i > 0) r[i] = r[0], r[i].column.to = r[i].made;
             queue(&r[i], range, i > 0, streams[i]);
@@ -78,6 +80,53 @@ static void test_close_waits_for_reads_on_every_stream(void)
         CHECK(fake_is_clean());
     }
     fake_read_pageable(false);
+}
+
+/* What is written after the fence reaches no batch that was queued before. */
+static void test_a_fence_waits_for_reads_on_every_stream(void)
+{
+    rows r[2];
+    cudaStream_t streams[2] = {NULL, open_stream_of_device_1()};
+    open_rows(&r[0]);
+    r[1] = r[0], r[1].column.to = r[1].made;
+    fl_cuda_host_range *range = open_range(0, &r[0]);
+    CHECK_INT(fl_cuda_host_range_fence(range, NULL), FL_OK); /* nothing reads */
+    for (int i = 0; i < 2; i++) queue(&r[i], range, i, streams[i]);
+    CHECK_INT(fl_cuda_host_range_fence(range, NULL), FL_OK);
+    memset(r[0].memory, 0, ROWS * BYTES);
+    for (int i = 0; i < 2; i++) fake_synchronize(streams[i]);
+    for (int i = 0; i < 2; i++) CHECK(memcmp(r[i].made, r[i].expected, COUNT * BYTES) == 0);
+    fl_cuda_host_range_close(range);
+    close_rows(&r[0]);
+    CHECK_INT(cudaStreamDestroy(streams[1]), cudaSuccess);
+    CHECK(fake_is_clean());
+}
+
+/* One thread queues batches on streams of its own while another fences. */
+static void *queue_batches(void *arg)
+{
+    rows *r = arg;
+    for (int i = 0; i < 20; i++) {
+        cudaStream_t stream = open_stream_of_device_1();
+        queue(r, r->range, 1, stream);
+        fake_synchronize(stream);
+        CHECK_INT(cudaStreamDestroy(stream), cudaSuccess);
+    }
+    return NULL;
+}
+
+static void test_batches_may_be_queued_during_a_fence(void)
+{
+    rows r;
+    pthread_t thread;
+    open_rows(&r);
+    r.range = open_range(0, &r);
+    CHECK_INT(pthread_create(&thread, NULL, queue_batches, &r), 0);
+    for (int i = 0; i < 50; i++) CHECK_INT(fl_cuda_host_range_fence(r.range, NULL), FL_OK);
+    CHECK_INT(pthread_join(thread, NULL), 0);
+    fl_cuda_host_range_close(r.range);
+    close_rows(&r);
+    CHECK(fake_is_clean());
 }
 
 static void test_kernels_have_addresses_of_their_own(void)
@@ -128,6 +177,8 @@ static void fail_each_call(bool is_pageable)
             cudaStream_t stream = NULL;
             int gathered = fl_cuda_gather(1, stream, &r.column, 1, picked, COUNT, &err);
             if (gathered == FL_OK) (void)fl_cuda_host_range_note(range, 1, stream, &err);
+            int fenced = fl_cuda_host_range_fence(range, &err);
+            CHECK(fenced == FL_OK || strstr(err.text, "cudaErrorLaunchFailure") != NULL);
             is_over = fake_calls() < n;
             fl_cuda_host_range_close(range);
             is_over = is_over && fake_calls() < n;
@@ -163,6 +214,7 @@ static void test_a_child_leaves_the_memory_to_its_parent(void)
     fl_cuda_host_range *range = open_range(0, &r);
     pid_t child = fork();
     if (child == 0) {
+        CHECK_INT(fl_cuda_host_range_fence(range, NULL), FL_OK);
         fl_cuda_host_range_close(range);
         _exit(registered() == 1 ? 0 : 1);
     }
@@ -186,6 +238,8 @@ int main(void)
     choose_device_0();
     fake_set_order(FAKE_LAZY, 0);
     RUN(test_close_waits_for_reads_on_every_stream);
+    RUN(test_a_fence_waits_for_reads_on_every_stream);
+    RUN(test_batches_may_be_queued_during_a_fence);
     RUN(test_kernels_have_addresses_of_their_own);
     RUN(test_memory_that_is_registered_is_refused);
     RUN(test_each_call_may_fail);

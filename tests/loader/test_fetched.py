@@ -4,10 +4,12 @@ says why. What it refuses. Over kernels: tests/programs/fetched_batches.py."""
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch.utils.data import Subset
 from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray
 from fastloop import transforms as T
 from fastloop.base.machine import Memory
+from fastloop.compat import moves
 from fastloop.data import columns
 from fastloop.data.field import Field
 from fastloop.device import availability
@@ -83,6 +86,9 @@ def test_a_device_reads_rows_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert "read by" not in DataLoader(ArrayDataset(IMAGES), 8, device="cuda").stats().why
 
 
+HOST_RANGES = [SimpleNamespace(fences=0), SimpleNamespace(fences=0)]
+
+
 class Streams(HostAccelerator):
     """The CPU with two streams: what is done on which, in turn."""
 
@@ -119,7 +125,7 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(columns, "_RESIDENT", ("cpu",))
     monkeypatch.setattr(resident, "open_accelerator", lambda device: streams)
     monkeypatch.setattr(resident, "runs_kernels", lambda device: True)
-    monkeypatch.setattr(ArrayDataset, "_register", lambda data, device: ("host_range", "another"))
+    monkeypatch.setattr(ArrayDataset, "_register", lambda data, device: HOST_RANGES)
     host_ranges: list[Any] = []
 
     class Gatherer:
@@ -145,7 +151,7 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
     assert streams.done[5] == ("wait", "loop") and len(batch) == 2 and len(streams.done) == 8
     for (what, stream, noted), made in zip(streams.done[6:], batch, strict=True):
         assert (what, stream) == ("note", "loop") and noted is made
-    assert host_ranges == ["host_range", "another"]
+    assert host_ranges == HOST_RANGES
 
 
 READ_ONLY = np.zeros((N, 2))
@@ -199,6 +205,42 @@ def test_explain_says_what_it_costs() -> None:
 
 def test_a_tenth_of_the_memory_stays_unlocked() -> None:
     assert Memory(1000, 50).lockable == 900 and Memory(1000, 50, 400).lockable == 360
+
+
+@pytest.mark.parametrize(
+    ("locked", "workers", "context", "is_refused"),
+    [
+        (40, 1, None, False),
+        (40, 2, None, True),
+        (60, 1, multiprocessing.get_context("fork"), True),
+        (60, 1, multiprocessing.get_context("spawn"), False),
+        (60, 0, None, False),
+        (0, 9, None, False),
+    ],
+)
+def test_forks_that_copy_half_of_the_memory_are_refused(
+    locked: int, workers: int, context: Any, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "_host_ranges", [SimpleNamespace(locked=locked, sources=())])
+    monkeypatch.setattr(moves, "available_bytes", lambda: 100)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "fork")
+    if not is_refused:
+        return moves.check_forks(context, workers)
+    text = f"num_workers={workers}: each fork copies the {locked} bytes.*'forkserver' or 'spawn'"
+    with pytest.raises(RuntimeError, match=text):
+        moves.check_forks(context, workers)
+    for path in ("process", "torch"):
+        loader = DataLoader(
+            [1, 2], num_workers=workers, path=path, multiprocessing_context=context or "fork"
+        )
+        with pytest.raises(RuntimeError, match=text):
+            iter(loader)
+    assert next(iter(DataLoader([1, 2]))).tolist() == [1]
+
+
+def test_a_fence_of_other_data_waits_for_nothing() -> None:
+    fetched().fence()
+    ArrayDataset(IMAGES, LABELS).fence()
 
 
 def test_samples_are_those_of_the_arrays() -> None:

@@ -7,8 +7,9 @@ import ctypes
 import gc
 import os
 import pickle
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -139,13 +140,64 @@ iterator = None  # type: ignore[assignment]
 gc.collect()
 assert registered() == 2  # those that the other dataset reads
 reference = weakref.ref(other._fields[0].host_range)
+warnings.simplefilter("ignore")  # of the fork
 if (child := os.fork()) == 0:
     IMAGES.share_memory_()  # nothing is registered here
     del other, loader
     gc.collect()
     os._exit(registered() != 2)
 assert os.waitpid(child, 0)[1] == 0 and reference() is not None
+warnings.simplefilter("default")
+moves._warn_of_forks.cache_clear()
 del other, loader
+gc.collect()
+assert registered() == 0
+
+# ---- data that change between batches, and forks
+
+rows = torch.zeros(60, 2)
+data = ArrayDataset(rows, torch.arange(60), gather="device")
+
+
+def warnings_of(change: Callable[[], object], dataset: Any) -> int:
+    """Take a batch, change the data, and take the others: how often a warning came."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        iterator = iter(fetching(dataset, 10))
+        rows.add_(1)  # nothing has been read
+        first = next(iterator)[0]
+        change()
+        assert len(list(iterator)) == 5 and torch.equal(first, torch.full((10, 2), rows[-1, 0]))
+        rows.copy_(rows[-1:].clone().expand_as(rows))
+    texts = [str(each.message) for each in caught if "gather='device'" in str(each.message)]
+    assert all("call fence() of the ArrayDataset" in text for text in texts)
+    return len(texts)
+
+
+assert warnings_of(bool, data) == 0
+assert warnings_of(lambda: rows[1:2].mul_(1), data) == 1
+assert warnings_of(lambda: rows[1:2].mul_(1), Subset(data, range(60))) == 1
+assert warnings_of(lambda: (data.fence(), rows[1:2].mul_(1)), data) == 0
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    iterator = iter(fetching(data, 10, sampler=range(60)))
+    batches = [next(iterator)]
+    rows.mul_(1)
+    try:
+        next(iterator)
+        raise AssertionError("no warning")
+    except RuntimeWarning:
+        batches += iterator  # none is lost
+    assert torch.cat([labels for _, labels in batches]).tolist() == list(range(60))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        if (child := os.fork()) == 0:
+            os._exit(moves._count_locked() != 0)
+        assert os.waitpid(child, 0)[1] == 0
+text = f"fork() copies the {rows.nbytes + 8 * 60:,} bytes of host memory"
+assert [text in str(each.message) for each in caught] == [True], caught
+del data, iterator, batches
 gc.collect()
 assert registered() == 0
 

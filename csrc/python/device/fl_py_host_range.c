@@ -3,6 +3,7 @@
 
 #include "fl_py.h"
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <structmember.h>
 
@@ -63,6 +64,8 @@ static int open_range(fl_py_host_range *self, int device)
     status = fl_cuda_host_range_open(device, (char *)(uintptr_t)self->data, self->bytes,
                                      &self->range, &err);
     Py_END_ALLOW_THREADS
+    if (status == FL_OK && fl_cuda_host_range_is_registered(self->range))
+        self->locked = self->bytes;
     return fl_py_check(status, &err, NULL);
 }
 
@@ -136,6 +139,22 @@ static PyObject *range_covers(fl_py_host_range *self, PyObject *tensor)
     return PyBool_FromLong(covers(self, view.data, find_span(&view)));
 }
 
+PyDoc_STRVAR(fence_doc, "fence()\n--\n\n"
+                        "Wait until the devices have read the rows of all batches that were taken\n"
+                        "(SYNC). Then the rows may be written. Raises torch.AcceleratorError.");
+
+static PyObject *range_fence(fl_py_host_range *self, PyObject *Py_UNUSED(ignored))
+{
+    fl_err err;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_cuda_host_range_fence(self->range, &err);
+    Py_END_ALLOW_THREADS
+    if (fl_py_check(status, &err, NULL) != 0) return NULL;
+    atomic_fetch_add_explicit(&self->fences, 1, memory_order_relaxed); /* nothing depends on it */
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(doc,
              "HostRange(tensor_type, sources, first, device)\n--\n\n"
              "The memory of the CPU tensor sources[first], and of all tensors in `sources`\n"
@@ -145,12 +164,15 @@ PyDoc_STRVAR(doc,
              "torch.AcceleratorError if the memory cannot be registered.");
 
 static PyMethodDef methods[] = {{"covers", (PyCFunction)range_covers, METH_O, covers_doc},
+                                {"fence", (PyCFunction)range_fence, METH_NOARGS, fence_doc},
                                 {NULL, NULL, 0, NULL}};
 
 static PyMemberDef members[] = {
     {"sources", T_OBJECT_EX, offsetof(fl_py_host_range, sources), READONLY, "the tensors"},
-    {"nbytes", T_LONGLONG, offsetof(fl_py_host_range, bytes), READONLY,
-     "the size of the range in bytes"},
+    {"locked", T_LONGLONG, offsetof(fl_py_host_range, locked), READONLY,
+     "the bytes that are registered with the driver"},
+    {"fences", T_LONGLONG, offsetof(fl_py_host_range, fences), READONLY,
+     "the number of calls of fence() so far"},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(fl_py_host_range, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 

@@ -2,7 +2,7 @@
  * link.
  *
  * The object owns the registration with the driver, and references to the tensors. Read-only once
- * made. */
+ * made, except for the count of fences. */
 #ifndef FL_PY_HOST_RANGE_H
 #define FL_PY_HOST_RANGE_H
 
@@ -16,7 +16,9 @@ typedef struct fl_py_host_range {
     fl_cuda_host_range *range; /* owned */
     const char *data; /* borrowed from sources: the memory spanned by sources that overlap */
     int64_t bytes;
-    PyObject *weakrefs; /* owned */
+    int64_t locked;         /* bytes that are registered with the driver: all or none */
+    _Atomic int64_t fences; /* calls of fence() so far */
+    PyObject *weakrefs;     /* owned */
 } fl_py_host_range;
 
 extern PyType_Spec fl_py_host_range_spec;

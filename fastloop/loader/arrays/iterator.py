@@ -327,7 +327,7 @@ def refuse_batches() -> Iterator[Any]:
     )
 
 
-def _level_of_program() -> int:
+def level_of_program() -> int:
     """Return the stacklevel for a warning of the caller that names the line of the program, outside
     fastloop and torch."""
     level, frame = 0, sys._getframe(1)
@@ -464,7 +464,7 @@ class ArrayIter(ResumableIter):
             "and worker processes would keep the values of iter() (for the present data pass "
             "fastloop.DataLoader(path='array'))",
             RuntimeWarning,
-            stacklevel=_level_of_program(),
+            stacklevel=level_of_program(),
         )
 
     def _goes_on_in_child(self) -> bool:

@@ -4,7 +4,8 @@ sent to the device, and one kernel gathers the rows of every field of a batch.""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import repeat
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import Gatherer, ImagePlan, SequenceColumn
+from fastloop._core import Gatherer, HostRange, ImagePlan, SequenceColumn
 from fastloop.base.nested import list_leaves
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.compat.tensors import DTYPES
@@ -26,6 +27,7 @@ from fastloop.device.availability import fault_of, find_fault
 from fastloop.loader.arrays.iterator import (
     Block,
     find_blocks,
+    level_of_program,
     random_epoch,
     refuse_batches,
     skip_blocks,
@@ -84,6 +86,10 @@ class ResidentIter(SingleIter, LockedIter):
     """
 
     is_resident = True
+    # For data in host memory, until a warning: the ranges that the device reads; the count of
+    # fences and the versions of the data at the last take.
+    _host_ranges: Sequence[HostRange] = ()
+    _noted: tuple[int, list[int]] | None = None
 
     def __init__(
         self,
@@ -125,7 +131,9 @@ class ResidentIter(SingleIter, LockedIter):
         def make(count: int) -> list[torch.Tensor]:
             return [_new_tensor(column, device, count) for column in fields]
 
-        host_ranges: Any = repeat(None) if columns.register is None else columns.register(index)
+        host_ranges: Any = repeat(None)
+        if columns.register is not None:
+            host_ranges = self._host_ranges = columns.register(index)
         self._plans: list[Any] = [column.plan for column in fields if column.plan]
         tables = [np.frombuffer(plan.values(), np.uint8) for plan in self._plans]
         self._tables = [_send(table, self._accelerator) for table in tables]
@@ -209,6 +217,8 @@ class ResidentIter(SingleIter, LockedIter):
         if self._columns.register is None:
             return self._make()
         self._accelerator.check()
+        if self._host_ranges:
+            self._warn_of_change()
         with self._making():
             batch = self._make()
             made = self._accelerator.record_event()
@@ -217,6 +227,24 @@ class ResidentIter(SingleIter, LockedIter):
             if isinstance(leaf, torch.Tensor):
                 self._accelerator.record_stream(leaf)
         return batch
+
+    def _warn_of_change(self) -> None:
+        """Warn if the data changed in place while the device may have read them: since the last
+        take, without a fence."""
+        versions = [each._version for each in self._tensors if not each.is_inference()]
+        fences = sum(host_range.fences for host_range in self._host_ranges)
+        before, self._noted = self._noted, (fences, versions)
+        if before is None or before[1] == versions or before[0] != fences:
+            return
+        self._host_ranges = ()
+        warnings.warn(
+            f"the data of the {type(self._dataset).__name__} were changed in place after batches "
+            "were taken; the batches may hold old values or new ones, because the device reads the "
+            "rows later (gather='device'): call fence() of the ArrayDataset before you change the "
+            "data, or leave gather out",
+            RuntimeWarning,
+            stacklevel=level_of_program(),
+        )
 
     def _make(self) -> Any:
         """Return the next batch, made on the current stream."""
