@@ -38,6 +38,12 @@ void fl_pages_withhold(const fl_pages *pages);
  * only: if the kernel cannot, returns false, and the first writes fault pages in. */
 bool fl_pages_populate(char *data, int64_t bytes);
 
+/* Says on which nodes of the machine the system puts these mapped pages, one bit for each node,
+ * when they are first written: on one node as long as it has room, on several nodes in turn; 0:
+ * says nothing, without a system call. Advice only. If the thread has a policy of its own, for
+ * example from numactl, that policy stands. */
+void fl_pages_place(char *data, int64_t bytes, uint64_t nodes);
+
 /* Lets malloc keep freed memory, as malloc does after a program has freed one large buffer:
  * temporary arrays of less than 32 MB then come from the heap, and up to 64 MB stay at its end.
  * Without this call glibc gives megabytes back to the system and faults them in again, sample after

@@ -94,6 +94,46 @@ def throttled_share(root: Path = _ROOT) -> float:
     return max(shares)
 
 
+# ---- nodes: parts of the machine with CPUs and memory of their own, for example two sockets
+
+
+def _read_numbers(text: str) -> set[int]:
+    """Return the numbers of a list such as "0-3,8", as Linux writes the CPUs of a node."""
+    ends = [part.partition("-") for part in text.split(",") if part.strip()]
+    return {n for first, _, last in ends for n in range(int(first), int(last or first) + 1)}
+
+
+@functools.cache
+def _read_all_nodes(root: Path) -> dict[int, set[int]]:
+    """Return the CPUs of each node; nothing if the machine does not tell. Read once: new memory of
+    batches should cost no look at files."""
+    files = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
+    try:
+        return {int(file.parent.name[4:]): _read_numbers(read_text(file)) for file in files}
+    except ValueError:
+        return {}
+
+
+def read_nodes(root: Path = _ROOT) -> dict[int, set[int]]:
+    """Return the nodes on which this process may run, and its CPUs there. Empty: the whole machine
+    is one node, or does not tell."""
+    nodes = _read_all_nodes(root)
+    if len(nodes) < 2:
+        return {}
+    allowed = os.sched_getaffinity(0)
+    return {node: cpus & allowed for node, cpus in sorted(nodes.items()) if cpus & allowed}
+
+
+def read_device_node(address: str, root: Path = _ROOT) -> int:
+    """Return the node of a PCI device; -1: the machine does not tell.
+
+    Args:
+        address: domain, bus, device and function, for example "0000:3b:00.0".
+    """
+    text = read_text(root / "sys/bus/pci/devices" / address / "numa_node").strip()
+    return int(text) if text.isdigit() else -1
+
+
 # ---- memory
 
 

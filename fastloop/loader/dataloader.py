@@ -118,6 +118,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             they are dropped. Batches and random numbers are the same in both cases, unless reading
             a sample changes the dataset, or the program changes between epochs what workers read,
             for example a number in shared memory. ``stats()`` counts both cases.
+        numa: where batches lie on a machine with several sockets. ``"auto"``: at the socket of the
+            ``device``; on all sockets in turn if there is no device. A program that
+            ``numactl`` has bound keeps its own rule. ``"off"``: Linux chooses. The batches are
+            the same.
         name: the loader's name in updates and metrics of ``report()``, for example "train".
 
     With ``path="thread"`` (never chosen by itself) ``num_workers`` threads call the dataset,
@@ -155,6 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     name: str | None = None
     worker_timeout: float = 0
     epochs_ahead: int = 0
+    numa: str = "auto"
 
     def __init__(  # type: ignore[no-untyped-def]
         self,
@@ -188,6 +193,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_timeout: float = 0,
         memory_budget: int | None = None,
         epochs_ahead: int = 0,
+        numa: str = "auto",
         name: str | None = None,
         **others: Any,
     ) -> None:
@@ -198,9 +204,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.device, self.device_transform = device, device_transform
         self.batch_transform = batch_transform
         self.static_buffers, self.on_worker_death = static_buffers, on_worker_death
-        self.worker_timeout = worker_timeout
+        self.worker_timeout, self.transforms_on = worker_timeout, transforms_on
         self.epochs_ahead = read_int("epochs_ahead", epochs_ahead, 0, 1)
-        self.transforms_on = transforms_on
+        self.numa = read_choice("numa", numa, ("auto", "off"))
         self._check_arguments()
         if device_transform is not None or batch_transform is not None:
             adapters().warn_of_lost_transforms()
@@ -266,7 +272,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return shared or self.__dict__.setdefault("_shared", self._new_shared())
 
     def _new_shared(self, position: Any = None) -> Shared:
-        return Shared(position, self.path != "torch" and adapters().serve_fetches())
+        return Shared(position, self.path != "torch" and adapters().serve_fetches(), self.numa)
 
     def __iter__(self) -> BaseIter:
         position = self._shared.position

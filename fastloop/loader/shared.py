@@ -21,7 +21,7 @@ from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, MultiIter, SingleIter
 from fastloop.data.collate import Collation, Fallbacks, fetch, lend, make_collate
 from fastloop.data.columns import is_default_collate, size_remedies
-from fastloop.device.accelerator import Accelerator
+from fastloop.device.accelerator import Accelerator, choose_nodes
 from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
 from fastloop.device.destinations import Destination, find_destination, is_pinned_by_torch
 from fastloop.loader.resume.epoch import Position, ResumableIter
@@ -56,9 +56,12 @@ def _nobody() -> None:
 class Shared:
     """One loader's batch memory and counts, and the loader's position in its epoch."""
 
-    def __init__(self, position: Position | None = None, is_served: bool = False) -> None:
+    def __init__(
+        self, position: Position | None = None, is_served: bool = False, numa: str = "auto"
+    ) -> None:
         keep_heap()  # samples are made of temporary arrays; forked workers inherit the setting
         self.position = position or Position()
+        self.numa = numa  # the loader's argument
         self.open: list[weakref.ref[Any]] = []  # iterators that close() ends
         self.array_memory: BatchPool | None = None
         self.worker_memory: BatchPool | None = None
@@ -152,8 +155,9 @@ class Shared:
                 return old
             self.counts.update(old.count())
             del self.counts["lent"]
+        nodes = choose_nodes(device) if self.numa == "auto" else 0
         try:
-            return BatchPool(fields, is_shared=is_shared, device=device)
+            return BatchPool(fields, is_shared, device, nodes)
         except RuntimeError as error:
             if device < 0:
                 raise
@@ -162,7 +166,7 @@ class Shared:
             remedy = "containers may need --ulimit memlock=-1"
             self.fault = f"{name} cannot be pinned for the device ({error}); {remedy}"
             warn_once(f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}")
-        return BatchPool(fields, is_shared=is_shared)
+        return BatchPool(fields, is_shared, nodes=nodes)
 
     def collate_here(self) -> Collate:
         """Return the collate of iterators without workers. The collate is kept for the next epoch

@@ -24,7 +24,15 @@ from typing import Any, NamedTuple
 
 from fastloop._core import build_info, check_cuda
 from fastloop.base.checks import look_up, make_message
-from fastloop.base.machine import oom_kills, read_cpus, read_memory, read_text, throttled_share
+from fastloop.base.machine import (
+    oom_kills,
+    read_cpus,
+    read_device_node,
+    read_memory,
+    read_nodes,
+    read_text,
+    throttled_share,
+)
 from fastloop.base.shown import repr_html
 from fastloop.compat import requirements
 from fastloop.device.availability import explain_error, needed_driver
@@ -38,6 +46,7 @@ _FILES_A_WORKER = 4  # descriptors that one of torch's own workers takes; fastlo
 _FEW_FILES = 4096
 _LITTLE_SHM = 1 << 30
 _LITTLE_MEMORY = 2 << 30
+_GPUS = "proc/driver/nvidia/gpus"  # a folder for each GPU, named by its PCI address
 _COPY = 256 << 20  # bytes of the pinned copy
 _SLOW_COPY = 6e9  # bytes/s: less than PCIe 3 with 8 lanes
 
@@ -106,6 +115,21 @@ def check_cpus(root: Path, workers: int | None = None) -> Finding:
         cost = f"programs that count the visible CPUs start threads for {cpus.visible}"
         return note(fact, cost, fix)
     return ok(fact)
+
+
+def check_nodes(root: Path, numa: str = "auto") -> Finding:
+    """Tell which CPUs and GPUs each node has, and on which nodes batches lie."""
+    nodes = read_nodes(root)
+    gpus = {path.name: read_device_node(path.name, root) for path in (root / _GPUS).glob("*")}
+    parts = [f"{len(cpus)} CPUs at node {node}" for node, cpus in nodes.items()]
+    parts += [f"GPU {gpu} at node {node}" for gpu, node in sorted(gpus.items()) if node >= 0]
+    if len(nodes) == 1:
+        return ok(f"{', '.join(parts)}; this process has no other, so batches lie there")
+    if numa == "off":
+        cost = "uploads may read batches from the memory of a different node"
+        return note(", ".join(parts), cost, "leave numa='off' out, unless you place the memory")
+    rule = "batches for a GPU lie at its node, other batches on all nodes in turn"
+    return ok(f"{', '.join(parts)}; {rule}")
 
 
 def check_load(root: Path) -> Finding:
@@ -403,10 +427,12 @@ def diagnose(root: Path = Path("/"), loader: Any = None, probe: bool = False) ->
     """
     facts, torch = _facts(root), sys.modules.get("torch")
     workers, has_torch = look_up(loader, "num_workers"), torch is not None
-    has_gpu = any((root / "proc/driver/nvidia/gpus").glob("*/information"))
+    has_gpu = any((root / _GPUS).glob("*/information"))
+    numa, has_nodes = look_up(loader, "numa", "auto"), bool(read_nodes(root))
     every: list[tuple[str, bool, Callable[[], Finding]]] = [
         ("torch", True, lambda: check_torch(torch)),
         ("cpus", True, lambda: check_cpus(root, workers)),
+        ("nodes", has_nodes, lambda: check_nodes(root, numa)),
         ("load", True, lambda: check_load(root)),
         ("memory", True, lambda: check_memory(root)),
         ("shared memory", True, lambda: check_shared_memory(root)),

@@ -45,8 +45,8 @@ def test_signature_is_torchs_with_more_keywords() -> None:
     names = ["device", "path", "device_transform", "batch_transform", "static_buffers"]
     names += ["transforms_on"]
     names += ["snapshot_every_n_steps", "resume", "on_worker_death", "worker_timeout"]
-    names += ["memory_budget", "epochs_ahead", "name"]
-    assert list(ours)[-13:] == names
+    names += ["memory_budget", "epochs_ahead", "numa", "name"]
+    assert list(ours)[-14:] == names
     extras = {name: ours.pop(name) for name in names}
     assert list(ours) == list(TORCH_PARAMETERS)
     for name, theirs in TORCH_PARAMETERS.items():
@@ -67,6 +67,7 @@ def test_signature_is_torchs_with_more_keywords() -> None:
         0,
         None,
         0,
+        "auto",
         None,
     ]
 

@@ -131,6 +131,35 @@ def test_load_and_pressure(fake: Make, load: str, pressure: str, level: str) -> 
     assert ("waited for a CPU" in text) == bool(pressure)
 
 
+NODES = {f"sys/devices/system/node/node{n}/cpulist": f"{4 * n}-{4 * n + 3}\n" for n in range(2)}
+NODES["sys/bus/pci/devices/0000:3b:00.0/numa_node"] = "1\n"
+NODES["proc/driver/nvidia/gpus/0000:3b:00.0/information"] = "Model: X\n"
+TOLD_NODES = "4 CPUs at node 0, 4 CPUs at node 1, GPU 0000:3b:00.0 at node 1"
+
+
+def find_nodes(root: Path, loader: Any = None) -> list[str]:
+    found = doctor.diagnose(root, loader).findings
+    return [told(finding) for finding in found if finding.id == "nodes"]
+
+
+def test_nodes_are_told_on_machines_that_have_several(fake: Make) -> None:
+    [text] = find_nodes(fake(NODES))
+    assert text.startswith(f"OK {TOLD_NODES}; batches for a GPU lie at its node, other")
+    loader = fastloop.DataLoader(TensorDataset(torch.arange(3)), numa="off")
+    [text] = find_nodes(fake(NODES), loader)
+    assert text.startswith(f"NOTE {TOLD_NODES} | uploads may read")
+
+
+def test_a_program_on_one_node_is_told_so(fake: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {5, 6})
+    [text] = find_nodes(fake(NODES))
+    assert text.startswith("OK 2 CPUs at node 1, GPU 0000:3b:00.0 at node 1; this process has no")
+
+
+def test_a_machine_of_one_node_has_no_line_about_nodes(fake: Make) -> None:
+    assert find_nodes(fake({"sys/devices/system/node/node0/cpulist": "0-7"})) == []
+
+
 def test_decoders_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"simplejpeg": object(), "PIL.Image": object()}
     monkeypatch.setattr(decode, "find_module", there.get)

@@ -40,6 +40,7 @@ struct fl_pool {
     fl_arena *arena;             /* borrowed; NULL: none. Set at open */
     int64_t header_bytes;        /* set at open */
     fl_pinner pinner;            /* set before the first slot; pin NULL: slots are not pinned */
+    uint64_t nodes;              /* set before the first slot; 0: the system's choice */
     uint32_t generation;         /* set at open */
     _Atomic(fl_slot *) returned; /* owned, EMPTY: the stack, or CLOSED */
     _Atomic(fl_slot *) retired;  /* owned, RETIRED and not examined yet: the stack, or CLOSED */
@@ -81,6 +82,8 @@ int fl_pool_open(int64_t header_bytes, fl_arena *arena, fl_pool **out, fl_err *e
 
 void fl_pool_pin(fl_pool *pool, fl_pinner pinner) { pool->pinner = pinner; }
 
+void fl_pool_place(fl_pool *pool, uint64_t nodes) { pool->nodes = nodes; }
+
 static void drop_reference(fl_pool *pool)
 {
     /* acq_rel: the thread that frees sees every write made before a reference was given up. */
@@ -91,17 +94,20 @@ static void drop_reference(fl_pool *pool)
 
 static inline bool is_pinning(const fl_pool *pool) { return pool->pinner.pin != NULL; }
 
+static int open_pages(const fl_pool *pool, int64_t bytes, fl_pages *pages, fl_err *err)
+{
+    FL_TRY((is_pinning(pool) ? fl_pages_map : fl_pages_open)(bytes, pages, err));
+    if (pages->is_mapped) fl_pages_place(pages->data, pages->capacity, pool->nodes);
+    /* A fork would either copy pinned pages, or leave the pages that the device reads to the
+     * child. */
+    if (is_pinning(pool)) fl_pages_withhold(pages);
+    return FL_OK;
+}
+
 static int open_memory(fl_pool *pool, fl_slot *slot, int64_t bytes, fl_err *err)
 {
     fl_pages *pages = &slot->pages;
-    if (pool->arena == NULL && is_pinning(pool)) {
-        FL_TRY(fl_pages_map(bytes, pages, err));
-        /* A fork would either copy pinned pages, or leave the pages that the device reads to the
-         * child. */
-        fl_pages_withhold(pages);
-        return FL_OK;
-    }
-    if (pool->arena == NULL) return fl_pages_open(bytes, pages, err);
+    if (pool->arena == NULL) return open_pages(pool, bytes, pages, err);
     FL_TRY(fl_arena_get(pool->arena, bytes, &slot->block, err));
     *pages = (fl_pages){.data = fl_shared_block_data(slot->block),
                         .capacity = fl_shared_block_bytes(slot->block)};

@@ -32,6 +32,10 @@ typedef struct fl_pinner {
  * the last share back would unpin on any thread. */
 void fl_pool_pin(fl_pool *pool, fl_pinner pinner);
 
+/* Puts the mapped slots of this pool on these nodes (fl_pages_place). The owner of an arena places
+ * the arena. Call this before the first fl_pool_get. */
+void fl_pool_place(fl_pool *pool, uint64_t nodes);
+
 /* Populates and pins at least the first `bytes` of the slot. A slot outside an arena is pinned
  * whole, once; a shared block only as far as asked for, and at least twice as far each time the
  * shared block has to grow. Takes long, and unpins nothing: a slot that was replaced by a larger

@@ -5,6 +5,7 @@
 #include "fl_py.h"
 #include "fl_cuda.h"
 #include "fl_cuda_transfer.h"
+#include "fl_pages.h"
 #include "fl_py_dlpack.h"
 #include "fl_py_error.h"
 #include "fl_thread.h"
@@ -31,12 +32,20 @@ static int try_pinning(fl_py_batch_pool *self, fl_err *err)
     return status;
 }
 
+static void place(fl_py_batch_pool *self, uint64_t nodes)
+{
+    fl_pool_place(self->pool, nodes);
+    if (self->arena != NULL)
+        fl_pages_place(fl_arena_base(self->arena), fl_arena_bytes(self->arena), nodes);
+}
+
 static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"fields", "is_shared", "device", NULL};
+    static char *keywords[] = {"fields", "is_shared", "device", "nodes", NULL};
     int fields, is_shared = 0, device = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|pi:BatchPool", keywords, &fields, &is_shared,
-                                     &device))
+    unsigned long long nodes = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "i|piK:BatchPool", keywords, &fields, &is_shared,
+                                     &device, &nodes))
         return NULL;
     if (fields < 0)
         return PyErr_Format(PyExc_ValueError, "BatchPool: fields must be at least 0, got %d",
@@ -51,6 +60,7 @@ static PyObject *pool_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     int status = device >= 0 ? fl_cuda_check(device, &err) : FL_OK;
     if (status == FL_OK && is_shared) status = fl_arena_open(LEAST_ARENA, &self->arena, &err);
     if (status == FL_OK) status = fl_pool_open(header_bytes, self->arena, &self->pool, &err);
+    if (status == FL_OK) place(self, nodes);
     if (status == FL_OK && device >= 0)
         fl_pool_pin(self->pool,
                     (fl_pinner){fl_cuda_transfer_ops.pin, fl_cuda_transfer_ops.unpin, device});
@@ -139,11 +149,13 @@ static PyMethodDef pool_methods[] = {{"count", (PyCFunction)pool_count, METH_NOA
                                      {"is_own", (PyCFunction)pool_is_own, METH_NOARGS, is_own_doc},
                                      {NULL, NULL, 0, NULL}};
 
-PyDoc_STRVAR(pool_doc,
-             "BatchPool(fields, is_shared=False, device=-1)\n--\n\n"
-             "The memory of a loader's batches, with room for `fields` tensors in each batch.\n"
-             "is_shared: worker processes share the memory. device: the memory is pinned for\n"
-             "copies to the CUDA device with this index; with -1 batches stay on the CPU.");
+PyDoc_STRVAR(
+    pool_doc,
+    "BatchPool(fields, is_shared=False, device=-1, nodes=0)\n--\n\n"
+    "The memory of a loader's batches, with room for `fields` tensors in each batch.\n"
+    "is_shared: worker processes share the memory. device: the memory is pinned for\n"
+    "copies to the CUDA device with this index; with -1 batches stay on the CPU. nodes: the\n"
+    "nodes of the machine that hold the memory, one bit for each; 0: the system's choice.");
 
 static PyType_Slot pool_slots[] = {{Py_tp_doc, (void *)pool_doc}, {Py_tp_new, pool_new},
                                    {Py_tp_dealloc, pool_dealloc}, {Py_tp_methods, pool_methods},
