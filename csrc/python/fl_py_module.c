@@ -222,6 +222,7 @@ static PyMethodDef module_methods[] = {
     {"pil_affine", fl_py_pil_affine, METH_VARARGS, fl_py_pil_affine_doc},
     {"pil_blur", fl_py_pil_blur, METH_VARARGS, fl_py_pil_blur_doc},
     {"pil_clear", fl_py_pil_clear, METH_O, fl_py_pil_clear_doc},
+    {"pil_ycc", fl_py_pil_ycc, METH_VARARGS, fl_py_pil_ycc_doc},
     {"is_small_part", module_is_small_part, METH_VARARGS, is_small_part_doc},
     {"int64_array", module_int64_array, METH_VARARGS, int64_array_doc},
     {"read_numbers", fl_py_read_numbers, METH_VARARGS, fl_py_read_numbers_doc},

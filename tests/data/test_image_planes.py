@@ -18,6 +18,7 @@ from PIL import Image
 import fastloop
 from fastloop import DataLoader, ImageFolder
 from fastloop import transforms as T
+from fastloop._core import YccImage
 from fastloop.cli import run, start
 from fastloop.data.image_folder import planes as room
 from fastloop.data.image_folder.planes import ImagePlanes, parse_cache, to_array
@@ -66,6 +67,17 @@ def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a file was decoded again")
 
     monkeypatch.setattr(ImagePlanes, "_decode", refuse)
+
+
+def test_colours_are_rounded_as_libjpeg_rounds_them() -> None:
+    y = np.repeat(np.array([0, 1, 90, 128, 254, 255], np.uint8), 256 * 256).reshape(-1, 256)
+    chroma = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
+    cb, cr = (np.tile(plane, (6, 1)) for plane in (chroma, chroma.T))
+    made = to_array(YccImage(y.tobytes() + cb.tobytes() + cr.tobytes(), 6 * 256, 256, 1))
+    v, b, r = (plane.astype(np.int32) - less for plane, less in ((y, 0), (cb, 128), (cr, 128)))
+    scaled = [91881 * r, -22554 * b - 46802 * r, 116130 * b]
+    expected = np.stack([v + ((each + 32768) >> 16) for each in scaled], 2).clip(0, 255)
+    assert np.array_equal(made, expected.astype(np.uint8))
 
 
 @pytest.mark.parametrize("transform", [TRAIN, None, lambda image: np.asarray(image).sum()])

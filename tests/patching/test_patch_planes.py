@@ -80,7 +80,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     pillow_load._open_verdict.cache_clear()
     paths = []
     for number in range(12):
-        image = picture(number, 30 + number, 47 - number)
+        image = picture(number, 30 + number, 530 if number == 8 else 47 - number)
         image = image.convert("L" if number == 5 else "CMYK" if number == 6 else "RGB")
         paths.append(str(tmp_path / f"{number}.{'png' if number == 7 else 'jpg'}"))
         path = paths[-1]
@@ -152,11 +152,22 @@ def test_a_difference_is_seen(paths: list[str], monkeypatch: pytest.MonkeyPatch)
     expected = [state_of(open_path(path)) for path in paths]
     fastloop.patch(["transforms"], cache="4M")
     open_path(paths[0])
-    wrong = np.zeros((30, 47, 3), np.uint8)
-    monkeypatch.setattr(room, "to_array", lambda image: wrong)
+    monkeypatch.setattr(pillow_load, "pil_ycc", lambda core, image: None)
     with pytest.warns(RuntimeWarning, match="JPEG files"):
         assert_same(state_of(open_path(paths[0])), expected[0])
     assert_same([state_of(open_path(path)) for path in paths], expected)
+
+
+def test_images_of_several_blocks_of_memory(paths: list[str]) -> None:
+    expected = [state_of(open_path(path)) for path in paths]
+    fastloop.patch(["transforms"], cache="4M")
+    size = Image.core.get_block_size()
+    Image.core.set_block_size(4096)
+    try:
+        assert_same([state_of(open_path(path)) for path in paths], expected)
+    finally:
+        Image.core.set_block_size(size)
+    assert fastloop.patch_status().seams["transforms"].native == 9
 
 
 def test_a_damaged_file_raises_pillows_error(paths: list[str]) -> None:

@@ -12,21 +12,35 @@
 /* Columns of a piece of a row, and columns of the chroma under them. */
 enum { YCC_PIECE = 512, YCC_HALF = YCC_PIECE / 2 };
 
-static inline uint8_t cut_ycc(int32_t value)
+static inline uint8_t cut_ycc(int16_t value)
 {
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-/* libjpeg's numbers, 1.402, 0.34414, 0.71414 and 1.772, with 16 bits. */
+/* The halves of a product. A register holds twice as many columns if no step needs 32 bits. */
+static inline int16_t upper_ycc(int16_t factor, int16_t x) { return (int16_t)(factor * x >> 16); }
+static inline uint16_t lower_ycc(int16_t factor, int16_t x) { return (uint16_t)(factor * x); }
+
+/* Returns (factor * x + 32768) >> 16. */
+static inline int16_t scale_ycc(int16_t factor, int16_t x)
+{
+    return (int16_t)(upper_ycc(factor, x) + (lower_ycc(factor, x) >> 15));
+}
+
+/* libjpeg's numbers, 1.402, -0.34414, -0.71414 and 1.772, as an integer and 16 bits: 1 + 26345,
+ * -22554, -1 + 18734 and 2 - 14942. The two products of green are rounded together. */
 static inline void join_ycc(uint8_t *restrict dst, int64_t pitch, const uint8_t *restrict y,
                             const uint8_t *restrict cb, const uint8_t *restrict cr, int32_t count)
 {
     uint8_t *restrict green = dst + pitch, *restrict blue = dst + 2 * pitch;
     for (int32_t i = 0; i < count; i++) {
-        const int32_t v = y[i], b = cb[i] - 128, r = cr[i] - 128;
-        dst[i] = cut_ycc(v + ((91881 * r + 32768) >> 16));
-        green[i] = cut_ycc(v + ((-22554 * b - 46802 * r + 32768) >> 16));
-        blue[i] = cut_ycc(v + ((116130 * b + 32768) >> 16));
+        const int16_t v = y[i], b = (int16_t)(cb[i] - 128), r = (int16_t)(cr[i] - 128);
+        const uint16_t low = lower_ycc(-22554, b);
+        const uint16_t sum = (uint16_t)(low + lower_ycc(18734, r));
+        const int16_t both = (int16_t)(upper_ycc(-22554, b) + upper_ycc(18734, r));
+        dst[i] = cut_ycc((int16_t)(v + r + scale_ycc(26345, r)));
+        green[i] = cut_ycc((int16_t)(v - r + both + (sum < low) + (sum >> 15)));
+        blue[i] = cut_ycc((int16_t)(v + 2 * b + scale_ycc(-14942, b)));
     }
 }
 

@@ -5,6 +5,7 @@
 #include "fl_cpu_image.h"
 #include "fl_py_arrow.h"
 #include "fl_py_error.h"
+#include "fl_py_image_cache.h"
 
 /* A blur needs 128 bytes for each row or column, whichever are more. Without a bound, the memory of
  * a long and thin image would be many times the image's. */
@@ -95,6 +96,48 @@ PyObject *fl_py_pil_clear(PyObject *Py_UNUSED(module), PyObject *core)
     PyObject *owner = open_image(core, &image);
     if (owner == NULL) return NULL;
     if (image.pixel_bytes == 4) put_fourth(&image, 0);
+    Py_DECREF(owner);
+    Py_RETURN_NONE;
+}
+
+enum { PIECE = 512 }; /* pixels of a row that are written at once */
+
+/* Writes a row of an image. The fourth bytes are 255, as Pillow's decoders write them. */
+static void write_ycc(uint8_t *dst, const fl_ycc *ycc, int32_t row)
+{
+    const fl_image_ops *ops = fl_cpu_image_ops_find();
+    uint8_t planes[4][PIECE];
+    memset(planes[3], 255, PIECE);
+    for (int32_t from = 0; from < ycc->width; from += PIECE) {
+        const int32_t to = ycc->width - from < PIECE ? ycc->width : from + PIECE;
+        ops->read_ycc(planes[0], PIECE, ycc, row, from, to);
+        ops->join(dst + 4 * (int64_t)from, planes[0], PIECE, to - from, 4, 1);
+    }
+}
+
+const char fl_py_pil_ycc_doc[] = PyDoc_STR(
+    "pil_ycc(core, image, /)\n--\n\n"
+    "Write a YccImage to a core of mode RGB and of its size; nobody else may have the\n"
+    "core. Releases the interpreter lock. Raises ValueError if fastloop does not write it.");
+
+PyObject *fl_py_pil_ycc(PyObject *module, PyObject *args)
+{
+    const fl_py_state *state = PyModule_GetState(module);
+    fl_py_ycc_image *from;
+    fl_box_image image;
+    PyObject *core, *owner;
+    if (!PyArg_ParseTuple(args, "OO!:pil_ycc", &core, state->ycc_image_type, &from)) return NULL;
+    if ((owner = open_image(core, &image)) == NULL) return NULL;
+    const fl_ycc *ycc = &from->image;
+    if (image.pixel_bytes != 4 || image.rows != ycc->height || image.columns != ycc->width) {
+        Py_DECREF(owner);
+        return PyErr_Format(PyExc_ValueError, "pil_ycc: must have a core of RGB and of %dx%d",
+                            ycc->width, ycc->height);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    for (int32_t row = 0; row < ycc->height; row++)
+        write_ycc(image.data + row * image.columns * 4, ycc, row);
+    Py_END_ALLOW_THREADS
     Py_DECREF(owner);
     Py_RETURN_NONE;
 }
