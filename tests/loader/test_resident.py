@@ -99,6 +99,26 @@ def test_samplers_draw_what_they_draw_in_torch(kind: str, size: int) -> None:
     assert_same_trace(*seen)
 
 
+@pytest.mark.parametrize("most", [1, 13, 100])
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_indices_are_sent_in_parts(kind: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No part is longer than it may be, and batches are those of whole blocks."""
+    sent: list[int] = []
+    send = resident_module._send
+    monkeypatch.setattr(resident_module, "_MOST_SENT", most)
+    monkeypatch.setattr(
+        resident_module, "_send", lambda rows, where: sent.append(len(rows)) or send(rows, where)
+    )
+    seen = []
+    for loader in (DataLoader, TorchLoader):
+        arguments = SAMPLERS[kind](N, torch.Generator().manual_seed(9))
+        if "batch_sampler" in arguments:
+            pytest.skip("its batches are sent one by one")
+        seen.append(trace(loader(TensorDataset(ROWS, LABELS), 7, **arguments)))
+    assert_same_trace(*seen)
+    assert max(sent) < most + 7
+
+
 def test_a_batch_may_be_kept_and_data_that_change_are_seen() -> None:
     rows = torch.zeros(N, 2)
     batches = []

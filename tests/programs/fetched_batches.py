@@ -46,6 +46,7 @@ def make(gather: str, chain: int | None = None) -> ArrayDataset:
 CHOICES = [None, *range(len(CHAINS))]
 # Plans that were made before see tensors on the CPU.
 DATA = [make("device", chain) for chain in CHOICES]
+COUNTED = [make("device"), make("device", 0)]
 LATE = [make("device"), make("device", 0)]
 PLAN = make("auto", 0)._plans[0]
 ON_THE_CPU = [list(DataLoader(make("auto", chain), 32)) for chain in CHOICES]
@@ -63,7 +64,7 @@ class Costs(ctypes.Structure):
 
 
 fake: Any = ctypes.CDLL(_core.__file__)
-fake.fake_launches.restype = ctypes.c_int64
+fake.fake_launches.restype = fake.fake_calls.restype = ctypes.c_int64
 fake.fake_count_pins.restype = Costs
 fake.fake_fail_at.argtypes = [ctypes.c_int64, ctypes.c_int, ctypes.c_bool]
 
@@ -104,6 +105,19 @@ for chain, expected in zip(CHOICES, ON_THE_CPU, strict=True):
     assert registered() == held  # once
     del loader, data, batches
     assert registered() == 0
+
+# A second kernel costs its launch: reads are noted once a batch.
+calls = []
+for _ in range(2):
+    iterator = iter(fetching(COUNTED.pop(0), 32))
+    next(iterator)
+    fake.fake_fail_at(10**9, 2, False)  # counts from here
+    next(iterator)
+    calls.append(fake.fake_calls())
+    fake.fake_fail_at(0, 0, False)
+assert calls[1] - calls[0] < 8, calls
+del iterator
+assert registered() == 0
 
 data = make("device")
 for dataset in (data, Subset(data, list(range(N - 1, 20, -1)))):

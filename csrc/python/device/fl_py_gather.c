@@ -24,7 +24,7 @@ int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int6
                           (long long)first, (long long)(first + count), (long long)view.shape[0]);
     self->rows = (const int64_t *)view.data + first;
     self->row_count = count;
-    return 0;
+    return fl_py_stream(self->dlpack, self->device, &self->stream);
 }
 
 PyObject *fl_py_gather_refuse(int64_t before, int64_t now)
@@ -43,27 +43,34 @@ int fl_py_gather_view_source(const fl_py_gather *self, const fl_py_gather_source
     return -1;
 }
 
-/* Notes the stream in the ranges. Runs without the interpreter lock; the caller keeps the ranges
- * alive. */
-static int note_ranges(const fl_py_gather *self, void *stream, fl_err *err)
+/* Runs without the interpreter lock; the caller keeps the ranges alive. */
+static int note_ranges(const fl_py_gather *self, fl_err *err)
 {
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const fl_py_host_range *range = self->sources[i].range;
-        if (range != NULL) FL_TRY(fl_cuda_host_range_note(range->range, self->device, stream, err));
+        if (range != NULL)
+            FL_TRY(fl_cuda_host_range_note(range->range, self->device, self->stream, err));
     }
     return FL_OK;
+}
+
+int fl_py_gather_note(const fl_py_gather *self)
+{
+    fl_err err;
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+    status = note_ranges(self, &err);
+    Py_END_ALLOW_THREADS
+    return PyErr_Occurred() ? -1 : fl_py_check(status, &err, NULL);
 }
 
 int fl_py_gather_queue(const fl_py_gather *self, fl_py_gather_launch *launch, const void *what)
 {
     fl_err err;
-    void *stream;
-    if (fl_py_stream(self->dlpack, self->device, &stream) != 0) return -1;
     int status;
     Py_BEGIN_ALLOW_THREADS /* launching blocks while the stream's queue is full; the caller keeps
                               the tensors */
-    status = launch(self, stream, what, &err);
-    if (status == FL_OK) status = note_ranges(self, stream, &err);
+    status = launch(self, self->stream, what, &err);
     Py_END_ALLOW_THREADS
     return fl_py_check(status, &err, NULL);
 }

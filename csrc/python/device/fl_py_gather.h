@@ -33,10 +33,11 @@ typedef struct fl_py_gather {
     const int64_t *rows; /* the rows of a batch; open sets rows to memory borrowed from the tensor
                             of indices */
     int64_t row_count;
+    void *stream; /* torch's current stream, borrowed; set by open */
 } fl_py_gather;
 
 /* Takes indices [first, first + count) of a tensor for the batches that follow, without reading the
- * indices. ValueError, IndexError. */
+ * indices, and the current stream. ValueError, IndexError. */
 int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int64_t count);
 
 /* A kind of source: `run` queues the kernels of all sources of this kind; the results go to the
@@ -56,6 +57,10 @@ extern const fl_py_gather_ops fl_py_gather_images;
  * [row_count, length]; ints that are not narrower than the tokens. */
 extern const fl_py_gather_ops fl_py_gather_windows;
 
+/* Notes in the ranges that the stream reads them, once for all kernels of a batch, also if not all
+ * kernels could be queued. Keeps an exception that is set. */
+int fl_py_gather_note(const fl_py_gather *self);
+
 /* Raises ValueError: the data have lost rows since the indices were checked. Returns NULL. */
 PyObject *fl_py_gather_refuse(int64_t before, int64_t now);
 
@@ -73,7 +78,7 @@ int fl_py_gather_view_source(const fl_py_gather *self, const fl_py_gather_source
 typedef int
 fl_py_gather_launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err);
 
-/* Calls launch with torch's current stream, and notes in the ranges that the stream reads them. */
+/* Calls launch with the stream; fl_py_gather_note has to follow. */
 int fl_py_gather_queue(const fl_py_gather *self, fl_py_gather_launch *launch, const void *what);
 
 #endif

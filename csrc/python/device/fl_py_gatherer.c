@@ -97,8 +97,9 @@ static PyObject *allocate(fl_py_gatherer *self, int64_t count)
 static int run_kernels(fl_py_gather *gather, PyObject *maps, PyObject *outs)
 {
     if (gather->sources[0].is_windows) return fl_py_gather_windows.run(gather, maps, outs);
-    if (fl_py_gather_rows.run(gather, maps, outs) != 0) return -1;
-    return fl_py_gather_images.run(gather, maps, outs);
+    bool is_queued = fl_py_gather_rows.run(gather, maps, outs) == 0 &&
+                     fl_py_gather_images.run(gather, maps, outs) == 0;
+    return fl_py_gather_note(gather) == 0 && is_queued ? 0 : -1;
 }
 
 /* Has torch gather rows of one field, if the kernel does not take the field. New reference. */

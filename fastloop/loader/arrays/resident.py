@@ -34,6 +34,18 @@ from fastloop.loader.arrays.iterator import (
 )
 from fastloop.loader.shared import LockedIter, Shared
 
+_MOST_SENT = 1 << 16  # rows: an epoch's indices are sent in parts, not as one block
+
+
+def _split(blocks: Iterator[Block]) -> Iterator[torch.Tensor]:
+    """Yield blocks in parts that are sent at a time. A block is drawn with its first part."""
+    for block in blocks:
+        if isinstance(block, tuple):
+            for first in range(block[0], sum(block), _MOST_SENT):
+                yield torch.arange(first, min(first + _MOST_SENT, sum(block)), device="cpu")
+        else:
+            yield from torch.split(block, _MOST_SENT)
+
 
 def _send_tensor(accelerator: Accelerator, here: torch.Tensor) -> Any:
     """Copy a tensor to the device. Later work of the current stream sees the copy."""
@@ -117,11 +129,11 @@ class ResidentIter(SingleIter, LockedIter):
             self._gatherer = self._open_gatherer(device)
             self._rows = _send(self._rows_here, self._accelerator)
             self._sent = self._accelerator.record_event()  # after the rows and tables of images
-        self._blocks: Iterator[Block] | None = None
+        self._blocks: Iterator[torch.Tensor] | None = None
         blocks = find_blocks(self._index_sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = refuse_batches()
-            self._blocks = self._epoch.remaining(blocks, skip_blocks)
+            self._blocks = _split(self._epoch.remaining(blocks, skip_blocks))
 
     def _open_gatherer(self, device: torch.device) -> Gatherer:
         columns, index = self._columns, device.index or 0
@@ -178,13 +190,18 @@ class ResidentIter(SingleIter, LockedIter):
             rows = self._kernel.find(rows, random_epoch(self._columns.dataset, self._datasets))
         return np.require(rows, requirements="W")  # torch warns of arrays that are not writable
 
-    def _follow_stream(self) -> None:
-        """Let the current stream wait for the rows sent on an earlier stream. Raises if no batch
-        can be taken."""
+    def _find_stream(self) -> Any:
+        """Return the current stream. Raises if no batch can be taken."""
         stream: Any = self._gatherer.stream()  # a handle, so the first batch also waits
         if stream is None:
             self._accelerator.check()
             stream = self._accelerator.current_stream()
+        return stream
+
+    def _follow_stream(self) -> None:
+        """Let the current stream wait for the rows sent on an earlier stream. Raises if no batch
+        can be taken."""
+        stream = self._find_stream()
         if stream != self._stream:
             self._accelerator.wait_event(self._sent)
             for sent in (self._rows, *self._tables):
@@ -195,14 +212,12 @@ class ResidentIter(SingleIter, LockedIter):
         self._rows_here, self._rows, self._taken = here, there, taken
         self._gatherer.set_rows(there, self._length)
 
-    def _read_blocks(self, blocks: Iterator[Block], count: int) -> None:
+    def _read_blocks(self, blocks: Iterator[torch.Tensor], count: int) -> None:
         """Read blocks, when torch would, until `count` rows remain or every block is read."""
         left, left_there = self._rows_here[self._taken :], self._rows[self._taken :]
         read: list[Vector] = []
         missing = count - len(left)
         while missing > 0 and (block := next(blocks, None)) is not None:
-            if isinstance(block, tuple):
-                block = torch.arange(block[0], sum(block), device="cpu")
             read.append(block.numpy())
             missing -= len(read[-1])
         if read:
@@ -216,7 +231,7 @@ class ResidentIter(SingleIter, LockedIter):
     def _next_data(self) -> Any:
         if self._columns.register is None:
             return self._make()
-        self._accelerator.check()
+        self._find_stream()
         if self._host_ranges:
             self._warn_of_change()
         with self._making():
