@@ -24,7 +24,8 @@ from fastloop.base.checks import (
 )
 from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
-from fastloop.data.columns import adapters
+from fastloop.data.columns import adapters, datasets_within
+from fastloop.data.samplers import refuse_shuffle
 from fastloop.loader.device_iter import open_on_device
 from fastloop.loader.resume import saving
 from fastloop.loader.route import (
@@ -32,7 +33,6 @@ from fastloop.loader.route import (
     choose_route,
     fast_iterator,
     iterate_without_broken_workers,
-    refuse_shuffles,
 )
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, Shared, shared_of
 from fastloop.loader.stats import LoaderStats, compute_stats, unwrap
@@ -45,6 +45,25 @@ _T_co = TypeVar("_T_co", covariant=True)
 _BUDGET = "or None: a quarter of the memory available"
 _TIMEOUT = "timeout= raises if a batch takes too long"
 _SNAPSHOTS = "1 sends a state of the dataset after every batch, 0 after none"
+
+
+def _refuse_shuffles(dataset: Any, shuffle: object, sampler: Any) -> None:
+    """Raise ValueError if a loader with these arguments would shuffle a dataset with an order of
+    its own."""
+    is_random = (
+        type(sampler) is torch.utils.data.RandomSampler or look_up(sampler, "shuffle") is True
+    )
+    is_fixed = isinstance(sampler, torch.utils.data.DistributedSampler)
+    for found in datasets_within(dataset) if shuffle or is_random or is_fixed else ():
+        if shuffle or is_random:
+            refuse_shuffle(found, True)
+        elif look_up(found, "_repack"):
+            rule = "a fastloop.ShuffleSampler(dataset, shuffle=False)"
+            remedy = "len() differs between epochs, and a DistributedSampler keeps the first"
+            got = type(sampler).__name__
+            raise ValueError(
+                make_message("sampler", rule, got, f"{remedy}; or make the rows with repack=False")
+            )
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -224,7 +243,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         if wanted == "auto":
             prefetch_factor = AutoDepth(FIRST_DEPTH) if num_workers > 0 else None
-        refuse_shuffles(dataset, shuffle, sampler)
+        _refuse_shuffles(dataset, shuffle, sampler)
         data = dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn
         how = pin_memory, drop_last, timeout, worker_init_fn, multiprocessing_context, generator
         # `others` are arguments of a later torch, which raises TypeError for unknown names.

@@ -39,7 +39,6 @@ from fastloop.data.columns import (
     find_columns,
     is_default_collate,
 )
-from fastloop.data.samplers import refuse_shuffle
 from fastloop.loader.arrays.iterator import ArrayIter, find_blocks, open_columns, yields_ints
 from fastloop.loader.shared import LoaderProxy, PlainIter, Shared, SyncIter, TorchProcessIter
 
@@ -103,23 +102,6 @@ def _may_be_gathered(dataset: Any) -> bool:
     # are not traced within others.
     is_left = kind in (list, tuple) or (is_within and answer is adapters().trace)
     return answer is not None and not is_left
-
-
-def refuse_shuffles(dataset: Any, shuffle: object, sampler: Any) -> None:
-    """Raise ValueError if a loader with these arguments would shuffle a dataset with an order of
-    its own."""
-    is_random = type(sampler) is torch_data.RandomSampler or look_up(sampler, "shuffle") is True
-    is_fixed = isinstance(sampler, torch_data.DistributedSampler)
-    for found in datasets_within(dataset) if shuffle or is_random or is_fixed else ():
-        if shuffle or is_random:
-            refuse_shuffle(found, True)
-        elif look_up(found, "_repack"):
-            rule = "a fastloop.ShuffleSampler(dataset, shuffle=False)"
-            remedy = "len() differs between epochs, and a DistributedSampler keeps the first"
-            got = type(sampler).__name__
-            raise ValueError(
-                make_message("sampler", rule, got, f"{remedy}; or make the rows with repack=False")
-            )
 
 
 def choose_route(
