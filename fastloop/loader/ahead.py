@@ -8,9 +8,9 @@ of the generators. ``iter()`` draws as ever and compares, so a wrong forecast co
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from copy import copy
-from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, RandomSampler
@@ -20,6 +20,7 @@ from fastloop.loader.arrays.iterator import find_blocks
 from fastloop.loader.resume.epoch import SEEDED
 from fastloop.loader.shared import Shared
 
+_T = TypeVar("_T")
 # The most numbers of 32 bits that a program may draw between two epochs: a loader for validation
 # draws two or four.
 _MOST_DRAWN = 64
@@ -84,21 +85,21 @@ class Forecast:
             self._step = epoch - self._epoch
         self._epoch, self._at_end = epoch, None
 
-    def foresee(self, count: int) -> list[Any]:
-        """Return the indices of the first batches of the next epoch, at most so many; [] if they
-        cannot be foreseen."""
+    def foresee(self, read: Callable[[Any], _T]) -> _T | None:
+        """Return what `read` makes of the sampler of the next epoch; None if that epoch cannot be
+        foreseen."""
         generator = self._generator()
         self._at_end = None if generator is None else generator.get_state()
         self._shared.not_ahead = ""
         if self._drawn is None:
             self._shared.not_ahead = f"more than {_MOST_DRAWN} numbers were drawn between epochs"
-            return []
+            return None
         try:
-            return list(islice(self.copy_batches(), count))
+            return read(self.copy_batches())
         except Exception as error:  # for example, weights may be negative, or the generator CUDA's
             self._at_end = None
             self._shared.not_ahead = f"the sampler has raised {type(error).__name__}"
-            return []
+            return None
 
     def copy_batches(self) -> Any:
         """Return a copy of the sampler that yields the batches of the next epoch."""

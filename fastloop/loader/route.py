@@ -187,6 +187,11 @@ def fast_iterator(
         original, iterator_class = columns.original, ArrayIter
         if original is not None:
             iterator_class = original.iterator_class(loader.num_workers)
+            shared.not_ahead = "fastloop compares its batches with another library's"
+        elif loader.persistent_workers:
+            from fastloop.loader.arrays.ahead import choose_class
+
+            iterator_class = choose_class(loader)
         return iterator_class(loader, columns, shared, accelerator, is_live=path == "array")
     if route.samples is not None:
         loader = LoaderProxy(loader, dataset=route.samples)  # type: ignore[assignment]

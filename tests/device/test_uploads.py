@@ -32,6 +32,7 @@ TRIALS = {
         "no_context_on_a_device_that_nobody_chose",
         "a_loop_is_left_early",
         "a_loader_from_end_to_end",
+        "epochs_are_read_ahead",
         "sequences_from_end_to_end",
         "memory_comes_back",
         "an_interrupt_loses_no_batch",

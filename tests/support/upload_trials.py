@@ -293,6 +293,25 @@ def sequences_from_end_to_end() -> None:
             del loader
 
 
+def epochs_are_read_ahead() -> None:
+    for workers, seed, device, _ in each_way_with_workers():
+        feed, draw = make_feed(device, workers), random.Random(seed)
+        sampler = SimpleNamespace(batch_size=4, drop_last=seed == 1)
+        epochs = [torch.tensor(draw.choices(range(40), k=18)) for _ in range(4)]
+        for _ in range(2):  # what the last epoch has read ahead is dropped
+            feed.restart(iter([epochs[0], 1, epochs[1]]), 0, sampler)
+            for epoch in range(3):
+                for rows in epochs[epoch].split(4)[: 4 if sampler.drop_last else 5]:
+                    device.compare(next(feed), rows.tolist())
+                assert epoch == 1 or next(feed, None) is None
+                assert feed.enter_next(iter([epoch + 2, epochs[(epoch + 2) % 4]]))
+            device.compare(next(feed), epochs[3][:4].tolist())
+            assert not feed.enter_next(iter(()))
+        device.synchronize()
+        del feed
+    assert fake.fake_compared() > 100
+
+
 def memory_comes_back() -> None:
     for workers, seed in each_way():
         device = Device()

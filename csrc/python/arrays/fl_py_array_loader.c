@@ -220,13 +220,25 @@ static void loader_dealloc(fl_py_array_loader *self)
     fl_py_free(self);
 }
 
+/* Submits the batches that threads make before the first next(): 0, or -1 and an exception. */
+static int submit_first(fl_py_array_ring *ring)
+{
+    int status = 1;
+    while (status > 0 && ring->runs_ahead && fl_ring_pending(ring->ring) < ring->depth)
+        status = fl_py_submit_next(ring);
+    fl_py_array_ring_wake(ring);
+    return status < 0 ? -1 : 0;
+}
+
 PyDoc_STRVAR(restart_doc,
              "restart(source, kind, batch_sampler, epoch=0)\n--\n\n"
              "Begin an epoch over the iterable `source`, and drop the rest of the previous\n"
              "epoch. If the loader has threads, submits workers * prefetch batches.\n\n"
              "kind: 0 if the source yields int64 vectors and (first, count) ranges, which the\n"
              "loader cuts into batches of batch_sampler.batch_size indices (if drop_last is\n"
-             "False, the loader reads batch_size again for each batch); 1 if the source yields\n"
+             "False, the loader reads batch_size again for each batch), and into epochs at each\n"
+             "int: the blocks after the int are of the epoch with this number, and their batches\n"
+             "are read ahead for enter_next(); 1 if the source yields\n"
              "the indices of one batch; 2 if the source yields single indices or lists of\n"
              "indices; 3 as 2, but an item that is not a list goes to `fetch`. epoch: the\n"
              "epoch for the table's image plans and for mixtures.");
@@ -255,14 +267,30 @@ static PyObject *loader_restart(fl_py_array_loader *self, PyObject *args)
     if (fl_py_index_source_restart(&ring->indices, source, (fl_py_index_kind)kind, batch_sampler,
                                    ring->epoch) != 0)
         goto done;
-    status = 1;
-    while (status > 0 && ring->runs_ahead && fl_ring_pending(ring->ring) < ring->depth)
-        status = fl_py_submit_next(ring);
-    fl_py_array_ring_wake(ring);
+    status = submit_first(ring);
 done:
     leave(self);
     if (status < 0) return NULL;
     Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(enter_next_doc,
+             "enter_next(source)\n--\n\n"
+             "Enter the next epoch with the batches that were read ahead; the blocks that follow\n"
+             "the blocks read so far come from the iterable `source`. Returns False, and does\n"
+             "nothing, if no batch was read ahead, or if the present epoch has batches that\n"
+             "next() has not returned.");
+
+static PyObject *loader_enter_next(fl_py_array_loader *self, PyObject *source)
+{
+    if (enter(self) != 0) return NULL;
+    fl_py_array_ring *ring = &self->ring;
+    bool is_ahead = ring->ring != NULL && fl_py_array_ring_enter(ring);
+    int status = 0;
+    if (is_ahead) status = fl_py_index_source_go_on(&ring->indices, source);
+    if (is_ahead && status == 0) status = submit_first(ring);
+    leave(self);
+    return status == 0 ? PyBool_FromLong(is_ahead) : NULL;
 }
 
 PyDoc_STRVAR(close_doc,
@@ -322,6 +350,7 @@ static PyMethodDef loader_methods[] = {
     {"rest", (PyCFunction)loader_rest, METH_NOARGS, rest_doc},
     {"is_own", (PyCFunction)loader_is_own, METH_NOARGS, is_own_doc},
     {"restart", (PyCFunction)loader_restart, METH_VARARGS, restart_doc},
+    {"enter_next", (PyCFunction)loader_enter_next, METH_O, enter_next_doc},
     {"close", (PyCFunction)loader_close, METH_NOARGS, close_doc},
     {NULL, NULL, 0, NULL}};
 

@@ -30,7 +30,7 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
 static void drop_batches(fl_py_array_ring *self)
 {
     if (self->is_undelivered) fl_slot_return(self->undelivered.slot);
-    self->is_undelivered = false;
+    self->is_undelivered = self->is_over = false;
     self->deferred = NULL;
     fl_py_array_destination_cancel_all(&self->destination);
 }
@@ -39,6 +39,31 @@ static void drop_batches(fl_py_array_ring *self)
 static void halt_copies(const fl_py_destination *destination)
 {
     if (destination->copy_stream != NULL) destination->ops->halt(destination->copy_stream);
+}
+
+void fl_py_array_ring_submit_end(fl_py_array_ring *self)
+{
+    self->epoch = (uint32_t)self->indices.next_epoch;
+    self->has_raised = false;
+    fl_ring_submit_sentinel(self->ring, FL_OK, NULL, FL_PY_TAG_END);
+}
+
+/* Returns true if the end of the epoch is what next() would receive. */
+static bool is_at_end(const fl_py_array_ring *self)
+{
+    bool has_kept = self->is_undelivered || self->pending_result != NULL;
+    const fl_batch *first = has_kept ? NULL : fl_ring_submitted(self->ring, 0);
+    return first != NULL && first->tag == FL_PY_TAG_END;
+}
+
+bool fl_py_array_ring_enter(fl_py_array_ring *self)
+{
+    fl_batch end;
+    if (!self->is_over && is_at_end(self))
+        self->is_over = fl_ring_receive(self->ring, 0, &end, NULL) == FL_OK;
+    if (!self->is_over || self->has_raised) return false;
+    self->is_over = false;
+    return true;
 }
 
 void fl_py_array_ring_reset(fl_py_array_ring *self)

@@ -13,10 +13,10 @@
 
 #include <stdatomic.h>
 
-/* The kinds of batches in the ring: rows, one row without the batch dimension, or a sentinel. A
- * sentinel's tag is FL_PY_TAG_SENTINEL, or a larger number that is a key of
- * fl_py_array_ring.sentinels. */
-enum { FL_PY_TAG_BATCH, FL_PY_TAG_SINGLE, FL_PY_TAG_SENTINEL };
+/* The kinds of batches in the ring: rows, one row without the batch dimension, the end of an epoch
+ * that the next epoch follows, or a sentinel. A sentinel's tag is FL_PY_TAG_SENTINEL, or a larger
+ * number that is a key of fl_py_array_ring.sentinels. */
+enum { FL_PY_TAG_BATCH, FL_PY_TAG_SINGLE, FL_PY_TAG_END, FL_PY_TAG_SENTINEL };
 
 typedef struct fl_py_array_ring {
     /* new sets these fields; afterwards they are read-only. */
@@ -48,7 +48,9 @@ typedef struct fl_py_array_ring {
     fl_batch undelivered; /* if is_undelivered: received from the ring and not delivered; the slot
                              is owned */
     bool is_undelivered;
-    uint32_t epoch;          /* for the plans of the table */
+    bool is_over;    /* next() has come to FL_PY_TAG_END, and the rest of the ring is read ahead */
+    bool has_raised; /* reading the sampler ahead has raised, so indices may be missing */
+    uint32_t epoch;  /* of the batches submitted next, for the plans of the table */
     int64_t most_bytes;      /* of the largest batch of this epoch */
     int64_t most_work_bytes; /* of the batch with the most work in this epoch */
     atomic_bool is_closed;   /* SHARED(is_closed): set by any thread's close(), never cleared */
@@ -56,6 +58,15 @@ typedef struct fl_py_array_ring {
 
 /* Opens the ring with this many threads: 0, or -1 and an exception. */
 int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_order);
+
+/* Submits the end of the epoch. The batches submitted afterwards are the next epoch's, and next()
+ * gives none of them before fl_py_array_ring_enter. */
+void fl_py_array_ring_submit_end(fl_py_array_ring *self);
+
+/* Enters the next epoch, with the batches that were read ahead. Returns false, and does nothing, if
+ * none were, if a batch of the present epoch has not been handed out, or if the sampler has raised
+ * meanwhile. */
+bool fl_py_array_ring_enter(fl_py_array_ring *self);
 
 /* Drops the submitted batches. Releases the interpreter lock; SYNC for a device. */
 void fl_py_array_ring_reset(fl_py_array_ring *self);

@@ -193,7 +193,7 @@ PyObject *fl_py_deliver_next(fl_py_array_ring *self)
     self->pending_result = NULL;
     if (result != NULL) return result;
     if (self->is_closed) return raise_closed(self);
-    if (self->ring == NULL) return NULL;
+    if (self->ring == NULL || self->is_over) return NULL;
     if (prepare(self) != 0) return NULL;
     fl_batch batch = {.tag = FL_PY_TAG_SENTINEL};
     fl_err err = {0};
@@ -209,6 +209,11 @@ PyObject *fl_py_deliver_next(fl_py_array_ring *self)
         return NULL;
     }
     if (status == FL_ECLOSED) return raise_closed(self);
+    if (status == FL_OK && batch.tag == FL_PY_TAG_END) {
+        self->is_over = true;
+        (void)refill(self, NULL); /* an interrupt is raised in place of StopIteration */
+        return NULL;
+    }
     if (status == FL_OK) {
         result = deliver(self, &batch);
         if (self->is_undelivered) return NULL;

@@ -64,6 +64,19 @@ static int read_drop_last(fl_py_index_source *self)
     return is_true < 0 ? -1 : 0;
 }
 
+/* Reads what blocks are cut by. */
+static int read_cut(fl_py_index_source *self)
+{
+    return read_drop_last(self) == 0 ? read_batch_size(self) : -1;
+}
+
+int fl_py_index_source_begin_next(fl_py_index_source *self)
+{
+    fl_plan_set_epoch(self->plan, (uint32_t)self->next_epoch);
+    self->next_epoch = -1;
+    return read_cut(self);
+}
+
 int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_py_index_kind kind,
                                PyObject *batch_sampler, uint32_t epoch)
 {
@@ -71,10 +84,17 @@ int fl_py_index_source_restart(fl_py_index_source *self, PyObject *indices, fl_p
     fl_plan_set_epoch(self->plan, epoch);
     self->kind = kind;
     self->batch_sampler = Py_NewRef(batch_sampler);
-    if (kind == FL_PY_INDEX_BLOCKS && (read_drop_last(self) != 0 || read_batch_size(self) != 0))
-        return -1;
+    if (kind == FL_PY_INDEX_BLOCKS && read_cut(self) != 0) return -1;
     self->iterator = PyObject_GetIter(indices);
     return self->iterator != NULL ? 0 : -1;
+}
+
+int fl_py_index_source_go_on(fl_py_index_source *self, PyObject *indices)
+{
+    PyObject *iterator = PyObject_GetIter(indices);
+    if (iterator == NULL) return -1;
+    Py_XSETREF(self->iterator, iterator);
+    return 0;
 }
 
 /* Returns the sampler's next item. NULL without an exception: the sampler has ended; NULL and an
@@ -84,13 +104,18 @@ static PyObject *next_item(fl_py_index_source *self)
     return self->iterator != NULL ? PyIter_Next(self->iterator) : NULL;
 }
 
-/* Gives the next index block to the plan: 1 done, 0 the sampler has ended, -1 exception. */
+/* Gives the next index block to the plan: 1 done, 0 the epoch has ended, -1 exception. */
 static int set_next_block(fl_py_index_source *self, const fl_py_dlpack *dlpack)
 {
+    if (self->next_epoch >= 0) return 0;
     Py_CLEAR(self->block);
     PyObject *block = next_item(self);
     if (block == NULL) return PyErr_Occurred() ? -1 : 0;
     self->block = block;
+    if (PyLong_Check(block)) {
+        self->next_epoch = PyLong_AsLongLong(block);
+        return self->next_epoch < 0 ? -1 : 0;
+    }
     if (PyTuple_Check(block)) {
         long long first, count;
         if (!PyArg_ParseTuple(block, "LL", &first, &count)) return -1;
@@ -189,6 +214,7 @@ PyObject *fl_py_index_source_rest(const fl_py_index_source *self)
 void fl_py_index_source_drop(fl_py_index_source *self)
 {
     if (self->plan != NULL) fl_plan_restart(self->plan);
+    self->next_epoch = -1;
     Py_CLEAR(self->batch_sampler);
     Py_CLEAR(self->iterator);
     Py_CLEAR(self->block);

@@ -12,7 +12,8 @@
 
 typedef enum {
     FL_PY_INDEX_BLOCKS,  /* the sampler yields int64 vectors and (first, count) ranges, which the
-                            source cuts into batches */
+                            source cuts into batches. An int ends an epoch: the number of the epoch
+                            to which the next blocks belong */
     FL_PY_INDEX_BATCHES, /* the sampler yields the indices of one batch */
     FL_PY_INDEX_SINGLES, /* the sampler yields one index or a list of indices, as with
                             batch_size=None */
@@ -27,6 +28,7 @@ typedef struct fl_py_index_source {
     PyObject *block;         /* owned: the vector that the plan borrows */
     PyObject *batch_sampler; /* owned: its batch_size may change during an epoch */
     int64_t batch_size;      /* like drop_last, only for FL_PY_INDEX_BLOCKS */
+    int64_t next_epoch;      /* if the next block begins an epoch, its number, else -1 */
     bool drop_last;
     bool has_views; /* an item may be (index, view) */
 } fl_py_index_source;
@@ -51,6 +53,13 @@ enum { FL_PY_INDEX_END, FL_PY_INDEX_ROWS, FL_PY_INDEX_ITEM };
  * up. -1 and an exception. */
 int fl_py_index_source_read(fl_py_index_source *self, const fl_py_dlpack *dlpack, fl_rows *rows,
                             bool *is_single, PyObject **item);
+
+/* Goes on with the iterable `indices` after the block read last: 0, or -1 and an exception. */
+int fl_py_index_source_go_on(fl_py_index_source *self, PyObject *indices);
+
+/* Goes on to the blocks of the next epoch, once `next_epoch` is set and the last batch was read: 0,
+ * or -1 and an exception. */
+int fl_py_index_source_begin_next(fl_py_index_source *self);
 
 /* Returns the unread rest of the epoch: a new tuple (iterator, block, left, kind, batch_sampler).
  * The last `left` indices of `block` come before the iterator's items; before the first block,

@@ -141,6 +141,15 @@ static int refresh_table(fl_py_array_ring *self)
     return 0;
 }
 
+/* Submits the end of an epoch, if the source has the next epoch as well: 1; 0 the source has no
+ * more indices; -1 and an exception. */
+static int submit_end(fl_py_array_ring *self)
+{
+    if (self->indices.next_epoch < 0) return 0;
+    fl_py_array_ring_submit_end(self);
+    return fl_py_index_source_begin_next(&self->indices) == 0 ? 1 : -1;
+}
+
 int fl_py_submit_next(fl_py_array_ring *self)
 {
     if (self->deferred != NULL) return submit_batch(self, self->deferred);
@@ -155,8 +164,11 @@ int fl_py_submit_next(fl_py_array_ring *self)
     PyObject *item;
     int got = fl_py_index_source_read(&self->indices, &self->table->dlpack, &batch->rows,
                                       &is_single, &item);
-    if (got < 0) return submit_exception(self);
-    if (got == FL_PY_INDEX_END) return 0;
+    if (got < 0) {
+        self->has_raised = true;
+        return submit_exception(self);
+    }
+    if (got == FL_PY_INDEX_END) return submit_end(self);
     if (got == FL_PY_INDEX_ITEM) {
         PyObject *what = PyTuple_Pack(1, item);
         Py_DECREF(item);

@@ -245,6 +245,12 @@ def find_blocks(index_sampler: Any) -> Iterator[Block] | None:
     return _MAKERS[type(sampler)](sampler) if yields_ints(sampler) else None
 
 
+def within(datasets: IteratorEpochs, blocks: Iterator[Block]) -> Iterator[Block]:
+    """Return blocks that are drawn in these epochs: the length of a dataset may differ between
+    epochs."""
+    return iter(partial(datasets.call, next, blocks, None), None)
+
+
 def rest_of_block(block: Block, rows: int) -> Block:
     """Return a block without its first rows."""
     if isinstance(block, tuple):
@@ -426,14 +432,15 @@ class ArrayIter(ResumableIter):
         )
 
     def _open_indices(self) -> tuple[Iterator[Any], int, Any]:
-        """Return the first arguments of ``ArrayLoader.restart``."""
+        """Return the first arguments of ``ArrayLoader.restart``. The third is None unless the
+        sampler is read in blocks."""
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         if blocks is not None:
             self._sampler_iter = refuse_batches()
             rest: Iterator[Block] = self._epoch.remaining(blocks, skip_blocks)
-            if self._datasets.epochs:  # the length of a dataset may differ between epochs
-                rest = iter(partial(self._datasets.call, next, rest, None), None)
+            if self._datasets.epochs:
+                rest = within(self._datasets, rest)
             return rest, _BLOCKS, sampler
         singles = _LISTS if self._fetches_singles else _SINGLES
         return self._sampler_iter, _BATCHES if self._auto_collation else singles, None

@@ -389,7 +389,8 @@ class WorkerIter(MultiIter, LockedIter):
             return
         workers = range(self._num_workers)
         if self._ahead is None:
-            ahead = forecast.foresee(self._prefetch_factor * self._num_workers)
+            count = self._prefetch_factor * self._num_workers
+            ahead = forecast.foresee(lambda batches: list(islice(batches, count))) or []
             for worker in workers if ahead else ():
                 self._unsent[~worker] = self._prepare(worker, Order(worker, generators="keep"))
             self._ahead = ahead

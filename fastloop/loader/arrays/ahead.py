@@ -1,0 +1,152 @@
+"""The next epoch of an array loader, read ahead by its threads. docs/internals/ahead.md has the
+states.
+
+The native loader reads its indices from one iterator: the blocks of this epoch, the number of the
+next epoch, and the blocks that are foreseen for that epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, filterfalse, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
+
+from fastloop._core import ArrayLoader
+from fastloop.base.interrupts import interrupt_later, interrupts_held
+from fastloop.compat.moves import tensors_in
+from fastloop.data.columns import Columns
+from fastloop.data.epochs import EPOCHS, IteratorEpochs
+from fastloop.loader.ahead import Forecast, is_asked, open_forecast
+from fastloop.loader.arrays.iterator import ArrayIter, Block, find_blocks, random_epoch, within
+from fastloop.loader.shared import Shared
+
+
+class _Foreseen(NamedTuple):
+    """An epoch that was foreseen.
+
+    Attributes:
+        facts: what must be equal at ``iter()``: the epochs of datasets, how blocks are cut into
+            batches, and how often tensors were changed in place.
+        taken: the blocks that the native loader has taken, and None at their end.
+    """
+
+    facts: tuple[Any, ...]
+    taken: list[Block | None]
+
+    def is_made_of(self, drawn: list[Block], facts: tuple[Any, ...]) -> bool:
+        """Tell whether the sampler has drawn the blocks that were taken, and nothing has changed
+        since."""
+        taken = [block for block in self.taken if block is not None]
+        is_same = facts == self.facts and len(drawn) == len(taken)
+        return is_same and all(map(_are_equal, drawn, taken))
+
+
+def _are_equal(drawn: Block, taken: Block) -> bool:
+    if isinstance(drawn, torch.Tensor) and isinstance(taken, torch.Tensor):
+        return torch.equal(drawn, taken)
+    return type(drawn) is type(taken) and drawn == taken
+
+
+class _Ahead:
+    """Begins the epochs of an array loader, with the batches that were read ahead if they are the
+    epoch's own. Only the thread in ``next()`` or ``iter()`` uses it.
+
+    The native loader refers to this object, which therefore does not know the iterator: it must die
+    with the user's last reference.
+    """
+
+    def __init__(
+        self, forecast: Forecast, columns: Columns, datasets: IteratorEpochs, shared: Shared
+    ) -> None:
+        self._forecast, self._columns, self._shared = forecast, columns, shared
+        self._datasets = datasets
+        self._numbers: list[int] = []  # the epochs of the datasets, at the last iter()
+        self._steps = [1] * len(datasets.epochs)  # from one iter() to the next
+        self._foreseen: _Foreseen | None = None
+
+    def begin(
+        self, loader: ArrayLoader, source: Iterator[Any], kind: int, sampler: Any, number: int
+    ) -> None:
+        """Begin an epoch. The arguments are those of ``ArrayLoader.restart``."""
+        self._note_iter()
+        foreseen, self._foreseen = self._foreseen, None
+        drawn: list[Any] = []
+        if foreseen is not None:
+            drawn = list(islice(source, len(foreseen.taken)))
+        rest = source if sampler is None else chain(source, self._go_ahead(sampler))
+        facts = self._read_facts(self._numbers, sampler)
+        is_hit = (
+            foreseen is not None and foreseen.is_made_of(drawn, facts) and loader.enter_next(rest)
+        )
+        if not is_hit:
+            loader.restart(chain(drawn, rest), kind, sampler, number)
+        if foreseen is not None:
+            self._shared.add(ahead_hits=is_hit, ahead_drops=not is_hit)
+
+    def _note_iter(self) -> None:
+        self._forecast.note_iter()
+        numbers = [self._datasets.number_of(epoch) or 0 for epoch in self._datasets.epochs]
+        if self._numbers:
+            self._steps = [now - then for now, then in zip(numbers, self._numbers, strict=True)]
+        self._numbers = numbers
+
+    def _read_facts(self, numbers: list[int], sampler: Any) -> tuple[Any, ...]:
+        cut = None if sampler is None else (sampler.batch_size, sampler.drop_last)
+        tensors = filterfalse(torch.Tensor.is_inference, tensors_in(self._columns.table))
+        return numbers, cut, [tensor._version for tensor in tensors]
+
+    def _go_ahead(self, sampler: Any) -> Iterator[Any]:
+        """Return what follows the blocks of the epoch. Items pass through native iterators alone,
+        so a signal's handler cannot come between the note of a block and its use."""
+        return chain.from_iterable(self._foresee(sampler))
+
+    def _foresee(self, sampler: Any) -> Iterator[Iterable[Any]]:
+        epochs = IteratorEpochs(self._datasets.epochs)
+        numbers = [(n + step) % EPOCHS for n, step in zip(self._numbers, self._steps, strict=True)]
+        epochs.enter(numbers, 0)
+
+        def begin(batches: Any) -> Iterator[Block]:
+            blocks = within(epochs, find_blocks(batches) or iter(()))
+            return chain(list(islice(blocks, 1)), blocks)
+
+        # Indices of the last batch wait meanwhile, and an interrupt would lose them.
+        with interrupts_held(interrupt_later):
+            blocks = self._forecast.foresee(begin)
+        if blocks is None:
+            return
+        taken: list[Block | None] = []
+        self._foreseen = _Foreseen(self._read_facts(numbers, sampler), taken)
+        yield (epochs.number_for(self._columns.dataset),)
+        yield filterfalse(taken.append, blocks)
+        taken.append(None)
+
+
+class AheadIter(ArrayIter):
+    """An iterator whose threads begin the next epoch when this one has no more batches for them."""
+
+    _ahead: _Ahead | None = None
+
+    def __init__(
+        self, loader: DataLoader[Any], columns: Columns, shared: Shared, *args: Any, **kwargs: Any
+    ) -> None:
+        self._forecast = open_forecast(loader, shared, "")
+        super().__init__(loader, columns, shared, *args, **kwargs)
+
+    def _restart(self) -> None:
+        if self._forecast is None:
+            return super()._restart()
+        if self._destination is not None:
+            self._destination.check()
+        if self._ahead is None:
+            self._ahead = _Ahead(self._forecast, self._columns, self._datasets, self._shared)
+        number = random_epoch(self._columns.dataset, self._datasets)
+        self._ahead.begin(self._array_loader, *self._open_indices(), number)
+        return None
+
+
+def choose_class(loader: DataLoader[Any]) -> type[ArrayIter]:
+    """Return the class of iterators over arrays with persistent workers."""
+    return AheadIter if is_asked(loader) else ArrayIter
