@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parent / "support"))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["FASTLOOP_CACHE"] = "0"  # what one test finds out is no other test's knowledge
 
+from huge_pages import collapse_memory
 from time_limits import limit
 
 HANGS_S = float(os.environ.get("TEST_HANGS_S") or 600)  # far more than any test takes
@@ -87,6 +88,11 @@ def garbage_is_looked_for_in_new_objects_alone() -> None:
     """Torch and thousands of tests are a million objects, and many tests call gc.collect()."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    collapse_memory()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -81,6 +81,7 @@ def serve(fileno: int, imports: str) -> CodeType:
     # Collections of a script look at what it makes, not at torch; so does the last one, which would
     # be most of what a short script takes.
     gc.freeze()
+    importlib.import_module("huge_pages").collapse_memory()  # callers of the server need it not
     listener = socket.socket(fileno=fileno)
     while True:
         if 0 in _await_any(fileno, 0):
