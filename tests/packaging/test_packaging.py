@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import re
-import shutil
 import sys
 import tarfile
 import venv
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sources import ROOT
-from user_environment import NOT_SOURCES, fake_toolkit, lend, quick_compiler, run, run_well
+from user_environment import Built, lend, run, run_well
 
 import fastloop
 
@@ -18,37 +17,16 @@ pytestmark = pytest.mark.slowest
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive, built in a copy: a build writes into the folder it builds from."""
-    place = tmp_path_factory.mktemp("sdist")
-    shutil.copytree(ROOT, place / "tree", ignore=NOT_SOURCES)
-    command = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", place)
-    run_well(*command, cwd=place / "tree")
-    (archive,) = place.glob("*.tar.gz")
-    return archive
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("install")
-
-
-@pytest.fixture(scope="module")
-def installed(sdist: Path, place: Path) -> Path:
-    """The Python of a new environment with NumPy and fastloop, built there from the sdist. nvcc is
-    broken there."""
+def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment with NumPy and fastloop."""
+    place = tmp_path_factory.mktemp("install")
     venv.create(place / "env", symlinks=True)
     (site,) = (place / "env").glob("lib/python*/site-packages")
-    for package in ("pip", "setuptools", "numpy"):
+    for package in ("pip", "numpy"):
         lend(package, site)
     python = place / "env" / "bin" / "python"
-    flags = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
-    compiles = """echo 'x.cu(3): error: "broken"'; echo 'more \\'; exit 2"""
-    toolkit = fake_toolkit(place / "cuda", compiles=compiles)
-    variables = {"CC": quick_compiler(place), "CUDA_HOME": str(toolkit)}
-    done = run(python, "-m", "pip", "install", "-v", *flags, sdist, cwd=place, **variables)
-    assert done.returncode == 0, done.stderr
-    (place / "said").write_text(done.stderr)  # there -v shows what the build prints
+    flags = ("--no-index", "--no-deps", "--disable-pip-version-check")
+    run_well(python, "-m", "pip", "install", *flags, built.wheel, cwd=place)
     assert run(python, "-c", "import torch", cwd=place).returncode != 0
     return python
 
@@ -117,15 +95,17 @@ def test_import_works_without_torch(installed: Path, tmp_path: Path) -> None:
     assert "0.1.0" in run_well(installed, "-c", code, cwd=tmp_path)
 
 
-def test_a_build_with_a_broken_nvcc_works_and_tells_why(installed: Path, place: Path) -> None:
-    line = f'{place}/cuda/bin/nvcc failed: x.cu(3): error: "broken"'
-    assert f"fastloop is built without CUDA: {line}\n" in (place / "said").read_text()
-    said = run_well(installed, "-m", "fastloop", "doctor", cwd=place)
+def test_a_build_with_a_broken_nvcc_works_and_tells_why(
+    built: Built, installed: Path, tmp_path: Path
+) -> None:
+    line = f'{built.toolkit}/bin/nvcc failed: x.cu(3): error: "broken"'
+    assert f"fastloop is built without CUDA: {line}\n" in built.said
+    said = run_well(installed, "-m", "fastloop", "doctor", cwd=tmp_path)
     assert re.search(r"^device +CPU only, built without CUDA: (.*)$", said, re.M)[1] == line
     code = """import fastloop, fastloop._core as core
 print(fastloop.build_info()["cuda_reason"])
 core.check_cuda(0)"""
-    done = run(installed, "-c", code, cwd=place)
+    done = run(installed, "-c", code, cwd=tmp_path)
     assert done.stdout == f'{line}\nx.cu(3): error: "broken"\nmore \\\n'
     assert "RuntimeError: this fastloop was built without CUDA" in done.stderr
 

@@ -1,19 +1,18 @@
 """Wheels as `make wheel` makes them: each is what its name says, installs into an empty environment
 and runs there without torch.
 
-One is built here, for this Python and without CUDA. `make test-wheels` tries all that `make wheel`
-has made instead, and then the oldest NumPy that each Python has comes from the index."""
+One is built here (conftest.py), for this Python and without CUDA. `make test-wheels` tries all that
+`make wheel` has made instead; then the oldest NumPy that each Python has comes from the index."""
 
 import os
 import re
-import shutil
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 from sources import ROOT
-from user_environment import NOT_SOURCES, lend, quick_compiler, run, run_well
+from user_environment import lend, run, run_well
 
 pytestmark = pytest.mark.slowest
 
@@ -25,25 +24,9 @@ NAME = re.compile(
 )
 
 
-def build(place: Path) -> Path:
-    """By the Makefile's own commands, in a copy: a build writes into the folder it builds from."""
-    tree = place / "tree"
-    shutil.copytree(ROOT, tree, ignore=NOT_SOURCES)
-    venv = Path(sys.prefix)
-    variables = (f"VENV={venv}", f"PYTHONS={sys.executable}", f"WHEELS={place}")
-    flags = ("-o", venv / "stamps" / "requirements", "WHEEL_FLAGS=--no-build-isolation")
-    compiler = quick_compiler(place)
-    run_well("make", "wheel", *flags, *variables, f"CC={compiler}", cwd=tree, FASTLOOP_CUDA="0")
-    (wheel,) = place.glob("*.whl")
-    return wheel
-
-
 @pytest.fixture(scope="module", params=sorted(Path(GIVEN).glob("*.whl")) if GIVEN else ["built"])
-def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if GIVEN:
-        return Path(request.param)
-    pytest.importorskip("auditwheel")
-    return build(tmp_path_factory.mktemp("wheel"))
+def wheel(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param) if GIVEN else request.getfixturevalue("built").wheel
 
 
 def parts_of(wheel: Path) -> re.Match[str]:

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 from time_limits import limit
 
@@ -13,6 +14,12 @@ NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-in
 # What nvcc answers.
 NVCC = "Cuda compilation tools, release 13.0, V13.0.88"
 ARCHS = "sm_75 sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120"
+
+
+class Built(NamedTuple):
+    wheel: Path
+    toolkit: Path  # whose nvcc compiles nothing
+    said: str  # by all that took part in the build
 
 
 def run(*command: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
