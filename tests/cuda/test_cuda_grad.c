@@ -43,7 +43,7 @@ static model make_list(int which, int64_t step)
 static void test_norm_check(void)
 {
     const float scales[] = {65536, -3, 0.1F};
-    for (int which = 0; which < LISTS; which++) {
+    for (int which = 0; which < LISTS; which += ONE_IN) {
         model m = make_list(which, 13 * SAMPLE);
         fl_cuda_queue queue = open_queue(&m.list, NULL);
         for (int32_t norm_type = 0; norm_type < FL_NORMS; norm_type++) {
@@ -82,7 +82,7 @@ static float found_by_each(model *m, fl_cuda_queue *queue, int32_t norm_type)
 /* The sum of doubles may be infinite although each double is finite, and the other way round. */
 static void check_finite_of_elements(bool is_fp64_slow)
 {
-    for (int32_t type = 0; type < FL_FLOATS; type++) {
+    for (int32_t type = 0; type < FL_FLOATS; type += ONE_IN) {
         shape shapes[] = {{20000, type, 0}, {70, type, 1}};
         model m = make_model(shapes, 2, FINITE, 5);
         fl_cuda_queue queue = open_queue(&m.list, NULL);
@@ -123,7 +123,7 @@ static void check_bits(model *m, int32_t norm_type, double *norm)
 {
     const int processors[] = {1, 2, 3, 7, 200};
     fl_cuda_queue queue = open_queue(&m->list, NULL);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i += ONE_IN) {
         queue.processors = processors[i];
         double again = norm_of(m, &queue, norm_type);
         if (i == 0 && *norm < 0) *norm = again;
@@ -167,7 +167,7 @@ static void test_norms_at_every_start_have_the_same_bits(void)
 {
     for (int32_t type = 0; type < FL_FLOATS; type++) {
         double norms[FL_NORMS + 1] = {-1, -1, -1, -1}; /* the last: FL_NORM_2 in groups */
-        for (int64_t shift = 0; shift < 16 / fl_float_bytes(type); shift++) {
+        for (int64_t shift = 0; shift < 16 / fl_float_bytes(type); shift += ONE_IN) {
             model m = make_shifted(type, shift);
             fl_cuda_queue queue = open_queue(&m.list, NULL);
             queue.processors = 1 + (int32_t)shift % 3;
@@ -236,7 +236,7 @@ static void test_norms_are_near_the_exact_one(void)
     const int32_t types[] = {FL_F32, FL_F16, FL_BF16};
     uint64_t random = 11;
     for (int i = 0; i < 3; i++)
-        for (int mix = 0; mix < MIXES; mix++)
+        for (int mix = 0; mix < MIXES; mix += ONE_IN)
             for (int64_t count = 1; count < 3 * FL_CHUNK; count = 5 * count + 2) {
                 shape shapes[] = {{count, types[i], count % 3}};
                 model m = make_model(shapes, 1, TAME, 1);
@@ -252,7 +252,7 @@ static void test_norms_are_near_the_exact_one(void)
 static void test_norms_of_equal_elements(void)
 {
     for (int exponent = -149; exponent < 128; exponent += exponent < -75 || exponent > 55 ? 1 : 7)
-        for (int digits = 0; digits < 3; digits++) {
+        for (int digits = 0; digits < 3; digits += ONE_IN) {
             model m = make_model(&(shape){4100, FL_F32, exponent & 1}, 1, TAME, 1);
             double x = ldexp(digits == 0 ? 1 : digits == 1 ? 1 + ldexp(1, -12) : 1.99, exponent);
             for (int64_t i = 0; i < 4100; i++)
@@ -294,7 +294,7 @@ static void test_the_device_says_how_squares_are_summed(void)
 static void test_scale(void)
 {
     const double factors[] = {1.0 / 3, -2, 0, INFINITY, 1 + 1e-12, 3e38};
-    for (int which = 0; which < LISTS; which++) {
+    for (int which = 0; which < LISTS; which += ONE_IN) {
         model m = make_list(which, SAMPLE);
         fl_tensor_list mirror = list_of_copy(&m);
         fl_cuda_queue queue = open_queue(&m.list, NULL);
@@ -310,7 +310,7 @@ static void test_scale(void)
 static void test_unscale(void)
 {
     const float inverses[] = {1.0F / 3, -0.5F, 1.0F / 65536, 0.1F, 1, 3e38F};
-    for (int which = 0; which < LISTS; which++) {
+    for (int which = 0; which < LISTS; which += ONE_IN) {
         model m = make_list(which, 3 * SAMPLE);
         fl_tensor_list mirror = list_of_copy(&m);
         fl_cuda_queue queue = open_queue(&m.list, NULL);
@@ -416,7 +416,7 @@ static void test_combine(void)
         for (int32_t b = 0; b < FL_FLOATS; b++) {
             CHECK_INT(cuda->can_combine(a, b), cpu->can_combine(a, b));
             if (!cpu->can_combine(a, b)) continue;
-            for (int64_t shift = 0; shift < 4; shift++, rounds++) {
+            for (int64_t shift = 0; shift < 4; shift += ONE_IN, rounds++) {
                 model into = make_pair(a, shift / 2, FINITE);
                 model from = make_pair(b, shift % 2 * (1 + rounds % 7), rounds % 3);
                 check_combine(&into, &from, 0.1, shift % 2 ? &third : NULL, rounds % 4 ? 0.9 : 0);
