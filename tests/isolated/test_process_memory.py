@@ -17,13 +17,14 @@ def test_every_batch_may_be_kept(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("mount", ["size=1m", "ro"])
-def test_dev_shm_is_not_used(mount: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mount", "method"), [("size=1m", "fork"), ("ro", "spawn")])
+def test_dev_shm_is_not_used(mount: str, method: str, tmp_path: Path) -> None:
     """Small or not writable, it does not matter."""
     run_program(
         tmp_path,
         "process_memory/dev_shm_is_not_used",
         mount,
+        method,
     )
 
 

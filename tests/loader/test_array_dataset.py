@@ -321,7 +321,7 @@ def test_in_torchs_workers_it_gives_what_ours_gives(context: str, tmp_path: Path
     dataset = dataset_of_all(tmp_path)
     list(DataLoader(dataset, 3))
     dataset[0]
-    theirs = epoch(TorchLoader(dataset, 4, True, num_workers=2, multiprocessing_context=context))
+    theirs = epoch(TorchLoader(dataset, 4, True, num_workers=1, multiprocessing_context=context))
     assert_same(epoch(DataLoader(dataset, 4, True, num_workers=2)), theirs)
     assert_same(epoch(DataLoader(dataset, 4, True)), theirs)
 

@@ -157,8 +157,9 @@ def test_persistent_workers(path: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-@pytest.mark.parametrize("path", ["process", "torch-1"])
+@pytest.mark.parametrize(
+    ("path", "context"), [("process", "spawn"), ("process", "forkserver"), ("torch-1", "spawn")]
+)
 def test_workers_that_are_sent_the_dataset(path: str, context: str) -> None:
     first, second = make_dataset(), make_dataset()
     second.set_epoch(6)

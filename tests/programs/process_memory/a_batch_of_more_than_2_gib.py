@@ -18,7 +18,7 @@ from fastloop.base.machine import available_bytes
 
 if available_bytes() < 14 << 30:
     sys.exit(0)
-size = 1_200_000_000
+size = 1_080_000_000
 loader = DataLoader(Sized([size, size, 5, 5]), 2, num_workers=1, prefetch_factor=1)
 first, second = loader
 assert first.shape == (2, size) and first[:, 0].tolist() == [0, 1]
