@@ -16,7 +16,7 @@ enum { MOST_BUFFERS = 256, MOST_LOOKS = 256 };
 /* One in SAMPLE of the calls that can fail does fail. */
 #if defined(__SANITIZE_THREAD__) /* ThreadSanitizer is slow, and leaves mappings: a process has \
                                     65530 */
-enum { SAMPLE = 3 };
+enum { SAMPLE = 5 };
 #else
 enum { SAMPLE = 1 };
 #endif
