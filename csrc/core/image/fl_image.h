@@ -139,6 +139,7 @@ typedef struct fl_image_op {
 typedef struct fl_image_params {
     bool is_applied; /* operations with a probability, and operations that are held: applied to this
                         sample; else true */
+    bool is_early;   /* PHOTOMETRIC_DISTORT: contrast is changed before saturation and hue */
     int32_t top, left;  /* crops: in the padded image; ERASE: of the rectangle */
     fl_image_size size; /* crops, ERASE: of the rectangle */
     int32_t padding[4]; /* the whole padding: left, top, right, bottom */
@@ -162,7 +163,6 @@ typedef struct fl_image_params {
      * operations. CHOICE: [0] is the branch. ORDER: branches. */
     int8_t order[FL_MAX_ORDER];
     uint64_t seed; /* NOISE: seed of the noise */
-    bool is_early; /* PHOTOMETRIC_DISTORT: contrast is changed before saturation and hue */
 } fl_image_params;
 
 /* One image: element (y, x, c) is data[y * stride_y + x * stride_x + c * stride_c], with strides of

@@ -82,6 +82,18 @@ int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params
  * change of colours, or has too many taps. */
 int32_t fl_image_plan_map_length(const fl_image_plan *plan);
 
+/* The parts of a map, which the plan finds at open. */
+typedef struct fl_image_map {
+    int32_t numbers; /* of the whole map; 0: a device cannot run the plan */
+    int32_t edges;   /* of these, numbers before the numbers of a resize */
+    int32_t erases;  /* operations that erase */
+    int32_t steps;   /* the most steps on colours that any image may need */
+    int32_t resize;  /* the first operation that resizes; the number of operations: none */
+} fl_image_map;
+
+fl_image_map fl_image_plan_find_map(const fl_image_plan *plan);
+const fl_image_map *fl_image_plan_get_map(const fl_image_plan *plan);
+
 /* Writes where the pixels of a result come from, for an image of fl_image_plan_in. First comes, for
  * each row and then for each column, the row or column of the image that is read, or -1 - i if
  * operation i fills it; if both are filled, the lower number counts. Then come five numbers for
@@ -120,11 +132,11 @@ int fl_image_plan_write_taps(const fl_image_plan *plan, int32_t *out, fl_err *er
 int32_t fl_image_plan_own_taps(const fl_image_plan *plan);
 int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err *err);
 
-/* These serve the functions above: the description of results, the weights of resizes, and the view
- * after operations that move pixels, for an image without memory; steps on colours are noted. */
+/* These serve the functions above: the description of results, the weights of resizes, and the
+ * steps on colours, which a view without memory notes. */
 const fl_image_output *fl_image_plan_output(const fl_image_plan *plan);
 fl_resample_cache *fl_image_plan_cache(const fl_image_plan *plan);
-void fl_image_plan_move(const fl_image_plan *plan, const fl_image_params *params,
-                        fl_color_step *steps, fl_image_view *view);
+void fl_image_plan_note_steps(const fl_image_plan *plan, const fl_image_params *params,
+                              fl_color_step *steps);
 
 #endif

@@ -4,9 +4,9 @@
 #include "fl_image_plan.h"
 
 #include "fl_image_output.h"
+#include "fl_map_axis.h"
 #include "fl_op.h"
 
-#include <assert.h>
 #include <string.h>
 
 enum {
@@ -134,19 +134,21 @@ static bool is_for_device(const fl_image_plan *plan)
            fl_image_plan_taps_bytes(plan) <= MOST_TAPS_BYTES;
 }
 
-/* Returns how many numbers of the map come before the numbers of a resize. */
-static int32_t count_edges(const fl_image_plan *plan)
+fl_image_map fl_image_plan_find_map(const fl_image_plan *plan)
 {
-    fl_image_size out = fl_image_plan_out(plan);
-    return out.height + out.width + FL_ERASED_NUMBERS * count_erases(plan) +
-           FL_STEP_NUMBERS * count_steps(plan);
+    const fl_image_size out = fl_image_plan_out(plan);
+    fl_image_map map = {.erases = count_erases(plan), .steps = count_steps(plan)};
+    map.resize = find_resize(plan);
+    map.edges =
+        out.height + out.width + FL_ERASED_NUMBERS * map.erases + FL_STEP_NUMBERS * map.steps;
+    const bool resizes = map.resize < fl_image_plan_count(plan);
+    if (is_for_device(plan)) map.numbers = map.edges + (resizes ? FL_CROP_NUMBERS : 0);
+    return map;
 }
 
 int32_t fl_image_plan_map_length(const fl_image_plan *plan)
 {
-    if (!is_for_device(plan)) return 0;
-    bool resizes = find_resize(plan) < fl_image_plan_count(plan);
-    return count_edges(plan) + (resizes ? FL_CROP_NUMBERS : 0);
+    return fl_image_plan_get_map(plan)->numbers;
 }
 
 void fl_image_plan_describe(const fl_image_plan *plan, fl_image_batch *out)
@@ -166,44 +168,51 @@ void fl_image_plan_describe(const fl_image_plan *plan, fl_image_batch *out)
     out->columns = taps[1];
 }
 
-static int32_t *map_axis(const fl_image_axis *axis, int32_t *map)
+/* Writes five numbers for each rectangle that was erased. */
+static void map_erased(const fl_map_ops *ops, int32_t *map)
 {
-    for (int32_t n = 0; n < axis->count; n++) {
-        const fl_segment *s = &axis->segment[n];
-        for (int32_t i = 0; i < s->length; i++)
-            *map++ = s->fill == FL_NO_FILL ? s->from + i * s->step : -1 - s->fill;
+    for (int32_t i = ops->first; i < ops->count; i++) {
+        const fl_image_params *params = &ops->params[i];
+        if (ops->ops[i].kind != FL_OP_ERASE || !params->is_applied) continue;
+        int32_t top = params->top, left = params->left;
+        fl_image_size size = params->size;
+        fl_map_erased(ops, i, FL_MAP_ROWS, &top, &size.height);
+        fl_map_erased(ops, i, FL_MAP_COLUMNS, &left, &size.width);
+        *map++ = top;
+        *map++ = left;
+        *map++ = top + size.height;
+        *map++ = left + size.width;
+        *map++ = -1 - i;
     }
-    return map;
 }
 
-/* Writes the run of samples that a resize reads along one axis. */
-static int32_t *map_run(const fl_image_axis *axis, int32_t *map)
+/* Writes the runs that the resize reads. Returns the operations after the resize. */
+static fl_map_ops map_resize(fl_map_ops ops, int32_t resize, int32_t *map)
 {
-    assert(axis->count == 1 && axis->segment[0].fill == FL_NO_FILL);
-    *map++ = axis->length;
-    *map++ = axis->segment[0].from;
-    *map++ = axis->segment[0].step;
-    return map;
+    const fl_map_ops before = {ops.ops, ops.params, 0, resize + 1, ops.in};
+    fl_map_run(&before, FL_MAP_ROWS, map);
+    fl_map_run(&before, FL_MAP_COLUMNS, map + FL_CROP_NUMBERS / 2);
+    ops.first = resize + 1;
+    ops.in = ops.params[resize].out;
+    return ops;
 }
 
 void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map)
 {
-    fl_image_view view;
-    int32_t *behind = map + count_edges(plan);
-    int32_t *steps = behind - FL_STEP_NUMBERS * count_steps(plan);
-    int32_t *erased = steps - FL_ERASED_NUMBERS * count_erases(plan);
+    const fl_image_map *parts = fl_image_plan_get_map(plan);
+    const fl_image_size out = fl_image_plan_out(plan);
+    int32_t *behind = map + parts->edges;
+    int32_t *steps = behind - FL_STEP_NUMBERS * parts->steps;
+    int32_t *erased = steps - FL_ERASED_NUMBERS * parts->erases;
+    fl_map_ops ops = {
+        .params = params, .count = fl_image_plan_count(plan), .in = fl_image_plan_in(plan)};
+    if (ops.count > 0) ops.ops = fl_image_plan_op(plan, 0);
+    if (parts->resize < ops.count) ops = map_resize(ops, parts->resize, behind);
+    fl_map_axis(&ops, FL_MAP_ROWS, out.height, map);
+    fl_map_axis(&ops, FL_MAP_COLUMNS, out.width, map + out.height);
     memset(erased, 0, (size_t)(behind - erased) * sizeof *map);
-    fl_image_plan_move(plan, params, (fl_color_step *)(void *)steps, &view);
-    map = map_axis(&view.x, map_axis(&view.y, map));
-    for (int32_t n = 0; n < view.erased_count; n++) {
-        const fl_erased *e = &view.erased[n];
-        *map++ = e->top;
-        *map++ = e->left;
-        *map++ = e->top + e->size.height;
-        *map++ = e->left + e->size.width;
-        *map++ = -1 - e->op;
-    }
-    if (view.is_pending) (void)map_run(&view.from_x, map_run(&view.from_y, behind));
+    if (parts->erases > 0) map_erased(&ops, erased);
+    if (parts->steps > 0) fl_image_plan_note_steps(plan, params, (fl_color_step *)(void *)steps);
 }
 
 int32_t fl_image_plan_values(const fl_image_plan *plan) { return 256 + fl_image_plan_count(plan); }
@@ -284,8 +293,8 @@ int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err
     int status = FL_OK;
     if (!fl_image_plan_taps(plan, taps)) return FL_OK;
     const fl_interpolation how = fl_image_plan_op(plan, find_resize(plan))->interpolation;
-    const int32_t *run = map + count_edges(plan);
-    int32_t *out = map + count_edges(plan) + FL_CROP_NUMBERS;
+    const int32_t *run = map + fl_image_plan_get_map(plan)->edges;
+    int32_t *out = map + fl_image_plan_get_map(plan)->edges + FL_CROP_NUMBERS;
     for (int32_t axis = 0; status == FL_OK && axis < 2; axis++, run += FL_CROP_NUMBERS / 2) {
         const fl_resample *found;
         status = fl_resample_cache_find(fl_image_plan_cache(plan), how, *run, taps[axis].out, &own,

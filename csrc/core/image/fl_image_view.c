@@ -21,7 +21,7 @@ void fl_image_view_start(fl_image_view *view, const fl_image_tools *tools, fl_re
 
 /* ---- edits */
 
-static void clip_edge(int32_t *from, int32_t *length, int32_t limit)
+void fl_image_clip(int32_t *from, int32_t *length, int32_t limit)
 {
     int32_t end = *from + *length;
     if (*from < 0) *from = 0;
@@ -37,8 +37,8 @@ void fl_image_view_crop(fl_image_view *view, int32_t top, int32_t left, fl_image
         fl_erased *e = &view->erased[n];
         e->top -= top;
         e->left -= left;
-        clip_edge(&e->top, &e->size.height, size.height);
-        clip_edge(&e->left, &e->size.width, size.width);
+        fl_image_clip(&e->top, &e->size.height, size.height);
+        fl_image_clip(&e->left, &e->size.width, size.width);
     }
 }
 

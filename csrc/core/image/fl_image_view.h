@@ -17,6 +17,9 @@ typedef struct fl_erased {
     int32_t op;
 } fl_erased;
 
+/* Clips samples [*from, *from + *length) to [0, limit). */
+void fl_image_clip(int32_t *from, int32_t *length, int32_t limit);
+
 /* The new value of each byte. */
 typedef uint8_t fl_byte_table[256];
 

@@ -305,7 +305,10 @@ class ResidentIter(SingleIter, LockedIter):
         """Draw random parameters on the CPU. Return the pixels' sources, on the device."""
         rows = self._rows_here[first : first + count]
         epoch = random_epoch(self._columns.dataset, self._datasets)
-        maps = [np.empty((count, plan.map_length), np.int32) for plan in self._plans]
+        # torch's allocator keeps pinned memory and hands it out again once it has been copied.
+        pins = self._accelerator.device.type != "cpu"
+        how: Any = {"dtype": torch.int32, "device": "cpu", "pin_memory": pins}
+        maps = [torch.empty((count, plan.map_length), **how) for plan in self._plans]
         for plan, numbers in zip(self._plans, maps, strict=True):
-            plan.map(rows, numbers, epoch)
-        return tuple(_send(numbers, self._accelerator) for numbers in maps)
+            plan.map(rows, numbers.numpy(), epoch)
+        return tuple(map(self._accelerator.move, maps))
