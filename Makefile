@@ -20,8 +20,9 @@
 #   make lint            clang-format, ruff, mypy, and the house rules (-k: go on after the first)
 #   make docs            the site of docs/ and the docstrings, in build/site; needs no torch
 #   make bench           the benchmarks
-#   make gpu             what needs a CUDA device, in stages (tests/gpu/run.py); STAGE=passes runs
-#                        one alone
+#   make gpu             what needs a CUDA device, in stages (tests/gpu/run.py) and at most nine
+#                        minutes, but for what has passed at this commit (AGAIN=1: all); STAGE=passes
+#                        runs one alone
 #   make wheel           a manylinux wheel for each of PYTHONS (those of python3.10 to python3.14 that
 #                        are here) in dist/; make test-wheels installs and tries them
 #   make sdist clean distclean
@@ -136,7 +137,7 @@ GPU_PYTHON ?= $(VENV)/bin/python
 STAGE ?=
 
 gpu: $(if $(filter $(VENV)/%,$(GPU_PYTHON)),$(STAMPS)/requirements)
-	GPU_PYTHON='$(GPU_PYTHON)' $(GPU_PYTHON) tests/gpu/run.py $(STAGE)
+	GPU_PYTHON='$(GPU_PYTHON)' AGAIN='$(AGAIN)' $(GPU_PYTHON) tests/gpu/run.py $(STAGE)
 
 # ---- set-up: each step leaves a stamp and runs again when what it depends on is newer
 

@@ -5,6 +5,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from workers import is_running, read, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
-STAGES = "build correctness graph passes uploads transforms device_transforms tokens".split()
-STAGES += "resident fetch slices examples devices sanitizer soak bench".split()
+STAGES = "build slices resident graph fetch device_transforms devices soak passes examples".split()
+STAGES += "sanitizer correctness uploads transforms tokens bench bench_resident".split()
 
 # Answers as Python with torch on a GPU would; FAKE_* say what goes wrong.
 PYTHON = """#!/bin/sh
@@ -52,7 +53,8 @@ class Lane:
         self.results = folder / "results/gpu.jsonl"
 
     def start(self, *stages: str, **variables: str) -> subprocess.Popen[str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("FASTLOOP", "GPU_"))}
+        ours = ("FASTLOOP", "GPU_", "PYTHONPATH", "AGAIN")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         env = {
             **kept,
             "PATH": f"{self.folder}/bin:/usr/bin:/bin",
@@ -79,15 +81,29 @@ class Lane:
         return {line["stage"]: line["status"] for line in self.lines() if "stage" in line}
 
 
+def runner() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpu_run", GPU / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def lane(tmp_path: Path) -> Lane:
     return Lane(tmp_path)
 
 
-def test_all_stages_run_in_turn_and_leave_a_line_each(lane: Lane) -> None:
-    tool = '#!/bin/sh\necho "tool $*" >> "$FAKE_LOG"\n'
-    tool += 'while [ "${1#--}" != "$1" ]; do shift 2; done\nexec "$@"\n'
-    program(lane.folder / "bin/compute-sanitizer", tool)
+TOOL = """#!/bin/sh
+echo "tool $*" >> "$FAKE_LOG"
+case "$FAKE_FAULT" in "$2") exit 1 ;; esac
+while [ "${1#--}" != "$1" ]; do shift 2; done
+exec "$@"
+"""
+
+
+def test_all_stages_run_and_leave_a_line_each(lane: Lane) -> None:
+    program(lane.folder / "bin/compute-sanitizer", TOOL)
     for name in ("psutil-7-abi3.whl", "pytest-9-any.whl"):
         program(lane.folder / "wheels" / name, "")
     done = lane.run(GPU_WHEELS=str(lane.folder / "wheels"), FASTLOOP_COMMIT="abc1234")
@@ -110,6 +126,78 @@ def test_all_stages_run_in_turn_and_leave_a_line_each(lane: Lane) -> None:
     assert len(runs) == 4 and all("kernels.py" in run for run in runs)
     # torch asks the driver what it answers with errors; kernels.py raises what fails of ours.
     assert ["--report-api-errors no" in run for run in runs] == [True, False, False, False]
+    assert (lane.folder / "place/graph.json").exists()
+
+
+def test_what_has_never_run_on_a_device_runs_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, old = runner(), ["slices", "graph"]
+    monkeypatch.setattr(run, "KEPT", tmp_path)
+    lines = [json.dumps({"stage": stage, "status": "passed"}) for stage in old]
+    (tmp_path / "b1.jsonl").write_text("\n".join(lines))
+    beside = [stage for stage in STAGES[1:-2] if stage not in old]
+    assert run.in_order() == [["build"], [*beside, *old], ["bench"], ["bench_resident"]]
+
+
+@pytest.mark.slowest
+def test_what_has_passed_at_a_commit_does_not_run_again(lane: Lane) -> None:
+    def ran(**more: str) -> set[str]:
+        lane.results.unlink(missing_ok=True)
+        (lane.folder / "place/site").mkdir(parents=True, exist_ok=True)
+        lane.run(**{"FASTLOOP_COMMIT": "abc1234", "FAKE_DEVICES": "2", **more})
+        return set(lane.statuses()) if lane.results.exists() else set()
+
+    skipped = {"sanitizer"}  # is asked for again: the tool may be there by now
+    assert ran(FAKE_PASSES="6 skipped") == {*STAGES}
+    assert ran() == {"passes"} | skipped
+    assert ran() == skipped
+    assert ran(AGAIN="1") == {*STAGES}
+    assert ran(FASTLOOP_COMMIT="abc1235") == {*STAGES}
+    lane.results.unlink()
+    assert not (lane.folder / "place/site").exists()
+    lane.run(FASTLOOP_COMMIT="abc1235", FAKE_DEVICES="2")
+    assert set(lane.statuses()) == {"build"} | skipped
+    assert ran(FASTLOOP_COMMIT="abc1235-dirty") == {*STAGES}
+    assert ran(FASTLOOP_COMMIT="abc1235-dirty") == {*STAGES}
+
+
+def test_a_tool_that_fails_holds_up_no_other(lane: Lane) -> None:
+    program(lane.folder / "bin/compute-sanitizer", TOOL)
+    done = lane.run("sanitizer", FAKE_FAULT="racecheck")
+    why = "racecheck: compute-sanitizer ended with status 1; passed: memcheck, initcheck, synccheck"
+    assert done.returncode == 1 and why in done.stdout
+    assert lane.statuses() == {"sanitizer": "failed"}
+
+
+@pytest.mark.slowest
+def test_all_stages_end_by_the_limit_of_all(lane: Lane) -> None:
+    lane.run(FASTLOOP_COMMIT="abc1233")
+    lane.results.unlink()  # what was at another commit counts no more
+    done = lane.run(FAKE_HANG="1", GPU_TOTAL_S="15", FASTLOOP_COMMIT="abc1234")
+    assert done.returncode == 1 and lane.statuses()["soak"] == "failed"
+    assert re.search(r"^bench +failed .* no time left: run this again", done.stdout, re.M)
+    assert "bench" not in lane.statuses()
+    done = lane.run(FASTLOOP_COMMIT="abc1234", FAKE_DEVICES="2")
+    assert lane.statuses() == dict.fromkeys(STAGES, "passed") | {"sanitizer": "skipped"}
+
+
+def test_the_parts_that_never_ran_are_told_and_written_to_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runner()
+    monkeypatch.setattr(run, "KEPT", tmp_path)
+    lines = [{"time": "2026-01-02T03:04:05"}, *({"stage": s, "status": "passed"} for s in STAGES)]
+    lines += [{"time": "2026-02-02T03:04:05"}, {"stage": "graph", "status": "failed"}]
+    (tmp_path / "b1.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    head = "| part | stage | passed on |\n"
+    (tmp_path / "README.md").write_text(f"before\n\n{head}|---|---|---|\n| old |\n\nafter\n")
+    assert run.main(["--never-run"]) == 0
+    assert capsys.readouterr().out.split() == ["graph", "`graph_step()`"]
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith(f"before\n\n{head}") and text.endswith("|\n\nafter\n")
+    assert "| `graph_step()` | `graph` | not yet on hardware |" in text
+    assert "| tokens that travel narrow | `tokens` | B1 2026-01-02 |" in text and "old" not in text
 
 
 def test_a_folder_without_wheels_is_an_error(lane: Lane) -> None:
@@ -144,8 +232,9 @@ def test_a_stage_ends_at_its_limit_with_all_that_it_started(lane: Lane) -> None:
     assert_ended(lane.log.read_text())
 
 
-def test_whoever_ends_the_run_ends_all_that_it_started(lane: Lane) -> None:
-    run = lane.start("soak", FAKE_HANG="1")
+@pytest.mark.parametrize("stages", [["soak"], []])
+def test_whoever_ends_the_run_ends_all_that_it_started(lane: Lane, stages: list[str]) -> None:
+    run = lane.start(*stages, FAKE_HANG="1", GPU_JOBS="20")
     wait_until(lambda: read(lane.log).strip().isdigit())
     run.terminate()
     assert run.wait(limit(300)) == 128 + signal.SIGTERM
@@ -163,6 +252,7 @@ def test_make_asks_for_a_stage_and_installs_nothing(stage: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [
         "GPU_PYTHON='python3'",
+        "AGAIN=''",
         "python3",
         "tests/gpu/run.py",
         *stage.split(),
