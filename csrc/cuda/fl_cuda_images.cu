@@ -13,6 +13,12 @@
 #include <cuda_runtime.h>
 
 static constexpr uint32_t THREADS = 256, PIXELS = 4 * THREADS;
+/* Blocks whose registers a multiprocessor has to hold at a time; 7.5 has threads for four. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
+static constexpr uint32_t BLOCKS_PER_SM = 4;
+#else
+static constexpr uint32_t BLOCKS_PER_SM = 5;
+#endif
 
 /* The source of a pixel: a row and a column of the map or, if fill is below 0, the operation that
  * fills the pixel. */
@@ -27,6 +33,7 @@ static __device__ origin find_origin(const fl_image_batch &of, const int32_t *ma
     at.fill = at.row < at.column ? at.row : at.column;
     const int32_t *erased = map + of.height + of.width;
     const int32_t count = of.steps > 0 ? 0 : of.erased; /* otherwise erased after the colours */
+#pragma unroll 1
     for (int32_t i = 0; i < count; i++, erased += FL_ERASED_NUMBERS)
         if (y >= erased[0] && x >= erased[1] && y < erased[2] && x < erased[3]) at.fill = erased[4];
     return at;
@@ -83,8 +90,41 @@ static __device__ int32_t make_resized(const uint8_t *image, const resized &r)
     return to_byte(sum, r.rows[2]);
 }
 
+/* Makes a pixel whose bytes are read or filled, without a resize. The bytes of all channels are
+ * loaded before the first is looked up, and all elements before the first is stored: a load could
+ * not pass a store. */
 template <class T>
-static __global__ void __launch_bounds__(THREADS, 4)
+static __device__ void
+make_pixel(const fl_image_batch &of, const uint8_t *byte, int32_t fill, T *to)
+{
+    const T *table = (const T *)of.table;
+    int32_t values[FL_MAX_CHANNELS];
+    T elements[FL_MAX_CHANNELS];
+#pragma unroll
+    for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) {
+        values[c] = 255 - fill;
+        if (c < of.channels && fill >= 0) values[c] = __ldg(byte + c * of.from_steps[1]);
+    }
+#pragma unroll
+    for (int32_t c = 0; c < FL_MAX_CHANNELS; c++)
+        if (c < of.channels) elements[c] = __ldg(table + c * of.values + values[c]);
+#pragma unroll
+    for (int32_t c = 0; c < FL_MAX_CHANNELS; c++)
+        if (c < of.channels) to[c * of.to_steps[1]] = elements[c];
+}
+
+template <class T>
+static __device__ void
+make_resized_pixel(const fl_image_batch &of, const uint8_t *image, const resized &r, T *to)
+{
+    const T *table = (const T *)of.table;
+#pragma unroll 1
+    for (int32_t c = 0; c < of.channels; c++, table += of.values, image += of.from_steps[1])
+        to[c * of.to_steps[1]] = __ldg(table + make_resized(image, r));
+}
+
+template <class T>
+static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     k_images(const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t blocks)
 {
     const uint32_t image = blockIdx.x / blocks, pixels = (uint32_t)of.height * (uint32_t)of.width;
@@ -94,24 +134,18 @@ static __global__ void __launch_bounds__(THREADS, 4)
     const uint8_t *from = of.from + (rows != NULL ? rows[image] : image) * of.from_steps[0];
     T *to = (T *)of.to + image * of.to_steps[0];
     uint32_t pixel = blockIdx.x % blocks * PIXELS + threadIdx.x;
-#pragma unroll 2
+#pragma unroll 1
     for (uint32_t i = 0; i < PIXELS / THREADS; i++, pixel += THREADS) {
         if (pixel >= pixels) return;
         const int32_t y = (int32_t)(pixel / (uint32_t)of.width);
         const int32_t x = (int32_t)(pixel % (uint32_t)of.width);
         const origin at = find_origin(of, map, y, x);
-        const bool is_filled = at.fill < 0;
-        resized r = {};
-        if (of.resizes && !is_filled) r = find_resized(of, map + edges, at);
-        const T *values = (const T *)of.table;
-        for (int32_t c = 0; c < of.channels; c++, values += of.values) {
-            const uint8_t *plane = from + c * of.from_steps[1];
-            const int64_t byte = at.row * of.from_steps[2] + at.column * of.from_steps[3];
-            const int32_t value = is_filled    ? 255 - at.fill
-                                  : of.resizes ? make_resized(plane, r)
-                                               : (int32_t)plane[byte];
-            to[c * of.to_steps[1] + y * of.to_steps[2] + x * of.to_steps[3]] = values[value];
-        }
+        T *element = to + y * of.to_steps[2] + x * of.to_steps[3];
+        if (of.resizes && at.fill >= 0)
+            make_resized_pixel(of, from, find_resized(of, map + edges, at), element);
+        else
+            make_pixel(of, from + at.row * of.from_steps[2] + at.column * of.from_steps[3], at.fill,
+                       element);
     }
 }
 

@@ -45,6 +45,7 @@ static inline double __shfl_down_sync(unsigned, double value, unsigned delta)
 
 static inline void __stwb(uint4 *to, uint4 value) { *to = value; }
 static inline double __ldcg(const double *from) { return *from; }
+template <class T> static inline T __ldg(const T *from) { return *from; }
 static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
