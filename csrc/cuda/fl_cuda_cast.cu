@@ -13,7 +13,7 @@
 static constexpr int THREADS = 256, BLOCKS_PER_SM = 4;
 
 /* T: a word as wide as an element. */
-template <class T, int CHANNELS> struct tables {
+template <class T, int CHANNELS> struct alignas(16) tables {
     T at[CHANNELS][256];
 };
 
@@ -90,15 +90,25 @@ static __device__ void cast_span(const caster<T, CHANNELS> &by, const span &of)
     for (; at < of.count; at++, place = by.next_of(place)) to[at] = by.look_up(place, of.from[at]);
 }
 
+/* Returns the argument's address, without letting the compiler know that it is an argument's.
+ * Otherwise a load would go through the bank of constants, which takes the lanes of a warp one
+ * after the other if they read different words. */
+static __device__ const uint4 *find_packs(const void *argument)
+{
+#ifdef __CUDA_ARCH__
+    asm("" : "+l"(argument));
+#endif
+    return (const uint4 *)argument;
+}
+
 template <class T, int CHANNELS>
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     k_cast(const tables<T, CHANNELS> __grid_constant__ given, span of)
 {
-    constexpr int WORDS = sizeof given / sizeof(uint32_t);
-    static_assert(WORDS % THREADS == 0, "each thread copies as many");
+    constexpr int PACKS = sizeof given / sizeof(uint4);
+    static_assert(PACKS <= THREADS, "a thread copies one");
     __shared__ tables<T, CHANNELS> copied;
-    for (int i = (int)threadIdx.x; i < WORDS + (int)threadIdx.x; i += THREADS)
-        ((uint32_t *)&copied)[i] = ((const uint32_t *)&given)[i];
+    if (threadIdx.x < PACKS) ((uint4 *)&copied)[threadIdx.x] = find_packs(&given)[threadIdx.x];
     __syncthreads();
     cast_span(caster<T, CHANNELS>{copied, of.plane, of.cycle}, of);
 }
