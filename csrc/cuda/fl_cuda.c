@@ -80,12 +80,12 @@ static int leave_launched(int32_t before, cudaError_t error, fl_err *err)
 }
 
 int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
-                   const int64_t *rows, int64_t row_count, fl_err *err)
+                   const int64_t *rows, int64_t row_count, int32_t most_blocks, fl_err *err)
 {
+    const fl_gather_limits most = {.bytes = INT32_MAX, .blocks = most_blocks};
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
-    cudaError_t error =
-        fl_cuda_queue_gather(stream, columns, column_count, rows, row_count, INT32_MAX);
+    cudaError_t error = fl_cuda_queue_gather(stream, columns, column_count, rows, row_count, most);
     return leave_launched(before, error, err);
 }
 

@@ -53,16 +53,22 @@ int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list);
 /* Tells if a graph is being captured from the stream; scratch must then be part of the graph. */
 int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err);
 
-/* ---- rows of arrays in a device's memory */
+/* ---- rows of arrays in a device's memory, or in host ranges */
 
-/* Queues copies of rows[0], ... of each column to its batch, one kernel for 32 columns and 2 GiB.
- * `rows` is in the device's memory, and every row must exist. The memory must live until the stream
- * has done the copies. Allocates nothing. FL_EDEVICE; some columns may then have been queued. */
+/* The most blocks of a kernel that reads host ranges. Its blocks wait for the link, which a few
+ * blocks fill, and all the while they keep processors from other streams. */
+enum { FL_CUDA_FETCH_BLOCKS = 8 };
+
+/* Queues copies of rows[0], ... of each column to its batch, one kernel for 32 columns and 2 GiB,
+ * of at most `most_blocks` blocks. `rows` is in the device's memory, and every row must exist. The
+ * memory must live until the stream has done the copies. Allocates nothing. FL_EDEVICE; some
+ * columns may then have been queued. */
 int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
-                   const int64_t *rows, int64_t row_count, fl_err *err);
+                   const int64_t *rows, int64_t row_count, int32_t most_blocks, fl_err *err);
 
 /* Queues the kernel that makes a batch of images rows[0], ... and, if there are steps on colours,
- * the kernel that changes colours. Memory and errors are as for fl_cuda_gather. */
+ * the kernel that changes colours. `rows` NULL: images 0, 1, ... Memory and errors are as for
+ * fl_cuda_gather. */
 int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
                           const int64_t *rows, int64_t count, fl_err *err);
 

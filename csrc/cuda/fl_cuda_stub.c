@@ -28,9 +28,10 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)
 }
 
 int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
-                   const int64_t *rows, int64_t row_count, fl_err *err)
+                   const int64_t *rows, int64_t row_count, int32_t most_blocks, fl_err *err)
 {
     (void)stream, (void)columns, (void)column_count, (void)rows, (void)row_count;
+    (void)most_blocks;
     return fl_cuda_check(device, err);
 }
 

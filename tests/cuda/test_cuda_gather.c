@@ -3,13 +3,21 @@
 #include "cuda_fixture.h"
 
 #include "fl_cuda_gather.h"
+#include "shim_grid.h"
 
 enum { GUARD = 0x5A, MOST = 40 };
 
-/* A column, and its expected batch. Both memories end at the end of the column. */
+/* The form of a table: rows of `bytes`, `gap` bytes apart, that begin `start` bytes from a multiple
+ * of 64; the batch begins `offset` bytes from one. */
+typedef struct form {
+    int64_t bytes, gap, offset, start;
+} form;
+
+/* A column, and its expected batch. Both memories end at the end of the column, and the rows'
+ * memory begins with the column: a kernel that reads beyond either is seen by ASan. */
 typedef struct table {
     fl_row_column column;
-    char *memory, *made, *expected; /* owned */
+    char *whole, *memory, *made, *expected; /* owned; memory: within `whole` */
     int64_t made_bytes;
 } table;
 
@@ -20,14 +28,24 @@ static char *allocate(int64_t bytes)
     return data;
 }
 
-/* Rows of `bytes`, `gap` bytes apart, whose batch begins `offset` bytes from a multiple of 64. */
-static table open_table(int64_t bytes, int64_t gap, int64_t offset, int64_t rows,
-                        const int64_t *picked, int64_t count)
+__attribute__((weak)) void __asan_poison_memory_region(const void *memory, size_t bytes);
+
+/* Lets ASan, if it is there, report reads of these bytes; it counts them in eights. */
+static void hide_bytes(const char *memory, int64_t bytes)
 {
-    uint64_t seed = (uint64_t)(bytes * 31 + gap * 7 + offset + 1);
+    if (__asan_poison_memory_region != NULL)
+        __asan_poison_memory_region(memory, (size_t)(bytes / 8 * 8));
+}
+
+static table open_table(form of, int64_t rows, const int64_t *picked, int64_t count)
+{
+    uint64_t seed = (uint64_t)(of.bytes * 31 + of.gap * 7 + of.offset + 1);
+    int64_t bytes = of.bytes, offset = of.offset;
     table t = {.made_bytes = offset + bytes * count};
-    int64_t pitch = bytes + gap, all = rows > 0 ? (rows - 1) * pitch + bytes : 0;
-    t.memory = allocate(all);
+    int64_t pitch = bytes + of.gap, all = rows > 0 ? (rows - 1) * pitch + bytes : 0;
+    t.whole = allocate(all + of.start);
+    t.memory = t.whole + of.start;
+    hide_bytes(t.whole, of.start);
     t.made = allocate(t.made_bytes);
     t.expected = allocate(t.made_bytes);
     fill_random(&seed, t.memory, all);
@@ -35,7 +53,7 @@ static table open_table(int64_t bytes, int64_t gap, int64_t offset, int64_t rows
     memset(t.expected, GUARD, (size_t)t.made_bytes);
     for (int64_t i = 0; i < count; i++)
         memcpy(t.expected + offset + i * bytes, t.memory + picked[i] * pitch, (size_t)bytes);
-    t.column = (fl_row_column){t.memory, t.made + offset, bytes, pitch};
+    t.column = (fl_row_column){t.memory, t.memory + all, t.made + offset, bytes, pitch};
     return t;
 }
 
@@ -43,7 +61,7 @@ static void close_table(table *t, bool is_made)
 {
     bool is_equal = memcmp(t->made, t->expected, (size_t)t->made_bytes) == 0;
     CHECK(is_equal == is_made || t->made_bytes == 0);
-    free(t->memory);
+    free(t->whole);
     free(t->made);
     free(t->expected);
 }
@@ -61,14 +79,19 @@ static int64_t *pick(int64_t rows, int64_t count)
     return picked;
 }
 
-static void check_one(int64_t bytes, int64_t gap, int64_t offset, int64_t rows, int64_t count)
+static void check_form(form of, int64_t rows, int64_t count, int32_t most_blocks)
 {
     int64_t *picked = pick(rows, count);
-    table t = open_table(bytes, gap, offset, rows, picked, count);
-    CHECK_INT(fl_cuda_gather(0, NULL, &t.column, 1, picked, count, NULL), FL_OK);
+    table t = open_table(of, rows, picked, count);
+    CHECK_INT(fl_cuda_gather(0, NULL, &t.column, 1, picked, count, most_blocks, NULL), FL_OK);
     fake_synchronize(NULL);
     close_table(&t, true);
     free(picked);
+}
+
+static void check_one(int64_t bytes, int64_t gap, int64_t offset, int64_t rows, int64_t count)
+{
+    check_form((form){bytes, gap, offset, 0}, rows, count, INT32_MAX);
 }
 
 /* Units are 1 to 16 bytes: by the size of rows, by their distance, by the batch's address. */
@@ -92,6 +115,38 @@ static void test_batches_of_many_blocks(void)
     check_one(400, 0, 0, 300, 200);
 }
 
+/* Units of 16 bytes of the batch, of rows that a short word divides: a unit has one or two rows,
+ * and its bytes lie anywhere. */
+static void test_rows_that_begin_anywhere(void)
+{
+    for (int64_t bytes = 16; bytes <= 80; bytes += bytes < 36 ? 1 : 11)
+        for (int64_t start = 0; start < 16; start += start < 3 ? 1 : 4)
+            for (int64_t gap = 0; gap < 8; gap += 1 + gap)
+                check_form((form){bytes, gap, 0, start}, 4, 5, INT32_MAX);
+    check_form((form){3001, 0, 0, 5}, 3, 4, INT32_MAX);
+    check_form((form){3001, 2, 0, 0}, 1, 1, INT32_MAX);
+    check_form((form){17, 0, 0, 16}, 1, 1, INT32_MAX);
+    check_form((form){31, 1, 0, 1}, 3, 0, INT32_MAX);
+}
+
+/* A block takes parts of all columns, in steps of the grid. */
+static void test_few_blocks(void)
+{
+    shim_limits few = shim_usual_limits;
+    shim_set_limits(&few);
+    for (int32_t blocks = 1; blocks <= FL_CUDA_FETCH_BLOCKS; blocks += 7) {
+        few.blocks.x = (unsigned)blocks;
+        check_form((form){16 * 1024, 0, 0, 0}, 5, 11, blocks);
+        check_form((form){10007, 0, 0, 3}, 5, 23, blocks);
+        check_form((form){150529, 3, 0, 9}, 2, 3, blocks);
+        check_form((form){1, 0, 0, 0}, 5, 9000, blocks);
+        check_form((form){3, 0, 1, 2}, 5, 9000, blocks);
+        check_form((form){7, 0, 0, 0}, 5, 1, blocks);
+        check_form((form){7, 0, 0, 0}, 5, 0, blocks);
+    }
+    shim_set_limits(&shim_usual_limits);
+}
+
 /* Several kernels run if there are more columns than one kernel takes; columns without bytes need
  * no kernel. */
 static void test_columns_of_one_batch(void)
@@ -103,11 +158,12 @@ static void test_columns_of_one_batch(void)
         table tables[MOST];
         fl_row_column columns[MOST];
         for (int32_t i = 0; i < count; i++) {
-            tables[i] = open_table(sizes[i % SIZES], i % 3, i % 4, ROWS, picked, COUNT);
+            tables[i] =
+                open_table((form){sizes[i % SIZES], i % 3, i % 4, i % 5}, ROWS, picked, COUNT);
             columns[i] = tables[i].column;
         }
         int64_t before = fake_launches();
-        CHECK_INT(fl_cuda_gather(0, NULL, columns, count, picked, COUNT, NULL), FL_OK);
+        CHECK_INT(fl_cuda_gather(0, NULL, columns, count, picked, COUNT, 3, NULL), FL_OK);
         CHECK_INT(fake_launches() - before, count > 32 ? 2 : 1);
         fake_synchronize(NULL);
         for (int32_t i = 0; i < count; i++) close_table(&tables[i], true);
@@ -119,15 +175,17 @@ static void test_long_batches_take_several_kernels(void)
 {
     int64_t picked[] = {3, 1, 0, 2, 3, 3, 1};
     for (int64_t most = 24; most <= 24 * 8; most += 12) {
-        table t = open_table(24, 8, 8, 4, picked, 7);
+        table t = open_table((form){24, 8, 8, 0}, 4, picked, 7);
         int64_t before = fake_launches(), step = most / 24;
-        CHECK_INT(fl_cuda_queue_gather(NULL, &t.column, 1, picked, 7, most), cudaSuccess);
+        fl_gather_limits limits = {.bytes = most, .blocks = 1};
+        CHECK_INT(fl_cuda_queue_gather(NULL, &t.column, 1, picked, 7, limits), cudaSuccess);
         CHECK_INT(fake_launches() - before, (7 + step - 1) / step);
         fake_synchronize(NULL);
         close_table(&t, true);
     }
-    table t = open_table(24, 8, 8, 4, picked, 7);
-    CHECK_INT(fl_cuda_queue_gather(NULL, &t.column, 1, picked, 7, 23), cudaErrorInvalidValue);
+    table t = open_table((form){24, 8, 8, 0}, 4, picked, 7);
+    fl_gather_limits limits = {.bytes = 23, .blocks = 1};
+    CHECK_INT(fl_cuda_queue_gather(NULL, &t.column, 1, picked, 7, limits), cudaErrorInvalidValue);
     close_table(&t, false);
 }
 
@@ -144,11 +202,11 @@ static void test_a_launch_that_fails(void)
 {
     fl_err err;
     int64_t picked[] = {2, 0};
-    table t = open_table(12, 0, 0, 3, picked, 2);
+    table t = open_table((form){12, 0, 0, 0}, 3, picked, 2);
     for (int32_t device = 0; device < 2; device++)
         for (int64_t n = 1;; n++) {
             fake_fail_at(n, cudaErrorLaunchFailure, false);
-            int status = fl_cuda_gather(device, NULL, &t.column, 1, picked, 2, &err);
+            int status = fl_cuda_gather(device, NULL, &t.column, 1, picked, 2, INT32_MAX, &err);
             bool has_failed = fake_calls() >= n;
             fake_fail_at(0, cudaSuccess, false);
             CHECK_INT(cudaGetLastError(), cudaSuccess);
@@ -170,6 +228,8 @@ int main(void)
     CHECK_INT(fl_cuda_load_kernels(NULL), FL_OK);
     RUN(test_rows_of_every_size_and_place);
     RUN(test_batches_of_many_blocks);
+    RUN(test_rows_that_begin_anywhere);
+    RUN(test_few_blocks);
     RUN(test_columns_of_one_batch);
     RUN(test_long_batches_take_several_kernels);
     RUN(test_nothing_is_launched_for_no_rows);

@@ -302,10 +302,14 @@ held: list[Any] = []
 
 
 class Holding:
-    """The same kernels, which run late: indices and maps have to live as long."""
+    """The same kernels, which run late: indices, maps and staged rows have to live as long. Memory
+    of a device would be given out again on the same stream alone."""
 
-    def __init__(self, *args: Any) -> None:
-        self._gatherer = _core.Gatherer(*args)
+    def __init__(self, tensor_type: Any, memory: Any, *args: Any) -> None:
+        def keep(new: Any) -> Any:
+            return lambda given: held.append(made := new(given)) or made
+
+        self._gatherer = _core.Gatherer(tensor_type, tuple(map(keep, memory)), *args)
         self.stream, self.arrange = self._gatherer.stream, self._gatherer.arrange
 
     def set_rows(self, indices: Any, length: int) -> None:

@@ -19,9 +19,10 @@ typedef struct fl_row_ops {
                         const int64_t *index, int64_t count, bool is_large);
 } fl_row_ops;
 
-/* A column of a batch that a device gathers from arrays in its own memory. */
+/* A column of a batch that a device gathers from an array. */
 typedef struct fl_row_column {
-    const char *from; /* borrowed: the first row of the array */
+    const char *from; /* borrowed: the first row of the array, as the device sees it */
+    const char *end;  /* one past the last byte of the last row */
     char *to;         /* borrowed: the first row of the batch; the batch's rows lie side by side */
     int64_t bytes;    /* bytes of a row, without gaps; less than 2 GiB */
     int64_t pitch;    /* bytes from one row of the array to the next */

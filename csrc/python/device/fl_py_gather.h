@@ -41,16 +41,25 @@ typedef struct fl_py_gather {
 int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int64_t count);
 
 /* A kind of source: `run` queues the kernels of all sources of this kind; the results go to the
- * sources' positions in the list `outs`. maps: a tuple of int32 tensors, for images. */
+ * sources' positions in the list `outs`. Behind all results the list has a tensor for the rows of
+ * each staged source, in the order of the sources. maps: a tuple of int32 tensors, for images. */
 typedef struct fl_py_gather_ops {
     int (*run)(const fl_py_gather *self, PyObject *maps, PyObject *outs);
 } fl_py_gather_ops;
 
-/* Copies fields without a plan, one kernel for 32 fields. ValueError if a field has lost rows. */
+/* Returns true if the rows of a source are copied to the device before a plan makes images of them:
+ * the kernels of images read bytes several times, one by one. */
+static inline bool fl_py_gather_is_staged(const fl_py_gather_source *source)
+{
+    return source->range != NULL && source->plan != NULL;
+}
+
+/* Copies fields without a plan, and rows of staged fields, one kernel for 32 fields. ValueError if
+ * a field has lost rows. */
 extern const fl_py_gather_ops fl_py_gather_rows;
 
-/* Makes images of the fields with a plan, one kernel for each field. maps: the results of
- * plan.map(), in the order of the fields. */
+/* Makes images of the fields with a plan, one kernel for each field, after fl_py_gather_rows. maps:
+ * the results of plan.map(), in the order of the fields. */
 extern const fl_py_gather_ops fl_py_gather_images;
 
 /* Makes windows of the tokens; the indices are the windows' begins. outs: x, or x and y,

@@ -31,12 +31,21 @@ static void read_steps(const fl_tensor *view, fl_image_layout layout, int64_t un
     for (int d = 0; d < 4; d++) steps[d] = view->stride[axis[layout][d]] / unit;
 }
 
-static int
-read_images(const fl_py_gather *self, const fl_py_gather_source *source, fl_image_batch *out)
+/* A batch, and the images that it is made of: rows of the source, or all that have been staged. */
+typedef struct images {
+    fl_image_batch batch;
+    const int64_t *rows; /* NULL: all */
+} images;
+
+/* staging: the tensor of a staged source, or NULL. */
+static int read_images(const fl_py_gather *self, const fl_py_gather_source *source,
+                       PyObject *staging, fl_image_batch *out)
 {
     fl_tensor view;
     const fl_py_image_plan *plan = source->plan;
-    if (fl_py_gather_view_source(self, source, &view) != 0) return -1;
+    if (staging != NULL ? fl_py_gather_view(self, staging, &view) != 0
+                        : fl_py_gather_view_source(self, source, &view) != 0)
+        return -1;
     bool is_chw = plan->layout == FL_CHW;
     fl_image_size in = fl_image_plan_in(plan->plan);
     int32_t channels = fl_image_plan_channels(plan->plan);
@@ -79,8 +88,9 @@ static int read_result(const fl_py_gather *self, const fl_py_image_plan *plan, P
 }
 
 /* Fills in the kernel's arguments for a source. */
-static int read_batch(const fl_py_gather *self, const fl_py_gather_source *source,
-                      PyObject *map_tensor, PyObject *result, fl_image_batch *out)
+static int
+read_batch(const fl_py_gather *self, const fl_py_gather_source *source, PyObject *map_tensor,
+           PyObject *staging, PyObject *result, fl_image_batch *out)
 {
     const fl_image_plan *core = source->plan->plan;
     int64_t taps_at = fl_image_plan_values_bytes(core);
@@ -88,7 +98,7 @@ static int read_batch(const fl_py_gather *self, const fl_py_gather_source *sourc
     const int64_t length = out->map_numbers;
     if (length == 0) return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
     const void *maps, *table;
-    if (read_images(self, source, out) != 0 ||
+    if (read_images(self, source, staging, out) != 0 ||
         find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1}, self->row_count * length,
                       &maps) != 0 ||
         find_elements(self, source->values, "values", (fl_dtype){kDLUInt, 8, 1},
@@ -105,20 +115,24 @@ static int read_batch(const fl_py_gather *self, const fl_py_gather_source *sourc
 
 static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)
 {
-    return fl_cuda_gather_images(self->device, stream, what, self->rows, self->row_count, err);
+    const images *of = what;
+    return fl_cuda_gather_images(self->device, stream, &of->batch, of->rows, self->row_count, err);
 }
 
 static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
 {
-    fl_image_batch batch;
-    Py_ssize_t next = 0;
+    Py_ssize_t next = 0, next_staging = self->count;
     for (Py_ssize_t i = 0; i < self->count; i++) {
-        if (self->sources[i].plan == NULL) continue;
+        const fl_py_gather_source *source = &self->sources[i];
+        if (source->plan == NULL) continue;
         if (next == PyTuple_GET_SIZE(maps))
             return FL_PY_FAIL(PyExc_ValueError, "gather: maps must have one tensor for each plan");
-        if (read_batch(self, &self->sources[i], PyTuple_GET_ITEM(maps, next++),
-                       PyList_GET_ITEM(outs, i), &batch) != 0 ||
-            fl_py_gather_queue(self, launch, &batch) != 0)
+        bool is_staged = fl_py_gather_is_staged(source);
+        PyObject *staging = is_staged ? PyList_GET_ITEM(outs, next_staging++) : NULL;
+        images of = {.rows = is_staged ? NULL : self->rows};
+        if (read_batch(self, source, PyTuple_GET_ITEM(maps, next++), staging,
+                       PyList_GET_ITEM(outs, i), &of.batch) != 0 ||
+            fl_py_gather_queue(self, launch, &of) != 0)
             return -1;
     }
     return 0;

@@ -1,4 +1,4 @@
-/* fl_py_gather_rows: copies fields, one kernel for 32 fields. */
+/* fl_py_gather_rows: copies fields, one kernel for 32 fields. No other kernel reads host ranges. */
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
@@ -8,7 +8,7 @@
 
 typedef struct columns {
     fl_row_column *each; /* owned */
-    int32_t count;
+    int32_t count, most_blocks;
 } columns;
 
 /* Returns true if `to` is a batch of rows of `from`. */
@@ -30,9 +30,11 @@ static int read_column(const fl_py_gather *self, const fl_py_gather_source *sour
     if (!is_batch_of(&from, &to, self->row_count))
         return FL_PY_FAIL(PyExc_ValueError,
                           "gather: a batch must have the shape and dtype of rows");
-    *column = (fl_row_column){from.data, (char *)to.data, 0, from.stride[0]};
+    int64_t after = (from.shape[0] - 1) * from.stride[0]; /* of the last row */
     from.shape[0] = 1;
-    column->bytes = fl_tensor_bytes(from.dtype, from.ndim, from.shape);
+    int64_t bytes = fl_tensor_bytes(from.dtype, from.ndim, from.shape);
+    *column = (fl_row_column){from.data, (const char *)from.data + after + bytes, (char *)to.data,
+                              bytes, from.stride[0]};
     if (column->bytes == 0 || fl_tensor_is_contiguous(&from)) return 0;
     return FL_PY_FAIL(PyExc_ValueError, "gather: rows must be contiguous");
 }
@@ -41,19 +43,31 @@ static int launch(const fl_py_gather *self, void *stream, const void *what, fl_e
 {
     const columns *of = what;
     return fl_cuda_gather(self->device, stream, of->each, of->count, self->rows, self->row_count,
-                          err);
+                          of->most_blocks, err);
+}
+
+/* Reads the columns. The rows of staged sources go to the tensors behind the results. */
+static int read_columns(const fl_py_gather *self, PyObject *outs, columns *of)
+{
+    Py_ssize_t staging = self->count;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        const fl_py_gather_source *source = &self->sources[i];
+        bool is_staged = fl_py_gather_is_staged(source);
+        if (source->range != NULL) of->most_blocks = FL_CUDA_FETCH_BLOCKS;
+        if (source->plan != NULL && !is_staged) continue;
+        PyObject *out = PyList_GET_ITEM(outs, is_staged ? staging++ : i);
+        if (read_column(self, source, out, &of->each[of->count++]) != 0) return -1;
+    }
+    return 0;
 }
 
 static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
 {
     (void)maps;
-    columns of = {.each = fl_alloc(self->count * (int64_t)sizeof *of.each)};
-    int status = of.each != NULL ? 0 : -1;
+    columns of = {.each = fl_alloc(self->count * (int64_t)sizeof *of.each),
+                  .most_blocks = INT32_MAX};
+    int status = of.each != NULL ? read_columns(self, outs, &of) : -1;
     if (of.each == NULL) PyErr_NoMemory();
-    for (Py_ssize_t i = 0; status == 0 && i < self->count; i++)
-        if (self->sources[i].plan == NULL)
-            status = read_column(self, &self->sources[i], PyList_GET_ITEM(outs, i),
-                                 &of.each[of.count++]);
     if (status == 0 && of.count > 0) status = fl_py_gather_queue(self, launch, &of);
     fl_free(of.each);
     return status;

@@ -24,10 +24,12 @@ typedef struct fl_py_gatherer {
     fl_py_pieces pieces;     /* owned: the columns of sequences among the sources */
     int device;              /* as in fl_py_gather.h */
     Py_ssize_t outputs, all; /* number of outputs of fields, and of all outputs */
-    PyObject *rows;          /* owned: indices on the device, or NULL */
-    long long length;        /* as in fl_py_gather.h */
-    PyObject *forms; /* owned: tensors without memory, shaped like a batch of form_rows rows; NULL:
-                        none yet */
+    Py_ssize_t made;  /* number of tensors that new_batch makes: outputs, and one for each staged
+                         source */
+    PyObject *rows;   /* owned: indices on the device, or NULL */
+    long long length; /* as in fl_py_gather.h */
+    PyObject *forms;  /* owned: tensors without memory, shaped like a batch of form_rows rows; NULL:
+                         none yet */
     int64_t form_rows; /* rows of the last batch */
     pid_t pid;
 } fl_py_gatherer;
@@ -47,10 +49,10 @@ static PyObject *new_batch(const fl_py_gatherer *self, int64_t count)
     if (given == NULL) return NULL;
     made = PyList_CheckExact(given) ? PySequence_List(given) : Py_NewRef(Py_None);
     Py_DECREF(given);
-    if (made == NULL || (made != Py_None && PyList_GET_SIZE(made) == self->outputs)) return made;
+    if (made == NULL || (made != Py_None && PyList_GET_SIZE(made) == self->made)) return made;
     Py_DECREF(made);
     return PyErr_Format(PyExc_ValueError, "gather: new_batch must return a list of %zd tensors",
-                        self->outputs);
+                        self->made);
 }
 
 static int give_memory_back(PyObject *tensor)
@@ -68,7 +70,7 @@ static PyObject *get_forms(fl_py_gatherer *self, int64_t count)
     if (self->forms != NULL) return Py_NewRef(self->forms);
     PyObject *forms = new_batch(self, count);
     int status = forms != NULL ? 0 : -1;
-    for (Py_ssize_t i = 0; status == 0 && i < self->outputs; i++)
+    for (Py_ssize_t i = 0; status == 0 && i < self->made; i++)
         status = give_memory_back(PyList_GET_ITEM(forms, i));
     if (status == 0 && self->form_rows == count) Py_XSETREF(self->forms, Py_NewRef(forms));
     if (status != 0) Py_CLEAR(forms);
@@ -85,8 +87,8 @@ static PyObject *allocate(fl_py_gatherer *self, int64_t count)
         return new_batch(self, count);
     }
     PyObject *forms = get_forms(self, count), *outs = NULL;
-    if (forms != NULL) outs = PyList_New(self->outputs);
-    for (Py_ssize_t i = 0; outs != NULL && i < self->outputs; i++)
+    if (forms != NULL) outs = PyList_New(self->made);
+    for (Py_ssize_t i = 0; outs != NULL && i < self->made; i++)
         fl_py_put(&outs, i, PyObject_CallOneArg(self->empty_like, PyList_GET_ITEM(forms, i)));
     Py_XDECREF(forms);
     return outs;
@@ -144,8 +146,11 @@ make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t cou
                            .count = self->count,
                            .length = self->length};
     PyObject *outs = allocate(self, count);
+    /* Tensors of staged rows go as soon as the kernels are queued: torch gives their memory out
+     * again on the same stream alone, behind these kernels. */
     if (outs != NULL && (fl_py_gather_open(&gather, indices, first, count) != 0 ||
-                         run_kernels(&gather, maps, outs) != 0))
+                         run_kernels(&gather, maps, outs) != 0 ||
+                         PyList_SetSlice(outs, self->outputs, self->made, NULL) != 0))
         Py_CLEAR(outs);
     return outs;
 }
@@ -321,7 +326,9 @@ static int count_outputs(fl_py_gatherer *self)
     if (count < 0) return -1;
     Py_ssize_t sources = PyTuple_GET_SIZE(self->sources);
     self->all = (Py_ssize_t)count;
-    self->outputs = has_windows(self) ? self->all : self->count;
+    self->outputs = self->made = has_windows(self) ? self->all : self->count;
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        self->made += fl_py_gather_is_staged(&self->each[i]);
     bool fits = has_windows(self) ? sources == 1 && (count == 1 || count == 2) : count == sources;
     for (Py_ssize_t i = 1; i < self->count; i++) fits = fits && !self->each[i].is_windows;
     if (fits) return 0;
@@ -398,8 +405,9 @@ PyDoc_STRVAR(
     doc, "Gatherer(tensor_type, memory, structure, sources, device, sequences=(None, None))\n--\n\n"
          "Batches of rows that kernels of a CUDA device read.\n\n"
          "memory: (new_batch, torch.empty_like). new_batch(count) returns a list of new\n"
-         "tensors for a batch of `count` rows; if new_batch is None, no kernel runs, and\n"
-         "torch's indexing makes the fields. structure: the structure around the tensors\n"
+         "tensors for a batch of `count` rows, and behind them a tensor for the rows of\n"
+         "each field that has both a range and a plan; if new_batch is None, no kernel\n"
+         "runs, and torch's indexing makes the fields. structure: that around the tensors\n"
          "of a batch, as for an ArrayLoader. sources: a tuple with one source for each\n"
          "output.\n\n"
          "A field is (tensor, range, plan): range is the HostRange that holds the tensor,\n"

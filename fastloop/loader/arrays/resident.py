@@ -56,11 +56,17 @@ def _send(numbers: Any, accelerator: Accelerator) -> Any:
     return _send_tensor(accelerator, torch.from_numpy(numbers))
 
 
+def _new_rows(column: Column, device: torch.device, count: int) -> torch.Tensor:
+    """Return a tensor for `count` rows of one column."""
+    source = cast(torch.Tensor, column.source)
+    return torch.empty((count, *source.shape[1:]), dtype=source.dtype, device=device)
+
+
 def _new_tensor(column: Column, device: torch.device, count: int) -> torch.Tensor:
     """Return the tensor of one column in a batch of `count` rows."""
-    source, plan = cast(torch.Tensor, column.source), column.plan
+    plan = column.plan
     if not isinstance(plan, ImagePlan):
-        return torch.empty((count, *source.shape[1:]), dtype=source.dtype, device=device)
+        return _new_rows(column, device, count)
     shape, steps = (count, *plan.out_shape), (math.prod(plan.out_shape), *plan.out_strides)
     return torch.empty_strided(shape, steps, dtype=getattr(torch, plan.out_dtype), device=device)
 
@@ -140,8 +146,12 @@ class ResidentIter(SingleIter, LockedIter):
         fields = [each for each in columns.all if not isinstance(each.source, SequenceColumn)]
         self._has_sequences = len(fields) < len(self._tensors)
 
+        # Rows in host memory are staged on the device before a kernel makes images of them.
+        staged = [each for each in fields if each.plan] if columns.register is not None else []
+
         def make(count: int) -> list[torch.Tensor]:
-            return [_new_tensor(column, device, count) for column in fields]
+            results = [_new_tensor(column, device, count) for column in fields]
+            return results + [_new_rows(column, device, count) for column in staged]
 
         host_ranges: Any = repeat(None)
         if columns.register is not None:

@@ -283,8 +283,8 @@ cudaError_t fl_cuda_queue_windows(void *stream, const fl_window_batch *windows,
 }
 
 cudaError_t fl_cuda_queue_gather(void *stream, const fl_row_column *columns, int32_t column_count,
-                                 const int64_t *rows, int64_t row_count, int64_t most_bytes)
+                                 const int64_t *rows, int64_t row_count, fl_gather_limits most)
 {
-    (void)stream, (void)columns, (void)column_count, (void)rows, (void)row_count, (void)most_bytes;
+    (void)stream, (void)columns, (void)column_count, (void)rows, (void)row_count, (void)most;
     abort();
 }

@@ -47,6 +47,10 @@ static inline void __stwb(uint4 *to, uint4 value) { *to = value; }
 static inline double __ldcg(const double *from) { return *from; }
 template <class T> static inline T __ldg(const T *from) { return *from; }
 static inline double __dadd_rn(double a, double b) { return a + b; }
+static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits)
+{
+    return (unsigned)(((unsigned long long)high << 32 | low) >> bits % 32);
+}
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fmul_rn(float a, float b) { return a * b; }
 
