@@ -9,7 +9,7 @@ b  a table: 8 192 rows of 100 floats and a label a batch. By hand: randperm and 
 c  64 windows of 4 096 tokens of uint16, as int64 x and y. By hand: one index of the tokens.
 d  256 images of 3x256x256 bytes, RandomResizedCrop(224), flipped, normalised to halves.
 e  256 rows of 3x224x224 bytes as they are: fetched GB/s, as a share of what one pinned copy reaches
-   in the same run.
+   in the same run. The same of rows of one byte more, which begin anywhere.
 f  the same, uploaded, by 4, 8 and 15 threads: GB/s of whole epochs of 32 and of 128 batches, from
    iter() to the last byte on the device.
 g  256 sequences of 1 to 1 023 tokens of int32, padded: int64 input_ids, labels and mask. By hand:
@@ -17,6 +17,9 @@ g  256 sequences of 1 to 1 023 tokens of int32, padded: int64 input_ids, labels 
 h  training a small convolutional network on the images of d with 2, 4 and 16 cores for all threads
    and workers: time of a batch, and how busy NVML says that the device is. *uploaded* has its
    transforms on the device, torch's loader has the same dataset. The limit is one cached batch.
+
+i  products of matrices of 2 ms for each batch: alone, beside fetches of the rows of e and of images
+   of d, and beside pinned copies of as many bytes.
 
 *resident*: `.to("cuda")`. *fetched*: `gather="device"`, out of host memory over the link.
 *uploaded*: 8 threads of the CPU gather, transform and upload. All shuffled, in turns, without a
@@ -273,9 +276,9 @@ def crops(report: Report, rounds: int, count: int) -> None:
     compare(report, rounds, "d", work, loaders, read, batch * 3 * 224 * 224 * 2)
 
 
-def rows_over_the_link(report: Report, rounds: int, count: int) -> None:
-    batch, size = 256, 3 * 224 * 224
-    images = torch.randint(256, (count, 3, 224, 224), dtype=torch.uint8)
+def rows_over_the_link(report: Report, rounds: int, count: int, size: int) -> None:
+    batch = 256
+    images = torch.randint(256, (count, size), dtype=torch.uint8)
     loaders = three(lambda **more: ArrayDataset(images, **more), batch)
     running = {who: epochs(loader) for who, loader in loaders.items() if who != "resident"}
 
@@ -294,10 +297,55 @@ def rows_over_the_link(report: Report, rounds: int, count: int) -> None:
     share = rates["fetched"].median / rates["copy"].median
     report.row(
         "e",
-        f"{batch} of {count} rows of 3x224x224 u8 over the link",
+        f"{batch} of {count} rows of {size} bytes over the link",
         [Goal("of a pinned copy's rate", share, 0.85, True, "%")],
         {**{who: rates[who] for who in running}, "limit": f"a pinned copy {rates['copy']}"},
         **{who: t.as_dict() for who, t in rates.items()},
+    )
+
+
+def beside_products(report: Report, rounds: int, count: int) -> None:
+    batch, side = 256, 8192 if count > 2048 else 1024
+    a = torch.randn(side, side, dtype=torch.float16, device=CUDA)
+    product = torch.empty_like(a)
+    repeats = max(1, round(2000 / device_us(lambda: torch.mm(a, a, out=product))))
+    rows = torch.randint(256, (count, 3, 224, 224), dtype=torch.uint8)
+    crop = T.Compose([T.RandomResizedCrop(160), *TO_HALF])
+    pinned = torch.empty_like(rows[:batch], pin_memory=True)
+    there, copies = torch.empty_like(pinned, device=CUDA), torch.cuda.Stream()
+    common: dict[str, Any] = {"shuffle": True, "drop_last": True, "device": CUDA}
+    fetched = {
+        "beside rows": ArrayDataset(rows, gather="device"),
+        "beside images": ArrayDataset(rows, gather="device", transform=crop),
+    }
+    running = {who: epochs(DataLoader(data, batch, **common)) for who, data in fetched.items()}
+
+    def copy() -> None:
+        with torch.cuda.stream(copies):
+            there.copy_(pinned, non_blocking=True)
+
+    def measure(beside: Callable[[], Any]) -> float:
+        timer = Timer()
+        for _ in range(6 * FEW):
+            beside()  # first: the next batch crosses the link while these products run
+            for _ in range(repeats):
+                torch.mm(a, a, out=product)
+        return timer.us() / (6 * FEW)
+
+    calls: dict[str, Callable[[], float]] = {"alone": lambda: measure(lambda: None)}
+    calls |= {who: lambda it=it: measure(it.__next__) for who, it in running.items()}  # type: ignore[misc]
+    calls["beside copies"] = lambda: measure(copy)
+    times = {who: Times(tuple(v)) for who, v in in_turns(calls, rounds).items()}
+    alone = times["alone"].median
+    report.row(
+        "i",
+        f"{repeats} products of {side}x{side} halves, and {batch} rows of 3x224x224 u8",
+        [Goal(f"speed {who}", alone / times[who].median, 0.97, True, "%") for who in running],
+        {
+            "fetched": "; ".join(f"{who} {times[who]}" for who in running),
+            "limit": f"alone {times['alone']}, beside copies {times['beside copies']}",
+        },
+        **{who: t.as_dict() for who, t in times.items()},
     )
 
 
@@ -463,19 +511,22 @@ def few_cores(report: Report, rounds: int, count: int) -> None:
 
 
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefgh")
+    args = parse_arguments(__doc__, "abcdefghi")
     if CUDA.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("bench_resident.py needs a CUDA device, and torch finds none")
     rounds, part = (2, 8) if args.is_quick else (20, 1)
-    rows: dict[str, Callable[[], None]] = {
+    rows: dict[str, Callable[[], object]] = {
         "a": lambda: cifar(report, rounds, 50_000 // part),
         "b": lambda: table(report, rounds, (1 << 18) // part),
         "c": lambda: tokens(report, rounds, 16_384 // part),
         "d": lambda: crops(report, rounds, 8192 // part),
-        "e": lambda: rows_over_the_link(report, rounds, 8192 // part),
+        "e": lambda: [
+            rows_over_the_link(report, rounds, 8192 // part, size) for size in (150_528, 150_529)
+        ],
         "f": lambda: whole_epochs(report, rounds, 8192 // part),
         "h": lambda: few_cores(report, min(rounds, 5), 8192 // part),
         "g": lambda: sequences(report, rounds, 65_536 // part),
+        "i": lambda: beside_products(report, rounds, 8192 // part),
     }
     with Report(args.json, (*WHO, "limit")) as report:
         name = torch.cuda.get_device_name(CUDA) if CUDA.type == "cuda" else "the CPU"

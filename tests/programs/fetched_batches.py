@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import pickle
+import struct
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -118,6 +119,15 @@ for _ in range(2):
 assert calls[1] - calls[0] < 8, calls
 del iterator
 assert registered() == 0
+
+# ---- a kernel that reads over the link takes 8 blocks at most
+
+usual = (ctypes.c_char * 56).in_dll(fake, "shim_usual_limits")
+few = ctypes.create_string_buffer(usual.raw, 56)
+struct.pack_into("I", few, 24, 8)  # blocks in x
+fake.shim_set_limits(few)
+compare(next(iter(fetching(make("device"), N))), next(iter(TorchLoader(make("device"), N))))
+fake.shim_set_limits(usual)
 
 data = make("device")
 for dataset in (data, Subset(data, list(range(N - 1, 20, -1)))):
