@@ -60,6 +60,27 @@ int fl_cuda_check(int32_t device, fl_err *err)
     return status;
 }
 
+static int open_stream_inside(int32_t device, cudaStream_t *out, fl_err *err)
+{
+    int least, greatest;
+    FL_TRY(fl_cuda_require_primary(device, err));
+    FL_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest), err);
+    FL_CUDA_TRY(cudaStreamCreateWithPriority(out, cudaStreamNonBlocking, least), err);
+    return FL_OK;
+}
+
+int fl_cuda_stream_open(int32_t device, void **out, fl_err *err)
+{
+    fl_cuda_scope scope;
+    cudaStream_t stream = NULL;
+    *out = NULL;
+    FL_TRY(fl_cuda_scope_enter(device, &scope, err));
+    int status = open_stream_inside(device, &stream, err);
+    fl_cuda_scope_leave(&scope);
+    *out = stream;
+    return status;
+}
+
 int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

@@ -13,6 +13,12 @@ int fl_cuda_check(int32_t device, fl_err *err)
                    "this fastloop was built without CUDA; install nvcc and build fastloop again");
 }
 
+int fl_cuda_stream_open(int32_t device, void **out, fl_err *err)
+{
+    *out = NULL;
+    return fl_cuda_check(device, err);
+}
+
 const fl_grad_ops fl_cuda_grad_ops = {0}; /* never called: fl_cuda_check fails */
 
 int64_t fl_cuda_scratch_bytes(const fl_tensor_list *list)

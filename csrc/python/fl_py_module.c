@@ -147,6 +147,24 @@ static PyObject *module_check_cuda(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(open_stream_doc,
+             "open_stream(device, /)\n--\n\n"
+             "Open a stream of the CUDA device with this index, of the least priority, and\n"
+             "return its handle. The stream lasts as long as the process. Raises\n"
+             "torch.AcceleratorError. Releases the interpreter lock.");
+
+static PyObject *module_open_stream(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    fl_err err = {0};
+    void *stream;
+    int device, status;
+    if (!PyArg_ParseTuple(args, "i:open_stream", &device)) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_cuda_stream_open(device, &stream, &err);
+    Py_END_ALLOW_THREADS
+    return status == FL_OK ? PyLong_FromVoidPtr(stream) : fl_py_raise(&err, NULL);
+}
+
 PyDoc_STRVAR(expect_fork_doc,
              "expect_fork()\n--\n\n"
              "Count the next forks of this thread as one worker process, until\n"
@@ -211,6 +229,7 @@ static PyMethodDef module_methods[] = {
     {"usable_cpus", module_usable_cpus, METH_NOARGS, usable_cpus_doc},
     {"cpu_quota", module_cpu_quota, METH_O, cpu_quota_doc},
     {"check_cuda", module_check_cuda, METH_VARARGS, check_cuda_doc},
+    {"open_stream", module_open_stream, METH_VARARGS, open_stream_doc},
     {"expect_fork", module_expect_fork, METH_NOARGS, expect_fork_doc},
     {"fork_expected", module_fork_expected, METH_NOARGS, fork_expected_doc},
     {"fork_ended", module_fork_ended, METH_O, fork_ended_doc},

@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 
+from fastloop._core import open_stream
 from fastloop.base.checks import make_message
 from fastloop.base.machine import read_device_node, read_nodes
+from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.compat.tensors import sparse_parts
+from fastloop.device.availability import fault_of
 
 _MOST_NODES = 64  # the bits of a set of nodes
 
@@ -39,8 +42,14 @@ def _parts(tensor: Any) -> list[torch.Tensor]:
 @functools.cache
 def _open_stream(device: torch.device) -> tuple[int, int, int]:
     """Open the process's one stream for copies to a device. Memory of torch's allocators belongs to
-    a stream: with a new stream, an epoch could not reuse the memory of the epoch before."""
-    stream = torch.Stream(device)
+    a stream: with a new stream, an epoch could not reuse the memory of the epoch before. On CUDA
+    the stream is fastloop's own: torch hands out its streams in turn, also to the program."""
+    stream: Any
+    if device.type == "cuda" and not kernels_are_disabled() and not fault_of(device):
+        external: Any = torch.cuda.ExternalStream
+        stream = external(open_stream(device.index), device)
+    else:
+        stream = torch.Stream(device)
     return stream.stream_id, stream.device_index, stream.device_type
 
 

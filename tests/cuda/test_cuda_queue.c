@@ -2,6 +2,7 @@
  * fail. */
 #include "cuda_fixture.h"
 
+#include "fake_run.h"
 #include "fl_cuda_kernels.h"
 
 /* ---- tables of all sizes */
@@ -270,6 +271,36 @@ static void test_no_context_on_a_device_that_nobody_chose(void)
     CHECK_INT(run_child(run_each_pass, NULL), 0);
 }
 
+/* A stream's own device, and the least priority; an error leaves no stream. */
+static void test_streams_for_copies(void)
+{
+    void *first, *second;
+    fl_err err;
+    int failed = 0;
+    CHECK_INT(fl_cuda_stream_open(DEVICE, &first, NULL), FL_OK);
+    CHECK_INT(fl_cuda_stream_open(0, &second, NULL), FL_OK);
+    check_thread();
+    const struct CUstream_st *a = first, *b = second;
+    CHECK(a->device == DEVICE && a->priority == 0 && b->device == 0 && b->priority == 0);
+    for (int64_t n = 1;; n++) {
+        fake_fail_at(n, cudaErrorLaunchFailure, false);
+        int status = fl_cuda_stream_open(DEVICE, &first, &err);
+        bool has_failed = fake_calls() >= n;
+        fake_fail_at(0, cudaSuccess, false);
+        choose_device_0(); /* if the device could not be restored */
+        check_thread();
+        if (!has_failed) break;
+        if (status == FL_OK) continue; /* only putting the device back failed */
+        CHECK_INT(status, FL_EDEVICE);
+        CHECK(first == NULL && strstr(err.text, "cudaErrorLaunchFailure") != NULL);
+        failed++;
+    }
+    CHECK(failed >= 3);
+    fake_enter_green(true);
+    CHECK_INT(fl_cuda_stream_open(0, &first, &err), FL_EDEVICE);
+    fake_enter_green(false);
+}
+
 int main(void)
 {
     start_tests();
@@ -281,5 +312,6 @@ int main(void)
     RUN(test_a_captured_pass);
     RUN(test_a_capture_that_is_broken);
     RUN(test_check);
+    RUN(test_streams_for_copies);
     return 0;
 }

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from time_limits import limit
 
 import fastloop
-from fastloop.device import availability
+from fastloop.device import accelerator, availability
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.availability import find_upload_fault, has_uploads
 from fastloop.loader.route import fast_iterator
@@ -170,3 +171,23 @@ m.main(["doctor"])"""
     )
     assert done.returncode == 0, done.stderr
     assert "needs PyTorch, which is not installed" in done.stdout
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_stream_for_copies_is_fastloops_own(
+    monkeypatch: pytest.MonkeyPatch, is_right: bool
+) -> None:
+    opened: list[Any] = []
+
+    def open_one(*given: Any) -> Any:
+        opened.append(given)
+        return SimpleNamespace(stream_id=given[0], device_index=given[1].index, device_type=1)
+
+    cuda = torch.device("cuda", 3)
+    monkeypatch.setattr(accelerator, "open_stream", lambda index: 4096 + index)
+    monkeypatch.setattr(accelerator, "fault_of", lambda device: "" if is_right else "an old driver")
+    monkeypatch.setattr(torch.cuda, "ExternalStream", open_one)
+    monkeypatch.setattr(torch, "Stream", lambda device: open_one(7, device))
+    stream = accelerator._open_stream.__wrapped__(cuda)
+    assert stream == ((4099 if is_right else 7), 3, 1)
+    assert opened == [(stream[0], cuda)]
