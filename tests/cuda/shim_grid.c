@@ -42,6 +42,7 @@ typedef struct fiber {
 
 struct worker {
     fiber fibers[MOST_THREADS];
+    unsigned made; /* of them, as no block before had more threads */
     shim_launch launch;
     bool vote, voted;                /* of the barrier that is gathering; of the last one */
     char warps[MOST_THREADS / WARP]; /* their addresses stand for shuffles */
@@ -191,6 +192,7 @@ static bool run_ready(worker *w, unsigned count)
 static void run_block(worker *w, unsigned block)
 {
     unsigned count = w->launch.threads.x;
+    while (w->made < count) make_fiber(w, w->made++);
     for (unsigned i = 0; i < count; i++) {
         fiber *f = &w->fibers[i];
         f->place = (shim_place){{i}, {block}, {w->launch.blocks.x}};
@@ -217,7 +219,6 @@ static void *work(void *memory)
 {
     worker *w = memory;
     if (__tsan_get_current_fiber != NULL) w->tsan = __tsan_get_current_fiber();
-    for (unsigned i = 0; i < MOST_THREADS; i++) make_fiber(w, i);
     pthread_mutex_lock(&pool.mutex);
     for (;;) {
         while (pool.next == pool.launch.blocks.x) pthread_cond_wait(&pool.changed, &pool.mutex);
