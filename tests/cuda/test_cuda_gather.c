@@ -97,7 +97,7 @@ static void check_one(int64_t bytes, int64_t gap, int64_t offset, int64_t rows, 
 /* Units are 1 to 16 bytes: by the size of rows, by their distance, by the batch's address. */
 static void test_rows_of_every_size_and_place(void)
 {
-    for (int64_t bytes = 1; bytes <= 48; bytes += bytes < 18 ? 1 : 6)
+    for (int64_t bytes = 1; bytes <= 48; bytes += bytes < 18 ? ONE_IN : 6)
         for (int64_t gap = 0; gap <= 16; gap += gap < 2 ? 1 : 7)
             for (int64_t offset = 0; offset <= 16; offset += offset < 2 ? 1 : 7)
                 check_one(bytes, gap, offset, 5, 7);

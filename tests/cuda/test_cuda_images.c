@@ -9,7 +9,7 @@
 #include "fl_cuda_images.h"
 #include "fl_image_plan.h"
 
-enum { PLANS = IS_SANITIZED ? 40 : 300, MOST_IMAGES = 5, MOST_OPS = 5, GUARD = 0x5A };
+enum { PLANS = (IS_SANITIZED ? 40 : 300) / ONE_IN, MOST_IMAGES = 5, MOST_OPS = 5, GUARD = 0x5A };
 
 static const fl_image_op_kind moving[] = {FL_OP_PAD,           FL_OP_CENTER_CROP,
                                           FL_OP_RANDOM_CROP,   FL_OP_HORIZONTAL_FLIP,
