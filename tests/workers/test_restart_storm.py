@@ -1,6 +1,6 @@
 """A worker is killed every 100 ms: every batch comes once, and nothing is left behind.
 
-`FASTLOOP_STORM_SECONDS` says how long, 8 by default: some seventy workers.
+`FASTLOOP_STORM_SECONDS` says how long, 8 by default.
 """
 
 import os
