@@ -302,9 +302,9 @@ def test_parts_views_and_single_samples(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_spawned_workers_open_it_again(root: Path) -> None:
+def test_workers_of_a_fork_server_open_it_again(root: Path) -> None:
     dataset = cached(root, *HEAD, *REST)
-    loader = TorchLoader(dataset, 7, num_workers=1, multiprocessing_context="spawn")
+    loader = TorchLoader(dataset, 7, num_workers=1, multiprocessing_context="forkserver")
     assert_same(list(loader), list(TorchLoader(dataset, 7)))
 
 

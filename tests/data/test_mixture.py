@@ -369,14 +369,14 @@ def test_a_subclass_decides_on_samples() -> None:
 
 
 @pytest.mark.slow
-def test_it_is_small_and_works_in_spawned_workers() -> None:
+def test_it_is_small_and_works_in_workers_of_a_fork_server() -> None:
     sources = {"x": torch.arange(60), "y": torch.arange(100, 140)}
     data = MixtureDataset(sources, {"x": 2, "y": 1})
     bare = make(dict.fromkeys(map(str, range(100)), 9))
     assert len(pickle.dumps(bare)) < 10_000 + len(pickle.dumps(bare._sources))
     data.set_epoch(1)
     expected = [data.locate(len(data) + i)[1] for i in range(len(data))]
-    loader = DataLoader(data, 7, num_workers=1, multiprocessing_context="spawn")
+    loader = DataLoader(data, 7, num_workers=1, multiprocessing_context="forkserver")
     got = torch.cat(list(loader)).tolist()
     assert [x - 100 * (x >= 100) for x in got] == expected
 

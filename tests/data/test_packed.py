@@ -255,9 +255,9 @@ def test_torchs_loader(workers: int) -> None:
     assert rows == [data[i]["input_ids"].tolist() for i in range(len(data))]
 
 
-def test_a_spawned_worker() -> None:
+def test_a_worker_of_a_fork_server() -> None:
     data = PackedDataset(ragged(draw(1)[1]), 30, window=20, seed=4)
-    loader = DataLoader(data, 200, num_workers=1, multiprocessing_context="spawn")
+    loader = DataLoader(data, 200, num_workers=1, multiprocessing_context="forkserver")
     data.set_epoch(3)
     (batch,) = loader
     assert batch["labels"].tolist() == [data[i]["labels"].tolist() for i in range(len(data))]

@@ -318,10 +318,10 @@ def test_loaders_build_batches_in_memory_of_theirs(workers: int) -> None:
 
 
 @pytest.mark.slow
-def test_spawned_workers() -> None:
+def test_workers_of_a_fork_server() -> None:
     collate = PadCollate(return_mask=True)
     loader = DataLoader(
-        Texts(), 8, collate_fn=collate, num_workers=1, multiprocessing_context="spawn"
+        Texts(), 8, collate_fn=collate, num_workers=1, multiprocessing_context="forkserver"
     )
     assert_identical(list(loader), list(TorchLoader(Texts(), 8, collate_fn=collate)))
 

@@ -168,11 +168,11 @@ def test_batches_of_loaders(shards: list[str], options: Any) -> None:
 
 
 @pytest.mark.slow
-def test_spawned_workers_read_the_index_again(shards: list[str]) -> None:
+def test_workers_of_a_fork_server_read_the_index_again(shards: list[str]) -> None:
     data = TarDataset(shards, ["jpg", "cls"], T.CenterCrop(8))
     pickled = pickle.dumps(data)
     assert len(pickled) < 1024 * len(shards)
-    loader = TorchLoader(data, 8, num_workers=1, multiprocessing_context=get_context("spawn"))
+    loader = TorchLoader(data, 8, num_workers=1, multiprocessing_context=get_context("forkserver"))
     assert_same(list(loader), list(TorchLoader(data, 8)))
 
 

@@ -313,7 +313,7 @@ def test_in_torchs_own_loader(paths: list[Path]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_in_workers_of_torchs_own_loader(paths: list[Path], context: str) -> None:
     """An epoch reaches workers that are there already."""
     dataset = TokenDataset(paths, 10, mode="random", seed=3)

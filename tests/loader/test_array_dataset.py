@@ -314,7 +314,7 @@ def dataset_of_all(folder: Path) -> ArrayDataset:
     return ArrayDataset(**fields, label=np.arange(ROWS), half=torch.ones(ROWS, 2).bfloat16())
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_in_torchs_workers_it_gives_what_ours_gives(context: str, tmp_path: Path) -> None:
     if context not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {context} here")

@@ -1,4 +1,4 @@
-"""ArrowDataset under mixtures, packing, samplers of lengths, spawned workers, and a state that
+"""ArrowDataset under mixtures, packing, samplers of lengths, a fork server, and a state that
 other numbers of ranks load."""
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def test_packed_rows_and_batches_by_length(files: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-def test_spawned_workers_map_the_files_themselves(files: dict[str, str]) -> None:
+def test_workers_of_a_fork_server_map_the_files_themselves(files: dict[str, str]) -> None:
     data = ArrowDataset([files["a"], files["b"]])
-    given = {"batch_size": 16, "num_workers": 1, "multiprocessing_context": "spawn"}
+    given = {"batch_size": 16, "num_workers": 1, "multiprocessing_context": "forkserver"}
     check_both(data, "process", collate_fn=PadCollate(), **given)
 
 

@@ -103,10 +103,10 @@ def test_with_workers(kind: str, persistent: bool, every: int) -> None:
 
 
 @pytest.mark.slowest
-def test_spawned_workers_that_have_read_ahead() -> None:
+def test_workers_of_a_fork_server_that_have_read_ahead() -> None:
     """A state says where the batches of the user end, however far workers have read ahead."""
     workers = 1
-    given = {"prefetch_factor": 4, "multiprocessing_context": "spawn"}
+    given = {"prefetch_factor": 4, "multiprocessing_context": "forkserver"}
     expected = read(loader_of(OfDataset, workers), 1)[0]
     iterator = iter(loader := loader_of(OfDataset, workers, **given))
     next(iterator)
