@@ -225,7 +225,11 @@ class FolderSamples:
             self._draws.apply(image, out, generator)
             return out, target
 
-        return self._verification.run(by_torchvision, native)
+        made, target = self._verification.run(by_torchvision, native)
+        # A sample of torchvision's lies elsewhere, so the collate would copy the whole batch.
+        if slot is not None and (made.shape, made.dtype) == (slot.shape, slot.dtype):
+            made = slot if made is slot else slot.copy_(made)
+        return made, target
 
 
 class CutSamples(FolderSamples):
