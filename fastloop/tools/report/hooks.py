@@ -48,16 +48,16 @@ _patches: dict[tuple[Any, str], Patch] = {}
 _handles: list[Any] = []  # handles of torch's hooks
 
 
-def _list_observers() -> list[LoopObserver]:
+def _list_observers() -> tuple[LoopObserver, ...]:
     """Return the observers of this thread. The remaining observers count the call."""
-    ident = get_ident()
-    own: list[LoopObserver] = []
-    for observer in _observers if seams.checking_thread != ident else ():
-        if observer.thread == ident:
-            own.append(observer)
-        else:
-            observer.elsewhere += 1
-    return own
+    ident, observers = get_ident(), _observers
+    if seams.checking_thread == ident:
+        return ()
+    if len(observers) == 1 and observers[0].thread == ident:  # nearly always
+        return observers
+    for observer in observers:
+        observer.elsewhere += observer.thread != ident
+    return tuple(observer for observer in observers if observer.thread == ident)
 
 
 def _make_hook(event: str, before: Function) -> Function:

@@ -115,7 +115,7 @@ class LoaderSource:
         self._is_new = False  # whether the iterator has given no batch; the first counts apart
         self._began = 0  # the time of begin_batch()
         self._scheduled: tuple[int, int] | None = None  # the loop's CPU times at begin_batch()
-        self.queued = -1
+        self.queued, self._has_queue = -1, False
         self._iterator: Callable[[], Any] = lambda: None
         self._shared: Callable[[], Any] = lambda: None  # of the latest iterator of fastloop
         self._counts: Counter[str] = Counter()  # of Shared, since the first use() ...
@@ -135,6 +135,7 @@ class LoaderSource:
             return
         self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator, self._is_new = weakref.ref(iterator), True
+        self._has_queue = isinstance(iterator, ProcessIter | MultiIter)
         shared = getattr(iterator, "_shared", None)
         if shared is not None and shared is not self._shared():
             self._base = shared.count()
@@ -159,7 +160,14 @@ class LoaderSource:
         """Look at the queue before next(): note how many batches came before their turn, and the
         least number of batches in the queue."""
         self._early = self.queued = -1  # unknown
-        iterator: Any = self._iterator()
+        if self._has_queue:
+            self._look_at_queue(self._iterator())
+        # Reading the CPU times takes a microsecond, so loops that hardly wait do not read them.
+        is_looking = not self._is_new and self.wait >= _SHORT_NS * self.batches
+        self._began, self._is_new = now, False
+        self._scheduled = scheduled_ns() if is_looking else None
+
+    def _look_at_queue(self, iterator: Any) -> None:
         # The iterator may be closed or have an unknown kind of queue, so errors mean "unknown".
         with suppress(AttributeError, NotImplementedError, OSError, RuntimeError, ValueError):
             if isinstance(iterator, ProcessIter):
@@ -168,10 +176,6 @@ class LoaderSource:
                 self.queued = int(iterator._data_queue.qsize())
             if self.queued >= 0 and not difference("queue"):
                 self._early = len(iterator._task_info) - iterator._tasks_outstanding
-        # Reading the CPU times takes a microsecond, so loops that hardly wait do not read them.
-        is_looking = not self._is_new and self.wait >= _SHORT_NS * self.batches
-        self._began, self._is_new = now, False
-        self._scheduled = scheduled_ns() if is_looking else None
 
     def end_batch(self, now: int, has_failed: bool) -> str:
         """Count what next() took. Return READY, OTHERS or NONE."""

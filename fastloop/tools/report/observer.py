@@ -81,9 +81,9 @@ class LoopObserver:
 
     def _note(self, method: Callable[..., Any], now: int, *args: Any) -> None:
         """Write down an event that happened at the time `now`."""
+        self._log.append((method, (now, self.clock(), *args)))
         if len(self._log) > _MAX_LOG:
             self.recorder  # noqa: B018 - reads the log
-        self._log.append((method, (now, self.clock(), *args)))
 
     # ---- loaders
 
@@ -175,7 +175,8 @@ class LoopObserver:
     # ---- updates
 
     def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
-        self._note(self._recorder.enter_update, self.clock(), id(token))
+        clock = self.clock  # every enter_ has a leave_, whose _note() bounds the log
+        self._log.append((self._recorder.enter_update, (clock(), clock(), id(token))))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
         self._note(self._recorder.leave_update, self.clock(), id(token))
@@ -198,9 +199,10 @@ class LoopObserver:
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
-        self.has_silent_skips |= look_up(optimizer, "_step_supports_amp_scaling", False)
-        self._note(self._recorder.enter_update, self.clock(), id(optimizer))
-        self._log.append((self._recorder.note_step, (id(optimizer),)))
+        if not self.has_silent_skips:
+            self.has_silent_skips = look_up(optimizer, "_step_supports_amp_scaling", False)
+        clock = self.clock
+        self._log.append((self._recorder.enter_step, (clock(), clock(), id(optimizer))))
 
     def leave_step(self, optimizer: Any) -> None:
         now = self.clock()

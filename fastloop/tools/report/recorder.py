@@ -97,14 +97,16 @@ class StepRing:
 class Run:
     """The batches of one loader in a window, and the time after each."""
 
+    # Values at first. The class has them, because every step makes an object.
+    start = 0  # the ns of iter() and of the first batch
+    wait = compute = fetches = 0
+    upload = NOT_MEASURED
+    has_begun = has_ended = False  # in this window, by iter() and by an exception
+    began_at = last_at = 0  # the numbers of iter() and the latest call, as events
+    step: int | None = None  # the step that used the batches; None if not known yet
+
     def __init__(self, source: LoaderSource) -> None:
         self.source = source
-        self.start = 0  # the ns of iter() and of the first batch
-        self.wait = self.compute = self.fetches = 0
-        self.upload = NOT_MEASURED
-        self.has_begun = self.has_ended = False  # in this window, by iter() and by an exception
-        self.began_at = self.last_at = 0  # the numbers of iter() and the latest call, as events
-        self.step: int | None = None  # the step that used the batches; None if not known yet
 
     def total(self) -> int:
         return self.start + self.wait + max(self.upload, 0) + self.compute
@@ -175,7 +177,10 @@ class StepRecorder:
             last.compute += gap
 
     def _open_run(self, source: LoaderSource) -> Run:
-        self._last = run = self._runs.setdefault(id(source), Run(source))
+        run = self._runs.get(id(source))
+        if run is None:
+            run = self._runs[id(source)] = Run(source)
+        self._last = run
         self._events += 1
         run.last_at = self._events
         return run
@@ -248,6 +253,11 @@ class StepRecorder:
             self._update += self._take(now, after)
             self._is_updated = True
 
+    def enter_step(self, now: int, after: int, optimizer: int) -> None:
+        """Note that this optimizer's step begins."""
+        self.enter_update(now, after, optimizer)
+        self.note_step(optimizer)
+
     def note_step(self, optimizer: int) -> None:
         """Note that this optimizer steps, inside an update."""
         if not self._runs and optimizer in self._stepped:
@@ -275,9 +285,10 @@ class StepRecorder:
         return self.steps.count + is_between
 
     def _is_trained_on(self, run: Run, last: Run) -> bool:
-        """Tell whether the step that follows `last` also used the batches of `run`."""
-        if run is last or run.has_ended or run.source.trains:
-            return run is last or not run.has_ended
+        """Tell whether the step that follows `last` also used the batches of `run`, a run of
+        a different loader."""
+        if run.has_ended or run.source.trains:
+            return not run.has_ended
         # Two loaders that are used side by side take turns, so their counts of batches are equal.
         is_beside = run.last_at > last.began_at and run.has_begun == last.has_begun
         return is_beside and run.fetches == last.fetches
@@ -291,14 +302,15 @@ class StepRecorder:
             other += self._tail
         else:
             for run in self._runs.values():
-                if not self._is_trained_on(run, last):
+                if run is not last and not self._is_trained_on(run, last):
                     self._set_apart(run)
                     continue
                 run.source.trains = True
                 run.step = self.steps.count
                 is_first = is_first or run.has_begun
-                part = "between_epochs" if self.steps.count else "first_batch"
-                vars(self.totals)[part] += run.start
+                if run.start:
+                    part = "between_epochs" if self.steps.count else "first_batch"
+                    vars(self.totals)[part] += run.start
                 wait += run.wait
                 compute += run.compute
                 self.batches += run.fetches
@@ -307,7 +319,7 @@ class StepRecorder:
         self.waited += max(wait, 0)
         self.after_update += other
         parts = wait, upload, compute, self._update, other
-        self.totals.steps += sum(part for part in parts if part != NOT_MEASURED)
+        self.totals.steps += sum(parts) - NOT_MEASURED * parts.count(NOT_MEASURED)
         self.steps.append((self._now - self._begin, *parts, NOT_MEASURED, int(is_first)))
         self._empty_window()
 
