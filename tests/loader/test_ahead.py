@@ -297,7 +297,8 @@ def test_a_second_iter_and_close_while_batches_are_ahead() -> None:
 
 
 class Counted(Noisy):
-    """Samples that tell how often they were read."""
+    """Samples that tell how often they were read. One thread makes a batch, after the
+    earlier batches of that thread."""
 
     def __init__(self) -> None:
         self.gate, self.times = Event(), Counter[int]()
@@ -308,6 +309,9 @@ class Counted(Noisy):
             self.gate.wait()
         self.times[i] += 1
         return self.times[i]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[i] for i in indices]
 
 
 def test_replies_for_an_epoch_that_was_left_may_come_two_epochs_later() -> None:

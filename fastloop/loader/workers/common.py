@@ -122,7 +122,7 @@ class WorkerIter(MultiIter, LockedIter):
     def _send(self, worker: int, task: Any) -> None:
         """Send an Order. None is a worker's last task."""
 
-    def _prepare(self, worker: int, task: Any) -> partial[None]:
+    def _prepare(self, worker: int, task: Any) -> partial[Any]:
         """Return the call that sends (number, indices). The call is native: between the moment when
         the task is sent and the return no handler of a signal runs."""
         raise NotImplementedError

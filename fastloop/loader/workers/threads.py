@@ -8,15 +8,17 @@ sets signal handlers and the number of torch's threads. The loop here does the r
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import sys
 import threading
 import traceback
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count, repeat
 from queue import Empty, SimpleQueue
 from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, perf_counter_ns
@@ -75,6 +77,52 @@ class _Indices:
             yield index
 
 
+class _DealtBatch:
+    """A batch at the beginning of an epoch, whose samples all threads make, so that the batch comes
+    as soon as a later one. The threads get it in the order of batches, before their own tasks.
+
+    No thread waits for another: the thread that comes last collates. torch's fetcher then reads the
+    samples from this object, as from a dataset.
+    """
+
+    def __init__(self, task: tuple[int, list[Any]], owner: int, dataset: Any) -> None:
+        self.task, self.owner, self._dataset = task, owner, dataset
+        self._left = deque(enumerate(task[1]))  # places and indices that nobody has taken
+        # One for each sample and one for the owner, whose worker_init_fn may have failed.
+        self._open = deque(range(len(task[1]), -1, -1))
+        self._samples: dict[int, tuple[Any, BaseException | None]] = {}
+        self._places = count()
+
+    def end_part(self) -> bool:
+        """Tell whether all parts have ended with this one."""
+        return self._open.popleft() == 0
+
+    def help(self, team: SimpleNamespace) -> bool:
+        """Make samples until all have been taken. Tell whether the last part has ended here."""
+        is_last = False
+        while not team.is_done:
+            try:
+                place, index = self._left.popleft()
+            except IndexError:
+                return is_last
+            self._samples[place] = self._make(index)
+            is_last = self.end_part()
+        return False
+
+    def _make(self, index: Any) -> tuple[Any, BaseException | None]:
+        try:
+            return self._dataset[index], None
+        except BaseException as error:  # raised when the batch is fetched
+            return None, error
+
+    def __getitem__(self, _: Any) -> Any:
+        """Return the next sample: torch's fetcher asks for each index in turn."""
+        sample, error = self._samples.pop(next(self._places))
+        if error is not None:
+            raise error
+        return sample
+
+
 def _usage() -> tuple[int, int, int]:
     """Return the clock and the calling thread's CPU time, in ns, and how often the thread went to
     sleep voluntarily, for a lock or any other reason."""
@@ -119,9 +167,13 @@ class WorkerThread(threading.Thread):
         self._kind = arguments["dataset_kind"]
         how = is_batched, self.collation.function, arguments["drop_last"]
         self._fetcher_args = self._kind, dataset, *how
+        self._how = how
         has_getitems = self._kind == DatasetKind.Map and look_up(dataset, "__getitems__")
         # True if the fetcher takes one index, loads its sample, and then takes the next index.
         self._is_by_sample = is_batched and bool(not has_getitems or own(dataset, "_decodes_files"))
+        # True if any thread may make a sample of this thread's batch.
+        is_alone = has_getitems or reader is not None or self.collation.lender is not None
+        self.may_deal = is_batched and self._kind == DatasetKind.Map and not is_alone
         # Only this thread writes the counts.
         self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0
         self._lock_wait_ns = self._probed_ns = 0
@@ -171,10 +223,24 @@ class WorkerThread(threading.Thread):
             elif isinstance(task, Order):
                 state = self._reader.dump() if self._reader is not None else None
                 self._team.results.put((task, self._fault or state))
+            elif isinstance(task, _DealtBatch):
+                self._serve_dealt(fetch, task)
             elif not is_over:
                 self.task = task
                 is_over = self._answer(fetch, *task)
             self.task = task = None
+
+    def _serve_dealt(self, fetch: Callable[[Any], Any], dealt: _DealtBatch) -> None:
+        self.task, begin_ns, is_last = dealt.task, perf_counter_ns(), False
+        if self._fault is None:
+            is_last = self._team.epochs.call(dealt.help, self._team)
+            self.busy_ns += perf_counter_ns() - begin_ns
+        if dealt.owner == self.number:
+            is_last = self._fault is not None or dealt.end_part() or is_last
+        if is_last:
+            if self._fault is None:
+                fetch = DatasetKind.create_fetcher(self._kind, dealt, *self._how).fetch
+            self._answer(fetch, *dealt.task)
 
     def _open_fetcher(self, is_first: bool = False) -> Callable[[Any], Any]:
         """Begin an epoch. Return a function that loads a batch, or returns the reason why not."""
@@ -265,6 +331,16 @@ def _end_all() -> None:
     await_end(threads)
 
 
+def _stack_of(thread: WorkerThread) -> str | None:
+    """Return the lines of a thread's stack in code of the program; None if the thread has ended."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return None
+    stack = traceback.format_stack(frame)
+    own = [number for number, line in enumerate(stack) if __file__ in line]
+    return "".join(stack[own[-1] + 1 :]).rstrip()
+
+
 # ---- the iterator
 
 
@@ -294,8 +370,20 @@ class ThreadIter(WorkerIter):
     def _send(self, worker: int, task: Any) -> None:
         self._workers[worker].put(task)
 
-    def _prepare(self, worker: int, task: Any) -> partial[None]:
-        return partial(self._workers[worker].requests.put, task)
+    def _prepare(self, worker: int, task: Any) -> partial[Any]:
+        threads = self._workers
+        if not self._is_dealt(task):
+            return partial(threads[worker].requests.put, task)
+        dealt = _DealtBatch(task, worker, self._dataset)
+        # In one call, as `_prepare` demands: put() returns None, so any() calls each.
+        return partial(any, map(SimpleQueue.put, [t.requests for t in threads], repeat(dealt)))
+
+    def _is_dealt(self, task: Any) -> bool:
+        """Tell whether all threads make the samples of a batch: it is a thread's first one in an
+        epoch, when no other batch is ready for the loop."""
+        if isinstance(task, Order) or not 0 <= task[0] - self._first < self._num_workers:
+            return False
+        return self._num_workers > 1 and type(task[1]) is list and self._workers[0].may_deal
 
     def count(self) -> WorkerCounts:
         each = (Counter(thread.collation.fallbacks.count()[1]) for thread in self._workers)
@@ -348,15 +436,14 @@ class ThreadIter(WorkerIter):
 
     def _explain_wait(self) -> str:
         info = self._task_info.get(self._rcvd_idx)
-        threads = [t for t in self._workers if (t.number == info[0] if info else t.task)]
-        frames = [sys._current_frames().get(thread.ident) for thread in threads[:1]]
-        if not frames or frames[0] is None:
-            return ""
-        text = f": worker thread {threads[0].number} has not answered"
-        text += f"{describe_task(threads[0].task)}. Its Python stack, most recent call last:\n"
-        stack = traceback.format_stack(frames[0])
-        own = [number for number, line in enumerate(stack) if __file__ in line]
-        return text + "".join(stack[own[-1] + 1 :]).rstrip()
+        # Of a batch that is dealt to all threads, any may be the one that hangs in its sample.
+        threads = [t for t in self._workers if t.task and t.task[0] == self._rcvd_idx]
+        threads += [t for t in self._workers if (t.number == info[0] if info else t.task)]
+        stacks = [(thread, stack) for thread in threads if (stack := _stack_of(thread)) is not None]
+        for thread, stack in [*filter(operator.itemgetter(1), stacks), *stacks]:
+            text = f": worker thread {thread.number} has not answered{describe_task(thread.task)}"
+            return f"{text}. Its Python stack, most recent call last:\n{stack}"
+        return ""
 
     def _look_for_dead(self) -> None:
         if self._is_closed:
