@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 
@@ -13,6 +12,8 @@ def repr_of(shown: object, *parts: object) -> str:
 
 def repr_html(shown: object) -> str:
     """Return an element with the text that ``print()`` shows: the ``_repr_html_`` of results."""
+    from html import escape  # notebooks alone need it: 1 ms of every start
+
     style = "white-space: pre-wrap; word-break: normal"
     return f'<pre style="{style}">{escape(str(shown))}</pre>'
 
