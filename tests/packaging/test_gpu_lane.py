@@ -31,7 +31,7 @@ case "$*" in
 *"pip install"*) test -z "$FAKE_NO_BUILD" || exit 1 ;;
 *test_passes*) echo "==== ${FAKE_PASSES:-7 passed, 1 skipped} in 3 s ====" ;;
 *pytest*) echo "==== 5 passed in 2 s ====" ;;
-*soak.py*) test -z "$FAKE_HANG" || { sleep 600 & echo $! > "$FAKE_LOG"; sleep 600; }
+*soak.py*) test -z "$FAKE_HANG" || { sleep 600 & echo $! > "$FAKE_LOG.hangs"; sleep 600; }
     echo "9 loops, none wrong" ;;
 *) echo said ;;
 esac
@@ -49,6 +49,7 @@ class Lane:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.log = folder / "log"
+        self.hangs = folder / "log.hangs"  # the process that hangs
         self.python = program(folder / "python", PYTHON)
         self.results = folder / "results/gpu.jsonl"
 
@@ -229,16 +230,16 @@ def test_a_failure_ends_no_other_stage_but_the_builds(lane: Lane) -> None:
 def test_a_stage_ends_at_its_limit_with_all_that_it_started(lane: Lane) -> None:
     done = lane.run("soak", FAKE_HANG="1", GPU_STAGE_S="5")
     assert done.returncode == 1 and "took more than 5 s" in done.stdout
-    assert_ended(lane.log.read_text())
+    assert_ended(lane.hangs.read_text())
 
 
 @pytest.mark.parametrize("stages", [["soak"], []])
 def test_whoever_ends_the_run_ends_all_that_it_started(lane: Lane, stages: list[str]) -> None:
     run = lane.start(*stages, FAKE_HANG="1", GPU_JOBS="20")
-    wait_until(lambda: read(lane.log).strip().isdigit())
+    wait_until(lambda: read(lane.hangs).strip().isdigit())
     run.terminate()
     assert run.wait(limit(300)) == 128 + signal.SIGTERM
-    assert_ended(lane.log.read_text())
+    assert_ended(lane.hangs.read_text())
 
 
 def assert_ended(pid: str) -> None:
