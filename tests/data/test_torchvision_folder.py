@@ -35,7 +35,6 @@ import fastloop
 from fastloop.adapters import torchvision_datasets, torchvision_folder
 from fastloop.adapters.torchvision_folder import CutSamples, FolderSamples
 from fastloop.compat import verification
-from fastloop.data.collate import lend, make_collate
 from fastloop.data.image_folder import decode
 from fastloop.data.transforms import ops
 
@@ -251,18 +250,6 @@ def test_crops_that_are_too_large(root: Path) -> None:
     for ours, torchs in zip(found, expected, strict=True):
         assert ours == torchs if isinstance(ours, tuple) else torch.equal(ours, torchs)
     assert any(isinstance(each, tuple) and each[0] is ValueError for each in found)
-
-
-def test_samples_that_are_compared_lie_in_the_batch_as_others_do(root: Path) -> None:
-    samples, fast = FolderSamples(folder(root, recipe(v1))), make_collate()
-    lend(fast)
-    try:
-        made = samples.__getitems__(range(6))
-    finally:
-        lend(None)
-    assert samples._verification.unchecked == 0
-    batch = fast(made)[0]
-    assert [image.data_ptr() for image, _ in made] == [image.data_ptr() for image in batch]
 
 
 def test_a_row_that_a_subset_does_not_have(root: Path) -> None:
