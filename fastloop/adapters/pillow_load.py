@@ -49,7 +49,7 @@ def _is_whole(image: Any) -> bool:
     plugin = sys.modules.get("PIL.JpegImagePlugin")
     if plugin is None or type(image) is not plugin.JpegImageFile:
         return False
-    file = image.fp
+    file: Any = getattr(image, "fp", None)  # a copy has none
     is_plain = image.mode == "RGB" and getattr(image, "_im", 0) is None  # not an older Pillow's
     is_plain = is_plain and not image.decoderconfig
     is_plain = is_plain and image.tile == [("jpeg", (0, 0, *image.size), 0, ("RGB", ""))]

@@ -3,6 +3,7 @@ objects and batches as without."""
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,7 +60,11 @@ def resize(path: str) -> Any:
         return image.resize((12, 10))
 
 
-WAYS = [open_path, open_file, load, load_twice, draft, resize]
+def copy(path: str) -> Any:
+    return pickle.loads(pickle.dumps(Image.open(path))).convert("RGB")
+
+
+WAYS = [open_path, open_file, load, load_twice, draft, resize, copy]
 
 
 class Files(Dataset[Any]):
