@@ -124,6 +124,42 @@ def test_a_size_of_batches_that_changes_is_noticed() -> None:
         assert counts(loader) == (0, 1)
 
 
+@pytest.mark.parametrize("last", range(4, 9))
+def test_a_size_of_batches_that_changes_while_they_are_read_ahead_is_noticed(last: int) -> None:
+    def epochs(loader: Any) -> list[Any]:
+        found = []
+        for _ in range(3):
+            loader.batch_sampler.batch_size = 3
+            for batch in loader:
+                found.append(values(batch))
+                if len(found) % 9 == last:
+                    loader.batch_sampler.batch_size = 5
+        return found
+
+    with array("sequential", rows(25)) as loader:
+        assert epochs(loader) == epochs(make(TorchLoader, "sequential", rows(25)))
+
+
+def test_a_dataset_that_grows_between_epochs_leaves_generators_torchs() -> None:
+    """The foreseen epoch has ended at once, but of the longer one torch draws a block."""
+
+    def epochs(cls: Any, **more: Any) -> list[Any]:
+        indices, generator = list(range(6)), torch.Generator().manual_seed(3)
+        sampler, found = RandomSampler(indices, generator=generator), list[Any]()
+        loader = cls(
+            rows(64), 3, sampler=sampler, num_workers=2, persistent_workers=True,
+            multiprocessing_context="fork", **more,
+        )  # fmt: skip
+        for length in (6, 6, 60, 60, 6):
+            indices[:] = range(length)
+            iterator = iter(loader)
+            found.append(generator.get_state().tolist())
+            found += [(values(batch), generator.get_state().tolist()) for batch in iterator]
+        return found
+
+    assert epochs(DataLoader, epochs_ahead=1) == epochs(TorchLoader)
+
+
 def test_a_sampler_that_is_replaced_is_asked() -> None:
     with array("sequential", rows(6)) as loader:
         list(loader)

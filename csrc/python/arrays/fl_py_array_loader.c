@@ -278,8 +278,8 @@ PyDoc_STRVAR(enter_next_doc,
              "enter_next(source)\n--\n\n"
              "Enter the next epoch with the batches that were read ahead; the blocks that follow\n"
              "the blocks read so far come from the iterable `source`. Returns False, and does\n"
-             "nothing, if no batch was read ahead, or if the present epoch has batches that\n"
-             "next() has not returned.");
+             "nothing, if no batch was read ahead, if the present epoch has batches that next()\n"
+             "has not returned, or if batch_size has changed meanwhile.");
 
 static PyObject *loader_enter_next(fl_py_array_loader *self, PyObject *source)
 {

@@ -61,7 +61,7 @@ bool fl_py_array_ring_enter(fl_py_array_ring *self)
     fl_batch end;
     if (!self->is_over && is_at_end(self))
         self->is_over = fl_ring_receive(self->ring, 0, &end, NULL) == FL_OK;
-    if (!self->is_over || self->has_raised) return false;
+    if (!self->is_over || self->has_raised || self->indices.is_recut) return false;
     self->is_over = false;
     return true;
 }

@@ -64,8 +64,8 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
 void fl_py_array_ring_submit_end(fl_py_array_ring *self);
 
 /* Enters the next epoch, with the batches that were read ahead. Returns false, and does nothing, if
- * none were, if a batch of the present epoch has not been handed out, or if the sampler has raised
- * meanwhile. */
+ * none were, if a batch of the present epoch has not been handed out, or if meanwhile the sampler
+ * has raised or batch_size has changed. */
 bool fl_py_array_ring_enter(fl_py_array_ring *self);
 
 /* Drops the submitted batches. Releases the interpreter lock; SYNC for a device. */

@@ -51,6 +51,7 @@ static int read_batch_size(fl_py_index_source *self)
     long long value = PyLong_AsLongLong(size);
     Py_DECREF(size);
     if (value == -1 && PyErr_Occurred()) return -1;
+    self->is_recut = self->is_recut || value != self->batch_size;
     self->batch_size = value;
     return 0;
 }
@@ -114,6 +115,7 @@ static int set_next_block(fl_py_index_source *self, const fl_py_dlpack *dlpack)
     self->block = block;
     if (PyLong_Check(block)) {
         self->next_epoch = PyLong_AsLongLong(block);
+        self->is_recut = false;
         return self->next_epoch < 0 ? -1 : 0;
     }
     if (PyTuple_Check(block)) {

@@ -29,6 +29,7 @@ typedef struct fl_py_index_source {
     PyObject *batch_sampler; /* owned: its batch_size may change during an epoch */
     int64_t batch_size;      /* like drop_last, only for FL_PY_INDEX_BLOCKS */
     int64_t next_epoch;      /* if the next block begins an epoch, its number, else -1 */
+    bool is_recut;           /* batch_size has changed since the source came to next_epoch */
     bool drop_last;
     bool has_views; /* an item may be (index, view) */
 } fl_py_index_source;

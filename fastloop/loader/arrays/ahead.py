@@ -36,12 +36,18 @@ class _Foreseen(NamedTuple):
     facts: tuple[Any, ...]
     taken: list[Block | None]
 
-    def is_made_of(self, drawn: list[Block], facts: tuple[Any, ...]) -> bool:
-        """Tell whether the sampler has drawn the blocks that were taken, and nothing has changed
-        since."""
-        taken = [block for block in self.taken if block is not None]
-        is_same = facts == self.facts and len(drawn) == len(taken)
-        return is_same and all(map(_are_equal, drawn, taken))
+    def draw(self, source: Iterator[Any]) -> tuple[list[Any], bool]:
+        """Draw the blocks of the epoch that were taken, up to the first difference: torch would
+        draw no later block at ``iter()``. Return them, and whether there was no difference."""
+        drawn: list[Any] = []
+        for taken in self.taken:
+            block = next(source, None)
+            if block is None:
+                return drawn, taken is None
+            drawn.append(block)
+            if taken is None or not _are_equal(block, taken):
+                return drawn, False
+        return drawn, True
 
 
 def _are_equal(drawn: Block, taken: Block) -> bool:
@@ -74,13 +80,11 @@ class _Ahead:
         self._note_iter()
         foreseen, self._foreseen = self._foreseen, None
         drawn: list[Any] = []
-        if foreseen is not None:
-            drawn = list(islice(source, len(foreseen.taken)))
+        is_hit = foreseen is not None and self._read_facts(self._numbers, sampler) == foreseen.facts
+        if foreseen is not None and is_hit:
+            drawn, is_hit = foreseen.draw(source)
         rest = source if sampler is None else chain(source, self._go_ahead(sampler))
-        facts = self._read_facts(self._numbers, sampler)
-        is_hit = (
-            foreseen is not None and foreseen.is_made_of(drawn, facts) and loader.enter_next(rest)
-        )
+        is_hit = is_hit and loader.enter_next(rest)
         if not is_hit:
             loader.restart(chain(drawn, rest), kind, sampler, number)
         if foreseen is not None:
