@@ -3,8 +3,10 @@ its errors and its end are those of one thread."""
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +125,27 @@ def test_the_error_is_that_of_the_first_bad_sample() -> None:
         with pytest.raises(KeyError, match=r"first sample is bad[\s\S]*batch 0 \(indices \[0, 1"):
             next(iterator)
         assert torch.cat(list(iterator)).tolist() == list(range(3, 30))
+
+
+def test_samples_of_a_batch_that_fails_die_with_it() -> None:
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def fail(index: int) -> Any:
+        sample = torch.tensor(index)
+        alive.add(sample)
+        if index in (1, 3):
+            raise ValueError("a bad sample")
+        return sample
+
+    gc.collect()
+    gc.disable()
+    try:
+        with threads(fail, 5) as loader:
+            with pytest.raises(ValueError, match="a bad sample"):
+                list(loader)
+        assert len(alive) == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])

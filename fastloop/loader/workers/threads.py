@@ -90,7 +90,7 @@ class _DealtBatch:
         self._left = deque(enumerate(task[1]))  # places and indices that nobody has taken
         # One for each sample and one for the owner, whose worker_init_fn may have failed.
         self._open = deque(range(len(task[1]), -1, -1))
-        self._samples: dict[int, tuple[Any, BaseException | None]] = {}
+        self._samples: dict[int, tuple[Any, list[BaseException]]] = {}
         self._places = count()
 
     def end_part(self) -> bool:
@@ -109,17 +109,19 @@ class _DealtBatch:
             is_last = self.end_part()
         return False
 
-    def _make(self, index: Any) -> tuple[Any, BaseException | None]:
+    def _make(self, index: Any) -> tuple[Any, list[BaseException]]:
         try:
-            return self._dataset[index], None
+            return self._dataset[index], []
         except BaseException as error:  # raised when the batch is fetched
-            return None, error
+            return None, [error]
 
     def __getitem__(self, _: Any) -> Any:
         """Return the next sample: torch's fetcher asks for each index in turn."""
-        sample, error = self._samples.pop(next(self._places))
-        if error is not None:
-            raise error
+        sample, errors = self._samples.pop(next(self._places))
+        if errors:
+            # Errors refer to frames, and frames to what they see: no cycle must keep the samples.
+            self._samples.clear()
+            raise errors.pop()
         return sample
 
 
