@@ -17,7 +17,12 @@ import torch
 from epoch_cases import epochs_of, make_dataset
 from epoch_steps import KINDS, STEPS, ahead, make, run, values
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from workers import wait_until
 
 from fastloop import DataLoader
@@ -158,6 +163,25 @@ def test_a_dataset_that_grows_between_epochs_leaves_generators_torchs() -> None:
         return found
 
     assert epochs(DataLoader, epochs_ahead=1) == epochs(TorchLoader)
+
+
+def test_an_error_of_the_sampler_comes_when_it_would_without_a_forecast() -> None:
+    def epochs(**more: Any) -> list[Any]:
+        sampler = WeightedRandomSampler([1.0] * 9, 9)
+        torch.manual_seed(1)
+        with DataLoader(
+            rows(), 2, sampler=sampler, num_workers=3, persistent_workers=True, **more
+        ) as loader:
+            found = [values(batch) for batch in islice(loader, 4)]  # one is left
+            sampler.weights[0] = -1
+            iterator = iter(loader)
+            with pytest.raises(RuntimeError, match="prob"):
+                next(iterator)
+            found += map(values, iterator)
+            sampler.weights[0] = 1
+            return [*found, *map(values, loader)]
+
+    assert epochs(epochs_ahead=1) == epochs()
 
 
 def test_a_sampler_that_is_replaced_is_asked() -> None:

@@ -140,9 +140,8 @@ def test_samples_of_a_batch_that_fails_die_with_it() -> None:
     gc.collect()
     gc.disable()
     try:
-        with threads(fail, 5) as loader:
-            with pytest.raises(ValueError, match="a bad sample"):
-                list(loader)
+        with threads(fail, 5) as loader, pytest.raises(ValueError, match="a bad sample"):
+            list(loader)
         assert len(alive) == 0
     finally:
         gc.enable()

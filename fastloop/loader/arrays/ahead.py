@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, filterfalse, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.utils.data import DataLoader
@@ -36,18 +36,26 @@ class _Foreseen(NamedTuple):
     facts: tuple[Any, ...]
     taken: list[Block | None]
 
-    def draw(self, source: Iterator[Any]) -> tuple[list[Any], bool]:
+    def draw(self, source: Iterator[Any]) -> tuple[Iterable[Any], bool]:
         """Draw the blocks of the epoch that were taken, up to the first difference: torch would
-        draw no later block at ``iter()``. Return them, and whether there was no difference."""
+        draw no later block at ``iter()``. Return them, and whether there was no difference. If the
+        sampler raises, the error comes after the blocks, as without a forecast."""
         drawn: list[Any] = []
         for taken in self.taken:
-            block = next(source, None)
+            try:
+                block = next(source, None)
+            except Exception as error:
+                return chain(drawn, map(_raise, (error,))), False
             if block is None:
                 return drawn, taken is None
             drawn.append(block)
             if taken is None or not _are_equal(block, taken):
                 return drawn, False
         return drawn, True
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _are_equal(drawn: Block, taken: Block) -> bool:
@@ -79,7 +87,7 @@ class _Ahead:
         """Begin an epoch. The arguments are those of ``ArrayLoader.restart``."""
         self._note_iter()
         foreseen, self._foreseen = self._foreseen, None
-        drawn: list[Any] = []
+        drawn: Iterable[Any] = ()
         is_hit = foreseen is not None and self._read_facts(self._numbers, sampler) == foreseen.facts
         if foreseen is not None and is_hit:
             drawn, is_hit = foreseen.draw(source)
