@@ -25,10 +25,9 @@ int fl_cuda_check(int32_t device, fl_err *err);
 /* Loads every kernel for the current device; fl_cuda_check does the same. FL_EDEVICE. */
 int fl_cuda_load_kernels(fl_err *err);
 
-/* Opens a stream of the device for copies and for kernels that read host ranges: of the least
- * priority, so that no block of the program waits for its blocks, and nobody else's. torch hands
- * out its 32 streams in turn, so one of torch's may be the program's as well. The stream is never
- * closed. FL_EDEVICE. Any thread. */
+/* Opens a stream of the device for copies and for kernels that read host ranges, of the least
+ * priority, and nobody else's. torch hands out its 32 streams in turn, so one of torch's may be the
+ * program's as well. The stream is never closed. FL_EDEVICE. Any thread. */
 int fl_cuda_stream_open(int32_t device, void **out, fl_err *err);
 
 /* ---- passes over gradients: the table, contracts in fl_grad_ops.h */

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
@@ -247,7 +247,9 @@ class GraphStep:
         number as a constant; a tensor is read at each replay."""
         groups = [group for each in self._optimizers.values() for group in each.param_groups]
         pairs = [((i, name), group[name]) for i, group in enumerate(groups) for name in group]
-        numbers = {k: v for k, v in pairs if not isinstance(v, (list, torch.Tensor))}
+        numbers = {
+            k: v for k, v in pairs if isinstance(v, Hashable) and not isinstance(v, torch.Tensor)
+        }
         return [each for group in groups for each in group["params"]], numbers
 
     def _why_changed(self) -> str:
@@ -279,8 +281,10 @@ class GraphStep:
                 result = self._step(batch)
                 if len(found) < len(self._optimizers) or (not found and before.leaves_gradients()):
                     raise ValueError(_OPEN_WINDOW)
-        except Exception as error:
+        except BaseException as error:
             before.restore()  # the step's gradients were never computed
+            if not isinstance(error, Exception):
+                raise
             return f"the step cannot be captured: {type(error).__name__}: {error}"
         result = _map_tensors(result, torch.Tensor.detach)
         self._graphs[shape] = _Graph(graph, static, result)

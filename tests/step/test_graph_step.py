@@ -289,6 +289,31 @@ def test_an_optimizer_that_refuses_a_capture_keeps_nothing_of_its_scaler(rig: Ri
         assert run_both(ours).replays == 0
 
 
+def test_an_interrupt_in_a_capture_keeps_nothing_of_the_capture(rig: Rig) -> None:
+    def interrupt(*_: object) -> None:
+        if rig.capturing:
+            raise KeyboardInterrupt
+
+    plain, ours = Training(), Training(rig)
+    handle = ours.optimizer.register_step_pre_hook(interrupt)
+    batches = [*loader(), *loader()]
+    steps = graph_step(ours.step, batches)
+    with pytest.raises(KeyboardInterrupt):
+        list(steps)
+    handle.remove()
+    taken = ours.calls - 1
+    ours.step(batches[taken])
+    for batch in batches[: taken + 1]:
+        plain.step(batch)
+    assert ours.weights() == plain.weights()
+
+
+def test_groups_of_an_optimizer_may_hold_any_object(rig: Rig) -> None:
+    ours = Training(rig)
+    ours.optimizer.param_groups[0]["plan"] = {"no": "hash"}
+    assert run_both(ours).replays > 0
+
+
 def test_a_learning_rate_that_changes_ends_the_graph(rig: Rig) -> None:
     plain, ours = Training(), Training(rig)
     steps = graph_step(ours.step, loader())
