@@ -113,7 +113,7 @@ static void test_requests_get_a_quarter_more_than_batches_of_late_needed(void)
     CHECK(receive(&f) == t);
     CHECK_INT(f.largest, 450000 - 450000 / 64);
     f.largest = 0; /* none has come: a share of the budget */
-    CHECK_INT(submit(&f, 0, 2)->request->limit, 256 * MIB);
+    CHECK_INT(submit(&f, 0, 2)->request->limit, 80 * MIB);
     close_table(&f);
     open_table(&f, 2, 8 * 1000000);
     f.largest = 0;

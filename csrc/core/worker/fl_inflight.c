@@ -12,7 +12,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 256 << 20 };
+enum { LEAST_LIMIT = 64 << 10, MOST_FIRST = 80 << 20 };
 
 /* Only for the consumer's thread. */
 struct fl_inflight {
