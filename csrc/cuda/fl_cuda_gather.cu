@@ -98,7 +98,7 @@ static __device__ uint32_t join_word(uint32_t a, uint32_t b, int32_t count)
     return (a & mask) | (b & ~mask);
 }
 
-/* Returns the first `count` bytes of a, and then those of b. */
+/* Returns a unit whose first `count` bytes are a's; its other bytes are b's. */
 static __device__ uint4 join(uint4 a, uint4 b, int32_t count)
 {
     return {join_word(a.x, b.x, count), join_word(a.y, b.y, count - 4),
@@ -206,8 +206,8 @@ static uint32_t find_shift(const fl_row_column *of, const char *to)
     return shift;
 }
 
-/* Describes rows [first, first + row_count) of the batch, whose parts follow those of the batch so
- * far. */
+/* Adds a column with rows [first, first + row_count) of the batch. Its parts come after the parts
+ * of the columns that were added before. */
 static void
 add_column(batch *given, column *out, const fl_row_column *of, int64_t first, int64_t row_count)
 {

@@ -190,7 +190,8 @@ def open_accelerator(device: torch.device | str | int) -> Accelerator:
 
 
 def _find_device_node(device: int, root: Path) -> int:
-    """Return the node of a CUDA device; -1: there is no device, or torch or Linux do not tell."""
+    """Return the node that a CUDA device is attached to; -1: unknown. If `device` is negative,
+    there is no device."""
     if device < 0:
         return -1
     try:

@@ -84,8 +84,8 @@ int32_t fl_image_plan_map_length(const fl_image_plan *plan);
 
 /* The parts of a map, which the plan finds at open. */
 typedef struct fl_image_map {
-    int32_t numbers; /* of the whole map; 0: a device cannot run the plan */
-    int32_t edges;   /* of these, numbers before the numbers of a resize */
+    int32_t numbers; /* in the whole map; 0: a device cannot run the plan */
+    int32_t runs_at; /* place of the runs that a resize reads: they are the last numbers */
     int32_t erases;  /* operations that erase */
     int32_t steps;   /* the most steps on colours that any image may need */
     int32_t resize;  /* the first operation that resizes; the number of operations: none */

@@ -139,10 +139,10 @@ fl_image_map fl_image_plan_find_map(const fl_image_plan *plan)
     const fl_image_size out = fl_image_plan_out(plan);
     fl_image_map map = {.erases = count_erases(plan), .steps = count_steps(plan)};
     map.resize = find_resize(plan);
-    map.edges =
+    map.runs_at =
         out.height + out.width + FL_ERASED_NUMBERS * map.erases + FL_STEP_NUMBERS * map.steps;
     const bool resizes = map.resize < fl_image_plan_count(plan);
-    if (is_for_device(plan)) map.numbers = map.edges + (resizes ? FL_CROP_NUMBERS : 0);
+    if (is_for_device(plan)) map.numbers = map.runs_at + (resizes ? FL_CROP_NUMBERS : 0);
     return map;
 }
 
@@ -201,16 +201,16 @@ void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params,
 {
     const fl_image_map *parts = fl_image_plan_get_map(plan);
     const fl_image_size out = fl_image_plan_out(plan);
-    int32_t *behind = map + parts->edges;
-    int32_t *steps = behind - FL_STEP_NUMBERS * parts->steps;
+    int32_t *runs = map + parts->runs_at;
+    int32_t *steps = runs - FL_STEP_NUMBERS * parts->steps;
     int32_t *erased = steps - FL_ERASED_NUMBERS * parts->erases;
     fl_map_ops ops = {
         .params = params, .count = fl_image_plan_count(plan), .in = fl_image_plan_in(plan)};
     if (ops.count > 0) ops.ops = fl_image_plan_op(plan, 0);
-    if (parts->resize < ops.count) ops = map_resize(ops, parts->resize, behind);
+    if (parts->resize < ops.count) ops = map_resize(ops, parts->resize, runs);
     fl_map_axis(&ops, FL_MAP_ROWS, out.height, map);
     fl_map_axis(&ops, FL_MAP_COLUMNS, out.width, map + out.height);
-    memset(erased, 0, (size_t)(behind - erased) * sizeof *map);
+    memset(erased, 0, (size_t)(runs - erased) * sizeof *map);
     if (parts->erases > 0) map_erased(&ops, erased);
     if (parts->steps > 0) fl_image_plan_note_steps(plan, params, (fl_color_step *)(void *)steps);
 }
@@ -293,8 +293,8 @@ int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err
     int status = FL_OK;
     if (!fl_image_plan_taps(plan, taps)) return FL_OK;
     const fl_interpolation how = fl_image_plan_op(plan, find_resize(plan))->interpolation;
-    const int32_t *run = map + fl_image_plan_get_map(plan)->edges;
-    int32_t *out = map + fl_image_plan_get_map(plan)->edges + FL_CROP_NUMBERS;
+    const int32_t *run = map + fl_image_plan_get_map(plan)->runs_at;
+    int32_t *out = map + fl_image_plan_get_map(plan)->runs_at + FL_CROP_NUMBERS;
     for (int32_t axis = 0; status == FL_OK && axis < 2; axis++, run += FL_CROP_NUMBERS / 2) {
         const fl_resample *found;
         status = fl_resample_cache_find(fl_image_plan_cache(plan), how, *run, taps[axis].out, &own,

@@ -26,7 +26,7 @@ static inline int32_t find_offset(const fl_image_params *params, fl_map_directio
                                : params->left - params->padding[0];
 }
 
-/* Continues a line, which begins behind the operation, to the image before the operation. */
+/* Takes a line that ends at the operation's result; returns the line that ends at its input. */
 static line
 go_back(line l, const fl_image_op *op, const fl_image_params *params, fl_map_direction axis)
 {

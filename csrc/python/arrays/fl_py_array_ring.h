@@ -59,8 +59,8 @@ typedef struct fl_py_array_ring {
 /* Opens the ring with this many threads: 0, or -1 and an exception. */
 int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_order);
 
-/* Submits the end of the epoch. The batches submitted afterwards are the next epoch's, and next()
- * gives none of them before fl_py_array_ring_enter. */
+/* Submits the end of the epoch. Batches that are submitted later belong to the next epoch: next()
+ * gives them only after fl_py_array_ring_enter. */
 void fl_py_array_ring_submit_end(fl_py_array_ring *self);
 
 /* Enters the next epoch, with the batches that were read ahead. Returns false, and does nothing, if

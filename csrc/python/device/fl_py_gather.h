@@ -41,14 +41,14 @@ typedef struct fl_py_gather {
 int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int64_t count);
 
 /* A kind of source: `run` queues the kernels of all sources of this kind; the results go to the
- * sources' positions in the list `outs`. Behind all results the list has a tensor for the rows of
+ * sources' positions in the list `outs`. After the results the list has a tensor for the rows of
  * each staged source, in the order of the sources. maps: a tuple of int32 tensors, for images. */
 typedef struct fl_py_gather_ops {
     int (*run)(const fl_py_gather *self, PyObject *maps, PyObject *outs);
 } fl_py_gather_ops;
 
-/* Returns true if the rows of a source are copied to the device before a plan makes images of them:
- * the kernels of images read bytes several times, one by one. */
+/* Returns true if a source is staged: its rows are copied to the device, and its plan makes images
+ * of the copies. The kernels of images read single bytes, and several times. */
 static inline bool fl_py_gather_is_staged(const fl_py_gather_source *source)
 {
     return source->range != NULL && source->plan != NULL;

@@ -46,7 +46,7 @@ static int launch(const fl_py_gather *self, void *stream, const void *what, fl_e
                           of->most_blocks, err);
 }
 
-/* Reads the columns. The rows of staged sources go to the tensors behind the results. */
+/* Fills in the columns. A staged source has its own tensor in `outs`, after the results. */
 static int read_columns(const fl_py_gather *self, PyObject *outs, columns *of)
 {
     Py_ssize_t staging = self->count;

@@ -146,8 +146,8 @@ make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t cou
                            .count = self->count,
                            .length = self->length};
     PyObject *outs = allocate(self, count);
-    /* Tensors of staged rows go as soon as the kernels are queued: torch gives their memory out
-     * again on the same stream alone, behind these kernels. */
+    /* The tensors of staged rows are freed once the kernels are queued: torch reuses their memory
+     * on the same stream only, and so after these kernels. */
     if (outs != NULL && (fl_py_gather_open(&gather, indices, first, count) != 0 ||
                          run_kernels(&gather, maps, outs) != 0 ||
                          PyList_SetSlice(outs, self->outputs, self->made, NULL) != 0))
@@ -405,10 +405,10 @@ PyDoc_STRVAR(
     doc, "Gatherer(tensor_type, memory, structure, sources, device, sequences=(None, None))\n--\n\n"
          "Batches of rows that kernels of a CUDA device read.\n\n"
          "memory: (new_batch, torch.empty_like). new_batch(count) returns a list of new\n"
-         "tensors for a batch of `count` rows, and behind them a tensor for the rows of\n"
-         "each field that has both a range and a plan; if new_batch is None, no kernel\n"
-         "runs, and torch's indexing makes the fields. structure: that around the tensors\n"
-         "of a batch, as for an ArrayLoader. sources: a tuple with one source for each\n"
+         "tensors for a batch of `count` rows, then a tensor for the rows of each field that\n"
+         "has both a range and a plan; if new_batch is None, no kernel runs, and torch's\n"
+         "indexing makes the fields. structure: the containers around the tensors of a\n"
+         "batch, as for an ArrayLoader. sources: a tuple with one source for each\n"
          "output.\n\n"
          "A field is (tensor, range, plan): range is the HostRange that holds the tensor,\n"
          "or None; plan is (ImagePlan, its values() on the device), or None if rows are\n"

@@ -84,7 +84,7 @@ class _Ahead:
     def begin(
         self, loader: ArrayLoader, source: Iterator[Any], kind: int, sampler: Any, number: int
     ) -> None:
-        """Begin an epoch. The arguments are those of ``ArrayLoader.restart``."""
+        """Begin an epoch of `loader`. ``ArrayLoader.restart`` explains the other arguments."""
         self._note_iter()
         foreseen, self._foreseen = self._foreseen, None
         drawn: Iterable[Any] = ()
