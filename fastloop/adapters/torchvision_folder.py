@@ -59,7 +59,7 @@ def _new_decoder() -> AutoDecoder:
 
 
 def _decode(path: str, decode: AutoDecoder, has_no_cache: bool) -> Any:
-    """Return the image of a file. If there is no cache, count what a cache would save."""
+    """Decode a file. If `has_no_cache`, count the CPU time that a cache of images would save."""
     begin_ns = decoded.begin()
     with open(path, "rb") as file:
         data = file.read()
@@ -227,8 +227,12 @@ class FolderSamples:
 
         made, target = self._verification.run(by_torchvision, native)
         # A sample of torchvision's lies elsewhere, so the collate would copy the whole batch.
-        if slot is not None and (made.shape, made.dtype) == (slot.shape, slot.dtype):
-            made = slot if made is slot else slot.copy_(made)
+        if (
+            slot is not None
+            and made is not slot
+            and (made.shape, made.dtype) == (slot.shape, slot.dtype)
+        ):
+            made = slot.copy_(made)
         return made, target
 
 

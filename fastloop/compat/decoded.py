@@ -78,9 +78,11 @@ class Decoded:
     def describe(self) -> list[str]:
         """Return a sentence or none: that the cache is full, or what a cache would have saved, if
         files were decoded again and the cache would have room for them."""
+        if self.full:
+            return [self.full]
         empty = _BITS - self.marks.bit_count()
-        if self.full or not self.files or not empty:
-            return [self.full] * bool(self.full)
+        if not self.files or not empty:
+            return []
         there = _BITS * math.log(_BITS / empty)  # files
         mib = self.pixels / self.files * there * _PIXEL_BYTES / 2**20
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20

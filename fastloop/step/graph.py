@@ -69,11 +69,13 @@ def _describe(batch: Any, device: torch.device | None) -> tuple[_Shape, str]:
 
 
 class _Graph(NamedTuple):
-    """A captured step. The input is the graph's own; the result lies in the graphs' pool."""
+    """A captured step. The input is the graph's own; the result lies in the graphs' pool. ``told``
+    is the graph's key in ``stats()``."""
 
     graph: Any
     static: StaticBatch
     result: Any
+    told: str
 
 
 def _map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
@@ -189,7 +191,7 @@ class GraphStep:
         graph = self._graphs[shape]
         graph.graph.replay()
         self.replays += 1
-        self._ran[f"replayed for {shape}"] += 1
+        self._ran[graph.told] += 1
         return _map_tensors(graph.result, torch.Tensor.clone)
 
     def _open(self, device: Any) -> None:
@@ -287,7 +289,7 @@ class GraphStep:
                 raise
             return f"the step cannot be captured: {type(error).__name__}: {error}"
         result = _map_tensors(result, torch.Tensor.detach)
-        self._graphs[shape] = _Graph(graph, static, result)
+        self._graphs[shape] = _Graph(graph, static, result, f"replayed for {shape}")
         return ""
 
 

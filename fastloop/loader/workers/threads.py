@@ -8,7 +8,6 @@ sets signal handlers and the number of torch's threads. The loop here does the r
 from __future__ import annotations
 
 import atexit
-import operator
 import os
 import sys
 import threading
@@ -169,7 +168,6 @@ class WorkerThread(threading.Thread):
         self._kind = arguments["dataset_kind"]
         how = is_batched, self.collation.function, arguments["drop_last"]
         self._fetcher_args = self._kind, dataset, *how
-        self._how = how
         has_getitems = self._kind == DatasetKind.Map and look_up(dataset, "__getitems__")
         # True if the fetcher takes one index, loads its sample, and then takes the next index.
         self._is_by_sample = is_batched and bool(not has_getitems or own(dataset, "_decodes_files"))
@@ -241,7 +239,7 @@ class WorkerThread(threading.Thread):
             is_last = self._fault is not None or dealt.end_part() or is_last
         if is_last:
             if self._fault is None:
-                fetch = DatasetKind.create_fetcher(self._kind, dealt, *self._how).fetch
+                fetch = DatasetKind.create_fetcher(self._kind, dealt, *self._fetcher_args[2:]).fetch
             self._answer(fetch, *dealt.task)
 
     def _open_fetcher(self, is_first: bool = False) -> Callable[[Any], Any]:
@@ -442,10 +440,11 @@ class ThreadIter(WorkerIter):
         threads = [t for t in self._workers if t.task and t.task[0] == self._rcvd_idx]
         threads += [t for t in self._workers if (t.number == info[0] if info else t.task)]
         stacks = [(thread, stack) for thread in threads if (stack := _stack_of(thread)) is not None]
-        for thread, stack in [*filter(operator.itemgetter(1), stacks), *stacks]:
-            text = f": worker thread {thread.number} has not answered{describe_task(thread.task)}"
-            return f"{text}. Its Python stack, most recent call last:\n{stack}"
-        return ""
+        if not stacks:
+            return ""
+        thread, stack = min(stacks, key=lambda found: not found[1])  # the first one with any lines
+        text = f": worker thread {thread.number} has not answered{describe_task(thread.task)}"
+        return f"{text}. Its Python stack, most recent call last:\n{stack}"
 
     def _look_for_dead(self) -> None:
         if self._is_closed:
