@@ -49,8 +49,8 @@ PYTEST = mkdir -p $(NOWHERE) && cd $(NOWHERE) && \
 	$(VENV)/bin/pytest -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR)
 
 # A file's tests stay on one worker, which builds once what they share. In the order of the files,
-# because the longest are in front.
-AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
+# because the longest are in front. Tests wait for a third of their time, so one more than JOBS run.
+AT_A_TIME = $(if $(filter-out 1,$(JOBS)),-n $$(($(JOBS) + 1)) --dist loadfile --no-loadscope-reorder)
 
 .PHONY: demo quick matrix overlay test test-all test-frameworks pytest torchvision test-torchvision ctest asan tsan aarch64 lint bench gpu docs sdist wheel test-wheels clean distclean install FORCE
 .DELETE_ON_ERROR:
