@@ -6,7 +6,8 @@ Over the runtime of tests/cuda/fake. kernels: compiled for the CPU through the s
 but with what their tests ask of the fake.
 
 FOLDER then holds a package `fastloop` and libas_cuda.so; see as_cuda.py. What OBJECTS holds is not
-compiled again, so both halves share their files: the folder is for one state of the sources."""
+compiled again, so both halves share their files: the folder is for one state of the sources. Files
+that know nothing of CUDA come from the last installation, if no source is newer."""
 
 import fcntl
 import shutil
@@ -32,10 +33,20 @@ DEFINES = [
 CXX_FLAGS = ["-std=c++17", "-fno-exceptions", "-fno-rtti", "-fno-strict-aliasing"]
 FOLDERS = [*FLOORS, HERE, HERE / "fake", HERE / "shim", CSRC / "vendor"]
 FOLDERS += [Path(sysconfig.get_path("include")), Path(numpy.get_include())]
+INSTALLED = ROOT / f"build/temp.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+NEWEST = max(path.stat().st_mtime for path in [ROOT / "setup.py", *CSRC.rglob("*.[ch]")])
+
+
+def find_installed(source: Path) -> Path | None:
+    """Return the object that was installed. Two folders have what is defined for CUDA."""
+    if CSRC not in source.parents or source.parent in (CSRC / "cuda", CSRC / "python"):
+        return None
+    made = INSTALLED / source.relative_to(ROOT).with_suffix(".o")
+    return made if made.exists() and made.stat().st_mtime > NEWEST else None
 
 
 def compile_one(source: Path, folder: Path) -> Path:
-    made = folder / f"{source.name}.o"
+    made = find_installed(source) or folder / f"{source.name}.o"
     if made.exists():
         return made
     is_cuda = source.suffix == ".cu"
