@@ -125,6 +125,31 @@ static void test_flips_within_apply(void)
     check_apply(false);
 }
 
+/* A device follows all operations, so those whose holder is not applied must say so. */
+static void test_operations_that_are_not_reached(void)
+{
+    const fl_image_op ops[] = {{.kind = FL_OP_APPLY, .p = 0, .span = 5},
+                               {.kind = FL_OP_HORIZONTAL_FLIP, .p = 1},
+                               {.kind = FL_OP_CHOICE, .span = 3},
+                               {.kind = FL_OP_BRANCH, .span = 2, .p = 1, .branch_end = 1},
+                               {.kind = FL_OP_INVERT, .p = 1},
+                               {.kind = FL_OP_VERTICAL_FLIP, .p = 1}};
+    fl_image_plan *plan = open_plan(ops, 6);
+    fl_image_draws *draws = open_draws(plan, false, 0, 0);
+    fl_image_params found[6 * ROWS];
+    int32_t map[HEIGHT + WIDTH + FL_STEP_NUMBERS];
+    fl_torch_random random;
+    fl_torch_random_seed(&random, 3);
+    draw_rows(draws, &random, found);
+    CHECK_INT(fl_image_plan_map_length(plan), HEIGHT + WIDTH + FL_STEP_NUMBERS);
+    fl_image_plan_map(plan, found, map);
+    for (int32_t y = 0; y < HEIGHT; y++) CHECK_INT(map[y], y);
+    for (int32_t x = 0; x < WIDTH; x++) CHECK_INT(map[HEIGHT + x], x);
+    CHECK_INT(map[HEIGHT + WIDTH], FL_TONE_NONE);
+    fl_image_draws_close(draws);
+    fl_image_plan_close(plan);
+}
+
 static const fl_image_op erase = {
     .kind = FL_OP_ERASE, .p = 0.8, .scale = {0.02, 0.33}, .ratio = {0.3, 3.3}};
 
@@ -418,6 +443,7 @@ int main(void)
     start_tests();
     RUN(test_crops);
     RUN(test_flips_within_apply);
+    RUN(test_operations_that_are_not_reached);
     RUN(test_rectangles);
     RUN(test_resized_crops);
     RUN(test_a_crop_of_no_pixels);

@@ -87,6 +87,27 @@ static inline int32_t fl_op_branch(const fl_image_op *op, int32_t n)
     return i;
 }
 
+/* Returns the branch of operation i in which operation k lies. */
+static inline int32_t fl_op_branch_of(const fl_image_op *ops, int32_t i, int32_t k)
+{
+    int32_t n = 0;
+    for (int32_t at = i + 1; at + ops[at].span < k; at += 1 + ops[at].span) n++;
+    return n;
+}
+
+/* Returns true if all holders of operation k apply it; reads the parameters of the holders only. */
+static inline bool
+fl_op_is_reached(const fl_image_op *ops, const fl_image_params *params, int32_t k)
+{
+    for (int32_t i = 0; i < k; i++) {
+        if (i + ops[i].span < k) continue;
+        if (ops[i].kind == FL_OP_APPLY && !params[i].is_applied) return false;
+        if (ops[i].kind == FL_OP_CHOICE && fl_op_branch_of(ops, i, k) != params[i].order[0])
+            return false;
+    }
+    return true;
+}
+
 static inline fl_philox_block
 fl_op_random(const fl_image_op *op, const fl_sample_key *key, uint16_t block)
 {

@@ -292,7 +292,11 @@ int fl_image_draws_one(const fl_image_draws *self, fl_torch_random *random, fl_i
     fl_image_drawing with = {.ways = &self->ways, .random = random, .answers = answers};
     FL_TRY(fl_image_plan_draw(self->plan, NULL, in, out, err)); /* sets what is not random */
     if (self->ops == 0) return FL_OK;
-    return draw_range(&with, fl_image_plan_op(self->plan, 0), 0, self->ops, in, out, err);
+    const fl_image_op *ops = fl_image_plan_op(self->plan, 0);
+    FL_TRY(draw_range(&with, ops, 0, self->ops, in, out, err));
+    for (int32_t i = 0; i < self->ops; i++)
+        if (!fl_op_is_reached(ops, out, i)) out[i].is_applied = false;
+    return FL_OK;
 }
 
 static bool is_padded(const fl_image_params *params)
