@@ -10,6 +10,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Begins a function of a header that kernels of a device call as well. */
+#ifdef __CUDACC__
+#define FL_HOST_DEVICE static __host__ __device__ inline
+#else
+#define FL_HOST_DEVICE static inline
+#endif
+
 enum {
     FL_OK = 0,
     FL_ENOMEM = -1,   /* no memory, address range or lock was available */

@@ -79,7 +79,7 @@ static void test_entries_are_those_of_segments(void)
         CHECK(m.rows.length < ROOM);
         const fl_map_ops ops = {m.ops, m.params, 0, m.count, {m.in, 1}};
         map[m.rows.length] = -77;
-        fl_map_axis(&ops, FL_MAP_ROWS, m.rows.length, map);
+        fl_map_axis(&ops, FL_MAP_ROWS, 0, m.rows.length, map);
         check_entries(&m, map);
     }
 }

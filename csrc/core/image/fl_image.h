@@ -99,7 +99,8 @@ typedef struct fl_image_op {
     double scale[2], ratio[2]; /* RANDOM_RESIZED_CROP, ERASE */
     double log_ratio[2];       /* set by the plan */
     int32_t channels;          /* set by the plan: channels of the image before the operation */
-    union {                    /* arguments of one kind, or of a few similar kinds */
+    fl_image_size out; /* set by the plan: the size after the operation, if images have one size */
+    union {            /* arguments of one kind, or of a few similar kinds */
         double number[FL_OP_NUMBERS]; /* the same memory as a list: Python's `number` */
         double tone;                  /* SOLARIZE: threshold. POSTERIZE: bits. SHARPNESS: factor */
         double grey_channels;         /* GRAYSCALE: channels of the result */
@@ -164,6 +165,24 @@ typedef struct fl_image_params {
     int8_t order[FL_MAX_ORDER];
     uint64_t seed; /* NOISE: seed of the noise */
 } fl_image_params;
+
+/* The parts of a map for a device, which the plan finds at open: fl_image_plan_map. */
+typedef struct fl_image_map {
+    int32_t numbers; /* in the whole map; 0: a device cannot run the plan */
+    int32_t runs_at; /* place of the runs that a resize reads: they are the last numbers */
+    int32_t erases;  /* operations that erase */
+    int32_t steps;   /* the most steps on colours that any image may need */
+    int32_t resize;  /* the first operation that resizes; the number of operations: none */
+} fl_image_map;
+
+/* Clips samples [*from, *from + *length) to [0, limit). */
+FL_HOST_DEVICE void fl_image_clip(int32_t *from, int32_t *length, int32_t limit)
+{
+    int32_t end = *from + *length;
+    if (*from < 0) *from = 0;
+    if (end > limit) end = limit;
+    *length = end > *from ? end - *from : 0;
+}
 
 /* One image: element (y, x, c) is data[y * stride_y + x * stride_x + c * stride_c], with strides of
  * any sign. */

@@ -56,7 +56,6 @@ struct fl_image_plan {
     uint64_t seed;
     const fl_image_ops *image_ops; /* borrowed, static */
     fl_image_op ops[FL_MAX_IMAGE_OPS];
-    fl_image_size after[FL_MAX_IMAGE_OPS]; /* of the image after each operation, if `in` is known */
     fl_image_map map;
 
     fl_resample_cache *cache;  /* owned; atomic inside */
@@ -238,7 +237,7 @@ static int copy_ops(fl_image_plan *plan, const fl_image_config *config, fl_err *
     for (int32_t i = 0; i < config->count; i++) {
         plan->ops[i] = config->ops[i];
         plan->ops[i].channels = trace[i].channels;
-        plan->after[i] = trace[i + 1].size;
+        plan->ops[i].out = trace[i + 1].size;
         const fl_op_type *type = op_types[config->ops[i].kind];
         if (type->has_area) fl_op_set_ratio(&plan->ops[i]);
         if (type->is_bordered) memset(plan->ops[i].fill, 0, sizeof plan->ops[i].fill);
@@ -354,7 +353,7 @@ static int
 find_size(const fl_image_plan *plan, int32_t i, fl_image_size in, fl_image_size *out, fl_err *err)
 {
     const fl_op_type *type = op_types[plan->ops[i].kind];
-    *out = fl_size_is_known(plan->in) ? plan->after[i] : in;
+    *out = fl_size_is_known(plan->in) ? plan->ops[i].out : in;
     if (type->size == NULL || fl_size_is_known(plan->in)) return FL_OK;
     FL_TRY(type->size(&plan->ops[i], in, out, err));
     return check_image(*out, err);
@@ -454,14 +453,4 @@ int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params
     int status = run_ops(plan, params, &view, out, err);
     fl_scratch_give(plan->scratch, tools.scratch);
     return status;
-}
-
-void fl_image_plan_note_steps(const fl_image_plan *plan, const fl_image_params *params,
-                              fl_color_step *steps)
-{
-    fl_image_view view;
-    fl_image_tools tools = {.ops = plan->ops, .channels = plan->channels};
-    fl_image_view_start(&view, &tools, plan->cache, &(fl_image_source){.size = plan->in});
-    view.steps = steps;
-    (void)run_range(plan, params, 0, plan->count, &view, NULL);
 }

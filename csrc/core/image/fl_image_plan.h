@@ -9,7 +9,7 @@
 #define FL_IMAGE_PLAN_H
 
 #include "fl_image.h"
-#include "fl_philox.h"
+#include "fl_map_axis.h"
 
 typedef struct fl_image_plan fl_image_plan;
 typedef struct fl_image_output fl_image_output;
@@ -82,15 +82,6 @@ int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params
  * change of colours, or has too many taps. */
 int32_t fl_image_plan_map_length(const fl_image_plan *plan);
 
-/* The parts of a map, which the plan finds at open. */
-typedef struct fl_image_map {
-    int32_t numbers; /* in the whole map; 0: a device cannot run the plan */
-    int32_t runs_at; /* place of the runs that a resize reads: they are the last numbers */
-    int32_t erases;  /* operations that erase */
-    int32_t steps;   /* the most steps on colours that any image may need */
-    int32_t resize;  /* the first operation that resizes; the number of operations: none */
-} fl_image_map;
-
 fl_image_map fl_image_plan_find_map(const fl_image_plan *plan);
 const fl_image_map *fl_image_plan_get_map(const fl_image_plan *plan);
 
@@ -132,11 +123,8 @@ int fl_image_plan_write_taps(const fl_image_plan *plan, int32_t *out, fl_err *er
 int32_t fl_image_plan_own_taps(const fl_image_plan *plan);
 int fl_image_plan_write_own_taps(const fl_image_plan *plan, int32_t *map, fl_err *err);
 
-/* These serve the functions above: the description of results, the weights of resizes, and the
- * steps on colours, which a view without memory notes. */
+/* These serve the functions above: the description of results, and the weights of resizes. */
 const fl_image_output *fl_image_plan_output(const fl_image_plan *plan);
 fl_resample_cache *fl_image_plan_cache(const fl_image_plan *plan);
-void fl_image_plan_note_steps(const fl_image_plan *plan, const fl_image_params *params,
-                              fl_color_step *steps);
 
 #endif

@@ -4,7 +4,6 @@
 #include "fl_image_plan.h"
 
 #include "fl_image_output.h"
-#include "fl_map_axis.h"
 #include "fl_op.h"
 
 #include <string.h>
@@ -168,33 +167,18 @@ void fl_image_plan_describe(const fl_image_plan *plan, fl_image_batch *out)
     out->columns = taps[1];
 }
 
-/* Writes five numbers for each rectangle that was erased. */
-static void map_erased(const fl_map_ops *ops, int32_t *map)
+/* Writes the steps on colours in the order in which the operations are applied. */
+static void map_steps(const fl_map_ops *ops, fl_color_step *out)
 {
-    for (int32_t i = ops->first; i < ops->count; i++) {
-        const fl_image_params *params = &ops->params[i];
-        if (ops->ops[i].kind != FL_OP_ERASE || !params->is_applied) continue;
-        int32_t top = params->top, left = params->left;
-        fl_image_size size = params->size;
-        fl_map_erased(ops, i, FL_MAP_ROWS, &top, &size.height);
-        fl_map_erased(ops, i, FL_MAP_COLUMNS, &left, &size.width);
-        *map++ = top;
-        *map++ = left;
-        *map++ = top + size.height;
-        *map++ = left + size.width;
-        *map++ = -1 - i;
+    fl_color_step steps[FL_MAX_IMAGE_OPS][FL_MOST_STEPS];
+    int32_t counts[FL_MAX_IMAGE_OPS];
+    for (int32_t i = 0; i < ops->count; i++)
+        counts[i] = fl_op_find_steps(&ops->ops[i], &ops->params[i], steps[i]);
+    for (int32_t i = 0; i < ops->count; i++) {
+        if (counts[i] == 0) continue;
+        const int32_t at = fl_op_find_place(ops->ops, ops->params, counts, ops->count, i);
+        memcpy(out + at, steps[i], (size_t)counts[i] * sizeof *out);
     }
-}
-
-/* Writes the runs that the resize reads. Returns the operations after the resize. */
-static fl_map_ops map_resize(fl_map_ops ops, int32_t resize, int32_t *map)
-{
-    const fl_map_ops before = {ops.ops, ops.params, 0, resize + 1, ops.in};
-    fl_map_run(&before, FL_MAP_ROWS, map);
-    fl_map_run(&before, FL_MAP_COLUMNS, map + FL_CROP_NUMBERS / 2);
-    ops.first = resize + 1;
-    ops.in = ops.params[resize].out;
-    return ops;
 }
 
 void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map)
@@ -207,12 +191,15 @@ void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params,
     fl_map_ops ops = {
         .params = params, .count = fl_image_plan_count(plan), .in = fl_image_plan_in(plan)};
     if (ops.count > 0) ops.ops = fl_image_plan_op(plan, 0);
-    if (parts->resize < ops.count) ops = map_resize(ops, parts->resize, runs);
-    fl_map_axis(&ops, FL_MAP_ROWS, out.height, map);
-    fl_map_axis(&ops, FL_MAP_COLUMNS, out.width, map + out.height);
     memset(erased, 0, (size_t)(runs - erased) * sizeof *map);
-    if (parts->erases > 0) map_erased(&ops, erased);
-    if (parts->steps > 0) fl_image_plan_note_steps(plan, params, (fl_color_step *)(void *)steps);
+    if (parts->steps > 0) map_steps(&ops, (fl_color_step *)(void *)steps);
+    if (parts->resize < ops.count) {
+        fl_map_runs(&ops, parts->resize, runs);
+        ops = fl_map_after(ops, parts->resize);
+    }
+    fl_map_axis(&ops, FL_MAP_ROWS, 0, out.height, map);
+    fl_map_axis(&ops, FL_MAP_COLUMNS, 0, out.width, map + out.height);
+    if (parts->erases > 0) fl_map_erases(&ops, erased);
 }
 
 int32_t fl_image_plan_values(const fl_image_plan *plan) { return 256 + fl_image_plan_count(plan); }

@@ -13,21 +13,12 @@ void fl_image_view_start(fl_image_view *view, const fl_image_tools *tools, fl_re
     view->images = 0;
     view->is_own = view->has_tables = false;
     view->arithmetic = FL_BY_TENSOR_V2;
-    view->steps = NULL;
     view->erased_count = 0;
     fl_image_axis_start(&view->y, source->size.height);
     fl_image_axis_start(&view->x, source->size.width);
 }
 
 /* ---- edits */
-
-void fl_image_clip(int32_t *from, int32_t *length, int32_t limit)
-{
-    int32_t end = *from + *length;
-    if (*from < 0) *from = 0;
-    if (end > limit) end = limit;
-    *length = end > *from ? end - *from : 0;
-}
 
 void fl_image_view_crop(fl_image_view *view, int32_t top, int32_t left, fl_image_size size)
 {

@@ -17,9 +17,6 @@ typedef struct fl_erased {
     int32_t op;
 } fl_erased;
 
-/* Clips samples [*from, *from + *length) to [0, limit). */
-void fl_image_clip(int32_t *from, int32_t *length, int32_t limit);
-
 /* The new value of each byte. */
 typedef uint8_t fl_byte_table[256];
 
@@ -45,7 +42,6 @@ typedef struct fl_image_view {
     fl_byte_table table[FL_MAX_CHANNELS];
 
     fl_image_arithmetic arithmetic; /* of the operation that is applied; the plan sets it */
-    fl_color_step *steps; /* borrowed: notes the steps on colours; NULL: they are computed */
 
     int32_t erased_count;
     fl_erased erased[FL_MAX_IMAGE_OPS];

@@ -6,7 +6,7 @@
 #define FL_OP_H
 
 #include "fl_image_view.h"
-#include "fl_philox.h"
+#include "fl_op_draw.h"
 #include "fl_warp.h"
 
 typedef struct fl_op_type {
@@ -53,22 +53,12 @@ _Static_assert(FL_OP_KINDS <= 32, "a slot has 5 bits for the kind");
 
 static inline bool fl_size_is_known(fl_image_size size) { return size.height > 0; }
 
-static inline bool fl_op_is_resize(fl_image_op_kind kind)
-{
-    return kind == FL_OP_RESIZE || kind == FL_OP_RANDOM_RESIZED_CROP;
-}
-
 /* Returns true for a RandomApply of flips alone, because such an operation only moves pixels. */
 static inline bool fl_op_holds_flips(const fl_image_op *op)
 {
     for (int32_t i = 1; i <= op->span; i++)
         if (op[i].kind != FL_OP_HORIZONTAL_FLIP && op[i].kind != FL_OP_VERTICAL_FLIP) return false;
     return op->kind == FL_OP_APPLY;
-}
-
-static inline bool fl_op_pads(fl_image_op_kind kind)
-{
-    return kind == FL_OP_PAD || kind == FL_OP_RANDOM_CROP || kind == FL_OP_CENTER_CROP;
 }
 
 /* Returns true if the operation can pad and its arguments ask for padding. */
@@ -87,33 +77,6 @@ static inline int32_t fl_op_branch(const fl_image_op *op, int32_t n)
     return i;
 }
 
-/* Returns the branch of operation i in which operation k lies. */
-static inline int32_t fl_op_branch_of(const fl_image_op *ops, int32_t i, int32_t k)
-{
-    int32_t n = 0;
-    for (int32_t at = i + 1; at + ops[at].span < k; at += 1 + ops[at].span) n++;
-    return n;
-}
-
-/* Returns true if all holders of operation k apply it; reads the parameters of the holders only. */
-static inline bool
-fl_op_is_reached(const fl_image_op *ops, const fl_image_params *params, int32_t k)
-{
-    for (int32_t i = 0; i < k; i++) {
-        if (i + ops[i].span < k) continue;
-        if (ops[i].kind == FL_OP_APPLY && !params[i].is_applied) return false;
-        if (ops[i].kind == FL_OP_CHOICE && fl_op_branch_of(ops, i, k) != params[i].order[0])
-            return false;
-    }
-    return true;
-}
-
-static inline fl_philox_block
-fl_op_random(const fl_image_op *op, const fl_sample_key *key, uint16_t block)
-{
-    return fl_philox_of_sample(key, (uint8_t)(op->kind << 3 | op->occurrence), block);
-}
-
 /* Checks that several operations share; `name` is the operation's name. FL_EINVAL. */
 int fl_op_check_size(const char *name, fl_image_size size, fl_err *err);
 int fl_op_check_p(const char *name, double p, fl_err *err);
@@ -122,21 +85,9 @@ int fl_op_check_padding(const char *name, const fl_image_op *op, fl_err *err);
 int fl_op_check_mirrored(const char *name, fl_padding_mode mode, const int32_t padding[4],
                          fl_image_size in, fl_err *err);
 
-/* Draws a number within limits, in float32 like torch, so that users can be told the exact
- * number. */
-float fl_op_between(uint32_t word, const double limits[2]);
-
-/* Draws a permutation of 0 to count - 1 into order[0] to order[count - 1], count <= FL_MAX_ORDER;
- * later entries become -1. Fisher-Yates, with the words from block `block` on. */
-void fl_op_draw_order(const fl_image_op *op, const fl_sample_key *key, uint16_t block,
-                      int32_t count, int8_t *order);
-
-/* The `draw` of operations with a probability: word 0 of block 0 decides if they are applied. */
-void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
-                        fl_image_params *params);
-
-/* Returns how many branches RandomChoice or RandomOrder has. */
-int32_t fl_op_count_branches(const fl_image_op *op);
+/* The `apply` of operations on colours: does the steps of fl_op_find_steps. FL_ENOMEM. */
+int fl_op_apply_steps(const fl_image_op *op, int32_t i, const fl_image_params *params,
+                      fl_image_view *view, fl_err *err);
 
 /* These serve warps, which sample the image at computed positions. */
 int fl_op_check_sampling(const char *name, const fl_image_op *op, fl_err *err);
@@ -148,21 +99,11 @@ int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view
 int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,
                     fl_err *err);
 
-/* exp and log that give the same bits on every machine; x > 0 for log. */
-double fl_op_exp(double x);
+/* log with the same bits on every machine, as fl_op_exp; x > 0. */
 double fl_op_log(double x);
 
 /* Rectangles of a random share of an area and a random ratio of their edges. */
 int fl_op_check_area(const char *name, const fl_image_op *op, fl_err *err);
 void fl_op_set_ratio(fl_image_op *op); /* sets log_ratio, for fl_op_draw_edges */
-/* Draws the edges sqrt(area * ratio) and sqrt(area / ratio), rounded half to even, from the block
- * of one try. */
-void fl_op_draw_edges(const fl_image_op *op, fl_philox_block block, fl_image_size in,
-                      int64_t *larger_with_ratio, int64_t *smaller_with_ratio);
-
-/* Draws from two words where a rectangle of this size lies in an image of size `in`, and sets top,
- * left and size. */
-void fl_op_draw_corner(const uint32_t word[2], fl_image_size in, fl_image_size size,
-                       fl_image_params *params);
 
 #endif

@@ -7,13 +7,6 @@ int fl_op_check_p(const char *name, double p, fl_err *err)
     return fl_fail(err, FL_EINVAL, "%s: p must be in [0, 1], got %g", name, p);
 }
 
-void fl_op_draw_applied(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
-                        fl_image_params *params)
-{
-    (void)in;
-    params->is_applied = fl_philox_unit(fl_op_random(op, key, 0).word[0]) < op->p;
-}
-
 static int check(const fl_image_op *op, fl_err *err)
 {
     bool is_horizontal = op->kind == FL_OP_HORIZONTAL_FLIP;

@@ -12,13 +12,6 @@ const fl_op_type fl_op_gate_apply = {
 
 const fl_op_type fl_op_gate_branch = {.name = "a branch"};
 
-int32_t fl_op_count_branches(const fl_image_op *op)
-{
-    int32_t count = 0;
-    for (int32_t i = 1; i <= op->span; i += 1 + op[i].span) count++;
-    return count;
-}
-
 static int check_branches(const fl_image_op *op, fl_err *err)
 {
     int32_t count = fl_op_count_branches(op);
@@ -27,26 +20,8 @@ static int check_branches(const fl_image_op *op, fl_err *err)
                    op->kind == FL_OP_CHOICE ? "RandomChoice" : "RandomOrder", FL_MAX_ORDER, count);
 }
 
-/* Draws a number, and chooses the first branch whose upper end is above the number. */
-static void draw_choice(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
-                        fl_image_params *params)
-{
-    (void)in;
-    double at = fl_philox_unit(fl_op_random(op, key, 0).word[0]);
-    int32_t branch = 0, last = fl_op_count_branches(op) - 1;
-    for (int32_t i = 1; branch < last && at >= op[i].branch_end; i += 1 + op[i].span) branch++;
-    params->order[0] = (int8_t)branch;
-}
-
 const fl_op_type fl_op_gate_choice = {
-    .name = "RandomChoice", .is_drawn = true, .check = check_branches, .draw = draw_choice};
-
-static void draw_order(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
-                       fl_image_params *params)
-{
-    (void)in;
-    fl_op_draw_order(op, key, 0, fl_op_count_branches(op), params->order);
-}
+    .name = "RandomChoice", .is_drawn = true, .check = check_branches, .draw = fl_op_draw_choice};
 
 const fl_op_type fl_op_gate_order = {
-    .name = "RandomOrder", .is_drawn = true, .check = check_branches, .draw = draw_order};
+    .name = "RandomOrder", .is_drawn = true, .check = check_branches, .draw = fl_op_draw_order};

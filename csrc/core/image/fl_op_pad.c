@@ -51,14 +51,6 @@ static int size(const fl_image_op *op, fl_image_size in, fl_image_size *out, fl_
     return FL_OK;
 }
 
-static void
-draw(const fl_image_op *op, const fl_sample_key *key, fl_image_size in, fl_image_params *params)
-{
-    (void)key;
-    (void)in;
-    for (int i = 0; i < 4; i++) params->padding[i] = op->padding[i];
-}
-
 static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params,
                  fl_image_view *view, fl_err *err)
 {
@@ -68,4 +60,4 @@ static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params
 }
 
 const fl_op_type fl_op_pad = {
-    .name = "Pad", .check = check, .size = size, .draw = draw, .apply = apply};
+    .name = "Pad", .check = check, .size = size, .draw = fl_op_draw_pad, .apply = apply};

@@ -1,10 +1,6 @@
 /* fl_op_resize: Resize and RandomResizedCrop. */
 #include "fl_op.h"
 
-#include <math.h>
-
-enum { TRIES = 10 };
-
 static int check_interpolation(const char *name, const fl_image_op *op, fl_err *err)
 {
     if (op->interpolation >= 0 && op->interpolation < FL_INTERPOLATIONS) return FL_OK;
@@ -95,37 +91,6 @@ static int crop_size(const fl_image_op *op, fl_image_size in, fl_image_size *out
     return FL_OK;
 }
 
-/* Sets the crop after ten failed tries: the whole image, or the middle if the image's ratio is out
- * of the range asked for. */
-static void crop_middle(const fl_image_op *op, fl_image_size in, fl_image_params *params)
-{
-    double ratio = (double)in.width / in.height;
-    fl_image_size size = in;
-    if (ratio < op->ratio[0]) size.height = (int32_t)rint(in.width / op->ratio[0]);
-    if (ratio > op->ratio[1]) size.width = (int32_t)rint(in.height * op->ratio[1]);
-    /* torchvision cannot crop an edge that rounds to 0. */
-    if (size.height < 1) size.height = 1;
-    if (size.width < 1) size.width = 1;
-    params->size = size;
-    params->top = (in.height - size.height) / 2;
-    params->left = (in.width - size.width) / 2;
-}
-
-static void draw_crop(const fl_image_op *op, const fl_sample_key *key, fl_image_size in,
-                      fl_image_params *params)
-{
-    for (uint16_t t = 0; t < TRIES; t++) {
-        fl_philox_block block = fl_op_random(op, key, t);
-        int64_t width, height;
-        fl_op_draw_edges(op, block, in, &width, &height);
-        if (width < 1 || width > in.width || height < 1 || height > in.height) continue;
-        fl_image_size size = {(int32_t)height, (int32_t)width};
-        fl_op_draw_corner(block.word + 2, in, size, params);
-        return;
-    }
-    crop_middle(op, in, params);
-}
-
 static int apply_crop(const fl_image_op *op, int32_t i, const fl_image_params *params,
                       fl_image_view *view, fl_err *err)
 {
@@ -139,5 +104,5 @@ const fl_op_type fl_op_random_resized_crop = {.name = "RandomResizedCrop",
                                               .has_area = true,
                                               .check = check_crop,
                                               .size = crop_size,
-                                              .draw = draw_crop,
+                                              .draw = fl_op_draw_resized_crop,
                                               .apply = apply_crop};

@@ -1,19 +1,17 @@
-/* fl_op_tone: operations on colours that have at most one argument beside their probability. */
+/* fl_op_tone: operations on colours that have at most one argument beside their probability, and
+ * how the CPU applies all operations on colours. */
 #include "fl_op.h"
 
 #include "fl_tone.h"
 
-static const struct {
-    const char *name;
-    fl_tone tone;
-} by_kind[FL_OP_KINDS] = {
-    [FL_OP_INVERT] = {"RandomInvert", FL_TONE_INVERT},
-    [FL_OP_SOLARIZE] = {"RandomSolarize", FL_TONE_SOLARIZE},
-    [FL_OP_POSTERIZE] = {"RandomPosterize", FL_TONE_POSTERIZE},
-    [FL_OP_AUTOCONTRAST] = {"RandomAutocontrast", FL_TONE_AUTOCONTRAST},
-    [FL_OP_EQUALIZE] = {"RandomEqualize", FL_TONE_EQUALIZE},
-    [FL_OP_SHARPNESS] = {"RandomAdjustSharpness", FL_TONE_SHARPNESS},
-    [FL_OP_RANDOM_GRAYSCALE] = {.name = "RandomGrayscale"},
+static const char *const names[FL_OP_KINDS] = {
+    [FL_OP_INVERT] = "RandomInvert",
+    [FL_OP_SOLARIZE] = "RandomSolarize",
+    [FL_OP_POSTERIZE] = "RandomPosterize",
+    [FL_OP_AUTOCONTRAST] = "RandomAutocontrast",
+    [FL_OP_EQUALIZE] = "RandomEqualize",
+    [FL_OP_SHARPNESS] = "RandomAdjustSharpness",
+    [FL_OP_RANDOM_GRAYSCALE] = "RandomGrayscale",
 };
 
 static int check(const fl_image_op *op, fl_err *err)
@@ -27,21 +25,36 @@ static int check(const fl_image_op *op, fl_err *err)
     if (op->kind == FL_OP_SHARPNESS && !(number >= 0))
         return fl_fail(err, FL_EINVAL,
                        "RandomAdjustSharpness: sharpness_factor must be >= 0, got %g", number);
-    return fl_op_check_p(by_kind[op->kind].name, op->p, err);
+    return fl_op_check_p(names[op->kind], op->p, err);
 }
 
-static int apply(const fl_image_op *op, int32_t i, const fl_image_params *params,
-                 fl_image_view *view, fl_err *err)
+static int
+apply_step(const fl_image_op *op, const fl_color_step *step, fl_image_view *view, fl_err *err)
+{
+    const bool is_drawn = op->kind == FL_OP_COLOR_JITTER || op->kind == FL_OP_PHOTOMETRIC_DISTORT;
+    const int32_t channels =
+        op->kind == FL_OP_GRAYSCALE ? (int32_t)op->grey_channels : view->tools.channels;
+    if (step->tone == FL_TONE_GREY) return fl_tone_grey(view, channels, err);
+    if (step->tone == FL_TONE_PERMUTE) return fl_tone_permute(view, step->order, err);
+    /* Pillow takes arguments as Python's numbers, so as doubles. */
+    return fl_tone_apply(view, (fl_tone)step->tone, is_drawn ? (double)step->number : op->tone,
+                         err);
+}
+
+int fl_op_apply_steps(const fl_image_op *op, int32_t i, const fl_image_params *params,
+                      fl_image_view *view, fl_err *err)
 {
     (void)i;
-    if (!params->is_applied) return FL_OK;
-    return fl_tone_apply(view, by_kind[op->kind].tone, op->tone, err);
+    fl_color_step steps[FL_MOST_STEPS];
+    const int32_t count = fl_op_find_steps(op, params, steps);
+    for (int32_t n = 0; n < count; n++) FL_TRY(apply_step(op, &steps[n], view, err));
+    return FL_OK;
 }
 
 #define FL_TONE_TYPE(shown, has_color)                                          \
     {                                                                           \
         .name = shown, .is_drawn = true, .is_color = has_color, .check = check, \
-        .draw = fl_op_draw_applied, .apply = apply                              \
+        .draw = fl_op_draw_applied, .apply = fl_op_apply_steps                  \
     }
 
 const fl_op_type fl_op_invert = FL_TONE_TYPE("RandomInvert", false);
@@ -50,8 +63,7 @@ const fl_op_type fl_op_posterize = FL_TONE_TYPE("RandomPosterize", false);
 const fl_op_type fl_op_equalize = FL_TONE_TYPE("RandomEqualize", false);
 const fl_op_type fl_op_autocontrast = FL_TONE_TYPE("RandomAutocontrast", true);
 const fl_op_type fl_op_sharpness = FL_TONE_TYPE("RandomAdjustSharpness", true);
-
-/* ---- Grayscale and RandomGrayscale */
+const fl_op_type fl_op_random_grayscale = FL_TONE_TYPE("RandomGrayscale", true);
 
 static int check_grayscale(const fl_image_op *op, fl_err *err)
 {
@@ -60,28 +72,5 @@ static int check_grayscale(const fl_image_op *op, fl_err *err)
                    op->grey_channels);
 }
 
-static int apply_grayscale(const fl_image_op *op, int32_t i, const fl_image_params *params,
-                           fl_image_view *view, fl_err *err)
-{
-    (void)i;
-    (void)params;
-    return fl_tone_grey(view, (int32_t)op->grey_channels, err);
-}
-
 const fl_op_type fl_op_grayscale = {
-    .name = "Grayscale", .is_color = true, .check = check_grayscale, .apply = apply_grayscale};
-
-static int apply_random_grayscale(const fl_image_op *op, int32_t i, const fl_image_params *params,
-                                  fl_image_view *view, fl_err *err)
-{
-    (void)op;
-    (void)i;
-    return params->is_applied ? fl_tone_grey(view, view->tools.channels, err) : FL_OK;
-}
-
-const fl_op_type fl_op_random_grayscale = {.name = "RandomGrayscale",
-                                           .is_drawn = true,
-                                           .is_color = true,
-                                           .check = check,
-                                           .draw = fl_op_draw_applied,
-                                           .apply = apply_random_grayscale};
+    .name = "Grayscale", .is_color = true, .check = check_grayscale, .apply = fl_op_apply_steps};

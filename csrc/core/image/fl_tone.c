@@ -9,14 +9,6 @@
 
 static uint8_t clamp_byte(float x) { return (uint8_t)(x < 0 ? 0 : x > 255 ? 255 : x); }
 
-/* Notes the step if a device computes colours; returns true if the step is noted. */
-static bool is_noted(fl_image_view *view, fl_color_step step)
-{
-    if (view->steps == NULL) return false;
-    *view->steps++ = step;
-    return true;
-}
-
 /* Adds a lookup in `table` for `channels` channels from `channel` on, after the pending lookups. */
 static void
 then_look_up(fl_image_view *view, int32_t channel, int32_t channels, const uint8_t *table)
@@ -304,7 +296,6 @@ int fl_tone_quarter(fl_image_view *view, bool is_clockwise, fl_err *err)
 
 int fl_tone_apply(fl_image_view *view, fl_tone tone, double number, fl_err *err)
 {
-    if (is_noted(view, (fl_color_step){tone, (float)number, {0}})) return FL_OK;
     switch (tone) {
     case FL_TONE_AUTOCONTRAST:
     case FL_TONE_EQUALIZE:
@@ -337,7 +328,6 @@ int fl_tone_grey(fl_image_view *view, int32_t channels, fl_err *err)
     fl_image_planes image, next;
     int32_t before = view->tools.channels;
     if (before == 1 && channels == 1) return FL_OK;
-    if (is_noted(view, (fl_color_step){.tone = FL_TONE_GREY})) return FL_OK;
     FL_TRY(open_next(view, channels, &image, &next, err));
     if (before == 3)
         view->tools.image_ops->tone.grey[view->arithmetic](next.data, &image);
@@ -352,9 +342,6 @@ int fl_tone_permute(fl_image_view *view, const int8_t *order, fl_err *err)
 {
     fl_image_planes image, next;
     int32_t channels = view->tools.channels;
-    fl_color_step step = {.tone = FL_TONE_PERMUTE};
-    memcpy(step.order, order, sizeof step.order);
-    if (is_noted(view, step)) return FL_OK;
     FL_TRY(open_next(view, channels, &image, &next, err));
     for (int32_t c = 0; c < channels; c++) copy_plane(&image, order[c], &next, c);
     fl_image_view_replace(view, &next, channels);

@@ -2,9 +2,8 @@
  * images: view->arithmetic says which.
  *
  * Floor 1. If an operation changes each byte by itself, the view keeps the change as a table until
- * pixels are read, so that several such operations are one pass. If a device computes the pixels,
- * fl_tone_apply, fl_tone_grey and fl_tone_permute note a step instead. One thread. Every function
- * may fail with FL_ENOMEM. */
+ * pixels are read, so that several such operations are one pass. One thread. Every function may
+ * fail with FL_ENOMEM. */
 #ifndef FL_TONE_H
 #define FL_TONE_H
 
