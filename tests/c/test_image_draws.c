@@ -128,15 +128,16 @@ static void test_flips_within_apply(void)
 /* A device follows all operations, so those whose holder is not applied must say so. */
 static void test_operations_that_are_not_reached(void)
 {
-    const fl_image_op ops[] = {{.kind = FL_OP_APPLY, .p = 0, .span = 5},
+    const fl_image_op ops[] = {{.kind = FL_OP_APPLY, .p = 0, .span = 1},
                                {.kind = FL_OP_HORIZONTAL_FLIP, .p = 1},
-                               {.kind = FL_OP_CHOICE, .span = 3},
-                               {.kind = FL_OP_BRANCH, .span = 2, .p = 1, .branch_end = 1},
-                               {.kind = FL_OP_INVERT, .p = 1},
+                               {.kind = FL_OP_CHOICE, .span = 4},
+                               {.kind = FL_OP_BRANCH, .span = 1, .p = 1, .branch_end = 1},
+                               {.kind = FL_OP_INVERT, .p = 0},
+                               {.kind = FL_OP_BRANCH, .span = 1, .p = 0, .branch_end = 1},
                                {.kind = FL_OP_VERTICAL_FLIP, .p = 1}};
-    fl_image_plan *plan = open_plan(ops, 6);
+    fl_image_plan *plan = open_plan(ops, 7);
     fl_image_draws *draws = open_draws(plan, false, 0, 0);
-    fl_image_params found[6 * ROWS];
+    fl_image_params found[7 * ROWS];
     int32_t map[HEIGHT + WIDTH + FL_STEP_NUMBERS];
     fl_torch_random random;
     fl_torch_random_seed(&random, 3);
