@@ -25,6 +25,7 @@ OLDEST = (12, 1)  # kernels take arguments of up to 32 KB
 LOCAL = "/usr/local/cuda*"
 IN_SITE = "nvidia/cu13"
 STUB = "csrc/cuda/fl_cuda_stub.c"
+EXACT = "csrc/cuda/fl_cuda_draw.cu"  # has the CPU's bits, so no product may be fused with a sum
 CUDART = "libcudart_static.a"
 HOST_FLAGS = ["-fPIC", "-fvisibility=hidden"]
 # What would need the C++ runtime is off: the module stays C.
@@ -159,7 +160,8 @@ def compile_kernels(toolkit: Toolkit, ext: Extension, folder: str) -> list[str]:
     objects = []
     for source in sorted(glob("csrc/cuda/*.cu")):
         objects.append(f"{folder}/{Path(source).stem}.o")
-        print(run(toolkit.nvcc, *codes, *flags, "-c", source, "-o", objects[-1]), end="")
+        more = ["--fmad=false"] if source == EXACT else []
+        print(run(toolkit.nvcc, *codes, *flags, *more, "-c", source, "-o", objects[-1]), end="")
     return objects
 
 

@@ -3,6 +3,7 @@
 #include "fl_cuda_cast.h"
 #include "fl_cuda_gather.h"
 #include "fl_cuda_colors.h"
+#include "fl_cuda_draw.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_ragged.h"
@@ -20,6 +21,7 @@ static cudaError_t load_all(void)
     if (error == cudaSuccess) error = fl_cuda_load_gathers();
     if (error == cudaSuccess) error = fl_cuda_load_images();
     if (error == cudaSuccess) error = fl_cuda_load_colors();
+    if (error == cudaSuccess) error = fl_cuda_load_maps();
     if (error == cudaSuccess) error = fl_cuda_load_windows();
     if (error == cudaSuccess) error = fl_cuda_load_pieces();
     return error == cudaSuccess ? fl_cuda_load_widens() : error;
@@ -116,6 +118,15 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error = fl_cuda_queue_images(stream, images, rows, count);
+    return leave_launched(before, error, err);
+}
+
+int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, const int64_t *rows,
+                      int64_t count, fl_err *err)
+{
+    int32_t before;
+    FL_TRY(fl_cuda_enter(device, &before, err));
+    cudaError_t error = fl_cuda_queue_maps(stream, maps, rows, count);
     return leave_launched(before, error, err);
 }
 

@@ -48,6 +48,13 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
     return fl_cuda_check(device, err);
 }
 
+int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, const int64_t *rows,
+                      int64_t count, fl_err *err)
+{
+    (void)stream, (void)maps, (void)rows, (void)count;
+    return fl_cuda_check(device, err);
+}
+
 int fl_cuda_gather_windows(int32_t device, void *stream, const fl_window_batch *windows,
                            const int64_t *starts, int64_t count, fl_err *err)
 {

@@ -42,7 +42,8 @@ WIDENED = {
 }
 WIDEN_AHEAD = 16
 NUMBERS = (
-    *("k_clip_factor", "k_gather", "k_invert", "k_pieces", "k_update_scale", "k_write_rows"),
+    *("k_clip_factor", "k_gather", "k_invert", "k_maps", "k_pieces", "k_update_scale"),
+    "k_write_rows",
 )
 
 pytestmark = [

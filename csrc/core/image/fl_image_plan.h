@@ -96,6 +96,13 @@ const fl_image_map *fl_image_plan_get_map(const fl_image_plan *plan);
  * -1); then the same for columns. The result depends on the arguments only. */
 void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params, int32_t *map);
 
+/* Describes the maps of a batch for the kernel that writes what fl_image_plan_map writes. The
+ * second function returns the bytes of the operations, a multiple of 8, and the third writes them.
+ */
+void fl_image_plan_describe_maps(const fl_image_plan *plan, fl_map_batch *out);
+int64_t fl_image_plan_ops_bytes(const fl_image_plan *plan);
+void fl_image_plan_write_ops(const fl_image_plan *plan, char *out);
+
 /* Describes a batch of this plan; the caller sets addresses and steps. */
 void fl_image_plan_describe(const fl_image_plan *plan, fl_image_batch *out);
 

@@ -202,6 +202,26 @@ void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params,
     if (parts->erases > 0) fl_map_erases(&ops, erased);
 }
 
+void fl_image_plan_describe_maps(const fl_image_plan *plan, fl_map_batch *out)
+{
+    *out = (fl_map_batch){.count = fl_image_plan_count(plan),
+                          .parts = *fl_image_plan_get_map(plan),
+                          .in = fl_image_plan_in(plan),
+                          .out = fl_image_plan_out(plan),
+                          .seed = fl_image_plan_seed(plan)};
+}
+
+int64_t fl_image_plan_ops_bytes(const fl_image_plan *plan)
+{
+    return fl_image_plan_count(plan) * (int64_t)sizeof(fl_image_op);
+}
+
+void fl_image_plan_write_ops(const fl_image_plan *plan, char *out)
+{
+    const size_t bytes = (size_t)fl_image_plan_ops_bytes(plan);
+    if (bytes > 0) memcpy(out, fl_image_plan_op(plan, 0), bytes);
+}
+
 int32_t fl_image_plan_values(const fl_image_plan *plan) { return 256 + fl_image_plan_count(plan); }
 
 int64_t fl_image_plan_values_bytes(const fl_image_plan *plan)

@@ -19,6 +19,18 @@ typedef struct fl_map_ops {
     fl_image_size in; /* of the image before operation `first` */
 } fl_map_ops;
 
+/* What a kernel needs to write the maps of a batch. fl_image_plan_describe_maps sets all but ops,
+ * epoch and maps. */
+typedef struct fl_map_batch {
+    const fl_image_op *ops; /* borrowed, on the device: see fl_image_plan_write_ops */
+    int32_t count;          /* of ops */
+    fl_image_map parts;
+    fl_image_size in, out; /* of each image, and of each result */
+    uint64_t seed;
+    uint32_t epoch;
+    int32_t *maps; /* borrowed, on the device: parts.numbers for each image */
+} fl_map_batch;
+
 FL_HOST_DEVICE int32_t fl_map_edge(fl_image_size size, fl_map_direction axis)
 {
     return axis == FL_MAP_ROWS ? size.height : size.width;

@@ -4,6 +4,7 @@
 #include "fl_cpu_image.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_colors.h"
+#include "fl_cuda_draw.h"
 #include "fl_cuda_gather.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
@@ -261,6 +262,15 @@ cudaError_t fl_cuda_load_widens(void)
 }
 
 cudaError_t fl_cuda_load_colors(void) { return cudaSuccess; } /* run_images does the work */
+
+cudaError_t fl_cuda_load_maps(void) { return cudaSuccess; }
+
+cudaError_t
+fl_cuda_queue_maps(void *stream, const fl_map_batch *maps, const int64_t *rows, int64_t count)
+{
+    (void)stream, (void)maps, (void)rows, (void)count;
+    abort();
+}
 
 /* Never queued here: the tests of gathers run the kernel itself. */
 cudaError_t fl_cuda_load_gathers(void) { return cudaSuccess; }

@@ -1,0 +1,145 @@
+/* fl_cuda_draw: the random parameters of a batch of images, and the maps that follow, by one
+ * kernel. The draws and the maps are the CPU's own functions, so the bits equal the CPU's if nvcc
+ * fuses no product with a sum: this file is compiled with --fmad=false.
+ *
+ * A block writes the map of one image. Thread k draws operation k; all threads write rows and
+ * columns, and a single thread the few numbers that depend on each other. */
+#include "fl_cuda_draw.h"
+#include "fl_cuda_runtime.h"
+
+#include <cuda_runtime.h>
+
+static constexpr int32_t THREADS = 64;
+static constexpr int32_t BLOCKS_PER_SM = 16; /* whose registers a multiprocessor has to hold */
+static_assert(THREADS >= FL_MAX_IMAGE_OPS, "each operation has a thread");
+
+/* A block's memory. */
+struct drawn {
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_color_step steps[FL_MAX_IMAGE_OPS][FL_MOST_STEPS];
+    int32_t counts[FL_MAX_IMAGE_OPS]; /* of steps */
+};
+
+static __device__ void clear(char *to, size_t bytes)
+{
+    for (size_t i = threadIdx.x * sizeof(int32_t); i < bytes; i += THREADS * sizeof(int32_t))
+        *(int32_t *)(to + i) = 0;
+}
+
+static __device__ void
+draw_one(const fl_image_op *op, const fl_sample_key &key, fl_image_size in, fl_image_params *params)
+{
+    params->is_applied = true;
+    params->out = op->out;
+    switch (op->kind) {
+    case FL_OP_PAD:
+        fl_op_draw_pad(op, &key, in, params);
+        break;
+    case FL_OP_CENTER_CROP:
+        fl_op_draw_center_crop(op, &key, in, params);
+        break;
+    case FL_OP_RANDOM_CROP:
+        fl_op_draw_crop(op, &key, in, params);
+        break;
+    case FL_OP_RANDOM_RESIZED_CROP:
+        fl_op_draw_resized_crop(op, &key, in, params);
+        break;
+    case FL_OP_ERASE:
+        fl_op_draw_erase(op, &key, in, params);
+        break;
+    case FL_OP_COLOR_JITTER:
+        fl_op_draw_jitter(op, &key, in, params);
+        break;
+    case FL_OP_CHANNEL_PERMUTATION:
+        fl_op_draw_permutation(op, &key, in, params);
+        break;
+    case FL_OP_PHOTOMETRIC_DISTORT:
+        fl_op_draw_distort(op, &key, in, params);
+        break;
+    case FL_OP_CHOICE:
+        fl_op_draw_choice(op, &key, in, params);
+        break;
+    case FL_OP_ORDER:
+        fl_op_draw_order(op, &key, in, params);
+        break;
+    case FL_OP_RESIZE:
+    case FL_OP_GRAYSCALE:
+    case FL_OP_BRANCH:
+        break;
+    default:
+        fl_op_draw_applied(op, &key, in, params);
+    }
+}
+
+/* Draws the operations of an image. The operations that are held are drawn in any case; those that
+ * are not reached are then not applied. */
+static __device__ void draw(const fl_map_batch &of, int64_t row, drawn *at)
+{
+    const int32_t k = (int32_t)threadIdx.x;
+    const fl_sample_key key = {of.seed, row, of.epoch, 0};
+    clear((char *)at->params, of.count * sizeof *at->params);
+    __syncthreads();
+    if (k < of.count) draw_one(of.ops + k, key, k > 0 ? of.ops[k - 1].out : of.in, &at->params[k]);
+    __syncthreads();
+    const bool is_reached = k >= of.count || fl_op_is_reached(of.ops, at->params, k);
+    __syncthreads();
+    if (!is_reached) at->params[k].is_applied = false;
+    __syncthreads();
+}
+
+static __device__ void write_steps(const fl_map_batch &of, drawn *at, fl_color_step *steps)
+{
+    const int32_t k = (int32_t)threadIdx.x;
+    if (k < of.count) at->counts[k] = fl_op_find_steps(of.ops + k, &at->params[k], at->steps[k]);
+    __syncthreads();
+    if (k >= of.count || at->counts[k] == 0) return;
+    steps += fl_op_find_place(of.ops, at->params, at->counts, of.count, k);
+    for (int32_t n = 0; n < at->counts[k]; n++) steps[n] = at->steps[k][n];
+}
+
+static __device__ void write_entries(const fl_map_ops &ops, fl_image_size out, int32_t *map)
+{
+    for (int32_t i = (int32_t)threadIdx.x; i < out.height + out.width; i += THREADS) {
+        const bool is_column = i >= out.height;
+        int32_t entry;
+        fl_map_axis(&ops, is_column ? FL_MAP_COLUMNS : FL_MAP_ROWS, is_column ? i - out.height : i,
+                    1, &entry);
+        map[i] = entry;
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    k_maps(const fl_map_batch __grid_constant__ of, const int64_t *rows)
+{
+    __shared__ drawn shared;
+    int32_t *map = of.maps + (int64_t)blockIdx.x * of.parts.numbers;
+    int32_t *runs = map + of.parts.runs_at;
+    int32_t *steps = runs - FL_STEP_NUMBERS * of.parts.steps;
+    int32_t *erased = steps - FL_ERASED_NUMBERS * of.parts.erases;
+    fl_map_ops ops = {of.ops, shared.params, 0, of.count, of.in};
+    clear((char *)erased, (size_t)(runs - erased) * sizeof *map);
+    draw(of, rows[blockIdx.x], &shared);
+    if (of.parts.steps > 0) write_steps(of, &shared, (fl_color_step *)steps);
+    if (of.parts.resize < of.count) {
+        if (threadIdx.x == 0) fl_map_runs(&ops, of.parts.resize, runs);
+        ops = fl_map_after(ops, of.parts.resize);
+    }
+    write_entries(ops, of.out, map);
+    if (threadIdx.x == 0) fl_map_erases(&ops, erased);
+}
+
+cudaError_t
+fl_cuda_queue_maps(void *stream, const fl_map_batch *maps, const int64_t *rows, int64_t count)
+{
+    const void *args[] = {maps, &rows};
+    if (count > INT32_MAX) return cudaErrorInvalidValue;
+    if (count == 0) return cudaSuccess;
+    return cudaLaunchKernel(k_maps, dim3((uint32_t)count), dim3(THREADS), (void **)args, 0,
+                            (cudaStream_t)stream);
+}
+
+cudaError_t fl_cuda_load_maps(void)
+{
+    const void *kernels[] = {(const void *)k_maps};
+    return fl_cuda_load(kernels, 1);
+}

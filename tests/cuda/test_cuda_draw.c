@@ -1,0 +1,179 @@
+/* Random parameters that are drawn on the device: the maps of random plans, written by the kernel
+ * compiled as C++, against fl_image_plan_map. */
+#include "cuda_fixture.h"
+#include "device_plan_fixture.h"
+
+enum { PLANS = (IS_SANITIZED ? 40 : 300) / ONE_IN, MOST_IMAGES = 5, MANY = 200 / ONE_IN };
+
+static uint32_t random_epoch(uint64_t *seed)
+{
+    const uint32_t epochs[] = {0, 1, UINT32_MAX, (uint32_t)next_random(seed)};
+    return epochs[random_below(seed, 4)];
+}
+
+/* Returns an index below 2^62, of any length. */
+static int64_t random_row(uint64_t *seed)
+{
+    return (int64_t)(next_random(seed) >> (2 + random_below(seed, 62)));
+}
+
+static void check_maps(uint64_t *seed, const fl_image_plan *plan, int64_t images)
+{
+    const int64_t length = fl_image_plan_map_length(plan);
+    const int64_t bytes = length * images * (int64_t)sizeof(int32_t);
+    char *ops = allocate(fl_image_plan_ops_bytes(plan));
+    int32_t *maps = (int32_t *)(void *)allocate(bytes);
+    int32_t *expected = (int32_t *)(void *)allocate(bytes);
+    int64_t *rows = (int64_t *)(void *)allocate(images * (int64_t)sizeof *rows);
+    fl_map_batch batch;
+    fl_image_plan_describe_maps(plan, &batch);
+    fl_image_plan_write_ops(plan, ops);
+    batch.ops = (fl_image_op *)(void *)ops;
+    batch.epoch = random_epoch(seed);
+    batch.maps = maps;
+    for (int64_t i = 0; i < images; i++) {
+        fl_image_params params[FL_MAX_IMAGE_OPS];
+        rows[i] = i == 0 ? INT64_C(1) << 62 : random_row(seed);
+        const fl_sample_key key = {fl_image_plan_seed(plan), rows[i], batch.epoch, 0};
+        CHECK_INT(fl_image_plan_draw(plan, &key, fl_image_plan_in(plan), params, NULL), FL_OK);
+        fl_image_plan_map(plan, params, expected + i * length);
+    }
+    const int64_t before = fake_launches();
+    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, rows, images, NULL), FL_OK);
+    CHECK_INT(fake_launches() - before, images == 0 ? 0 : 1);
+    fake_synchronize(NULL);
+    CHECK(memcmp(maps, expected, (size_t)bytes) == 0);
+    void *owned[] = {ops, maps, expected, rows};
+    for (int i = 0; i < 4; i++) free(owned[i]);
+}
+
+static void test_maps_are_those_of_the_cpu(void)
+{
+    uint64_t seed = 1;
+    for (int n = 0; n < 4 * PLANS; n++) {
+        plan_case p;
+        fl_image_plan *plan = open_moving(&seed, &p, n % 7 == 0 ? 150 : 20, n % 4);
+        check_maps(&seed, plan, n % (MOST_IMAGES + 1));
+        fl_image_plan_close(plan);
+    }
+}
+
+/* Checks many images of these operations, up to one of kind FL_OP_KINDS. */
+static void check_ops(const fl_image_op *ops, fl_image_size in)
+{
+    uint64_t seed = 5;
+    plan_case p = {.config = {.channels = 3, .in = in, .seed = 9, .ops = p.ops}};
+    p.config.image_ops = &fl_cpu_image_plain;
+    while (ops[p.config.count].kind != FL_OP_KINDS) {
+        p.ops[p.config.count] = ops[p.config.count];
+        p.config.count++;
+    }
+    set_occurrences(&p);
+    fl_image_plan *plan;
+    CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
+    CHECK(fl_image_plan_map_length(plan) > 0);
+    check_maps(&seed, plan, MANY);
+    fl_image_plan_close(plan);
+}
+
+static void test_gates_that_hold_gates(void)
+{
+    const fl_image_op end = {.kind = FL_OP_KINDS}, invert = {.kind = FL_OP_INVERT, .p = 0.7};
+    const fl_image_op jitter = {.kind = FL_OP_COLOR_JITTER,
+                                .jitter = {{0, 2}, {0, 2}, {NAN, NAN}, {-0.1, 0.1}}};
+    const fl_image_op distort = {.kind = FL_OP_PHOTOMETRIC_DISTORT,
+                                 .p = 0.5,
+                                 .jitter = {{0, 2}, {0, 2}, {0, 2}, {-0.1, 0.1}}};
+    const fl_image_op flip = {.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5};
+    const fl_image_op posterize = {.kind = FL_OP_POSTERIZE, .p = 1, .tone = 3};
+    const fl_image_op apply = {.kind = FL_OP_APPLY, .p = 0.5};
+#define HOLDING(op, held) ((fl_image_op){.kind = (op), .span = (held), .p = 0.5, .branch_end = 0.4})
+    const fl_image_op branch = HOLDING(FL_OP_BRANCH, 1);
+    const fl_image_op both = {.kind = FL_OP_APPLY, .span = 2, .p = 0.6};
+    fl_image_op one = apply;
+    one.span = 1;
+    const fl_image_op nested[] = {HOLDING(FL_OP_ORDER, 12),
+                                  HOLDING(FL_OP_BRANCH, 2),
+                                  one,
+                                  jitter,
+                                  HOLDING(FL_OP_BRANCH, 5),
+                                  HOLDING(FL_OP_ORDER, 4),
+                                  branch,
+                                  invert,
+                                  branch,
+                                  distort,
+                                  HOLDING(FL_OP_BRANCH, 2),
+                                  posterize,
+                                  flip,
+                                  flip,
+                                  end};
+    check_ops(nested, (fl_image_size){20, 30});
+    const fl_image_op choices[] = {both,
+                                   one,
+                                   invert,
+                                   jitter,
+                                   HOLDING(FL_OP_CHOICE, 9),
+                                   HOLDING(FL_OP_BRANCH, 2),
+                                   one,
+                                   posterize,
+                                   HOLDING(FL_OP_BRANCH, 5),
+                                   HOLDING(FL_OP_CHOICE, 4),
+                                   branch,
+                                   distort,
+                                   branch,
+                                   flip,
+                                   end};
+    check_ops(choices, (fl_image_size){20, 30});
+#undef HOLDING
+}
+
+static void test_a_plan_without_operations(void)
+{
+    check_ops(&(fl_image_op){.kind = FL_OP_KINDS}, (fl_image_size){3, 99});
+}
+
+/* Areas whose tries fail, often or always, so that the middle is cropped or nothing erased. */
+static void test_areas_that_do_not_fit(void)
+{
+    const fl_image_op end = {.kind = FL_OP_KINDS};
+    const double scales[][2] = {{0.02, 0.4}, {0.9, 1}, {2, 3}, {1e-6, 1e-5}};
+    const double ratios[][2] = {{0.3, 3.3}, {1, 1}, {1e-3, 2e-3}, {500, 1000}};
+    for (int n = 0; n < 16; n++) {
+        fl_image_op crop = {.kind = FL_OP_RANDOM_RESIZED_CROP, .size = {9, 7}};
+        fl_image_op erase = {.kind = FL_OP_ERASE, .p = 0.9};
+        memcpy(crop.scale, scales[n / 4], sizeof crop.scale);
+        memcpy(crop.ratio, ratios[n % 4], sizeof crop.ratio);
+        memcpy(erase.scale, scales[n / 4], sizeof erase.scale);
+        memcpy(erase.ratio, ratios[n % 4], sizeof erase.ratio);
+        check_ops((fl_image_op[]){crop, end}, (fl_image_size){33, 47});
+        if (erase.scale[1] <= 1)
+            check_ops((fl_image_op[]){erase, erase, end}, (fl_image_size){33, 47});
+    }
+}
+
+static void test_a_launch_that_fails(void)
+{
+    fl_err err;
+    fl_map_batch batch = {.count = 0};
+    const int64_t row = 0;
+    fake_fail_at(1, cudaErrorLaunchFailure, false);
+    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, &row, 1, &err), FL_EDEVICE);
+    fake_fail_at(0, cudaSuccess, false);
+    CHECK(strstr(err.text, "cudaErrorLaunchFailure") != NULL);
+    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, &row, INT64_C(1) << 31, &err), FL_EDEVICE);
+    CHECK(strstr(err.text, "cudaErrorInvalidValue") != NULL);
+    CHECK_INT(cudaGetLastError(), cudaSuccess);
+}
+
+int main(void)
+{
+    start_tests();
+    choose_device_0();
+    CHECK_INT(fl_cuda_load_kernels(NULL), FL_OK);
+    RUN(test_maps_are_those_of_the_cpu);
+    RUN(test_gates_that_hold_gates);
+    RUN(test_a_plan_without_operations);
+    RUN(test_areas_that_do_not_fit);
+    RUN(test_a_launch_that_fails);
+    return 0;
+}
