@@ -404,7 +404,7 @@ class Gatherer:
     def __init__(
         self,
         tensor_type: type,
-        memory: tuple[Callable[[int], list[Any]] | None, Callable[[Any], Any]],
+        memory: tuple[Any, ...],
         structure: Any,
         sources: tuple[
             tuple[Any, HostRange | None, tuple[ImagePlan, Any] | None]
@@ -419,13 +419,7 @@ class Gatherer:
     ) -> None: ...
     def set_rows(self, indices: Any, length: int, /) -> None: ...
     def take(
-        self,
-        first: int,
-        count: int,
-        maps: tuple[Any, ...],
-        is_single: bool,
-        rows: Any = ...,
-        /,
+        self, first: int, count: int, epoch: int, is_single: bool, rows: Any = ..., /
     ) -> Any: ...
     def arrange(self, tensors: Sequence[Any], is_single: bool, /) -> Any: ...
     def stream(self) -> int | None: ...

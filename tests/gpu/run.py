@@ -10,6 +10,7 @@ build        fastloop from this tree into build/gpu/site, for this device alone 
              FASTLOOP_CUDA_ARCHS says otherwise; with GPU_WHEELS=FOLDER the wheels there beside it
 slices       large batches, which are copied in slices, epoch after epoch
 resident     batches of data that lie on the device
+draws        the random parameters of images that the device draws
 graph        graph_step: losses and weights of a loop that calls the step
 fetch        batches of data in host memory that the device reads
 device_transforms  images that are uploaded untouched, and transformed by a kernel
@@ -278,6 +279,9 @@ PARTS = {
         120,
         'data on the device: `.to("cuda")`, datasets of CUDA tensors; transforms, tokens and '
         "sequences there",
+    ),
+    "draws": Part(
+        tests_of("test_draws.py"), 90, "random parameters of images that the device draws"
     ),
     "graph": Part(tests_of("test_graph_step.py"), 120, "`graph_step()`"),
     "fetch": Part(tests_of("test_fetch.py"), 90, '`gather="device"`'),

@@ -136,9 +136,9 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
 
         def set_rows(self, indices: Any, length: int) -> None: ...
 
-        def take(self, first: int, count: int, maps: Any, *more: Any) -> list[torch.Tensor]:
+        def take(self, first: int, count: int, epoch: int, *more: Any) -> list[torch.Tensor]:
             streams.done.append(("gather", streams.stream))
-            return [*maps, torch.zeros(count)]
+            return [torch.zeros(count), torch.zeros(count)]
 
     monkeypatch.setattr(resident, "Gatherer", Gatherer)
     loader = DataLoader(fetched(), 10, device="cpu")
@@ -146,10 +146,10 @@ def test_batches_are_made_on_the_stream_for_copies(monkeypatch: pytest.MonkeyPat
     assert streams.done == [("send", "copy"), ("send", "copy"), ("record", "copy")]
     streams.done.clear()
     batch = next(iterator)
-    order = ["send", "record", "send", "gather", "record"]  # rows, maps, all fields
-    assert streams.done[:5] == [(what, "copy") for what in order]
-    assert streams.done[5] == ("wait", "loop") and len(batch) == 2 and len(streams.done) == 8
-    for (what, stream, noted), made in zip(streams.done[6:], batch, strict=True):
+    order = ["send", "record", "gather", "record"]  # rows, all fields
+    assert streams.done[:4] == [(what, "copy") for what in order]
+    assert streams.done[4] == ("wait", "loop") and len(batch) == 2 and len(streams.done) == 7
+    for (what, stream, noted), made in zip(streams.done[5:], batch, strict=True):
         assert (what, stream) == ("note", "loop") and noted is made
     assert host_ranges == HOST_RANGES
 

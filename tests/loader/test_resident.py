@@ -428,7 +428,7 @@ def test_lists_that_are_shorter_than_the_core_was_told() -> None:
     gatherer = Gatherer(torch.Tensor, (None, torch.empty_like), two, ((LABELS, 1),), 0)
     gatherer.set_rows(LABELS, N)
     with pytest.raises(ValueError, match="windows need new_batch"):
-        gatherer.take(0, 2, (), False)
+        gatherer.take(0, 2, 0, False)
 
     class Emptying:
         def untyped_storage(self) -> Any:
@@ -447,4 +447,4 @@ def test_lists_that_are_shorter_than_the_core_was_told() -> None:
     for _ in range(3):
         given.clear()
         with pytest.raises(ValueError, match="not on a CUDA device"):
-            gatherer.take(0, 2, (), False)
+            gatherer.take(0, 2, 0, False)

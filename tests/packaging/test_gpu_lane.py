@@ -19,8 +19,8 @@ from workers import is_running, read, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
-STAGES = "build slices resident graph fetch device_transforms devices soak passes examples".split()
-STAGES += "sanitizer correctness uploads transforms tokens bench bench_resident".split()
+STAGES = "build slices resident draws graph fetch device_transforms devices soak passes".split()
+STAGES += "examples sanitizer correctness uploads transforms tokens bench bench_resident".split()
 
 # Answers as Python with torch on a GPU would; FAKE_* say what goes wrong.
 PYTHON = """#!/bin/sh

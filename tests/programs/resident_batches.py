@@ -91,6 +91,9 @@ SIZES = (1, 9, 200)
 WINDOWS = [[list(TorchLoader(data, size)) for size in SIZES] for data in READ]
 
 COMPUTED = ArrayDataset(IMAGES["CHW"], transform=T.RandomRotation(9))._plans[0]
+STEPS = T.Compose([T.RandomPhotometricDistort() for _ in range(8)] + [JITTER] * 8)
+MANY_IMAGES = torch.randint(256, (6000, 3, 2, 2), dtype=torch.uint8)
+LONG = ArrayDataset(MANY_IMAGES, transform=STEPS, seed=5)._plans[0]
 
 import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
 
@@ -135,7 +138,7 @@ for way, data, epochs in zip(WAYS, AUGMENTED, EXPECTED, strict=True):
                 assert batch[key].dtype is expected[key].dtype
                 assert batch[key].stride() == expected[key].stride()
                 assert torch.equal(batch[key], expected[key]), (data, key)
-        assert fake.fake_launches() - before == launches * len(epoch)
+        assert fake.fake_launches() - before == launches * len(epoch) + 1  # all maps at once
     assert loader.stats().path == "array" and "on cpu" in loader.stats().why
 for data, samples in zip(AUGMENTED, SAMPLES, strict=True):
     before = fake.fake_launches()
@@ -144,7 +147,7 @@ for data, samples in zip(AUGMENTED, SAMPLES, strict=True):
             assert sample[key].dtype is expected[key].dtype
             assert sample[key].stride() == expected[key].stride()
             assert torch.equal(sample[key], expected[key]), (data, key)
-    assert fake.fake_launches() - before >= 2 * len(samples)
+    assert fake.fake_launches() - before >= 3 * len(samples)
 for there, read in zip(GATHERED, WINDOWS, strict=True):
     for size, expected in zip(SIZES, read, strict=True):
         before = fake.fake_launches()
@@ -185,10 +188,10 @@ def take(
     given: Any = tuple(zip(sources, host_ranges, plans or host_ranges, strict=True))
     if shift is not None:
         given = ((*sources, shift),)
-    memory = (lambda count: list(outs), torch.empty_like)
+    memory = (lambda count: list(outs), torch.empty_like, lambda count: list(maps))
     gatherer = _core.Gatherer(torch.Tensor, memory, (None,) * len(outs), given, 0)
     gatherer.set_rows(rows, length)
-    return gatherer.take(first, len(rows), maps, False)
+    return gatherer.take(first, len(rows), 0, False)
 
 
 x, rows = torch.arange(12.0).view(6, 2), torch.tensor([4, 0, 5])
@@ -254,7 +257,7 @@ WRONG: list[tuple[int, Any, str]] = [
     (3, N + 1, "the data must keep their 201 rows, got 200"),
     (4, maps[:2], "maps must be contiguous, 168 elements"),
     (4, maps.long(), "maps must be contiguous, 168 elements"),
-    (5, table[1:], "values must be contiguous, 3096 elements"),
+    (5, table[1:], f"values must be contiguous, {len(table)} elements"),
     (6, torch.empty(shape).half(), "out must be a batch of the plan's results"),
     (6, torch.empty(2, *shape[1:]), "out must be a batch of the plan's results"),
 ]
@@ -273,7 +276,7 @@ for each, text in [*IMAGES_REFUSED, (empty, "maps must be contiguous, 0 elements
     refuse_images(each, text)
 refuse(
     ((IMAGES["CHW"],), rows, (given[6],), N),
-    "maps must have one tensor for each plan",
+    "new_maps must return a list of 1 tensors",
     plans=((plan, table),),
 )
 # Results that change colours are worked on in their own memory, so there may be none between them.
@@ -315,10 +318,10 @@ def empty_like(form: torch.Tensor) -> torch.Tensor:
 gatherer = _core.Gatherer(torch.Tensor, (new_batch, empty_like), None, ((x, None, None),), 0)
 gatherer.set_rows(torch.arange(6), 6)
 for count in (2, 2, 2, 3, 2, 2):
-    batch = gatherer.take(1, count, (), False)
+    batch = gatherer.take(1, count, 0, False)
     assert torch.equal(batch, x[1 : 1 + count]) and batch.untyped_storage().nbytes() == 8 * count
 assert made == [2, 2, 3, 2, 2] and like == [2, 2, 2], (made, like)
-assert torch.equal(gatherer.take(4, 2, (), True), x[4])
+assert torch.equal(gatherer.take(4, 2, 0, True), x[4])
 assert gatherer.arrange((x,), True).tolist() == [0, 1] and gatherer.stream() == 0
 for structure in ((), (None, {"n": None})):
     try:
@@ -326,6 +329,56 @@ for structure in ((), (None, {"n": None})):
         raise AssertionError(structure)
     except ValueError as error:
         assert "structure must have one output for each source" in str(error), error
+
+# ---- maps are drawn for many batches at once: anew for rows beyond, for earlier rows, for a new
+# epoch and for new indices
+
+assert LONG is not None
+plan, length = LONG, LONG.map_length
+ahead = (4 << 20) // (4 * length)
+drawn: list[torch.Tensor] = []
+
+
+def new_images(count: int) -> list[torch.Tensor]:
+    return [torch.empty(count, 3, 2, 2, dtype=torch.uint8)]
+
+
+def new_maps(count: int) -> list[torch.Tensor]:
+    drawn.append(torch.empty(count, length, dtype=torch.int32))
+    return drawn[-1:]
+
+
+table = torch.frombuffer(plan.values(), dtype=torch.uint8)
+drawing = _core.Gatherer(
+    torch.Tensor,
+    (new_images, torch.empty_like, new_maps),
+    None,
+    ((MANY_IMAGES, None, (plan, table)),),
+    0,
+)
+for indices in (torch.arange(6000), torch.arange(5999, -1, -1)):
+    drawing.set_rows(indices, 6000)
+    for first, count, epoch, many in (
+        (0, 4, 0, ahead),
+        (4, 4, 0, 0),
+        (ahead - 4, 4, 0, 0),
+        (ahead - 3, 4, 0, 6000 - ahead + 3),
+        (5990, 10, 0, 0),
+        (0, 4, 0, ahead),
+        (0, 4, 2**32 - 1, ahead),
+    ):
+        drawn.clear()
+        batch = drawing.take(first, count, epoch, False)
+        assert [len(maps) for maps in drawn] == ([many] if many else []), (first, epoch)
+        for maps in drawn:
+            expected = torch.empty(many, length, dtype=torch.int32)
+            plan.map(indices[first : first + many], expected, epoch)
+            assert torch.equal(maps, expected), (first, epoch)
+        for image, row in zip(batch, indices[first : first + count].tolist(), strict=True):
+            plan.apply(
+                MANY_IMAGES[row], one := torch.empty(3, 2, 2, dtype=torch.uint8), row, epoch, 0
+            )
+            assert torch.equal(image, one), (first, row, epoch)
 if (child := os.fork()) == 0:
     os._exit(gatherer.stream() is not None)  # nothing can be made here
 assert os.waitpid(child, 0)[1] == 0

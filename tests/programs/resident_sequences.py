@@ -284,7 +284,7 @@ class Batches:
     def make(self, rows: Any, *sequences: Any) -> Any:
         gatherer = self._open(*sequences)
         gatherer.set_rows(torch.zeros(9, dtype=torch.int64), 9)
-        return gatherer.take(0, len(rows), (), False, rows)
+        return gatherer.take(0, len(rows), 0, False, rows)
 
 
 batches = Batches((column(),))

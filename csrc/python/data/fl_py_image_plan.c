@@ -333,9 +333,9 @@ static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t
 
 PyDoc_STRVAR(map_doc,
              "map(rows, out, epoch)\n--\n\n"
-             "Write the map for _core.Gatherer to `out`, int32 [rows, map_length]: for each\n"
-             "result, the positions of its pixels in the source image. rows: int64, not\n"
-             "negative. Releases the interpreter lock.");
+             "Write the maps that a kernel of _core.Gatherer makes to `out`, int32 [rows,\n"
+             "map_length]: for each result, the positions of its pixels in the source image.\n"
+             "rows: int64, not negative. Releases the interpreter lock.");
 
 static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
 {
@@ -370,8 +370,8 @@ static PyObject *plan_map(fl_py_image_plan *self, PyObject *args)
 
 PyDoc_STRVAR(values_doc,
              "values()\n--\n\n"
-             "Return the elements that results consist of, and the weights of a resize, for\n"
-             "_core.Gatherer: a bytearray, the same object for all calls.");
+             "Return the operations, the elements that results consist of, and the weights of a\n"
+             "resize, for _core.Gatherer: a bytearray, the same object for all calls.");
 
 static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored))
 {
@@ -379,15 +379,17 @@ static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored
     if (self->values != NULL) return Py_NewRef(self->values);
     if (fl_image_plan_map_length(self->plan) == 0)
         return PyErr_Format(PyExc_ValueError, "values: the plan computes pixels");
-    int64_t bytes = fl_image_plan_values_bytes(self->plan) + fl_image_plan_taps_bytes(self->plan);
+    int64_t ops = fl_image_plan_ops_bytes(self->plan);
+    int64_t values = fl_image_plan_values_bytes(self->plan);
+    int64_t bytes = ops + values + fl_image_plan_taps_bytes(self->plan);
     PyObject *made = PyByteArray_FromStringAndSize(NULL, bytes);
     if (made == NULL) return NULL;
     char *at = PyByteArray_AS_STRING(made);
     int status;
     Py_BEGIN_ALLOW_THREADS
-    fl_image_plan_write_values(self->plan, at);
-    at += fl_image_plan_values_bytes(self->plan);
-    status = fl_image_plan_write_taps(self->plan, (int32_t *)(void *)at, &err);
+    fl_image_plan_write_ops(self->plan, at);
+    fl_image_plan_write_values(self->plan, at + ops);
+    status = fl_image_plan_write_taps(self->plan, (int32_t *)(void *)(at + ops + values), &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) {
         /* A different thread may also have made the values. */

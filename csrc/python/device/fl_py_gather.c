@@ -24,6 +24,8 @@ int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int6
                           (long long)first, (long long)(first + count), (long long)view.shape[0]);
     self->rows = (const int64_t *)view.data + first;
     self->row_count = count;
+    self->first = first;
+    self->rest = view.shape[0] - first;
     return fl_py_stream(self->dlpack, self->device, &self->stream);
 }
 

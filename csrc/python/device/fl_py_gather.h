@@ -3,7 +3,7 @@
  *
  * Each kind of source has one file: fl_py_gather_rows, _images, _windows. All functions need the
  * interpreter lock; 0, or -1 and an exception. Until the functions return, the caller holds
- * references to all objects in a fl_py_gather, and to outs and maps. */
+ * references to all objects in a fl_py_gather, and to outs. */
 #ifndef FL_PY_GATHER_H
 #define FL_PY_GATHER_H
 
@@ -13,6 +13,15 @@
 #include "fl_py_dlpack.h"
 #include "fl_py_image_plan.h"
 #include "fl_py_host_range.h"
+
+/* The maps of images of the indices [first, first + count). */
+typedef struct fl_py_gather_maps {
+    PyObject *tensors; /* a list: an int32 tensor for each source with a plan; NULL: no maps */
+    int64_t first, count;
+    uint32_t epoch;         /* of the random numbers */
+    void *stream;           /* the stream that writes the maps */
+    const int64_t *indices; /* borrowed: the first of the indices, on the device */
+} fl_py_gather_maps;
 
 /* One source of a batch. Objects are borrowed. */
 typedef struct fl_py_gather_source {
@@ -33,18 +42,21 @@ typedef struct fl_py_gather {
     const int64_t *rows; /* the rows of a batch; open sets rows to memory borrowed from the tensor
                             of indices */
     int64_t row_count;
-    void *stream; /* torch's current stream, borrowed; set by open */
+    int64_t first, rest;    /* place of the rows among the indices, and how many are left there */
+    fl_py_gather_maps maps; /* of these rows, and of later ones */
+    bool are_drawn;         /* the maps; if not, run draws them before it makes images */
+    void *stream;           /* torch's current stream, borrowed; set by open */
 } fl_py_gather;
 
-/* Takes indices [first, first + count) of a tensor for the batches that follow, without reading the
- * indices, and the current stream. ValueError, IndexError. */
+/* Takes indices [first, first + count) of a tensor, without reading the indices, and the current
+ * stream. ValueError, IndexError. */
 int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int64_t count);
 
 /* A kind of source: `run` queues the kernels of all sources of this kind; the results go to the
  * sources' positions in the list `outs`. After the results the list has a tensor for the rows of
- * each staged source, in the order of the sources. maps: a tuple of int32 tensors, for images. */
+ * each staged source, in the order of the sources. */
 typedef struct fl_py_gather_ops {
-    int (*run)(const fl_py_gather *self, PyObject *maps, PyObject *outs);
+    int (*run)(const fl_py_gather *self, PyObject *outs);
 } fl_py_gather_ops;
 
 /* Returns true if a source is staged: its rows are copied to the device, and its plan makes images
@@ -58,8 +70,8 @@ static inline bool fl_py_gather_is_staged(const fl_py_gather_source *source)
  * a field has lost rows. */
 extern const fl_py_gather_ops fl_py_gather_rows;
 
-/* Makes images of the fields with a plan, one kernel for each field, after fl_py_gather_rows. maps:
- * the results of plan.map(), in the order of the fields. */
+/* Makes images of the fields with a plan, after fl_py_gather_rows: one kernel for each field, or
+ * two if its plan changes colours. */
 extern const fl_py_gather_ops fl_py_gather_images;
 
 /* Makes windows of the tokens; the indices are the windows' begins. outs: x, or x and y,

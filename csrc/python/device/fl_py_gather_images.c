@@ -1,4 +1,5 @@
-/* fl_py_gather_images: makes images of fields with a plan, one kernel for each field. */
+/* fl_py_gather_images: draws the random parameters of fields with a plan, for many batches at once,
+ * and makes their images. */
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
@@ -31,9 +32,11 @@ static void read_steps(const fl_tensor *view, fl_image_layout layout, int64_t un
     for (int d = 0; d < 4; d++) steps[d] = view->stride[axis[layout][d]] / unit;
 }
 
-/* A batch, and the images that it is made of: rows of the source, or all that have been staged. */
+/* A batch, its maps, and the images that it is made of: rows of the source, or all that have been
+ * staged. */
 typedef struct images {
     fl_image_batch batch;
+    fl_map_batch maps;
     const int64_t *rows; /* NULL: all */
 } images;
 
@@ -87,51 +90,68 @@ static int read_result(const fl_py_gather *self, const fl_py_image_plan *plan, P
     return 0;
 }
 
-/* Fills in the kernel's arguments for a source. */
-static int
-read_batch(const fl_py_gather *self, const fl_py_gather_source *source, PyObject *map_tensor,
-           PyObject *staging, PyObject *result, fl_image_batch *out)
+/* Fills in the addresses of a plan's operations, elements and taps, and of its maps. */
+static int read_values(const fl_py_gather *self, const fl_py_gather_source *source,
+                       PyObject *map_tensor, images *out)
 {
-    const fl_image_plan *core = source->plan->plan;
-    int64_t taps_at = fl_image_plan_values_bytes(core);
-    fl_image_plan_describe(core, out);
-    const int64_t length = out->map_numbers;
-    if (length == 0) return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
-    const void *maps, *table;
-    if (read_images(self, source, staging, out) != 0 ||
-        find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1}, self->row_count * length,
-                      &maps) != 0 ||
+    const fl_image_plan *plan = source->plan->plan;
+    const int64_t length = out->batch.map_numbers, table_at = fl_image_plan_ops_bytes(plan);
+    const int64_t taps_at = table_at + fl_image_plan_values_bytes(plan);
+    const void *maps, *values;
+    if (find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1},
+                      self->maps.count * length, &maps) != 0 ||
         find_elements(self, source->values, "values", (fl_dtype){kDLUInt, 8, 1},
-                      taps_at + fl_image_plan_taps_bytes(core), &table) != 0)
+                      taps_at + fl_image_plan_taps_bytes(plan), &values) != 0)
         return -1;
-    out->maps = maps;
-    out->table = table;
-    if (out->resizes) {
-        out->row_taps = (const int32_t *)(const void *)(out->table + taps_at);
-        out->column_taps = out->row_taps + fl_image_taps_numbers(&out->rows);
+    out->maps.epoch = self->maps.epoch;
+    out->maps.ops = values;
+    out->maps.maps = (int32_t *)(uintptr_t)maps;
+    out->batch.maps = out->maps.maps + (self->first - self->maps.first) * length;
+    out->batch.table = (const char *)values + table_at;
+    if (out->batch.resizes) {
+        const char *taps = (const char *)values + taps_at;
+        out->batch.row_taps = (const int32_t *)(const void *)taps;
+        out->batch.column_taps = out->batch.row_taps + fl_image_taps_numbers(&out->batch.rows);
     }
-    return read_result(self, source->plan, result, out);
+    return 0;
+}
+
+/* Fills in the arguments of the kernels for a source. */
+static int read_batch(const fl_py_gather *self, const fl_py_gather_source *source,
+                      PyObject *map_tensor, PyObject *staging, PyObject *result, images *out)
+{
+    fl_image_plan_describe(source->plan->plan, &out->batch);
+    fl_image_plan_describe_maps(source->plan->plan, &out->maps);
+    if (out->batch.map_numbers == 0)
+        return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
+    if (read_images(self, source, staging, &out->batch) != 0 ||
+        read_values(self, source, map_tensor, out) != 0)
+        return -1;
+    return read_result(self, source->plan, result, &out->batch);
 }
 
 static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)
 {
     const images *of = what;
+    if (!self->are_drawn)
+        FL_TRY(
+            fl_cuda_draw_maps(self->device, stream, &of->maps, self->rows, self->maps.count, err));
     return fl_cuda_gather_images(self->device, stream, &of->batch, of->rows, self->row_count, err);
 }
 
-static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
+static int run(const fl_py_gather *self, PyObject *outs)
 {
     Py_ssize_t next = 0, next_staging = self->count;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const fl_py_gather_source *source = &self->sources[i];
         if (source->plan == NULL) continue;
-        if (next == PyTuple_GET_SIZE(maps))
-            return FL_PY_FAIL(PyExc_ValueError, "gather: maps must have one tensor for each plan");
+        if (self->maps.tensors == NULL)
+            return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
         bool is_staged = fl_py_gather_is_staged(source);
         PyObject *staging = is_staged ? PyList_GET_ITEM(outs, next_staging++) : NULL;
         images of = {.rows = is_staged ? NULL : self->rows};
-        if (read_batch(self, source, PyTuple_GET_ITEM(maps, next++), staging,
-                       PyList_GET_ITEM(outs, i), &of.batch) != 0 ||
+        if (read_batch(self, source, PyList_GET_ITEM(self->maps.tensors, next++), staging,
+                       PyList_GET_ITEM(outs, i), &of) != 0 ||
             fl_py_gather_queue(self, launch, &of) != 0)
             return -1;
     }

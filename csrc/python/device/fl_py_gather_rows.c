@@ -61,9 +61,8 @@ static int read_columns(const fl_py_gather *self, PyObject *outs, columns *of)
     return 0;
 }
 
-static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
+static int run(const fl_py_gather *self, PyObject *outs)
 {
-    (void)maps;
     columns of = {.each = fl_alloc(self->count * (int64_t)sizeof *of.each),
                   .most_blocks = INT32_MAX};
     int status = of.each != NULL ? read_columns(self, outs, &of) : -1;

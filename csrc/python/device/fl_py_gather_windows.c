@@ -52,9 +52,8 @@ static int launch(const fl_py_gather *self, void *stream, const void *what, fl_e
     return fl_cuda_gather_windows(self->device, stream, what, self->rows, self->row_count, err);
 }
 
-static int run(const fl_py_gather *self, PyObject *maps, PyObject *outs)
+static int run(const fl_py_gather *self, PyObject *outs)
 {
-    (void)maps;
     fl_window_batch batch = {0};
     if (read_window_batch(self, outs, &batch) != 0) return -1;
     return fl_py_gather_queue(self, launch, &batch);

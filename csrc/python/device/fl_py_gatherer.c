@@ -10,12 +10,16 @@
 
 #include <unistd.h>
 
+enum { AHEAD_BYTES = 4 << 20 }; /* of maps that are drawn at a time */
+
 typedef struct fl_py_gatherer {
     PyObject_HEAD
     fl_py_dlpack dlpack;
     PyObject *empty_like; /* owned: torch.empty_like */
     PyObject *new_batch; /* owned: new_batch(count) returns a list of new tensors for a batch; None:
                             torch's index makes batches, without a kernel */
+    PyObject *new_maps;  /* owned: new_maps(count) returns a list of new int32 tensors for `count`
+                            maps  of each plan; or None */
     PyObject *send, *empties;  /* owned: see fl_py_pieces_make; or None */
     PyObject *structure;       /* owned: see fl_py_structure.h */
     PyObject *sources;         /* owned: a tuple; the type's docstring describes sources */
@@ -24,12 +28,15 @@ typedef struct fl_py_gatherer {
     fl_py_pieces pieces;     /* owned: the columns of sequences among the sources */
     int device;              /* as in fl_py_gather.h */
     Py_ssize_t outputs, all; /* number of outputs of fields, and of all outputs */
-    Py_ssize_t made;  /* number of tensors that new_batch makes: outputs, and one for each staged
-                         source */
-    PyObject *rows;   /* owned: indices on the device, or NULL */
-    long long length; /* as in fl_py_gather.h */
-    PyObject *forms;  /* owned: tensors without memory, shaped like a batch of form_rows rows; NULL:
-                         none yet */
+    Py_ssize_t made;   /* number of tensors that new_batch makes: outputs, and one for each staged
+                          source */
+    PyObject *rows;    /* owned: indices on the device, or NULL */
+    Py_ssize_t plans;  /* number of sources with a plan */
+    int64_t map_bytes; /* of the maps of one row, for all plans */
+    fl_py_gather_maps maps; /* tensors owned: drawn for batches of the indices `rows` */
+    long long length;       /* as in fl_py_gather.h */
+    PyObject *forms; /* owned: tensors without memory, shaped like a batch of form_rows rows; NULL:
+                        none yet */
     int64_t form_rows; /* rows of the last batch */
     pid_t pid;
 } fl_py_gatherer;
@@ -41,18 +48,24 @@ static bool has_windows(const fl_py_gatherer *self)
 
 /* ---- memory of a batch */
 
-/* Makes a list of the tensors of a batch, in their own memory. No user code can reach the list. New
+/* Returns the list of new tensors that make(count) returns. No user code can reach the list. New
  * reference. */
-static PyObject *new_batch(const fl_py_gatherer *self, int64_t count)
+static PyObject *make_tensors(PyObject *make, const char *name, int64_t count, Py_ssize_t wanted)
 {
-    PyObject *given = PyObject_CallFunction(self->new_batch, "L", (long long)count), *made;
+    PyObject *given = PyObject_CallFunction(make, "L", (long long)count), *made;
     if (given == NULL) return NULL;
     made = PyList_CheckExact(given) ? PySequence_List(given) : Py_NewRef(Py_None);
     Py_DECREF(given);
-    if (made == NULL || (made != Py_None && PyList_GET_SIZE(made) == self->made)) return made;
+    if (made == NULL || (made != Py_None && PyList_GET_SIZE(made) == wanted)) return made;
     Py_DECREF(made);
-    return PyErr_Format(PyExc_ValueError, "gather: new_batch must return a list of %zd tensors",
-                        self->made);
+    return PyErr_Format(PyExc_ValueError, "gather: %s must return a list of %zd tensors", name,
+                        wanted);
+}
+
+/* Makes the tensors of a batch, in their own memory. */
+static PyObject *new_batch(const fl_py_gatherer *self, int64_t count)
+{
+    return make_tensors(self->new_batch, "new_batch", count, self->made);
 }
 
 static int give_memory_back(PyObject *tensor)
@@ -94,13 +107,55 @@ static PyObject *allocate(fl_py_gatherer *self, int64_t count)
     return outs;
 }
 
+/* ---- maps of images */
+
+static bool has_maps(const fl_py_gather_maps *maps, const fl_py_gather *gather, uint32_t epoch)
+{
+    return maps->tensors != NULL && maps->epoch == epoch && maps->stream == gather->stream &&
+           maps->indices == gather->rows - gather->first && maps->first <= gather->first &&
+           gather->first + gather->row_count <= maps->first + maps->count;
+}
+
+/* Chooses the maps of a batch: those that have been drawn, or memory for its maps and the maps of
+ * the next rows. */
+static int choose_maps(const fl_py_gatherer *self, fl_py_gather *gather, uint32_t epoch)
+{
+    gather->maps = self->maps;
+    gather->are_drawn = self->map_bytes == 0 || has_maps(&self->maps, gather, epoch);
+    if (gather->are_drawn) {
+        Py_XINCREF(gather->maps.tensors);
+        return 0;
+    }
+    const int64_t most = fl_max(AHEAD_BYTES / self->map_bytes, gather->row_count);
+    gather->maps = (fl_py_gather_maps){.first = gather->first,
+                                       .count = fl_min(most, gather->rest),
+                                       .epoch = epoch,
+                                       .stream = gather->stream,
+                                       .indices = gather->rows - gather->first};
+    gather->maps.tensors =
+        make_tensors(self->new_maps, "new_maps", gather->maps.count, self->plans);
+    return gather->maps.tensors != NULL ? 0 : -1;
+}
+
+/* Keeps maps that have been drawn. The stream orders the kernels, so maps are dropped as soon as no
+ * batch to come needs them. Takes the reference to their tensors. */
+static void keep_maps(fl_py_gatherer *self, const fl_py_gather *gather, bool is_queued)
+{
+    PyObject *dropped = gather->maps.tensors;
+    if (is_queued && !gather->are_drawn) {
+        dropped = self->maps.tensors;
+        self->maps = gather->maps;
+    }
+    Py_XDECREF(dropped);
+}
+
 /* ---- batches */
 
-static int run_kernels(fl_py_gather *gather, PyObject *maps, PyObject *outs)
+static int run_kernels(fl_py_gather *gather, PyObject *outs)
 {
-    if (gather->sources[0].is_windows) return fl_py_gather_windows.run(gather, maps, outs);
-    bool is_queued = fl_py_gather_rows.run(gather, maps, outs) == 0 &&
-                     fl_py_gather_images.run(gather, maps, outs) == 0;
+    if (gather->sources[0].is_windows) return fl_py_gather_windows.run(gather, outs);
+    bool is_queued =
+        fl_py_gather_rows.run(gather, outs) == 0 && fl_py_gather_images.run(gather, outs) == 0;
     return fl_py_gather_note(gather) == 0 && is_queued ? 0 : -1;
 }
 
@@ -133,7 +188,7 @@ make_by_torch(const fl_py_gatherer *self, PyObject *indices, int64_t first, int6
 
 /* Makes the tensors of a batch, as a list. New reference. */
 static PyObject *
-make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count, PyObject *maps)
+make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count, uint32_t epoch)
 {
     if (self->outputs == 0) return PyList_New(0);
     if (self->new_batch == Py_None && !has_windows(self))
@@ -148,10 +203,12 @@ make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t cou
     PyObject *outs = allocate(self, count);
     /* The tensors of staged rows are freed once the kernels are queued: torch reuses their memory
      * on the same stream only, and so after these kernels. */
-    if (outs != NULL && (fl_py_gather_open(&gather, indices, first, count) != 0 ||
-                         run_kernels(&gather, maps, outs) != 0 ||
-                         PyList_SetSlice(outs, self->outputs, self->made, NULL) != 0))
+    if (outs != NULL &&
+        (fl_py_gather_open(&gather, indices, first, count) != 0 ||
+         choose_maps(self, &gather, epoch) != 0 || run_kernels(&gather, outs) != 0 ||
+         PyList_SetSlice(outs, self->outputs, self->made, NULL) != 0))
         Py_CLEAR(outs);
+    keep_maps(self, &gather, outs != NULL);
     return outs;
 }
 
@@ -208,33 +265,35 @@ static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
     long long length;
     if (!PyArg_ParseTuple(args, "OL:set_rows", &rows, &length)) return NULL;
     self->length = length;
+    Py_CLEAR(self->maps.tensors);
     Py_XSETREF(self->rows, Py_NewRef(rows));
     Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(take_doc,
-             "take(first, count, maps, is_single, rows=None, /)\n--\n\n"
+             "take(first, count, epoch, is_single, rows=None, /)\n--\n\n"
              "Return the batch of indices [first, first + count), made on the current stream.\n"
              "One kernel copies up to 32 fields; each field with a plan takes a kernel of its\n"
-             "own, and two with colours. Waits only while the stream's queue is full, without\n"
-             "the interpreter lock. Raises ValueError if the data have lost rows since\n"
-             "set_rows().\n\n"
-             "maps: int32 tensors on the device, the results of plan.map() for the fields with\n"
-             "a plan. is_single: return the first row of each tensor. rows: the indices of the\n"
-             "batch on the CPU, for sequences; one kernel makes up to 32 outputs.");
+             "own, and two with colours. One more kernel for each plan draws the random\n"
+             "parameters of this batch and later ones, up to 4 MiB of maps. Waits only while the\n"
+             "stream's queue is full, without the interpreter lock. Raises ValueError if the data\n"
+             "have lost rows since set_rows().\n\n"
+             "epoch: of the random numbers. is_single: return the first row of each tensor.\n"
+             "rows: the indices of the batch on the CPU, for sequences; one kernel makes up to\n"
+             "32 outputs.");
 
 static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
 {
     long long first, count;
-    PyObject *maps, *rows = Py_None;
+    unsigned long epoch;
+    PyObject *rows = Py_None;
     int is_single;
-    if (!PyArg_ParseTuple(args, "LLO!p|O:take", &first, &count, &PyTuple_Type, &maps, &is_single,
-                          &rows))
+    if (!PyArg_ParseTuple(args, "LLkp|O:take", &first, &count, &epoch, &is_single, &rows))
         return NULL;
     if (self->rows == NULL)
         return PyErr_Format(PyExc_ValueError, "gather: set_rows() has not been called");
     PyObject *indices = Py_NewRef(self->rows);
-    PyObject *outs = make_outputs(self, indices, first, count, maps);
+    PyObject *outs = make_outputs(self, indices, first, count, (uint32_t)epoch);
     Py_DECREF(indices);
     if (self->pieces.count > 0) outs = add_sequences(self, outs, rows);
     return arrange(self, outs, is_single);
@@ -327,8 +386,13 @@ static int count_outputs(fl_py_gatherer *self)
     Py_ssize_t sources = PyTuple_GET_SIZE(self->sources);
     self->all = (Py_ssize_t)count;
     self->outputs = self->made = has_windows(self) ? self->all : self->count;
-    for (Py_ssize_t i = 0; i < self->count; i++)
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        const fl_py_image_plan *plan = self->each[i].plan;
         self->made += fl_py_gather_is_staged(&self->each[i]);
+        if (plan == NULL) continue;
+        self->plans++;
+        self->map_bytes += fl_image_plan_map_length(plan->plan) * (int64_t)sizeof(int32_t);
+    }
     bool fits = has_windows(self) ? sources == 1 && (count == 1 || count == 2) : count == sources;
     for (Py_ssize_t i = 1; i < self->count; i++) fits = fits && !self->each[i].is_windows;
     if (fits) return 0;
@@ -341,17 +405,19 @@ static PyObject *gatherer_new(PyTypeObject *type, PyObject *args, PyObject *kwar
 {
     static char *keywords[] = {"tensor_type", "memory",    "structure", "sources",
                                "device",      "sequences", NULL};
-    PyObject *tensor_type, *empty_like, *new_batch, *structure, *sources;
-    PyObject *send = Py_None, *empties = Py_None;
+    PyObject *tensor_type, *memory, *empty_like, *new_batch, *structure, *sources;
+    PyObject *maps = Py_None, *send = Py_None, *empties = Py_None;
     int device;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O(OO)OO!i|(OO):Gatherer", keywords,
-                                     &tensor_type, &new_batch, &empty_like, &structure,
-                                     &PyTuple_Type, &sources, &device, &send, &empties))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OO!i|(OO):Gatherer", keywords, &tensor_type,
+                                     &PyTuple_Type, &memory, &structure, &PyTuple_Type, &sources,
+                                     &device, &send, &empties) ||
+        !PyArg_ParseTuple(memory, "OO|O:Gatherer", &new_batch, &empty_like, &maps))
         return NULL;
     fl_py_gatherer *self = (fl_py_gatherer *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
     self->empty_like = Py_NewRef(empty_like);
     self->new_batch = Py_NewRef(new_batch);
+    self->new_maps = Py_NewRef(maps);
     self->send = Py_NewRef(send);
     self->empties = Py_NewRef(empties);
     self->structure = Py_NewRef(structure);
@@ -372,6 +438,8 @@ static int gatherer_traverse(fl_py_gatherer *self, visitproc visit, void *arg)
     Py_VISIT(self->dlpack.tensor_type);
     Py_VISIT(self->empty_like);
     Py_VISIT(self->new_batch);
+    Py_VISIT(self->new_maps);
+    Py_VISIT(self->maps.tensors);
     Py_VISIT(self->send);
     Py_VISIT(self->empties);
     Py_VISIT(self->structure);
@@ -381,8 +449,8 @@ static int gatherer_traverse(fl_py_gatherer *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* There is no tp_clear: Python code can make a reference back to this object only through new_batch
- * and the structure. */
+/* There is no tp_clear: Python code can make a reference back to this object only through
+ * new_batch, new_maps and the structure. */
 
 static void gatherer_dealloc(fl_py_gatherer *self)
 {
@@ -390,6 +458,8 @@ static void gatherer_dealloc(fl_py_gatherer *self)
     fl_py_pieces_close(&self->pieces);
     Py_XDECREF(self->empty_like);
     Py_XDECREF(self->new_batch);
+    Py_XDECREF(self->new_maps);
+    Py_XDECREF(self->maps.tensors);
     Py_XDECREF(self->send);
     Py_XDECREF(self->empties);
     Py_XDECREF(self->structure);
@@ -404,12 +474,13 @@ static void gatherer_dealloc(fl_py_gatherer *self)
 PyDoc_STRVAR(
     doc, "Gatherer(tensor_type, memory, structure, sources, device, sequences=(None, None))\n--\n\n"
          "Batches of rows that kernels of a CUDA device read.\n\n"
-         "memory: (new_batch, torch.empty_like). new_batch(count) returns a list of new\n"
-         "tensors for a batch of `count` rows, then a tensor for the rows of each field that\n"
-         "has both a range and a plan; if new_batch is None, no kernel runs, and torch's\n"
-         "indexing makes the fields. structure: the containers around the tensors of a\n"
-         "batch, as for an ArrayLoader. sources: a tuple with one source for each\n"
-         "output.\n\n"
+         "memory: (new_batch, torch.empty_like, new_maps). new_batch(count) returns a list of\n"
+         "new tensors for a batch of `count` rows, then a tensor for the rows of each field\n"
+         "that has both a range and a plan; if new_batch is None, no kernel runs, and torch's\n"
+         "indexing makes the fields. new_maps(count), for fields with a plan, returns a list\n"
+         "of an int32 tensor [count, plan.map_length] for each plan. structure: the\n"
+         "containers around the tensors of a batch, as for an ArrayLoader. sources: a tuple\n"
+         "with one source for each output.\n\n"
          "A field is (tensor, range, plan): range is the HostRange that holds the tensor,\n"
          "or None; plan is (ImagePlan, its values() on the device), or None if rows are\n"
          "copied. A SequenceColumn is a source, if its values lie on the device; the\n"

@@ -170,7 +170,14 @@ class ResidentIter(SingleIter, LockedIter):
         new: Callable[[int], list[torch.Tensor]] = make
         if self._kernel is not None:
             new, sources = self._kernel.new, (self._kernel.source,)
-        memory = (new if self._in_c else None, torch.empty_like)
+
+        lengths = [plan.map_length for plan in self._plans]
+
+        def new_maps(count: int) -> list[torch.Tensor]:
+            how: Any = {"dtype": torch.int32, "device": device}
+            return [torch.empty((count, length), **how) for length in lengths]
+
+        memory = (new if self._in_c else None, torch.empty_like, new_maps)
         empties = {
             number: partial(torch.empty, dtype=dtype, device=device)
             for number, dtype in DTYPES.items()
@@ -307,18 +314,6 @@ class ResidentIter(SingleIter, LockedIter):
         if self._kernel is not None and not self._in_c:
             made = self._kernel.gather(self._rows_here[first : first + count])
             return self._gatherer.arrange(made, is_single)
-        maps = self._send_maps(first, count) if self._plans else ()
+        epoch = random_epoch(self._columns.dataset, self._datasets) if self._plans else 0
         rows = self._rows_here[first : first + count] if self._has_sequences else None
-        return self._gatherer.take(first, count, maps, is_single, rows)
-
-    def _send_maps(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
-        """Draw random parameters on the CPU. Return the pixels' sources, on the device."""
-        rows = self._rows_here[first : first + count]
-        epoch = random_epoch(self._columns.dataset, self._datasets)
-        # torch's allocator keeps pinned memory and hands it out again once it has been copied.
-        pins = self._accelerator.device.type != "cpu"
-        how: Any = {"dtype": torch.int32, "device": "cpu", "pin_memory": pins}
-        maps = [torch.empty((count, plan.map_length), **how) for plan in self._plans]
-        for plan, numbers in zip(self._plans, maps, strict=True):
-            plan.map(rows, numbers.numpy(), epoch)
-        return tuple(map(self._accelerator.move, maps))
+        return self._gatherer.take(first, count, epoch, is_single, rows)
