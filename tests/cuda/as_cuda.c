@@ -14,10 +14,13 @@ static int borrow(void *object, DLTensor *out)
     return status;
 }
 
-static int no_stream(DLDeviceType type, int32_t device, void **out)
+extern void *as_cuda_stream;
+void *as_cuda_stream; /* torch's current stream: one of the fake; NULL: the default one */
+
+static int get_stream(DLDeviceType type, int32_t device, void **out)
 {
     (void)device;
-    *out = NULL;
+    *out = as_cuda_stream;
     return type == kDLCUDA ? 0 : -1;
 }
 
@@ -28,6 +31,6 @@ DLPackExchangeAPI *as_cuda(const DLPackExchangeAPI *torchs)
     table = *torchs;
     torchs_borrow = torchs->dltensor_from_py_object_no_sync;
     table.dltensor_from_py_object_no_sync = borrow;
-    table.current_work_stream = no_stream;
+    table.current_work_stream = get_stream;
     return &table;
 }

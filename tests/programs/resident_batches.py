@@ -95,7 +95,7 @@ STEPS = T.Compose([T.RandomPhotometricDistort() for _ in range(8)] + [JITTER] * 
 MANY_IMAGES = torch.randint(256, (6000, 3, 2, 2), dtype=torch.uint8)
 LONG = ArrayDataset(MANY_IMAGES, transform=STEPS, seed=5)._plans[0]
 
-import as_cuda  # noqa: F401 (tensors are seen on a device from here on)
+import as_cuda  # tensors are seen on a device from here on
 
 columns._RESIDENT = ("cpu",)
 TABLES = TensorDataset(torch.randn(N, 100), torch.arange(N), torch.rand(N, 3) > 0.5)
@@ -331,7 +331,7 @@ for structure in ((), (None, {"n": None})):
         assert "structure must have one output for each source" in str(error), error
 
 # ---- maps are drawn for many batches at once: anew for rows beyond, for earlier rows, for a new
-# epoch and for new indices
+# epoch, for new indices, and on a different stream
 
 assert LONG is not None
 plan, length = LONG, LONG.map_length
@@ -379,6 +379,13 @@ for indices in (torch.arange(6000), torch.arange(5999, -1, -1)):
                 MANY_IMAGES[row], one := torch.empty(3, 2, 2, dtype=torch.uint8), row, epoch, 0
             )
             assert torch.equal(image, one), (first, row, epoch)
+drawn.clear()
+stream = ctypes.c_void_p.in_dll(as_cuda._library, "as_cuda_stream")
+fake.fake_open_blocking_stream.restype = ctypes.c_void_p
+stream.value = fake.fake_open_blocking_stream()
+drawing.take(0, 4, 2**32 - 1, False)
+assert [len(maps) for maps in drawn] == [ahead]
+stream.value = None
 if (child := os.fork()) == 0:
     os._exit(gatherer.stream() is not None)  # nothing can be made here
 assert os.waitpid(child, 0)[1] == 0
