@@ -10,11 +10,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Begins a function of a header that kernels of a device call as well. */
+/* Begin a function of a header that kernels of a device call as well. The second one is not copied
+ * to each place that calls it there. */
 #ifdef __CUDACC__
 #define FL_HOST_DEVICE static __host__ __device__ inline
+#define FL_HOST_DEVICE_ONCE static __host__ __device__ __noinline__
 #else
 #define FL_HOST_DEVICE static inline
+#define FL_HOST_DEVICE_ONCE static inline
 #endif
 
 enum {

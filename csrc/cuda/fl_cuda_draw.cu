@@ -15,6 +15,7 @@ static_assert(THREADS >= FL_MAX_IMAGE_OPS, "each operation has a thread");
 
 /* A block's memory. */
 struct drawn {
+    fl_sample_key key;
     fl_image_params params[FL_MAX_IMAGE_OPS];
     fl_color_step steps[FL_MAX_IMAGE_OPS][FL_MOST_STEPS];
     int32_t counts[FL_MAX_IMAGE_OPS]; /* of steps */
@@ -76,10 +77,14 @@ draw_one(const fl_image_op *op, const fl_sample_key &key, fl_image_size in, fl_i
 static __device__ void draw(const fl_map_batch &of, int64_t row, drawn *at)
 {
     const int32_t k = (int32_t)threadIdx.x;
-    const fl_sample_key key = {of.seed, row, of.epoch, 0};
+    if (k == 0) {
+        const fl_sample_key key = {of.seed, row, of.epoch, 0};
+        at->key = key;
+    }
     clear((char *)at->params, of.count * sizeof *at->params);
     __syncthreads();
-    if (k < of.count) draw_one(of.ops + k, key, k > 0 ? of.ops[k - 1].out : of.in, &at->params[k]);
+    if (k < of.count)
+        draw_one(of.ops + k, at->key, k > 0 ? of.ops[k - 1].out : of.in, &at->params[k]);
     __syncthreads();
     const bool is_reached = k >= of.count || fl_op_is_reached(of.ops, at->params, k);
     __syncthreads();
@@ -117,15 +122,17 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     int32_t *steps = runs - FL_STEP_NUMBERS * of.parts.steps;
     int32_t *erased = steps - FL_ERASED_NUMBERS * of.parts.erases;
     fl_map_ops ops = {of.ops, shared.params, 0, of.count, of.in};
+    const bool has_axis = threadIdx.x < 2; /* a thread for rows, a thread for columns */
+    const fl_map_direction axis = threadIdx.x == 0 ? FL_MAP_ROWS : FL_MAP_COLUMNS;
     clear((char *)erased, (size_t)(runs - erased) * sizeof *map);
     draw(of, rows[blockIdx.x], &shared);
     if (of.parts.steps > 0) write_steps(of, &shared, (fl_color_step *)steps);
     if (of.parts.resize < of.count) {
-        if (threadIdx.x == 0) fl_map_runs(&ops, of.parts.resize, runs);
+        if (has_axis) fl_map_run(&ops, of.parts.resize, axis, runs + axis * FL_CROP_NUMBERS / 2);
         ops = fl_map_after(ops, of.parts.resize);
     }
     write_entries(ops, of.out, map);
-    if (threadIdx.x == 0) fl_map_erases(&ops, erased);
+    if (has_axis) fl_map_erases(&ops, axis, erased);
 }
 
 cudaError_t

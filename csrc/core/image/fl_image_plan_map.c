@@ -194,12 +194,15 @@ void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params,
     memset(erased, 0, (size_t)(runs - erased) * sizeof *map);
     if (parts->steps > 0) map_steps(&ops, (fl_color_step *)(void *)steps);
     if (parts->resize < ops.count) {
-        fl_map_runs(&ops, parts->resize, runs);
+        fl_map_run(&ops, parts->resize, FL_MAP_ROWS, runs);
+        fl_map_run(&ops, parts->resize, FL_MAP_COLUMNS, runs + FL_CROP_NUMBERS / 2);
         ops = fl_map_after(ops, parts->resize);
     }
     fl_map_axis(&ops, FL_MAP_ROWS, 0, out.height, map);
     fl_map_axis(&ops, FL_MAP_COLUMNS, 0, out.width, map + out.height);
-    if (parts->erases > 0) fl_map_erases(&ops, erased);
+    if (parts->erases == 0) return;
+    fl_map_erases(&ops, FL_MAP_ROWS, erased);
+    fl_map_erases(&ops, FL_MAP_COLUMNS, erased);
 }
 
 void fl_image_plan_describe_maps(const fl_image_plan *plan, fl_map_batch *out)

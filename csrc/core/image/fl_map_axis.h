@@ -175,25 +175,18 @@ fl_map_axis(const fl_map_ops *ops, fl_map_direction axis, int32_t at, int32_t co
 
 /* ---- resizes and erased rectangles */
 
-FL_HOST_DEVICE void fl_map_run(const fl_map_ops *ops, fl_map_direction axis, int32_t *run)
+/* Writes the run that operation `resize` reads along an axis; no operation before it pads: the
+ * number of samples, the first one, and the step to the next, 1 or -1. */
+FL_HOST_DEVICE void
+fl_map_run(const fl_map_ops *ops, int32_t resize, fl_map_direction axis, int32_t *run)
 {
-    const int32_t last = ops->count - 1;
-    const bool crops = ops->ops[last].kind == FL_OP_RANDOM_RESIZED_CROP;
+    const bool crops = ops->ops[resize].kind == FL_OP_RANDOM_RESIZED_CROP;
     fl_map_line l = {0, false};
-    for (int32_t i = last; i >= ops->first; i--)
+    for (int32_t i = resize; i >= ops->first; i--)
         l = fl_map_go_back(l, &ops->ops[i], &ops->params[i], axis);
-    run[0] = fl_map_edge(crops ? ops->params[last].size : fl_map_size_before(ops, last), axis);
+    run[0] = fl_map_edge(crops ? ops->params[resize].size : fl_map_size_before(ops, resize), axis);
     run[1] = l.from;
     run[2] = l.is_turned ? -1 : 1;
-}
-
-/* Writes the runs that operation `resize` reads, of rows and then of columns; no operation before
- * it pads: the number of samples, the first one, and the step to the next, 1 or -1. */
-FL_HOST_DEVICE void fl_map_runs(const fl_map_ops *ops, int32_t resize, int32_t *runs)
-{
-    const fl_map_ops before = {ops->ops, ops->params, 0, resize + 1, ops->in};
-    fl_map_run(&before, FL_MAP_ROWS, runs);
-    fl_map_run(&before, FL_MAP_COLUMNS, runs + FL_CROP_NUMBERS / 2);
 }
 
 /* Returns the operations after operation i. */
@@ -220,21 +213,20 @@ FL_HOST_DEVICE void fl_map_erased(const fl_map_ops *ops, int32_t i, fl_map_direc
     }
 }
 
-/* Writes five numbers for each rectangle that was erased. */
-FL_HOST_DEVICE void fl_map_erases(const fl_map_ops *ops, int32_t *map)
+/* Writes the numbers of one axis for each rectangle that was erased; its operation with the rows.
+ */
+FL_HOST_DEVICE void fl_map_erases(const fl_map_ops *ops, fl_map_direction axis, int32_t *map)
 {
     for (int32_t i = ops->first; i < ops->count; i++) {
         const fl_image_params *params = &ops->params[i];
         if (ops->ops[i].kind != FL_OP_ERASE || !params->is_applied) continue;
-        int32_t top = params->top, left = params->left;
-        fl_image_size size = params->size;
-        fl_map_erased(ops, i, FL_MAP_ROWS, &top, &size.height);
-        fl_map_erased(ops, i, FL_MAP_COLUMNS, &left, &size.width);
-        *map++ = top;
-        *map++ = left;
-        *map++ = top + size.height;
-        *map++ = left + size.width;
-        *map++ = -1 - i;
+        int32_t from = axis == FL_MAP_ROWS ? params->top : params->left;
+        int32_t length = fl_map_edge(params->size, axis);
+        fl_map_erased(ops, i, axis, &from, &length);
+        map[axis] = from;
+        map[2 + axis] = from + length;
+        if (axis == FL_MAP_ROWS) map[4] = -1 - i;
+        map += FL_ERASED_NUMBERS;
     }
 }
 

@@ -62,8 +62,8 @@ FL_HOST_DEVICE void fl_op_draw_choice(const fl_image_op *op, const fl_sample_key
 
 /* Draws a permutation of 0 to count - 1 into order[0] to order[count - 1], count <= FL_MAX_ORDER;
  * later entries become -1. Fisher-Yates, with the words from block `block` on. */
-FL_HOST_DEVICE void fl_op_permute(const fl_image_op *op, const fl_sample_key *key, uint16_t block,
-                                  int32_t count, int8_t *order)
+FL_HOST_DEVICE_ONCE void fl_op_permute(const fl_image_op *op, const fl_sample_key *key,
+                                       uint16_t block, int32_t count, int8_t *order)
 {
     for (int k = 0; k < FL_MAX_ORDER; k++) order[k] = (int8_t)(k < count ? k : -1);
     for (int k = 0; k + 1 < count; k++) {
@@ -198,15 +198,27 @@ FL_HOST_DEVICE float fl_op_between(uint32_t word, const double limits[2])
     return (float)fl_op_within(word, limits);
 }
 
-/* Draws the edges sqrt(area * ratio) and sqrt(area / ratio), rounded half to even, from the block
- * of one try. The ratio is spread evenly in its logarithm. */
-FL_HOST_DEVICE void fl_op_draw_edges(const fl_image_op *op, fl_philox_block block, fl_image_size in,
-                                     int64_t *larger_with_ratio, int64_t *smaller_with_ratio)
+/* Two edges of a rectangle: sqrt(area * ratio) and sqrt(area / ratio). */
+typedef struct fl_op_edges {
+    int32_t larger_with_ratio, smaller_with_ratio;
+} fl_op_edges;
+
+FL_HOST_DEVICE int32_t fl_op_round_edge(double edge)
+{
+    edge = rint(edge);
+    return edge < INT32_MAX ? (int32_t)edge : INT32_MAX;
+}
+
+/* Draws the edges from the block of one try, rounded half to even, at most INT32_MAX. The ratio is
+ * spread evenly in its logarithm. */
+FL_HOST_DEVICE_ONCE fl_op_edges fl_op_draw_edges(const fl_image_op *op, fl_philox_block block,
+                                                 fl_image_size in)
 {
     double area = (double)in.height * in.width * fl_op_within(block.word[0], op->scale);
     double ratio = fl_op_exp(fl_op_within(block.word[1], op->log_ratio));
-    *larger_with_ratio = (int64_t)rint(sqrt(area * ratio));
-    *smaller_with_ratio = (int64_t)rint(sqrt(area / ratio));
+    fl_op_edges edges = {fl_op_round_edge(sqrt(area * ratio)),
+                         fl_op_round_edge(sqrt(area / ratio))};
+    return edges;
 }
 
 /* Sets the crop after ten failed tries: the whole image, or the middle if the image's ratio is out
@@ -231,10 +243,10 @@ FL_HOST_DEVICE void fl_op_draw_resized_crop(const fl_image_op *op, const fl_samp
 {
     for (uint16_t t = 0; t < FL_AREA_TRIES; t++) {
         fl_philox_block block = fl_op_random(op, key, t);
-        int64_t width, height;
-        fl_op_draw_edges(op, block, in, &width, &height);
-        if (width < 1 || width > in.width || height < 1 || height > in.height) continue;
-        fl_image_size size = {(int32_t)height, (int32_t)width};
+        const fl_op_edges edges = fl_op_draw_edges(op, block, in);
+        const fl_image_size size = {edges.smaller_with_ratio, edges.larger_with_ratio};
+        if (size.width < 1 || size.width > in.width || size.height < 1 || size.height > in.height)
+            continue;
         fl_op_draw_corner(block.word + 2, in, size, params);
         return;
     }
@@ -250,11 +262,10 @@ FL_HOST_DEVICE void fl_op_draw_erase(const fl_image_op *op, const fl_sample_key 
     if (fl_philox_unit(fl_op_random(op, key, 0).word[0]) >= op->p) return;
     for (uint16_t t = 0; t < FL_AREA_TRIES; t++) {
         fl_philox_block block = fl_op_random(op, key, (uint16_t)(1 + t));
-        int64_t height, width;
-        fl_op_draw_edges(op, block, in, &height, &width);
-        if (height >= in.height || width >= in.width) continue;
+        const fl_op_edges edges = fl_op_draw_edges(op, block, in);
+        const fl_image_size size = {edges.larger_with_ratio, edges.smaller_with_ratio};
+        if (size.height >= in.height || size.width >= in.width) continue;
         params->is_applied = true;
-        fl_image_size size = {(int32_t)height, (int32_t)width};
         fl_op_draw_corner(block.word + 2, in, size, params);
         return;
     }

@@ -46,8 +46,8 @@ typedef struct fl_sample_key {
     uint8_t view;
 } fl_sample_key;
 
-FL_HOST_DEVICE fl_philox_block fl_philox_of_sample(const fl_sample_key *key, uint8_t slot,
-                                                   uint16_t block)
+FL_HOST_DEVICE_ONCE fl_philox_block fl_philox_of_sample(const fl_sample_key *key, uint8_t slot,
+                                                        uint16_t block)
 {
     uint64_t index = (uint64_t)key->index;
     uint32_t place = (uint32_t)key->view << 24 | (uint32_t)slot << 16 | block;
