@@ -116,6 +116,14 @@ def test_loads_and_stores_are_of_128_bits() -> None:
         assert [kind for kind in kinds if kind not in entry] == [], name
 
 
+def test_what_is_drawn_fuses_no_product_with_a_sum() -> None:
+    """Of the CPU's double arithmetic every result is rounded; --fmad=false says so to nvcc."""
+    files = cuobjdump("-ptx").split(f".target sm_{ARCHS[0]}\n")[1:]
+    (draws,) = (ptx for ptx in files if "k_maps" in ptx)
+    assert "mul.rn.f64" in draws
+    assert "fma.rn" not in draws.split(".target ")[0]
+
+
 def test_the_module_has_ptx_of_the_oldest_and_of_the_newest() -> None:
     """So that devices of architectures that are not listed (11.0, say) find code; of each file."""
     files = len(list(Path(__file__).parents[2].glob("csrc/cuda/*.cu")))
