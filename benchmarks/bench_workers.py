@@ -1,6 +1,6 @@
 """Workers of every kind: threads and processes of fastloop, and torch's processes.
 
-    python benchmarks/bench_workers.py [--rows a,b,c,d,e,f] [--quick] [--json FILE]
+    python benchmarks/bench_workers.py [--rows a,b,c,d,e,f,g] [--quick] [--json FILE]
 
 a and b need torchvision, as bench_preprocess.py does:
 pip install --no-deps -r requirements-bench.txt
@@ -33,6 +33,8 @@ e    a stream of JSON records (a text, a label, 256 tokens), batch 128; fastloop
 f    the samples of c, batch 8, 4 persistent processes, 20 epochs of 20 batches in a row: the share
      of its time that a simulated device works which needs 12 ms for a batch, with epochs_ahead=1,
      without, and with torch's workers.
+g    the same without persistent workers, on the array path: 2 threads gather 64 rows of 150 KB for
+     each batch, and the device needs 6 ms for it.
 
 One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
 """
@@ -50,6 +52,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import torch
 from _harness import (
     Epochs,
     Goal,
@@ -65,6 +68,7 @@ from _harness import (
     time_first_batch,
     tree_pss_mb,
 )
+from _work import LOADERS
 from _work_workers import (
     TORCH_VARIANTS,
     Folder,
@@ -85,7 +89,7 @@ from _work_workers import (
     write_images,
     write_records,
 )
-from torch.utils.data import Subset
+from torch.utils.data import Subset, TensorDataset
 
 COLUMNS = ("threads", "processes", "torch", "limit")
 OURS = {"threads": threads(1, 2), "processes": processes(1, 2)}
@@ -338,22 +342,38 @@ class InARow:
 
 
 def row_f(bench: Bench) -> None:
-    dataset, epochs = Sleeper(20 * 8), max(20 // bench.shrink, 3)
     variants = {"workers=4": {"num_workers": 4, "multiprocessing_context": "fork"}}
-    ours = make_loader("fastloop", dataset, 8, variants, shuffle=True, epochs_ahead=1)
-    loaders = {
-        "processes": {"ahead": InARow(ours, epochs)},
-        "without": {
-            "": InARow(make_loader("fastloop", dataset, 8, variants, shuffle=True), epochs)
-        },
-        "torch": {"": InARow(make_loader("torch", dataset, 8, variants, shuffle=True), epochs)},
-    }
-    shares = measure_shares(loaders, 12e-3, bench.rounds)
-    goals = [Goal("of its time", shares["processes"].median, OF_THE_EPOCHS, True, "%")]
+    make = partial(make_loader, dataset=Sleeper(20 * 8), batch=8, variants=variants)
+    report_epochs(bench, "f", "processes", "a device of 12 ms a batch", 12e-3, make)
+
+
+# ---- g
+
+
+def row_g(bench: Bench) -> None:
+    images = torch.randint(256, (20 * 64, 3, 224, 224), dtype=torch.uint8)
+
+    def make(who: str, **more: Any) -> Any:
+        return LOADERS[who](TensorDataset(images), 64, num_workers=2, **more)
+
+    report_epochs(bench, "g", "threads", "rows of a tensor, 9.6 MB and 6 ms a batch", 6e-3, make)
+
+
+def report_epochs(
+    bench: Bench, key: str, ours: str, work: str, step: float, make: Callable[..., Any]
+) -> None:
+    """Epochs of 20 batches in a row beside a simulated device that needs `step` for a batch."""
+    epochs = max(20 // bench.shrink, 3)
+    ahead = make("fastloop", shuffle=True, epochs_ahead=1)
+    loaders = {ours: ahead, "without": make("fastloop", shuffle=True)}
+    loaders["torch"] = make("torch", shuffle=True)
+    runs = {who: {"": InARow(loader, epochs)} for who, loader in loaders.items()}
+    shares = measure_shares(runs, step, bench.rounds)
+    goals = [Goal("of its time", shares[ours].median, OF_THE_EPOCHS, True, "%")]
     measured = {who: share.as_dict() for who, share in shares.items()}
-    work = f"a device of 12 ms a batch, {epochs} epochs of 20 batches in a row, read ahead"
-    bench.report.row("f", work, goals, shares, **measured)
-    if (drops := ours.stats().ahead_drops) > bench.rounds:  # loaders in turn draw between rounds
+    work += f", {epochs} epochs of 20 batches in a row, read ahead"
+    bench.report.row(key, work, goals, shares, **measured)
+    if (drops := ahead.stats().ahead_drops) > bench.rounds:  # loaders in turn draw between rounds
         raise AssertionError(f"{drops} epochs were foreseen wrongly")
 
 
@@ -364,6 +384,7 @@ ROWS: dict[str, Callable[[Bench], None]] = {
     "d": row_d,
     "e": row_e,
     "f": row_f,
+    "g": row_g,
 }
 
 

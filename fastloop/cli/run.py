@@ -16,8 +16,8 @@ fastloop silent.
                     decode JPEG files that the program opens by Pillow once, and keep them in a file
                     of this size (for example 8G), in this folder (default: half of the memory or of
                     the disk's free space, in ~/.cache/fastloop/images), for later runs, too
-  --ahead           persistent workers that fall idle make the first batches of the next epoch, as
-                    with epochs_ahead=1 of fastloop.DataLoader
+  --ahead           workers that fall idle make the first batches of the next epoch, as with
+                    epochs_ahead=1 of fastloop.DataLoader
   --no-children     do not patch the interpreters that the program starts
   --report[=FILES]  print at the end what the training loop waited for, and write files, with
                     commas between: .html, .json, .trace.json (default fastloop-report.html);

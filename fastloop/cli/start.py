@@ -9,7 +9,7 @@ Environment variables:
     FASTLOOP_RUN       "1": this interpreter runs the program, and removes RUN, CHILDREN and COMPARE
     FASTLOOP_CHILDREN  "0": the interpreters that the program starts are not patched
     FASTLOOP_IMAGES    where decoded images are kept: a size, a folder or ""
-    FASTLOOP_AHEAD     "1": loaders with persistent workers read the next epoch ahead
+    FASTLOOP_AHEAD     "1": loaders with workers read the next epoch ahead
     FASTLOOP_REPORT    the files of a report on the program, with os.pathsep between. A program that
                        launches programs, as torchrun does, hands the variable on: each program
                        that takes a step writes a report.

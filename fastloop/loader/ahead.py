@@ -7,7 +7,7 @@ of the generators. ``iter()`` draws as ever and compares, so a wrong forecast co
 
 from __future__ import annotations
 
-import os
+import weakref
 from collections.abc import Callable
 from copy import copy
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from fastloop.base.checks import look_up
-from fastloop.loader.arrays.iterator import find_blocks
+from fastloop.loader.arrays.iterator import find_blocks, is_read_ahead
 from fastloop.loader.resume.epoch import SEEDED
 from fastloop.loader.shared import Shared
 
@@ -24,11 +24,7 @@ _T = TypeVar("_T")
 # The most numbers of 32 bits that a program may draw between two epochs: a loader for validation
 # draws two or four.
 _MOST_DRAWN = 64
-
-
-def is_asked(loader: Any) -> bool:
-    """Tell whether the loader, or ``run --ahead`` for all loaders, asks for epochs ahead."""
-    return look_up(loader, "epochs_ahead", 0) == 1 or os.environ.get("FASTLOOP_AHEAD") == "1"
+_SEED = 2  # numbers of a base seed
 
 
 def open_forecast(loader: DataLoader[Any], shared: Shared, fault: str) -> Forecast | None:
@@ -37,12 +33,10 @@ def open_forecast(loader: DataLoader[Any], shared: Shared, fault: str) -> Foreca
 
     Args: fault: why the iterator cannot read ahead, or "".
     """
-    if not is_asked(loader):
+    if not is_read_ahead(loader):
         return None
     sampler: Any = loader._index_sampler
-    if not loader.persistent_workers:
-        shared.not_ahead = "persistent_workers is not True"
-    elif loader._dataset_kind != 0:
+    if loader._dataset_kind != 0:
         shared.not_ahead = "an IterableDataset has no indices"
     elif not loader.in_order:
         shared.not_ahead = "in_order is False"
@@ -50,23 +44,29 @@ def open_forecast(loader: DataLoader[Any], shared: Shared, fault: str) -> Foreca
         shared.not_ahead = f"fastloop does not know the sampler of this {type(sampler).__name__}"
     else:
         shared.not_ahead = fault
-        return None if fault else Forecast(sampler, shared)
+        if not fault:
+            has_seed = not loader.persistent_workers  # iter() draws a base seed
+            seeded = loader.generator or torch.default_generator
+            return Forecast(sampler, weakref.proxy(shared), seeded if has_seed else None)
     return None
 
 
 class Forecast:
     """Indices of the next epoch, from what happened at the last boundary between epochs.
 
-    Args: batches: the ``BatchSampler`` over a sampler that fastloop knows.
+    Args:
+        batches: the ``BatchSampler`` over a sampler that fastloop knows.
+        shared: the loader's. A weak proxy, because what is read ahead may be the loader's own.
+        seeded: the generator that each ``iter()`` draws a base seed from, or None.
     """
 
-    def __init__(self, batches: Any, shared: Shared) -> None:
-        self._batches, self._shared = batches, shared
+    def __init__(self, batches: Any, shared: Shared, seeded: torch.Generator | None) -> None:
+        self._batches, self.shared = batches, shared
         self._sampler = batches.sampler
         self._at_end: torch.Tensor | None = None  # the generator when the forecast was made
         # How many numbers were drawn between forecast and iter() last time. None: unlike any small
         # number, so nothing is foreseen.
-        self._drawn: int | None = 0
+        self._drawn: int | None = 0 if seeded is None or seeded is not self._generator() else _SEED
         self._epoch: int | None = None  # the sampler's at the last iter()
         self._step = 1  # from the epoch of one iter() to the next
 
@@ -90,15 +90,15 @@ class Forecast:
         foreseen."""
         generator = self._generator()
         self._at_end = None if generator is None else generator.get_state()
-        self._shared.not_ahead = ""
+        self.shared.not_ahead = ""
         if self._drawn is None:
-            self._shared.not_ahead = f"more than {_MOST_DRAWN} numbers were drawn between epochs"
+            self.shared.not_ahead = f"more than {_MOST_DRAWN} numbers were drawn between epochs"
             return None
         try:
             return read(self.copy_batches())
         except Exception as error:  # for example, weights may be negative, or the generator CUDA's
             self._at_end = None
-            self._shared.not_ahead = f"the sampler has raised {type(error).__name__}"
+            self.shared.not_ahead = f"the sampler has raised {type(error).__name__}"
             return None
 
     def copy_batches(self) -> Any:

@@ -39,7 +39,13 @@ from fastloop.data.columns import (
     find_columns,
     is_default_collate,
 )
-from fastloop.loader.arrays.iterator import ArrayIter, find_blocks, open_columns, yields_ints
+from fastloop.loader.arrays.iterator import (
+    ArrayIter,
+    find_blocks,
+    is_read_ahead,
+    open_columns,
+    yields_ints,
+)
 from fastloop.loader.shared import LoaderProxy, PlainIter, Shared, SyncIter, TorchProcessIter
 
 PATHS = ("auto", "array", "process", "thread", "sync", "torch")
@@ -188,10 +194,10 @@ def fast_iterator(
         if original is not None:
             iterator_class = original.iterator_class(loader.num_workers)
             shared.not_ahead = "fastloop compares its batches with another library's"
-        elif loader.persistent_workers:
-            from fastloop.loader.arrays.ahead import choose_class
+        elif loader.num_workers > 0 and is_read_ahead(loader):
+            from fastloop.loader.arrays.ahead import AheadIter
 
-            iterator_class = choose_class(loader)
+            iterator_class = AheadIter
         return iterator_class(loader, columns, shared, accelerator, is_live=path == "array")
     if route.samples is not None:
         loader = LoaderProxy(loader, dataset=route.samples)  # type: ignore[assignment]

@@ -73,7 +73,11 @@ class Shared:
         self.unpinnable: set[tuple[bool, int]] = set()  # failed (is_shared, device)
         self.fault = ""  # why torch uploads batches to a CUDA device instead of fastloop
         self.why = ""  # why the latest iterator takes its path
-        self.not_ahead = "no persistent workers load it"  # why no epoch is read ahead, or ""
+        self.not_ahead = "no workers of fastloop load it"  # why no epoch is read ahead, or ""
+        # The native loader that the latest iterator of the array path has left to the next one.
+        self.idle: Any = None
+        self.latest_ahead: Callable[[], Any] = _nobody  # the latest iterator that may leave one
+        self.renewals = 0  # how many were dropped since one was taken over
         self.is_served = is_served  # see ``Fetch``
         self.left_collate: Any = None  # a collate function that fastloop does not accelerate
         self.left = 0, 0  # the ids of a dataset and a collate function that are Python's
@@ -205,7 +209,7 @@ class Shared:
         """Free memory that holds no batch."""
         self.count_workers()
         self.latest = _nobody
-        self.collate = None
+        self.collate = self.idle = None
         self.collates.clear()
         for memory in (self.array_memory, self.worker_memory):
             if memory is not None and memory.is_own():

@@ -12,8 +12,7 @@ from fastloop.base.shown import repr_html
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.data.columns import Columns, own
 from fastloop.device.upload import loading_iterator
-from fastloop.loader.ahead import is_asked
-from fastloop.loader.arrays.iterator import ArrayIter
+from fastloop.loader.arrays.iterator import ArrayIter, is_read_ahead
 from fastloop.loader.route import choose_route
 from fastloop.loader.shared import LockedIter, PlainIter, Shared, SyncIter, TorchProcessIter
 
@@ -122,7 +121,7 @@ def compute_stats(loader: Any, path: str, shared: Shared) -> LoaderStats:
     workers, fallbacks = shared.count_workers()
     transforms = "" if route.columns is None else _describe_transforms(route.columns, shared)
     fault = f"; torch uploads: {shared.fault}" if shared.fault else ""
-    is_missing = shared.not_ahead and is_asked(loader)
+    is_missing = shared.not_ahead and is_read_ahead(loader)
     ahead = f"; no epoch is read ahead: {shared.not_ahead}" if is_missing else ""
     return LoaderStats(
         path=route.path,

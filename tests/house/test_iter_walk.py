@@ -59,12 +59,12 @@ LOADERS: dict[str, tuple[Callable[[], Any], Walk, Walk]] = {
     "tensors": (lambda: DataLoader(TensorDataset(X), 8), Walk(50, 9), Walk(1, 1)),
     "tensors, threads": (
         lambda: DataLoader(TensorDataset(X), 8, num_workers=2),
-        Walk(57, 9),
+        Walk(58, 9),
         Walk(5, 2),
     ),
     "sequences": (
         lambda: DataLoader(ArrayDataset(ids=TEXTS), 8, collate_fn=PadCollate(), num_workers=2),
-        Walk(92, 16),
+        Walk(93, 16),
         Walk(5, 2),
     ),
     "default collate": (lambda: DataLoader(Squares(), 8), Walk(27, 9), Walk(3, 2)),

@@ -135,7 +135,7 @@ def test_what_is_declined_says_why() -> None:
         ({"dataset": Stateful(), "num_workers": 1}, "the dataset keeps a state of its own"),
         ({"in_order": False}, "in_order is False"),
         ({"sampler": [3, 1, 2]}, "fastloop does not know the sampler of this BatchSampler"),
-        ({"num_workers": 0, "persistent_workers": False}, "no persistent workers load it"),
+        ({"num_workers": 0, "persistent_workers": False}, "no workers of fastloop load it"),
     ]:  # fmt: skip
         arguments = {"dataset": Own(), "num_workers": 2, "persistent_workers": True}
         arguments |= {"path": "thread" if kwargs.get("num_workers") != 0 else "auto", **kwargs}

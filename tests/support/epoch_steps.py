@@ -118,6 +118,8 @@ def run(loader: Any, steps: list[str]) -> list[Any]:
                 found.append(values(batch))
                 if step == "dropout":
                     torch.rand(1)
+            if number % 2:
+                del iterator  # else the next iter() comes while there is this iterator
         found.append(generators(loader))
     return found
 

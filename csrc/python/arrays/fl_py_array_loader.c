@@ -16,7 +16,8 @@ typedef struct fl_py_array_loader {
     PyThread_type_lock lock; /* owned: held during next, restart and close */
     atomic_ulong owner;      /* SHARED(owner): the thread that holds the lock, 0: none. The holder
                                 writes; any thread may read whether it is the holder itself */
-    bool is_torn; /* lock: the process forked inside next(), and this process is the child */
+    bool is_torn;   /* lock: the process forked inside next(), and this process is the child */
+    int64_t owners; /* lock: the iterators that have handed the loader over */
     fl_py_array_ring ring; /* lock */
 } fl_py_array_loader;
 
@@ -66,8 +67,11 @@ static void leave(fl_py_array_loader *self)
 
 static PyObject *loader_next(fl_py_array_loader *self)
 {
+    int64_t owners = self->owners;
     if (enter(self) != 0) return NULL;
-    PyObject *result = fl_py_deliver_next(&self->ring);
+    /* The iterator whose call has waited here has no more batches. */
+    bool is_late = owners != self->owners;
+    PyObject *result = is_late ? NULL : fl_py_deliver_next(&self->ring);
     fl_py_array_ring_wake(&self->ring);
     leave(self);
     return result;
@@ -293,6 +297,25 @@ static PyObject *loader_enter_next(fl_py_array_loader *self, PyObject *source)
     return status == 0 ? PyBool_FromLong(is_ahead) : NULL;
 }
 
+PyDoc_STRVAR(hand_over_doc,
+             "hand_over()\n--\n\n"
+             "Return True if next() has returned all batches of the epoch: a different iterator\n"
+             "may then begin the next epoch, and calls of next() that wait end. Return False if\n"
+             "there are more batches, in a forked child, and while any thread is in a call. Never\n"
+             "waits.");
+
+static PyObject *loader_hand_over(fl_py_array_loader *self, PyObject *Py_UNUSED(ignored))
+{
+    bool is_at_end = false;
+    if (self->generation == fl_fork_generation() &&
+        PyThread_acquire_lock(self->lock, NOWAIT_LOCK) == PY_LOCK_ACQUIRED) {
+        is_at_end = fl_py_array_ring_is_at_end(&self->ring);
+        self->owners += is_at_end;
+        PyThread_release_lock(self->lock);
+    }
+    return PyBool_FromLong(is_at_end);
+}
+
 PyDoc_STRVAR(close_doc,
              "close()\n--\n\n"
              "End the threads and drop the submitted batches. If next() waits in a different\n"
@@ -351,6 +374,7 @@ static PyMethodDef loader_methods[] = {
     {"is_own", (PyCFunction)loader_is_own, METH_NOARGS, is_own_doc},
     {"restart", (PyCFunction)loader_restart, METH_VARARGS, restart_doc},
     {"enter_next", (PyCFunction)loader_enter_next, METH_O, enter_next_doc},
+    {"hand_over", (PyCFunction)loader_hand_over, METH_NOARGS, hand_over_doc},
     {"close", (PyCFunction)loader_close, METH_NOARGS, close_doc},
     {NULL, NULL, 0, NULL}};
 

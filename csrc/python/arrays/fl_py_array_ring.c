@@ -48,18 +48,18 @@ void fl_py_array_ring_submit_end(fl_py_array_ring *self)
     fl_ring_submit_sentinel(self->ring, FL_OK, NULL, FL_PY_TAG_END);
 }
 
-/* Returns true if the end of the epoch is what next() would receive. */
-static bool is_at_end(const fl_py_array_ring *self)
+bool fl_py_array_ring_is_at_end(const fl_py_array_ring *self)
 {
-    bool has_kept = self->is_undelivered || self->pending_result != NULL;
-    const fl_batch *first = has_kept ? NULL : fl_ring_submitted(self->ring, 0);
-    return first != NULL && first->tag == FL_PY_TAG_END;
+    if (self->ring == NULL || self->is_over) return self->ring != NULL;
+    if (self->is_undelivered || self->pending_result != NULL) return false;
+    const fl_batch *first = fl_ring_submitted(self->ring, 0);
+    return first != NULL ? first->tag == FL_PY_TAG_END : self->deferred == NULL;
 }
 
 bool fl_py_array_ring_enter(fl_py_array_ring *self)
 {
     fl_batch end;
-    if (!self->is_over && is_at_end(self))
+    if (!self->is_over && fl_py_array_ring_is_at_end(self))
         self->is_over = fl_ring_receive(self->ring, 0, &end, NULL) == FL_OK;
     if (!self->is_over || self->has_raised || self->indices.is_recut) return false;
     self->is_over = false;

@@ -63,6 +63,10 @@ int fl_py_array_ring_open(fl_py_array_ring *self, int32_t threads, bool is_in_or
  * gives them only after fl_py_array_ring_enter. */
 void fl_py_array_ring_submit_end(fl_py_array_ring *self);
 
+/* Returns true if next() would give no batch: it has come to the end of the epoch, or would receive
+ * the end, or nothing is submitted. */
+bool fl_py_array_ring_is_at_end(const fl_py_array_ring *self);
+
 /* Enters the next epoch, with the batches that were read ahead. Returns false, and does nothing, if
  * none were, if a batch of the present epoch has not been handed out, or if meanwhile the sampler
  * has raised or batch_size has changed. */

@@ -7,20 +7,31 @@ next epoch, and the blocks that are foreseen for that epoch.
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from itertools import chain, filterfalse, islice
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from fastloop._core import ArrayLoader
+from fastloop._core import ArrayLoader, BatchPool, Table
 from fastloop.base.interrupts import interrupt_later, interrupts_held
+from fastloop.base.threads import count_alone
 from fastloop.compat.moves import tensors_in
 from fastloop.data.columns import Columns
 from fastloop.data.epochs import EPOCHS, IteratorEpochs
-from fastloop.loader.ahead import Forecast, is_asked, open_forecast
-from fastloop.loader.arrays.iterator import ArrayIter, Block, find_blocks, random_epoch, within
+from fastloop.loader.ahead import Forecast, open_forecast
+from fastloop.loader.arrays.iterator import (
+    ArrayConfig,
+    ArrayIter,
+    Block,
+    find_blocks,
+    random_epoch,
+    within,
+)
 from fastloop.loader.shared import Shared
 
 
@@ -72,10 +83,8 @@ class _Ahead:
     with the user's last reference.
     """
 
-    def __init__(
-        self, forecast: Forecast, columns: Columns, datasets: IteratorEpochs, shared: Shared
-    ) -> None:
-        self._forecast, self._columns, self._shared = forecast, columns, shared
+    def __init__(self, forecast: Forecast, columns: Columns, datasets: IteratorEpochs) -> None:
+        self._forecast, self._columns = forecast, columns
         self._datasets = datasets
         self._numbers: list[int] = []  # the epochs of the datasets, at the last iter()
         self._steps = [1] * len(datasets.epochs)  # from one iter() to the next
@@ -96,7 +105,7 @@ class _Ahead:
         if not is_hit:
             loader.restart(chain(drawn, rest), kind, sampler, number)
         if foreseen is not None:
-            self._shared.add(ahead_hits=is_hit, ahead_drops=not is_hit)
+            self._forecast.shared.add(ahead_hits=is_hit, ahead_drops=not is_hit)
 
     def _note_iter(self) -> None:
         self._forecast.note_iter()
@@ -136,16 +145,83 @@ class _Ahead:
         taken.append(None)
 
 
+class _Idle(NamedTuple):
+    """A native loader between two iterators without persistent workers.
+
+    Attributes:
+        read: the fields of its table, and the rows of subsets.
+        facts: what else makes its batches.
+    """
+
+    loader: ArrayLoader
+    ahead: _Ahead
+    read: tuple[Any, ...]
+    facts: tuple[Any, ...]
+    datasets: IteratorEpochs
+    destination: Any
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    """Tell whether parts of two tables read the same memory in the same way."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        pair = [(each.dtype, each.data_ptr(), each.shape, each.stride()) for each in (a, b)]
+        return pair[0] == pair[1]
+    if isinstance(a, np.ndarray):
+        is_there = a.__array_interface__ == b.__array_interface__
+        is_rows = a.dtype == np.int64 and a.ndim == 1  # perhaps of a Subset
+        return bool(is_there or (is_rows and np.array_equal(a, b)))
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_are_same, a, b))
+    return bool(a == b)
+
+
 class AheadIter(ArrayIter):
-    """An iterator whose threads begin the next epoch when this one has no more batches for them."""
+    """An iterator whose threads begin the next epoch when this one has no more batches for them.
+    Without persistent workers the iterator leaves its native loader to the loader's next one."""
 
     _ahead: _Ahead | None = None
 
     def __init__(
-        self, loader: DataLoader[Any], columns: Columns, shared: Shared, *args: Any, **kwargs: Any
+        self,
+        loader: DataLoader[Any],
+        columns: Columns,
+        shared: Shared,
+        accelerator: Any,
+        is_live: bool = False,
     ) -> None:
-        self._forecast = open_forecast(loader, shared, "")
-        super().__init__(loader, columns, shared, *args, **kwargs)
+        fault = "iter() makes the columns of this dataset anew" if shared.renewals > 1 else ""
+        self._forecast = open_forecast(loader, shared, fault)
+        self._hands_over = self._forecast is not None and not loader.persistent_workers
+        if (before := shared.latest_ahead()) is not None:
+            before._leave()  # the program may hold an iterator without asking for its end
+        self._idle: _Idle | None = vars(shared).pop("idle", None)  # in one call, for threads
+        self._facts: tuple[Any, ...] = accelerator and accelerator.device, loader.pin_memory
+        super().__init__(loader, columns, shared, accelerator, is_live)
+        shared.latest_ahead = weakref.ref(self)  # last: other threads may now ask it to leave
+
+    def _make_loader(self, table: Table, pool: BatchPool, config: ArrayConfig) -> ArrayLoader:
+        """Return the native loader that the last iterator has left, if it makes the batches of this
+        iterator, else a new one."""
+        idle, self._idle = self._idle, None
+        if not self._hands_over:
+            return ArrayLoader(table, pool, config)
+        epochs, shared = self._datasets.epochs, self._shared
+        self._read = table.fields, config.maps
+        # A forked child has a pool of its own.
+        how = repr(config.structure), config.wrap, config[4:9], config.budget, epochs
+        self._facts += *how, self._index_sampler, self._collate_fn, pool, shared.transforms_run
+        self._facts += (type(self._destination),)
+        if idle is not None:
+            if idle.facts == self._facts and _are_same(idle.read, self._read):
+                idle.datasets.enter([self._datasets.number_of(epoch) for epoch in epochs], 0)
+                self._ahead, self._read, self._datasets = idle.ahead, idle.read, idle.datasets
+                self._destination, shared.renewals = idle.destination, 0
+                return idle.loader
+            shared.renewals += 1
+            shared.add(ahead_drops=idle.ahead._foreseen is not None)
+        return ArrayLoader(table, pool, config._replace(persistent=True))
 
     def _restart(self) -> None:
         if self._forecast is None:
@@ -153,12 +229,31 @@ class AheadIter(ArrayIter):
         if self._destination is not None:
             self._destination.check()
         if self._ahead is None:
-            self._ahead = _Ahead(self._forecast, self._columns, self._datasets, self._shared)
+            self._ahead = _Ahead(self._forecast, self._columns, self._datasets)
         number = random_epoch(self._columns.dataset, self._datasets)
         self._ahead.begin(self._array_loader, *self._open_indices(), number)
         return None
 
+    @count_alone
+    def _leave(self) -> None:
+        """Leave the native loader to the next iterator, if no batch of this epoch is left."""
+        loader: Any = vars(self).get("_array_loader")  # missing if __init__ has raised
+        is_there = isinstance(loader, ArrayLoader) and self._hands_over
+        if not (is_there and loader.hand_over()):
+            return
+        # Several threads may come here. One of them takes what begins the epochs.
+        if (ahead := vars(self).pop("_ahead", None)) is not None:
+            self._array_loader = (_ for _ in ())
+            how = self._read, self._facts, self._datasets, self._destination
+            self._shared.idle = _Idle(loader, ahead, *how)
 
-def choose_class(loader: DataLoader[Any]) -> type[ArrayIter]:
-    """Return the class of iterators over arrays with persistent workers."""
-    return AheadIter if is_asked(loader) else ArrayIter
+    def _goes_on(self) -> bool:
+        self._leave()
+        return False
+
+    def _finalize(self) -> None:
+        self._keep_count()
+        if not self._is_exiting():
+            self._leave()
+
+    _is_exiting = staticmethod(sys.is_finalizing)

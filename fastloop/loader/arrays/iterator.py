@@ -5,6 +5,7 @@ and torch's base iterator over batches that threads gather from the table.
 from __future__ import annotations
 
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -287,6 +288,11 @@ def skip_blocks(epoch: LoaderEpoch, blocks: Iterator[Block]) -> Iterator[Block]:
 # ---- the iterator
 
 
+def is_read_ahead(loader: Any) -> bool:
+    """Tell whether the loader, or ``run --ahead`` for all loaders, asks for epochs ahead."""
+    return look_up(loader, "epochs_ahead", 0) == 1 or os.environ.get("FASTLOOP_AHEAD") == "1"
+
+
 class ArrayConfig(NamedTuple):
     """The way an ArrayLoader makes batches of a table. The core reads the fields in this order.
 
@@ -348,6 +354,7 @@ class ArrayIter(ResumableIter):
 
     _shared: Shared
     _workers = ()  # torch's name for the worker processes
+    _make_loader: Any = ArrayLoader
     # A batch that next() did not return, because its warning was raised as an error.
     _kept: tuple[Any, ...] = ()
 
@@ -422,7 +429,7 @@ class ArrayIter(ResumableIter):
             budget=self._budget,
         )
         pool = self._shared.memory(False, columns.table.outputs, device)
-        self._array_loader = ArrayLoader(table, pool, config)
+        self._array_loader: Any = self._make_loader(table, pool, config)
 
     def _restart(self) -> None:
         if self._destination is not None:

@@ -426,6 +426,7 @@ class ResumableIter(FinalizerBase, BaseIter):
                 states.follow(before)
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        self._shared.idle = None  # what the array path has read ahead, and this iterator not taken
         epoch, kind = self._epoch, "MultiProcessing" if loader.num_workers > 0 else "SingleProcess"
         caller = f"_{kind}DataLoaderIter.__init__"
         profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"

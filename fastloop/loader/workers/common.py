@@ -85,6 +85,8 @@ class WorkerIter(MultiIter, LockedIter):
             fault = "the dataset keeps a state of its own" if states is not None else ""
             if self._datasets.epochs:
                 fault = "the dataset has epochs, which worker threads and processes cannot mix"
+            if not loader.persistent_workers:
+                fault = "persistent_workers is not True"
             self._forecast = open_forecast(loader, shared, fault)
             arguments = {name: getattr(self, f"_{name}") for name in _ARGUMENTS}
             arguments["init_fn"] = self._worker_init_fn = loader.worker_init_fn

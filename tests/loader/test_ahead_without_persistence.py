@@ -1,0 +1,378 @@
+"""epochs_ahead=1 on the array path without persistent workers: each epoch has its own iterator, and
+what the last one has read ahead is the next one's if the loader still reads the same data."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from epoch_cases import epochs_of, make_dataset
+from epoch_steps import KINDS, STEPS, ahead, generators, make, run, values
+from lazy_device import LazyAccelerator, LazyDevice
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Subset, SubsetRandomSampler, TensorDataset
+from workers import threads, wait_until
+
+import fastloop.loader.device_iter
+from fastloop import ArrayDataset, DataLoader, PadCollate, RaggedArray, patched, stats
+from fastloop.loader.arrays import ahead as arrays_ahead
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # for forks
+HOW = {"persistent_workers": False, "num_workers": 2}
+
+
+def rows(count: int = 23) -> TensorDataset:
+    return TensorDataset(torch.arange(count))
+
+
+def array(kind: str = "sequential", dataset: Any = None, **more: Any) -> Any:
+    return ahead(kind, rows() if dataset is None else dataset, **{**HOW, **more})
+
+
+def torchs(kind: str = "sequential", dataset: Any = None, **more: Any) -> Any:
+    return make(TorchLoader, kind, rows() if dataset is None else dataset, **{**HOW, **more})
+
+
+def counts(loader: Any) -> tuple[int, int]:
+    found = loader.stats()
+    assert found.path == "array"
+    return found.ahead_hits, found.ahead_drops
+
+
+def epoch(loader: Any) -> list[Any]:
+    return [values(batch) for batch in loader]
+
+
+# ---- the same steps with torch's loader
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_run_is_torchs(kind: str) -> None:
+    workers = 3 if kind in ("shuffle", "weights") else 1
+    steps = random.Random(kind).choices(STEPS, k=30) + ["all"] * 3
+    with array(kind, num_workers=workers) as loader:
+        assert run(loader, steps) == run(torchs(kind, num_workers=workers), steps)
+        assert counts(loader)[0] > 0
+
+
+def mix(loader: Any, seed: int) -> list[Any]:
+    """Some iterators of one loader in turns; each may be left, held at its end, or dropped."""
+    choices, found = random.Random(seed), list[Any]()
+    torch.manual_seed(seed)
+    live: list[Iterator[Any]] = []
+    for _ in range(60):
+        step = choices.choice(["open", "next", "next", "rest", "drop", "draw", "write", "renew"])
+        at = choices.randrange(max(len(live), 1))
+        if step == "open" and len(live) < 3:
+            live.append(iter(loader))
+        elif step == "next" and live:
+            found += [values(batch) for batch in islice(live[at], choices.randint(1, 9))]
+        elif step == "rest" and live:
+            found.append([values(batch) for batch in live[at]])
+        elif step == "drop" and live:
+            del live[at]
+        elif step == "draw":
+            torch.rand(choices.choice([1, 2, 100]))
+        elif not live:  # else workers and threads may see old numbers or new ones
+            data = loader.dataset.tensors[0]
+            if step == "write":
+                data[choices.randrange(len(data))] = choices.randrange(1000)
+            elif step == "renew":
+                loader.dataset.tensors = (data + 1,)
+        found.append(generators(loader))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["sequential", "shuffle", "generator"])
+def test_iterators_in_turns_are_torchs(kind: str, seed: int) -> None:
+    with array(kind) as loader:
+        assert mix(loader, seed) == mix(torchs(kind), seed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "expected"),
+    [
+        ("sequential", "all all all", (2, 0)),
+        ("shuffle", "all all all", (2, 0)),  # iter() draws a base seed from the same generator
+        ("generator", "all all all", (2, 0)),
+        ("subset", "exact exact exact", (2, 0)),
+        ("shuffle", "all first all all", (2, 0)),  # an epoch that is left leaves nothing
+        ("shuffle", "all validate all validate all validate all", (2, 1)),
+        ("shuffle", "all seed all seed all all", (0, 1)),
+        ("distributed", "set_epoch all set_epoch all set_epoch all", (1, 1)),
+    ],
+)
+def test_what_is_foreseen(kind: str, steps: str, expected: tuple[int, int]) -> None:
+    with array(kind) as loader:
+        run(loader, steps.split())
+        assert counts(loader) == expected
+
+
+def test_an_iterator_that_is_held_may_have_a_successor() -> None:
+    with array() as loader:
+        held = []
+        for _ in range(3):
+            iterator = iter(loader)
+            held.append(iterator)
+            assert [values(next(iterator)) for _ in range(8)] == epoch(torchs())
+        assert counts(loader) == (2, 0)
+        next(iter(loader))
+        assert [next(iterator, None) for iterator in held * 2] == [None] * 6
+
+
+def test_run_asks_for_loaders_of_torchs_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTLOOP_AHEAD", "1")
+    loader = torchs()
+    with patched(["dataloader"]):
+        assert epoch(loader) == epoch(loader)
+    assert stats(loader).ahead_hits == 1
+
+
+# ---- what changes between two epochs
+
+
+def change_tensors(loader: Any, epoch: int) -> None:
+    loader.dataset.tensors = (torch.arange(23) + epoch,)
+
+
+def change_in_place(loader: Any, epoch: int) -> None:
+    loader.dataset.tensors[0].add_(epoch)
+
+
+def change_memory(loader: Any, epoch: int) -> None:
+    loader.dataset.tensors[0].data = torch.arange(23) + epoch
+
+
+def change_size(loader: Any, epoch: int) -> None:
+    loader.batch_sampler.batch_size = 3 + epoch
+
+
+def change_dtype(loader: Any, epoch: int) -> None:
+    loader.dataset.tensors = (loader.dataset.tensors[0].view(torch.float64),)
+
+
+def add_tensor(loader: Any, epoch: int) -> None:
+    loader.dataset.tensors += (torch.arange(23),)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [change_tensors, change_in_place, change_memory, change_size, change_dtype, add_tensor],
+)
+def test_a_change_between_epochs_is_seen(change: Callable[[Any, int], None]) -> None:
+    def epochs(loader: Any) -> list[Any]:
+        found = []
+        for number in range(4):
+            found.append(epoch(loader))
+            if number != 1:
+                change(loader, number)
+        return found
+
+    with array() as loader:
+        assert epochs(loader) == epochs(torchs())
+        assert counts(loader)[1] > 0
+
+
+def test_rows_of_a_subset_are_compared() -> None:
+    def epochs(make: Callable[..., Any]) -> list[Any]:
+        subset = Subset(rows(), [3, 1, 4, 1, 5])
+        loader = make(dataset=subset)
+        found = [epoch(loader), epoch(loader)]
+        subset.indices = [2, 7, 1, 8, 2]
+        found += [epoch(loader), epoch(loader)]
+        if make is array:
+            assert counts(loader) == (2, 1)
+        return found
+
+    assert epochs(array) == epochs(torchs)
+
+
+def test_columns_that_are_new_each_time_are_read_ahead_twice_only() -> None:
+    texts = RaggedArray.from_list([[1] * (i % 5 + 1) for i in range(23)])
+    with DataLoader(
+        ArrayDataset(ids=texts), 3, collate_fn=PadCollate(), num_workers=2, epochs_ahead=1
+    ) as loader:
+        for _ in range(5):
+            assert len(list(loader)) == 8
+        assert counts(loader) == (0, 2)
+        why = "iter() makes the columns of this dataset anew"
+        assert loader.stats().why.endswith(f"; no epoch is read ahead: {why}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("timeout", 9), ("num_workers", 3), ("prefetch_factor", 3)]
+)
+def test_arguments_that_are_assigned_count(name: str, value: int) -> None:
+    with array() as loader:
+        first = epoch(loader)
+        setattr(loader, name, value)
+        assert [epoch(loader), epoch(loader)] == [first, first]
+        assert counts(loader) == (1, 1)
+
+
+def test_a_loader_that_is_asked_for_no_more_epochs_ahead_reads_none() -> None:
+    before = len(threads())
+    with array() as loader:
+        for ahead, left in [(1, 2), (0, 0), (1, 2)]:
+            loader.epochs_ahead = ahead
+            assert len(epoch(loader)) == 8
+            wait_until(lambda left=left: len(threads()) == before + left)
+        assert counts(loader) == (0, 0)
+
+
+def test_the_next_epoch_of_random_transforms_is_foreseen() -> None:
+    with DataLoader(make_dataset(), 4, shuffle=True, num_workers=2, epochs_ahead=1) as loader:
+        dataset: Any = loader.dataset
+        assert [epochs_of(loader) for _ in range(4)] == [{0}, {1}, {2}, {3}]
+        assert counts(loader) == (3, 0)
+        for number in (7, 2):
+            dataset.set_epoch(number)
+            assert epochs_of(loader) == {number}
+        assert counts(loader) == (3, 2)
+
+
+# ---- states, ends and threads
+
+
+def test_a_loaded_state_goes_before_the_forecast() -> None:
+    with array("generator") as loader, make(DataLoader, "generator", rows(), **HOW) as other:
+        rest = []
+        for each in (loader, other):
+            iterator = iter(each)
+            next(iterator)
+            state = each.state_dict()
+            list(iterator)
+            each.load_state_dict(state)
+            rest.append([epoch(each), epoch(each), repr(each.state_dict())])
+        assert rest[0] == rest[1]
+        assert counts(loader) == (1, 1)
+
+
+def test_what_is_idle_ends_with_the_loader_and_by_close() -> None:
+    before = len(threads())
+    gc.collect()
+    gc.disable()
+    try:
+        loader = array()
+        list(loader)
+        assert len(threads()) == before + 2
+        loader.close()
+        wait_until(lambda: len(threads()) == before)
+        list(loader)
+        assert counts(loader) == (0, 0)
+        del loader
+        wait_until(lambda: len(threads()) == before)
+    finally:
+        gc.enable()
+
+
+def test_a_loop_that_is_left_leaves_no_thread() -> None:
+    before = len(threads())
+    with array(dataset=rows(99)) as loader:
+        for _ in loader:
+            break
+        assert len(threads()) == before
+
+
+def test_a_loader_that_takes_another_path_leaves_no_thread() -> None:
+    before = len(threads())
+    with array() as loader:
+        list(loader)
+        loader.dataset.tensors = (torch.arange(23.0).requires_grad_(),)
+        iterator = iter(loader)
+        assert loader.stats().path == "process"
+        del iterator
+        wait_until(lambda: len(threads()) == before)
+
+
+def test_a_closed_iterator_leaves_nothing() -> None:
+    with array() as loader:
+        iterator = iter(loader)
+        list(islice(iterator, 8))
+        loader.close()
+        with pytest.raises(RuntimeError, match="was closed"):
+            next(iterator)
+        assert epoch(loader) == epoch(torchs())
+        assert counts(loader) == (0, 0)
+
+
+def test_a_forked_child_reads_its_own_batches() -> None:
+    with array() as loader:
+        first = epoch(loader)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int([epoch(loader), epoch(loader)] != [first, first]))
+        assert os.waitpid(pid, 0)[1] == 0
+        assert epoch(loader) == first
+        assert counts(loader) == (1, 0)
+
+
+def test_an_index_out_of_bounds_comes_in_its_epoch() -> None:
+    sampler = SubsetRandomSampler([30])
+    with DataLoader(rows(), sampler=sampler, num_workers=2, epochs_ahead=1) as loader:
+        for _ in range(3):
+            iterator = iter(loader)
+            with pytest.raises(IndexError):
+                next(iterator)
+            assert next(iterator, None) is None
+        assert counts(loader) == (2, 0)
+
+
+def test_an_iter_that_raises_leaves_batches_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with array() as loader:
+        first = epoch(loader)
+        with monkeypatch.context() as patch:
+            patch.setattr(arrays_ahead._Ahead, "_note_iter", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                iter(loader)
+        assert [epoch(loader), epoch(loader)] == [first, first]
+
+
+def test_a_thread_that_waits_at_the_end_gets_no_batch_of_the_next_epoch() -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with array(dataset=rows(600)) as loader:
+            expected = epoch(torchs(dataset=rows(600)))
+            for _ in range(40):
+                iterator, found = iter(loader), list[Any]()
+                others = [
+                    Thread(target=lambda it=iterator, to=found: to.extend(map(values, it)))
+                    for _ in range(3)
+                ]
+                for other in others:
+                    other.start()
+                found += map(values, iterator)
+                assert epoch(loader) == expected
+                for other in others:
+                    other.join()
+                assert sorted(found) == expected
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_batches_on_a_device_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = LazyDevice("copies-late")
+    monkeypatch.setattr(
+        fastloop.loader.device_iter, "open_accelerator", lambda _: LazyAccelerator(late)
+    )
+
+    def epochs(loader: Any) -> list[Any]:
+        found = []
+        for batch in (batch for _ in range(4) for batch in loader):
+            late.run()
+            found.append(values(batch))
+        return found
+
+    with array(device="cuda") as loader:
+        assert epochs(loader) == epochs(torchs())
+        assert counts(loader)[0] > 0
