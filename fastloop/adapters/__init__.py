@@ -14,10 +14,12 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastloop.base.checks import check_value, look_up
-from fastloop.compat import late_seam
+
+if TYPE_CHECKING:
+    from fastloop.compat import late_seam
 
 # By how the name of the module begins that defines a class.
 _ADAPTERS = {
@@ -115,12 +117,16 @@ def serve_fetches() -> bool:
     for name, places in _SEAMS.items():
         # torch's own function is always there, and alone does not open a seam.
         if any(place in sys.modules for place in places if not place.startswith("torch.")):
+            from fastloop.compat import late_seam
+
             is_served |= late_seam.serve_fetches(name, functools.partial(make_seam, name))
     return is_served
 
 
 def make_seam(name: str, is_strict: bool) -> late_seam.LateSeam:
     """Return a new seam of another package's functions."""
+    from fastloop.compat import late_seam
+
     return late_seam.LateSeam(name, is_strict, _SEAMS[name], _find_module)
 
 

@@ -15,13 +15,14 @@ import time
 from multiprocessing import active_children
 from pathlib import Path
 from threading import get_native_id
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastloop._core import cpu_quota
 from fastloop.base.checks import look_up
 
 _ROOT = Path("/")
 _SCARCE = 10  # memory is scarce if less than this part is available
+_MOST_NODES = 64  # the bits of a set of nodes
 
 
 def read_text(path: Path) -> str:
@@ -107,10 +108,11 @@ def _read_numbers(text: str) -> set[int]:
 def _read_all_nodes(root: Path) -> dict[int, set[int]]:
     """Return the CPUs of each node; nothing if the machine does not tell. Read once: new memory of
     batches should cost no look at files."""
-    files = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
+    folder = root / "sys/devices/system/node"
     try:
-        return {int(file.parent.name[4:]): _read_numbers(read_text(file)) for file in files}
-    except ValueError:
+        names = [name for name in os.listdir(folder) if name[:4] == "node" and name[4:].isdigit()]
+        return {int(n[4:]): _read_numbers(read_text(folder / n / "cpulist")) for n in names}
+    except (OSError, ValueError):
         return {}
 
 
@@ -132,6 +134,32 @@ def read_device_node(address: str, root: Path = _ROOT) -> int:
     """
     text = read_text(root / "sys/bus/pci/devices" / address / "numa_node").strip()
     return int(text) if text.isdigit() else -1
+
+
+def _find_near_node(device: int, root: Path) -> int:
+    """Return the node that a CUDA device is attached to; -1: unknown."""
+    import torch
+
+    try:
+        about: Any = torch.cuda.get_device_properties(device)
+        address = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+    except (AssertionError, AttributeError, RuntimeError):
+        return -1
+    return read_device_node(address, root)
+
+
+def choose_nodes(device: int, root: Path = _ROOT) -> int:
+    """Return the nodes for memory of batches, one bit each: the node of the CUDA device with this
+    index, else all nodes on which this process may run. 0: Linux chooses.
+
+    Args: device: -1: there is no device.
+    """
+    nodes = read_nodes(root)
+    if len(nodes) < 2:
+        return 0
+    near = _find_near_node(device, root) if device >= 0 else -1
+    chosen = {near} if near >= 0 else set(nodes)
+    return sum(1 << node for node in chosen) if max(chosen) < _MOST_NODES else 0
 
 
 # ---- memory

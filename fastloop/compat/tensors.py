@@ -37,7 +37,7 @@ DTYPES: dict[int, torch.dtype] = {
     for dtype in dtypes
 }
 # dtypes that DLPack does not have get numbers below 0, which `_core` never gives.
-_others = {found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+_others = {found for found in vars(torch).values() if type(found) is torch.dtype}
 _others -= set(DTYPES.values())
 DTYPES.update({-1 - i: dtype for i, dtype in enumerate(sorted(_others, key=str))})
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}

@@ -66,7 +66,7 @@ def _read_table() -> dict[str, tuple[Part, ...]]:
     for line in Path(__file__).with_suffix(".txt").read_text().splitlines():
         if line and not line.startswith("#"):
             group, path, *fields = line.split()
-            forms, syntax, sets = (tuple(filter("-".__ne__, f.split(","))) for f in fields)
+            forms, syntax, sets = (() if f == "-" else tuple(f.split(",")) for f in fields)
             table[group] = (*table.get(group, ()), Part(path, forms, "".join(syntax), sets))
     return table
 
@@ -186,9 +186,14 @@ def _make_call(caller: str, name: str) -> Callable[..., Any]:
     return types.FunctionType(ours, vars(sys.modules.get(_DATALOADER, sys.modules[__name__])))
 
 
-def call_as_torch(caller: str, function: Callable[..., Any], *args: Any) -> Any:
+def call_as_torch(
+    caller: str, function: Callable[..., Any], *args: Any, may_warn: bool = True
+) -> Any:
     """Call a function as `caller` in torch's module of loaders does: warnings that it gives with
-    stacklevel=2 name torch's module, by which users filter, and the place that torch names."""
+    stacklevel=2 name torch's module, by which users filter, and the place that torch names. To find
+    the place takes a millisecond, once."""
+    if not may_warn:
+        return function(*args)
     return _make_call(caller, function.__name__)(function, *args)
 
 

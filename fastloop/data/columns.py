@@ -149,7 +149,7 @@ class Kernel(NamedTuple):
     gather: Callable[[Vector], list[torch.Tensor]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Column:
     """The source of one or more outputs of a batch.
 
@@ -202,7 +202,7 @@ def _pin(array: Any) -> Any:
     return pin_storage(array) if isinstance(array, torch.Tensor) else array
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Columns:
     """The columns of a dataset, and the structure of the batches made from these columns.
 

@@ -10,19 +10,15 @@ from __future__ import annotations
 import functools
 import os
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastloop._core import open_stream
 from fastloop.base.checks import make_message
-from fastloop.base.machine import read_device_node, read_nodes
 from fastloop.compat.requirements import kernels_are_disabled
 from fastloop.compat.tensors import sparse_parts
 from fastloop.device.availability import fault_of
-
-_MOST_NODES = 64  # the bits of a set of nodes
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:
@@ -184,30 +180,3 @@ def open_accelerator(device: torch.device | str | int) -> Accelerator:
         rule = "the CPU or an accelerator that torch can copy to"
         raise ValueError(make_message("device", rule, device, remedy))
     return Accelerator(opened)
-
-
-# ---- nodes of the machine (docs/internals/threads.md, "Several nodes")
-
-
-def _find_device_node(device: int, root: Path) -> int:
-    """Return the node that a CUDA device is attached to; -1: unknown. If `device` is negative,
-    there is no device."""
-    if device < 0:
-        return -1
-    try:
-        about: Any = torch.cuda.get_device_properties(device)
-        address = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
-    except (AssertionError, AttributeError, RuntimeError):
-        return -1
-    return read_device_node(address, root)
-
-
-def choose_nodes(device: int, root: Path = Path("/")) -> int:
-    """Return the nodes for memory of batches, one bit each: the node of the CUDA device with this
-    index, else all nodes on which this process may run. 0: Linux chooses."""
-    nodes = read_nodes(root)
-    if len(nodes) < 2:
-        return 0
-    near = _find_device_node(device, root)
-    chosen = {near} if near >= 0 else set(nodes)
-    return sum(1 << node for node in chosen) if max(chosen) < _MOST_NODES else 0

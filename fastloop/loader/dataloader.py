@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,8 +27,6 @@ from fastloop.base.shown import repr_of
 from fastloop.compat.torch_parts import BaseIter, call_as_torch, new_arguments
 from fastloop.data.columns import adapters, datasets_within
 from fastloop.data.samplers import refuse_shuffle
-from fastloop.loader.device_iter import open_on_device
-from fastloop.loader.resume import saving
 from fastloop.loader.route import (
     PATHS,
     choose_route,
@@ -35,11 +34,12 @@ from fastloop.loader.route import (
     iterate_without_broken_workers,
 )
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, Shared, shared_of
-from fastloop.loader.stats import LoaderStats, compute_stats, unwrap
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _collate_fn_t, _worker_init_fn_t
     from typing_extensions import Self
+
+    from fastloop.loader.stats import LoaderStats
 
 _T_co = TypeVar("_T_co", covariant=True)
 _BUDGET = "or None: a quarter of the memory available"
@@ -297,6 +297,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __iter__(self) -> BaseIter:
         position = self._shared.position
         if position.start.yielded > 0:  # a loaded state
+            from fastloop.loader.resume import saving
+
             saving.warn_of_end(position, self)
         iterate: Any = super().__iter__  # calls _get_iterator, or resets self._iterator
         has_iterator = look_up(self, "_iterator") is not None  # with persistent workers
@@ -321,8 +323,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         make = functools.partial(
             fast_iterator, self, self.path, shared, make_torch_iterator=make_torch_iterator
         )
-        has_last_step = self.device is not None or self.batch_transform is not None
-        iterator: BaseIter = open_on_device(self, make) if has_last_step else make()
+        if self.device is None and self.batch_transform is None:
+            iterator: BaseIter = make()
+        else:
+            from fastloop.loader.device_iter import open_on_device
+
+            iterator = open_on_device(self, make)
         shared.note_open(iterator)
         return iterator
 
@@ -332,7 +338,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             caller = (
                 "__init__" if sys._getframe(1).f_code.co_name == "__init__" else "_get_iterator"
             )
-            call_as_torch(f"DataLoader.{caller}", super().check_worker_number_rationality)
+            check, most = super().check_worker_number_rationality, len(os.sched_getaffinity(0))
+            call_as_torch(f"DataLoader.{caller}", check, may_warn=self.num_workers > most)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this loader, for ``load_state_dict()``. O(1); saves no sample.
@@ -359,6 +366,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Raises: what ``state_dict()`` of the dataset or of its iterator raised; else nothing.
         """
+        from fastloop.loader.resume import saving
+
         return saving.save(self._shared.position, self)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> None:
@@ -407,6 +416,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ValueError: ``state`` is damaged or not from this class, or with ``strict`` does not
                 fit. In each case nothing has changed.
         """
+        from fastloop.loader.resume import saving
+
         saving.load(self._shared.position, self, state, strict)
 
     @staticmethod
@@ -424,10 +435,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             TypeError, ValueError: ``states`` must be a list of states of this version; or the ranks
             disagree about the position or the facts of the loader, and the text says in what.
         """
+        from fastloop.loader.resume import saving
+
         return saving.join_states(states)
 
     def stats(self) -> LoaderStats:
         """Return what this loader has done so far, and the path that it takes now. No sync."""
+        from fastloop.loader.stats import compute_stats
+
         return compute_stats(self, self.path, self._shared)
 
     def close(self) -> None:
@@ -498,6 +513,8 @@ def stats(loader: Any) -> LoaderStats:
     Raises:
         TypeError: ``loader`` holds no torch DataLoader.
     """
+    from fastloop.loader.stats import LoaderStats, compute_stats, unwrap
+
     found = unwrap(loader)
     if not isinstance(found, torch.utils.data.DataLoader):
         kind = type(loader).__qualname__

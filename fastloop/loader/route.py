@@ -268,7 +268,7 @@ def _check_transforms(loader: Any, route: Route, wanted: str) -> None:
             )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Search:
     """A search for the route of a loader. Arguments are documented at ``choose_route``.
 

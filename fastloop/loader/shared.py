@@ -9,22 +9,23 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, MutableMapping
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fastloop._core import BatchPool, Collate, FinalizerBase, ThreadPool, keep_heap
-from fastloop.base.machine import budget_of
+from fastloop.base.machine import budget_of, choose_nodes
 from fastloop.base.threads import NextLock, count_alone, lock_over_forks, thread_pool
 from fastloop.compat.ranges import named, tools
 from fastloop.compat.torch_parts import BaseIter, MultiIter, SingleIter
 from fastloop.data.collate import Collation, Fallbacks, fetch, lend, make_collate
 from fastloop.data.columns import is_default_collate, size_remedies
-from fastloop.device.accelerator import Accelerator, choose_nodes
-from fastloop.device.availability import find_upload_fault, has_uploads, warn_once
-from fastloop.device.destinations import Destination, find_destination, is_pinned_by_torch
 from fastloop.loader.resume.epoch import Position, ResumableIter
+
+if TYPE_CHECKING:
+    from fastloop.device.accelerator import Accelerator
+    from fastloop.device.destinations import Destination
 
 CLOSED = "the loader of this iterator was closed; call iter() on it again"
 _MOST_OPEN = 8  # references to iterators, before those that are gone are dropped
@@ -109,6 +110,9 @@ class Shared:
             accelerator, is_pinned: the arguments of ``find_destination``.
             is_shared, fields: the arguments of ``memory``.
         """
+        from fastloop.device.availability import find_upload_fault, has_uploads
+        from fastloop.device.destinations import find_destination
+
         index = -1
         if accelerator is not None and has_uploads(accelerator):
             index = accelerator.device.index
@@ -121,6 +125,8 @@ class Shared:
         self, accelerator: Accelerator | None, is_pinned: bool, workers: int, fields: int
     ) -> Destination | None:
         """Return the destination of the array path's batches; None: the memory of ``memory``."""
+        from fastloop.device.destinations import find_destination
+
         # Without workers a copy by fastloop would wait for all work that the loop has queued.
         if accelerator is None or workers == 0:
             return find_destination(accelerator, False, is_pinned)
@@ -131,6 +137,8 @@ class Shared:
     ) -> tuple[BatchPool, Destination | None, int]:
         """Return memory for batches of worker processes, their destination, and the bytes that
         batches may take before the user has them."""
+        from fastloop.device.destinations import is_pinned_by_torch
+
         is_pinned = is_pinned_by_torch(loader)
         memory, destination = self.open_destination(accelerator, is_pinned, is_shared=True)
         # The other half of the budget is for memory that waits for reuse.
@@ -169,6 +177,8 @@ class Shared:
             name = "memory that worker processes share" if is_shared else "memory of batches"
             remedy = "containers may need --ulimit memlock=-1"
             self.fault = f"{name} cannot be pinned for the device ({error}); {remedy}"
+            from fastloop.device.availability import warn_once
+
             warn_once(f"torch uploads batches in place of fastloop on cuda:{device}: {self.fault}")
         return BatchPool(fields, is_shared, nodes=nodes)
 

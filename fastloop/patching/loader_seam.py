@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import MutableMapping
 from types import GeneratorType
@@ -68,7 +69,9 @@ class LoaderSeam(Seam):
                 return before(loader)
             self.native += 1
             if loader.num_workers > 0:
-                call_as_torch("DataLoader._get_iterator", loader.check_worker_number_rationality)
+                is_many = loader.num_workers > len(os.sched_getaffinity(0))
+                check = loader.check_worker_number_rationality
+                call_as_torch("DataLoader._get_iterator", check, may_warn=is_many)
             shared = open_shared(loader)
             make_torch_iterator = functools.partial(before, loader)
             iterator = fast_iterator(loader, "auto", shared, None, make_torch_iterator)

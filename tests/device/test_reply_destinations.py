@@ -11,9 +11,9 @@ from samples import dtypes, tensor_of
 
 from fastloop import DataLoader, _core
 from fastloop.base.nested import list_leaves, map_leaves
+from fastloop.device import destinations
 from fastloop.device.accelerator import HostAccelerator
 from fastloop.device.destinations import Destination, DeviceMemory
-from fastloop.loader import shared
 from fastloop.loader.workers import processes as process_iter
 from fastloop.loader.workers.batch_pickle import unpack
 
@@ -36,7 +36,7 @@ class HostMemory(DeviceMemory):
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> HostMemory:
     memory = HostMemory()
-    monkeypatch.setattr(shared, "find_destination", lambda *_, **__: memory)
+    monkeypatch.setattr(destinations, "find_destination", lambda *_, **__: memory)
     monkeypatch.setattr(process_iter, "unpack", memory.unpack)
     return memory
 

@@ -108,6 +108,11 @@ def test_import_does_not_import_torch(tmp_path: Path) -> None:
     assert "DataLoader" in out
 
 
+def test_a_first_batch_imports_only_what_it_uses(tmp_path: Path) -> None:
+    """Each module that the first batch of a program does not need would make it later."""
+    run_program(tmp_path, "import/a_first_batch_imports_only_what_it_uses", is_fresh=True)
+
+
 def test_the_module_can_be_imported_twice_and_from_a_thread(tmp_path: Path) -> None:
     run_program(
         tmp_path,

@@ -15,7 +15,7 @@ from helpers import assert_same
 import fastloop
 from fastloop import _core
 from fastloop.base import machine
-from fastloop.device.accelerator import choose_nodes
+from fastloop.base.machine import choose_nodes
 from fastloop.loader import shared
 
 NODE = "sys/devices/system/node"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, cast
@@ -55,7 +56,7 @@ Generators = dict[str, torch.Generator]
 RandomStates = dict[str, torch.Tensor]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LoaderState:
     """The position of a loader: in the middle of an epoch, or before an epoch that has yet to
     begin."""
@@ -429,21 +430,23 @@ class ResumableIter(FinalizerBase, BaseIter):
         self._shared.idle = None  # what the array path has read ahead, and this iterator not taken
         epoch, kind = self._epoch, "MultiProcessing" if loader.num_workers > 0 else "SingleProcess"
         caller = f"_{kind}DataLoaderIter.__init__"
+        how = {"may_warn": loader.pin_memory}  # torch's __init__ warns of pinned memory only
+        begin = partial(call_as_torch, caller, super().__init__, loader, **how)
         profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
         if type(epoch) is PlainEpoch:
-            call_as_torch(caller, super().__init__, loader)
+            begin()
             self._profile_name = profile_name
             return
         if epoch.draws_seed is False:
             # torch's __init__ draws a seed in any case, so the draw is undone.
             with _restoring(torch.default_generator, *epoch.generators.values()):
-                call_as_torch(caller, super().__init__, loader)
+                begin()
             if self._num_workers == 0:  # with workers _reset() does this
                 with epoch.drawing_iter():
                     self._sampler_iter = iter(self._index_sampler)
         else:
             with epoch.drawing_iter():
-                call_as_torch(caller, super().__init__, loader)
+                begin()
         if epoch.states is not None and epoch.states.base_seed >= 0:
             self._base_seed = epoch.states.base_seed
         elif epoch.kept_seed is not None:
