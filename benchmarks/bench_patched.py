@@ -1,7 +1,7 @@
 """Scripts that nobody edits: torch's loader and those that frameworks make, behind
 fastloop.patch(), beside torch alone and beside the changed class; and what the start costs.
 
-    python benchmarks/bench_patched.py [--rows a,b,c,d,e,f,g,h,i] [--quick] [--json FILE]
+    python benchmarks/bench_patched.py [--rows a,b,c,d,e,f,g,h,i,j] [--quick] [--json FILE]
 
 b to e need the frameworks, and are left out without: pip install fastloop[frameworks]
 
@@ -18,11 +18,13 @@ g    A script that imports torch, makes a loader and takes a batch, likewise.
 h    An empty interpreter that a patched program starts, beside one that a plain program starts.
 i    CPU time of an epoch of ten batches of 8 rows, and of iter() alone, workers included: the
      user's own collate, torch's default over the user's dataset, and a table. Judged are epochs.
+j    CPU time of a process from the end of torch's import to its first batch: the import of the
+     changed class or of torch's, the loader of g, iter() and next().
 
-a to e, and i: 5 fresh processes, in each of them everything in turns. f to h: everything in turns
-in 25 fresh processes each (g: 15); judged is the median of what is used more, in CPU time; wall
-time is in the JSON lines. Bytecode is written before. One table row each on stdout; one JSON line
-each in FILE, or on stdout after the table.
+a to e, and i: 5 fresh processes, in each of them everything in turns. f to h, and j: everything in
+turns in 25 fresh processes each (g: 15); judged is the median of what is used more, in CPU time;
+wall time is in the JSON lines. Bytecode is written before. One table row each on stdout; one JSON
+line each in FILE, or on stdout after the table.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ COLUMNS = ("patched", "class", "torch")
 APART = 0.02
 OF_THE_GAIN = 0.95
 OF_TORCHS_CPU = 1.1
-START_US, CHILD_US = 30_000, 1_000
+START_US, CHILD_US, CLASS_US = 30_000, 1_000, 25_000
 WORKERS = (0, 2)
 
 Took = dict[str, float]  # microseconds a batch, by contestant
@@ -218,6 +220,15 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 next(iter(DataLoader(TensorDataset(torch.zeros(64, 4)), 8, shuffle=True)))
 """
+TELLS_ITS_TIME = """
+import time
+import torch
+from torch.utils.data import TensorDataset
+began = time.process_time_ns()
+from {} import DataLoader
+next(iter(DataLoader(TensorDataset(torch.zeros(64, 4)), 8, shuffle=True)))
+print((time.process_time_ns() - began) / 1e3)
+"""
 # A patched program that tells what a child of it needs.
 ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -278,8 +289,25 @@ def report_start(report: Report, row: str, folder: Path, rounds: int) -> None:
     report.row(row, work, [goal], times, **measured)
 
 
+def report_first_batch(report: Report, rounds: int) -> None:
+    homes = {"class": "fastloop", "torch": "torch.utils.data"}
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    used: dict[str, list[float]] = {who: [] for who in homes}
+    for number in range(1 + rounds):
+        for who, home in homes.items():
+            command = [sys.executable, "-c", TELLS_ITS_TIME.format(home)]
+            told = float(subprocess.check_output(command, env=environment))
+            if number:  # else it writes bytecode
+                used[who].append(told)
+    times = {who: Times(tuple(of)) for who, of in used.items()}
+    more = times["class"].median - times["torch"].median
+    goal = Goal("more", more, CLASS_US, False, "µs")
+    measured = {who: time.as_dict() for who, time in times.items()}
+    report.row("j", "from torch to the first batch", [goal], times, **measured)
+
+
 def main() -> None:
-    args = parse_arguments(__doc__, "abcdefghi")
+    args = parse_arguments(__doc__, "abcdefghij")
     processes, rounds, seconds, epochs = (2, 2, 0.05, 2) if args.is_quick else (5, 5, 0.3, 5)
     with Report(args.json, COLUMNS) as report, tempfile.TemporaryDirectory() as folder:
         report.open(processes=processes, rounds=rounds, seconds=seconds, epochs=epochs)
@@ -287,6 +315,8 @@ def main() -> None:
             if row in "fgh":
                 starts = 3 if args.is_quick else 15 if row == "g" else 25
                 report_start(report, row, Path(folder), starts)
+            elif row == "j":
+                report_first_batch(report, 3 if args.is_quick else 25)
             elif missing := find_missing(row):
                 print(f"row {row} is left out: {missing} is not installed", file=sys.stderr)
             else:
