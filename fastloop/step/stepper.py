@@ -190,7 +190,7 @@ class Stepper:
 
     def _batches(self, loader: Iterable[Batch]) -> Generator[Batch]:
         self._refuse_inside_micro("iterate")
-        loop = self._loop = Lookahead(loader)
+        loop = self._loop = Lookahead(loader, self._guard is not None)
         is_over, passed = False, 0
         try:
             if self._ranks.is_parallel:

@@ -80,7 +80,8 @@ class Lookahead:
     If the loader has a len(), its batches are counted: reading ahead would change random numbers,
     the loader's state and the moment of its errors. Any other loader is read one batch ahead."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], names_samples: bool = False) -> None:
+        """Args: names_samples: the loader keeps indices for describe()."""
         try:
             total = len(loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError, AttributeError):
@@ -90,8 +91,9 @@ class Lookahead:
         begun: int = look_up(self._iterator, "_num_yielded", 0)
         self.remaining = None if total is None else total - begun  # batches; None: not known
         self.taken = self._begun = begun  # the number of the batch that `take` gives next
-        is_known = look_up(self._iterator, "_in_order", False)
-        self._recent: Any = look_up(self._iterator, "recent") if is_known else None
+        # Finds the indices of a batch by its number since iter(); None: nobody knows them.
+        keep = look_up(self._iterator, "keep_indices") if names_samples else None
+        self._find_indices: Any = None if keep is None else keep()
         self._held: Any = _NOTHING  # the batch that was read ahead
         self._error: BaseException | None = None  # met while reading ahead
         # For ranks of a parallel job:
@@ -110,13 +112,11 @@ class Lookahead:
         return not isinstance(self._error, StopIteration)
 
     def describe(self, batches: range) -> str:
-        """Return the numbers of batches and, if workers have made them, the indices of their
-        samples."""
+        """Return the numbers of batches and, if the loader knows them, the indices of samples."""
         text = f"batches {batches[0]} to {batches[-1]} of this loop"
-        for number in batches if type(self._recent) is list else ():
-            place = number - self._begun
-            kept, indices = self._recent[place % len(self._recent)]
-            if kept == place:
+        for number in batches if self._find_indices is not None else ():
+            indices = self._find_indices(number - self._begun)
+            if indices is not None:
                 text = f"{text}; samples of {number}: {quote_indices(indices, 1000)}"
         return text
 

@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 from stepper_runs import INF, Run
 
 import fastloop
-from fastloop import DataLoader, Stepper
+from fastloop import ArrayDataset, DataLoader, Stepper
+from fastloop.loader.resume.epoch import find_rows
 from fastloop.step.norm_guard import NormGuard
 
 FACTOR = 5.0
@@ -116,16 +118,37 @@ def test_a_spike_is_clipped(kind: int, fused: bool, max_norm: float | None) -> N
 def test_a_spike_names_its_batches() -> None:
     run = Run(2, max_norm_spike=FACTOR)
     dataset = torch.utils.data.TensorDataset(torch.arange(50.0))
-    with pytest.warns(UserWarning, match=r"window 20 \(batches 40 to 41 of this loop\)") as told:
+    with pytest.warns(UserWarning, match=r"window 20 \(batches 40 to 41 of this loop;") as told:
         for i, _ in enumerate(run.stepper.iterate(DataLoader(dataset))):
             run.micro(i, spoil=1e4 if i == 41 else 1.0)
     assert len(told) == 1 and run.stepper.spikes == 1
 
 
+SAMPLES = list(range(60))
+VECTOR = ArrayDataset(torch.arange(60))
+TWICE = torch.utils.data.RandomSampler(SAMPLES, num_samples=100, replacement=True)  # many blocks
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "threads": lambda: DataLoader(SAMPLES, 3, shuffle=True, num_workers=2, path="thread"),
+    "no workers": lambda: DataLoader(SAMPLES, 3, shuffle=True),
+    "a device, no workers": lambda: DataLoader(SAMPLES, 3, shuffle=True, batch_transform=_same),
+    "arrays": lambda: DataLoader(VECTOR, 3, shuffle=True),
+    "arrays, threads": lambda: DataLoader(VECTOR, 3, shuffle=True, num_workers=2),
+    "arrays in order": lambda: DataLoader(VECTOR, 3),
+    "arrays, small blocks": lambda: DataLoader(VECTOR, 3, sampler=TWICE, num_workers=2),
+    "arrays, own batches": lambda: DataLoader(
+        VECTOR, batch_sampler=[[i, 59 - i] for i in range(60)], num_workers=2
+    ),
+}
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
 @pytest.mark.parametrize("resumed", [0, 7])
-def test_a_spike_names_the_samples_that_workers_made(resumed: int) -> None:
-    run = warmed(20)
-    loader = DataLoader(list(range(60)), 3, shuffle=True, num_workers=2, path="thread")
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_spike_names_the_samples_of_its_batches(name: str, resumed: int) -> None:
+    run, loader = warmed(20), LOADERS[name]()
     if resumed:
         for number, _ in enumerate(loader, 1):
             if number == resumed:
@@ -135,11 +158,30 @@ def test_a_spike_names_the_samples_that_workers_made(resumed: int) -> None:
     samples: list[str] = []
     with pytest.warns(UserWarning, match="is above") as told:
         for number, batch in enumerate(run.stepper.iterate(loader), resumed):
+            rows = batch[0] if isinstance(batch, list | tuple) else batch
             if number in (9, 15):
-                samples.append(f"samples of {number}: {batch.tolist()}")
+                samples.append(f"samples of {number}: {rows.tolist()}")
             run.micro(number, spoil=1e4 if number in (9, 15) else 1.0)
     texts = [str(each.message) for each in told]
     assert len(texts) == 2 and all(map(str.__contains__, texts, samples))
+
+
+@pytest.mark.parametrize(
+    ("size", "how"), [(2, {}), (3, {"num_workers": 2, "in_order": False})], ids=["size", "order"]
+)
+def test_no_wrong_samples_are_named(size: int, how: dict[str, Any]) -> None:
+    run, loader = warmed(20), DataLoader(VECTOR, 3, shuffle=True, **how)
+    with pytest.warns(UserWarning, match=r"\(batches 9 to 9 of this loop\) is above"):
+        for number, _ in enumerate(run.stepper.iterate(loader)):
+            loader.batch_sampler.batch_size = size  # type: ignore[union-attr]
+            run.micro(number, spoil=1e4 if number == 9 else 1.0)
+
+
+def test_rows_that_are_gone_are_not_named() -> None:
+    sampler = torch.utils.data.BatchSampler(range(9), 4, False)
+    blocks: Any = [(torch.arange(5, 8), 5), (torch.arange(8, 9), 8), ((20, 3), 9)]
+    found = [find_rows(blocks, sampler, 4, number) for number in range(5)]
+    assert found == [None, None, [8, 20, 21, 22], None, None]
 
 
 def test_an_infinite_norm_is_no_spike() -> None:

@@ -8,10 +8,11 @@ import math
 import os
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
-from operator import methodcaller
+from itertools import accumulate, chain, count, filterfalse, tee
+from operator import itemgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ from fastloop.data.columns import (
 )
 from fastloop.data.epochs import IteratorEpochs
 from fastloop.data.samplers import ORDERS, ShuffleSampler, as_vector, distributed_order, permutation
-from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter, blocks_after
+from fastloop.loader.resume.epoch import RECENT, LoaderEpoch, ResumableIter, blocks_after
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # the kinds of indices for ArrayLoader.restart()
@@ -443,14 +444,23 @@ class ArrayIter(ResumableIter):
         sampler is read in blocks."""
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
+        recent = self._recent = deque(maxlen=RECENT * 4)  # blocks may be small
+        self._has_blocks = blocks is not None
         if blocks is not None:
             self._sampler_iter = refuse_batches()
-            rest: Iterator[Block] = self._epoch.remaining(blocks, skip_blocks)
+            rest: Any = self._epoch.remaining(blocks, skip_blocks)
             if self._datasets.epochs:
                 rest = within(self._datasets, rest)
-            return rest, _BLOCKS, sampler
-        singles = _LISTS if self._fetches_singles else _SINGLES
-        return self._sampler_iter, _BATCHES if self._auto_collation else singles, None
+            rest, others = tee(rest)
+            # A pair has no block after it, so nobody asks for its size.
+            firsts = accumulate(map(torch.Tensor.numel, others), initial=0)
+            numbered, kind = zip(rest, firsts, strict=False), _BLOCKS
+        else:
+            singles = _LISTS if self._fetches_singles else _SINGLES
+            kind = _BATCHES if self._auto_collation else singles
+            numbered, sampler = zip(self._sampler_iter, count(), strict=False), None
+        # Native iterators note an item, so no handler of a signal comes before the use of the item.
+        return map(itemgetter(0), filterfalse(recent.append, numbered)), kind, sampler
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         if not first_iter:

@@ -12,12 +12,14 @@ each epoch, on the thread that iterates.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, filterfalse, islice
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -142,6 +144,31 @@ def _restoring(*generators: torch.Generator) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
+
+
+# ---- the indices of the latest batches, for messages that name samples
+
+# Items of a sampler, each with its number. A block of rows has the number of its first row.
+Recent = MutableSequence[tuple[Any, int]]
+RECENT = 64  # batches
+
+
+def find_item(recent: Recent, number: int) -> Any:
+    """Return the item of this number; None if the item is gone."""
+    return next((item for item, other in recent if other == number), None)
+
+
+def find_rows(recent: Recent, sampler: Any, size: int, number: int) -> list[int] | None:
+    """Return the rows of a batch of `size` that is cut from blocks; None if rows are gone, or if
+    the size has changed."""
+    rows: list[int] = []
+    for block, first in recent:
+        begin = number * size + len(rows) - first
+        if begin < 0 or len(rows) >= size:
+            break
+        part: Any = range(block[0], sum(block)) if isinstance(block, tuple) else block
+        rows += map(int, part[begin : begin + size - len(rows)])
+    return rows if rows and sampler.batch_size == size else None
 
 
 # ---- the rest of an epoch
@@ -403,11 +430,31 @@ class ResumableIter(FinalizerBase, BaseIter):
     _datasets: Any = None  # the IteratorEpochs of the datasets; None: not looked for
     _epoch: Any  # a LoaderEpoch, or a PlainEpoch
     _destination: Any = None  # the memory to which fastloop copies batches, or None
+    # The latest items of this epoch that were taken from the sampler; None: nobody has noted them.
+    _recent: Recent | None = None
+    _has_blocks = False  # these items are blocks of rows
 
     @property
     def is_on_device(self) -> bool:
         """Tell whether batches are on the device when they are handed out."""
         return self._destination is not None and self._destination.is_on_device
+
+    def keep_indices(self) -> Callable[[int], Any] | None:
+        """Return a function of the number of a batch among the batches of this iter(): it returns
+        the indices of recent samples, or None. None: the indices are unknown."""
+        if self._dataset_kind != 0 or not look_up(self, "_in_order", True):
+            return None
+        if self._recent is None and self._num_workers == 0:
+            recent = self._recent = deque(maxlen=RECENT)
+            numbers = count(self._num_yielded - self._epoch.skipped)
+            numbered = zip(self._sampler_iter, numbers, strict=False)
+            self._sampler_iter = map(itemgetter(0), filterfalse(recent.append, numbered))
+        if self._recent is None:
+            return None
+        if not self._has_blocks:
+            return partial(find_item, self._recent)
+        sampler: Any = self._index_sampler
+        return partial(find_rows, self._recent, sampler, sampler.batch_size)
 
     def _begin_epoch(self, loader: DataLoader[Any]) -> None:
         """Decide which epoch begins. ``_shared`` must be set."""

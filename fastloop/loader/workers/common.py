@@ -25,6 +25,7 @@ from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.ahead import Forecast, open_forecast
 from fastloop.loader.arrays.iterator import find_blocks
+from fastloop.loader.resume.epoch import RECENT
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, LockedIter, Shared
 from fastloop.loader.workers.batch_pickle import EPOCH, Order
 from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
@@ -33,7 +34,6 @@ from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
 _ARGUMENTS = "dataset_kind dataset auto_collation collate_fn drop_last base_seed".split()
 _ARGUMENTS += ["num_workers", "persistent_workers"]
 TAKEN_MEANWHILE = "the batch of this next() was taken meanwhile, by a next() inside it"
-_RECENT = 64  # batches whose indices are kept
 
 
 class WorkerIter(MultiIter, LockedIter):
@@ -55,8 +55,7 @@ class WorkerIter(MultiIter, LockedIter):
     # The indices of the next epoch's first batches. None: nobody has looked ahead in this epoch.
     _ahead: list[Any] | None = None
     _sent_ahead = 0  # how many of them have their task in _task_info
-    # Numbers and indices of this epoch's latest batches. Each epoch has a list of its own.
-    recent: list[Any]
+    _recent: list[Any]  # each epoch has a list of its own
     _is_asking = False  # the sampler is being asked for indices, and may call next()
 
     def __init__(self, loader: DataLoader[Any], shared: Shared) -> None:
@@ -169,7 +168,7 @@ class WorkerIter(MultiIter, LockedIter):
             self._sent_ahead = 0
             if self._forecast is not None:
                 self._forecast.note_iter()
-            self.recent = [(-1, None)] * _RECENT
+            self._recent = [(None, -1)] * RECENT
             if not ahead:
                 self._forget(first_iter)
             if self._depth is not None:
@@ -351,7 +350,7 @@ class WorkerIter(MultiIter, LockedIter):
             return
         self._unsent[number] = send
         self._task_info[number] = (worker,)
-        self.recent[(number - self._first) % _RECENT] = number - self._first, task[1]
+        self._recent[(number - self._first) % RECENT] = task[1], number - self._first
         self._workers_num_tasks[worker] += 1
         self._tasks_outstanding += 1
         self._send_idx += 1
