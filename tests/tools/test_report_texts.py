@@ -43,10 +43,11 @@ class FakeEvent:
 
 class FakeCuda:
     is_graph = False
+    is_used = True
     made = 0
 
     def is_initialized(self) -> bool:
-        return True
+        return self.is_used
 
     def is_current_stream_capturing(self) -> bool:
         return self.is_graph
@@ -91,6 +92,22 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["verdict"]["basis"] == "gpu" and found["gpu_wait"]["share"] == pytest.approx(0.1)
     assert "the GPU waits 10% of each step" in found["verdict"]["text"]
     assert found["phases"]["data_wait"]["share"] == 0.5
+
+
+def test_a_device_and_skips_that_come_later_are_seen() -> None:
+    cuda, clock = FakeCuda(), [0]
+    observer, iterator = LoopObserver(lambda: clock[0], cuda), FakeIter()
+    usual, fused = SimpleNamespace(), SimpleNamespace(_step_supports_amp_scaling=True)
+    for number in range(300):
+        cuda.is_used = number >= 100
+        observer.enter_next(None, (iterator,), {})
+        observer.leave_next(None, None, None)
+        clock[0] += MS
+        optimizer = fused if number >= 200 else usual
+        observer.enter_step(optimizer)
+        observer.leave_update(optimizer, None, None)
+        assert observer.has_silent_skips == (number >= 200)
+    assert cuda.made == 2 * 200  # CUDA is asked for every 100 ms
 
 
 def test_events_that_have_not_fired_are_asked_again() -> None:

@@ -67,6 +67,10 @@ class GpuWaits:
         self._open: EventPair | None = None
         self._pending: deque[tuple[EventPair, Run]] = deque()  # the oldest pair first
 
+    def is_used(self) -> bool:
+        """Tell whether CUDA is in use by now."""
+        return bool(self._cuda.is_initialized())
+
     def begin(self) -> None:
         """Record the event before ``next()``, if CUDA is in use."""
         self._open = None

@@ -87,7 +87,7 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
     observers = _list_observers()
     for observer in observers:
         observer.enter_step(optimizer)
-    closure = (*args[1:], kwargs.get("closure"))[0]
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if not observers or not callable(closure):
         return None
     if len(args) > 1:

@@ -156,16 +156,19 @@ class LoaderSource:
         """Return the bytes that the loader's iterators have uploaded."""
         return self._uploaded + sum(one.allocated for one in self._accelerators)
 
-    def begin_batch(self, now: int) -> None:
+    def begin_batch(self, now: int) -> bool:
         """Look at the queue before next(): note how many batches came before their turn, and the
-        least number of batches in the queue."""
+        least number of batches in the queue. Return whether there is nothing to look at: neither
+        here nor in end_batch()."""
         self._early = self.queued = -1  # unknown
         if self._has_queue:
             self._look_at_queue(self._iterator())
         # Reading the CPU times takes a microsecond, so loops that hardly wait do not read them.
-        is_looking = not self._is_new and self.wait >= _SHORT_NS * self.batches
-        self._began, self._is_new = now, False
+        is_new, self._is_new = self._is_new, False
+        is_looking = not is_new and self.wait >= _SHORT_NS * self.batches
+        self._began = now
         self._scheduled = scheduled_ns() if is_looking else None
+        return not (is_new or is_looking or self._has_queue)
 
     def _look_at_queue(self, iterator: Any) -> None:
         # The iterator may be closed or have an unknown kind of queue, so errors mean "unknown".

@@ -7,7 +7,9 @@ time, and counts nested calls once. An observer runs on the thread that opened t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -20,14 +22,18 @@ from fastloop.base.machine import scheduled_ns
 from fastloop.compat.torch_parts import BaseIter
 from fastloop.device.upload import Prefetcher, loading_iterator
 from fastloop.tools.report.gpu import EventPair, GpuUsage, GpuWaits
-from fastloop.tools.report.loader_source import LoaderSource
+from fastloop.tools.report.loader_source import NONE, LoaderSource
 from fastloop.tools.report.recorder import Error, StepRecorder
 
 _LOOK_AT_GPU_NS = 1_000_000_000
-_LOOK_AT_WORKERS_NS = 100_000_000  # epochs may be short
+_LOOK_NS = 100_000_000  # at workers, because epochs may be short, and whether CUDA is in use
 _MAX_SOURCES = 64
 NEVER = 1 << 62  # ns
 _MAX_LOG = 256  # events that the recorder has not read yet
+
+
+def _nothing() -> None:
+    """Stand for an iterator that is gone."""
 
 
 class LoopObserver:
@@ -66,10 +72,14 @@ class LoopObserver:
         self._log: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._depth = self._loading_depth = 0  # of all nested calls; of the call that loads
         self._loading: int | None = None  # ns; None if this call uploads nothing
-        self._loading_begin = self._next_look = self._next_look_at_workers = 0
+        self._loading_begin = self._next_look = self._next_look_at_gpu = 0
+        self._has_gpu = False
+        # The latest iterator, if its batches need no look at a queue, an upload or CPU times.
+        self._plain: Callable[[], Any] = _nothing
         self._loader: Any = None  # the loader whose iter() is running
         self._source: LoaderSource | None = None  # the source of the latest next()
         self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
+        self._met: set[int] = set()  # ids of the optimizers that have stepped
 
     @property
     def recorder(self) -> StepRecorder:
@@ -133,21 +143,31 @@ class LoopObserver:
             if self._loading is not None and self._loading_depth == 0:
                 self._loading_depth, self._loading_begin = self._depth, now
             return
-        (iterator,), source = args, self._source
+        (iterator,) = args
+        if iterator is not self._plain() or now >= self._next_look:
+            self._look(iterator, now)
+        if self._has_gpu:
+            self.waits.begin()
+        self._log.append((self._recorder.enter_fetch, (now, self.clock())))
+
+    def _look(self, iterator: Any, now: int) -> None:
+        """Look at the iterator before next() and, from time to time, at whatever changes slowly."""
+        source = self._source
         if source is None or not source.uses(iterator):  # uses() is faster than the look-up
             source = self._source = self.lookup_source(iterator)
         self._loading = 0 if isinstance(iterator, Prefetcher) else None
         self._loading_depth = 0
-        source.begin_batch(now)
-        if now >= self._next_look_at_workers:
-            self._next_look_at_workers = now + _LOOK_AT_WORKERS_NS
-            source.look()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_AT_GPU_NS
+        is_plain = source.begin_batch(now) and self._loading is None
+        self._plain = weakref.ref(iterator) if is_plain else _nothing
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_NS
+        self._has_gpu = self.waits.is_used()
+        source.look()
+        if now >= self._next_look_at_gpu:
+            self._next_look_at_gpu = now + _LOOK_AT_GPU_NS
             self.usage.look()
             self._look_at_cpus()
-        self.waits.begin()
-        self._note(self._recorder.enter_fetch, now)
 
     def leave_next(self, token: object, batch: object, error: Error) -> None:
         """Note the end of next(), and the type of the exception, if any."""
@@ -159,18 +179,19 @@ class LoopObserver:
         if self._depth > 0:
             return
         source: Any = self._source
-        found = self._loading, error, source.end_batch(now, error is not None)
-        pair = self.waits.end()
+        is_plain = error is None and self._plain() is not None
+        turn = NONE if is_plain else source.end_batch(now, error is not None)
+        pair = self.waits.end() if self._has_gpu else None
         # The log has the end of the step before, and not yet the batch, so the update's time lies
         # between the two times of the batch.
         if now >= self.next_update:
             self.update(now)
-        self._note(self._leave_fetch, now, pair, source, *found)
+        method = self._recorder.leave_fetch if pair is None else partial(self._leave_fetch, pair)
+        self._note(method, now, source, self._loading, error, turn)
 
-    def _leave_fetch(self, now: int, after: int, pair: EventPair | None, *found: Any) -> None:
-        run = self._recorder.leave_fetch(now, after, *found)
-        if pair is not None:
-            self.waits.follow(pair, run, self._recorder.steps)
+    def _leave_fetch(self, pair: EventPair, *found: Any) -> None:
+        run = self._recorder.leave_fetch(*found)
+        self.waits.follow(pair, run, self._recorder.steps)
 
     # ---- updates
 
@@ -199,10 +220,16 @@ class LoopObserver:
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
-        if not self.has_silent_skips:
-            self.has_silent_skips = look_up(optimizer, "_step_supports_amp_scaling", False)
+        if id(optimizer) not in self._met:
+            self._meet(optimizer)
         clock = self.clock
         self._log.append((self._recorder.enter_step, (clock(), clock(), id(optimizer))))
+
+    def _meet(self, optimizer: Any) -> None:
+        """Look at an optimizer before its first step."""
+        self._met.add(id(optimizer))
+        skips = look_up(optimizer, "_step_supports_amp_scaling", False)
+        self.has_silent_skips = self.has_silent_skips or skips
 
     def leave_step(self, optimizer: Any) -> None:
         now = self.clock()
