@@ -70,6 +70,28 @@ def case_straggler() -> None:
     print(json.dumps(found["ranks"]), found["verdict"]["text"])
 
 
+class Together(torch.nn.Linear):
+    """Computes for a while. The clocks of all ranks are one after a step, as if ranks waited."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        CLOCK.sleep(15 if RANK == 2 else 10)
+        return super().forward(batch)
+
+
+def case_slow_device() -> None:
+    model = DistributedDataParallel(Together(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fastloop.report(verbose=False) as watched:
+        for batch in DataLoader(Slow(200, 0)):
+            model(batch).mean().backward()
+            latest = torch.tensor(CLOCK.now + (5 if RANK == 2 else 0) * MS)
+            dist.all_reduce(latest, dist.ReduceOp.MAX)
+            CLOCK.now = int(latest)
+            optimizer.step()
+    if RANK == 0:
+        print("slow", watched.to_dict()["ranks"]["text"])
+
+
 def case_dies() -> None:
     """The rank of the environment dies. No collective holds the others up."""
     dying = int(os.environ["DYING"])

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from helpers import run_ranks
 
@@ -32,14 +33,23 @@ class Rank:
     def __init__(self, number: int) -> None:
         self.number = number
         source = SimpleNamespace(trains=True, made=[0, 0, 0])
-        recorder = SimpleNamespace(waited=0, after_update=0, elapsed=lambda: self.elapsed)
+        recorder = SimpleNamespace(
+            waited=0, after_update=0, computed=0, elapsed=lambda: self.elapsed
+        )
         recorder.steps, recorder.totals = SimpleNamespace(count=0), SimpleNamespace(steps=0)
         self.observer = SimpleNamespace(recorder=recorder, sources=[source], cpu_wait=0)
+        self.observer.waits = SimpleNamespace(computed=0)  # no GPU
         self.source, self.recorder, self.elapsed = source, recorder, 0
         self.ranks = Ranks(self.observer)
 
     def run(
-        self, steps: int, wait: float = 0, after: float = 0, delayed: float = 0, cpu: float = 1
+        self,
+        steps: int,
+        wait: float = 0,
+        after: float = 0,
+        delayed: float = 0,
+        cpu: float = 1,
+        computed: float = 0,
     ) -> None:
         """Steps of 10 ms, so many of which are lost."""
         self.recorder.steps.count += steps
@@ -47,6 +57,7 @@ class Rank:
         self.elapsed = self.recorder.totals.steps
         self.recorder.waited += round(steps * wait * MS)
         self.recorder.after_update += round(steps * after * MS)
+        self.recorder.computed += round(steps * computed * MS)
         self.observer.cpu_wait += round(steps * delayed * MS)
         made = round(steps * wait * MS)
         self.source.made = [self.source.made[0] + made, self.source.made[1] + round(made * cpu), 0]
@@ -96,6 +107,13 @@ def warm(all_ranks: list[Rank]) -> None:
         ({"wait": 3, "cpu": 0.9}, "rank 2 waits for data 30% of each step; the others 1.0%"),
         ({"delayed": 4}, "rank 2 has no CPU for 40% of each step; the others 0%"),
         ({"after": 3}, "rank 2 runs your other code for 30% of each step; the others 0%"),
+        (
+            {"computed": 6},
+            "rank 2 runs forward and backward for 60% of each step; the others 40%",
+        ),
+        ({"computed": 9, "delayed": 4}, "rank 2 has no CPU for 40% of each step; the others 0%"),
+        ({"computed": 4.9}, ""),
+        ({"computed": 0}, ""),  # a parameter that has no gradient there
         ({"wait": 1}, ""),  # 9 points more than the others
     ],
 )
@@ -105,7 +123,7 @@ def test_the_slowest_rank_is_named_with_its_cause(
     four = start(4)
     warm(four)
     for rank in four:
-        rank.run(10, **{"wait": 0.1, **(losses if rank.number == 2 else {})})
+        rank.run(10, **{"wait": 0.1, "computed": 4, **(losses if rank.number == 2 else {})})
     exchange(four)
     found = four[0].ranks.compare()
     assert (found.slowest, found.text) == ((2, text) if text else (None, ""))
@@ -122,6 +140,47 @@ def test_a_rank_that_waits_for_a_slow_rank_is_not_blamed(start: Make) -> None:
     two[1].run(50)
     exchange(two)
     assert two[0].ranks.compare().slowest is None
+
+
+@pytest.mark.parametrize("fast", [4, 0])
+def test_the_slow_one_of_two_devices_is_named_if_both_are_known(start: Make, fast: int) -> None:
+    two = start(2)
+    warm(two)
+    two[0].run(50, computed=fast)
+    two[1].run(50, computed=8)
+    exchange(two)
+    text = "rank 1 runs forward and backward for 80% of each step; the others 40%"
+    assert two[0].ranks.compare()[1:] == ((1, text) if fast else (None, ""))
+
+
+def test_half_the_devices_that_are_slow_are_not_blamed(start: Make) -> None:
+    four = start(4)
+    warm(four)
+    for rank in four:
+        rank.run(50, computed=4 + 2 * (rank.number % 2))
+    exchange(four)
+    assert four[0].ranks.compare().slowest is None
+
+
+def test_hooks_leave_parameters_with_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, noted = Rank(0), []
+    rank.observer.note_gradient = noted.append
+    frozen, first = torch.zeros(2), torch.zeros(2, requires_grad=True)
+    inner = first * 1
+    groups = [{"params": [frozen, first]}]
+    optimizer = SimpleNamespace(param_groups=groups)
+    rank.ranks.watch(optimizer)  # without ranks
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    rank.ranks.watch(SimpleNamespace(param_groups=[{"params": [inner]}]))  # not a leaf
+    first.sum().backward()
+    assert noted == []
+    rank.ranks.watch(optimizer)
+    first.sum().backward()
+    assert len(noted) == 1 and noted[0] is first
+    rank.ranks.close()
+    first.sum().backward()
+    assert len(noted) == 1
 
 
 def test_half_the_ranks_that_wait_for_the_other_half_are_not_blamed(start: Make) -> None:
@@ -183,7 +242,7 @@ def test_datagrams_of_others_are_left_out(start: Make) -> None:
     two = start(2)
     warm(two)
     form, magic = ranks._FORM, ranks._MAGIC
-    zeros = [0] * 8
+    zeros = [0] * 9
     strangers = [b"", b"x" * form.size, form.pack(magic, 1, 2, *zeros)[:-1], b"x" * 60_000]
     strangers += [form.pack(b"theirs", 1, 2, *zeros)]
     strangers += [form.pack(magic, rank, world, *zeros) for rank, world in ((0, 2), (2, 2), (1, 3))]
@@ -259,6 +318,13 @@ def test_ranks_under_ddp_name_the_straggler(tmp_path: Path) -> None:
     found, end = json.JSONDecoder().raw_decode(line)
     assert found["slowest"] == 2 and found["text"] == text and sorted(found["waits"]) == [*"012"]
     assert line[end:].startswith(" NOT INPUT-BOUND") and line.endswith(f" But {text}.")
+
+
+@pytest.mark.slowest
+def test_ranks_under_ddp_name_the_slow_device(tmp_path: Path) -> None:
+    first, *_ = run_ranks(tmp_path, "watched_ranks.py", "slow_device", ranks=3)
+    text = "rank 2 runs forward and backward for 75% of each step; the others 50%"
+    assert f"slow {text}" in first, first
 
 
 @pytest.mark.slowest

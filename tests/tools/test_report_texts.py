@@ -94,6 +94,22 @@ def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["phases"]["data_wait"]["share"] == 0.5
 
 
+def test_the_time_that_a_device_computes_ends_with_the_last_gradient() -> None:
+    cuda, steps = FakeCuda(), loop_of(1, 1, 2).recorder.steps
+    parameter, observer = SimpleNamespace(is_cuda=True), LoopObserver(lambda: 0, cuda)
+    waits = observer.waits
+    for is_graph in (False, True):
+        waits.begin()
+        waits.end()
+        FakeEvent.now += 7
+        cuda.is_graph = is_graph
+        observer.note_gradient(parameter)
+        FakeEvent.now += 20
+        observer.note_gradient(parameter)  # of the same batch
+        waits.poll(steps)
+    assert waits.computed == 7 * MS and observer._log == []
+
+
 def test_a_device_and_skips_that_come_later_are_seen() -> None:
     cuda, clock = FakeCuda(), [0]
     observer, iterator = LoopObserver(lambda: clock[0], cuda), FakeIter()

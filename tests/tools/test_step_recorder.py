@@ -116,6 +116,19 @@ def test_a_second_epoch_begins_between_epochs(loop: Loop) -> None:
     assert loop.parts()["first_batch"] == 3 and loop.parts()["after"] == 5
 
 
+def test_what_follows_the_last_gradient_is_no_computation(loop: Loop) -> None:
+    train = source()
+    for _ in range(2):
+        for _ in range(2):  # accumulation
+            loop.next(train).work(10).recorder.note_gradient(loop.now)
+            loop.work(4)  # for example, the other ranks
+        loop.recorder.note_gradient(loop.now)  # a second backward of the batch
+        loop.step().work(1)
+    loop.next(train).work(10).recorder.note_gradient(loop.now)  # no step
+    loop.end()
+    assert loop.recorder.computed == 2 * (10 + 14) * MS
+
+
 def test_accumulation_is_one_step(loop: Loop) -> None:
     train = source()
     loop.iter(train).next(train).work(1).step()

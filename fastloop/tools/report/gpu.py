@@ -66,6 +66,9 @@ class GpuWaits:
         self._cuda = cuda
         self._open: EventPair | None = None
         self._pending: deque[tuple[EventPair, Run]] = deque()  # the oldest pair first
+        self._begin: Any = None  # the event from which the device computes; None if unknown
+        self._gradients: deque[EventPair] = deque()
+        self.computed = 0  # ns from each batch to the last gradient of its backward()
 
     def is_used(self) -> bool:
         """Tell whether CUDA is in use by now."""
@@ -86,7 +89,18 @@ class GpuWaits:
         if pair is None or self._cuda.is_current_stream_capturing():
             return None
         pair[1].record()
+        self._begin = pair[1]
         return pair
+
+    def note_gradient(self) -> None:
+        """Record an event behind the last gradient of a backward(), on the thread of the call."""
+        begin, self._begin = self._begin, None
+        if begin is not None and not self._cuda.is_current_stream_capturing():
+            end = self._cuda.Event(enable_timing=True)
+            end.record()
+            self._gradients.append((begin, end))
+            if len(self._gradients) > _MAX_PAIRS:
+                self._gradients.popleft()
 
     def follow(self, pair: EventPair, run: Run, steps: StepRing) -> None:
         """Poll a pair of events from now on. The pair belongs to a batch of `run`."""
@@ -97,6 +111,9 @@ class GpuWaits:
 
     def poll(self, steps: StepRing) -> None:
         """Add the waits that are known by now to the steps. The latest batch has no step yet."""
+        while self._gradients and self._gradients[0][1].query():
+            begin, end = self._gradients.popleft()
+            self.computed += round(begin.elapsed_time(end) * 1e6)
         while self._pending:
             (begin, end), run = self._pending[0]
             if run.step is None or not end.query():

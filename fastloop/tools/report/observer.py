@@ -51,6 +51,7 @@ class LoopObserver:
         steps_decided: the number of steps that were taken or skipped.
         has_silent_skips: whether an optimizer may skip steps on the device, unseen by the host.
         cpu_wait: ns in which the thread was ready to run and had no CPU; None if unknown.
+        meet: called with an optimizer before its first step.
         update, next_update: a function of the time, called between two steps once the time is
             ``next_update``. The function sets its next time. Its own time is a cost of measuring.
     """
@@ -58,6 +59,7 @@ class LoopObserver:
     def __init__(self, clock: Callable[[], int] = perf_counter_ns, cuda: Any = torch.cuda) -> None:
         self.thread, self.has_silent_skips = get_ident(), False
         self.elsewhere = self.steps_decided = 0
+        self.meet: Callable[[Any], None] = lambda optimizer: None
         self.update: Callable[[int], None] = lambda now: None
         self.next_update = NEVER
         self.sources: list[LoaderSource] = []
@@ -230,6 +232,14 @@ class LoopObserver:
         self._met.add(id(optimizer))
         skips = look_up(optimizer, "_step_supports_amp_scaling", False)
         self.has_silent_skips = self.has_silent_skips or skips
+        self.meet(optimizer)
+
+    def note_gradient(self, parameter: Any) -> None:
+        """Note a gradient, in backward(), on any thread. A forked child never reads the log."""
+        if parameter.is_cuda:
+            self.waits.note_gradient()
+        elif len(self._log) <= _MAX_LOG:
+            self._log.append((self._recorder.note_gradient, (self.clock(),)))
 
     def leave_step(self, optimizer: Any) -> None:
         now = self.clock()

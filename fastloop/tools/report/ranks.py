@@ -15,10 +15,12 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from fastloop.base.checks import look_up
 from fastloop.tools.report.observer import NEVER
 from fastloop.tools.report.summary import COMPUTES, WARM_UP
 from fastloop.tools.text import percent
@@ -27,11 +29,12 @@ _EVERY_NS = 500_000_000
 _WINDOW_NS = 10_000_000_000
 _MIN_STEPS = 10
 _LAG = 0.1  # a rank that loses a smaller share of each step than the other ranks is not named
-_FORM, _MAGIC = struct.Struct("!8sII8q"), b"fastloop"
+_FORM, _MAGIC = struct.Struct("!8sII9q"), b"fastloop"
 _LOSSES = {
     "delayed": "has no CPU for",
     "waited": "waits for data",
     "after": "runs your other code for",
+    "computed": "runs forward and backward for",
 }
 
 
@@ -46,6 +49,8 @@ class RankTotals(NamedTuple):
         after: the time after the last update of each step.
         loading: the time to make batches, as far as that was watched.
         computing: the part of ``loading`` in which a CPU was used or wanted.
+        computed: the time from each batch to the last gradient of its backward(); on CUDA the time
+            of the device.
     """
 
     elapsed: int
@@ -56,6 +61,7 @@ class RankTotals(NamedTuple):
     after: int
     loading: int
     computing: int
+    computed: int
 
     def share(self, name: str) -> float:
         """Return the share of the steps' time, or of all time if steps are not told apart."""
@@ -97,6 +103,7 @@ class Ranks:
         self._socket: Any = None
         self._address: Any = None  # of rank 0
         self.due = self._rank = self._world = self._turn = 0
+        self._hooks: list[Any] = []  # of parameters
         self._latest: _Table = {}
         self._warm: _Table = {}  # when a rank was first heard after its warm-up
         self._middle: _Table = {}  # at the beginning of the window
@@ -121,9 +128,23 @@ class Ranks:
             self._turn = now + _WINDOW_NS
             self._before, self._middle = self._middle, {**self._latest}
 
+    def watch(self, optimizer: Any) -> None:
+        """Note the gradients of the first parameter of an optimizer, if there are other ranks. Most
+        models use this parameter first, so its gradient is the last of backward(), which then waits
+        for other ranks."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            parameters = (each for group in optimizer.param_groups for each in group["params"])
+            trained = (each for each in parameters if look_up(each, "requires_grad", False))
+            with suppress(RuntimeError):  # not a leaf
+                for first in islice(trained, 1):
+                    hook = first.register_post_accumulate_grad_hook(self._observer.note_gradient)
+                    self._hooks.append(hook)
+
     def close(self) -> None:
-        """Close the socket. What was heard stays."""
+        """Close the socket and take out the hooks. What was heard stays."""
         self.due = NEVER
+        while self._hooks:
+            self._hooks.pop().remove()
         if self._socket is not None:
             self._socket.close()
             Ranks._process = 0
@@ -165,6 +186,7 @@ class Ranks:
             after=recorder.after_update,
             loading=sum(one[0] for one in made),
             computing=sum(one[1] for one in made),
+            computed=recorder.computed + self._observer.waits.computed,
         )
 
     def _take(self, data: bytes) -> None:
@@ -195,8 +217,11 @@ class Ranks:
         }
         spent = {rank: one for rank, one in spent.items() if one.steps >= _MIN_STEPS}
         waits = {rank: one.share("waited") for rank, one in spent.items()}
-        found = [_find_lag(spent, name) for name in _LOSSES]
-        lag, rank, text = max(found, default=(0.0, 0, ""), key=lambda one: one[0])
+        *found, computed = (_find_lag(spent, name) for name in _LOSSES)
+        # A rank without a CPU also computes longer, so the computation is blamed last.
+        lag, rank, text = max(found, key=lambda one: one[0])
+        if lag < _LAG:
+            lag, rank, text = computed
         if len(spent) < 2 or lag < _LAG:
             return Comparison(waits)
         return Comparison(waits, rank, text)
@@ -217,14 +242,17 @@ def _find_lag(spent: _Table, name: str) -> tuple[float, int, str]:
 
     A rank that waits for data or a CPU is compared with the median of the others. Code after an
     update may wait for a slow rank, by a collective or ``.item()``. So a rank is blamed for such
-    code only if the share of each other rank is smaller, and there are two others.
+    code only if the share of each other rank is smaller, and there are two others. For forward and
+    backward the share of each other rank must be smaller and known.
     """
     shares = {rank: one.share(name) for rank, one in spent.items()}
     slowest = max(shares, key=lambda rank: shares[rank], default=0)
     others = sorted(share for rank, share in shares.items() if rank != slowest)
-    if not others or (name == "after" and len(others) < 2):
+    is_unknown = (name == "after" and len(others) < 2) or (name == "computed" and 0 in others)
+    if not others or is_unknown:
         return 0.0, 0, ""
-    usual = others[-1] if name == "after" else others[(len(others) - 1) // 2]
+    is_median = name in ("delayed", "waited")
+    usual = others[(len(others) - 1) // 2] if is_median else others[-1]
     made, what = spent[slowest], _LOSSES[name]
     if name == "waited" and made.computing < COMPUTES * made.loading:
         what = "waits for storage"

@@ -126,6 +126,7 @@ class StepRecorder:
         totals: the ns of each part in PARTS.
         waited: the ns of data wait in all steps.
         after_update: the ns after the last update in all steps.
+        computed: the ns from each batch to the last gradient of its backward(), in all steps.
         skipped: the number of optimizer steps that a scaler skipped.
         batches: the number of batches that steps used.
         apart_batches: the number of batches that no step used.
@@ -135,7 +136,8 @@ class StepRecorder:
     def __init__(self, now: int, capacity: int = CAPACITY) -> None:
         self.steps = StepRing(capacity)
         self.totals = SimpleNamespace(**dict.fromkeys(PARTS, 0))  # ns
-        self.waited = self.after_update = self.skipped = 0
+        self.waited = self.after_update = self.computed = self.skipped = 0
+        self._gradient_at = 0  # ns
         self.batches = self.apart_batches = self.unfinished_batches = 0
         self._runs: dict[int, Run] = {}  # by the id of the source
         self._events = 0
@@ -148,6 +150,7 @@ class StepRecorder:
         self._last: Run | None = None  # the run of the latest iter() or next()
         self._update = 0
         self._tail = 0  # ns between two updates: forward and backward
+        self._computed = 0
         self._stepped: set[int] = set()  # ids of the optimizers that have stepped
         self._is_updated = False
 
@@ -273,6 +276,11 @@ class StepRecorder:
         """Note that an optimizer calls the loop's forward and backward, inside an update."""
         self._update += self._take(now, after)
 
+    def note_gradient(self, now: int) -> None:
+        """Note that backward() has made its last gradient. What follows may be waiting."""
+        self._computed += now - max(self._mark, self._gradient_at)
+        self._gradient_at = now
+
     def leave_closure(self, now: int, after: int) -> None:
         self._tail += self._take(now, after)
 
@@ -318,6 +326,7 @@ class StepRecorder:
                     upload = max(upload, 0) + run.upload
         self.waited += max(wait, 0)
         self.after_update += other
+        self.computed += self._computed
         parts = wait, upload, compute, self._update, other
         self.totals.steps += sum(parts) - NOT_MEASURED * parts.count(NOT_MEASURED)
         self.steps.append((self._now - self._begin, *parts, NOT_MEASURED, int(is_first)))

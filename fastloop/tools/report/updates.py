@@ -170,6 +170,7 @@ class Updates:
         observer.next_update = self._began
         self._judged = _copy(observer)
         observer.update = self.tell
+        observer.meet = self.ranks.watch
         for callback in self._callbacks:
             self._begin(callback)
 
