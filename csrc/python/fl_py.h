@@ -28,6 +28,8 @@ typedef struct fl_py_state {
     PyTypeObject *image_draws_type;     /* owned */
     PyTypeObject *image_cache_type;     /* owned */
     PyTypeObject *ycc_image_type;       /* owned */
+    PyTypeObject *jpeg_decoder_type;    /* owned */
+    PyTypeObject *jpeg_image_type;      /* owned */
     PyTypeObject *snapshot_type;        /* owned */
     PyTypeObject *sequence_column_type; /* owned */
     PyTypeObject *windows_type;         /* owned */

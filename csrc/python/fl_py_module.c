@@ -19,6 +19,7 @@
 #include "fl_py_image_draws.h"
 #include "fl_py_image_op.h"
 #include "fl_py_image_plan.h"
+#include "fl_py_jpeg.h"
 #include "fl_py_sequence_column.h"
 #include "fl_py_indices.h"
 #include "fl_py_lock_wait.h"
@@ -281,6 +282,8 @@ static const struct {
     {&fl_py_image_draws_spec, offsetof(fl_py_state, image_draws_type)},
     {&fl_py_image_cache_spec, offsetof(fl_py_state, image_cache_type)},
     {&fl_py_ycc_image_spec, offsetof(fl_py_state, ycc_image_type)},
+    {&fl_py_jpeg_decoder_spec, offsetof(fl_py_state, jpeg_decoder_type)},
+    {&fl_py_jpeg_image_spec, offsetof(fl_py_state, jpeg_image_type)},
     {&fl_py_snapshot_spec, offsetof(fl_py_state, snapshot_type)},
     {&fl_py_sequence_column_spec, offsetof(fl_py_state, sequence_column_type)},
     {&fl_py_windows_spec, offsetof(fl_py_state, windows_type)},

@@ -38,8 +38,8 @@ FLOORS = {
 # What the floors below Python may include of the system: C11, POSIX, Linux.
 SYSTEM_HEADERS = set(
     "assert.h errno.h fcntl.h fenv.h float.h inttypes.h limits.h math.h poll.h pthread.h sched.h "
-    "signal.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h stdio.h stdlib.h "
-    "stdnoreturn.h string.h time.h unistd.h".split()
+    "setjmp.h signal.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h stdio.h "
+    "stdlib.h stdnoreturn.h string.h time.h unistd.h".split()
 )
 SYSTEM_FOLDERS = ("sys/", "linux/")
 FLOOR_HEADERS = {

@@ -44,6 +44,26 @@ static void choose_columns(fl_band_reader *r)
     r->to = width;
 }
 
+/* Decodes the part of a JPEG file that the axes read, and makes the part the source. */
+static int decode_source(fl_band_reader *r, fl_err *err)
+{
+    const fl_jpeg *jpeg = r->source.jpeg;
+    fl_jpeg_part part = {.left = r->from, .right = r->to};
+    if (!fl_image_axis_range(r->y, &part.top, &part.bottom)) return FL_OK;
+    fl_jpeg_widen(jpeg, &part);
+    const int64_t pitch = (int64_t)r->lanes * (part.right - part.left);
+    uint8_t *memory =
+        fl_scratch_memory(r->tools.scratch, FL_SCRATCH_JPEG, pitch * (part.bottom - part.top));
+    if (memory == NULL) return fl_fail(err, FL_ENOMEM, "out of memory for a part of an image");
+    FL_TRY(fl_jpeg_read(jpeg, &part, memory, err));
+    r->source.data = memory;
+    r->source.stride_y = pitch;
+    r->source.stride_x = r->lanes;
+    r->top = part.top;
+    r->left = part.left;
+    return FL_OK;
+}
+
 int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
                         const fl_band_form *form, const fl_image_source *source,
                         const fl_image_axis *y, const fl_image_axis *x, fl_err *err)
@@ -54,7 +74,9 @@ int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
     bool reads = fl_image_axis_range(x, &reader->from, &reader->to);
     const int32_t lanes = source->is_padded ? FL_MAX_CHANNELS : tools->channels;
     bool is_joined = source->stride_c == 1 && source->stride_x == lanes;
-    if (reads && tools->channels > 1 && (is_joined || source->ycc != NULL)) reader->lanes = lanes;
+    if (reads && tools->channels > 1 && (is_joined || source->ycc != NULL || source->jpeg != NULL))
+        reader->lanes = lanes;
+    if (reader->lanes > 0 && source->jpeg != NULL) FL_TRY(decode_source(reader, err));
     int64_t width = x->length;
     if (reader->lanes > 0) {
         choose_columns(reader);
@@ -78,7 +100,8 @@ static fl_image_source split_rows(const fl_band_reader *r, const fl_segment *row
     int32_t count = rows->step != 0 ? rows->length : 1;
     int64_t width = r->to - r->from, plane = width * count;
     const uint8_t *src =
-        s->ycc != NULL ? NULL : s->data + low * s->stride_y + r->from * s->stride_x;
+        s->ycc != NULL ? NULL
+                       : s->data + (low - r->top) * s->stride_y + (r->from - r->left) * s->stride_x;
     if (s->ycc != NULL) {
         for (int32_t i = 0; i < count; i++)
             r->tools.image_ops->read_ycc(r->split + i * width, plane, s->ycc, low + i, r->from,

@@ -40,12 +40,14 @@ typedef struct fl_band_reader {
     int32_t last_fill;          /* of x; FL_NO_FILL: no segment is filled */
     fl_band_frame frame;        /* of x: if there is a frame, rows are read in one piece */
     int32_t band_rows;          /* most rows that are read at a time */
-    int32_t lanes;    /* bytes of a pixel, if rows are split into planes first; 0: they are not */
-    int32_t from, to; /* columns that are split */
-    uint8_t *split;   /* borrowed from the scratch: the split rows as planes */
+    int32_t lanes;     /* bytes of a pixel, if rows are split into planes first; 0: they are not */
+    int32_t from, to;  /* columns that are split */
+    int32_t top, left; /* the row and the column of the image that lie at source.data */
+    uint8_t *split;    /* borrowed from the scratch: the split rows as planes */
 } fl_band_reader;
 
-/* Opens a reader on a source; there is nothing to close. FL_ENOMEM. */
+/* Opens a reader on a source; there is nothing to close. FL_ENOMEM.
+ * FL_EINVAL: the source is a JPEG file that libjpeg refuses. */
 int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
                         const fl_band_form *form, const fl_image_source *source,
                         const fl_image_axis *y, const fl_image_axis *x, fl_err *err);

@@ -6,6 +6,7 @@
 #define FL_IMAGE_H
 
 #include "fl_image_ops.h"
+#include "fl_jpeg.h"
 
 typedef struct fl_image_size {
     int32_t height, width;
@@ -191,7 +192,9 @@ typedef struct fl_image_source {
     int64_t stride_y, stride_x, stride_c;
     fl_image_size size;
     bool is_padded; /* each pixel has FL_MAX_CHANNELS bytes, and all of these bytes may be read */
-    const fl_ycc *ycc; /* borrowed: the image, as RGB, if it is not in `data`; else NULL */
+    /* The image, as RGB, if it is not in `data`; else NULL. */
+    const fl_ycc *ycc;   /* borrowed */
+    const fl_jpeg *jpeg; /* borrowed: a file, of which the part that is read is decoded */
 } fl_image_source;
 
 #endif

@@ -21,6 +21,7 @@ typedef enum fl_scratch_part {
     FL_SCRATCH_TYPED, /* rows of the output as planes, not yet joined */
     FL_SCRATCH_KEPT,  /* the image that several chains start from */
     FL_SCRATCH_SUMS,  /* sums of the results of the chains */
+    FL_SCRATCH_JPEG,  /* a part of a JPEG file */
     FL_SCRATCH_PARTS
 } fl_scratch_part;
 

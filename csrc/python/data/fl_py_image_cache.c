@@ -8,7 +8,7 @@ typedef struct fl_py_image_cache {
 
 /* ---- YccImage */
 
-static PyObject *make_image(PyTypeObject *type, const fl_ycc *image, PyObject *owner)
+PyObject *fl_py_ycc_image_make(PyTypeObject *type, const fl_ycc *image, PyObject *owner)
 {
     fl_py_ycc_image *self = (fl_py_ycc_image *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
@@ -28,7 +28,7 @@ static PyObject *image_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUS
         PyBytes_GET_SIZE(data) != fl_ycc_bytes(&image))
         return PyErr_Format(PyExc_ValueError, "YccImage: the bytes are not the planes of an image");
     image.data = (const uint8_t *)PyBytes_AS_STRING(data);
-    return make_image(type, &image, data);
+    return fl_py_ycc_image_make(type, &image, data);
 }
 
 static void image_dealloc(fl_py_ycc_image *self)
@@ -127,7 +127,7 @@ static PyObject *cache_find(fl_py_image_cache *self, PyObject *args)
     fl_ycc image;
     if (!PyArg_ParseTuple(args, "O&:find", copy_id, &key)) return NULL;
     if (!fl_image_cache_find(self->cache, &key, &image)) Py_RETURN_NONE;
-    return make_image(state->ycc_image_type, &image, (PyObject *)self);
+    return fl_py_ycc_image_make(state->ycc_image_type, &image, (PyObject *)self);
 }
 
 PyDoc_STRVAR(put_doc,

@@ -14,6 +14,9 @@ typedef struct fl_py_ycc_image {
     PyObject *owner; /* owned: an ImageCache or bytes */
 } fl_py_ycc_image;
 
+/* Makes a YccImage that keeps the owner of its data alive. New reference. */
+PyObject *fl_py_ycc_image_make(PyTypeObject *type, const fl_ycc *image, PyObject *owner);
+
 extern PyType_Spec fl_py_image_cache_spec, fl_py_ycc_image_spec;
 
 #endif

@@ -362,7 +362,7 @@ apply(fl_py_image_draws *self, const fl_image_source *source, PyObject *out, PyO
     char *data = fl_py_image_plan_memory(self->plan, out);
     request what = {.in = source->size, .params = params};
     if (data == NULL || draw_from(self, generator, &what) != 0) return -1;
-    if (fl_image_plan_out_bytes(self->plan->plan) < LARGE_BYTES) {
+    if (fl_image_plan_out_bytes(self->plan->plan) < LARGE_BYTES && source->jpeg == NULL) {
         status = fl_image_plan_apply(self->plan->plan, params, source, data, &err);
     } else {
         Py_BEGIN_ALLOW_THREADS
@@ -378,7 +378,7 @@ PyDoc_STRVAR(apply_doc,
              "Draw the parameters for one image from a torch.Generator, advance the generator,\n"
              "and write the plan's result to `out`. The image is a tensor, an ndarray or a PIL\n"
              "image. Releases the interpreter lock. After ValueError or TypeError neither the\n"
-             "generator nor `out` has changed.\n\n"
+             "generator nor `out` has changed, unless libjpeg has refused a JpegImage.\n\n"
              "Returns a number with bit i set if operation i was applied, or for Pad and crops if\n"
              "it has padded.");
 
@@ -388,7 +388,7 @@ static PyObject *draws_apply(fl_py_image_draws *self, PyObject *args)
     fl_image_source source;
     if (!PyArg_ParseTuple(args, "OOO:apply", &image, &out, &generator)) return NULL;
     if (fl_py_is_tensor(&self->dlpack, image) || fl_py_is_array(image) ||
-        fl_py_image_plan_is_ycc(self->plan, image)) {
+        fl_py_image_plan_is_encoded(self->plan, image)) {
         if (fl_py_image_plan_source(self->plan, image, &source) != 0) return NULL;
     } else if ((owner = read_pil(self->plan, image, &source)) == NULL) {
         return NULL;

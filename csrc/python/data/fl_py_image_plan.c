@@ -7,6 +7,7 @@
 #include "fl_py_error.h"
 #include "fl_py_image_cache.h"
 #include "fl_py_image_op.h"
+#include "fl_py_jpeg.h"
 #include "fl_py_put.h"
 #include "fl_py_section.h"
 
@@ -231,19 +232,26 @@ static bool is_dtype(fl_dtype a, fl_dtype b)
     return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-bool fl_py_image_plan_is_ycc(const fl_py_image_plan *self, PyObject *image)
+bool fl_py_image_plan_is_encoded(const fl_py_image_plan *self, PyObject *image)
 {
     const fl_py_state *state = PyType_GetModuleState(Py_TYPE((PyObject *)(uintptr_t)self));
-    return Py_IS_TYPE(image, state->ycc_image_type) && self->layout == FL_HWC &&
-           fl_image_plan_channels(self->plan) == 3;
+    bool is_ours =
+        Py_IS_TYPE(image, state->ycc_image_type) || Py_IS_TYPE(image, state->jpeg_image_type);
+    return is_ours && self->layout == FL_HWC && fl_image_plan_channels(self->plan) == 3;
 }
 
 int fl_py_image_plan_source(const fl_py_image_plan *self, PyObject *image, fl_image_source *out)
 {
     fl_tensor view;
-    if (fl_py_image_plan_is_ycc(self, image)) {
-        const fl_ycc *ycc = &((fl_py_ycc_image *)image)->image;
-        *out = (fl_image_source){.size = {ycc->height, ycc->width}, .ycc = ycc};
+    if (fl_py_image_plan_is_encoded(self, image)) {
+        const fl_py_state *state = PyType_GetModuleState(Py_TYPE((PyObject *)(uintptr_t)self));
+        if (Py_IS_TYPE(image, state->ycc_image_type)) {
+            const fl_ycc *ycc = &((fl_py_ycc_image *)image)->image;
+            *out = (fl_image_source){.size = {ycc->height, ycc->width}, .ycc = ycc};
+        } else {
+            const fl_jpeg *jpeg = &((fl_py_jpeg_image *)image)->image;
+            *out = (fl_image_source){.size = {jpeg->height, jpeg->width}, .jpeg = jpeg};
+        }
         return 0;
     }
     if (fl_py_view(&self->dlpack, image, &view) != 0) return -1;

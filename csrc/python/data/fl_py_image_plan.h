@@ -28,8 +28,8 @@ typedef struct fl_py_image_plan {
 
 extern PyType_Spec fl_py_image_plan_spec;
 
-/* Returns true if the image is a YccImage that the plan can read. */
-bool fl_py_image_plan_is_ycc(const fl_py_image_plan *self, PyObject *image);
+/* Returns true if the image is a YccImage or a JpegImage that the plan can read. */
+bool fl_py_image_plan_is_encoded(const fl_py_image_plan *self, PyObject *image);
 
 /* Describes the image as the plan reads images, and finds the address of memory that the plan can
  * write; both borrow. If the image or the memory does not fit the plan: -1 or NULL, and TypeError

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
 import torch
 
+from fastloop._core import JpegImage
 from fastloop.base.checks import check_value, make_message
 from fastloop.data.arrays import ArrayDataset
 from fastloop.data.columns import Columns, NotCoveredError, Request
@@ -50,10 +52,11 @@ class ImageFolder(EncodedImages):
             (view, ..., class).
         target_transform: a function of the number of a class. Python calls the function for each
             sample, after the transform; samples have the result. May be assigned later.
-        decode: ``"auto"``: simplejpeg for JPEG if simplejpeg is installed, and Pillow; or a
-            function from a file's bytes to a ``numpy.ndarray`` of uint8 with shape
-            [height, width, 3], RGB. The function should release the interpreter lock. Its result is
-            read before its next call in the same thread, so the function may reuse the memory.
+        decode: ``"auto"``: Pillow's libjpeg for the part of a JPEG that the transform reads,
+            simplejpeg for other JPEG if simplejpeg is installed, and Pillow; or a function from a
+            file's bytes to a ``numpy.ndarray`` of uint8 with shape [height, width, 3], RGB. The
+            function should release the interpreter lock. Its result is read before its next call
+            in the same thread, so the function may reuse the memory.
         extensions: the extensions of images, ``[".jpg", ...]``; None: torchvision's.
         is_valid_file: instead of extensions, a function from a path to True if the file is an
             image.
@@ -126,6 +129,7 @@ class ImageFolder(EncodedImages):
         )
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
+        self._refused: set[str] = set()  # JPEG files that libjpeg has not decoded in parts
         self._baked: tuple[Any, ...] = ()  # the operations that the cache has done
         name, _, where = cache.partition(":") if isinstance(cache, str) else ("", "", "")
         has_planes = name == "planes"
@@ -191,12 +195,19 @@ class ImageFolder(EncodedImages):
     def _name(self, row: int) -> str:
         return self.samples[row][0]
 
-    def _load(self, row: int) -> Any:
+    @property
+    def _opens(self) -> bool:
+        """True if the plan decodes JPEG files. Several views together read most of an image."""
+        decode, is_one = self._decode, len(self._plans) == 1
+        return isinstance(decode, decoders.AutoDecoder) and is_one and self._takes_planes
+
+    def _load(self, row: int, opens: bool = False) -> Any:
         path = self.samples[row][0]
         planes = self._planes
         if planes is not None and (image := planes.read(path)) is not None:
             return image if self._takes_planes else to_array(image)
-        return self._decode_image(path, lambda: decoders.read_file(path))
+        opens = opens and path not in self._refused
+        return self._decode_image(path, lambda: decoders.read_file(path), opens)
 
     def _pixels(self, row: int) -> Any:
         return self._read(row)[0]
@@ -212,9 +223,15 @@ class ImageFolder(EncodedImages):
             *images, target = arrays[row, view]
             target = int(target)
         else:
-            pixels, source = self._read(row)
-            target = self.samples[source][1]
-            images = self._apply(pixels, row, view, slot)
+            pixels, source = self._read(row, partial(self._load, opens=self._opens))
+            path, target = self.samples[source]
+            try:
+                images = self._apply(pixels, row, view, slot)
+            except ValueError:
+                if type(pixels) is not JpegImage:
+                    raise
+                self._refused.add(path)
+                return self._sample(row, view, slot)
         if self.target_transform is not None:
             target = self.target_transform(target)
         return (*images, target)
@@ -224,9 +241,6 @@ class ImageFolder(EncodedImages):
     def _open_planes(self, argument: str) -> ImagePlanes:
         is_ours = isinstance(self._decode, decoders.AutoDecoder)
         check_value("cache", f"planes:{argument}", is_ours, "None if decode is a function")
-        # Functions take arrays. A chain may begin with one.
-        pieces = [plan.ops[0] for plan in self._plans.values()]
-        self._takes_planes = bool(pieces) and all(piece.ops for piece in pieces)
         return ImagePlanes(argument)
 
     @property
@@ -306,7 +320,10 @@ class ImageFolder(EncodedImages):
             lines += [f"  {op!r}: done in the cache" for op in self._baked]
             return "\n".join([*lines, self._cached.explain()])
         lines += [] if self._planes is None else [self._planes.explain()]
-        return "\n".join(lines + self._explain_images())
+        lines += self._explain_images()
+        if self._opens and self._decode.finds_jpeg():
+            lines.append("JPEG: Pillow's libjpeg decodes the part that the transform reads")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"ImageFolder({self.root!r}, {len(self)} files of {len(self.classes)} classes)"

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from fastloop._core import JpegImage
 from fastloop.base.checks import look_up, refuse_if
 from fastloop.data.field import Array, open_regular
+from fastloop.data.image_folder.jpeg import find_jpeg
 
 _MAX_PIXELS = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS, for programs without Pillow
 
@@ -27,6 +29,15 @@ def find_module(name: str) -> Any:
         return import_module(name)
     except Exception:  # a module built for another NumPy raises ValueError
         return None
+
+
+def _check_size(height: int, width: int) -> None:
+    """Raise ValueError for an image that is too large for Pillow."""
+    pillow = sys.modules.get("PIL.Image")
+    limit = _MAX_PIXELS if pillow is None else pillow.MAX_IMAGE_PIXELS
+    if limit is not None and height * width > 2 * limit:  # Pillow's own limit
+        most = f"more than twice PIL.Image.MAX_IMAGE_PIXELS={limit}"
+        raise ValueError(f"it has {height} x {width} pixels, {most}")
 
 
 class AutoDecoder:
@@ -61,11 +72,7 @@ class AutoDecoder:
         height, width, colors, _ = module.decode_jpeg_header(data)
         # simplejpeg and Pillow convert these colors to RGB differently.
         refuse_if(colors in ("CMYK", "YCCK"), f"its colors are {colors}")
-        pillow = sys.modules.get("PIL.Image")
-        limit = _MAX_PIXELS if pillow is None else pillow.MAX_IMAGE_PIXELS
-        if limit is not None and height * width > 2 * limit:  # Pillow's own limit
-            most = f"more than twice PIL.Image.MAX_IMAGE_PIXELS={limit}"
-            raise ValueError(f"it has {height} x {width} pixels, {most}")
+        _check_size(height, width)
         count = height * width * 3
         memory: Array | None = getattr(self._own, "memory", None)
         if memory is None or memory.size < count:
@@ -97,6 +104,25 @@ class AutoDecoder:
         raise ValueError(
             "; ".join(reasons) or f"{self.name} takes no such file; run: pip install pillow"
         )
+
+    def finds_jpeg(self) -> bool:
+        """Tell whether ``open`` returns JpegImages."""
+        return self._decoders[-1][0] == "Pillow" and find_jpeg() is not None
+
+    def open(self, data: bytes) -> Any:
+        """Return a JpegImage, of which a plan decodes the part that it reads. Files of other kinds,
+        and files that may be damaged, are decoded."""
+        jpeg = find_jpeg() if self.finds_jpeg() else None
+        image = None if jpeg is None else jpeg.open(data)
+        if image is None:
+            return self(data)
+        try:
+            _check_size(*image.shape[:2])
+            if len(self._decoders) == 1:  # Pillow alone may take the file for damaged
+                self._decoders[0][-1].open(io.BytesIO(data)).close()
+        except Exception:  # decoders raise many types
+            return self(data)
+        return image
 
     def __reduce__(self) -> tuple[type[AutoDecoder], tuple[()]]:
         """Look for decoders again, because the new process may have different modules."""
@@ -147,9 +173,12 @@ def read_file(path: str) -> bytes:
         return file.read()
 
 
-def read_image(decode: Callable[[bytes], Any], path: str, read: Callable[[], bytes]) -> Array:
+def read_image(decode: Any, path: str, read: Callable[[], bytes], opens: bool = False) -> Any:
     """Return the image in the bytes that ``read()`` gives. The image may lie in the decoder's
     memory. ``path``, or a different name, stands for the image in errors.
+
+    Args:
+        opens: ``decode`` is an AutoDecoder, which may return a JpegImage.
 
     Raises:
         OSError: the bytes cannot be read or decoded; the text has the name and the decoders.
@@ -159,7 +188,7 @@ def read_image(decode: Callable[[bytes], Any], path: str, read: Callable[[], byt
     try:
         data = read()
         refuse_if(not data, "it is empty")
-        image = decode(data)
+        image = decode.open(data) if opens else decode(data)
     except MemoryError:
         raise
     except Exception as error:  # decoders raise many types
@@ -167,4 +196,4 @@ def read_image(decode: Callable[[bytes], Any], path: str, read: Callable[[], byt
             raise
         text = str(error) or type(error).__name__
         raise OSError(f"{path!r} cannot be decoded with {who}: {text}") from error
-    return check_image(image, f"decode={who}", path)
+    return image if type(image) is JpegImage else check_image(image, f"decode={who}", path)

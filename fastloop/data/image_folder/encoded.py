@@ -50,6 +50,9 @@ class EncodedImages(EpochDataset):
         self._on_error = read_function("on_error", on_error, rule, ("raise", "skip"))
         self._transform = transform
         self._plans, self._why_python = compile_views(transform, out_layout, self._seed)
+        pieces = [plan.ops[0] for plan in self._plans.values()]
+        # Functions take arrays. A chain may begin with one.
+        self._takes_planes = bool(pieces) and all(piece.ops for piece in pieces)
         self._epoch = Epoch() if any(each.is_random for each in self._plans.values()) else None
         self.skipped_files: list[str] = []
 
@@ -121,11 +124,12 @@ class EncodedImages(EpochDataset):
         epoch = self._epoch_now()
         return [each.apply(pixels, row, epoch, view, slot) for each in self._plans.values()]
 
-    def _decode_image(self, name: str, read: Callable[[], bytes]) -> Array:
+    def _decode_image(self, name: str, read: Callable[[], bytes], opens: bool = False) -> Any:
         """Return the image in the bytes that ``read()`` gives, or else the image that the function
-        ``on_error`` gives. The image may lie in the decoder's memory."""
+        ``on_error`` gives. The image may lie in the decoder's memory. If ``opens``, the image may
+        be a JpegImage."""
         try:
-            return decoders.read_image(self._decode, name, read)
+            return decoders.read_image(self._decode, name, read, opens)
         except OSError as error:
             if isinstance(self._on_error, str):
                 raise
@@ -133,14 +137,18 @@ class EncodedImages(EpochDataset):
             who = f"on_error={decoders.name_of(self._on_error)}"
             return decoders.check_image(image, who, name)
 
-    def _read(self, row: int) -> tuple[Any, int]:
-        """Return what a row has, and the row that was read instead if ``on_error`` is "skip"."""
+    def _read(self, row: int, load: Callable[[int], Any] | None = None) -> tuple[Any, int]:
+        """Return what a row has, and the row that was read instead if ``on_error`` is "skip".
+
+        Args:
+            load: reads a row in place of ``_load``.
+        """
         first: OSError | None = None
         tries = min(_MAX_SKIPPED, len(self)) if self._on_error == "skip" else 1
         for following in range(row, row + tries):
             source = following % len(self)
             try:
-                return self._load(source), source
+                return (load or self._load)(source), source
             except OSError as error:
                 if self._on_error != "skip" or error.errno in self._fatal:
                     raise
