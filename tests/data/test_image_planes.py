@@ -195,6 +195,7 @@ def test_planes_that_make_other_images_are_not_kept(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planes = ImagePlanes("1M")
+    monkeypatch.setattr(room, "find_jpeg", lambda: None)
     monkeypatch.setattr(ImagePlanes, "_planes", lambda *_: (bytes(31 * 47 * 3), 31, 47, 1))
     assert planes.read(str(root / ONE)) is None
     assert "do not make Pillow's images" in planes.explain()

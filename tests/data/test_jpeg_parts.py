@@ -4,6 +4,7 @@ give without."""
 import io
 import os
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from helpers import TorchLoader, assert_same
 
 pytest.importorskip("PIL", reason="Pillow is not installed")
 
-from image_folders import by_pillow, encode, picture, write_folder
-from PIL import Image
+from image_folders import by_pillow, encode, picture, use_own_planes, write_folder
+from PIL import Image, ImageFile
 
 from fastloop import DataLoader, ImageFolder
 from fastloop import transforms as T
-from fastloop._core import JpegDecoder, JpegImage
+from fastloop._core import JpegDecoder, JpegImage, YccImage
 from fastloop.data.image_folder import decode, jpeg
 from fastloop.data.image_folder.decode import AutoDecoder
+from fastloop.data.image_folder.planes import ImagePlanes, to_array
 from fastloop.data.transforms.split import Piece, SplitPlan
 
 FOUND = jpeg.find_jpeg()
@@ -318,3 +320,44 @@ def test_pillows_limit_of_pixels_holds(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 60 * 90 // 2 - 1)
     with pytest.raises(OSError, match="exceeds limit"):
         dataset[0]
+
+
+# ---- planes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_planes_are_those_of_pillow(kind: str) -> None:
+    by_halves = ImagePlanes._planes
+    planes = object.__new__(ImagePlanes)
+    planes._pil = decode.find_module("PIL.JpegImagePlugin")
+    for height in (*range(1, 20), 47):
+        for width in (*range(1, 20), 90):
+            data = make(kind, height, width, width)
+            made = opened(data).planes()
+            if made is None:
+                assert kind in ("422", "rows") or width <= 4 or height == 1
+                continue
+            expected = YccImage(*by_halves(planes, planes._open(data), data))
+            assert np.array_equal(to_array(made), by_pillow(data))
+            assert np.array_equal(to_array(expected), to_array(made))
+
+
+def test_a_file_is_decoded_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_own_planes(tmp_path, monkeypatch)
+    path, damaged = root / "cat" / "420 (60, 90).jpg", tmp_path / "damaged.jpg"
+    data = path.read_bytes()
+    damaged.write_bytes(data[:-60] + bytes(40) + data[-20:])
+    planes = ImagePlanes("1M")
+    kept = planes.read(str(damaged))  # by Pillow, which does not mind the warning
+    assert kept is not None and np.array_equal(to_array(kept), by_pillow(damaged.read_bytes()))
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("Pillow decodes twice")
+
+    monkeypatch.setattr(ImagePlanes, "_planes", refuse)
+    made = planes.read(str(path))
+    assert made is not None and np.array_equal(to_array(made), by_pillow(data))
+    shutil.rmtree(planes.folder)
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES

@@ -10,6 +10,7 @@ import io
 import os
 import re
 import time
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -22,6 +23,7 @@ from fastloop.base.once import make_once, write_whole
 from fastloop.compat.decoded import decoded
 from fastloop.data.field import Array
 from fastloop.data.image_folder.decode import find_module
+from fastloop.data.image_folder.jpeg import find_jpeg
 from fastloop.data.transforms.ops import ToDtype
 from fastloop.data.transforms.split import Piece, SplitPlan
 
@@ -179,7 +181,7 @@ class ImagePlanes:
         image = self._open(data)
         if type(image) is not self._pil.JpegImageFile or image.mode not in ("L", "RGB"):
             return None
-        made = YccImage(*self._planes(image, data))
+        made = self._decode_once(data) or YccImage(*self._planes(image, data))
         self._made += 1
         if self._made <= _CHECKED or self._made % 64 == 0:
             expected = np.asarray(self._open(data).convert("RGB"))
@@ -188,11 +190,18 @@ class ImagePlanes:
                 return None
         return made
 
+    def _decode_once(self, data: bytes) -> YccImage | None:
+        jpeg = find_jpeg()
+        image = None if jpeg is None else jpeg.open(data)
+        with suppress(ValueError):  # libjpeg refuses the file
+            return image and image.planes()
+        return None
+
     def _open(self, data: bytes) -> Any:
         return self._pil.Image.open(io.BytesIO(data))
 
     def _planes(self, image: Any, data: bytes) -> tuple[bytes, int, int, int]:
-        """Return the planes, the height, the width and the kind of chroma.
+        """Return the planes, the height, the width and the kind of chroma, by Pillow.
 
         At half the size libjpeg does not enlarge the Cb and Cr of a 4:2:0 file. So one more
         decoding gives planes of half the bytes. Other files have planes of the image's size.
