@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from fastloop._core import usable_cpus
+from fastloop._core import JpegImage, usable_cpus
 from fastloop.adapters import originals, torchvision_parts
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.torchvision_parts import Parts, Pixels, finished, size_of
@@ -42,6 +42,7 @@ from fastloop.data.image_folder.planes import find_asked
 _CHECKED = 3  # samples of a plan, in each process
 _KNOWN = "torchvision.", "torch."  # modules of transforms that may have plans
 _SAVED = 0.9  # of the time of decoding, if a plan reads planes
+_SAVED_OF_PART = 0.6  # of the time of a plan that decodes the part that it reads
 _AHEAD = 8  # images that threads decode before they are asked for
 
 
@@ -58,12 +59,15 @@ def _new_decoder() -> AutoDecoder:
     return AutoDecoder(SimpleNamespace(), keeps_pillow=True)
 
 
-def _decode(path: str, decode: AutoDecoder, has_no_cache: bool) -> Any:
-    """Decode a file. If `has_no_cache`, count the CPU time that a cache of images would save."""
+def _decode(path: str, decode: AutoDecoder, has_no_cache: bool, opens: bool) -> Any:
+    """Decode a file, or open a file that the plan decodes. If `has_no_cache`, count the CPU time of
+    decoding that a cache of images would save."""
     begin_ns = decoded.begin()
     with open(path, "rb") as file:
         data = file.read()
-    image = decode(data)
+    image = decode.open(data) if opens else decode(data)
+    if type(image) is JpegImage:
+        return image
     if has_no_cache and data.startswith(b"\xff\xd8\xff"):
         width, height = size_of(image)
         decoded.add(path, width * height, begin_ns, _SAVED)
@@ -167,24 +171,28 @@ class FolderSamples:
     # ---- images
 
     def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:
-        """Return an image (an array in memory that the decoder uses again, planes, or an image of
-        Pillow) and its target. None: the file cannot be decoded, or Pillow warns of its size;
-        torchvision then raises or warns."""
+        """Return an image (an array in memory that the decoder uses again, planes, a file that the
+        plan decodes, or an image of Pillow) and its target. None: the file cannot be decoded, or
+        Pillow warns of its size; torchvision then raises or warns."""
         try:
             path, target = self._inner.samples[row]
             planes = find_asked()
             image: Any = None if planes is None else planes.read(path)
             if image is None:
-                image = _decode(path, decode, planes is None)
+                opens = self._plan is not None and not self._has_threads()
+                image = _decode(path, decode, planes is None, opens)
         except Exception:
             return None
         limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS
         width, height = size_of(image)
         return (image, target) if limit is None or width * height <= limit else None
 
+    def _has_threads(self) -> bool:
+        return self._reads_ahead and get_worker_info() is None and _has_cpus()
+
     def _read_ahead(self, rows: Sequence[Any]) -> Iterator[tuple[Any, Any] | None]:
         """Yield the images. An image is valid until the next image is asked for."""
-        has_threads = self._reads_ahead and get_worker_info() is None and _has_cpus()
+        has_threads = self._has_threads()
         ahead = _AHEAD if has_threads else 1
         decoders = self._spare.pop() if self._spare else [_new_decoder() for _ in range(_AHEAD)]
         started = deque[Any]()
@@ -222,7 +230,10 @@ class FolderSamples:
 
         def native(generator: torch.Generator) -> Any:
             out = self._plan.empty() if slot is None else slot
-            self._draws.apply(image, out, generator)
+            if type(image) is JpegImage:
+                self._decode_part(image, row, out, generator)
+            else:
+                self._draws.apply(image, out, generator)
             return out, target
 
         made, target = self._verification.run(by_torchvision, native)
@@ -234,6 +245,21 @@ class FolderSamples:
         ):
             made = slot.copy_(made)
         return made, target
+
+    def _decode_part(
+        self, image: JpegImage, row: Any, out: Tensor, generator: torch.Generator
+    ) -> None:
+        """Apply the plan to a file. Raises ValueError if libjpeg refuses the file; then the
+        generator has not changed."""
+        state, begin_ns = generator.get_state(), decoded.begin()
+        try:
+            self._draws.apply(image, out, generator)
+        except ValueError:
+            generator.set_state(state)
+            raise
+        if find_asked() is None:
+            height, width, _ = image.shape
+            decoded.add(self._inner.samples[row][0], width * height, begin_ns, _SAVED_OF_PART)
 
 
 class CutSamples(FolderSamples):

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastloop._core import Snapshot, YccImage
+from fastloop._core import JpegImage, Snapshot, YccImage
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import Verification
@@ -40,7 +40,7 @@ _CHECKED = 3  # samples of a plan
 # changes of attributes, Python runs the operations.
 _MOST_PLANS = 16
 _MANY = f"images or attributes have changed more than {_MOST_PLANS} times"
-_ARRAYS = np.ndarray, YccImage  # pixels that are not an image of Pillow
+_ARRAYS = np.ndarray, YccImage, JpegImage  # pixels that are not an image of Pillow
 _BANDS = {"RGB": 3, "L": 1}
 # Classes of Pillow that read files; their loaded images are ordinary images.
 _FILES = "JpegImageFile", "PngImageFile", "BmpImageFile", "PpmImageFile", "WebPImageFile"

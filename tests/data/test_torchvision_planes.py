@@ -1,5 +1,5 @@
-"""torchvision's ImageFolder with kept planes: batches and random states as with torch alone, no
-file decoded in a second epoch."""
+"""torchvision's ImageFolder with kept planes, or with parts of files that plans decode: batches and
+random states as with torch alone, no file decoded in a second epoch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader, default_collate
 from vision_cases import MEAN, STD, assert_same_bits, play, v2
 
 import fastloop
+from fastloop.adapters.torchvision_folder import FolderSamples
 from fastloop.compat import verification
 from fastloop.data.image_folder import planes as room
+from fastloop.data.image_folder.jpeg import find_jpeg
 from fastloop.data.image_folder.planes import ImagePlanes
 
 if v2 is None:
@@ -72,6 +74,28 @@ def test_planes_change_nothing(
     assert kept._file.used > empty + 24 * 1200 and kept.why == ""
     monkeypatch.setattr(ImagePlanes, "_decode", None)
     assert all(kept.read(path) is not None for path, _ in dataset.samples)
+
+
+def test_plans_decode_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that libjpeg refuses is torchvision's, and draws what torchvision draws."""
+    for path in sorted(root.rglob("*.jpg"))[::3]:
+        data = path.read_bytes()
+        path.write_bytes(data[:-90] + bytes(80) + data[-10:])
+    dataset, options = datasets.ImageFolder(str(root), TRANSFORMS["plan"]), {"batch_size": 5}
+    expected = list(play(DataLoader, dataset, options, [None, None]))
+    refused: list[bool] = []
+    true_part = FolderSamples._decode_part
+
+    def decode_part(*given: Any) -> None:
+        refused.append(True)
+        true_part(*given)
+        refused[-1] = False
+
+    monkeypatch.setattr(FolderSamples, "_decode_part", decode_part)
+    monkeypatch.setattr(FolderSamples, "_has_threads", lambda _: False)  # as in a worker
+    assert_same_bits(list(play(fastloop.DataLoader, dataset, options, [None, None])), expected)
+    if find_jpeg() is not None:
+        assert 0 < refused.count(True) < refused.count(False)
 
 
 def test_images_of_many_pixels_warn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
