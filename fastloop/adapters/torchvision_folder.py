@@ -179,7 +179,8 @@ class FolderSamples:
             planes = find_asked()
             image: Any = None if planes is None else planes.read(path)
             if image is None:
-                opens = self._plan is not None and not self._has_threads()
+                plan = self._plan
+                opens = plan is not None and plan.has_crop and not self._has_threads()
                 image = _decode(path, decode, planes is None, opens)
         except Exception:
             return None

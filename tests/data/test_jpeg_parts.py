@@ -27,9 +27,10 @@ from fastloop.data.image_folder.decode import AutoDecoder
 from fastloop.data.image_folder.planes import ImagePlanes, to_array
 from fastloop.data.transforms.split import Piece, SplitPlan
 
-FOUND = jpeg.find_jpeg()
-if FOUND is None:
-    pytest.skip("Pillow's libjpeg cannot decode parts", allow_module_level=True)
+try:
+    FOUND = JpegDecoder(Image.core.__file__)
+except ValueError:
+    pytest.skip("Pillow links no libjpeg-turbo", allow_module_level=True)
 
 KINDS: dict[str, dict[str, Any]] = {
     "444": {"subsampling": 0},
@@ -77,7 +78,6 @@ def plan_of(*ops: Any) -> SplitPlan:
 
 
 def opened(data: bytes) -> JpegImage:
-    assert FOUND is not None
     image = FOUND.open(data)
     assert image is not None
     return image
@@ -85,6 +85,13 @@ def opened(data: bytes) -> JpegImage:
 
 def without_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "find_jpeg", lambda: None)
+
+
+def hide_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = decode.find_module
+    monkeypatch.setattr(
+        decode, "find_module", lambda name: None if name == "simplejpeg" else find(name)
+    )
 
 
 # ---- pixels
@@ -151,7 +158,6 @@ def test_columns_that_are_all_padding_decode_nothing() -> None:
 
 @pytest.mark.parametrize("kind", LEFT)
 def test_other_files_are_left(kind: str) -> None:
-    assert FOUND is not None
     assert FOUND.open(LEFT[kind](picture(1))) is None
 
 
@@ -166,7 +172,7 @@ def test_a_library_without_libjpeg_is_no_decoder() -> None:
         with pytest.raises(ValueError, match="JpegDecoder"):
             JpegDecoder(path)
     with pytest.raises(TypeError, match="bytes"):
-        FOUND.open("text")  # type: ignore[arg-type, union-attr]
+        FOUND.open("text")  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         JpegImage()
 
@@ -176,8 +182,7 @@ def test_other_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         def open(self, data: bytes) -> Any:
             return np.asarray(Image.open(io.BytesIO(data)).convert("L").convert("RGB"))
 
-    assert FOUND is not None
-    assert jpeg._is_pillows(FOUND, Image)
+    assert jpeg.find_jpeg() is not None
     assert not jpeg._is_pillows(Other(), Image)  # type: ignore[arg-type]
     monkeypatch.setattr(jpeg, "JpegDecoder", lambda _: Other())
     assert jpeg.find_jpeg.__wrapped__() is None
@@ -210,10 +215,7 @@ def test_samples_are_those_of_whole_files(
     root: Path, transform: Any, has_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_simplejpeg:
-        find = decode.find_module
-        monkeypatch.setattr(
-            decode, "find_module", lambda name: None if name == "simplejpeg" else find(name)
-        )
+        hide_simplejpeg(monkeypatch)
     parts = ImageFolder(root, transform, seed=5)
     made = []
     for epoch in (0, 1):
@@ -277,10 +279,12 @@ def outcome(dataset: Any, row: int) -> Any:
         return type(error), str(error)
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize(("on_error", "has_simplejpeg"), [("raise", 1), ("skip", 1), ("raise", 0)])
 def test_damaged_files_give_what_they_give_without(
-    tmp_path: Path, on_error: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on_error: str, has_simplejpeg: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not has_simplejpeg:
+        hide_simplejpeg(monkeypatch)
     rng, folder = random.Random(on_error), tmp_path / "images" / "a"
     folder.mkdir(parents=True)
     count = int(os.environ.get("FASTLOOP_FUZZ", "16")) * 20
@@ -308,8 +312,19 @@ def test_a_damaged_file_with_a_function(tmp_path: Path) -> None:
     data = make("420", 60, 90)
     path.write_bytes(data[:-300] + b"\xff\xd8\x00" + data[-297:])  # a marker that Pillow refuses
     grey = np.full((9, 9, 3), 7, np.uint8)
-    dataset = ImageFolder(tmp_path / "images", None, on_error=lambda *_: grey)
+    dataset = ImageFolder(tmp_path / "images", T.CenterCrop(5), on_error=lambda *_: grey)
     assert (dataset[0][0] == 7).all()
+
+
+def test_pillow_may_refuse_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "images" / "a" / "1.jpg"
+    path.parent.mkdir(parents=True)
+    data = make("420", 60, 90)
+    path.write_bytes(data[:2] + b"\xff\xe0\x00\x06JFIF" + data[2:])
+    assert opened(path.read_bytes()).shape == (60, 90, 3)
+    hide_simplejpeg(monkeypatch)
+    with pytest.raises(OSError, match="no format that Pillow knows"):
+        ImageFolder(tmp_path / "images", TRAIN)[0]
 
 
 def test_pillows_limit_of_pixels_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +363,9 @@ def test_a_file_is_decoded_once(
     use_own_planes(tmp_path, monkeypatch)
     path, damaged = root / "cat" / "420 (60, 90).jpg", tmp_path / "damaged.jpg"
     data = path.read_bytes()
-    damaged.write_bytes(data[:-60] + bytes(40) + data[-20:])
+    damaged.write_bytes(data[:-200] + data[-2:])
+    with pytest.raises(ValueError, match="libjpeg"):
+        opened(damaged.read_bytes()).planes()
     planes = ImagePlanes("1M")
     kept = planes.read(str(damaged))  # by Pillow, which does not mind the warning
     assert kept is not None and np.array_equal(to_array(kept), by_pillow(damaged.read_bytes()))

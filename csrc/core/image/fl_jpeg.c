@@ -12,20 +12,13 @@ enum {
     BAND = 2 * BLOCK, /* most rows of a plane that are decoded at once */
     MARGIN = 4,       /* columns beside a part, of which libjpeg's upsampling reads 2 */
     LEAST = 64,       /* columns: libjpeg upsamples planes of 2 columns in another way */
-    SOI = 0xD8,       /* markers: the begin of the image, */
-    EOI = 0xD9,       /* its end, */
-    SOF0 = 0xC0,      /* frames of baseline */
-    SOF1 = 0xC1,      /* and of extended files, */
-    DHT = 0xC4,       /* tables, */
-    SOS = 0xDA,       /* the scan, */
-    DQT = 0xDB,       /* tables, */
-    DRI = 0xDD,       /* the interval of restarts, */
-    RST = 0xD0,       /* restarts: 8 markers, */
-    APP = 0xE0,       /* applications: 16 markers, */
-    COM = 0xFE,       /* a comment */
-    HEAD = 8,
-    ENTRY = 3 /* bytes of a frame's header, and of each component */
+    HEAD = 8,         /* bytes of a frame's header, */
+    ENTRY = 3         /* and of each component */
 };
+
+/* Markers, with the names of the standard. Of APP there are 16, of RST 8. */
+enum { SOF0 = 0xC0, SOF1, DHT = 0xC4, RST = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
+enum { APP = 0xE0, COM = 0xFE };
 
 /* ---- headers */
 
@@ -226,9 +219,10 @@ void fl_jpeg_widen(const fl_jpeg *image, fl_jpeg_part *part)
     const int32_t unit = BLOCK * image->factors[0], width = image->width;
     const int32_t left = (int32_t)fl_max(part->left - MARGIN, 0) / unit * unit;
     const int32_t right = (int32_t)fl_min(fl_max(part->right + MARGIN, left + LEAST), width);
-    bool is_narrow = right - left<LEAST, is_wide = right - left> width - 2 * BLOCK;
-    part->left = is_narrow || is_wide ? 0 : left;
-    part->right = is_wide ? width : right;
+    const int32_t columns = right - left;
+    bool is_whole = columns < LEAST || columns > width - 2 * BLOCK;
+    part->left = is_whole ? 0 : left;
+    part->right = is_whole ? width : right;
 }
 
 int fl_jpeg_read(const fl_jpeg *image, const fl_jpeg_part *part, uint8_t *out, fl_err *err)

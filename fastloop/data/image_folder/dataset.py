@@ -198,8 +198,8 @@ class ImageFolder(EncodedImages):
     @property
     def _opens(self) -> bool:
         """True if the plan decodes JPEG files. Several views together read most of an image."""
-        decode, is_one = self._decode, len(self._plans) == 1
-        return isinstance(decode, decoders.AutoDecoder) and is_one and self._takes_planes
+        plans, is_ours = self._one_plans(), isinstance(self._decode, decoders.AutoDecoder)
+        return is_ours and plans is not None and plans.whole is not None and plans.whole.has_crop
 
     def _load(self, row: int, opens: bool = False) -> Any:
         path = self.samples[row][0]
@@ -241,6 +241,9 @@ class ImageFolder(EncodedImages):
     def _open_planes(self, argument: str) -> ImagePlanes:
         is_ours = isinstance(self._decode, decoders.AutoDecoder)
         check_value("cache", f"planes:{argument}", is_ours, "None if decode is a function")
+        # Functions take arrays. A chain may begin with one.
+        pieces = [plan.ops[0] for plan in self._plans.values()]
+        self._takes_planes = bool(pieces) and all(piece.ops for piece in pieces)
         return ImagePlanes(argument)
 
     @property

@@ -50,9 +50,6 @@ class EncodedImages(EpochDataset):
         self._on_error = read_function("on_error", on_error, rule, ("raise", "skip"))
         self._transform = transform
         self._plans, self._why_python = compile_views(transform, out_layout, self._seed)
-        pieces = [plan.ops[0] for plan in self._plans.values()]
-        # Functions take arrays. A chain may begin with one.
-        self._takes_planes = bool(pieces) and all(piece.ops for piece in pieces)
         self._epoch = Epoch() if any(each.is_random for each in self._plans.values()) else None
         self.skipped_files: list[str] = []
 

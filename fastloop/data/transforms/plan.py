@@ -18,13 +18,14 @@ from typing import Any, cast
 
 import torch
 
-from fastloop._core import IMAGE_ARITHMETICS, IMAGE_LIMITS, ImagePlan
+from fastloop._core import IMAGE_ARITHMETICS, IMAGE_LIMITS, IMAGE_OPS, ImagePlan
 from fastloop.base.checks import check_type, check_value
 from fastloop.data.transforms.arguments import DTYPES, Argument, to_floats
 
 LAYOUTS = ("CHW", "HWC")
 OUT_LAYOUTS = (*LAYOUTS, "channels_last")
 _MAX_CHANNELS = IMAGE_LIMITS["CHANNELS"]
+_CROPS = {IMAGE_OPS[name] for name in ("CenterCrop", "RandomCrop", "RandomResizedCrop")}
 
 Parts = list[dict[str, Any]]  # the parameters that params() shows for an operation's parts
 GetSize = Callable[[], tuple[int, int]]  # returns (height, width) of images before an operation
@@ -206,6 +207,11 @@ class Plan:
     @property
     def is_random(self) -> bool:
         return any(op.is_random for op in self.ops)
+
+    @cached_property
+    def has_crop(self) -> bool:
+        """True if results mostly need less than the whole image."""
+        return any(isinstance(op, Geometry) and op.kind in _CROPS for op in self.ops)
 
     def empty(self, *count: int) -> torch.Tensor:
         """Return memory for the result of one image, or for a batch of `count` results."""
