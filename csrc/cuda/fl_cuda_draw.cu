@@ -2,8 +2,9 @@
  * kernel. The draws and the maps are the CPU's own functions, so the bits equal the CPU's if nvcc
  * fuses no product with a sum: this file is compiled with --fmad=false.
  *
- * A block writes the map of one image. Thread k draws operation k; all threads write rows and
- * columns, and a single thread the few numbers that depend on each other. */
+ * A block writes the map of one image. Thread k draws operation k, and writes its steps on colours;
+ * all threads write rows and columns; one thread for each axis writes the runs of a resize and the
+ * erased rectangles. */
 #include "fl_cuda_draw.h"
 #include "fl_cuda_runtime.h"
 
