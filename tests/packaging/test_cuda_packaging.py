@@ -130,13 +130,13 @@ def test_a_cuda_build_takes_all_but_the_stub(
     kernels = {f"{path.stem}.o" for path in (ROOT / "csrc" / "cuda").glob("*.cu")}
     assert kernels
     assert {Path(path).name for path in ext.extra_objects} == kernels | {"libcudart_static.a"}
-    assert macro(ext, "FL_CUDA_ARCHS") == '"75 80 86 89 90 100 120"'
+    assert macro(ext, "FL_CUDA_ARCHS") == '"75 80 90 100 120"'
     assert macro(ext, "FL_CUDA_REASON") == '""'
     codes = re.findall(r"-gencode=arch=compute_(\d+),code=(\w+)_(\d+)", asked(root))
     count = len(kernels)  # each file is compiled for all
     assert [
         code[2] for code in codes if code[1] == "sm"
-    ] == "75 80 86 89 90 100 120".split() * count
+    ] == "75 80 90 100 120".split() * count
     ptx = [code for code in codes if code[1] == "compute"]
     assert ptx == [("75", "compute", "75"), ("120", "compute", "120")] * count
 
@@ -272,7 +272,7 @@ def test_an_older_nvcc_builds_for_those_it_knows(
 ) -> None:
     root = fake_toolkit(tmp_path / "cuda", known="sm_70 sm_75 sm_80 sm_86 sm_87 sm_89 sm_90")
     monkeypatch.setenv("CUDA_HOME", str(root))
-    assert macro(added(build, tmp_path), "FL_CUDA_ARCHS") == '"75 80 86 89 90"'
+    assert macro(added(build, tmp_path), "FL_CUDA_ARCHS") == '"75 80 90"'
     assert "arch=compute_90,code=compute_90" in asked(root)
 
 
