@@ -133,6 +133,9 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "a device, no workers": lambda: DataLoader(SAMPLES, 3, shuffle=True, batch_transform=_same),
     "arrays": lambda: DataLoader(VECTOR, 3, shuffle=True),
     "arrays, threads": lambda: DataLoader(VECTOR, 3, shuffle=True, num_workers=2),
+    "arrays, ahead": lambda: DataLoader(
+        VECTOR, 3, shuffle=True, num_workers=2, persistent_workers=True, epochs_ahead=1
+    ),
     "arrays in order": lambda: DataLoader(VECTOR, 3),
     "arrays, small blocks": lambda: DataLoader(VECTOR, 3, sampler=TWICE, num_workers=2),
     "arrays, own batches": lambda: DataLoader(
@@ -149,6 +152,8 @@ def _same(batch: Any) -> Any:
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_spike_names_the_samples_of_its_batches(name: str, resumed: int) -> None:
     run, loader = warmed(20), LOADERS[name]()
+    for _ in range(0 if resumed else 3):
+        assert len(list(loader)) > 15
     if resumed:
         for number, _ in enumerate(loader, 1):
             if number == resumed:
