@@ -114,6 +114,8 @@ class FolderSamples:
         plan, draws, snapshot, key, is_known = chains.open_plan(self._transform, *self._form)
         what = f"samples of {type(self._inner).__name__} with {list(plan.ops)}"
         vars(self).update(_plan=plan, _draws=draws, _has_same=snapshot.is_same)
+        if plan.has_crop and self._reads_ahead:
+            _new_decoder().finds_jpeg()  # before workers fork
         vars(self)["_verification"] = verification_of(
             key, what, "torchvision's", _CHECKED, is_known
         )

@@ -129,6 +129,10 @@ class ImageFolder(EncodedImages):
         )
         self.imgs = self.samples
         self.targets = [target for _, target in self.samples]
+        # Does the plan decode JPEG files? Several views together read most of an image.
+        plans, decode = self._one_plans(), self._decode
+        has_crop = plans is not None and plans.whole is not None and plans.whole.has_crop
+        self._opens = has_crop and isinstance(decode, decoders.AutoDecoder) and decode.finds_jpeg()
         self._refused: set[str] = set()  # JPEG files that libjpeg has not decoded in parts
         self._baked: tuple[Any, ...] = ()  # the operations that the cache has done
         name, _, where = cache.partition(":") if isinstance(cache, str) else ("", "", "")
@@ -194,12 +198,6 @@ class ImageFolder(EncodedImages):
 
     def _name(self, row: int) -> str:
         return self.samples[row][0]
-
-    @property
-    def _opens(self) -> bool:
-        """True if the plan decodes JPEG files. Several views together read most of an image."""
-        plans, is_ours = self._one_plans(), isinstance(self._decode, decoders.AutoDecoder)
-        return is_ours and plans is not None and plans.whole is not None and plans.whole.has_crop
 
     def _load(self, row: int, opens: bool = False) -> Any:
         path = self.samples[row][0]
@@ -324,7 +322,7 @@ class ImageFolder(EncodedImages):
             return "\n".join([*lines, self._cached.explain()])
         lines += [] if self._planes is None else [self._planes.explain()]
         lines += self._explain_images()
-        if self._opens and self._decode.finds_jpeg():
+        if self._opens:
             lines.append("JPEG: Pillow's libjpeg decodes the part that the transform reads")
         return "\n".join(lines)
 
