@@ -1,108 +1,13 @@
 /* Tests of fl_jpeg: files that are not whole or of other kinds; a library that refuses at any call;
  * and parts and planes by libjpeg.so.62, where the machine has one. */
-#include "check.h"
+#include "jpeg_fixture.h"
 
 #include "fl_jpeg.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 
-enum { MOST_BYTES = 1 << 16, EDGE = 250, THREADS = 4 };
-
-/* ---- files: every block has one value, so a block needs one number */
-
-typedef struct writer {
-    uint8_t data[MOST_BYTES];
-    int64_t bytes;
-    uint32_t bits;
-    int count;
-} writer;
-
-static void put(writer *w, const uint8_t *data, int64_t bytes)
-{
-    memcpy(w->data + w->bytes, data, (size_t)bytes);
-    w->bytes += bytes;
-}
-
-static void put_bits(writer *w, uint32_t bits, int count)
-{
-    for (int i = count - 1; i >= 0; i--) {
-        w->bits = w->bits << 1 | (bits >> i & 1);
-        if (++w->count < 8) continue;
-        const uint8_t byte = (uint8_t)w->bits;
-        put(w, &byte, 1);
-        if (byte == 0xFF) put(w, (const uint8_t[]){0}, 1);
-        w->bits = 0;
-        w->count = 0;
-    }
-}
-
-/* The value of a block is near the value of the block before, so that few bits are needed. */
-static int next_value(uint64_t *random, int before)
-{
-    const int value = before + (int)random_below(random, 61) - 30;
-    return value < 0 ? 0 : value > 255 ? 255 : value;
-}
-
-/* Writes a block of 64 samples of one value: the number of bits of the difference in 4 bits, the
- * difference, and the end of the block. */
-static void put_block(writer *w, int difference)
-{
-    int size = 0;
-    difference *= 8; /* the first coefficient is 8 times the mean */
-    while (abs(difference) >> size != 0) size++;
-    put_bits(w, (uint32_t)size, 4);
-    put_bits(w, (uint32_t)(difference < 0 ? difference - 1 : difference), size);
-    put_bits(w, 0, 1);
-}
-
-/* Makes a file whose blocks follow from `seed`, and the planes of its blocks if they are wanted. */
-static void make_file(writer *w, int width, int height, int components, int factors, uint64_t seed,
-                      uint8_t *blocks)
-{
-    *w = (writer){.bytes = 0};
-    const uint8_t start[] = {0xFF, 0xD8, 0xFF, 0xE0, 0,    4,    1, 2,  0xFF,
-                             0xFE, 0,    3,    7,    0xFF, 0xDB, 0, 67, 0};
-    const uint8_t frame[] = {0xFF,
-                             0xC0,
-                             0,
-                             (uint8_t)(8 + 3 * components),
-                             8,
-                             (uint8_t)(height >> 8),
-                             (uint8_t)height,
-                             (uint8_t)(width >> 8),
-                             (uint8_t)width,
-                             (uint8_t)components};
-    const uint8_t dc[] = {0xFF, 0xC4, 0, 31, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0,  0, 0,
-                          0,    0,    0, 0,  0, 1, 2, 3, 4,  5, 6, 7, 8, 9, 10, 11};
-    const uint8_t ac[] = {0xFF, 0xC4, 0, 20, 0x10, 1, 0, 0, 0, 0, 0,
-                          0,    0,    0, 0,  0,    0, 0, 0, 0, 0, 0};
-    put(w, start, sizeof start);
-    for (int i = 0; i < 64; i++) put(w, (const uint8_t[]){1}, 1);
-    put(w, frame, sizeof frame);
-    for (int c = 0; c < components; c++)
-        put(w, (const uint8_t[]){(uint8_t)(c + 1), (uint8_t)(c == 0 ? factors : 0x11), 0}, 3);
-    put(w, dc, sizeof dc);
-    put(w, ac, sizeof ac);
-    put(w, (const uint8_t[]){0xFF, 0xDA, 0, (uint8_t)(6 + 2 * components), (uint8_t)components}, 5);
-    for (int c = 0; c < components; c++) put(w, (const uint8_t[]){(uint8_t)(c + 1), 0}, 2);
-    put(w, (const uint8_t[]){0, 63, 0}, 3);
-    const int across = factors >> 4, down = factors & 15;
-    const int columns = (width + 8 * across - 1) / (8 * across);
-    const int rows = (height + 8 * down - 1) / (8 * down);
-    int before[3] = {128, 128, 128};
-    for (int i = 0; i < columns * rows; i++)
-        for (int c = 0; c < components; c++)
-            for (int k = 0; k < (c == 0 ? across * down : 1); k++) {
-                const int value = next_value(&seed, before[c]);
-                put_block(w, value - before[c]);
-                before[c] = value;
-                if (blocks != NULL) *blocks++ = (uint8_t)value;
-            }
-    put_bits(w, 0x7F, (8 - w->count) % 8);
-    put(w, (const uint8_t[]){0xFF, 0xD9}, 2);
-    CHECK(w->bytes < MOST_BYTES);
-}
+enum { EDGE = 250, THREADS = 4 };
 
 static writer file;
 
@@ -483,8 +388,8 @@ static void check_parts(const fl_jpeg *image, uint64_t seed, int count)
     free(whole);
 }
 
-/* Opens a file of random size; returns which of the four forms it has. */
-static int open_real(uint64_t *random, fl_jpeg *image, uint8_t *blocks)
+/* Opens a file of random size and form. */
+static void open_real(uint64_t *random, fl_jpeg *image, uint8_t *blocks)
 {
     static const int forms[][2] = {{1, 0x11}, {3, 0x11}, {3, 0x21}, {3, 0x22}};
     const int form = (int)random_below(random, 4);
@@ -492,7 +397,6 @@ static int open_real(uint64_t *random, fl_jpeg *image, uint8_t *blocks)
               height = 1 + (int)random_below(random, 90);
     make_file(&file, width, height, forms[form][0], forms[form][1], next_random(random), blocks);
     CHECK(fl_jpeg_open(&real, file.data, file.bytes, image));
-    return form;
 }
 
 static void test_parts_have_the_bits_of_whole_images(void)
@@ -500,7 +404,7 @@ static void test_parts_have_the_bits_of_whole_images(void)
     uint64_t random = 7;
     fl_jpeg image;
     for (int i = 0; i < 300; i++) {
-        (void)open_real(&random, &image, NULL);
+        open_real(&random, &image, NULL);
         check_parts(&image, next_random(&random), 12);
     }
 }
@@ -512,7 +416,7 @@ static void test_planes_have_the_values_of_the_blocks(void)
     for (int i = 0; i < 300; i++) {
         fl_jpeg image;
         fl_ycc form;
-        (void)open_real(&random, &image, blocks);
+        open_real(&random, &image, blocks);
         if (!fl_jpeg_planes(&image, &form)) continue;
         uint8_t *out = malloc((size_t)fl_ycc_bytes(&form));
         CHECK_INT(fl_jpeg_read_planes(&image, out, NULL), FL_OK);
@@ -534,6 +438,23 @@ static void test_planes_have_the_values_of_the_blocks(void)
     }
 }
 
+static void create_other(fl_jpeg_state *state, int version, size_t bytes)
+{
+    real.create(state, version + (fake.fault == 0), bytes - (fake.fault != 0));
+}
+
+static void test_another_interface_is_refused(void)
+{
+    fl_jpeg_library library = real;
+    library.create = create_other;
+    for (int fault = 0; fault < 2; fault++) {
+        open_fake(37, 21, 3, 0x22);
+        fake.image.library = &library;
+        fake.fault = fault;
+        CHECK_INT(fl_jpeg_read(&fake.image, &(fl_jpeg_part){0, 1, 0, 37}, NULL, NULL), FL_EINVAL);
+    }
+}
+
 static void *decode_parts(void *image)
 {
     check_parts(image, (uint64_t)(uintptr_t)&image, 50);
@@ -545,7 +466,7 @@ static void test_threads_decode_one_file_at_once(void)
     pthread_t thread[THREADS];
     uint64_t random = 11;
     fl_jpeg image;
-    (void)open_real(&random, &image, NULL);
+    open_real(&random, &image, NULL);
     for (int i = 0; i < THREADS; i++)
         CHECK(pthread_create(&thread[i], NULL, decode_parts, &image) == 0);
     for (int i = 0; i < THREADS; i++) CHECK(pthread_join(thread[i], NULL) == 0);
@@ -557,7 +478,7 @@ static void test_damaged_files_are_refused_or_decoded(void)
     int refused = 0, decoded = 0;
     for (int i = 0; i < 2000; i++) {
         fl_jpeg image;
-        (void)open_real(&random, &image, NULL);
+        open_real(&random, &image, NULL);
         for (int64_t k = random_below(&random, 3); k >= 0; k--)
             file.data[random_below(&random, file.bytes)] = (uint8_t)next_random(&random);
         if (!fl_jpeg_open(&real, file.data, file.bytes, &image) || image.width > 2 * EDGE ||
@@ -594,6 +515,7 @@ int main(void)
     }
     RUN(test_parts_have_the_bits_of_whole_images);
     RUN(test_planes_have_the_values_of_the_blocks);
+    RUN(test_another_interface_is_refused);
     RUN(test_threads_decode_one_file_at_once);
     RUN(test_damaged_files_are_refused_or_decoded);
     return 0;
