@@ -360,6 +360,24 @@ def test_a_thread_that_waits_at_the_end_gets_no_batch_of_the_next_epoch() -> Non
         sys.setswitchinterval(before)
 
 
+def test_threads_that_begin_epochs_at_once_get_whole_epochs() -> None:
+    before, found = sys.getswitchinterval(), list[Any]()
+    sys.setswitchinterval(1e-5)
+    try:
+        with array() as loader:
+            loops = [
+                Thread(target=lambda: found.extend(epoch(loader) for _ in range(300)))
+                for _ in range(8)
+            ]
+            for loop in loops:
+                loop.start()
+            for loop in loops:
+                loop.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert found == [epoch(torchs())] * 2400
+
+
 def test_batches_on_a_device_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     late = LazyDevice("copies-late")
     monkeypatch.setattr(
