@@ -11,6 +11,7 @@ the error.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import deque
@@ -59,13 +60,13 @@ def _new_decoder() -> AutoDecoder:
     return AutoDecoder(SimpleNamespace(), keeps_pillow=True)
 
 
-def _decode(path: str, decode: AutoDecoder, has_no_cache: bool, opens: bool) -> Any:
-    """Decode a file, or open a file that the plan decodes. If `has_no_cache`, count the CPU time of
-    decoding that a cache of images would save."""
+def _decode(path: str, decode: AutoDecoder, has_no_cache: bool, least: float) -> Any:
+    """Decode a file, or open a file of `least` pixels that the plan decodes. If `has_no_cache`,
+    count the CPU time of decoding that a cache of images would save."""
     begin_ns = decoded.begin()
     with open(path, "rb") as file:
         data = file.read()
-    image = decode.open(data) if opens else decode(data)
+    image = decode.open(data, least)
     if type(image) is JpegImage:
         return image
     if has_no_cache and data.startswith(b"\xff\xd8\xff"):
@@ -114,7 +115,7 @@ class FolderSamples:
         plan, draws, snapshot, key, is_known = chains.open_plan(self._transform, *self._form)
         what = f"samples of {type(self._inner).__name__} with {list(plan.ops)}"
         vars(self).update(_plan=plan, _draws=draws, _has_same=snapshot.is_same)
-        if plan.has_crop and self._reads_ahead:
+        if plan.least_for_part < math.inf and self._reads_ahead:
             _new_decoder().finds_jpeg()  # before workers fork
         vars(self)["_verification"] = verification_of(
             key, what, "torchvision's", _CHECKED, is_known
@@ -181,9 +182,9 @@ class FolderSamples:
             planes = find_asked()
             image: Any = None if planes is None else planes.read(path)
             if image is None:
-                plan = self._plan
-                opens = plan is not None and plan.has_crop and not self._has_threads()
-                image = _decode(path, decode, planes is None, opens)
+                is_whole = self._plan is None or self._has_threads()
+                least = math.inf if is_whole else self._plan.least_for_part
+                image = _decode(path, decode, planes is None, least)
         except Exception:
             return None
         limit = sys.modules["PIL.Image"].MAX_IMAGE_PIXELS

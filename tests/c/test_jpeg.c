@@ -42,12 +42,12 @@ static void test_markers_of_other_kinds_are_left(void)
         uint8_t *at, value;
         bool is_taken;
     } changes[] = {
-        {frame + 1, 0xC1, true},    {frame + 1, 0xC2, false},  {frame + 4, 12, false},
-        {frame + 6, 0, false},      {frame + 9, 4, false},     {frame + 9, 2, false},
-        {frame + 11, 0x11, true},   {frame + 11, 0x21, true},  {frame + 11, 0x12, false},
-        {frame + 11, 0x41, false},  {frame + 14, 0x22, false}, {frame + 17, 0x12, false},
-        {scan + 4, 1, false},       {scan + 1, 0xC0, false},   {file.data + 3, 0xC8, false},
-        {file.data + 3, 0xEE, true}};
+        {frame + 1, 0xC1, true},   {frame + 1, 0xC2, false},  {frame + 4, 12, false},
+        {frame + 6, 0, false},     {frame + 9, 4, false},     {frame + 9, 2, false},
+        {frame + 11, 0x11, true},  {frame + 11, 0x21, true},  {frame + 11, 0x12, false},
+        {frame + 11, 0x41, false}, {frame + 14, 0x22, false}, {frame + 17, 0x12, false},
+        {scan + 4, 1, false},      {scan + 1, 0xC0, false},   {file.data + 3, 0xC8, false},
+        {frame + 10, 'R', false},  {frame + 13, 0, false},    {file.data + 3, 0xEE, true}};
     frame[5] = frame[7] = 0;
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         const uint8_t before = *changes[i].at;
@@ -55,6 +55,15 @@ static void test_markers_of_other_kinds_are_left(void)
         CHECK(opens(file.data, file.bytes) == changes[i].is_taken);
         *changes[i].at = before;
     }
+    const writer before = file;
+    uint8_t *table = memmem(file.data, (size_t)file.bytes, "\xFF\xDB", 2);
+    table[1] = 0xEE;
+    memcpy(table + 4, "Adobe", 5);
+    for (uint8_t transform = 0; transform < 3; transform++) {
+        table[15] = transform;
+        CHECK(opens(file.data, file.bytes) == (transform == 1));
+    }
+    file = before;
     for (int marker = 0; marker < 256; marker++) { /* within the scan */
         file.data[file.bytes - 4] = 0xFF;
         file.data[file.bytes - 3] = (uint8_t)marker;

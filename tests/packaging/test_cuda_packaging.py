@@ -134,9 +134,7 @@ def test_a_cuda_build_takes_all_but_the_stub(
     assert macro(ext, "FL_CUDA_REASON") == '""'
     codes = re.findall(r"-gencode=arch=compute_(\d+),code=(\w+)_(\d+)", asked(root))
     count = len(kernels)  # each file is compiled for all
-    assert [
-        code[2] for code in codes if code[1] == "sm"
-    ] == "75 80 90 100 120".split() * count
+    assert [code[2] for code in codes if code[1] == "sm"] == "75 80 90 100 120".split() * count
     ptx = [code for code in codes if code[1] == "compute"]
     assert ptx == [("75", "compute", "75"), ("120", "compute", "120")] * count
 

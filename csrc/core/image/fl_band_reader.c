@@ -49,7 +49,9 @@ static int decode_source(fl_band_reader *r, fl_err *err)
 {
     const fl_jpeg *jpeg = r->source.jpeg;
     fl_jpeg_part part = {.left = r->from, .right = r->to};
-    if (!fl_image_axis_range(r->y, &part.top, &part.bottom)) return FL_OK;
+    if (!fl_image_axis_range(r->y, &part.top, &part.bottom) || r->from >= r->to)
+        return fl_fail(err, FL_EINVAL,
+                       "no pixel is read, so nobody knows whether the file is whole");
     fl_jpeg_widen(jpeg, &part);
     const int64_t pitch = (int64_t)r->lanes * (part.right - part.left);
     uint8_t *memory =
@@ -76,7 +78,7 @@ int fl_band_reader_open(fl_band_reader *reader, const fl_image_tools *tools,
     bool is_joined = source->stride_c == 1 && source->stride_x == lanes;
     if (reads && tools->channels > 1 && (is_joined || source->ycc != NULL || source->jpeg != NULL))
         reader->lanes = lanes;
-    if (reader->lanes > 0 && source->jpeg != NULL) FL_TRY(decode_source(reader, err));
+    if (source->jpeg != NULL) FL_TRY(decode_source(reader, err));
     int64_t width = x->length;
     if (reader->lanes > 0) {
         choose_columns(reader);

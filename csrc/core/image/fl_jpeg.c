@@ -18,7 +18,7 @@ enum {
 
 /* Markers, with the names of the standard. Of APP there are 16, of RST 8. */
 enum { SOF0 = 0xC0, SOF1, DHT = 0xC4, RST = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
-enum { APP = 0xE0, COM = 0xFE };
+enum { APP = 0xE0, ADOBE = APP + 14, COM = 0xFE };
 
 /* ---- headers */
 
@@ -30,8 +30,10 @@ static bool read_frame(const uint8_t *at, int32_t length, fl_jpeg *out)
     if (length < HEAD + ENTRY || at[2] != 8 || out->components != 0) return false;
     const int32_t components = at[7], factors = at[HEAD + 1];
     if ((components != 1 && components != 3) || length != HEAD + ENTRY * components) return false;
-    for (int32_t c = 1; c < components; c++)
-        if (at[HEAD + ENTRY * c + 1] != 0x11) return false;
+    for (int32_t c = 0; c < components && components == 3; c++) {
+        const uint8_t *entry = at + HEAD + ENTRY * c;
+        if (entry[0] != c + 1 || (c > 0 && entry[1] != 0x11)) return false; /* perhaps RGB */
+    }
     if (factors != 0x11 && (components == 1 || (factors != 0x21 && factors != 0x22))) return false;
     out->height = read_16(at + 3);
     out->width = read_16(at + 5);
@@ -58,6 +60,8 @@ static const uint8_t *read_headers(fl_jpeg *out)
         }
         bool is_known = marker == DHT || marker == DQT || marker == DRI || marker == COM;
         if (!is_frame && !is_known && (marker & 0xF0) != APP) return NULL;
+        if (marker == ADOBE && length > 13 && memcmp(at + 2, "Adobe", 5) == 0 && at[13] != 1)
+            return NULL; /* RGB, CMYK or YCCK */
         at += length;
     }
     return NULL;

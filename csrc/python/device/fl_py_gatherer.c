@@ -265,8 +265,8 @@ static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
     long long length;
     if (!PyArg_ParseTuple(args, "OL:set_rows", &rows, &length)) return NULL;
     self->length = length;
-    Py_CLEAR(self->maps.tensors);
     Py_XSETREF(self->rows, Py_NewRef(rows));
+    Py_CLEAR(self->maps.tensors); /* last: a decref may run code that asks for a batch */
     Py_RETURN_NONE;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -131,8 +132,10 @@ class ImageFolder(EncodedImages):
         self.targets = [target for _, target in self.samples]
         # Does the plan decode JPEG files? Several views together read most of an image.
         plans, decode = self._one_plans(), self._decode
-        has_crop = plans is not None and plans.whole is not None and plans.whole.has_crop
-        self._opens = has_crop and isinstance(decode, decoders.AutoDecoder) and decode.finds_jpeg()
+        whole = None if plans is None else plans.whole
+        least = math.inf if whole is None else whole.least_for_part
+        is_ours = least < math.inf and isinstance(decode, decoders.AutoDecoder)
+        self._least = least if is_ours and decode.finds_jpeg() else math.inf
         self._refused: set[str] = set()  # JPEG files that libjpeg has not decoded in parts
         self._baked: tuple[Any, ...] = ()  # the operations that the cache has done
         name, _, where = cache.partition(":") if isinstance(cache, str) else ("", "", "")
@@ -199,13 +202,13 @@ class ImageFolder(EncodedImages):
     def _name(self, row: int) -> str:
         return self.samples[row][0]
 
-    def _load(self, row: int, opens: bool = False) -> Any:
+    def _load(self, row: int, least: float = math.inf) -> Any:
         path = self.samples[row][0]
         planes = self._planes
         if planes is not None and (image := planes.read(path)) is not None:
             return image if self._takes_planes else to_array(image)
-        opens = opens and path not in self._refused
-        return self._decode_image(path, lambda: decoders.read_file(path), opens)
+        least = math.inf if path in self._refused else least
+        return self._decode_image(path, lambda: decoders.read_file(path), least)
 
     def _pixels(self, row: int) -> Any:
         return self._read(row)[0]
@@ -221,7 +224,7 @@ class ImageFolder(EncodedImages):
             *images, target = arrays[row, view]
             target = int(target)
         else:
-            pixels, source = self._read(row, partial(self._load, opens=self._opens))
+            pixels, source = self._read(row, partial(self._load, least=self._least))
             path, target = self.samples[source]
             try:
                 images = self._apply(pixels, row, view, slot)
@@ -322,7 +325,7 @@ class ImageFolder(EncodedImages):
             return "\n".join([*lines, self._cached.explain()])
         lines += [] if self._planes is None else [self._planes.explain()]
         lines += self._explain_images()
-        if self._opens:
+        if self._least < math.inf:
             lines.append("JPEG: Pillow's libjpeg decodes the part that the transform reads")
         return "\n".join(lines)
 

@@ -7,6 +7,7 @@ the same thread.
 from __future__ import annotations
 
 import io
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fastloop.base.checks import look_up, refuse_if
 from fastloop.data.field import Array, open_regular
 from fastloop.data.image_folder.jpeg import find_jpeg
 
+LEAST_PIXELS = 1 << 16  # simplejpeg decodes smaller images faster than libjpeg a part
 _MAX_PIXELS = 89_478_485  # PIL.Image.MAX_IMAGE_PIXELS, for programs without Pillow
 
 
@@ -109,15 +111,18 @@ class AutoDecoder:
         """Tell whether ``open`` returns JpegImages."""
         return self._decoders[-1][0] == "Pillow" and find_jpeg() is not None
 
-    def open(self, data: bytes) -> Any:
-        """Return a JpegImage, of which a plan decodes the part that it reads. Files of other kinds,
-        and files that may be damaged, are decoded."""
-        jpeg = find_jpeg() if self.finds_jpeg() else None
+    def open(self, data: bytes, least: float) -> Any:
+        """Return a JpegImage, of which a plan decodes the part that it reads. Images of fewer than
+        ``least`` pixels, files of other kinds, and files that may be damaged, are decoded."""
+        jpeg = find_jpeg() if least < math.inf and self.finds_jpeg() else None
         image = None if jpeg is None else jpeg.open(data)
         if image is None:
             return self(data)
+        height, width, _ = image.shape
+        if height * width < max(least, LEAST_PIXELS):
+            return self(data)
         try:
-            _check_size(*image.shape[:2])
+            _check_size(height, width)
             if len(self._decoders) == 1:  # Pillow alone may take the file for damaged
                 self._decoders[0][-1].open(io.BytesIO(data)).close()
         except Exception:  # decoders raise many types
@@ -173,12 +178,12 @@ def read_file(path: str) -> bytes:
         return file.read()
 
 
-def read_image(decode: Any, path: str, read: Callable[[], bytes], opens: bool = False) -> Any:
+def read_image(decode: Any, path: str, read: Callable[[], bytes], least: float = math.inf) -> Any:
     """Return the image in the bytes that ``read()`` gives. The image may lie in the decoder's
     memory. ``path``, or a different name, stands for the image in errors.
 
     Args:
-        opens: ``decode`` is an AutoDecoder, which may return a JpegImage.
+        least: the pixels from which on ``decode``, an AutoDecoder, may return a JpegImage.
 
     Raises:
         OSError: the bytes cannot be read or decoded; the text has the name and the decoders.
@@ -188,7 +193,7 @@ def read_image(decode: Any, path: str, read: Callable[[], bytes], opens: bool = 
     try:
         data = read()
         refuse_if(not data, "it is empty")
-        image = decode.open(data) if opens else decode(data)
+        image = decode(data) if least == math.inf else decode.open(data, least)
     except MemoryError:
         raise
     except Exception as error:  # decoders raise many types

@@ -6,6 +6,7 @@ reads.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -121,12 +122,12 @@ class EncodedImages(EpochDataset):
         epoch = self._epoch_now()
         return [each.apply(pixels, row, epoch, view, slot) for each in self._plans.values()]
 
-    def _decode_image(self, name: str, read: Callable[[], bytes], opens: bool = False) -> Any:
+    def _decode_image(self, name: str, read: Callable[[], bytes], least: float = math.inf) -> Any:
         """Return the image in the bytes that ``read()`` gives, or else the image that the function
-        ``on_error`` gives. The image may lie in the decoder's memory. If ``opens``, the image may
-        be a JpegImage."""
+        ``on_error`` gives. The image may lie in the decoder's memory. An image
+        of ``least`` pixels may be a JpegImage."""
         try:
-            return decoders.read_image(self._decode, name, read, opens)
+            return decoders.read_image(self._decode, name, read, least)
         except OSError as error:
             if isinstance(self._on_error, str):
                 raise

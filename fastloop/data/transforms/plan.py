@@ -209,9 +209,14 @@ class Plan:
         return any(op.is_random for op in self.ops)
 
     @cached_property
-    def has_crop(self) -> bool:
-        """True if results mostly need less than the whole image."""
-        return any(isinstance(op, Geometry) and op.kind in _CROPS for op in self.ops)
+    def least_for_part(self) -> float:
+        """The pixels of an image from which on a crop mostly reads half of the image or less; inf
+        if there is no crop."""
+        for op in self.ops:
+            if isinstance(op, Geometry) and op.kind in _CROPS:
+                is_any = op.kind == IMAGE_OPS["RandomResizedCrop"]
+                return 0 if is_any else 2 * math.prod(vars(op)["size"])
+        return math.inf
 
     def empty(self, *count: int) -> torch.Tensor:
         """Return memory for the result of one image, or for a batch of `count` results."""
