@@ -16,8 +16,9 @@ typedef struct fl_py_array_loader {
     PyThread_type_lock lock; /* owned: held during next, restart and close */
     atomic_ulong owner;      /* SHARED(owner): the thread that holds the lock, 0: none. The holder
                                 writes; any thread may read whether it is the holder itself */
-    bool is_torn;   /* lock: the process forked inside next(), and this process is the child */
-    int64_t owners; /* lock: the iterators that have handed the loader over */
+    bool is_torn;        /* lock: the process forked inside next(), and this process is the child */
+    atomic_ulong owners; /* SHARED(owners): the iterators that have handed the loader over. Written
+                            with the lock; a call of next() also reads it before */
     fl_py_array_ring ring; /* lock */
 } fl_py_array_loader;
 
@@ -67,7 +68,7 @@ static void leave(fl_py_array_loader *self)
 
 static PyObject *loader_next(fl_py_array_loader *self)
 {
-    int64_t owners = self->owners;
+    unsigned long owners = self->owners;
     if (enter(self) != 0) return NULL;
     /* The iterator whose call has waited here has no more batches. */
     bool is_late = owners != self->owners;
