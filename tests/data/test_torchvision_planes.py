@@ -16,6 +16,7 @@ from vision_cases import MEAN, STD, assert_same_bits, play, v2
 import fastloop
 from fastloop.adapters.torchvision_folder import FolderSamples
 from fastloop.compat import verification
+from fastloop.data.image_folder import decode
 from fastloop.data.image_folder import planes as room
 from fastloop.data.image_folder.jpeg import find_jpeg
 from fastloop.data.image_folder.planes import ImagePlanes
@@ -91,6 +92,7 @@ def test_plans_decode_parts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None
         true_part(*given)
         refused[-1] = False
 
+    monkeypatch.setattr(decode, "LEAST_PIXELS", 0)  # the files are small
     monkeypatch.setattr(FolderSamples, "_decode_part", decode_part)
     monkeypatch.setattr(FolderSamples, "_has_threads", lambda _: False)  # as in a worker
     assert_same_bits(list(play(fastloop.DataLoader, dataset, options, [None, None])), expected)
