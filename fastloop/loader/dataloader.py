@@ -445,6 +445,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         return compute_stats(self, self.path, self._shared)
 
+    def _keep_indices(self) -> None:
+        """Keep the indices of the latest batches from the next ``iter()`` on: `keep_indices` of
+        iterators tells them."""
+        self._shared.keeps_indices = True
+
     def close(self) -> None:
         """End the threads or workers of every iterator and free unused batch memory.
 

@@ -77,6 +77,7 @@ class Shared:
         self.not_ahead = "no workers of fastloop load it"  # why no epoch is read ahead, or ""
         # The native loader that the latest iterator of the array path has left to the next one.
         self.idle: Any = None
+        self.keeps_indices = False  # the array path keeps the latest indices, for keep_indices()
         self.latest_ahead: Callable[[], Any] = _nobody  # the latest iterator that may leave one
         self.renewals = 0  # how many were dropped since one was taken over
         self.is_served = is_served  # see ``Fetch``

@@ -86,12 +86,14 @@ class Lookahead:
             total = len(loader)  # type: ignore[arg-type]
         except (TypeError, NotImplementedError, AttributeError):
             total = None
+        if names_samples and (ask := look_up(loader, "_keep_indices")) is not None:
+            ask()
         self._iterator: Iterator[Any] = iter(loader)
         # A resumed loader begins in the middle of its epoch: torch's iterators count from there.
         begun: int = look_up(self._iterator, "_num_yielded", 0)
         self.remaining = None if total is None else total - begun  # batches; None: not known
-        self.taken = self._begun = begun  # the number of the batch that `take` gives next
-        # Finds the indices of a batch by its number since iter(); None: nobody knows them.
+        self.taken = begun  # the number of the batch that `take` gives next
+        # Finds the indices of a batch by its number; None: nobody knows them.
         keep = look_up(self._iterator, "keep_indices") if names_samples else None
         self._find_indices: Any = None if keep is None else keep()
         self._held: Any = _NOTHING  # the batch that was read ahead
@@ -115,7 +117,7 @@ class Lookahead:
         """Return the numbers of batches and, if the loader knows them, the indices of samples."""
         text = f"batches {batches[0]} to {batches[-1]} of this loop"
         for number in batches if self._find_indices is not None else ():
-            indices = self._find_indices(number - self._begun)
+            indices = self._find_indices(number)
             if indices is not None:
                 text = f"{text}; samples of {number}: {quote_indices(indices, 1000)}"
         return text

@@ -7,11 +7,13 @@ import gc
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from epoch_cases import epochs_of, make_dataset
@@ -376,6 +378,42 @@ def test_threads_that_begin_epochs_at_once_get_whole_epochs() -> None:
     finally:
         sys.setswitchinterval(before)
     assert found == [epoch(torchs())] * 2400
+
+
+def test_an_iterator_that_dies_in_a_cycle_leaves_its_batches() -> None:
+    """The collector clears weak references before it calls finalizers."""
+
+    class Trainer:
+        def __init__(self, loader: Any) -> None:
+            self.me, self.iterator = self, iter(loader)
+
+    with array() as loader:
+        for _ in range(4):
+            trainer = Trainer(loader)
+            assert [values(next(trainer.iterator)) for _ in range(len(loader))] == epoch(torchs())
+            del trainer
+            gc.collect()
+        assert counts(loader)[0] > 0
+
+
+def test_indices_of_a_subset_may_be_written_in_place() -> None:
+    chosen = np.arange(8)
+    dataset, found = Subset(rows(100), chosen), []  # type: ignore[arg-type]
+    with array(dataset=dataset) as loader:
+        for number in range(4):
+            chosen[:] = np.arange(8) + 10 * number
+            found.append(epoch(loader))
+            assert found[-1] == epoch(torchs(dataset=dataset))
+            time.sleep(0.02)  # threads read ahead
+        assert counts(loader) == (0, 2)  # then nothing is read ahead any more
+
+
+def test_tensors_that_count_no_changes_are_not_read_ahead() -> None:
+    with torch.inference_mode():
+        x = torch.arange(23)
+    with array(dataset=TensorDataset(x)) as loader:
+        assert epoch(loader) == epoch(torchs())
+        assert "inference" in loader.stats().why or "inference" in loader._shared.not_ahead
 
 
 def test_batches_on_a_device_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import fastloop
 from fastloop import ArrayDataset, DataLoader, Stepper
 from fastloop.loader.resume.epoch import find_rows
 from fastloop.step.norm_guard import NormGuard
+from fastloop.step.window import Lookahead
 
 FACTOR = 5.0
 
@@ -180,6 +181,26 @@ def test_no_wrong_samples_are_named(size: int, how: dict[str, Any]) -> None:
         for number, _ in enumerate(run.stepper.iterate(loader)):
             loader.batch_sampler.batch_size = size  # type: ignore[union-attr]
             run.micro(number, spoil=1e4 if number == 9 else 1.0)
+
+
+@pytest.mark.parametrize("name", ["arrays", "arrays, threads", "threads"])
+def test_the_samples_of_a_loop_that_has_begun(name: str) -> None:
+    """Batches count from the begin of the epoch. Nobody has asked to keep the first ones."""
+    with LOADERS[name]() as loader:
+        loader._keep_indices()
+        iterator = iter(loader)
+        first = [next(iterator) for _ in range(2)]
+        loop = Lookahead(iterator, names_samples=True)
+        batch = loop.take()
+        rows = batch[0] if isinstance(batch, list) else batch
+        assert loop.describe(range(2, 3)).endswith(f"samples of 2: {rows.tolist()}")
+        del first
+
+
+def test_indices_are_kept_if_somebody_asks() -> None:
+    loader = DataLoader(VECTOR, 3, shuffle=True, num_workers=2)
+    next(iterator := iter(loader))
+    assert len(iterator._recent) == 0 and iterator.keep_indices()(0) is None
 
 
 def test_rows_that_are_gone_are_not_named() -> None:

@@ -44,13 +44,16 @@ class FakeEvent:
 class FakeCuda:
     is_graph = False
     is_used = True
-    made = 0
+    made = device = 0
 
     def is_initialized(self) -> bool:
         return self.is_used
 
     def is_current_stream_capturing(self) -> bool:
         return self.is_graph
+
+    def current_device(self) -> int:
+        return self.device
 
     def get_device_properties(self) -> Any:
         return SimpleNamespace(uuid="1")
@@ -67,12 +70,17 @@ class FakeIter:
     pass
 
 
+class FakeOptimizer:
+    def __init__(self, is_fused: bool = False) -> None:
+        self._step_supports_amp_scaling = is_fused
+
+
 def test_the_wait_that_the_gpu_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes late, goes to its own step, and decides the verdict."""
     cuda, clock = FakeCuda(), [0]
     observer = LoopObserver(lambda: clock[0], cuda)
     iterator = FakeIter()
-    optimizer = SimpleNamespace()
+    optimizer = FakeOptimizer()
     for number in range(100):
         observer.enter_next(None, (iterator,), {})
         clock[0] += 10 * MS
@@ -98,11 +106,12 @@ def test_the_time_that_a_device_computes_ends_with_the_last_gradient() -> None:
     cuda, steps = FakeCuda(), loop_of(1, 1, 2).recorder.steps
     parameter, observer = SimpleNamespace(is_cuda=True), LoopObserver(lambda: 0, cuda)
     waits = observer.waits
-    for is_graph in (False, True):
+    for is_graph, device in ((False, 0), (True, 0), (False, 1)):
+        cuda.is_graph, cuda.device = False, 0
         waits.begin()
         waits.end()
         FakeEvent.now += 7
-        cuda.is_graph = is_graph
+        cuda.is_graph, cuda.device = is_graph, device  # two devices have no common time
         observer.note_gradient(parameter)
         FakeEvent.now += 20
         observer.note_gradient(parameter)  # of the same batch
@@ -113,7 +122,7 @@ def test_the_time_that_a_device_computes_ends_with_the_last_gradient() -> None:
 def test_a_device_and_skips_that_come_later_are_seen() -> None:
     cuda, clock = FakeCuda(), [0]
     observer, iterator = LoopObserver(lambda: clock[0], cuda), FakeIter()
-    usual, fused = SimpleNamespace(), SimpleNamespace(_step_supports_amp_scaling=True)
+    usual, fused = FakeOptimizer(), FakeOptimizer(True)
     for number in range(300):
         cuda.is_used = number >= 100
         observer.enter_next(None, (iterator,), {})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
+from copy import copy
 from itertools import chain, filterfalse, islice
 from typing import Any, NamedTuple, NoReturn
 
@@ -107,6 +108,10 @@ class _Ahead:
         if foreseen is not None:
             self._forecast.shared.add(ahead_hits=is_hit, ahead_drops=not is_hit)
 
+    def use(self, shared: Shared) -> None:
+        """Count for the loader of `shared` from now on."""
+        self._forecast.shared = weakref.proxy(shared)
+
     def _note_iter(self) -> None:
         self._forecast.note_iter()
         numbers = [self._datasets.number_of(epoch) or 0 for epoch in self._datasets.epochs]
@@ -116,8 +121,7 @@ class _Ahead:
 
     def _read_facts(self, numbers: list[int], sampler: Any) -> tuple[Any, ...]:
         cut = None if sampler is None else (sampler.batch_size, sampler.drop_last)
-        tensors = filterfalse(torch.Tensor.is_inference, tensors_in(self._columns.table))
-        return numbers, cut, [tensor._version for tensor in tensors]
+        return numbers, cut, [tensor._version for tensor in tensors_in(self._columns.table)]
 
     def _go_ahead(self, sampler: Any) -> Iterator[Any]:
         """Return what follows the blocks of the epoch. Items pass through native iterators alone,
@@ -192,6 +196,8 @@ class AheadIter(ArrayIter):
         is_live: bool = False,
     ) -> None:
         fault = "iter() makes the columns of this dataset anew" if shared.renewals > 1 else ""
+        if any(map(torch.Tensor.is_inference, tensors_in(columns.table))):
+            fault = "tensors of inference mode do not count changes in place"
         self._forecast = open_forecast(loader, shared, fault)
         self._hands_over = self._forecast is not None and not loader.persistent_workers
         if (before := shared.latest_ahead()) is not None:
@@ -208,13 +214,16 @@ class AheadIter(ArrayIter):
         if not self._hands_over:
             return ArrayLoader(table, pool, config)
         epochs, shared = self._datasets.epochs, self._shared
-        self._read = table.fields, config.maps
+        # The program may write to its own indices of a Subset.
+        self._read = table.fields, tuple(map(copy, config.maps))
         # A forked child has a pool of its own.
         how = repr(config.structure), config.wrap, config[4:9], config.budget, epochs
         self._facts += *how, self._index_sampler, self._collate_fn, pool, shared.transforms_run
         self._facts += (type(self._destination),)
         if idle is not None:
             if idle.facts == self._facts and _are_same(idle.read, self._read):
+                # A finalizer may have left it, when weak references were gone.
+                idle.ahead.use(shared)
                 idle.datasets.enter([self._datasets.number_of(epoch) for epoch in epochs], 0)
                 self._ahead, self._read, self._datasets = idle.ahead, idle.read, idle.datasets
                 self._destination, shared.renewals = idle.destination, 0

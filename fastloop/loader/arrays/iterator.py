@@ -444,13 +444,17 @@ class ArrayIter(ResumableIter):
         sampler is read in blocks."""
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
-        recent = self._recent = deque(maxlen=RECENT * 4)  # blocks may be small
+        is_noted = self._shared.keeps_indices
+        recent = self._recent = deque(maxlen=RECENT * 4 if is_noted else 0)  # blocks may be small
         self._has_blocks = blocks is not None
+        numbered: Any
         if blocks is not None:
             self._sampler_iter = refuse_batches()
             rest: Any = self._epoch.remaining(blocks, skip_blocks)
             if self._datasets.epochs:
                 rest = within(self._datasets, rest)
+            if not is_noted:
+                return rest, _BLOCKS, sampler
             rest, others = tee(rest)
             # A pair has no block after it, so nobody asks for its size.
             firsts = accumulate(map(torch.Tensor.numel, others), initial=0)
@@ -458,6 +462,8 @@ class ArrayIter(ResumableIter):
         else:
             singles = _LISTS if self._fetches_singles else _SINGLES
             kind = _BATCHES if self._auto_collation else singles
+            if not is_noted:
+                return self._sampler_iter, kind, None
             numbered, sampler = zip(self._sampler_iter, count(), strict=False), None
         # Native iterators note an item, so no handler of a signal comes before the use of the item.
         return map(itemgetter(0), filterfalse(recent.append, numbered)), kind, sampler

@@ -440,8 +440,8 @@ class ResumableIter(FinalizerBase, BaseIter):
         return self._destination is not None and self._destination.is_on_device
 
     def keep_indices(self) -> Callable[[int], Any] | None:
-        """Return a function of the number of a batch among the batches of this iter(): it returns
-        the indices of recent samples, or None. None: the indices are unknown."""
+        """Return a function of the number of a batch in the epoch: it returns the indices of recent
+        samples, or None. None: the indices are unknown."""
         if self._dataset_kind != 0 or not look_up(self, "_in_order", True):
             return None
         if self._recent is None and self._num_workers == 0:
@@ -451,10 +451,11 @@ class ResumableIter(FinalizerBase, BaseIter):
             self._sampler_iter = map(itemgetter(0), filterfalse(recent.append, numbered))
         if self._recent is None:
             return None
-        if not self._has_blocks:
-            return partial(find_item, self._recent)
-        sampler: Any = self._index_sampler
-        return partial(find_rows, self._recent, sampler, sampler.batch_size)
+        find, skipped = partial(find_item, self._recent), self._epoch.skipped
+        if self._has_blocks:
+            sampler: Any = self._index_sampler
+            find = partial(find_rows, self._recent, sampler, sampler.batch_size)
+        return lambda number: find(number - skipped)
 
     def _begin_epoch(self, loader: DataLoader[Any]) -> None:
         """Decide which epoch begins. ``_shared`` must be set."""

@@ -66,7 +66,8 @@ class GpuWaits:
         self._cuda = cuda
         self._open: EventPair | None = None
         self._pending: deque[tuple[EventPair, Run]] = deque()  # the oldest pair first
-        self._begin: Any = None  # the event from which the device computes; None if unknown
+        # The event from which the device computes, and the device; None if unknown.
+        self._begin: tuple[Any, int] | None = None
         self._gradients: deque[EventPair] = deque()
         self.computed = 0  # ns from each batch to the last gradient of its backward()
 
@@ -89,16 +90,18 @@ class GpuWaits:
         if pair is None or self._cuda.is_current_stream_capturing():
             return None
         pair[1].record()
-        self._begin = pair[1]
+        self._begin = pair[1], self._cuda.current_device()
         return pair
 
     def note_gradient(self) -> None:
         """Record an event behind the last gradient of a backward(), on the thread of the call."""
         begin, self._begin = self._begin, None
-        if begin is not None and not self._cuda.is_current_stream_capturing():
+        if begin is None or begin[1] != self._cuda.current_device():
+            return  # the time between events of two devices is an error
+        if not self._cuda.is_current_stream_capturing():
             end = self._cuda.Event(enable_timing=True)
             end.record()
-            self._gradients.append((begin, end))
+            self._gradients.append((begin[0], end))
             if len(self._gradients) > _MAX_PAIRS:
                 self._gradients.popleft()
 

@@ -81,7 +81,8 @@ class LoopObserver:
         self._loader: Any = None  # the loader whose iter() is running
         self._source: LoaderSource | None = None  # the source of the latest next()
         self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
-        self._met: set[int] = set()  # ids of the optimizers that have stepped
+        # The optimizers that have stepped, by id. An id may become another optimizer's.
+        self._met: dict[int, weakref.ref[Any]] = {}
 
     @property
     def recorder(self) -> StepRecorder:
@@ -222,14 +223,14 @@ class LoopObserver:
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
-        if id(optimizer) not in self._met:
+        if self._met.get(id(optimizer), _nothing)() is not optimizer:
             self._meet(optimizer)
         clock = self.clock
         self._log.append((self._recorder.enter_step, (clock(), clock(), id(optimizer))))
 
     def _meet(self, optimizer: Any) -> None:
         """Look at an optimizer before its first step."""
-        self._met.add(id(optimizer))
+        self._met[id(optimizer)] = weakref.ref(optimizer)
         skips = look_up(optimizer, "_step_supports_amp_scaling", False)
         self.has_silent_skips = self.has_silent_skips or skips
         self.meet(optimizer)
