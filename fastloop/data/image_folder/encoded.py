@@ -124,8 +124,8 @@ class EncodedImages(EpochDataset):
 
     def _decode_image(self, name: str, read: Callable[[], bytes], least: float = math.inf) -> Any:
         """Return the image in the bytes that ``read()`` gives, or else the image that the function
-        ``on_error`` gives. The image may lie in the decoder's memory. An image
-        of ``least`` pixels may be a JpegImage."""
+        ``on_error`` gives. The image may lie in the decoder's memory. An image of ``least`` pixels
+        may be a JpegImage."""
         try:
             return decoders.read_image(self._decode, name, read, least)
         except OSError as error:
