@@ -85,6 +85,7 @@ def test_a_kernel_shows_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "DataLoader(ArrayDataset, 4,000 rows, batch 64, 2 workers"
     )
     assert "<iframe" in report["text/html"] and "fastloop report" in report["text/html"]
-    words = ["LoaderStats", "DataLoader(..., num_workers", "batch_size=", "dataloader 1 native"]
+    # The measured loaders may be as fast as the present one.
+    words = ["LoaderStats", "num_workers=", "batch_size=", "dataloader 1 native"]
     for word, data in zip(words, results, strict=True):
         assert "<pre" in data["text/html"] and word in data["text/html"]
