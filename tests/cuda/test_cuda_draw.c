@@ -58,7 +58,7 @@ static void test_maps_are_those_of_the_cpu(void)
     }
 }
 
-/* Checks many images of these operations, up to one of kind FL_OP_KINDS. */
+/* Checks the maps of many images. An operation of kind FL_OP_KINDS ends the array. */
 static void check_ops(const fl_image_op *ops, fl_image_size in)
 {
     uint64_t seed = 5;

@@ -203,7 +203,7 @@ static void test_large_images(void)
     check_large((fl_image_op){.kind = FL_OP_AUTOCONTRAST, .p = 1}, 1, true);
 }
 
-/* The steps of one operation after those of a different one: the order shows. */
+/* A different order of the two operations' steps would give different pixels. */
 static void test_colors_in_a_random_order(void)
 {
     const fl_image_op branch = {.kind = FL_OP_BRANCH, .span = 1};

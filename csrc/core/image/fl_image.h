@@ -194,7 +194,7 @@ typedef struct fl_image_source {
     bool is_padded; /* each pixel has FL_MAX_CHANNELS bytes, and all of these bytes may be read */
     /* The image, as RGB, if it is not in `data`; else NULL. */
     const fl_ycc *ycc;   /* borrowed */
-    const fl_jpeg *jpeg; /* borrowed: a file, of which the part that is read is decoded */
+    const fl_jpeg *jpeg; /* borrowed: a file. Only the part that is read is decoded */
 } fl_image_source;
 
 #endif

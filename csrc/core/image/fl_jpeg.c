@@ -10,7 +10,7 @@ _Static_assert(sizeof(void *) != 8 || sizeof(fl_jpeg_state) == 632, "libjpeg's s
 enum {
     BLOCK = 8,        /* edge of a block of samples */
     BAND = 2 * BLOCK, /* most rows of a plane that are decoded at once */
-    MARGIN = 4,       /* columns beside a part, of which libjpeg's upsampling reads 2 */
+    MARGIN = 4,       /* columns beside a part; libjpeg's upsampling reads 2 of them */
     LEAST = 64,       /* columns: libjpeg upsamples planes of 2 columns in another way */
     HEAD = 8,         /* bytes of a frame's header, */
     ENTRY = 3         /* and of each component */
@@ -124,7 +124,7 @@ static void skip(fl_jpeg_state *state, long bytes)
     input->left -= (size_t)bytes;
 }
 
-/* What is decoded, and where to. */
+/* A part or the planes of an image, and the memory that receives the samples. */
 typedef struct request {
     const fl_jpeg *image;
     const fl_jpeg_part *part; /* NULL: planes */

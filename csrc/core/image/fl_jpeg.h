@@ -10,7 +10,7 @@
 
 #include "fl_image_ops.h"
 
-/* ---- the interface of libjpeg 6b, which libjpeg-turbo keeps, as far as it is used here
+/* ---- the part of libjpeg 6b's interface that fl_jpeg uses; libjpeg-turbo has the same interface
  *
  * libjpeg compares the version and the size of the state with its own, so a library of another
  * interface refuses to decode. */

@@ -19,8 +19,8 @@ typedef struct fl_map_ops {
     fl_image_size in; /* of the image before operation `first` */
 } fl_map_ops;
 
-/* What a kernel needs to write the maps of a batch. fl_image_plan_describe_maps sets all but ops,
- * epoch and maps. */
+/* The arguments of the kernel that writes the maps of a batch. fl_image_plan_describe_maps sets all
+ * fields but ops, epoch and maps. */
 typedef struct fl_map_batch {
     const fl_image_op *ops; /* borrowed, on the device: see fl_image_plan_write_ops */
     int32_t count;          /* of ops */

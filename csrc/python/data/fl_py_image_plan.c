@@ -232,28 +232,32 @@ static bool is_dtype(fl_dtype a, fl_dtype b)
     return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
 }
 
-bool fl_py_image_plan_is_encoded(const fl_py_image_plan *self, PyObject *image)
+/* Returns true, and fills *out, for an encoded image that the plan takes. */
+static bool read_encoded(const fl_py_image_plan *self, PyObject *image, fl_image_source *out)
 {
     const fl_py_state *state = PyType_GetModuleState(Py_TYPE((PyObject *)(uintptr_t)self));
-    bool is_ours =
-        Py_IS_TYPE(image, state->ycc_image_type) || Py_IS_TYPE(image, state->jpeg_image_type);
-    return is_ours && self->layout == FL_HWC && fl_image_plan_channels(self->plan) == 3;
+    if (self->layout != FL_HWC || fl_image_plan_channels(self->plan) != 3) return false;
+    if (Py_IS_TYPE(image, state->ycc_image_type)) {
+        const fl_ycc *ycc = &((fl_py_ycc_image *)image)->image;
+        *out = (fl_image_source){.size = {ycc->height, ycc->width}, .ycc = ycc};
+        return true;
+    }
+    if (!Py_IS_TYPE(image, state->jpeg_image_type)) return false;
+    const fl_jpeg *jpeg = &((fl_py_jpeg_image *)image)->image;
+    *out = (fl_image_source){.size = {jpeg->height, jpeg->width}, .jpeg = jpeg};
+    return true;
+}
+
+bool fl_py_image_plan_is_encoded(const fl_py_image_plan *self, PyObject *image)
+{
+    fl_image_source source;
+    return read_encoded(self, image, &source);
 }
 
 int fl_py_image_plan_source(const fl_py_image_plan *self, PyObject *image, fl_image_source *out)
 {
     fl_tensor view;
-    if (fl_py_image_plan_is_encoded(self, image)) {
-        const fl_py_state *state = PyType_GetModuleState(Py_TYPE((PyObject *)(uintptr_t)self));
-        if (Py_IS_TYPE(image, state->ycc_image_type)) {
-            const fl_ycc *ycc = &((fl_py_ycc_image *)image)->image;
-            *out = (fl_image_source){.size = {ycc->height, ycc->width}, .ycc = ycc};
-        } else {
-            const fl_jpeg *jpeg = &((fl_py_jpeg_image *)image)->image;
-            *out = (fl_image_source){.size = {jpeg->height, jpeg->width}, .jpeg = jpeg};
-        }
-        return 0;
-    }
+    if (read_encoded(self, image, out)) return 0;
     if (fl_py_view(&self->dlpack, image, &view) != 0) return -1;
     bool is_chw = self->layout == FL_CHW;
     int y = is_chw ? 1 : 0, x = is_chw ? 2 : 1, c = is_chw ? 0 : 2;

@@ -43,7 +43,7 @@ typedef struct fl_py_gather {
                             of indices */
     int64_t row_count;
     int64_t first, rest;    /* place of the rows among the indices, and how many are left there */
-    fl_py_gather_maps maps; /* of these rows, and of later ones */
+    fl_py_gather_maps maps; /* of these rows and of later rows */
     bool are_drawn;         /* the maps; if not, run draws them before it makes images */
     void *stream;           /* torch's current stream, borrowed; set by open */
 } fl_py_gather;

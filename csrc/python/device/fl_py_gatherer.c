@@ -449,8 +449,8 @@ static int gatherer_traverse(fl_py_gatherer *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* There is no tp_clear: Python code can make a reference back to this object only through
- * new_batch, new_maps and the structure. */
+/* There is no tp_clear. new_batch, new_maps and the structure are the only members through which
+ * Python code can make a cycle. */
 
 static void gatherer_dealloc(fl_py_gatherer *self)
 {

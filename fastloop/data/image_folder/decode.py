@@ -112,8 +112,9 @@ class AutoDecoder:
         return self._decoders[-1][0] == "Pillow" and find_jpeg() is not None
 
     def open(self, data: bytes, least: float) -> Any:
-        """Return a JpegImage, of which a plan decodes the part that it reads. Images of fewer than
-        ``least`` pixels, files of other kinds, and files that may be damaged, are decoded."""
+        """Return a JpegImage. A plan decodes only the part of a JpegImage that the plan reads. If
+        the image has fewer than ``least`` pixels, or if the file is of another kind or may be
+        damaged, decode the whole image and return an array."""
         jpeg = find_jpeg() if least < math.inf and self.finds_jpeg() else None
         image = None if jpeg is None else jpeg.open(data)
         if image is None:

@@ -210,8 +210,8 @@ class Plan:
 
     @cached_property
     def least_for_part(self) -> float:
-        """The pixels of an image from which on a crop mostly reads half of the image or less; inf
-        if there is no crop."""
+        """The least number of pixels of an image of which a crop mostly reads half or less. Without
+        a crop: inf."""
         for op in self.ops:
             if isinstance(op, Geometry) and op.kind in _CROPS:
                 is_any = op.kind == IMAGE_OPS["RandomResizedCrop"]

@@ -250,7 +250,7 @@ class AheadIter(ArrayIter):
         is_there = isinstance(loader, ArrayLoader) and self._hands_over
         if not (is_there and loader.hand_over()):
             return
-        # Several threads may come here. One of them takes what begins the epochs.
+        # Several threads may leave at once. Only the thread that takes _ahead leaves the loader.
         if (ahead := vars(self).pop("_ahead", None)) is not None:
             self._array_loader = (_ for _ in ())
             how = self._read, self._facts, self._datasets, self._destination

@@ -94,7 +94,8 @@ class GpuWaits:
         return pair
 
     def note_gradient(self) -> None:
-        """Record an event behind the last gradient of a backward(), on the thread of the call."""
+        """Record an event after the last gradient of a backward(). Call this on the thread that
+        computed the gradient: the event goes to this thread's current stream."""
         begin, self._begin = self._begin, None
         if begin is None or begin[1] != self._cuda.current_device():
             return  # the time between events of two devices is an error
