@@ -56,7 +56,8 @@ class _Unit(Values):
     """Divides bytes by 255, as v1 and both versions of ToTensor do. ToDtype of v2 multiplies."""
 
     def change(self, numbers: Numbers) -> Numbers:
-        return Numbers(numbers.values.to(torch.float32).div(255), torch.float32)
+        values = numbers.values.to(torch.float32).div(255)
+        return Numbers(values, torch.float32, (1 / 255, 0.0, 1.0) * len(values))
 
 
 @cache

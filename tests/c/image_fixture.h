@@ -370,12 +370,14 @@ static inline void make_tables(uint64_t *seed, plan_case *p)
     p->config.tables = p->tables;
     p->config.linear = p->linear;
     bool is_linear = p->config.type == FL_IMAGE_F32 && random_below(seed, 3) > 0;
+    bool divides = random_below(seed, 2) > 0;
     for (int32_t c = 0; c < FL_MAX_CHANNELS; c++) {
         float *l = &p->linear[3 * c];
         l[0] = 1 / 255.0f, l[1] = (float)random_below(seed, 99) / 100;
         l[2] = (float)(1 + random_below(seed, 99)) / 100;
         for (int v = 0; is_linear && v < 256; v++) {
-            float value = ((float)v * l[0] - l[1]) / l[2];
+            float product = divides ? (float)v / (1 / l[0]) : (float)v * l[0];
+            float value = (product - l[1]) / l[2];
             memcpy(p->tables + (c * 256 + v) * 4, &value, 4);
         }
     }

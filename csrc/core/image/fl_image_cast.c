@@ -44,7 +44,9 @@ static bool is_element(fl_image_type type, const void *table, int v, float value
 static bool gives_table(fl_image_type type, const fl_image_cast *cast)
 {
     for (int v = 0; v < 256; v++) {
-        float a = (float)v * cast->scale - cast->mean;
+        float p0 = (float)v * cast->scale;
+        float p = fmaf(fmaf(-p0, cast->divisor, (float)v), cast->rescale, p0);
+        float a = p - cast->mean;
         float q0 = a * cast->inverse;
         float q = fmaf(fmaf(-q0, cast->std, a), cast->inverse, q0);
         if (!is_element(type, cast->table, v, a / cast->std) ||
@@ -62,6 +64,10 @@ fl_image_cast fl_image_cast_make(fl_image_type type, const void *table, const fl
     cast.mean = linear[1];
     cast.std = linear[2];
     cast.inverse = 1 / linear[2];
+    cast.is_linear = gives_table(type, &cast);
+    if (cast.is_linear) return cast;
+    cast.divisor = 1 / cast.scale;
+    cast.rescale = cast.scale;
     cast.is_linear = gives_table(type, &cast);
     return cast;
 }

@@ -37,11 +37,13 @@ static inline int32_t fl_image_type_bytes(fl_image_type type)
 /* The cast of the elements of a channel: value v becomes table[v]. */
 typedef struct fl_image_cast {
     const void *table; /* borrowed: 256 elements of the output's type, at a multiple of 64 bytes */
-    /* true: table[v] is ((float)v * scale - mean) / std for all v, each operation rounded to float
-     * and the last to the output's type. The same holds if the quotient q of a = (float)v * scale -
-     * mean is formed as q0 = a * inverse, q = fma(fma(-q0, std, a), inverse, q0). */
+    /* true: table[v] is (p - mean) / std for all v, each operation rounded to float and the last to
+     * the output's type, where p0 = (float)v * scale and p = fma(fma(-p0, divisor, v), rescale,
+     * p0). The same holds if the quotient q of a = p - mean is formed as q0 = a * inverse, q =
+     * fma(fma(-q0, std, a), inverse, q0). */
     bool is_linear;
     float scale, mean, std, inverse; /* inverse: 1 / std */
+    float divisor, rescale;          /* 1 / scale and scale if v is divided, 0 if v is multiplied */
     /* true: results are written past the caches, if the machine can, and are in memory when the
      * call returns. For an output that is part of a batch larger than the caches. */
     bool is_streamed;

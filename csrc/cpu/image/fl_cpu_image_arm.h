@@ -74,13 +74,14 @@ FL_INLINE lane neon_packus_epi16(lane a, lane b)
 enum { FLOATS = 16 };
 
 typedef struct line {
-    float32x4_t scale, mean, std, inverse;
+    float32x4_t scale, mean, std, inverse, divisor, rescale;
 } line;
 
 FL_INLINE line line_of(const fl_image_cast *cast)
 {
-    return (line){vdupq_n_f32(cast->scale), vdupq_n_f32(cast->mean), vdupq_n_f32(cast->std),
-                  vdupq_n_f32(cast->inverse)};
+    return (line){vdupq_n_f32(cast->scale),   vdupq_n_f32(cast->mean),
+                  vdupq_n_f32(cast->std),     vdupq_n_f32(cast->inverse),
+                  vdupq_n_f32(cast->divisor), vdupq_n_f32(cast->rescale)};
 }
 
 /* Returns true with rounding to nearest, denormal numbers kept, and no traps. */
@@ -97,7 +98,9 @@ FL_INLINE lane first_to_low(lane bytes) { return bytes; }
 
 FL_INLINE float32x4_t values_of(uint32x4_t bytes, const line *by)
 {
-    float32x4_t a = vcvtq_f32_u32(bytes) * by->scale - by->mean;
+    float32x4_t x = vcvtq_f32_u32(bytes), product = x * by->scale;
+    product = vfmaq_f32(product, vfmsq_f32(x, product, by->divisor), by->rescale);
+    float32x4_t a = product - by->mean;
     float32x4_t quotient = a * by->inverse;
     return vfmaq_f32(quotient, vfmsq_f32(a, quotient, by->std), by->inverse);
 }

@@ -23,13 +23,14 @@ enum { FLOATS = VECTOR_BYTES / 4 };
 FL_INLINE bool is_default_arithmetic(void) { return (_mm_getcsr() & ~0x3FU) == 0x1F80; }
 
 typedef struct line {
-    floats scale, mean, std, inverse;
+    floats scale, mean, std, inverse, divisor, rescale;
 } line;
 
 FL_INLINE line line_of(const fl_image_cast *cast)
 {
-    return (line){FL_V(set1_ps)(cast->scale), FL_V(set1_ps)(cast->mean), FL_V(set1_ps)(cast->std),
-                  FL_V(set1_ps)(cast->inverse)};
+    return (line){FL_V(set1_ps)(cast->scale),   FL_V(set1_ps)(cast->mean),
+                  FL_V(set1_ps)(cast->std),     FL_V(set1_ps)(cast->inverse),
+                  FL_V(set1_ps)(cast->divisor), FL_V(set1_ps)(cast->rescale)};
 }
 
 FL_INLINE lane load_bytes(const uint8_t *src)
@@ -47,7 +48,9 @@ FL_INLINE floats values_of(lane bytes, const line *by)
 #else
     floats x = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
 #endif
-    floats a = FL_V(sub_ps)(FL_V(mul_ps)(x, by->scale), by->mean);
+    floats product = FL_V(mul_ps)(x, by->scale);
+    product = FL_V(fmadd_ps)(FL_V(fnmadd_ps)(product, by->divisor, x), by->rescale, product);
+    floats a = FL_V(sub_ps)(product, by->mean);
     floats quotient = FL_V(mul_ps)(a, by->inverse);
     floats rest = FL_V(fnmadd_ps)(quotient, by->std, a);
     return FL_V(fmadd_ps)(rest, by->inverse, quotient);

@@ -165,7 +165,8 @@ class Numbers:
 
     values: torch.Tensor  # [channels, count]: uint8, and float32 from the first ToDtype on
     dtype: torch.dtype  # the output's dtype, if the chain ended here
-    # (scale, mean, std) for each channel in turn, if values are (uint8 * scale - mean) / std.
+    # (scale, mean, std) for each channel in turn, if values are (uint8 * scale - mean) / std; the
+    # product may be uint8 / (1 / scale).
     linear: tuple[float, ...] | None = None
 
     @property
