@@ -8,15 +8,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from image_folders import write_folder
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from workers import wait_until
 
-from fastloop import DataLoader
+from fastloop import DataLoader, ImageFolder
+from fastloop import transforms as T
 
 THREADS, WAIT_S = 3, 60
 
@@ -66,6 +69,35 @@ def test_all_threads_make_the_first_batches() -> None:
     with threads(meet, persistent_workers=True) as loader:
         for _ in range(3):
             assert torch.cat(list(loader)).tolist() == list(range(30))
+
+
+@pytest.mark.parametrize("kind", ["subset", "images", "images within"])
+def test_subsets_and_image_folders_are_dealt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    barriers = [threading.Barrier(THREADS) for _ in range(THREADS)]
+    made = ImageFolder._sample
+
+    def meet(row: int) -> int:
+        if row < THREADS * THREADS and threading.current_thread().name.startswith("fastloop"):
+            barriers[row // THREADS].wait(WAIT_S)
+        return row
+
+    def meet_and_make(dataset: Any, row: int, *more: Any) -> Any:
+        return made(dataset, meet(row), *more)
+
+    monkeypatch.setattr(ImageFolder, "_sample", meet_and_make)
+    dataset: Any = Called(meet)
+    if kind != "subset":
+        recipe = T.Compose([T.RandomResizedCrop(9), T.RandomHorizontalFlip()])
+        dataset = ImageFolder(write_folder(tmp_path, count=14), recipe)
+        dataset.set_epoch(1)
+    if kind != "images":
+        dataset = Subset(dataset, range(len(dataset)))
+    expected = list(TorchLoader(dataset, THREADS))
+    with DataLoader(dataset, THREADS, num_workers=THREADS, path="thread") as loader:
+        for batch, wanted in zip(loader, expected, strict=True):
+            assert all(map(torch.equal, list(batch), list(wanted)))
 
 
 def test_later_batches_are_made_by_one_thread_each() -> None:

@@ -128,6 +128,14 @@ class WorkerIter(MultiIter, LockedIter):
         the task is sent and the return no handler of a signal runs."""
         raise NotImplementedError
 
+    def _may_deal(self) -> bool:
+        """Tell whether all workers may make samples of a batch together."""
+        return False
+
+    def _makers(self, number: int) -> list[int]:
+        """Return the workers that still work on a batch."""
+        return [self._task_info[number][0]]
+
     def _receive(self, timeout: float) -> tuple[Any, Any] | None:
         """Return a task of this epoch as `_get_data` does; None if no task has arrived within
         `timeout` seconds."""
@@ -369,6 +377,13 @@ class WorkerIter(MultiIter, LockedIter):
         for number in tuple(self._unsent):
             self._send_noted(number)
 
+    def _is_dealt(self, task: Any) -> bool:
+        """Tell whether all workers make the samples of a batch: it is a worker's first one in an
+        epoch, when no other batch is ready for the loop."""
+        if isinstance(task, Order) or not 0 <= task[0] - self._first < self._num_workers:
+            return False
+        return self._num_workers > 1 and type(task[1]) is list and self._may_deal()
+
     def _choose_worker(self) -> int | None:
         """Return the next worker in turn that has work in this epoch; with in_order=False, a worker
         with fewer tasks under way than its part of the queue."""
@@ -464,7 +479,8 @@ class WorkerIter(MultiIter, LockedIter):
         if self._sent_ahead == 0 or self._replaces_dead:
             return dead
         # Only the next epoch misses a worker that has died at a batch of that epoch.
-        owing = {info[0] for n, info in open_tasks if len(info) == 1 and self._is_of_epoch(n)}
+        numbers = [n for n, info in open_tasks if len(info) == 1 and self._is_of_epoch(n)]
+        owing = {*chain(*map(self._makers, numbers))}
         return [n for n in dead if n in owing]
 
     def is_broken(self) -> bool:

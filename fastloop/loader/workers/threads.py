@@ -32,7 +32,7 @@ from fastloop.base.checks import look_up
 from fastloop.base.threads import has_interpreter_lock, on_this_thread
 from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd, pin_memory
 from fastloop.data.collate import Collation, fetch, lend, make_collate
-from fastloop.data.columns import own
+from fastloop.data.columns import below_subsets, own
 from fastloop.data.stateful import DatasetReader
 from fastloop.device.destinations import is_pinned_by_torch
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
@@ -172,8 +172,10 @@ class WorkerThread(threading.Thread):
         # True if the fetcher takes one index, loads its sample, and then takes the next index.
         self._is_by_sample = is_batched and bool(not has_getitems or own(dataset, "_decodes_files"))
         # True if any thread may make a sample of this thread's batch.
-        is_alone = has_getitems or reader is not None or self.collation.lender is not None
-        self.may_deal = is_batched and self._kind == DatasetKind.Map and not is_alone
+        inner = below_subsets(dataset)[0]  # Subsets ask for batches if their dataset has a method
+        makes_batches = look_up(inner, "__getitems__") and not own(inner, "_decodes_files")
+        self.may_deal = is_batched and self._kind == DatasetKind.Map and reader is None
+        self.may_deal &= not makes_batches
         # Only this thread writes the counts.
         self.batches = self.busy_ns = self.wait_ns = self.lock_ns = 0
         self._lock_wait_ns = self._probed_ns = 0
@@ -233,7 +235,9 @@ class WorkerThread(threading.Thread):
     def _serve_dealt(self, fetch: Callable[[Any], Any], dealt: _DealtBatch) -> None:
         self.task, begin_ns, is_last = dealt.task, perf_counter_ns(), False
         if self._fault is None:
+            lend(None)  # a sample lies beside the batch, because threads write side by side
             is_last = self._team.epochs.call(dealt.help, self._team)
+            lend(self.collation.lender)
             self.busy_ns += perf_counter_ns() - begin_ns
         if dealt.owner == self.number:
             is_last = self._fault is not None or dealt.end_part() or is_last
@@ -378,12 +382,9 @@ class ThreadIter(WorkerIter):
         # In one call, as `_prepare` demands: put() returns None, so any() calls each.
         return partial(any, map(SimpleQueue.put, [t.requests for t in threads], repeat(dealt)))
 
-    def _is_dealt(self, task: Any) -> bool:
-        """Tell whether all threads make the samples of a batch: it is a thread's first one in an
-        epoch, when no other batch is ready for the loop."""
-        if isinstance(task, Order) or not 0 <= task[0] - self._first < self._num_workers:
-            return False
-        return self._num_workers > 1 and type(task[1]) is list and self._workers[0].may_deal
+    def _may_deal(self) -> bool:
+        thread: WorkerThread = self._workers[0]
+        return thread.may_deal
 
     def count(self) -> WorkerCounts:
         each = (Counter(thread.collation.fallbacks.count()[1]) for thread in self._workers)
