@@ -1,6 +1,6 @@
 """Workers of every kind: threads and processes of fastloop, and torch's processes.
 
-    python benchmarks/bench_workers.py [--rows a,b,c,d,e,f,g] [--quick] [--json FILE]
+    python benchmarks/bench_workers.py [--rows a,b,c,d,e,f,g,h] [--quick] [--json FILE]
 
 a and b need torchvision, as bench_preprocess.py does:
 pip install --no-deps -r requirements-bench.txt
@@ -35,6 +35,8 @@ f    the samples of c, batch 8, 4 persistent processes, 20 epochs of 20 batches 
      without, and with torch's workers.
 g    the same without persistent workers, on the array path: 2 threads crop, resize and cast 32
      images for each batch, and the device needs 30 ms for it.
+h    the images of a with 2 persistent workers and torch's with the same ImageFolder: from iter() to
+     the first batch of a later epoch, as a share of the epoch's time for each batch.
 
 One table row each on stdout; one JSON line each in FILE, or on stdout after the table.
 """
@@ -50,6 +52,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -103,6 +106,7 @@ OF_THE_IDEAL, FIRST_BATCH_US = 0.95, 10_000
 OF_THE_MEMORY = 0.5
 STREAM_TIMES_TORCH = 1.6
 OF_THE_EPOCHS = 0.98
+OF_A_BATCH = 1.1
 PR_SET_TIMERSLACK = 29
 
 
@@ -382,6 +386,42 @@ def report_epochs(
         raise AssertionError(f"{drops} epochs were foreseen wrongly")
 
 
+# ---- h
+
+
+def row_h(bench: Bench) -> None:
+    root = bench.folder / "images"
+    if not root.exists():
+        root.mkdir()
+        write_images(root, Folder.BATCH * max(20 // bench.shrink, 3))
+    dataset, whose = Folder(root, "simplejpeg").transformed(), dict.fromkeys(OURS, "fastloop")
+    variants = {"threads": threads(2), "processes": processes(2), "torch": {"": {"num_workers": 2}}}
+    loaders = {
+        who: make_loader(whose.get(who, who), dataset, Folder.BATCH, of)
+        for who, of in variants.items()
+    }
+    taken: dict[str, list[float]] = {who: [] for who in loaders}
+    for turn in range(4 * bench.rounds + 1):
+        for who, loader in loaders.items():
+            begin = perf_counter()
+            batches = iter(loader)
+            next(batches)
+            first = perf_counter() - begin
+            each = (first + time_rest(batches)) / len(loader)
+            taken[who] += [first / each] if turn > 0 else []  # workers start in the first epoch
+    shares = {who: Times(tuple(rounds), "%") for who, rounds in taken.items()}
+    goals = [Goal("of a batch", shares["processes"].median, OF_A_BATCH, False, "%")]
+    measured = {who: each.as_dict() for who, each in shares.items()}
+    bench.report.row("h", "the first batch of an epoch of images", goals, shares, **measured)
+
+
+def time_rest(batches: Iterator[Any]) -> float:
+    begin = perf_counter()
+    for _batch in batches:
+        pass
+    return perf_counter() - begin
+
+
 ROWS: dict[str, Callable[[Bench], None]] = {
     "a": row_a,
     "b": row_b,
@@ -390,6 +430,7 @@ ROWS: dict[str, Callable[[Bench], None]] = {
     "e": row_e,
     "f": row_f,
     "g": row_g,
+    "h": row_h,
 }
 
 

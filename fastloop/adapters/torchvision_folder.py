@@ -171,6 +171,10 @@ class FolderSamples:
             return f"the {type(inner).__name__} has no transform"
         return chains.find_obstacle("called.arrays")
 
+    def _is_keyed(self) -> bool:
+        """Tell whether samples draw no random numbers, so that any worker may make them."""
+        return self._inner.target_transform is None and not self._plan.is_random
+
     # ---- images
 
     def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:

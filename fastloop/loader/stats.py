@@ -73,7 +73,8 @@ class LoaderStats:
         ahead_drops: epochs that were foreseen wrongly, so the batches read ahead were dropped.
         prefetch_factor: batches that each worker is asked for ahead; with ``"auto"``, now.
         workers: on the process and thread paths, the counts of each worker of the latest iterator.
-            The counts of a process include the replies that have been taken so far.
+            The counts of a process include the replies that have been taken so far, and its batches
+            leave out the first ones of an epoch if all processes make parts of them.
         fallbacks: leaves of batches that torch's own functions collated, by reason, in the latest
             iterator.
     """

@@ -112,8 +112,13 @@ static void test_requests_get_a_quarter_more_than_batches_of_late_needed(void)
     answer_next(&f, 0, 10);
     CHECK(receive(&f) == t);
     CHECK_INT(f.largest, 450000 - 450000 / 64);
+    t = submit(&f, 0, 2);
+    const fl_reply_message part = {.number = next_message(&f, 0).number, .used = 20};
+    fl_shm_queue_send_reply(f.queue.shm, 0, &part); /* says nothing of whole batches */
+    CHECK(receive(&f) == t);
+    CHECK_INT(f.largest, 450000 - 450000 / 64);
     f.largest = 0; /* none has come: a share of the budget */
-    CHECK_INT(submit(&f, 0, 2)->request->limit, 80 * MIB);
+    CHECK_INT(submit(&f, 0, 3)->request->limit, 80 * MIB);
     close_table(&f);
     open_table(&f, 2, 8 * 1000000);
     f.largest = 0;

@@ -269,6 +269,7 @@ static void count_reply(fl_inflight *table, const fl_reply_message *reply)
     counts->busy_ns += reply->busy_ns;
     counts->wait_ns += reply->wait_ns;
     for (int i = 0; i < FL_FALLBACK_REASONS; i++) table->counts.fallbacks[i] += reply->fallbacks[i];
+    if (reply->kind == 0) return; /* no batch, or a part of one */
     /* The estimate decays, so that one outlier does not make all later requests wait for as much
      * memory. Relaxed, and two tables may overwrite each other's value, because an estimate is
      * enough. */

@@ -237,6 +237,13 @@ class ImageFolder(EncodedImages):
             target = self.target_transform(target)
         return (*images, target)
 
+    def _is_keyed(self) -> bool:
+        """Tell whether a sample is a function of index and epoch alone, in whichever process it is
+        made, and all images are of one size."""
+        is_ours = isinstance(self._decode, decoders.AutoDecoder) and self._on_error == "raise"
+        is_plain = is_ours and "__getitems__" not in vars(self) and self.target_transform is None
+        return is_plain and self._like() is not None
+
     # ---- the cache
 
     def _open_planes(self, argument: str) -> ImagePlanes:

@@ -103,7 +103,8 @@ class _Channel:
         """Send the answer of torch's loop to a task."""
         task, data = item
         is_batch = isinstance(task, int)  # else torch's order to begin an epoch
-        is_object = not is_batch or isinstance(data, _OBJECTS)
+        is_part = is_batch and task < 0  # of a dealt batch
+        is_object = is_part or not is_batch or isinstance(data, _OBJECTS)
         if self.is_beginning and is_batch:
             data.is_of_init, self.is_beginning = True, False
         if self._reader is not None and is_batch:

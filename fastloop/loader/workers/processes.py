@@ -31,11 +31,11 @@ from fastloop.base.interrupts import (
 from fastloop.compat.tensors import outside_inference_mode
 from fastloop.compat.torch_parts import DatasetKind, ExceptionWrapper, StreamEnd
 from fastloop.data.stateful import DatasetReader
-from fastloop.device.accelerator import Accelerator
 from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers import batch_pickle, lifecycle
 from fastloop.loader.workers.batch_pickle import Order, unpack
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
+from fastloop.loader.workers.dealt import Parts, cut, find_columns, may_deal
 from fastloop.loader.workers.lifecycle import (
     FIRM_S,
     LAST_S,
@@ -75,9 +75,7 @@ class ProcessIter(WorkerIter):
     _in_processes = True
     _workers: list[WorkerProcess]
 
-    def __init__(
-        self, loader: DataLoader[Any], shared: Shared, accelerator: Accelerator | None = None
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], shared: Shared, accelerator: Any = None) -> None:
         # torch's worker loop imports numpy.random. Without this import every worker would import
         # it, and Ctrl-C in the middle would leave extension modules half initialised.
         with interrupts_held():
@@ -88,7 +86,8 @@ class ProcessIter(WorkerIter):
         self._delivered: list[Any] = []  # at most one, kept through interrupts
         self._is_taking = False
         self._replaces_dead = look_up(loader, "on_worker_death", "raise") == "restart"
-        self._deadly: Counter[int] = Counter()  # by batch of this epoch: deaths of its workers
+        # By batch of this epoch, or by batch and part: deaths of its workers.
+        self._deadly: Counter[tuple[Any, ...]] = Counter()
         self._early: Counter[int] = Counter()  # by worker: deaths in a row before a batch
         self._last_words: dict[int, str] = {}  # the texts on dead workers without a successor
         self._next_look = 0.0
@@ -108,6 +107,10 @@ class ProcessIter(WorkerIter):
         self._context: Any = loader.multiprocessing_context or torch.multiprocessing
         self._file = SharedFile()
         self._transfers: list[DatasetTransfer] = []
+        # By number of a batch that was dealt: the replies of its parts, None for those under way.
+        # An empty list: one worker makes the whole batch after all.
+        self._parts: dict[int, list[Reply | None]] = {}
+        self._deals = may_deal(loader)
         self._lock = threading.RLock()  # held while a successor starts or the workers are stopped
         self._stopped = threading.Event()
         super().__init__(loader, shared)
@@ -151,6 +154,7 @@ class ProcessIter(WorkerIter):
         # Workers that have yet to answer the order to begin this epoch.
         self._resuming = set(range(0 if first_iter or is_ahead else self._num_workers))
         self._deadly.clear()
+        self._parts = {}
         if self._destination is not None:
             self._destination.check()
             self._drop_next()
@@ -162,8 +166,32 @@ class ProcessIter(WorkerIter):
         else:
             self._prepare(worker, task)()
 
-    def _prepare(self, worker: int, task: Any) -> partial[None]:
+    def _may_deal(self) -> bool:
+        return self._deals
+
+    def _prepare(self, worker: int, task: Any) -> partial[Any]:
+        if not self._is_dealt(task) or len(task[1]) < 2:
+            return self._prepare_whole(worker, task)
+        tasks = cut(task, self._num_workers)
+        # A worker knows a part by its negative number.
+        pickled = [batch_pickle.pickle_task((~place, part)) for _, part, place, _ in tasks]
+        self._parts[task[0]] = [None] * len(tasks)
+        sends = map(self._parent_end.submit, range(len(tasks)), pickled, tasks)
+        # In one call, as `_prepare` demands: submit() returns None, so any() calls each.
+        return partial(any, sends)
+
+    def _prepare_whole(self, worker: int, task: Any) -> partial[None]:
         return partial(self._parent_end.submit, worker, batch_pickle.pickle_task(task), task)
+
+    def _makers(self, number: int) -> list[int]:
+        """Worker n makes the part at place n."""
+        missing = [n for n, part in enumerate(self._parts.get(number, ())) if part is None]
+        return missing or super()._makers(number)
+
+    def _find_makers(self) -> set[int]:
+        """Return the workers that the next batch waits for."""
+        is_sent = self._rcvd_idx in self._task_info
+        return set(self._makers(self._rcvd_idx) if is_sent else ())
 
     # ---- batches
 
@@ -226,6 +254,9 @@ class ProcessIter(WorkerIter):
 
     def _process_data(self, data: Any, worker: int) -> Any:
         data = super()._process_data(data, worker)
+        if type(data) is Parts:
+            self._parts.pop(data.number, None)
+            return data.join(self._shared.collate_here())
         if self._destination is None and type(data) is Reply:
             return unpack(data)
         return data
@@ -283,9 +314,11 @@ class ProcessIter(WorkerIter):
         if isinstance(task, Order):
             self._resuming.discard(task.worker)
             return None if task.generators == "keep" else (task, unpack(reply))
-        number, indices = task
+        number, indices, *part = task
         if number not in self._task_info:
             return None  # from the previous epoch
+        if part:
+            return self._read_part(number, part[0], part[1], reply)
         worker = self._task_info[number][0]
         self._newest[worker] = max(self._newest[worker], number)
         if reply.kind != batch_pickle.OBJECT:
@@ -302,6 +335,27 @@ class ProcessIter(WorkerIter):
         if not self._parent_end.owes(worker):
             return self._finish(number, data, state)
         self._ends.append((number, data, state))
+        return None
+
+    def _read_part(
+        self, number: int, place: int, indices: list[Any], reply: Reply
+    ) -> tuple[Any, Any] | None:
+        """Note a part. Return (number, data) if it was the last one. If the parts do not go
+        together, ask for the whole batch: the worker then raises the error."""
+        parts = self._parts[number]
+        if not parts:
+            return None  # a signal's handler has raised after the worker was asked
+        parts[place] = reply
+        if any(part is None for part in parts):
+            return None
+        columns = find_columns([self._unpack_object(part) for part in parts if part is not None])
+        if columns is not None:
+            return number, Parts(number, columns)
+        send = self._prepare_whole(self._task_info[number][0], (number, indices))
+        # No call stands between the next lines.
+        self._unsent[number] = send
+        self._parts[number] = []
+        self._send_noted(number)
         return None
 
     def _unpack_object(self, reply: Reply) -> Any:
@@ -345,9 +399,9 @@ class ProcessIter(WorkerIter):
             return received
         if lost := self._replace(dead):
             # A dead worker's batch may have arrived and wait for earlier batches of living workers.
-            first = self._task_info.get(self._rcvd_idx, (-1,))[0]
+            is_next = not self._find_makers().isdisjoint(lost)
             is_here = any(len(info) == 2 and info[0] in lost for info in self._task_info.values())
-            if first in lost or not is_here:
+            if is_next or not is_here:
                 for number in lost:
                     self._send(number, None)
                     self._workers_status[number] = False
@@ -435,8 +489,8 @@ class ProcessIter(WorkerIter):
         self._early[number] = 0
         if task is None or task[0] not in self._task_info:
             return  # from the previous epoch, so nobody waits for the batch
-        self._deadly[task[0]] += 1
-        times = self._deadly[task[0]]
+        self._deadly[task[::2]] += 1  # (number,), or with the place of a part
+        times = self._deadly[task[::2]]
         if times >= (_MOST_HANGS if is_hung else _MOST_DEATHS):
             many, end = ("three", "hung or died") if is_hung else ("two", "died")
             batch = task[0] % batch_pickle.EPOCH
@@ -482,7 +536,7 @@ class ProcessIter(WorkerIter):
             self._seen[number] = progress, seconds + passed_s if is_same else 0.0
 
     def _explain_wait(self) -> str:
-        worker: int = self._task_info.get(self._rcvd_idx, (min(self._resuming, default=0),))[0]
+        worker = min(self._find_makers() or self._resuming, default=0)
         process, task = self._workers[worker], self._explain_task(worker)
         text = f": worker {worker} (pid {process.pid}) has not answered{task}."
         return text + process.explain_stack(self._stacks)
