@@ -79,7 +79,8 @@ class Shared:
         self.idle: Any = None
         self.keeps_indices = False  # the array path keeps the latest indices, for keep_indices()
         self.latest_ahead: Callable[[], Any] = _nobody  # the latest iterator that may leave one
-        self.renewals = 0  # how many were dropped since one was taken over
+        # How many were dropped since one was taken over. From 2 on also epochs that were not tried.
+        self.renewals = 0
         self.is_served = is_served  # see ``Fetch``
         self.left_collate: Any = None  # a collate function that fastloop does not accelerate
         self.left = 0, 0  # the ids of a dataset and a collate function that are Python's

@@ -198,7 +198,7 @@ def test_rows_of_a_subset_are_compared() -> None:
     assert epochs(array) == epochs(torchs)
 
 
-def test_columns_that_are_new_each_time_are_read_ahead_twice_only() -> None:
+def test_columns_that_are_new_each_time_are_read_ahead_seldom() -> None:
     texts = RaggedArray.from_list([[1] * (i % 5 + 1) for i in range(23)])
     with DataLoader(
         ArrayDataset(ids=texts), 3, collate_fn=PadCollate(), num_workers=2, epochs_ahead=1
@@ -208,6 +208,20 @@ def test_columns_that_are_new_each_time_are_read_ahead_twice_only() -> None:
         assert counts(loader) == (0, 2)
         why = "iter() makes the columns of this dataset anew"
         assert loader.stats().why.endswith(f"; no epoch is read ahead: {why}")
+        for _ in range(8):
+            list(loader)
+        assert counts(loader) == (0, 3)
+
+
+def test_data_that_change_no_more_are_read_ahead_again() -> None:
+    dataset = TensorDataset(torch.arange(23))
+    with DataLoader(dataset, 3, num_workers=2, epochs_ahead=1) as loader:
+        for i in range(14):
+            if i < 4:
+                dataset.tensors = (torch.arange(23) + i,)
+            expected = dataset.tensors[0].tolist()
+            assert torch.cat([batch[0] for batch in loader]).tolist() == expected
+        assert counts(loader) == (2, 2)
 
 
 @pytest.mark.parametrize(

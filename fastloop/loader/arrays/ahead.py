@@ -35,6 +35,9 @@ from fastloop.loader.arrays.iterator import (
 )
 from fastloop.loader.shared import Shared
 
+# After two drops in a row eight epochs are not read ahead.
+_MOST_RENEWALS = 10
+
 
 class _Foreseen(NamedTuple):
     """An epoch that was foreseen.
@@ -195,6 +198,9 @@ class AheadIter(ArrayIter):
         accelerator: Any,
         is_live: bool = False,
     ) -> None:
+        shared.renewals += shared.renewals > 1  # another epoch that is not read ahead
+        if shared.renewals > _MOST_RENEWALS:
+            shared.renewals = 1  # try once
         fault = "iter() makes the columns of this dataset anew" if shared.renewals > 1 else ""
         if any(map(torch.Tensor.is_inference, tensors_in(columns.table))):
             fault = "tensors of inference mode do not count changes in place"
