@@ -1,15 +1,19 @@
 """What a collate_fn of the user's returns, once it is on a device: here host memory that every
 batch is copied to whole, as to a device. Copies themselves are tested in test_uploads.py."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from collate_results import MAKES, RESULTS, UNMOVED, base
 from compare import LOADERS, Raised, assert_identical, collating_loader, results
+from image_folders import write_folder
 from samples import dtypes, tensor_of
+from torch.utils.data import DataLoader as TorchLoader
 
-from fastloop import DataLoader, _core
+from fastloop import DataLoader, ImageFolder, _core
+from fastloop import transforms as T
 from fastloop.base.nested import list_leaves, map_leaves
 from fastloop.device import destinations
 from fastloop.device.accelerator import HostAccelerator
@@ -117,3 +121,19 @@ def test_what_hides_tensors_stays_on_the_host(
     make = RESULTS[name]
     results(collating_loader(DataLoader, lambda _: make(), 1, 1))
     assert memory.has_moved == [has_moved]
+
+
+def test_batches_that_all_workers_make_are_sent_whole(
+    memory: HostMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(memory, "send", lambda batch: sent.append(batch) or batch)
+    recipe = T.Compose([T.RandomResizedCrop(16), T.ToDtype(torch.float32)])
+    dataset = ImageFolder(write_folder(tmp_path), recipe)
+    with DataLoader(dataset, 3, num_workers=2, persistent_workers=True) as loader:
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            for batch, expected in zip(loader, TorchLoader(dataset, 3), strict=True):
+                assert all(map(torch.equal, batch, expected))
+    assert [len(batch[0]) for batch in sent] == [3] * 4
+    assert memory.has_moved.count(True) == 6

@@ -567,7 +567,7 @@ class ProcessIter(WorkerIter):
             with interrupts_held():
                 self._shutdown = True
                 self._parent_end.start_epoch()
-                self._task_info = {}
+                self._task_info, self._parts = {}, {}
                 self._drop_next()
                 self._close_file()
                 if self._stacks >= 0:
