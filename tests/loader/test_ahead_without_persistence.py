@@ -296,7 +296,7 @@ def test_a_loop_that_is_left_leaves_no_thread() -> None:
     with array(dataset=rows(99)) as loader:
         for _ in loader:
             break
-        assert len(threads()) == before
+        assert len(threads()) <= before  # a thread of an earlier test may have ended meanwhile
 
 
 def test_a_loader_that_takes_another_path_leaves_no_thread() -> None:
