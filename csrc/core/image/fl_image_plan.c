@@ -434,23 +434,32 @@ static int run_range(const fl_image_plan *plan, const fl_image_params *params, i
     return FL_OK;
 }
 
-static int run_ops(const fl_image_plan *plan, const fl_image_params *params, fl_image_view *view,
-                   char *out, fl_err *err)
+static int run_ops(const fl_image_plan *plan, const fl_image_params *params,
+                   const fl_image_steps *steps, fl_image_view *view, char *out, fl_err *err)
 {
     FL_TRY(run_range(plan, params, 0, plan->count, view, err));
+    FL_TRY(fl_image_steps_apply(steps, view, err));
     FL_TRY(fl_image_view_resolve(view, err));
     return fl_image_output_write(&plan->output, view, out, err);
 }
 
-int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
-                        const fl_image_source *source, void *out, fl_err *err)
+int fl_image_plan_apply_steps(const fl_image_plan *plan, const fl_image_params *params,
+                              const fl_image_steps *steps, const fl_image_source *source, void *out,
+                              fl_err *err)
 {
     fl_image_tools tools = {
         .ops = plan->ops, .image_ops = plan->image_ops, .channels = plan->channels};
     FL_TRY(fl_scratch_take(plan->scratch, &tools.scratch, err));
     fl_image_view view;
     fl_image_view_start(&view, &tools, plan->cache, source);
-    int status = run_ops(plan, params, &view, out, err);
+    int status = run_ops(plan, params, steps, &view, out, err);
     fl_scratch_give(plan->scratch, tools.scratch);
     return status;
+}
+
+int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
+                        const fl_image_source *source, void *out, fl_err *err)
+{
+    static const fl_image_steps none = {.count = 0};
+    return fl_image_plan_apply_steps(plan, params, &none, source, out, err);
 }

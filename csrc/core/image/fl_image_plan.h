@@ -8,7 +8,7 @@
 #ifndef FL_IMAGE_PLAN_H
 #define FL_IMAGE_PLAN_H
 
-#include "fl_image.h"
+#include "fl_image_steps.h"
 #include "fl_map_axis.h"
 
 typedef struct fl_image_plan fl_image_plan;
@@ -73,6 +73,12 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
  * ever. FL_OK, FL_ENOMEM. */
 int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
                         const fl_image_source *source, void *out, fl_err *err);
+
+/* Does the same with steps behind the plan's operations: images have 3 channels, and the steps are
+ * checked for the size of results. */
+int fl_image_plan_apply_steps(const fl_image_plan *plan, const fl_image_params *params,
+                              const fl_image_steps *steps, const fl_image_source *source, void *out,
+                              fl_err *err);
 
 /* ---- plans for a device, which moves bytes, resizes once, changes colours and looks bytes up:
  * fl_image_plan_map */

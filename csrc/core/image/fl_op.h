@@ -98,6 +98,8 @@ int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view
                  fl_err *err);
 int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, fl_image_view *view,
                     fl_err *err);
+/* Transforms the view with Pillow's bits; sets how and fill of `warp`. FL_ENOMEM. */
+int fl_op_warp_pil(const fl_image_op *op, fl_warp_pil *warp, fl_image_view *view, fl_err *err);
 
 /* log with the same bits on every machine, as fl_op_exp; x > 0. */
 double fl_op_log(double x);

@@ -50,7 +50,7 @@ exchange(const fl_image_view *view, const fl_image_planes *planes, uint8_t *pixe
     }
 }
 
-static int warp_pil(const fl_image_op *op, fl_warp_pil *warp, fl_image_view *view, fl_err *err)
+int fl_op_warp_pil(const fl_image_op *op, fl_warp_pil *warp, fl_image_view *view, fl_err *err)
 {
     fl_image_planes image, next;
     int32_t channels = view->tools.channels;
@@ -104,7 +104,7 @@ int fl_op_transform(const fl_image_op *op, int32_t i, const fl_affine *affine, f
     if (op->arithmetic == FL_BY_PIL) {
         fl_warp_pil by_pil = {.is_perspective = false};
         fl_affine_matrix(by_pil.m, affine, op->is_v1);
-        return warp_pil(op, &by_pil, view, err);
+        return fl_op_warp_pil(op, &by_pil, view, err);
     }
     fl_image_warp warp;
     fl_affine from_middle = *affine;
@@ -134,7 +134,7 @@ int fl_op_rotate(const fl_image_op *op, int32_t i, double degrees, fl_image_view
     if (op->arithmetic == FL_BY_PIL) {
         fl_warp_pil by_pil = {.is_perspective = false};
         fl_warp_pil_rotate(&by_pil, angle, affine.center);
-        return warp_pil(op, &by_pil, view, err);
+        return fl_op_warp_pil(op, &by_pil, view, err);
     }
     affine.angle = -angle;
     return fl_op_transform(op, i, &affine, view, err);
@@ -259,7 +259,7 @@ static int apply_perspective(const fl_image_op *op, int32_t i, const fl_image_pa
     if (op->arithmetic == FL_BY_PIL) {
         fl_warp_pil by_pil = {.is_perspective = true};
         for (int k = 0; k < 8; k++) by_pil.m[k] = (double)params->coefficients[k];
-        return warp_pil(op, &by_pil, view, err);
+        return fl_op_warp_pil(op, &by_pil, view, err);
     }
     fl_warp_perspective(&warp, params->coefficients,
                         (fl_image_size){view->y.length, view->x.length});

@@ -235,6 +235,25 @@ mix_16_pixels(const pil_piece *p, int i, const pil_image *from, int64_t channels
     }
 }
 
+/* Mixes four pixels of a line, if the rest of the other axis is 0: that axis then gives the number
+ * of its own pixel, as in shears and translations. */
+static inline void
+mix_4_in_line(const pil_piece *p, int i, const pil_image *from, int64_t channels, uint8_t *dst)
+{
+    const bool is_row = p->y[i] == 0;
+    const int64_t pitch = is_row ? channels : from->width * channels;
+    const int32_t own = is_row ? p->column[i] : p->row_of[i];
+    const int32_t length = is_row ? from->width : from->height;
+    const uint8_t *first =
+        from->data + (is_row ? p->row_of[i] * from->width * channels : p->column[i] * channels);
+    for (int64_t c = 0; c < channels; c += PIL_CHANNELS) {
+        pil_pixel v[4];
+        for (int k = 0; k < 4; k++)
+            v[k] = load_pixel(first + clamp_to(own + k - 1, length) * pitch + c);
+        store_pixel(dst + c, cubic_of(v, is_row ? p->x[i] : p->y[i]));
+    }
+}
+
 /* Writes the pixels of a piece; `channels` is a constant. */
 FL_FOR_EACH_ARITHMETIC void write_pixels(const fl_warp_pil *warp, const pil_piece *p,
                                          const pil_image *from, int64_t channels, uint8_t *dst)
@@ -246,6 +265,8 @@ FL_FOR_EACH_ARITHMETIC void write_pixels(const fl_warp_pil *warp, const pil_piec
             memcpy(dst, from->data + p->at[i] * channels, 4);
         else if (warp->how == FL_BILINEAR)
             mix_4_pixels(p, i, from->data, channels, dst);
+        else if (p->y[i] == 0 || p->x[i] == 0)
+            mix_4_in_line(p, i, from, channels, dst);
         else
             mix_16_pixels(p, i, from, channels, dst);
     }

@@ -7,6 +7,7 @@
 #include "fl_py_error.h"
 #include "fl_py_image_cache.h"
 #include "fl_py_image_op.h"
+#include "fl_py_image_steps.h"
 #include "fl_py_jpeg.h"
 #include "fl_py_put.h"
 #include "fl_py_section.h"
@@ -329,6 +330,38 @@ static PyObject *plan_apply(fl_py_image_plan *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(apply_drawn_doc,
+             "apply_drawn(image, out, drawn, steps, border)\n--\n\n"
+             "Run the plan on one image with what the caller has drawn, then the steps, and\n"
+             "write the result to `out`. drawn: for each operation (top, left, height, width)\n"
+             "of a RandomResizedCrop, or whether a flip is applied. steps: a tuple of (name,\n"
+             "interpolation, numbers...) with the bits of PIL images. border: three numbers\n"
+             "outside of images. Releases the interpreter lock. Raises TypeError or ValueError.");
+
+static PyObject *plan_apply_drawn(fl_py_image_plan *self, PyObject *args)
+{
+    PyObject *image, *out, *drawn, *list, *border;
+    fl_image_source source;
+    fl_image_params params[FL_MAX_IMAGE_OPS];
+    fl_image_steps steps;
+    fl_err err = {0};
+    int status;
+    if (!PyArg_ParseTuple(args, "OOOOO:apply_drawn", &image, &out, &drawn, &list, &border) ||
+        fl_py_image_plan_source(self, image, &source) != 0 ||
+        fl_py_image_drawn_read(self->plan, drawn, source.size, params) != 0 ||
+        fl_py_image_steps_read(list, border, fl_image_plan_out(self->plan), &steps) != 0)
+        return NULL;
+    char *data = fl_py_image_plan_memory(self, out);
+    if (data == NULL) return NULL;
+    if (steps.count > 0 && fl_image_plan_out_channels(self->plan) != 3)
+        return PyErr_Format(PyExc_ValueError, "apply_drawn: steps take images of 3 channels");
+    Py_BEGIN_ALLOW_THREADS
+    status = fl_image_plan_apply_steps(self->plan, params, &steps, &source, data, &err);
+    Py_END_ALLOW_THREADS
+    if (status != FL_OK) return fl_py_raise(&err, NULL);
+    Py_RETURN_NONE;
+}
+
 /* Describes a contiguous CPU tensor of integers with this many bits and dimensions; ValueError if
  * the tensor is different. */
 static int view_integers(const fl_py_image_plan *self, PyObject *tensor, uint8_t bits, int32_t ndim,
@@ -458,6 +491,7 @@ static PyGetSetDef plan_getset[] = {
 static PyMethodDef plan_methods[] = {
     {"draw", (PyCFunction)plan_draw, METH_VARARGS, draw_doc},
     {"apply", (PyCFunction)plan_apply, METH_VARARGS, apply_doc},
+    {"apply_drawn", (PyCFunction)plan_apply_drawn, METH_VARARGS, apply_drawn_doc},
     {"map", (PyCFunction)plan_map, METH_VARARGS, map_doc},
     {"values", (PyCFunction)plan_values_in_section, METH_NOARGS, values_doc},
     {NULL, NULL, 0, NULL}};
