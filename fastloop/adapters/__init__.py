@@ -28,6 +28,7 @@ _ADAPTERS = {
     "transformers.": "hugging_face",
     "trl.trainer.": "hugging_face",
     "torch_geometric.loader.dataloader": "torch_geometric",
+    "timm.data.dataset": "timm_images",
 }
 # The functions of each seam, by module: a class, the name of its function, and the adapter whose
 # ``make_call`` makes the function that is put in. Without a class the function is the module's.
@@ -35,6 +36,7 @@ _SEAMS: dict[str, late_seam.Places] = {
     "transforms": {
         "torchvision.transforms.transforms": [("Compose", "__call__", "torchvision_compose")],
         "torchvision.transforms.v2._container": [("Compose", "forward", "torchvision_compose")],
+        "timm.data.loader": [("PrefetchLoader", "__iter__", "timm_loader")],
         "PIL.Image": [
             ("Image", "resize", "pillow_resize"),
             ("Image", "_Image__transformer", "pillow_warp"),

@@ -191,6 +191,14 @@ def is_gate(op: Any) -> bool:
     return type(op.p) in (float, int) and listed(op) is not None
 
 
+def is_flip(op: Any) -> bool:
+    """Tell whether an operation is an unaltered flip of torchvision's v1. Raises ValueError."""
+    is_known = any(_is_of(op, name) for name in ("RandomHorizontalFlip", "RandomVerticalFlip"))
+    if is_known:
+        _check_unaltered(op)
+    return is_known and _version_of(op) == 1
+
+
 @dataclass
 class Chain:
     """The operations of a transform of torchvision.

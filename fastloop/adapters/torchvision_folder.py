@@ -92,6 +92,7 @@ class FolderSamples:
     _borrows_slots = True
     _why = ""  # what users read beside "samples of ImageFolder by fastloop"
     _reads_ahead = True
+    _draws_first = False  # before files are decoded, also if threads read ahead
     _form: tuple[tuple[int, ...], str] = (0, 0, 3), "HWC"  # of images: 0 for edges that differ
 
     def __init__(self, dataset: Any, reason: str = "") -> None:
@@ -177,16 +178,25 @@ class FolderSamples:
 
     # ---- images
 
+    def _entry(self, row: Any) -> tuple[str, Any]:
+        """Return the path of a file, and its target."""
+        entry: tuple[str, Any] = self._inner.samples[row]
+        return entry
+
+    def _collate_of(self, collate_fn: Any) -> Any:
+        """Return the function in place of a loader's collate function."""
+        return collate_fn
+
     def _read(self, row: Any, decode: AutoDecoder) -> tuple[Any, Any] | None:
         """Return an image (an array in memory that the decoder uses again, planes, a file that the
         plan decodes, or an image of Pillow) and its target. None: the file cannot be decoded, or
         Pillow warns of its size; torchvision then raises or warns."""
         try:
-            path, target = self._inner.samples[row]
+            path, target = self._entry(row)
             planes = find_asked()
             image: Any = None if planes is None else planes.read(path)
             if image is None:
-                is_whole = self._plan is None or self._has_threads()
+                is_whole = self._plan is None or (self._has_threads() and not self._draws_first)
                 least = math.inf if is_whole else self._plan.least_for_part
                 image = _decode(path, decode, planes is None, least)
         except Exception:

@@ -93,7 +93,8 @@ class Collation:
         if is_sequence:
             self.function = partial(collate_fn.collate, core)
         # Only the collate sees the samples of such datasets.
-        is_lent = is_default and own(below_subsets(dataset)[0], "_borrows_slots")
+        is_lent = is_default or (is_sequence and own(collate_fn, "_takes_slots"))
+        is_lent = is_lent and own(below_subsets(dataset)[0], "_borrows_slots")
         self.lender = core if is_lent else None
         self.fallbacks = Fallbacks(core)
 

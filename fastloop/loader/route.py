@@ -200,7 +200,8 @@ def fast_iterator(
             iterator_class = AheadIter
         return iterator_class(loader, columns, shared, accelerator, is_live=path == "array")
     if route.samples is not None:
-        loader = LoaderProxy(loader, dataset=route.samples)  # type: ignore[assignment]
+        collate_fn = route.samples._collate_of(loader.collate_fn)
+        loader = LoaderProxy(loader, dataset=route.samples, collate_fn=collate_fn)  # type: ignore[assignment]
     if loader.num_workers > 0:
         check_forks(loader.multiprocessing_context, loader.num_workers)
     if route.path == "process":

@@ -73,13 +73,13 @@ def known_releases() -> dict[str, str]:
         line.removeprefix("#").strip() for line in text.split("\n\n")[0].splitlines()
     )
     named = r"\d+\.\d+(?: and \d+\.\d+)?"
-    return dict(re.findall(rf"(torchvision|transformers|datasets) ({named})", heading))
+    return dict(re.findall(rf"(torchvision|transformers|datasets|timm) ({named})", heading))
 
 
 def test_pages_name_the_releases_that_are_known() -> None:
     """One page names all of them, and no page names a different range."""
     known = known_releases()
-    assert known.keys() == {"torchvision", "transformers", "datasets"}
+    assert known.keys() == {"torchvision", "transformers", "datasets", "timm"}
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     texts = {path: " ".join(path.read_text().split()) for path in pages}
     page = texts[ROOT / "docs/internals/zero-change.md"]

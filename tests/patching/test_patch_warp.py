@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fastloop
-from fastloop.adapters import pillow_warp
+from fastloop.adapters import pillow_blur, pillow_warp
 from fastloop.compat import verdicts
 
 pytest.importorskip("PIL")
@@ -99,7 +99,7 @@ def test_timms_operations() -> None:
 
     pillows = make()
     fastloop.patch("transforms", verbose=False)
-    assert make() == pillows and status().native == 60 - pillow_warp._CHECKED
+    assert make() == pillows and status().native == 60 - pillow_blur._CHECKED
 
 
 def wrong_affine(core: Any, *args: Any) -> None:

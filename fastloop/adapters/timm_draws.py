@@ -1,0 +1,246 @@
+"""timm's transforms of ``create_transform`` for images in training: what they draw, and plans.
+
+timm draws from Python's ``random``, from NumPy and from torch. Here Python draws in timm's order,
+with the same functions, and native code gets the drawn numbers. What is not known exactly is
+refused.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastloop._core import INTERPOLATIONS, Snapshot
+from fastloop.adapters import originals
+from fastloop.adapters import torchvision_chain as chains
+from fastloop.adapters.torchvision_battery import images_of
+from fastloop.base.checks import refuse_if
+from fastloop.compat.verification import running_original
+from fastloop.data.transforms import ops as image_ops
+from fastloop.data.transforms.plan import Plan, compile_plan
+
+_COUNT = {False: 128, True: 256}  # of a battery: of code that fastloop does not know: True
+_MOST_STEPS = 16
+_FILTERS = {2: INTERPOLATIONS["bilinear"], 3: INTERPOLATIONS["bicubic"]}  # by Pillow's numbers
+_SAME = "Invert", "Solarize", "Contrast", "Color", "Brightness", "Sharpness", "Equalize", "Rotate"
+# By the name of timm's function: the name of a step, and the numbers of the step for the width and
+# height of the image and timm's argument.
+_STEPS: dict[str, tuple[str, Callable[..., tuple[float, ...]]]] = {
+    **{name.lower(): (name, lambda w, h, *given: given) for name in _SAME},
+    "auto_contrast": ("AutoContrast", lambda w, h: ()),
+    "solarize_add": ("SolarizeAdd", lambda w, h, x: (x,)),
+    "posterize": ("Posterize", lambda w, h, x: (max(x, 0),)),
+    "desaturate": ("Color", lambda w, h, x: (min(1.0, max(0.0, 1.0 - x)),)),
+    "shear_x": ("Affine", lambda w, h, x: (1, x, 0, 0, 1, 0)),
+    "shear_y": ("Affine", lambda w, h, x: (1, 0, 0, x, 1, 0)),
+    "translate_x_rel": ("Affine", lambda w, h, x: (1, 0, x * w, 0, 1, 0)),
+    "translate_y_rel": ("Affine", lambda w, h, x: (1, 0, 0, 0, 1, x * h)),
+    "translate_x_abs": ("Affine", lambda w, h, x: (1, 0, x, 0, 1, 0)),
+    "translate_y_abs": ("Affine", lambda w, h, x: (1, 0, 0, 0, 1, x)),
+}
+
+
+@cache
+def _without_pixels(size: tuple[int, int]) -> Any:
+    """Return an image of PIL that has a size alone."""
+    image = sys.modules["PIL.Image"].Image()
+    image._size = size
+    return image
+
+
+def get_states() -> tuple[Any, ...]:
+    """Return the states of ``random`` and of NumPy's generator, which can be compared."""
+    name, words, *rest = np.random.get_state()
+    return random.getstate(), (name, np.asarray(words).tobytes(), *rest)
+
+
+def set_states(states: tuple[Any, ...]) -> None:
+    of_random, (name, words, *rest) = states
+    random.setstate(of_random)
+    np.random.set_state((name, np.frombuffer(words, np.uint32), *rest))
+
+
+def _choose(one: Any) -> Any:
+    """Draw one of several, as timm does."""
+    return random.choice(one) if isinstance(one, list | tuple) else one
+
+
+def _each(one: Any) -> Sequence[Any]:
+    return one if isinstance(one, list | tuple) else (one,)
+
+
+class Draws:
+    """The transforms of timm that make a sample.
+
+    Raises:
+        ValueError: fastloop does not do a transform; the text says why.
+    """
+
+    def __init__(self, transforms: Sequence[Any]) -> None:
+        kinds = sys.modules["timm.data.transforms"]
+        names = [type(op).__name__ for op in transforms]
+        is_known = len(names) > 1 and type(transforms[-1]) is kinds.MaybePILToTensor
+        is_known = is_known and type(transforms[0]) is kinds.RandomResizedCropAndInterpolation
+        self._crop, self._border, self._ops = transforms[0], (0, 0, 0), list[Any]()
+        self._flips = [op for op in transforms[1:3] if chains.is_flip(op)]
+        rest = transforms[1 + len(self._flips) : -1]
+        refuse_if(not is_known or len(rest) > 1, f"fastloop does not do {', '.join(names)}")
+        how = {getattr(each, "value", None) for each in _each(self._crop.interpolation)}
+        is_known = bool(how) and how <= {"bilinear", "bicubic"}
+        refuse_if(not is_known, "the crop has another filter, or a list of none")
+        refuse_if("get_params" in vars(self._crop), "get_params was replaced")
+        self._policy: Any = rest[0] if rest else None
+        if rest:
+            self._read_policy()
+        self.transforms, self._plans = list(transforms), dict[Any, Plan]()
+        self.has_same = Snapshot([*transforms, *self._ops]).is_same
+
+    def _read_policy(self) -> None:
+        module, kind = sys.modules["timm.data.auto_augment"], type(self._policy)
+        is_rand = kind is module.RandAugment
+        refuse_if(not is_rand and kind is not module.AutoAugment, f"fastloop does not do {kind}")
+        parts = [self._policy.ops] if is_rand else self._policy.policy
+        layers = self._policy.num_layers if is_rand else max(map(len, parts))
+        refuse_if(layers > _MOST_STEPS, f"more than {_MOST_STEPS} operations of a policy")
+        self._ops = list({id(op): op for part in parts for op in part}.values())
+        self._border = self._ops[0].kwargs["fillcolor"]
+        for op in self._ops:
+            refuse_if(type(op) is not module.AugmentOp, "an operation of another class")
+            given = op.aug_fn, getattr(op.level_fn, "func", op.level_fn)
+            theirs = [each is None or vars(module).get(each.__name__) is each for each in given]
+            refuse_if(not all(theirs), f"the functions of {op.name} were replaced")
+            refuse_if(op.aug_fn.__name__ not in _STEPS, f"fastloop does not do {op.name}")
+            how = {*map(int, _each(op.kwargs["resample"]))}
+            refuse_if(not how or not how <= {*_FILTERS}, f"{op.name} has another filter")
+            border = op.kwargs["fillcolor"]
+            is_plain = type(border) is tuple and [*map(type, border)] == [int] * 3
+            is_plain = is_plain and border == self._border and {*border} <= {*range(256)}
+            refuse_if(not is_plain, f"{op.name} has another fill")
+
+    def takes(self, width: int, height: int) -> bool:
+        """Tell whether no crop of such an image can have an edge of 0 pixels."""
+        low, high = min(self._crop.ratio), max(self._crop.ratio)
+        least: float = self._crop.scale[0] * width * height * min(low, 1 / high)
+        return least >= 1 and min(width, height) >= 8 and low >= 1 / 8 and high <= 8
+
+    def plan(self, out_layout: str, how: str = "bilinear") -> Plan:
+        """Return the plan for results in this layout, with this filter of the crop."""
+        key = out_layout, how
+        if key not in self._plans:
+            crop: Any = image_ops.get_operation("RandomResizedCrop")
+            crop = crop(self._crop.size, scale=self._crop.scale, ratio=self._crop.ratio)
+            crop.interpolation = chains.find_pillow() + (how == "bicubic")
+            flips: list[Any] = [image_ops.get_operation(type(op).__name__) for op in self._flips]
+            ops = crop, *(flip(0.5) for flip in flips)
+            self._plans[key] = compile_plan(ops, (0, 0, 3), "HWC", out_layout, may_differ=True)
+        return self._plans[key]
+
+    def draw(self, width: int, height: int, generator: torch.Generator) -> tuple[str, Any, Any]:
+        """Draw for an image, in the order of timm's own calls. Return the filter of the crop, what
+        the plan's operations draw, and the steps behind these."""
+        op, policy = self._crop, self._policy
+        image, steps = _without_pixels((width, height)), list[Any]()
+        drawn: list[Any] = [tuple(op.get_params(image, op.scale, op.ratio))]
+        how = _choose(op.interpolation).value
+        drawn += [bool(torch.rand(1, generator=generator) < flip.p) for flip in self._flips]
+        chosen: Any = ()
+        if type(policy).__name__ == "AutoAugment":
+            chosen = random.choice(policy.policy)
+        elif policy is not None:
+            p = policy.choice_weights
+            chosen = np.random.choice(policy.ops, policy.num_layers, replace=p is None, p=p)
+        for each in chosen:
+            self._add(each, steps)
+        return how, tuple(drawn), tuple(steps)
+
+    def _add(self, op: Any, steps: list[Any]) -> None:
+        """Draw for an operation of a policy as its ``__call__``, and add the step if there is
+        one."""
+        if op.prob < 1.0 and random.random() > op.prob:
+            return
+        magnitude = op.magnitude
+        if op.magnitude_std == float("inf"):
+            magnitude = random.uniform(0, magnitude)
+        elif op.magnitude_std > 0:
+            magnitude = random.gauss(magnitude, op.magnitude_std)
+        most = op.magnitude_max or sys.modules["timm.data.auto_augment"]._LEVEL_DENOM
+        magnitude = max(0.0, min(magnitude, most))
+        given: Any = () if op.level_fn is None else op.level_fn(magnitude, op.hparams)
+        name, find_numbers = _STEPS[op.aug_fn.__name__]
+        is_warp = name in ("Rotate", "Affine")
+        how = _FILTERS[_choose(op.kwargs["resample"])] if is_warp else 0
+        if name == "Posterize" and given[0] < 1:  # an error with Pillow 13
+            op.aug_fn(sys.modules["PIL.Image"].new("RGB", (1, 1)), *given)
+        if name != "Posterize" or given[0] < 8:
+            steps.append((name, how, *find_numbers(*self._crop.size[::-1], *given)))
+
+    def apply(self, image: Any, out: torch.Tensor, out_layout: str, given: Any) -> None:
+        """Write what an image becomes with the drawn numbers. Any thread."""
+        how, drawn, steps = given
+        image = np.asarray(image) if hasattr(image, "tobytes") else image  # of Pillow
+        self.plan(out_layout, how).core.apply_drawn(image, out, drawn, steps, self._border)
+
+    def judge(self) -> Any:
+        """Find out whether fastloop draws and makes what this timm does."""
+        plans = ["TimmCrop", "v1.RandomResizedCrop", "v1.PILToTensor"]
+        plans += [f"v1.{type(op).__name__}" for op in self._flips]
+        plans += ["TimmPolicy"] * (self._policy is not None)
+        shown = [vars(op) for op in (self._crop, *self._flips)], type(self._policy).__name__
+        held = [(op.name, op.prob, op.magnitude, op.hparams, op.kwargs) for op in self._ops]
+        key = f"{shown} {held} {getattr(self._policy, 'num_layers', 0)}"
+        battery = originals.Battery("timm", key, self._find_difference, is_for_all=True)
+        return originals.judge(plans, battery)
+
+    def _find_difference(self, is_unknown: bool) -> str:
+        """Make small images both ways. Return what differs, or ""."""
+        crop, compared = copy(self._crop), 0
+        crop.size = 40, 33
+        small = Draws([crop, *self.transforms[1:]])
+        makers: list[Any] = [partial(_call, small.transforms), small._make]
+        before = get_states()
+        try:
+            with running_original(), torch.random.fork_rng(devices=()):
+                for seed, pixels in zip(range(_COUNT[is_unknown]), images_of(None), strict=False):
+                    image = pixels.repeat(3 // pixels.shape[2], 2)
+                    if not small.takes(*image.shape[1::-1]):
+                        continue
+                    theirs, ours = (_made(make, image, seed) for make in makers)
+                    compared += 1
+                    if theirs != ours:
+                        return f"image {seed} differs"
+        finally:
+            set_states(before)
+        return "" if compared > 9 else "no image can be compared"
+
+    def _make(self, image: Any) -> torch.Tensor:
+        out = self.plan("channels_last").empty()
+        given = self.draw(image.shape[1], image.shape[0], torch.default_generator)
+        self.apply(image, out, "channels_last", given)
+        return out
+
+
+def _call(transforms: Sequence[Any], image: Any) -> Any:
+    image = sys.modules["PIL.Image"].fromarray(image)
+    for op in transforms:
+        image = op(image)
+    return image
+
+
+def _made(make: Callable[[Any], Any], image: Any, seed: int) -> Any:
+    """Return what is made of an image, or the error, and the states behind."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        made = make(image)
+        found: Any = made.dtype, made.shape, made.stride(), made.numpy().tobytes()
+    except Exception as error:
+        found = type(error), str(error)
+    return found, get_states(), torch.get_rng_state().tolist()

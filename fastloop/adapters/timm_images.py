@@ -1,0 +1,178 @@
+"""Samples of timm's ``ImageDataset`` over a folder, with timm's bits and random numbers.
+
+The loop's thread draws for one sample after the other, and threads decode the parts of files that
+plans read. docs/internals/zero-change.md tells the rules.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from copy import copy
+from functools import partial
+from os import getpid
+from typing import Any
+
+import torch
+
+from fastloop._core import JpegImage
+from fastloop.adapters import originals
+from fastloop.adapters import torchvision_chain as chains
+from fastloop.adapters.timm_draws import Draws, get_states, set_states
+from fastloop.adapters.torchvision_folder import FolderSamples, _new_decoder, _threads_of
+from fastloop.base.checks import refuse_if
+from fastloop.compat.verification import verification_of
+from fastloop.data.columns import Columns, NotCoveredError, Request, below_subsets
+
+_CHECKED = 3  # samples of a process
+
+
+class _Work(threading.local):
+    """Threads write samples of the batch that this thread makes; these are their futures."""
+
+    def __init__(self) -> None:
+        self.started: list[Any] = []
+
+
+_work = _Work()
+
+
+def _wait() -> list[Any]:
+    """Wait until no thread writes to the batch's memory any more."""
+    for each in _work.started:
+        each.exception()
+    started, _work.started = _work.started, []
+    return started
+
+
+class FastCollate:
+    """Does the work of timm's ``fast_collate`` for samples that lie in the batch already."""
+
+    _uses_core = _takes_slots = True
+
+    def __call__(self, batch: Any) -> Any:
+        return sys.modules["timm.data.loader"].fast_collate(batch)
+
+    def collate(self, core: Any, batch: Any) -> Any:
+        are_plain = all(type(label) is int and image.is_contiguous() for image, label in batch)
+        return tuple(core(batch)) if are_plain else self(batch)
+
+
+class TimmSamples(FolderSamples):
+    """Samples of an ImageDataset of timm, or of Subsets of one."""
+
+    _is_stand_in = _borrows_slots = _draws_first = True
+
+    def _open(self) -> None:
+        compose = self._transform
+        draws = Draws(chains.parts_of(compose) or ())
+        verdict = draws.judge()
+        refuse_if(verdict.why, verdict.why)
+        plan = draws.plan("CHW")
+        for layout in ("CHW", "channels_last"):
+            draws.plan(layout)
+            draws.plan(layout, "bicubic")
+        _new_decoder().finds_jpeg()  # before workers fork
+        what = f"samples with {compose}"
+        verification = verification_of(what, what, "timm's", _CHECKED, not verdict.about)
+        vars(self).update(_plan=plan, _timm=draws, _verification=verification)
+        vars(self).update(_has_same=draws.has_same)
+
+    def _find_obstacle(self) -> str:
+        inner, timm = self._inner, sys.modules["timm.data.readers.reader_image_folder"]
+        if type(inner.reader) is not timm.ReaderImageFolder:
+            return f"the reader is a {type(inner.reader).__name__}"
+        if inner.load_bytes or inner.input_img_mode != "RGB" or inner.additional_features:
+            return "the dataset hands out more than images of RGB"
+        if chains.parts_of(inner.transform) is None:
+            return "the transform is no Compose of torchvision"
+        return chains.find_obstacle("timm", "called.arrays")
+
+    def _entry(self, row: Any) -> tuple[str, Any]:
+        entry: tuple[str, Any] = self._inner.reader.samples[row]
+        return entry
+
+    def _collate_of(self, collate_fn: Any) -> Any:
+        """Return the function in place of a loader's collate function."""
+        is_theirs = collate_fn is getattr(sys.modules["timm.data.loader"], "fast_collate", None)
+        is_known = is_theirs and not originals.find_unknown("fast_collate")
+        return FastCollate() if is_known else collate_fn
+
+    def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
+        _wait()
+        try:
+            made = super().__getitems__(rows)
+        except BaseException:
+            _wait()
+            raise
+        for each in _wait():
+            each.result()
+        return made
+
+    def _transformed(self, image: Any, target: Any, row: Any, slot: Any) -> Any:
+        height, width = image.shape[:2] if hasattr(image, "shape") else image.size[::-1]
+        draws, verification = self._timm, self._verification
+        layout = "channels_last" if slot is None else "CHW"
+        if not draws.takes(width, height) or verification.falls_back:
+            return self._by_timm(row, slot)
+        out = draws.plan(layout).empty() if slot is None else slot
+        if not verification.is_due():
+            given = draws.draw(width, height, torch.default_generator)
+            work = partial(self._apply, image, row, out, layout, given)
+            self._run(work, has_own_memory=type(image) is JpegImage)
+            return out, target
+        before = get_states()
+
+        def native(generator: torch.Generator) -> Any:
+            after = get_states()
+            set_states(before)
+            try:
+                given = draws.draw(width, height, generator)
+                self._apply(image, row, made := torch.empty_like(out), layout, given)
+                return made, target, get_states()
+            finally:
+                set_states(after)
+
+        compared = verification.compare(lambda: (*self._by_timm(row, slot), get_states()), native)
+        return compared[:2]
+
+    def _by_timm(self, row: Any, slot: Any) -> Any:
+        others = copy(self._inner)
+        others.target_transform = None  # is called once, at the end: it may draw numbers
+        made, target = others[row]
+        if slot is not None and (made.shape, made.dtype) == (slot.shape, slot.dtype):
+            made = slot.copy_(made)
+        return made, target
+
+    def _run(self, work: Any, has_own_memory: bool) -> None:
+        """Do work now or, if nobody else writes to the image's memory, in a thread."""
+        if has_own_memory and self._has_threads():
+            try:
+                _work.started.append(_threads_of(getpid()).submit(work))
+                return
+            except RuntimeError:  # the main thread has ended, and this one goes on
+                pass
+        work()
+
+    def _apply(self, image: Any, row: Any, out: Any, layout: str, given: Any) -> None:
+        try:
+            self._timm.apply(image, out, layout, given)
+        except ValueError:
+            if type(image) is not JpegImage:
+                raise
+            with open(self._entry(row)[0], "rb") as file:  # libjpeg has refused the part
+                image = _new_decoder()(file.read())
+            self._timm.apply(image, out, layout, given)
+
+
+def columns_of(dataset: Any, request: Request) -> Columns:
+    raise NotCoveredError(f"fastloop makes no columns of a {type(dataset).__name__}")
+
+
+def samples_of(dataset: Any, is_collated: bool, workers: int) -> TimmSamples | None:
+    """Return the samples of an ImageDataset in a folder, or of Subsets of one. Raises ValueError,
+    which says why timm makes them."""
+    inner = below_subsets(dataset)[0]
+    is_known = type(inner) is sys.modules["timm.data.dataset"].ImageDataset
+    return TimmSamples(dataset) if is_known else None

@@ -1,0 +1,297 @@
+"""timm's datasets, transforms and loaders behind patch(): batches, errors and the states of all
+three generators are timm's alone."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from image_folders import encode, picture
+
+pytest.importorskip("timm.data")
+
+from PIL import Image
+from timm.data import auto_augment, create_dataset, create_loader
+from torch.utils.data import Subset
+
+import fastloop
+from fastloop._core import JpegImage
+from fastloop.adapters import timm_draws
+from fastloop.adapters.timm_draws import Draws, get_states
+from fastloop.compat import seams, verdicts, verification
+from fastloop.data.image_folder import decode
+
+# A result that differs would be left to timm, with a warning.
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", "20261130"))
+RUNS = int(os.environ.get("FASTLOOP_FUZZ", "40"))
+NUMBERS = pytest.mark.parametrize("workers", [0, 2])
+RECIPE: dict[str, Any] = {
+    "auto_augment": "rand-m7-mstd0.5-inc1",
+    "interpolation": "random",
+    "re_prob": 0.25,
+    "re_mode": "pixel",
+}
+POLICIES = (
+    *("rand-m7-mstd0.5-inc1", "rand-m9-n3-p0.7", "rand-mstd1-tweights-inc1", "rand-m5-mstd101-n4"),
+    *("rand-m14-mmax15-mstd0.5", "original-mstd0.5", "v0", "v0r-mstd1", "originalr", None),
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test knows what earlier tests have compared, and small files are decoded in parts."""
+    monkeypatch.setattr(decode, "LEAST_PIXELS", 1)
+    verification.verification_of.cache_clear()
+    yield
+    fastloop.unpatch()
+    if (seam := seams.opened.pop("transforms", None)) is not None:
+        seams.Seam.take_out(seam)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for number in range(36):
+        image = picture(40 + number, 90 - 2 * number)
+        kind, end = ("PNG", "png") if number % 9 == 8 else ("JPEG", "jpg")
+        image = image.convert("L") if number % 11 == 5 else image
+        named = {"progressive": True} if number % 9 == 4 else {}
+        path = root / f"class {number % 3}" / f"{number:02}.{end}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encode(image, kind, **named))
+    return root
+
+
+def play(
+    root: Path, workers: int = 0, is_subset: bool = False, change: Any = None, **named: Any
+) -> list[Any]:
+    """Return two epochs of a loader's batches, and the states of all generators."""
+    dataset: Any = create_dataset("", root=str(root))
+    options: dict[str, Any] = {"batch_size": 8, "is_training": True, "persistent_workers": False}
+    options |= {"input_size": (3, 32, 32), "device": torch.device("cpu"), **named}
+    random.seed(3)
+    np.random.seed(4)
+    torch.manual_seed(5)
+    loader = create_loader(dataset, num_workers=workers, **options)
+    if is_subset:  # keeps the transform of the dataset inside
+        inner = loader.loader
+        loader.loader = torch.utils.data.DataLoader(
+            Subset(dataset, range(3, 30)), 8, num_workers=workers, collate_fn=inner.collate_fn
+        )
+    if change is not None:
+        change(loader)
+    found: list[Any] = []
+    try:
+        for _ in range(2):
+            found += [[type(part), part.stride(), part.clone()] for b in loader for part in b]
+    except Exception as error:
+        found.append((type(error), str(error).splitlines()[0]))
+    return [found, get_states(), torch.get_rng_state()]
+
+
+def assert_same(ours: list[Any], theirs: list[Any]) -> None:
+    assert len(ours[0]) == len(theirs[0]) and verification.same_bits(ours[0], theirs[0])
+    assert ours[1] == theirs[1] and torch.equal(ours[2], theirs[2])
+
+
+def count_served() -> int:
+    served = fastloop.patch_status().seams["dataloader"].served
+    return sum(epochs for how, (_, epochs) in served.items() if "samples by fastloop" in how)
+
+
+def compare(root: Path, is_served: bool = True, **named: Any) -> list[Any]:
+    """Compare what timm and fastloop make. Return it."""
+    theirs = play(root, **named)
+    assert theirs[0]
+    fastloop.patch(verbose=False)
+    assert_same(play(root, **named), theirs)
+    assert (count_served() > 0) == is_served, fastloop.patch_status()
+    fastloop.unpatch()
+    return theirs
+
+
+@NUMBERS
+@pytest.mark.parametrize("is_subset", [False, True])
+def test_the_recipe(root: Path, workers: int, is_subset: bool) -> None:
+    compare(root, workers=workers, is_subset=is_subset, **RECIPE)
+
+
+def random_options(any_of: random.Random) -> dict[str, Any]:
+    side = any_of.choice([16, 24, 33])
+    return {
+        "input_size": (3, side, any_of.choice([side, 20])),
+        "auto_augment": any_of.choice(POLICIES),
+        "color_jitter": None,
+        "interpolation": any_of.choice(["random", "random", "bilinear", "bicubic"]),
+        "hflip": any_of.choice([0.5, 0.0, 1.0]),
+        "vflip": any_of.choice([0.0, 0.5]),
+        "scale": any_of.choice([None, (0.08, 1.0), (0.5, 0.9), (0.9, 3.0)]),
+        "ratio": any_of.choice([None, (0.5, 2.0), (1.0, 1.0)]),
+        "re_prob": any_of.choice([0.0, 0.6]),
+        "re_mode": any_of.choice(["pixel", "const", "rand"]),
+        "mean": any_of.choice([(0.485, 0.456, 0.406), (0.5, 0.5, 0.5)]),
+    }
+
+
+@pytest.mark.parametrize("number", range(RUNS))
+def test_random_chains(root: Path, number: int) -> None:
+    any_of = random.Random(SEED + number)
+    compare(root, **random_options(any_of))
+
+
+def test_an_error_of_a_policy_is_timms(root: Path) -> None:
+    found = compare(root, auto_augment="rand-m14-mmax15-n4-p1-inc1", batch_size=4)
+    if int(Image.__version__.split(".")[0]) >= 13:
+        assert found[0][-1][0] is ValueError and "bits" in found[0][-1][1]
+
+
+def test_damaged_files_give_the_next_sample(root: Path, tmp_path: Path) -> None:
+    for number, path in enumerate(sorted(root.glob("*/*"))):
+        data = path.read_bytes()
+        data = data[: len(data) // 2] if number % 7 == 3 else data
+        data = b"no image" if number % 7 == 5 else data
+        if number % 7 == 6:  # a wrong code of Huffman's
+            data = data[:-30] + b"\x12\x13" * 10 + data[-10:]
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        (tmp_path / path.parent.name / path.name).write_bytes(data)
+    compare(tmp_path, **RECIPE)
+
+
+def test_a_part_that_libjpeg_refuses_is_decoded_whole(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, apply, refused = play(root, **RECIPE), Draws.apply, []
+
+    def refuse(self: Any, image: Any, *given: Any) -> None:
+        if type(image) is JpegImage:
+            refused.append(image)
+            raise ValueError("libjpeg warns")
+        apply(self, image, *given)
+
+    fastloop.patch(verbose=False)
+    monkeypatch.setattr(Draws, "apply", refuse)
+    assert_same(play(root, **RECIPE), theirs)
+    assert len(refused) > 9 and count_served() > 0, fastloop.patch_status()
+
+
+class Other(auto_augment.AugmentOp):  # type: ignore[misc]
+    pass
+
+
+def change_policy(loader: Any, name: str, value: Any) -> None:
+    for op in policy_of(loader).ops:
+        setattr(op, name, value)
+
+
+def policy_of(loader: Any) -> Any:
+    return loader.dataset.transform.transforms[-2]
+
+
+def crop_of(loader: Any) -> Any:
+    return loader.dataset.transform.transforms[0]
+
+
+LEFT: dict[str, Any] = {
+    "another class": lambda loader: setattr(policy_of(loader).ops[0], "__class__", Other),
+    "a level of the program's": lambda x: change_policy(x, "level_fn", lambda m, _: (0.1,)),
+    "a filter": lambda x: change_policy(x, "kwargs", {"fillcolor": (1, 2, 3), "resample": 0}),
+    "a fill": lambda x: change_policy(x, "kwargs", {"fillcolor": None, "resample": 2}),
+    "another order": lambda loader: loader.dataset.transform.transforms.reverse(),
+    "grey images": lambda loader: setattr(loader.dataset, "input_img_mode", "L"),
+    "bytes": lambda loader: setattr(loader.dataset, "load_bytes", True),
+    "a get_params": lambda x: setattr(crop_of(x), "get_params", lambda *_: (0, 0, 9, 9)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_not_known_is_left(root: Path, name: str) -> None:
+    compare(root, is_served=False, change=LEFT[name], auto_augment="rand-m5-n1", hflip=0.0)
+
+
+def test_other_transforms_are_left(root: Path) -> None:
+    compare(root, is_served=False)  # ColorJitter
+    compare(root, is_served=False, auto_augment="3a", color_jitter=None)
+    compare(root, is_served=False, auto_augment="augmix-m3", color_jitter=None)
+    compare(root, is_served=False, use_prefetcher=False, **RECIPE)
+
+
+def test_samples_for_the_programs_collate(root: Path) -> None:
+    def collate(batch: Any) -> Any:
+        strides = [image.stride() for image, _ in batch]
+        images, labels = zip(*batch, strict=True)
+        return torch.stack(images), torch.tensor([*labels, *sum(strides, ())])
+
+    compare(root, collate_fn=collate, **RECIPE)
+
+
+def test_a_target_transform_that_draws(root: Path) -> None:
+    def add_draws(loader: Any) -> None:
+        loader.dataset.target_transform = lambda target: target + random.randrange(9)
+
+    compare(root, change=add_draws, **RECIPE)
+
+
+def test_a_transform_that_changes(root: Path) -> None:
+    """Between epochs, and between batches."""
+
+    def play_changes() -> Any:
+        random.seed(3)
+        np.random.seed(4)
+        torch.manual_seed(5)
+        loader = create_loader(
+            create_dataset("", root=str(root)),
+            (3, 24, 24),
+            6,
+            True,
+            device=torch.device("cpu"),
+            num_workers=0,
+            **RECIPE,
+        )
+        found: list[Any] = []
+        for number, (images, labels) in enumerate(x for _ in range(3) for x in loader):
+            found += [images.clone(), labels.clone()]
+            if number == 5:
+                crop_of(loader).scale = (0.9, 1.0)
+            if number == 10:
+                loader.mean = loader.mean + 1
+            if number == 13:
+                loader.std.mul_(2)
+        return [found, get_states(), torch.get_rng_state()]
+
+    theirs = play_changes()
+    fastloop.patch(verbose=False)
+    assert_same(play_changes(), theirs)
+
+
+def test_other_pixels_end_native_samples(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, apply = play(root, **RECIPE), Draws.apply
+
+    def turn(self: Any, image: Any, out: torch.Tensor, *given: Any) -> None:
+        apply(self, image, out, *given)
+        out[0, 0, 0] ^= 1
+
+    monkeypatch.setattr(Draws, "judge", lambda self: verdicts.Verdict(""))
+    monkeypatch.setattr(Draws, "apply", turn)
+    fastloop.patch(verbose=False)
+    with pytest.warns(RuntimeWarning, match="differ from timm's"):
+        assert_same(play(root, **RECIPE), theirs)
+
+
+@pytest.mark.parametrize("what", ["pixels", "a draw"])
+def test_a_battery_notices(root: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(verdicts, "_read", {})
+    monkeypatch.setattr(verdicts, "keep", lambda key, verdict: None)
+    monkeypatch.setattr(verdicts, "find", lambda key: None)
+    if what == "pixels":
+        monkeypatch.setitem(timm_draws._STEPS, "invert", timm_draws._STEPS["equalize"])
+    else:
+        add = Draws._add
+        monkeypatch.setattr(Draws, "_add", lambda *args: (add(*args), random.random())[0])
+    compare(root, is_served=False, **RECIPE)
