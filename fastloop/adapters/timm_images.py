@@ -66,7 +66,9 @@ class TimmSamples(FolderSamples):
 
     def _open(self) -> None:
         compose = self._transform
-        draws = Draws(chains.parts_of(compose) or ())
+        parts = chains.parts_of(compose)
+        refuse_if(parts is None, "the transform is no Compose of torchvision")
+        draws = Draws(parts)
         verdict = draws.judge()
         refuse_if(verdict.why, verdict.why)
         plan = draws.plan("CHW")
@@ -85,8 +87,6 @@ class TimmSamples(FolderSamples):
             return f"the reader is a {type(inner.reader).__name__}"
         if inner.load_bytes or inner.input_img_mode != "RGB" or inner.additional_features:
             return "the dataset hands out more than images of RGB"
-        if chains.parts_of(inner.transform) is None:
-            return "the transform is no Compose of torchvision"
         return chains.find_obstacle("timm", "called.arrays")
 
     def _entry(self, row: Any) -> tuple[str, Any]:

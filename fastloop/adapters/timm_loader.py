@@ -4,6 +4,7 @@ timm's own code erases, and draws for it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,9 +30,13 @@ class _Normalized(Values):
 
 
 class _Floats:
-    """Makes the floats of batches of one loader. Raises ValueError: timm makes them."""
+    """The floats of batches of one loader, in memory that is used again."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self) -> None:
+        self._collate = make_collate()
+
+    def begin(self, loader: Any) -> None:
+        """Begin an epoch. Raises ValueError: timm makes the floats."""
         why = originals.find_unknown("PrefetchLoader") or originals.find_obstacle()
         refuse_if(why, why)
         is_plain = loader.device.type == "cpu" and loader.img_dtype is torch.float32
@@ -43,7 +48,6 @@ class _Floats:
             refuse_if(not is_plain, "the mean or std is not one float for each channel")
         self._change = _Normalized(loader.mean, loader.std)
         self._plan: Plan | None = None
-        self._collate = make_collate()
 
     def make(self, loader: Any, images: Any) -> Any:
         """Return the floats of a batch."""
@@ -84,12 +88,15 @@ def prepare() -> None:
 
 def make_call(seam: Any, before: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function in place of ``PrefetchLoader.__iter__``."""
+    known: weakref.WeakKeyDictionary[Any, _Floats] = weakref.WeakKeyDictionary()
 
     def iterate(self: Any) -> Any:
         try:
             refuse_if(not seam.is_on, "")
-            floats = _Floats(self)
-        except ValueError as error:
+            if (floats := known.get(self)) is None:
+                floats = known[self] = _Floats()
+            floats.begin(self)
+        except (ValueError, TypeError) as error:  # a class of the program's may have no hash
             why = str(error)
             return seam.call_left(f"PrefetchLoader: {why}", before, self) if why else before(self)
         seam.native += 1
