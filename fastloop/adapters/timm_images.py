@@ -55,7 +55,14 @@ class FastCollate:
         return sys.modules["timm.data.loader"].fast_collate(batch)
 
     def collate(self, core: Any, batch: Any) -> Any:
-        are_plain = all(type(label) is int and image.is_contiguous() for image, label in batch)
+        first = batch[0][0]
+        are_plain = all(
+            type(label) is int
+            and type(image) is torch.Tensor
+            and image.is_contiguous()
+            and (image.dtype, image.shape) == (torch.uint8, first.shape)
+            for image, label in batch
+        )
         return tuple(core(batch)) if are_plain else self(batch)
 
 
@@ -85,7 +92,8 @@ class TimmSamples(FolderSamples):
         inner, timm = self._inner, sys.modules["timm.data.readers.reader_image_folder"]
         if type(inner.reader) is not timm.ReaderImageFolder:
             return f"the reader is a {type(inner.reader).__name__}"
-        if inner.load_bytes or inner.input_img_mode != "RGB" or inner.additional_features:
+        is_odd = inner.load_bytes or inner.additional_features or inner._max_retries < 1
+        if is_odd or inner.input_img_mode != "RGB":
             return "the dataset hands out more than images of RGB"
         return chains.find_obstacle("timm", "called.arrays")
 

@@ -205,6 +205,7 @@ LEFT: dict[str, Any] = {
     "a fill": lambda x: change_policy(x, "kwargs", {"fillcolor": None, "resample": 2}),
     "another order": lambda loader: loader.dataset.transform.transforms.reverse(),
     "grey images": lambda loader: setattr(loader.dataset, "input_img_mode", "L"),
+    "no tries": lambda loader: setattr(loader.dataset, "_max_retries", 0),
     "bytes": lambda loader: setattr(loader.dataset, "load_bytes", True),
     "a get_params": lambda x: setattr(crop_of(x), "get_params", lambda *_: (0, 0, 9, 9)),
 }
@@ -236,6 +237,14 @@ def test_a_target_transform_that_draws(root: Path) -> None:
         loader.dataset.target_transform = lambda target: target + random.randrange(9)
 
     compare(root, change=add_draws, **RECIPE)
+
+
+@pytest.mark.parametrize("kind", [float, bool, lambda target: np.int32(target)])
+def test_labels_of_other_types(root: Path, kind: Any) -> None:
+    def change(loader: Any) -> None:
+        loader.dataset.target_transform = kind
+
+    compare(root, change=change, **RECIPE)
 
 
 def test_a_transform_that_changes(root: Path) -> None:
