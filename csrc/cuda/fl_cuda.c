@@ -121,12 +121,11 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
     return leave_launched(before, error, err);
 }
 
-int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, const int64_t *rows,
-                      int64_t count, fl_err *err)
+int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, fl_err *err)
 {
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
-    cudaError_t error = fl_cuda_queue_maps(stream, maps, rows, count);
+    cudaError_t error = fl_cuda_queue_maps(stream, maps);
     return leave_launched(before, error, err);
 }
 

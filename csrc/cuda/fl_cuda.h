@@ -77,11 +77,9 @@ int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, i
 int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
                           const int64_t *rows, int64_t count, fl_err *err);
 
-/* Queues the kernel that draws the random parameters of images rows[0], ... and writes their maps,
- * as fl_image_plan_draw and fl_image_plan_map do for keys of view 0. Memory and errors are as for
- * fl_cuda_gather. */
-int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, const int64_t *rows,
-                      int64_t count, fl_err *err);
+/* Queues the kernel that draws the random parameters of a batch of images and writes their maps, as
+ * fl_image_plan_draw and fl_image_plan_map do. Memory and errors are as for fl_cuda_gather. */
+int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, fl_err *err);
 
 /* Queues the kernel that makes a batch of windows; their first tokens are starts[0], ..., counted
  * over all tokens. Memory and errors are as for fl_cuda_gather. */

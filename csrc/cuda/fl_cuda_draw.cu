@@ -75,11 +75,12 @@ draw_one(const fl_image_op *op, const fl_sample_key &key, fl_image_size in, fl_i
 
 /* Draws the operations of an image. The operations that are held are drawn in any case; those that
  * are not reached are then not applied. */
-static __device__ void draw(const fl_map_batch &of, int64_t row, drawn *at)
+static __device__ void draw(const fl_map_batch &of, drawn *at)
 {
     const int32_t k = (int32_t)threadIdx.x;
     if (k == 0) {
-        const fl_sample_key key = {of.seed, row, of.epoch, 0};
+        const uint8_t view = of.views != NULL ? of.views[blockIdx.x] : (uint8_t)0;
+        const fl_sample_key key = {of.seed, of.rows[blockIdx.x], of.epoch, view};
         at->key = key;
     }
     clear((char *)at->params, of.count * sizeof *at->params);
@@ -115,7 +116,7 @@ static __device__ void write_entries(const fl_map_ops &ops, fl_image_size out, i
 }
 
 static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    k_maps(const fl_map_batch __grid_constant__ of, const int64_t *rows)
+    k_maps(const fl_map_batch __grid_constant__ of)
 {
     __shared__ drawn shared;
     int32_t *map = of.maps + (int64_t)blockIdx.x * of.parts.numbers;
@@ -126,7 +127,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const bool has_axis = threadIdx.x < 2; /* a thread for rows, a thread for columns */
     const fl_map_direction axis = threadIdx.x == 0 ? FL_MAP_ROWS : FL_MAP_COLUMNS;
     clear((char *)erased, (size_t)(runs - erased) * sizeof *map);
-    draw(of, rows[blockIdx.x], &shared);
+    draw(of, &shared);
     if (of.parts.steps > 0) write_steps(of, &shared, (fl_color_step *)steps);
     if (of.parts.resize < of.count) {
         if (has_axis) fl_map_run(&ops, of.parts.resize, axis, runs + axis * FL_CROP_NUMBERS / 2);
@@ -136,13 +137,12 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (has_axis) fl_map_erases(&ops, axis, erased);
 }
 
-cudaError_t
-fl_cuda_queue_maps(void *stream, const fl_map_batch *maps, const int64_t *rows, int64_t count)
+cudaError_t fl_cuda_queue_maps(void *stream, const fl_map_batch *maps)
 {
-    const void *args[] = {maps, &rows};
-    if (count > INT32_MAX) return cudaErrorInvalidValue;
-    if (count == 0) return cudaSuccess;
-    return cudaLaunchKernel(k_maps, dim3((uint32_t)count), dim3(THREADS), (void **)args, 0,
+    const void *args[] = {maps};
+    if (maps->images > INT32_MAX) return cudaErrorInvalidValue;
+    if (maps->images == 0) return cudaSuccess;
+    return cudaLaunchKernel(k_maps, dim3((uint32_t)maps->images), dim3(THREADS), (void **)args, 0,
                             (cudaStream_t)stream);
 }
 

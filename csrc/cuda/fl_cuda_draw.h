@@ -12,8 +12,7 @@ extern "C" {
 
 /* Queues fl_cuda_draw_maps on the current device. Allocates nothing, never waits.
  * cudaErrorInvalidValue: the batch needs more blocks than a kernel has. */
-cudaError_t
-fl_cuda_queue_maps(void *stream, const fl_map_batch *maps, const int64_t *rows, int64_t count);
+cudaError_t fl_cuda_queue_maps(void *stream, const fl_map_batch *maps);
 
 /* Loads this file's kernel for the current device; fails if no code was compiled for the device. */
 cudaError_t fl_cuda_load_maps(void);

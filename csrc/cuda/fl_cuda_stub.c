@@ -48,10 +48,9 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
     return fl_cuda_check(device, err);
 }
 
-int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, const int64_t *rows,
-                      int64_t count, fl_err *err)
+int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, fl_err *err)
 {
-    (void)stream, (void)maps, (void)rows, (void)count;
+    (void)stream, (void)maps;
     return fl_cuda_check(device, err);
 }
 

@@ -7,6 +7,7 @@
 
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
+#include "fl_cuda_draw.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
@@ -323,6 +324,23 @@ static int set_buffer(void *self, void *buffer, void *stream, bool *is_filled, f
 
 static bool is_started(const void *self) { return ((const cuda_transfer *)self)->is_started; }
 
+/* Queues the kernel that draws the maps, and sets what follows from it. */
+static cudaError_t
+queue_maps(const cuda_transfer *transfer, const fl_transfer_cast *cast, fl_image_batch *images)
+{
+    char *buffer = transfer->buffer, *from = buffer + cast->from;
+    fl_map_batch maps = *cast->draws;
+    maps.ops = (const fl_image_op *)(const void *)(from + cast->values);
+    maps.epoch = cast->epoch;
+    maps.rows = (const int64_t *)(const void *)(from + cast->maps);
+    maps.images = cast->image_count;
+    if (cast->has_views) maps.views = (const uint8_t *)(maps.rows + maps.images);
+    maps.maps = (int32_t *)(void *)(buffer + cast->drawn);
+    images->maps = maps.maps;
+    images->table += maps.count * (int64_t)sizeof *maps.ops;
+    return fl_cuda_queue_maps(transfer->copies->stream, &maps);
+}
+
 static cudaError_t queue_images(const cuda_transfer *transfer, const fl_transfer_cast *cast)
 {
     char *buffer = transfer->buffer, *from = buffer + cast->from;
@@ -331,6 +349,9 @@ static cudaError_t queue_images(const cuda_transfer *transfer, const fl_transfer
     images.to = buffer + cast->to;
     images.maps = (const int32_t *)(const void *)(from + cast->maps);
     images.table = from + cast->values;
+    cudaError_t error = cudaSuccess;
+    if (cast->draws != NULL) error = queue_maps(transfer, cast, &images);
+    if (error != cudaSuccess) return error;
     return fl_cuda_queue_images(transfer->copies->stream, &images, NULL, cast->image_count);
 }
 

@@ -262,10 +262,12 @@ static int open_made_there(void *arg)
     return FL_OK;
 }
 
-/* Images, maps and values are filled; the destination makes the batch from them. */
+/* Images, their rows, operations and values are filled; the destination draws, and makes the batch
+ * from them. */
 static void test_a_layout_of_images_that_are_made_there(void)
 {
     enum { MAP = (CROP_HEIGHT + CROP_WIDTH) * 4, VALUES = CHANNELS * (256 + 2) * 4 };
+    enum { OPS = 2 * sizeof(fl_image_op), ROW = 8 };
     fixture fix = {0};
     fl_table *table;
     open_fixture(&fix, FL_CHW);
@@ -277,13 +279,17 @@ static void test_a_layout_of_images_that_are_made_there(void)
     const fl_transfer_cast *cast = &output->cast;
     CHECK(output->is_cast && output->shape[0] == 5);
     CHECK_INT(cast->maps, (5 * IMAGE + 15) / 16 * 16);
-    CHECK_INT(cast->values, cast->maps + 5 * MAP);
-    CHECK_INT(output->bytes, cast->values + VALUES);
+    CHECK_INT(cast->values, (cast->maps + 5 * ROW + 15) / 16 * 16);
+    CHECK_INT(output->bytes, cast->values + OPS + VALUES);
+    CHECK(cast->draws->count == 2 && cast->epoch == 0 && !cast->has_views);
+    CHECK_INT(cast->drawn_bytes, 5 * MAP);
+    CHECK_INT(cast->drawn, cast->to + (5 * OUT * 4 + 63) / 64 * 64);
+    CHECK_INT(layout.delivered_bytes, cast->drawn + (5 * MAP + 63) / 64 * 64);
     CHECK(cast->count == 5 * OUT && cast->image_count == 5 && cast->to == layout.bytes);
     CHECK(cast->images->height == CROP_HEIGHT && !cast->images->resizes);
     CHECK_INT(cast->images->map_numbers * 4, MAP);
-    const int64_t too_many[] = {INT64_MAX / IMAGE + 1, INT64_MAX / (IMAGE + MAP) + 1,
-                                INT64_MAX / (IMAGE + MAP)};
+    const int64_t too_many[] = {INT64_MAX / IMAGE + 1, INT64_MAX / (IMAGE + ROW) + 1,
+                                INT64_MAX / (IMAGE + ROW)};
     for (int i = 0; i < 3; i++) {
         rows.count = too_many[i];
         CHECK_INT(fl_table_layout(table, &rows, 0, &layout, NULL), FL_EINVAL);

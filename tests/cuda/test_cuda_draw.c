@@ -31,20 +31,26 @@ static void check_maps(uint64_t *seed, const fl_image_plan *plan, int64_t images
     batch.ops = (fl_image_op *)(void *)ops;
     batch.epoch = random_epoch(seed);
     batch.maps = maps;
+    batch.rows = rows;
+    batch.images = images;
+    uint8_t *views = (uint8_t *)allocate(images);
+    fill_random(seed, (char *)views, images);
+    batch.views = images % 2 == 1 ? views : NULL;
     for (int64_t i = 0; i < images; i++) {
         fl_image_params params[FL_MAX_IMAGE_OPS];
         rows[i] = i == 0 ? INT64_C(1) << 62 : random_row(seed);
-        const fl_sample_key key = {fl_image_plan_seed(plan), rows[i], batch.epoch, 0};
+        const uint8_t view = batch.views != NULL ? views[i] : 0;
+        const fl_sample_key key = {fl_image_plan_seed(plan), rows[i], batch.epoch, view};
         CHECK_INT(fl_image_plan_draw(plan, &key, fl_image_plan_in(plan), params, NULL), FL_OK);
         fl_image_plan_map(plan, params, expected + i * length);
     }
     const int64_t before = fake_launches();
-    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, rows, images, NULL), FL_OK);
+    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, NULL), FL_OK);
     CHECK_INT(fake_launches() - before, images == 0 ? 0 : 1);
     fake_synchronize(NULL);
     CHECK(memcmp(maps, expected, (size_t)bytes) == 0);
-    void *owned[] = {ops, maps, expected, rows};
-    for (int i = 0; i < 4; i++) free(owned[i]);
+    void *owned[] = {ops, maps, expected, rows, views};
+    for (int i = 0; i < 5; i++) free(owned[i]);
 }
 
 static void test_maps_are_those_of_the_cpu(void)
@@ -154,13 +160,14 @@ static void test_areas_that_do_not_fit(void)
 static void test_a_launch_that_fails(void)
 {
     fl_err err;
-    fl_map_batch batch = {.count = 0};
     const int64_t row = 0;
+    fl_map_batch batch = {.rows = &row, .images = 1};
     fake_fail_at(1, cudaErrorLaunchFailure, false);
-    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, &row, 1, &err), FL_EDEVICE);
+    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, &err), FL_EDEVICE);
     fake_fail_at(0, cudaSuccess, false);
     CHECK(strstr(err.text, "cudaErrorLaunchFailure") != NULL);
-    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, &row, INT64_C(1) << 31, &err), FL_EDEVICE);
+    batch.images = INT64_C(1) << 31;
+    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, &err), FL_EDEVICE);
     CHECK(strstr(err.text, "cudaErrorInvalidValue") != NULL);
     CHECK_INT(cudaGetLastError(), cudaSuccess);
 }

@@ -40,13 +40,35 @@ open_sent(const plan_case *p, const fl_image_plan *plan, fl_tensor view, bool is
     return column;
 }
 
-/* Checks the same batch from a table that fills two parts, copied to the kernel's memory. */
-static void check_sent(fl_column *column, const int64_t *rows, int64_t count, const char *expected)
+/* Draws the maps of a batch that was sent without them, and sets what follows from it; owned. */
+static int32_t *draw_sent(const fl_transfer_cast *cast, const char *slot, fl_image_batch *batch)
+{
+    if (cast->draws == NULL) return NULL;
+    fl_map_batch maps = *cast->draws;
+    maps.ops = (const fl_image_op *)(const void *)(slot + cast->values);
+    maps.epoch = cast->epoch;
+    maps.rows = (const int64_t *)(const void *)(slot + cast->maps);
+    maps.images = cast->image_count;
+    if (cast->has_views) maps.views = (const uint8_t *)(maps.rows + maps.images);
+    maps.maps = (int32_t *)(void *)allocate(cast->drawn_bytes);
+    CHECK_INT(fl_cuda_draw_maps(0, NULL, &maps, NULL), FL_OK);
+    batch->maps = maps.maps;
+    batch->table += maps.count * (int64_t)sizeof *maps.ops;
+    return maps.maps;
+}
+
+/* Checks the same batch from a table that fills two parts, copied to the kernel's memory. views:
+ * NULL: all 0. */
+static void check_sent(fl_column *column, const int64_t *rows, const uint8_t *views, int64_t count,
+                       const char *expected)
 {
     fl_table *table;
     fl_rows list = {0};
     CHECK_INT(fl_table_open(&column, 1, &table, NULL), FL_OK);
-    CHECK_INT(fl_rows_add(&list, rows, count, NULL), FL_OK);
+    if (views != NULL)
+        CHECK_INT(fl_rows_add_views(&list, rows, views, count, NULL), FL_OK);
+    else
+        CHECK_INT(fl_rows_add(&list, rows, count, NULL), FL_OK);
     fl_layout layout = {0};
     CHECK_INT(fl_table_layout(table, &list, 3, &layout, NULL), FL_OK);
     const fl_transfer_cast *cast = &layout.outputs->cast;
@@ -59,11 +81,14 @@ static void check_sent(fl_column *column, const int64_t *rows, int64_t count, co
     batch.to = to;
     batch.maps = (int32_t *)(void *)(slot + cast->maps);
     batch.table = slot + cast->values;
+    int32_t *drawn = draw_sent(cast, slot, &batch);
+    CHECK((drawn == NULL) == batch.resizes);
     CHECK_INT(fl_cuda_queue_images(NULL, &batch, NULL, cast->image_count), cudaSuccess);
     fake_synchronize(NULL);
     CHECK(memcmp(to, expected, (size_t)(cast->count * cast->bytes)) == 0);
     free(slot);
     free(to);
+    free(drawn);
     fl_layout_close(&layout);
     fl_rows_close(&list);
     fl_table_close(table);
@@ -90,6 +115,7 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     char *table = allocate(values + fl_image_plan_taps_bytes(plan));
     int32_t *maps = (int32_t *)allocate(length * images * (int64_t)sizeof *maps);
     int64_t rows[MOST_IMAGES];
+    uint8_t views[MOST_IMAGES];
     fill_images(seed, from, each * images, is_even);
     fl_image_plan_write_values(plan, table);
     CHECK_INT(fl_image_plan_write_taps(plan, (int32_t *)(void *)(table + values), NULL), FL_OK);
@@ -103,7 +129,8 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     for (int32_t i = 0; i < images; i++) {
         fl_image_params params[FL_MAX_IMAGE_OPS];
         rows[i] = random_below(seed, images);
-        const fl_sample_key key = {p->config.seed, rows[i], 3, 0};
+        views[i] = images % 2 == 1 ? (uint8_t)next_random(seed) : 0;
+        const fl_sample_key key = {p->config.seed, rows[i], 3, views[i]};
         CHECK_INT(fl_image_plan_draw(plan, &key, in, params, NULL), FL_OK);
         fl_image_plan_map(plan, params, maps + i * length);
         source.data = (uint8_t *)from + rows[i] * each;
@@ -134,7 +161,7 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     fake_synchronize(NULL);
     CHECK(memcmp(to, expected, (size_t)(made * images)) == 0);
     fl_column *sent = open_sent(p, plan, view_of(p, from, fl_max(images, 1), is_joined), is_joined);
-    check_sent(sent, rows, images, expected);
+    check_sent(sent, rows, images % 2 == 1 ? views : NULL, images, expected);
     void *owned[] = {from, to, expected, table, maps};
     for (int i = 0; i < 5; i++) free(owned[i]);
 }

@@ -2,8 +2,6 @@
  * may: every kernel sees its batch, and memory is never used too early. */
 #include "transfer_fixture.h"
 
-#include "fl_image_ops.h"
-
 enum { BATCHES = 24, SEEDS = 6 };
 
 /* Runs `work` for every kind of ring under every order. */
@@ -219,81 +217,6 @@ static void test_nobody_waits_for_a_copy(void)
     close_loop(&l);
     CHECK(fake_is_clean());
 }
-
-/* ---- a batch of two square images that a kernel makes after the copy: the first is turned upside
- * down, the second flipped, and bytes become halves */
-
-enum { EDGE = 3, PIXELS = EDGE * EDGE, IMAGES_AT = 192, MAPS_AT = 32, VALUES_AT = 96 };
-
-static const fl_image_batch two_images = {.from_steps = {PIXELS, PIXELS, EDGE, 1},
-                                          .to_steps = {PIXELS, PIXELS, EDGE, 1},
-                                          .channels = 1,
-                                          .height = EDGE,
-                                          .width = EDGE,
-                                          .element_bytes = 2,
-                                          .map_numbers = 2 * EDGE,
-                                          .values = 256};
-
-static const int32_t two_maps[] = {2, 1, 0, 0, 1, 2, 0, 1, 2, 2, 1, 0};
-
-/* Fills the slot from IMAGES_AT on, as the cast says. */
-static void fill_images(char *slot, uint8_t first)
-{
-    char *images = slot + IMAGES_AT;
-    memset(slot, 0, IMAGES_AT);
-    for (int i = 0; i < 2 * PIXELS; i++) images[i] = (char)(first + i);
-    memcpy(images + MAPS_AT, two_maps, sizeof two_maps);
-    for (int v = 0; v < 256; v++)
-        memcpy(images + VALUES_AT + 2 * v, &(uint16_t){(uint16_t)(v * 257)}, 2);
-}
-
-static void look_at_images(void *arg)
-{
-    const look *l = arg;
-    const uint16_t *made = (const uint16_t *)(const void *)l->view;
-    for (int i = 0; i < 2 * PIXELS; i++) {
-        int image = i / PIXELS, y = i % PIXELS / EDGE, x = i % EDGE;
-        int at =
-            image * PIXELS + (image == 0 ? (EDGE - 1 - y) * EDGE + x : y * EDGE + EDGE - 1 - x);
-        CHECK_INT(made[i], 257 * (uint8_t)(l->tag + at));
-    }
-}
-
-static void make_images(fl_ring_config shape)
-{
-    enum { SENT = IMAGES_AT + VALUES_AT + 512, ROUNDS = 6 };
-    loop l;
-    fl_transfer_cast cast = {.kind = FL_CAST_IMAGES,
-                             .bytes = 2,
-                             .from = IMAGES_AT,
-                             .to = 1024,
-                             .count = 2 * PIXELS,
-                             .images = &two_images,
-                             .maps = MAPS_AT,
-                             .values = VALUES_AT,
-                             .image_count = 2};
-    open_loop(&l, shape, 0);
-    for (int64_t tag = 0; tag < ROUNDS; tag++) {
-        fl_slot *slot;
-        bool is_filled;
-        void *transfer;
-        device_buffer *buffer = get_buffer(&l.heap, BUFFER_BYTES, NULL);
-        CHECK_INT(fl_pool_get(l.r.pool, SENT, &slot, NULL), FL_OK);
-        CHECK_INT(ops->get(l.copy_stream, 1, &transfer, NULL), FL_OK);
-        ops->set_casts(transfer, &cast, 1);
-        CHECK_INT(ops->set_buffer(transfer, buffer->memory, NULL, &is_filled, NULL), FL_OK);
-        fill_images(fl_slot_data(slot), (uint8_t)tag);
-        CHECK_INT(ops->copy(transfer, slot, SENT, NULL), FL_OK);
-        CHECK_INT(ops->finish(transfer, slot, SENT, NULL, NULL), FL_OK);
-        l.looks[tag] = (look){.view = fake_host_view(buffer->memory) + cast.to, .tag = tag};
-        fake_launch(NULL, look_at_images, &l.looks[tag]);
-        drop_buffer(buffer);
-    }
-    fake_synchronize(NULL);
-    close_loop(&l);
-}
-
-static void test_images_are_made_behind_their_copy(void) { each_way(make_images); }
 
 static void take_elsewhere(fl_ring_config shape)
 {
@@ -557,7 +480,6 @@ int main(void)
     RUN(test_a_batch_that_waited_for_its_block_is_copied_at_once);
     RUN(test_a_slice_is_copied_as_soon_as_it_is_filled);
     RUN(test_nobody_waits_for_a_copy);
-    RUN(test_images_are_made_behind_their_copy);
     RUN(test_the_current_stream_may_change);
     RUN(test_a_batch_waits_for_memory);
     RUN(test_a_batch_that_cannot_be_filled);

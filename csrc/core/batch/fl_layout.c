@@ -90,6 +90,8 @@ int fl_layout_set_offsets(fl_layout *layout, fl_err *err)
         output->cast.to = end;
         if (!fl_mul(output->cast.count, output->cast.bytes, &made) || !skip(&end, made))
             return fl_fail_batch_size(err);
+        output->cast.drawn = end;
+        if (!skip(&end, output->cast.drawn_bytes)) return fl_fail_batch_size(err);
     }
     layout->delivered_bytes = end;
     return FL_OK;

@@ -12,7 +12,7 @@
 
 enum { FL_OUTPUT_ALIGNMENT = 64 }; /* of each output in the buffer */
 
-/* One tensor of a batch. A column sets every field but offset and cast.to. */
+/* One tensor of a batch. A column sets every field but offset, cast.to and cast.drawn. */
 typedef struct fl_output {
     fl_dtype dtype;
     int32_t ndim;
@@ -29,7 +29,7 @@ typedef struct fl_output {
     int64_t bytes;         /* bytes that are filled */
     int64_t offset;        /* in the buffer; a multiple of FL_OUTPUT_ALIGNMENT */
     fl_transfer_cast cast; /* if is_cast; `to` is then the tensor's offset. A column counts `from`
-                              from the first of the bytes that are cast */
+                              from the first of the bytes that are cast, and leaves out `drawn` */
     int64_t shape[FL_MAX_NDIM], stride[FL_MAX_NDIM]; /* of the tensor; strides in elements */
 } fl_output;
 

@@ -25,6 +25,7 @@ typedef enum fl_cast_kind {
 } fl_cast_kind;
 
 typedef struct fl_image_batch fl_image_batch; /* see fl_image_ops.h */
+typedef struct fl_map_batch fl_map_batch;     /* see fl_map_axis.h */
 
 /* Elements of a batch that travel as shorter elements, at `from`, and are made at `to`, at their
  * destination. Both offsets are bytes from the beginning of the buffer. `to` is a multiple of 16;
@@ -48,9 +49,16 @@ typedef struct fl_transfer_cast {
 
     /* FL_CAST_IMAGES */
     const fl_image_batch *images; /* borrowed; addresses are NULL: images lie in the buffer */
-    int64_t maps, values;         /* bytes after `from`, multiples of 4 */
+    int64_t maps, values;         /* bytes after `from`, multiples of 8 */
     int64_t image_bytes;          /* from one image to the next, at `from` */
     int64_t image_count;
+    /* If the destination draws the maps: borrowed, without addresses. At `maps` then lie the row of
+     * each image, an int64_t, and its view, a byte, if they have views; at `values` the operations
+     * come before the values. NULL: the maps travel. */
+    const fl_map_batch *draws;
+    uint32_t epoch;
+    bool has_views;
+    int64_t drawn, drawn_bytes; /* of the maps: bytes from the beginning of the buffer, like `to` */
 } fl_transfer_cast;
 
 /* A batch that is smaller than a slice is copied as a whole, because smaller slices take the

@@ -19,8 +19,8 @@ typedef struct fl_map_ops {
     fl_image_size in; /* of the image before operation `first` */
 } fl_map_ops;
 
-/* The arguments of the kernel that writes the maps of a batch. fl_image_plan_describe_maps sets all
- * fields but ops, epoch and maps. */
+/* The arguments of the kernel that writes the maps of a batch. fl_image_plan_describe_maps sets
+ * what the plan knows; the other fields are 0. fl_transfer_ops knows this struct's tag. */
 typedef struct fl_map_batch {
     const fl_image_op *ops; /* borrowed, on the device: see fl_image_plan_write_ops */
     int32_t count;          /* of ops */
@@ -28,7 +28,10 @@ typedef struct fl_map_batch {
     fl_image_size in, out; /* of each image, and of each result */
     uint64_t seed;
     uint32_t epoch;
-    int32_t *maps; /* borrowed, on the device: parts.numbers for each image */
+    const int64_t *rows;  /* borrowed, on the device: the row of each image */
+    const uint8_t *views; /* borrowed, on the device: the view of each image; NULL: 0 */
+    int32_t *maps;        /* borrowed, on the device: parts.numbers for each image */
+    int64_t images;
 } fl_map_batch;
 
 FL_HOST_DEVICE int32_t fl_map_edge(fl_image_size size, fl_map_direction axis)

@@ -32,8 +32,10 @@ typedef struct image_column {
     const fl_row_ops *row_ops; /* borrowed, static */
     fl_image_batch made;       /* for any batch */
     int64_t map_bytes;         /* of one image */
-    char *values;              /* owned */
+    char *values;              /* owned: the plan's values, after its operations if it draws */
     int64_t values_bytes;
+    bool is_drawn_there; /* the destination draws the maps: */
+    fl_map_batch maps;   /* for any batch */
 } image_column;
 
 static inline bool is_made_there(const image_column *self)
@@ -57,27 +59,46 @@ static int note_draws(const image_column *self, const fl_column_batch *batch, fl
     return fl_image_draws_copy(self->draws, batch->rows->count, (void *)batch->notes->values, err);
 }
 
-/* Computes the bytes to fill: images, maps, values. */
-static int layout_bytes(const image_column *self, int64_t rows, fl_output *output, fl_err *err)
+static bool align(int64_t bytes, int64_t *out)
 {
-    int64_t bytes, maps;
-    bool fits = fl_mul(rows, self->out_bytes, &bytes);
+    if (!fl_add(bytes, MAP_ALIGNMENT - 1, &bytes)) return false;
+    *out = bytes / MAP_ALIGNMENT * MAP_ALIGNMENT;
+    return true;
+}
+
+/* Places what follows the images: maps, or what the destination draws them from; then values. Adds
+ * to the bytes; false: they do not fit. */
+static bool layout_parts(const image_column *self, const fl_column_batch *batch, int64_t *bytes)
+{
+    fl_transfer_cast *cast = &batch->outputs->cast;
+    const int64_t rows = batch->rows->count, view = batch->rows->has_views ? 1 : 0;
+    const int64_t each = self->is_drawn_there ? (int64_t)sizeof rows + view : self->map_bytes;
+    int64_t maps;
+    cast->images = &self->made;
+    cast->image_bytes = self->out_bytes;
+    cast->image_count = rows;
+    if (self->is_drawn_there) {
+        cast->draws = &self->maps;
+        cast->epoch = batch->epoch;
+        cast->has_views = batch->rows->has_views;
+        if (!fl_mul(rows, self->map_bytes, &cast->drawn_bytes)) return false;
+    }
+    return align(*bytes, &cast->maps) && fl_mul(rows, each, &maps) &&
+           fl_add(cast->maps, maps, &maps) && align(maps, &cast->values) &&
+           fl_add(cast->values, self->values_bytes, bytes);
+}
+
+/* Computes the bytes to fill. */
+static int layout_bytes(const image_column *self, const fl_column_batch *batch, fl_err *err)
+{
+    fl_output *output = batch->outputs;
+    bool fits = fl_mul(batch->rows->count, self->out_bytes, &output->bytes);
     output->is_cast = self->cast.count > 0;
     output->cast_of = 0;
     output->cast = self->cast;
-    if (fits && is_made_there(self)) {
-        fits = fl_add(bytes, MAP_ALIGNMENT - 1, &bytes) && fl_mul(rows, self->map_bytes, &maps);
-        output->cast.maps = bytes / MAP_ALIGNMENT * MAP_ALIGNMENT;
-        fits = fits && fl_add(output->cast.maps, maps, &output->cast.values) &&
-               fl_add(output->cast.values, self->values_bytes, &bytes);
-        output->cast.images = &self->made;
-        output->cast.image_bytes = self->out_bytes;
-        output->cast.image_count = rows;
-    }
-    if (!fits || !fl_mul(rows, self->cast.count, &output->cast.count))
-        return fl_fail_batch_size(err);
-    output->bytes = bytes;
-    return FL_OK;
+    if (fits && is_made_there(self)) fits = layout_parts(self, batch, &output->bytes);
+    if (fits && fl_mul(batch->rows->count, self->cast.count, &output->cast.count)) return FL_OK;
+    return fl_fail_batch_size(err);
 }
 
 static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err *err)
@@ -85,7 +106,7 @@ static int layout_images(const fl_column *column, fl_column_batch *batch, fl_err
     const image_column *self = as_images(column);
     fl_output *output = batch->outputs;
     int64_t rows = batch->rows->count;
-    FL_TRY(layout_bytes(self, rows, output, err));
+    FL_TRY(layout_bytes(self, batch, err));
     if (!fl_mul(rows, self->work_bytes, &batch->work_bytes)) batch->work_bytes = INT64_MAX;
     if (self->draws != NULL) FL_TRY(note_draws(self, batch, err));
     output->dtype = self->dtype;
@@ -170,7 +191,18 @@ static int map_image(const image_column *self, const fl_column_batch *batch, int
     return fl_image_plan_write_own_taps(self->plan, map, err);
 }
 
-/* Gathers images, maps and values, from which the destination makes the results. */
+/* Writes the rows and the views from which the destination draws the maps. */
+static void note_keys(const fl_column_batch *batch, int64_t from, int64_t to, char *begin)
+{
+    int64_t *rows = (int64_t *)(void *)begin;
+    uint8_t *views = (uint8_t *)(rows + batch->rows->count);
+    for (int64_t i = from; i < to; i++) {
+        rows[i] = fl_row_at(batch->rows, i);
+        if (batch->rows->has_views) views[i] = batch->rows->view[i];
+    }
+}
+
+/* Gathers images, maps or rows, and values, from which the destination makes the results. */
 static int gather_parts(const fl_column *column, const fl_column_batch *batch, int64_t from,
                         int64_t to, char *buffer, fl_err *err)
 {
@@ -179,7 +211,8 @@ static int gather_parts(const fl_column *column, const fl_column_batch *batch, i
     char *begin = buffer + batch->outputs->offset, *map = begin + cast->maps;
     if (from == 0) memcpy(begin + cast->values, self->values, (size_t)self->values_bytes);
     FL_TRY(fl_column_copy_rows(column, &self->runs, self->row_ops, batch, from, to, begin, err));
-    for (int64_t i = from; i < to; i++) {
+    if (self->is_drawn_there) note_keys(batch, from, to, map);
+    for (int64_t i = from; i < to && !self->is_drawn_there; i++) {
         const fl_sample_key key = key_of(self, batch, i);
         int32_t *numbers = (int32_t *)(void *)(map + i * self->map_bytes);
         int status = map_image(self, batch, i, &key, numbers, err);
@@ -307,10 +340,14 @@ static int describe_parts(image_column *self, const fl_column_image_config *conf
     self->base.ops = &part_ops;
     self->row_ops = config->row_ops;
     self->map_bytes = made->map_numbers * (int64_t)sizeof(int32_t);
-    self->values_bytes = fl_image_plan_values_bytes(plan);
+    self->is_drawn_there = config->draws == NULL && !made->resizes;
+    fl_image_plan_describe_maps(plan, &self->maps);
+    const int64_t ops = self->is_drawn_there ? fl_image_plan_ops_bytes(plan) : 0;
+    self->values_bytes = ops + fl_image_plan_values_bytes(plan);
     self->values = fl_alloc(self->values_bytes);
     if (self->values == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
-    fl_image_plan_write_values(plan, self->values);
+    if (self->is_drawn_there) fl_image_plan_write_ops(plan, self->values);
+    fl_image_plan_write_values(plan, self->values + ops);
     self->out_bytes = self->runs.row_bytes;
     bool fits = fl_add(self->runs.row_bytes, self->map_bytes, &self->work_bytes);
     if (!fits) self->work_bytes = INT64_MAX;

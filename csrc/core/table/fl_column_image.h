@@ -2,8 +2,9 @@
  * [rows, and the shape of a result].
  *
  * Floor 1. An image of a mapped file is first read into scratch memory. If the plan is for a
- * device, a gather only fills the packed rows, a map for each row (fl_image_plan_map, with its own
- * taps), and the values of the plan. */
+ * device, a gather only fills the packed rows, their numbers and views, and the values of the plan;
+ * the device draws. If the plan resizes, or does not draw itself, a map for each row is filled
+ * instead of numbers (fl_image_plan_map, with its own taps). */
 #ifndef FL_COLUMN_IMAGE_H
 #define FL_COLUMN_IMAGE_H
 

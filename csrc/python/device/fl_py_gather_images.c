@@ -105,6 +105,8 @@ static int read_values(const fl_py_gather *self, const fl_py_gather_source *sour
         return -1;
     out->maps.epoch = self->maps.epoch;
     out->maps.ops = values;
+    out->maps.rows = self->rows;
+    out->maps.images = self->maps.count;
     out->maps.maps = (int32_t *)(uintptr_t)maps;
     out->batch.maps = out->maps.maps + (self->first - self->maps.first) * length;
     out->batch.table = (const char *)values + table_at;
@@ -133,9 +135,7 @@ static int read_batch(const fl_py_gather *self, const fl_py_gather_source *sourc
 static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)
 {
     const images *of = what;
-    if (!self->are_drawn)
-        FL_TRY(
-            fl_cuda_draw_maps(self->device, stream, &of->maps, self->rows, self->maps.count, err));
+    if (!self->are_drawn) FL_TRY(fl_cuda_draw_maps(self->device, stream, &of->maps, err));
     return fl_cuda_gather_images(self->device, stream, &of->batch, of->rows, self->row_count, err);
 }
 

@@ -12,6 +12,7 @@
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
 #include "fl_cuda_windows.h"
+#include "fl_image_plan.h"
 #include "fl_tone.h"
 
 #include <stdlib.h>
@@ -263,13 +264,56 @@ cudaError_t fl_cuda_load_widens(void)
 
 cudaError_t fl_cuda_load_colors(void) { return cudaSuccess; } /* run_images does the work */
 
-cudaError_t fl_cuda_load_maps(void) { return cudaSuccess; }
+/* ---- maps, by a plan of the same operations */
 
-cudaError_t
-fl_cuda_queue_maps(void *stream, const fl_map_batch *maps, const int64_t *rows, int64_t count)
+static fl_image_plan *open_plan(const fl_map_batch *of)
 {
-    (void)stream, (void)maps, (void)rows, (void)count;
-    abort();
+    fl_image_plan *plan;
+    const fl_image_config config = {.ops = of->ops,
+                                    .count = of->count,
+                                    .channels = of->count > 0 ? of->ops->channels : 1,
+                                    .in = of->in,
+                                    .seed = of->seed,
+                                    .image_ops = &fl_cpu_image_plain};
+    if (fl_image_plan_open(&config, &plan, NULL) != FL_OK) abort();
+    return plan;
+}
+
+/* All addresses are the host's. */
+static void run_maps(void *arg)
+{
+    const fl_map_batch *of = arg;
+    fl_image_plan *plan = open_plan(of);
+    for (int64_t i = 0; i < of->images; i++) {
+        fl_image_params params[FL_MAX_IMAGE_OPS];
+        const uint8_t view = of->views != NULL ? of->views[i] : 0;
+        const fl_sample_key key = {of->seed, of->rows[i], of->epoch, view};
+        if (fl_image_plan_draw(plan, &key, of->in, params, NULL) != FL_OK) abort();
+        fl_image_plan_map(plan, params, of->maps + i * of->parts.numbers);
+    }
+    fl_image_plan_close(plan);
+    free(arg);
+}
+
+cudaError_t fl_cuda_queue_maps(void *stream, const fl_map_batch *maps)
+{
+    if (maps->images == 0) return cudaSuccess;
+    fl_map_batch *copy = malloc(sizeof *copy);
+    if (copy == NULL) abort();
+    *copy = *maps;
+    copy->ops = (const void *)fake_host_view(maps->ops);
+    copy->rows = (const void *)fake_host_view(maps->rows);
+    if (maps->views != NULL) copy->views = (const void *)fake_host_view(maps->views);
+    copy->maps = (void *)fake_host_view(maps->maps);
+    cudaError_t error = fake_try_launch(stream, (const void *)run_maps, run_maps, copy);
+    if (error != cudaSuccess) free(copy);
+    return error;
+}
+
+cudaError_t fl_cuda_load_maps(void)
+{
+    const void *kernel = (const void *)run_maps;
+    return fl_cuda_load(&kernel, 1);
 }
 
 /* Never queued here: the tests of gathers run the kernel itself. */
