@@ -25,7 +25,7 @@ OLDEST = (12, 1)  # kernels take arguments of up to 32 KB
 LOCAL = "/usr/local/cuda*"
 IN_SITE = "nvidia/cu13"
 STUB = "csrc/cuda/fl_cuda_stub.c"
-EXACT = "csrc/cuda/fl_cuda_draw.cu"  # has the CPU's bits, so no product may be fused with a sum
+EXACT = "csrc/cuda/fl_cuda_gather.cu"  # draws the CPU's bits: no product may be fused with a sum
 CUDART = "libcudart_static.a"
 HOST_FLAGS = ["-fPIC", "-fvisibility=hidden"]
 # What would need the C++ runtime is off: the module stays C.

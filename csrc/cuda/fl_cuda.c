@@ -3,7 +3,6 @@
 #include "fl_cuda_cast.h"
 #include "fl_cuda_gather.h"
 #include "fl_cuda_colors.h"
-#include "fl_cuda_draw.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_ragged.h"
@@ -21,7 +20,6 @@ static cudaError_t load_all(void)
     if (error == cudaSuccess) error = fl_cuda_load_gathers();
     if (error == cudaSuccess) error = fl_cuda_load_images();
     if (error == cudaSuccess) error = fl_cuda_load_colors();
-    if (error == cudaSuccess) error = fl_cuda_load_maps();
     if (error == cudaSuccess) error = fl_cuda_load_windows();
     if (error == cudaSuccess) error = fl_cuda_load_pieces();
     return error == cudaSuccess ? fl_cuda_load_widens() : error;
@@ -102,13 +100,11 @@ static int leave_launched(int32_t before, cudaError_t error, fl_err *err)
     return status;
 }
 
-int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
-                   const int64_t *rows, int64_t row_count, int32_t most_blocks, fl_err *err)
+int fl_cuda_gather(int32_t device, void *stream, const fl_gather *of, fl_err *err)
 {
-    const fl_gather_limits most = {.bytes = INT32_MAX, .blocks = most_blocks};
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
-    cudaError_t error = fl_cuda_queue_gather(stream, columns, column_count, rows, row_count, most);
+    cudaError_t error = fl_cuda_queue_gather(stream, of, INT32_MAX);
     return leave_launched(before, error, err);
 }
 
@@ -118,14 +114,6 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
     int32_t before;
     FL_TRY(fl_cuda_enter(device, &before, err));
     cudaError_t error = fl_cuda_queue_images(stream, images, rows, count);
-    return leave_launched(before, error, err);
-}
-
-int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, fl_err *err)
-{
-    int32_t before;
-    FL_TRY(fl_cuda_enter(device, &before, err));
-    cudaError_t error = fl_cuda_queue_maps(stream, maps);
     return leave_launched(before, error, err);
 }
 

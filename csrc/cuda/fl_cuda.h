@@ -64,22 +64,17 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err);
  * blocks fill, and all the while they keep processors from other streams. */
 enum { FL_CUDA_FETCH_BLOCKS = 8 };
 
-/* Queues copies of rows[0], ... of each column to its batch, one kernel for 32 columns and 2 GiB,
- * of at most `most_blocks` blocks. `rows` is in the device's memory, and every row must exist. The
- * memory must live until the stream has done the copies. Allocates nothing. FL_EDEVICE; some
- * columns may then have been queued. */
-int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
-                   const int64_t *rows, int64_t row_count, int32_t most_blocks, fl_err *err);
+/* Queues copies of these rows of each column to its batch, and draws of random parameters, which
+ * write what fl_image_plan_draw and fl_image_plan_map do. One kernel takes 16 columns, 2 GiB and 4
+ * batches of maps. Every row must exist. The memory must live until the stream has done the work.
+ * Allocates nothing. FL_EDEVICE; some of it may then have been queued. */
+int fl_cuda_gather(int32_t device, void *stream, const fl_gather *of, fl_err *err);
 
 /* Queues the kernel that makes a batch of images rows[0], ... and, if there are steps on colours,
  * the kernel that changes colours. `rows` NULL: images 0, 1, ... Memory and errors are as for
  * fl_cuda_gather. */
 int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *images,
                           const int64_t *rows, int64_t count, fl_err *err);
-
-/* Queues the kernel that draws the random parameters of a batch of images and writes their maps, as
- * fl_image_plan_draw and fl_image_plan_map do. Memory and errors are as for fl_cuda_gather. */
-int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, fl_err *err);
 
 /* Queues the kernel that makes a batch of windows; their first tokens are starts[0], ..., counted
  * over all tokens. Memory and errors are as for fl_cuda_gather. */

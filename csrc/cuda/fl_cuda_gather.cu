@@ -1,19 +1,22 @@
-/* fl_cuda_gather: rows of several columns become a batch, by one kernel. The rows lie in a device's
- * memory, or in memory of the host that the device reads over the link.
+/* fl_cuda_gather: rows of several columns become a batch, and random parameters of images become
+ * maps, by one kernel. The rows lie in a device's memory, or in memory of the host that the device
+ * reads over the link.
  *
  * A part of a column is the same number of units for each block; a block takes parts in steps of
  * the grid. A unit is a word of up to 16 bytes that divides the column's rows, and units of a warp
  * lie side by side in the batch, and in a row. If only a short word divides the rows, a unit is 16
  * bytes of the batch all the same: a thread loads the aligned blocks in which they lie, two in a
- * row, and shifts. */
+ * row, and shifts. Behind the columns' parts each map is a part. */
 #include "fl_cuda_gather.h"
+#include "fl_cuda_draw.cuh"
 #include "fl_cuda_runtime.h"
 
 #include <cuda_runtime.h>
 
 static constexpr int THREADS = 256, AHEAD = 4; /* units that a thread loads before storing one */
-static constexpr int MOST_COLUMNS = 32;        /* in one launch */
+static constexpr int MOST_COLUMNS = 16, MOST_MAPS = 4;        /* in one launch */
 static constexpr uint32_t BLOCK = 16, ODD_AHEAD = 2, ODD = 5; /* ODD: a shift of no word */
+static_assert(THREADS == MAP_THREADS, "a block does both");
 
 struct column {
     const char *from, *end; /* of all rows */
@@ -26,16 +29,32 @@ struct column {
 
 struct batch {
     column columns[MOST_COLUMNS];
-    const int64_t *rows;
-    uint32_t parts;
+    fl_map_batch maps[MOST_MAPS];
+    uint32_t last_maps[MOST_MAPS]; /* one past the last part of each */
+    uint32_t column_parts, parts;
+    const int64_t *rows; /* NULL: rows `first`, ... of `own` */
+    int64_t *kept;       /* gets all of `own`, with the first maps; NULL: nothing does */
+    uint32_t first;
+    int32_t own[FL_GATHER_OWN_ROWS];
 };
 
 static_assert(sizeof(batch) <= 4096, "no longer a small argument");
 
+/* Rows of 8 bytes in the device's memory, or of 4 bytes in the argument. */
+struct row_list {
+    const void *at;
+    bool is_wide;
+
+    __device__ int64_t operator[](uint32_t i) const
+    {
+        return is_wide ? ((const int64_t *)at)[i] : ((const int32_t *)at)[i];
+    }
+};
+
 /* Copies a thread's units. Past the last unit a thread loads the last unit again, so that no load
  * waits for a branch. */
 template <class T>
-static __device__ void copy_units(const column &of, const int64_t *rows, uint32_t first)
+static __device__ void copy_units(const column &of, const row_list &rows, uint32_t first)
 {
     T units[AHEAD];
     uint32_t at[AHEAD];
@@ -112,7 +131,7 @@ struct place {
     int32_t left;
 };
 
-static __device__ place find_place(const column &of, const int64_t *rows, uint32_t byte)
+static __device__ place find_place(const column &of, const row_list &rows, uint32_t byte)
 {
     const uint32_t row = byte / of.row, offset = byte % of.row;
     place p = {of.from + rows[row] * of.pitch + offset, NULL, (int32_t)(of.row - offset)};
@@ -141,7 +160,7 @@ static __device__ uint4 make_unit(const place &p, const pair &row, const pair &n
 }
 
 /* Copies a thread's units of 16 bytes; the first begins at byte `first` of the batch. */
-static __device__ void copy_odd(const column &of, const int64_t *rows, uint32_t first)
+static __device__ void copy_odd(const column &of, const row_list &rows, uint32_t first)
 {
     constexpr uint32_t STEP = THREADS * BLOCK;
     place places[ODD_AHEAD] = {};
@@ -166,7 +185,7 @@ static __device__ void copy_odd(const column &of, const int64_t *rows, uint32_t 
 
 /* ---- the kernel */
 
-static __device__ void copy_part(const column &of, const int64_t *rows, uint32_t part)
+static __device__ void copy_column(const column &of, const row_list &rows, uint32_t part)
 {
     const uint32_t unit = part * (THREADS * AHEAD) + threadIdx.x;
     switch (of.shift) {
@@ -185,15 +204,39 @@ static __device__ void copy_part(const column &of, const int64_t *rows, uint32_t
     }
 }
 
+static __device__ void copy_part(const batch &given, uint32_t part)
+{
+    uint32_t first = 0;
+    int i = 0;
+    for (; part >= given.columns[i].last_part; i++) first = given.columns[i].last_part;
+    const bool is_wide = given.rows != NULL;
+    const void *at = is_wide ? (const void *)given.rows : given.own + given.first;
+    copy_column(given.columns[i], {at, is_wide}, part - first);
+}
+
+static __device__ void draw_part(const batch &given, uint32_t part, drawn *at)
+{
+    uint32_t first = 0;
+    int i = 0;
+    for (; part >= given.last_maps[i]; i++) first = given.last_maps[i];
+    const fl_map_batch &of = given.maps[i];
+    const uint32_t image = part - first;
+    const int64_t row = of.rows != NULL ? of.rows[image] : given.own[image];
+    const uint8_t view = of.views != NULL ? of.views[image] : (uint8_t)0;
+    __syncthreads(); /* the block's last map is written */
+    if (i == 0 && given.kept != NULL && threadIdx.x == 0) given.kept[image] = row;
+    write_map(of, {of.seed, row, of.epoch, view}, image, at);
+}
+
 static __global__ void __launch_bounds__(THREADS, 4) k_gather(const batch __grid_constant__ given)
 {
+    __shared__ drawn shared;
+    uint32_t part = blockIdx.x;
 #pragma unroll 1
-    for (uint32_t part = blockIdx.x; part < given.parts; part += gridDim.x) {
-        uint32_t first = 0;
-        int i = 0;
-        for (; part >= given.columns[i].last_part; i++) first = given.columns[i].last_part;
-        copy_part(given.columns[i], given.rows, part - first);
-    }
+    for (; part < given.column_parts; part += gridDim.x) copy_part(given, part);
+#pragma unroll 1
+    for (; part < given.parts; part += gridDim.x)
+        draw_part(given, part - given.column_parts, &shared);
 }
 
 /* Finds the largest unit that divides all addresses and sizes of the column. */
@@ -221,33 +264,72 @@ add_column(batch *given, column *out, const fl_row_column *of, int64_t first, in
     *out = {of->from, of->end, to, of->pitch, row, units, given->parts, is_odd ? ODD : word};
 }
 
-static cudaError_t launch(void *stream, batch *given, int32_t most_blocks)
+/* Adds as many of the maps as a launch takes; returns the number of maps that are left. */
+static int32_t add_maps(batch *given, const fl_map_batch *maps, int32_t count)
 {
-    if (given->parts == 0) return cudaSuccess;
-    void *args[] = {given};
-    const unsigned blocks = (unsigned)fl_min(given->parts, most_blocks);
+    uint32_t last = 0;
+    const int32_t taken = (int32_t)fl_min(count, MOST_MAPS);
+    for (int32_t i = 0; i < taken; i++) {
+        last += (uint32_t)maps[i].images;
+        given->maps[i] = maps[i];
+        given->last_maps[i] = last;
+    }
+    given->parts += last;
+    return count - taken;
+}
+
+static void set_rows(batch *given, const fl_gather *of, int64_t first)
+{
+    if (of->here == NULL) {
+        given->rows = of->rows + first;
+        return;
+    }
+    given->first = (uint32_t)first;
+    for (int64_t i = 0; i < of->row_count; i++) given->own[i] = (int32_t)of->here[i];
+}
+
+/* Queues a launch for rows [first, first + row_count) of the columns from `column` on, and for the
+ * maps that are left, of each as many as a launch takes. */
+static cudaError_t launch(void *stream, const fl_gather *of, int32_t column, int64_t first,
+                          int64_t row_count, int32_t *maps_left)
+{
+    batch given = {};
+    set_rows(&given, of, first);
+    for (int32_t i = 0; i < MOST_COLUMNS && column + i < of->column_count; i++)
+        add_column(&given, &given.columns[i], &of->columns[column + i], first, row_count);
+    given.column_parts = given.parts;
+    const bool is_first = *maps_left == of->map_count;
+    if (is_first) given.kept = of->kept;
+    *maps_left = add_maps(&given, of->maps + of->map_count - *maps_left, *maps_left);
+    if (given.parts == 0) return cudaSuccess;
+    void *args[] = {&given};
+    const unsigned blocks = (unsigned)fl_min(given.parts, of->most_blocks);
     return cudaLaunchKernel(k_gather, dim3(blocks), dim3(THREADS), args, 0, (cudaStream_t)stream);
 }
 
+static bool are_countable(const fl_gather *of)
+{
+    int64_t images = 0;
+    for (int32_t i = 0; i < of->map_count; i++)
+        if (!fl_add(images, of->maps[i].images, &images)) return false;
+    return images <= INT32_MAX / 2;
+}
+
 /* Splits rows into several launches, because units of a launch are counted in 32 bits. */
-cudaError_t fl_cuda_queue_gather(void *stream, const fl_row_column *columns, int32_t column_count,
-                                 const int64_t *rows, int64_t row_count, fl_gather_limits most)
+cudaError_t fl_cuda_queue_gather(void *stream, const fl_gather *of, int64_t most_bytes)
 {
     int64_t longest = 1;
-    for (int32_t i = 0; i < column_count; i++) longest = fl_max(longest, columns[i].bytes);
-    const int64_t step = most.bytes / longest;
-    if (step == 0) return cudaErrorInvalidValue;
-    for (int64_t first = 0; first < row_count; first += step)
-        for (int32_t i = 0; i < column_count; i += MOST_COLUMNS) {
-            batch given = {};
-            given.rows = rows + first;
-            for (int32_t n = 0; n < MOST_COLUMNS && i + n < column_count; n++)
-                add_column(&given, &given.columns[n], &columns[i + n], first,
-                           fl_min(row_count - first, step));
-            cudaError_t error = launch(stream, &given, most.blocks);
-            if (error != cudaSuccess) return error;
-        }
-    return cudaSuccess;
+    int32_t maps = of->map_count;
+    cudaError_t error = cudaSuccess;
+    for (int32_t i = 0; i < of->column_count; i++) longest = fl_max(longest, of->columns[i].bytes);
+    const int64_t step = most_bytes / longest;
+    if (step == 0 || !are_countable(of)) return cudaErrorInvalidValue;
+    for (int64_t first = 0; first < of->row_count; first += step)
+        for (int32_t i = 0; i < of->column_count && error == cudaSuccess; i += MOST_COLUMNS)
+            error = launch(stream, of, i, first, fl_min(of->row_count - first, step), &maps);
+    while (error == cudaSuccess && maps > 0)
+        error = launch(stream, of, of->column_count, 0, 0, &maps);
+    return error;
 }
 
 cudaError_t fl_cuda_load_gathers(void)

@@ -10,16 +10,10 @@
 extern "C" {
 #endif
 
-/* The most that one kernel may take. */
-typedef struct fl_gather_limits {
-    int64_t bytes; /* of a column; INT32_MAX or less */
-    int32_t blocks;
-} fl_gather_limits;
-
-/* Queues fl_cuda_gather on the current device. Allocates nothing, never waits.
- * cudaErrorInvalidValue: a row is longer than one kernel may copy. */
-cudaError_t fl_cuda_queue_gather(void *stream, const fl_row_column *columns, int32_t column_count,
-                                 const int64_t *rows, int64_t row_count, fl_gather_limits most);
+/* Queues fl_cuda_gather on the current device. Allocates nothing, never waits. most_bytes: of a
+ * column that one kernel may copy, INT32_MAX or less. cudaErrorInvalidValue: a row is longer, or
+ * there are more maps than 30 bits count. */
+cudaError_t fl_cuda_queue_gather(void *stream, const fl_gather *of, int64_t most_bytes);
 
 /* Loads this file's kernels for the current device; fails if no code was compiled for the
  * device. */

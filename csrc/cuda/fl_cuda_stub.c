@@ -33,11 +33,9 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err)
     return fl_cuda_check(queue->device, err);
 }
 
-int fl_cuda_gather(int32_t device, void *stream, const fl_row_column *columns, int32_t column_count,
-                   const int64_t *rows, int64_t row_count, int32_t most_blocks, fl_err *err)
+int fl_cuda_gather(int32_t device, void *stream, const fl_gather *of, fl_err *err)
 {
-    (void)stream, (void)columns, (void)column_count, (void)rows, (void)row_count;
-    (void)most_blocks;
+    (void)stream, (void)of;
     return fl_cuda_check(device, err);
 }
 
@@ -45,12 +43,6 @@ int fl_cuda_gather_images(int32_t device, void *stream, const fl_image_batch *im
                           const int64_t *rows, int64_t count, fl_err *err)
 {
     (void)stream, (void)images, (void)rows, (void)count;
-    return fl_cuda_check(device, err);
-}
-
-int fl_cuda_draw_maps(int32_t device, void *stream, const fl_map_batch *maps, fl_err *err)
-{
-    (void)stream, (void)maps;
     return fl_cuda_check(device, err);
 }
 

@@ -7,7 +7,7 @@
 
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
-#include "fl_cuda_draw.h"
+#include "fl_cuda_gather.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_runtime.h"
 #include "fl_cuda_widen.h"
@@ -338,7 +338,8 @@ queue_maps(const cuda_transfer *transfer, const fl_transfer_cast *cast, fl_image
     maps.maps = (int32_t *)(void *)(buffer + cast->drawn);
     images->maps = maps.maps;
     images->table += maps.count * (int64_t)sizeof *maps.ops;
-    return fl_cuda_queue_maps(transfer->copies->stream, &maps);
+    const fl_gather gather = {.maps = &maps, .map_count = 1, .most_blocks = INT32_MAX};
+    return fl_cuda_queue_gather(transfer->copies->stream, &gather, INT32_MAX);
 }
 
 static cudaError_t queue_images(const cuda_transfer *transfer, const fl_transfer_cast *cast)

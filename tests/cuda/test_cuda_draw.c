@@ -3,7 +3,12 @@
 #include "cuda_fixture.h"
 #include "device_plan_fixture.h"
 
-enum { PLANS = (IS_SANITIZED ? 40 : 300) / ONE_IN, MOST_IMAGES = 5, MANY = 200 / ONE_IN };
+enum {
+    PLANS = (IS_SANITIZED ? 40 : 300) / ONE_IN,
+    MOST_IMAGES = 5,
+    MOST_PLANS = 9,
+    MANY = 200 / ONE_IN
+};
 
 static uint32_t random_epoch(uint64_t *seed)
 {
@@ -15,6 +20,20 @@ static uint32_t random_epoch(uint64_t *seed)
 static int64_t random_row(uint64_t *seed)
 {
     return (int64_t)(next_random(seed) >> (2 + random_below(seed, 62)));
+}
+
+/* Writes the maps as the CPU does; views: NULL: 0. */
+static void write_expected(const fl_image_plan *plan, uint32_t epoch, const int64_t *rows,
+                           const uint8_t *views, int64_t count, int32_t *maps)
+{
+    const fl_image_size in = fl_image_plan_in(plan);
+    for (int64_t i = 0; i < count; i++, maps += fl_image_plan_map_length(plan)) {
+        fl_image_params params[FL_MAX_IMAGE_OPS];
+        const uint8_t view = views != NULL ? views[i] : 0;
+        const fl_sample_key key = {fl_image_plan_seed(plan), rows[i], epoch, view};
+        CHECK_INT(fl_image_plan_draw(plan, &key, in, params, NULL), FL_OK);
+        fl_image_plan_map(plan, params, maps);
+    }
 }
 
 static void check_maps(uint64_t *seed, const fl_image_plan *plan, int64_t images)
@@ -36,21 +55,74 @@ static void check_maps(uint64_t *seed, const fl_image_plan *plan, int64_t images
     uint8_t *views = (uint8_t *)allocate(images);
     fill_random(seed, (char *)views, images);
     batch.views = images % 2 == 1 ? views : NULL;
-    for (int64_t i = 0; i < images; i++) {
-        fl_image_params params[FL_MAX_IMAGE_OPS];
-        rows[i] = i == 0 ? INT64_C(1) << 62 : random_row(seed);
-        const uint8_t view = batch.views != NULL ? views[i] : 0;
-        const fl_sample_key key = {fl_image_plan_seed(plan), rows[i], batch.epoch, view};
-        CHECK_INT(fl_image_plan_draw(plan, &key, fl_image_plan_in(plan), params, NULL), FL_OK);
-        fl_image_plan_map(plan, params, expected + i * length);
-    }
+    for (int64_t i = 0; i < images; i++) rows[i] = i == 0 ? INT64_C(1) << 62 : random_row(seed);
+    write_expected(plan, batch.epoch, rows, batch.views, images, expected);
     const int64_t before = fake_launches();
-    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, NULL), FL_OK);
+    const fl_gather gather = {.maps = &batch, .map_count = 1, .most_blocks = INT32_MAX};
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
     CHECK_INT(fake_launches() - before, images == 0 ? 0 : 1);
     fake_synchronize(NULL);
     CHECK(memcmp(maps, expected, (size_t)bytes) == 0);
     void *owned[] = {ops, maps, expected, rows, views};
     for (int i = 0; i < 5; i++) free(owned[i]);
+}
+
+/* The maps of several plans, and a column of 8 bytes a row, in one kernel; the rows come in its
+ * argument, which a second kernel continues. */
+static void check_many_maps(uint64_t *seed, int32_t plans, int64_t rows)
+{
+    fl_image_plan *plan[MOST_PLANS];
+    fl_map_batch maps[MOST_PLANS];
+    int32_t *expected[MOST_PLANS];
+    char *ops[MOST_PLANS];
+    int64_t here[FL_GATHER_OWN_ROWS], kept[FL_GATHER_OWN_ROWS], copied[FL_GATHER_OWN_ROWS];
+    int64_t values[100];
+    fill_random(seed, (char *)values, sizeof values);
+    for (int64_t i = 0; i < rows; i++) here[i] = random_below(seed, 100);
+    for (int32_t n = 0; n < plans; n++) {
+        plan_case p;
+        plan[n] = open_moving(seed, &p, 20, n % 4);
+        ops[n] = allocate(fl_image_plan_ops_bytes(plan[n]));
+        fl_image_plan_describe_maps(plan[n], &maps[n]);
+        fl_image_plan_write_ops(plan[n], ops[n]);
+        const int64_t bytes = maps[n].parts.numbers * rows * (int64_t)sizeof(int32_t);
+        maps[n].ops = (fl_image_op *)(void *)ops[n];
+        maps[n].epoch = random_epoch(seed);
+        maps[n].maps = (int32_t *)(void *)allocate(bytes);
+        maps[n].images = rows;
+        expected[n] = (int32_t *)(void *)allocate(bytes);
+        write_expected(plan[n], maps[n].epoch, here, NULL, rows, expected[n]);
+    }
+    const fl_row_column column = {(char *)values, (char *)(values + 100), (char *)copied, 8, 8};
+    const fl_gather gather = {.columns = &column,
+                              .column_count = 1,
+                              .maps = maps,
+                              .map_count = plans,
+                              .here = here,
+                              .kept = kept,
+                              .row_count = rows,
+                              .most_blocks = 3};
+    const int64_t before = fake_launches();
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
+    CHECK_INT(fake_launches() - before, (plans - 1) / 4 + 1);
+    fake_synchronize(NULL);
+    CHECK(memcmp(kept, here, (size_t)rows * sizeof *kept) == 0);
+    for (int64_t i = 0; i < rows; i++) CHECK(copied[i] == values[here[i]]);
+    for (int32_t n = 0; n < plans; n++) {
+        const size_t bytes = (size_t)(maps[n].parts.numbers * rows) * sizeof(int32_t);
+        CHECK(memcmp(maps[n].maps, expected[n], bytes) == 0);
+        free(ops[n]);
+        free(maps[n].maps);
+        free(expected[n]);
+        fl_image_plan_close(plan[n]);
+    }
+}
+
+static void test_maps_and_rows_in_one_kernel(void)
+{
+    uint64_t seed = 8;
+    for (int32_t plans = 1; plans <= MOST_PLANS; plans++) check_many_maps(&seed, plans, 7);
+    check_many_maps(&seed, 1, FL_GATHER_OWN_ROWS);
 }
 
 static void test_maps_are_those_of_the_cpu(void)
@@ -162,12 +234,13 @@ static void test_a_launch_that_fails(void)
     fl_err err;
     const int64_t row = 0;
     fl_map_batch batch = {.rows = &row, .images = 1};
+    const fl_gather gather = {.maps = &batch, .map_count = 1, .most_blocks = INT32_MAX};
     fake_fail_at(1, cudaErrorLaunchFailure, false);
-    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, &err), FL_EDEVICE);
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, &err), FL_EDEVICE);
     fake_fail_at(0, cudaSuccess, false);
     CHECK(strstr(err.text, "cudaErrorLaunchFailure") != NULL);
     batch.images = INT64_C(1) << 31;
-    CHECK_INT(fl_cuda_draw_maps(0, NULL, &batch, &err), FL_EDEVICE);
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, &err), FL_EDEVICE);
     CHECK(strstr(err.text, "cudaErrorInvalidValue") != NULL);
     CHECK_INT(cudaGetLastError(), cudaSuccess);
 }
@@ -178,6 +251,7 @@ int main(void)
     choose_device_0();
     CHECK_INT(fl_cuda_load_kernels(NULL), FL_OK);
     RUN(test_maps_are_those_of_the_cpu);
+    RUN(test_maps_and_rows_in_one_kernel);
     RUN(test_gates_that_hold_gates);
     RUN(test_a_plan_without_operations);
     RUN(test_areas_that_do_not_fit);

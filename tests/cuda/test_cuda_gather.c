@@ -79,11 +79,30 @@ static int64_t *pick(int64_t rows, int64_t count)
     return picked;
 }
 
+static fl_gather gather_of(const fl_row_column *columns, int32_t column_count, const int64_t *rows,
+                           int64_t row_count, int32_t most_blocks)
+{
+    return (fl_gather){.columns = columns,
+                       .column_count = column_count,
+                       .rows = rows,
+                       .row_count = row_count,
+                       .most_blocks = most_blocks};
+}
+
 static void check_form(form of, int64_t rows, int64_t count, int32_t most_blocks)
 {
     int64_t *picked = pick(rows, count);
     table t = open_table(of, rows, picked, count);
-    CHECK_INT(fl_cuda_gather(0, NULL, &t.column, 1, picked, count, most_blocks, NULL), FL_OK);
+    fl_gather gather = gather_of(&t.column, 1, picked, count, most_blocks);
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
+    fake_synchronize(NULL);
+    close_table(&t, true);
+    if (count > FL_GATHER_OWN_ROWS) return free(picked);
+    t = open_table(of, rows, picked, count);
+    gather = gather_of(&t.column, 1, NULL, count, most_blocks);
+    gather.here = picked;
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
+    memset(picked, GUARD, (size_t)count * sizeof *picked); /* has been read */
     fake_synchronize(NULL);
     close_table(&t, true);
     free(picked);
@@ -163,8 +182,9 @@ static void test_columns_of_one_batch(void)
             columns[i] = tables[i].column;
         }
         int64_t before = fake_launches();
-        CHECK_INT(fl_cuda_gather(0, NULL, columns, count, picked, COUNT, 3, NULL), FL_OK);
-        CHECK_INT(fake_launches() - before, count > 32 ? 2 : 1);
+        const fl_gather gather = gather_of(columns, count, picked, COUNT, 3);
+        CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
+        CHECK_INT(fake_launches() - before, (count - 1) / 16 + 1);
         fake_synchronize(NULL);
         for (int32_t i = 0; i < count; i++) close_table(&tables[i], true);
     }
@@ -177,15 +197,16 @@ static void test_long_batches_take_several_kernels(void)
     for (int64_t most = 24; most <= 24 * 8; most += 12) {
         table t = open_table((form){24, 8, 8, 0}, 4, picked, 7);
         int64_t before = fake_launches(), step = most / 24;
-        fl_gather_limits limits = {.bytes = most, .blocks = 1};
-        CHECK_INT(fl_cuda_queue_gather(NULL, &t.column, 1, picked, 7, limits), cudaSuccess);
+        fl_gather gather = gather_of(&t.column, 1, picked, 7, 1);
+        if (most % 24 == 0) gather.here = picked, gather.rows = NULL;
+        CHECK_INT(fl_cuda_queue_gather(NULL, &gather, most), cudaSuccess);
         CHECK_INT(fake_launches() - before, (7 + step - 1) / step);
         fake_synchronize(NULL);
         close_table(&t, true);
     }
     table t = open_table((form){24, 8, 8, 0}, 4, picked, 7);
-    fl_gather_limits limits = {.bytes = 23, .blocks = 1};
-    CHECK_INT(fl_cuda_queue_gather(NULL, &t.column, 1, picked, 7, limits), cudaErrorInvalidValue);
+    const fl_gather gather = gather_of(&t.column, 1, picked, 7, 1);
+    CHECK_INT(fl_cuda_queue_gather(NULL, &gather, 23), cudaErrorInvalidValue);
     close_table(&t, false);
 }
 
@@ -203,10 +224,11 @@ static void test_a_launch_that_fails(void)
     fl_err err;
     int64_t picked[] = {2, 0};
     table t = open_table((form){12, 0, 0, 0}, 3, picked, 2);
+    const fl_gather gather = gather_of(&t.column, 1, picked, 2, INT32_MAX);
     for (int32_t device = 0; device < 2; device++)
         for (int64_t n = 1;; n++) {
             fake_fail_at(n, cudaErrorLaunchFailure, false);
-            int status = fl_cuda_gather(device, NULL, &t.column, 1, picked, 2, INT32_MAX, &err);
+            int status = fl_cuda_gather(device, NULL, &gather, &err);
             bool has_failed = fake_calls() >= n;
             fake_fail_at(0, cudaSuccess, false);
             CHECK_INT(cudaGetLastError(), cudaSuccess);

@@ -25,7 +25,11 @@ static void open_rows(rows *r)
     memset(r->made, 0, sizeof r->made);
     for (int i = 0; i < COUNT; i++)
         memcpy(r->expected + i * BYTES, r->memory + picked[i] * BYTES, BYTES);
-    r->column = (fl_row_column){r->memory, r->memory + ROWS * BYTES, r->made, BYTES, BYTES};
+    r->column = (fl_row_column){.from = r->memory,
+                                .end = r->memory + ROWS * BYTES,
+                                .to = r->made,
+                                .bytes = BYTES,
+                                .pitch = BYTES};
 }
 
 static void close_rows(rows *r)
@@ -41,11 +45,19 @@ static fl_cuda_host_range *open_range(int32_t device, const rows *r)
     return range;
 }
 
+static fl_gather gather_of(const rows *r)
+{
+    return (fl_gather){.columns = &r->column,
+                       .column_count = 1,
+                       .rows = picked,
+                       .row_count = COUNT,
+                       .most_blocks = FL_CUDA_FETCH_BLOCKS};
+}
+
 static void queue(const rows *r, fl_cuda_host_range *range, int32_t device, void *stream)
 {
-    CHECK_INT(
-        fl_cuda_gather(device, stream, &r->column, 1, picked, COUNT, FL_CUDA_FETCH_BLOCKS, NULL),
-        FL_OK);
+    const fl_gather gather = gather_of(r);
+    CHECK_INT(fl_cuda_gather(device, stream, &gather, NULL), FL_OK);
     CHECK_INT(fl_cuda_host_range_note(range, device, stream, NULL), FL_OK);
 }
 
@@ -177,8 +189,8 @@ static void fail_each_call(bool is_pageable)
         int status = fl_cuda_host_range_open(1, r.memory, ROWS * BYTES, &range, &err);
         if (status == FL_OK) {
             cudaStream_t stream = NULL;
-            int gathered =
-                fl_cuda_gather(1, stream, &r.column, 1, picked, COUNT, FL_CUDA_FETCH_BLOCKS, &err);
+            const fl_gather gather = gather_of(&r);
+            int gathered = fl_cuda_gather(1, stream, &gather, &err);
             if (gathered == FL_OK) (void)fl_cuda_host_range_note(range, 1, stream, &err);
             int fenced = fl_cuda_host_range_fence(range, &err);
             CHECK(fenced == FL_OK || strstr(err.text, "cudaErrorLaunchFailure") != NULL);

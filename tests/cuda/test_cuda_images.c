@@ -51,7 +51,8 @@ static int32_t *draw_sent(const fl_transfer_cast *cast, const char *slot, fl_ima
     maps.images = cast->image_count;
     if (cast->has_views) maps.views = (const uint8_t *)(maps.rows + maps.images);
     maps.maps = (int32_t *)(void *)allocate(cast->drawn_bytes);
-    CHECK_INT(fl_cuda_draw_maps(0, NULL, &maps, NULL), FL_OK);
+    const fl_gather gather = {.maps = &maps, .map_count = 1, .most_blocks = INT32_MAX};
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
     batch->maps = maps.maps;
     batch->table += maps.count * (int64_t)sizeof *maps.ops;
     return maps.maps;

@@ -43,7 +43,7 @@ def test_maps_are_those_of_the_cpu(chain: str) -> None:
 
     def new_maps(count: int) -> list[torch.Tensor]:
         drawn[:] = [torch.empty(count, plan.map_length, dtype=torch.int32, device="cuda")]
-        return list(drawn)
+        return [*drawn, torch.empty(count, dtype=torch.int64, device="cuda")]
 
     table = torch.frombuffer(plan.values(), dtype=torch.uint8).cuda()
     source: Any = (image.cuda().expand(KEYS, -1, -1, -1), None, (plan, table))

@@ -97,7 +97,7 @@ for chain, expected in zip(CHOICES, ON_THE_CPU, strict=True):
     loader = fetching(data, 32)
     before = fake.fake_launches()
     batches = list(loader)
-    draws = 0 if chain is None else 1  # of the maps of all batches
+    draws = 0 if chain is None else 1  # of the maps of all batches, apart from the fetch
     assert fake.fake_launches() - before == (1 + draws) * len(batches) + draws
     assert registered() == 4, registered()  # all fields that have bytes
     for mine, theirs in zip(batches, expected, strict=True):

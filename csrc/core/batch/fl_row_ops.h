@@ -28,6 +28,25 @@ typedef struct fl_row_column {
     int64_t pitch;    /* bytes from one row of the array to the next */
 } fl_row_column;
 
+typedef struct fl_map_batch fl_map_batch; /* see fl_map_axis.h */
+
+/* The most rows that a kernel's own argument holds; they are below 2^31. */
+enum { FL_GATHER_OWN_ROWS = 640 };
+
+/* Rows of columns to copy, and maps of images to draw. All memory is borrowed. */
+typedef struct fl_gather {
+    const fl_row_column *columns;
+    const fl_map_batch *maps; /* whose rows may be NULL: `here` */
+    int32_t column_count, map_count;
+    const int64_t *rows; /* on the device */
+    const int64_t *here; /* instead of `rows`: at most FL_GATHER_OWN_ROWS, in host memory, which are
+                            read before the call returns */
+    int64_t *kept; /* on the device, for kernels to come: gets `here`, with the first maps, which
+                      are then of the same rows; or NULL */
+    int64_t row_count;
+    int32_t most_blocks; /* of a kernel */
+} fl_gather;
+
 /* A batch of windows of tokens that a device makes from tokens in its own memory. */
 typedef struct fl_window_batch {
     const void *from; /* borrowed: integers side by side */

@@ -29,6 +29,22 @@ int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int6
     return fl_py_stream(self->dlpack, self->device, &self->stream);
 }
 
+int fl_py_gather_open_here(fl_py_gather *self, PyObject *indices)
+{
+    fl_tensor view;
+    if (fl_py_view(self->dlpack, indices, &view) != 0) return -1;
+    bool is_int64 = view.dtype.code == kDLInt && view.dtype.bits == 64;
+    if (!is_int64 || view.ndim != 1 || !fl_tensor_is_contiguous(&view) ||
+        view.shape[0] > FL_GATHER_OWN_ROWS || self->length > INT32_MAX)
+        return FL_PY_FAIL(PyExc_ValueError,
+                          "gather: rows must be a contiguous vector of at most %d int64, of fewer "
+                          "than 2^31 rows",
+                          FL_GATHER_OWN_ROWS);
+    self->here = (const int64_t *)view.data;
+    self->row_count = self->rest = view.shape[0];
+    return fl_py_stream(self->dlpack, self->device, &self->stream);
+}
+
 PyObject *fl_py_gather_refuse(int64_t before, int64_t now)
 {
     return PyErr_Format(PyExc_ValueError, "gather: the data must keep their %lld rows, got %lld",

@@ -16,7 +16,8 @@
 
 /* The maps of images of the indices [first, first + count). */
 typedef struct fl_py_gather_maps {
-    PyObject *tensors; /* a list: an int32 tensor for each source with a plan; NULL: no maps */
+    PyObject *tensors; /* a list: an int32 tensor for each source with a plan, then an int64 tensor
+                          for the rows of a batch that come in a kernel's argument; NULL: no maps */
     int64_t first, count;
     uint32_t epoch;         /* of the random numbers */
     void *stream;           /* the stream that writes the maps */
@@ -40,11 +41,13 @@ typedef struct fl_py_gather {
     Py_ssize_t count;                   /* of sources */
     int64_t length;                     /* rows of the fields when the indices were checked */
     const int64_t *rows; /* the rows of a batch; open sets rows to memory borrowed from the tensor
-                            of indices */
+                            of indices; NULL: */
+    const int64_t *here; /* borrowed: the rows, in host memory, for the argument of a kernel, */
+    int64_t *kept;       /* which writes them here for the kernels of images; NULL: no plans */
     int64_t row_count;
     int64_t first, rest;    /* place of the rows among the indices, and how many are left there */
     fl_py_gather_maps maps; /* of these rows and of later rows */
-    bool are_drawn;         /* the maps; if not, run draws them before it makes images */
+    bool are_drawn;         /* the maps; if not, fl_py_gather_rows draws them */
     void *stream;           /* torch's current stream, borrowed; set by open */
 } fl_py_gather;
 
@@ -52,11 +55,16 @@ typedef struct fl_py_gather {
  * stream. ValueError, IndexError. */
 int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int64_t count);
 
+/* The same for all indices of a vector in host memory, as many as fit into a kernel's argument. */
+int fl_py_gather_open_here(fl_py_gather *self, PyObject *indices);
+
 /* A kind of source: `run` queues the kernels of all sources of this kind; the results go to the
  * sources' positions in the list `outs`. After the results the list has a tensor for the rows of
  * each staged source, in the order of the sources. */
 typedef struct fl_py_gather_ops {
     int (*run)(const fl_py_gather *self, PyObject *outs);
+    /* Fills in the maps to draw, one batch for each source with a plan. NULL, except for images. */
+    int (*find_maps)(const fl_py_gather *self, fl_map_batch *out);
 } fl_py_gather_ops;
 
 /* Returns true if a source is staged: its rows are copied to the device, and its plan makes images
@@ -66,12 +74,12 @@ static inline bool fl_py_gather_is_staged(const fl_py_gather_source *source)
     return source->range != NULL && source->plan != NULL;
 }
 
-/* Copies fields without a plan, and rows of staged fields, one kernel for 32 fields. ValueError if
- * a field has lost rows. */
+/* Copies fields without a plan, and rows of staged fields, and draws maps unless they are drawn:
+ * one kernel for 16 fields and 4 plans. ValueError if a field has lost rows. */
 extern const fl_py_gather_ops fl_py_gather_rows;
 
-/* Makes images of the fields with a plan, after fl_py_gather_rows: one kernel for each field, or
- * two if its plan changes colours. */
+/* Runs fl_py_gather_rows, then makes images of the fields with a plan: one kernel for each field,
+ * or two if its plan changes colours. */
 extern const fl_py_gather_ops fl_py_gather_images;
 
 /* Makes windows of the tokens; the indices are the windows' begins. outs: x, or x and y,

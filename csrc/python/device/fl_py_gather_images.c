@@ -1,5 +1,4 @@
-/* fl_py_gather_images: draws the random parameters of fields with a plan, for many batches at once,
- * and makes their images. */
+/* fl_py_gather_images: makes the images of fields with a plan. */
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
@@ -32,11 +31,9 @@ static void read_steps(const fl_tensor *view, fl_image_layout layout, int64_t un
     for (int d = 0; d < 4; d++) steps[d] = view->stride[axis[layout][d]] / unit;
 }
 
-/* A batch, its maps, and the images that it is made of: rows of the source, or all that have been
- * staged. */
+/* A batch, and the images that it is made of: rows of the source, or all that have been staged. */
 typedef struct images {
     fl_image_batch batch;
-    fl_map_batch maps;
     const int64_t *rows; /* NULL: all */
 } images;
 
@@ -90,72 +87,113 @@ static int read_result(const fl_py_gather *self, const fl_py_image_plan *plan, P
     return 0;
 }
 
-/* Fills in the addresses of a plan's operations, elements and taps, and of its maps. */
-static int read_values(const fl_py_gather *self, const fl_py_gather_source *source,
-                       PyObject *map_tensor, images *out)
+/* Finds the addresses of a plan's maps and values. ValueError for a plan without maps. */
+static int find_addresses(const fl_py_gather *self, const fl_py_gather_source *source,
+                          PyObject *map_tensor, const void **maps, const void **values)
 {
     const fl_image_plan *plan = source->plan->plan;
-    const int64_t length = out->batch.map_numbers, table_at = fl_image_plan_ops_bytes(plan);
-    const int64_t taps_at = table_at + fl_image_plan_values_bytes(plan);
+    const int64_t length = fl_image_plan_map_length(plan);
+    const int64_t bytes = fl_image_plan_ops_bytes(plan) + fl_image_plan_values_bytes(plan) +
+                          fl_image_plan_taps_bytes(plan);
+    if (length == 0 || self->maps.tensors == NULL)
+        return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
+    return find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1},
+                         self->maps.count * length, maps) == 0
+               ? find_elements(self, source->values, "values", (fl_dtype){kDLUInt, 8, 1}, bytes,
+                               values)
+               : -1;
+}
+
+static PyObject *map_tensor_at(const fl_py_gather *self, Py_ssize_t i)
+{
+    return self->maps.tensors != NULL ? PyList_GET_ITEM(self->maps.tensors, i) : NULL;
+}
+
+static int find_maps(const fl_py_gather *self, fl_map_batch *out)
+{
+    Py_ssize_t next = 0;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        const fl_py_gather_source *source = &self->sources[i];
+        const void *maps, *values;
+        if (source->plan == NULL) continue;
+        if (find_addresses(self, source, map_tensor_at(self, next++), &maps, &values) != 0)
+            return -1;
+        fl_image_plan_describe_maps(source->plan->plan, out);
+        out->epoch = self->maps.epoch;
+        out->ops = values;
+        out->rows = self->rows;
+        out->images = self->maps.count;
+        out->maps = (int32_t *)(uintptr_t)maps;
+        out++;
+    }
+    return 0;
+}
+
+/* Fills in the addresses of a plan's elements and taps, and of the batch's maps. */
+static int read_values(const fl_py_gather *self, const fl_py_gather_source *source,
+                       PyObject *map_tensor, fl_image_batch *out)
+{
+    const fl_image_plan *plan = source->plan->plan;
     const void *maps, *values;
-    if (find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1},
-                      self->maps.count * length, &maps) != 0 ||
-        find_elements(self, source->values, "values", (fl_dtype){kDLUInt, 8, 1},
-                      taps_at + fl_image_plan_taps_bytes(plan), &values) != 0)
-        return -1;
-    out->maps.epoch = self->maps.epoch;
-    out->maps.ops = values;
-    out->maps.rows = self->rows;
-    out->maps.images = self->maps.count;
-    out->maps.maps = (int32_t *)(uintptr_t)maps;
-    out->batch.maps = out->maps.maps + (self->first - self->maps.first) * length;
-    out->batch.table = (const char *)values + table_at;
-    if (out->batch.resizes) {
-        const char *taps = (const char *)values + taps_at;
-        out->batch.row_taps = (const int32_t *)(const void *)taps;
-        out->batch.column_taps = out->batch.row_taps + fl_image_taps_numbers(&out->batch.rows);
+    if (find_addresses(self, source, map_tensor, &maps, &values) != 0) return -1;
+    out->maps = (const int32_t *)maps + (self->first - self->maps.first) * out->map_numbers;
+    out->table = (const char *)values + fl_image_plan_ops_bytes(plan);
+    if (out->resizes) {
+        const char *taps = out->table + fl_image_plan_values_bytes(plan);
+        out->row_taps = (const int32_t *)(const void *)taps;
+        out->column_taps = out->row_taps + fl_image_taps_numbers(&out->rows);
     }
     return 0;
 }
 
 /* Fills in the arguments of the kernels for a source. */
-static int read_batch(const fl_py_gather *self, const fl_py_gather_source *source,
-                      PyObject *map_tensor, PyObject *staging, PyObject *result, images *out)
+static int
+read_batch(const fl_py_gather *self, const fl_py_gather_source *source, PyObject *map_tensor,
+           PyObject *staging, PyObject *result, fl_image_batch *out)
 {
-    fl_image_plan_describe(source->plan->plan, &out->batch);
-    fl_image_plan_describe_maps(source->plan->plan, &out->maps);
-    if (out->batch.map_numbers == 0)
-        return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
-    if (read_images(self, source, staging, &out->batch) != 0 ||
-        read_values(self, source, map_tensor, out) != 0)
+    fl_image_plan_describe(source->plan->plan, out);
+    if (read_values(self, source, map_tensor, out) != 0 ||
+        read_images(self, source, staging, out) != 0)
         return -1;
-    return read_result(self, source->plan, result, &out->batch);
+    return read_result(self, source->plan, result, out);
 }
 
 static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)
 {
     const images *of = what;
-    if (!self->are_drawn) FL_TRY(fl_cuda_draw_maps(self->device, stream, &of->maps, err));
     return fl_cuda_gather_images(self->device, stream, &of->batch, of->rows, self->row_count, err);
 }
 
-static int run(const fl_py_gather *self, PyObject *outs)
+/* Fills in the arguments of all kernels; returns their number, or -1. */
+static Py_ssize_t read_all(const fl_py_gather *self, PyObject *outs, images *out)
 {
     Py_ssize_t next = 0, next_staging = self->count;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const fl_py_gather_source *source = &self->sources[i];
         if (source->plan == NULL) continue;
-        if (self->maps.tensors == NULL)
-            return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
         bool is_staged = fl_py_gather_is_staged(source);
         PyObject *staging = is_staged ? PyList_GET_ITEM(outs, next_staging++) : NULL;
-        images of = {.rows = is_staged ? NULL : self->rows};
-        if (read_batch(self, source, PyList_GET_ITEM(self->maps.tensors, next++), staging,
-                       PyList_GET_ITEM(outs, i), &of) != 0 ||
-            fl_py_gather_queue(self, launch, &of) != 0)
+        const int64_t *rows = self->here != NULL ? self->kept : self->rows;
+        out[next].rows = is_staged ? NULL : rows;
+        if (read_batch(self, source, map_tensor_at(self, next), staging, PyList_GET_ITEM(outs, i),
+                       &out[next].batch) != 0)
             return -1;
+        next++;
     }
-    return 0;
+    return next;
 }
 
-const fl_py_gather_ops fl_py_gather_images = {.run = run};
+/* Nothing is queued unless all arguments are right. */
+static int run(const fl_py_gather *self, PyObject *outs)
+{
+    images *each = fl_alloc(self->count * (int64_t)sizeof *each);
+    if (each == NULL) PyErr_NoMemory();
+    Py_ssize_t count = each != NULL ? read_all(self, outs, each) : -1;
+    int status = count >= 0 ? fl_py_gather_rows.run(self, outs) : -1;
+    for (Py_ssize_t i = 0; status == 0 && i < count; i++)
+        status = fl_py_gather_queue(self, launch, &each[i]);
+    fl_free(each);
+    return status;
+}
+
+const fl_py_gather_ops fl_py_gather_images = {.run = run, .find_maps = find_maps};

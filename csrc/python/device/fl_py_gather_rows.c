@@ -1,4 +1,5 @@
-/* fl_py_gather_rows: copies fields, one kernel for 32 fields. No other kernel reads host ranges. */
+/* fl_py_gather_rows: copies fields, and draws the random parameters of images for many batches at
+ * once, by one kernel. No other kernel reads host ranges. */
 #include "fl_py_gather.h"
 
 #include "fl_cuda.h"
@@ -6,10 +7,12 @@
 
 #include <string.h>
 
-typedef struct columns {
-    fl_row_column *each; /* owned */
-    int32_t count, most_blocks;
-} columns;
+typedef struct work {
+    fl_row_column *columns; /* owned, like maps */
+    fl_map_batch *maps;
+    fl_gather of;
+    bool is_fetch; /* a column lies in a host range */
+} work;
 
 /* Returns true if `to` is a batch of rows of `from`. */
 static bool is_batch_of(const fl_tensor *from, const fl_tensor *to, int64_t rows)
@@ -41,34 +44,48 @@ static int read_column(const fl_py_gather *self, const fl_py_gather_source *sour
 
 static int launch(const fl_py_gather *self, void *stream, const void *what, fl_err *err)
 {
-    const columns *of = what;
-    return fl_cuda_gather(self->device, stream, of->each, of->count, self->rows, self->row_count,
-                          of->most_blocks, err);
+    fl_gather of = ((const work *)what)->of, maps = of;
+    if (!((const work *)what)->is_fetch) return fl_cuda_gather(self->device, stream, &of, err);
+    /* The few blocks that read over the link would draw for long. */
+    of.most_blocks = FL_CUDA_FETCH_BLOCKS;
+    of.map_count = maps.column_count = 0;
+    if (maps.map_count > 0) FL_TRY(fl_cuda_gather(self->device, stream, &maps, err));
+    return fl_cuda_gather(self->device, stream, &of, err);
 }
 
 /* Fills in the columns. A staged source has its own tensor in `outs`, after the results. */
-static int read_columns(const fl_py_gather *self, PyObject *outs, columns *of)
+static int read_columns(const fl_py_gather *self, PyObject *outs, work *of)
 {
     Py_ssize_t staging = self->count;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const fl_py_gather_source *source = &self->sources[i];
         bool is_staged = fl_py_gather_is_staged(source);
-        if (source->range != NULL) of->most_blocks = FL_CUDA_FETCH_BLOCKS;
+        of->of.map_count += source->plan != NULL && !self->are_drawn;
+        of->is_fetch |= source->range != NULL;
         if (source->plan != NULL && !is_staged) continue;
         PyObject *out = PyList_GET_ITEM(outs, is_staged ? staging++ : i);
-        if (read_column(self, source, out, &of->each[of->count++]) != 0) return -1;
+        if (read_column(self, source, out, &of->columns[of->of.column_count++]) != 0) return -1;
     }
-    return 0;
+    return self->are_drawn ? 0 : fl_py_gather_images.find_maps(self, of->maps);
 }
 
 static int run(const fl_py_gather *self, PyObject *outs)
 {
-    columns of = {.each = fl_alloc(self->count * (int64_t)sizeof *of.each),
-                  .most_blocks = INT32_MAX};
-    int status = of.each != NULL ? read_columns(self, outs, &of) : -1;
-    if (of.each == NULL) PyErr_NoMemory();
-    if (status == 0 && of.count > 0) status = fl_py_gather_queue(self, launch, &of);
-    fl_free(of.each);
+    work of = {.columns = fl_alloc(self->count * (int64_t)sizeof *of.columns),
+               .maps = fl_alloc(self->count * (int64_t)sizeof *of.maps)};
+    of.of = (fl_gather){.columns = of.columns,
+                        .maps = of.maps,
+                        .rows = self->rows,
+                        .here = self->here,
+                        .kept = self->kept,
+                        .row_count = self->row_count,
+                        .most_blocks = INT32_MAX};
+    int status = of.columns != NULL && of.maps != NULL ? read_columns(self, outs, &of) : -1;
+    if (of.columns == NULL || of.maps == NULL) PyErr_NoMemory();
+    if (status == 0 && (of.of.column_count > 0 || of.of.map_count > 0))
+        status = fl_py_gather_queue(self, launch, &of);
+    fl_free(of.columns);
+    fl_free(of.maps);
     return status;
 }
 

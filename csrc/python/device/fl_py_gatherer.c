@@ -109,11 +109,30 @@ static PyObject *allocate(fl_py_gatherer *self, int64_t count)
 
 /* ---- maps of images */
 
+static const int64_t *indices_of(const fl_py_gather *gather)
+{
+    return gather->here == NULL ? gather->rows - gather->first : NULL;
+}
+
 static bool has_maps(const fl_py_gather_maps *maps, const fl_py_gather *gather, uint32_t epoch)
 {
     return maps->tensors != NULL && maps->epoch == epoch && maps->stream == gather->stream &&
-           maps->indices == gather->rows - gather->first && maps->first <= gather->first &&
+           maps->indices == indices_of(gather) && maps->first <= gather->first &&
            gather->first + gather->row_count <= maps->first + maps->count;
+}
+
+/* Finds the memory for rows that come in a kernel's argument, behind the maps. */
+static int find_kept(const fl_py_gatherer *self, fl_py_gather *gather)
+{
+    fl_tensor view;
+    if (gather->maps.tensors == NULL) return -1;
+    if (fl_py_gather_view(gather, PyList_GET_ITEM(gather->maps.tensors, self->plans), &view) != 0)
+        return -1;
+    gather->kept = (int64_t *)(uintptr_t)view.data;
+    if (view.dtype.code == kDLInt && view.dtype.bits == 64 && view.ndim == 1 &&
+        view.shape[0] >= gather->row_count && fl_tensor_is_contiguous(&view))
+        return 0;
+    return FL_PY_FAIL(PyExc_ValueError, "gather: new_maps must return int64 [count] at the end");
 }
 
 /* Chooses the maps of a batch: those that have been drawn, or memory for its maps and the maps of
@@ -121,7 +140,8 @@ static bool has_maps(const fl_py_gather_maps *maps, const fl_py_gather *gather, 
 static int choose_maps(const fl_py_gatherer *self, fl_py_gather *gather, uint32_t epoch)
 {
     gather->maps = self->maps;
-    gather->are_drawn = self->map_bytes == 0 || has_maps(&self->maps, gather, epoch);
+    gather->are_drawn =
+        self->map_bytes == 0 || (gather->here == NULL && has_maps(&self->maps, gather, epoch));
     if (gather->are_drawn) {
         Py_XINCREF(gather->maps.tensors);
         return 0;
@@ -131,10 +151,10 @@ static int choose_maps(const fl_py_gatherer *self, fl_py_gather *gather, uint32_
                                        .count = fl_min(most, gather->rest),
                                        .epoch = epoch,
                                        .stream = gather->stream,
-                                       .indices = gather->rows - gather->first};
+                                       .indices = indices_of(gather)};
     gather->maps.tensors =
-        make_tensors(self->new_maps, "new_maps", gather->maps.count, self->plans);
-    return gather->maps.tensors != NULL ? 0 : -1;
+        make_tensors(self->new_maps, "new_maps", gather->maps.count, self->plans + 1);
+    return find_kept(self, gather);
 }
 
 /* Keeps maps that have been drawn. The stream orders the kernels, so maps are dropped as soon as no
@@ -142,7 +162,7 @@ static int choose_maps(const fl_py_gatherer *self, fl_py_gather *gather, uint32_
 static void keep_maps(fl_py_gatherer *self, const fl_py_gather *gather, bool is_queued)
 {
     PyObject *dropped = gather->maps.tensors;
-    if (is_queued && !gather->are_drawn) {
+    if (is_queued && !gather->are_drawn && gather->here == NULL) {
         dropped = self->maps.tensors;
         self->maps = gather->maps;
     }
@@ -154,8 +174,7 @@ static void keep_maps(fl_py_gatherer *self, const fl_py_gather *gather, bool is_
 static int run_kernels(fl_py_gather *gather, PyObject *outs)
 {
     if (gather->sources[0].is_windows) return fl_py_gather_windows.run(gather, outs);
-    bool is_queued =
-        fl_py_gather_rows.run(gather, outs) == 0 && fl_py_gather_images.run(gather, outs) == 0;
+    bool is_queued = fl_py_gather_images.run(gather, outs) == 0;
     return fl_py_gather_note(gather) == 0 && is_queued ? 0 : -1;
 }
 
@@ -186,13 +205,27 @@ make_by_torch(const fl_py_gatherer *self, PyObject *indices, int64_t first, int6
     return outs;
 }
 
+/* The indices of a batch: [first, first + count) of a tensor or, if that is None, `here`. */
+typedef struct chosen {
+    PyObject *tensor, *here;
+    int64_t first, count;
+} chosen;
+
+static int open_rows(fl_py_gather *gather, const chosen *rows)
+{
+    if (rows->tensor != Py_None)
+        return fl_py_gather_open(gather, rows->tensor, rows->first, rows->count);
+    if (fl_py_gather_open_here(gather, rows->here) != 0) return -1;
+    if (gather->row_count == rows->count && !gather->sources[0].is_windows) return 0;
+    return FL_PY_FAIL(PyExc_ValueError, "gather: this batch needs indices on the device");
+}
+
 /* Makes the tensors of a batch, as a list. New reference. */
-static PyObject *
-make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t count, uint32_t epoch)
+static PyObject *make_outputs(fl_py_gatherer *self, const chosen *rows, uint32_t epoch)
 {
     if (self->outputs == 0) return PyList_New(0);
     if (self->new_batch == Py_None && !has_windows(self))
-        return make_by_torch(self, indices, first, count);
+        return make_by_torch(self, rows->tensor, rows->first, rows->count);
     if (self->new_batch == Py_None)
         return PyErr_Format(PyExc_ValueError, "gather: windows need new_batch");
     fl_py_gather gather = {.dlpack = &self->dlpack,
@@ -200,13 +233,12 @@ make_outputs(fl_py_gatherer *self, PyObject *indices, int64_t first, int64_t cou
                            .sources = self->each,
                            .count = self->count,
                            .length = self->length};
-    PyObject *outs = allocate(self, count);
+    PyObject *outs = allocate(self, rows->count);
     /* The tensors of staged rows are freed once the kernels are queued: torch reuses their memory
      * on the same stream only, and so after these kernels. */
-    if (outs != NULL &&
-        (fl_py_gather_open(&gather, indices, first, count) != 0 ||
-         choose_maps(self, &gather, epoch) != 0 || run_kernels(&gather, outs) != 0 ||
-         PyList_SetSlice(outs, self->outputs, self->made, NULL) != 0))
+    if (outs != NULL && (open_rows(&gather, rows) != 0 || choose_maps(self, &gather, epoch) != 0 ||
+                         run_kernels(&gather, outs) != 0 ||
+                         PyList_SetSlice(outs, self->outputs, self->made, NULL) != 0))
         Py_CLEAR(outs);
     keep_maps(self, &gather, outs != NULL);
     return outs;
@@ -256,8 +288,8 @@ static PyObject *arrange(const fl_py_gatherer *self, PyObject *outs, bool is_sin
 PyDoc_STRVAR(set_rows_doc,
              "set_rows(indices, length)\n--\n\n"
              "Set the indices for the batches that follow. indices: an int64 vector on the\n"
-             "device with values in [0, length), which are not checked here. length: the\n"
-             "number of rows of the data.");
+             "device with values in [0, length), which are not checked here; or None, if each\n"
+             "take() brings its own. length: the number of rows of the data.");
 
 static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
 {
@@ -273,14 +305,15 @@ static PyObject *gatherer_set_rows(fl_py_gatherer *self, PyObject *args)
 PyDoc_STRVAR(take_doc,
              "take(first, count, epoch, is_single, rows=None, /)\n--\n\n"
              "Return the batch of indices [first, first + count), made on the current stream.\n"
-             "One kernel copies up to 32 fields; each field with a plan takes a kernel of its\n"
-             "own, and two with colours. One more kernel for each plan draws the random\n"
-             "parameters of this batch and later ones, up to 4 MiB of maps. Waits only while the\n"
-             "stream's queue is full, without the interpreter lock. Raises ValueError if the data\n"
-             "have lost rows since set_rows().\n\n"
+             "One kernel copies up to 16 fields and draws the random parameters of up to 4\n"
+             "plans, for this batch and later ones, up to 4 MiB of maps; each field with a plan\n"
+             "takes a kernel of its own, and two with colours. Waits only while the stream's\n"
+             "queue is full, without the interpreter lock. Raises ValueError if the data have\n"
+             "lost rows since set_rows().\n\n"
              "epoch: of the random numbers. is_single: return the first row of each tensor.\n"
-             "rows: the indices of the batch on the CPU, for sequences; one kernel makes up to\n"
-             "32 outputs.");
+             "rows: the indices of the batch on the CPU, for sequences, whose outputs one kernel\n"
+             "makes, up to 32; and for all if set_rows() got None: at most 640, which travel in\n"
+             "the first kernel's argument.");
 
 static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
 {
@@ -292,9 +325,9 @@ static PyObject *gatherer_take(fl_py_gatherer *self, PyObject *args)
         return NULL;
     if (self->rows == NULL)
         return PyErr_Format(PyExc_ValueError, "gather: set_rows() has not been called");
-    PyObject *indices = Py_NewRef(self->rows);
-    PyObject *outs = make_outputs(self, indices, first, count, (uint32_t)epoch);
-    Py_DECREF(indices);
+    const chosen batch = {Py_NewRef(self->rows), rows, first, count};
+    PyObject *outs = make_outputs(self, &batch, (uint32_t)epoch);
+    Py_DECREF(batch.tensor);
     if (self->pieces.count > 0) outs = add_sequences(self, outs, rows);
     return arrange(self, outs, is_single);
 }
@@ -478,8 +511,9 @@ PyDoc_STRVAR(
          "new tensors for a batch of `count` rows, then a tensor for the rows of each field\n"
          "that has both a range and a plan; if new_batch is None, no kernel runs, and torch's\n"
          "indexing makes the fields. new_maps(count), for fields with a plan, returns a list\n"
-         "of an int32 tensor [count, plan.map_length] for each plan. structure: the\n"
-         "containers around the tensors of a batch, as for an ArrayLoader. sources: a tuple\n"
+         "of an int32 tensor [count, plan.map_length] for each plan, then an int64 tensor\n"
+         "[count]. structure: the containers around the tensors of a batch, as for an ArrayLoader. "
+         "sources: a tuple\n"
          "with one source for each output.\n\n"
          "A field is (tensor, range, plan): range is the HostRange that holds the tensor,\n"
          "or None; plan is (ImagePlan, its values() on the device), or None if rows are\n"

@@ -35,6 +35,7 @@ from fastloop.loader.arrays.iterator import (
 from fastloop.loader.shared import LockedIter, Shared
 
 _MOST_SENT = 1 << 16  # rows: an epoch's indices are sent in parts, not as one block
+_MOST_IN_ARGUMENT = 640  # rows of a batch: FL_GATHER_OWN_ROWS
 
 
 def _split(blocks: Iterator[Block]) -> Iterator[torch.Tensor]:
@@ -175,7 +176,8 @@ class ResidentIter(SingleIter, LockedIter):
 
         def new_maps(count: int) -> list[torch.Tensor]:
             how: Any = {"dtype": torch.int32, "device": device}
-            return [torch.empty((count, length), **how) for length in lengths]
+            maps = [torch.empty((count, length), **how) for length in lengths]
+            return [*maps, torch.empty(count, dtype=torch.int64, device=device)]
 
         memory = (new if self._in_c else None, torch.empty_like, new_maps)
         empties = {
@@ -225,9 +227,16 @@ class ResidentIter(SingleIter, LockedIter):
                 self._accelerator.record_stream(sent)
             self._stream = stream
 
-    def _set_rows(self, here: Vector, there: torch.Tensor, taken: int = 0) -> None:
-        self._rows_here, self._rows, self._taken = here, there, taken
+    def _set_rows(self, here: Vector, there: torch.Tensor | None, taken: int = 0) -> None:
+        """Set the rows of the next batches; there: None if they travel in a kernel's argument."""
+        self._rows_here, self._taken = here, taken
+        self._rows = self._rows if there is None else there
+        self._passes_rows = self._has_sequences or there is None
         self._gatherer.set_rows(there, self._length)
+
+    def _fits_argument(self, rows: Vector) -> bool:
+        is_made = self._in_c and self._kernel is None
+        return is_made and len(rows) <= _MOST_IN_ARGUMENT and self._length < 1 << 31
 
     def _read_blocks(self, blocks: Iterator[torch.Tensor], count: int) -> None:
         """Read blocks, when torch would, until `count` rows remain or every block is read."""
@@ -287,7 +296,8 @@ class ResidentIter(SingleIter, LockedIter):
             if vector is None or len(vector) == 0:
                 return self._datasets.call(self._dataset_fetcher.fetch, indices)
             rows = self._resolve(vector)
-            self._set_rows(rows, _send(rows, self._accelerator), len(rows))
+            is_sent = not self._fits_argument(rows)
+            self._set_rows(rows, _send(rows, self._accelerator) if is_sent else None, len(rows))
             return self._gather(0, len(rows), is_single)
         sampler: Any = self._index_sampler
         size, first = sampler.batch_size, self._taken
@@ -315,5 +325,5 @@ class ResidentIter(SingleIter, LockedIter):
             made = self._kernel.gather(self._rows_here[first : first + count])
             return self._gatherer.arrange(made, is_single)
         epoch = random_epoch(self._columns.dataset, self._datasets) if self._plans else 0
-        rows = self._rows_here[first : first + count] if self._has_sequences else None
+        rows = self._rows_here[first : first + count] if self._passes_rows else None
         return self._gatherer.take(first, count, epoch, is_single, rows)

@@ -4,7 +4,6 @@
 #include "fl_cpu_image.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_colors.h"
-#include "fl_cuda_draw.h"
 #include "fl_cuda_gather.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
@@ -295,8 +294,11 @@ static void run_maps(void *arg)
     free(arg);
 }
 
-cudaError_t fl_cuda_queue_maps(void *stream, const fl_map_batch *maps)
+/* Uploads gather nothing else. */
+cudaError_t fl_cuda_queue_gather(void *stream, const fl_gather *of, int64_t most_bytes)
 {
+    const fl_map_batch *maps = of->maps;
+    if (of->column_count > 0 || of->map_count != 1 || most_bytes != INT32_MAX) abort();
     if (maps->images == 0) return cudaSuccess;
     fl_map_batch *copy = malloc(sizeof *copy);
     if (copy == NULL) abort();
@@ -310,14 +312,11 @@ cudaError_t fl_cuda_queue_maps(void *stream, const fl_map_batch *maps)
     return error;
 }
 
-cudaError_t fl_cuda_load_maps(void)
+cudaError_t fl_cuda_load_gathers(void)
 {
     const void *kernel = (const void *)run_maps;
     return fl_cuda_load(&kernel, 1);
 }
-
-/* Never queued here: the tests of gathers run the kernel itself. */
-cudaError_t fl_cuda_load_gathers(void) { return cudaSuccess; }
 
 cudaError_t fl_cuda_load_pieces(void) { return cudaSuccess; }
 
@@ -333,12 +332,5 @@ cudaError_t fl_cuda_queue_windows(void *stream, const fl_window_batch *windows,
                                   const int64_t *starts, int64_t count)
 {
     (void)stream, (void)windows, (void)starts, (void)count;
-    abort();
-}
-
-cudaError_t fl_cuda_queue_gather(void *stream, const fl_row_column *columns, int32_t column_count,
-                                 const int64_t *rows, int64_t row_count, fl_gather_limits most)
-{
-    (void)stream, (void)columns, (void)column_count, (void)rows, (void)row_count, (void)most;
     abort();
 }

@@ -1,18 +1,19 @@
-/* fl_cuda_draw: the random parameters of a batch of images, and the maps that follow, by one
- * kernel. The draws and the maps are the CPU's own functions, so the bits equal the CPU's if nvcc
- * fuses no product with a sum: this file is compiled with --fmad=false.
+/* fl_cuda_draw: the random parameters of images, and the maps that follow, for kernels. The draws
+ * and the maps are the CPU's own functions, so the bits equal the CPU's if nvcc fuses no product
+ * with a sum: a file that includes this one is compiled with --fmad=false.
  *
  * A block writes the map of one image. Thread k draws operation k, and writes its steps on colours;
  * all threads write rows and columns; one thread for each axis writes the runs of a resize and the
  * erased rectangles. */
-#include "fl_cuda_draw.h"
-#include "fl_cuda_runtime.h"
+#ifndef FL_CUDA_DRAW_CUH
+#define FL_CUDA_DRAW_CUH
+
+#include "fl_map_axis.h"
 
 #include <cuda_runtime.h>
 
-static constexpr int32_t THREADS = 64;
-static constexpr int32_t BLOCKS_PER_SM = 16; /* whose registers a multiprocessor has to hold */
-static_assert(THREADS >= FL_MAX_IMAGE_OPS, "each operation has a thread");
+static constexpr int32_t MAP_THREADS = 256; /* of a block */
+static_assert(MAP_THREADS >= FL_MAX_IMAGE_OPS, "each operation has a thread");
 
 /* A block's memory. */
 struct drawn {
@@ -24,7 +25,7 @@ struct drawn {
 
 static __device__ void clear(char *to, size_t bytes)
 {
-    for (size_t i = threadIdx.x * sizeof(int32_t); i < bytes; i += THREADS * sizeof(int32_t))
+    for (size_t i = threadIdx.x * sizeof(int32_t); i < bytes; i += MAP_THREADS * sizeof(int32_t))
         *(int32_t *)(to + i) = 0;
 }
 
@@ -75,14 +76,10 @@ draw_one(const fl_image_op *op, const fl_sample_key &key, fl_image_size in, fl_i
 
 /* Draws the operations of an image. The operations that are held are drawn in any case; those that
  * are not reached are then not applied. */
-static __device__ void draw(const fl_map_batch &of, drawn *at)
+static __device__ void draw(const fl_map_batch &of, const fl_sample_key &key, drawn *at)
 {
     const int32_t k = (int32_t)threadIdx.x;
-    if (k == 0) {
-        const uint8_t view = of.views != NULL ? of.views[blockIdx.x] : (uint8_t)0;
-        const fl_sample_key key = {of.seed, of.rows[blockIdx.x], of.epoch, view};
-        at->key = key;
-    }
+    if (k == 0) at->key = key;
     clear((char *)at->params, of.count * sizeof *at->params);
     __syncthreads();
     if (k < of.count)
@@ -106,29 +103,30 @@ static __device__ void write_steps(const fl_map_batch &of, drawn *at, fl_color_s
 
 static __device__ void write_entries(const fl_map_ops &ops, fl_image_size out, int32_t *map)
 {
-    for (int32_t i = (int32_t)threadIdx.x; i < out.height + out.width; i += THREADS) {
+    for (int32_t i = (int32_t)threadIdx.x; i < out.height + out.width; i += MAP_THREADS) {
         const bool is_column = i >= out.height;
-        int32_t entry;
+        int32_t entry = 0;
         fl_map_axis(&ops, is_column ? FL_MAP_COLUMNS : FL_MAP_ROWS, is_column ? i - out.height : i,
                     1, &entry);
         map[i] = entry;
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    k_maps(const fl_map_batch __grid_constant__ of)
+/* Writes the map of one image. All threads of a block call this; before the first call, and between
+ * two calls, they pass a barrier. */
+static __device__ void
+write_map(const fl_map_batch &of, const fl_sample_key &key, int64_t image, drawn *at)
 {
-    __shared__ drawn shared;
-    int32_t *map = of.maps + (int64_t)blockIdx.x * of.parts.numbers;
+    int32_t *map = of.maps + image * of.parts.numbers;
     int32_t *runs = map + of.parts.runs_at;
     int32_t *steps = runs - FL_STEP_NUMBERS * of.parts.steps;
     int32_t *erased = steps - FL_ERASED_NUMBERS * of.parts.erases;
-    fl_map_ops ops = {of.ops, shared.params, 0, of.count, of.in};
+    fl_map_ops ops = {of.ops, at->params, 0, of.count, of.in};
     const bool has_axis = threadIdx.x < 2; /* a thread for rows, a thread for columns */
     const fl_map_direction axis = threadIdx.x == 0 ? FL_MAP_ROWS : FL_MAP_COLUMNS;
     clear((char *)erased, (size_t)(runs - erased) * sizeof *map);
-    draw(of, &shared);
-    if (of.parts.steps > 0) write_steps(of, &shared, (fl_color_step *)steps);
+    draw(of, key, at);
+    if (of.parts.steps > 0) write_steps(of, at, (fl_color_step *)steps);
     if (of.parts.resize < of.count) {
         if (has_axis) fl_map_run(&ops, of.parts.resize, axis, runs + axis * FL_CROP_NUMBERS / 2);
         ops = fl_map_after(ops, of.parts.resize);
@@ -137,17 +135,4 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (has_axis) fl_map_erases(&ops, axis, erased);
 }
 
-cudaError_t fl_cuda_queue_maps(void *stream, const fl_map_batch *maps)
-{
-    const void *args[] = {maps};
-    if (maps->images > INT32_MAX) return cudaErrorInvalidValue;
-    if (maps->images == 0) return cudaSuccess;
-    return cudaLaunchKernel(k_maps, dim3((uint32_t)maps->images), dim3(THREADS), (void **)args, 0,
-                            (cudaStream_t)stream);
-}
-
-cudaError_t fl_cuda_load_maps(void)
-{
-    const void *kernels[] = {(const void *)k_maps};
-    return fl_cuda_load(kernels, 1);
-}
+#endif
