@@ -21,6 +21,7 @@ struct drawn {
     fl_image_params params[FL_MAX_IMAGE_OPS];
     fl_color_step steps[FL_MAX_IMAGE_OPS][FL_MOST_STEPS];
     int32_t counts[FL_MAX_IMAGE_OPS]; /* of steps */
+    int32_t first, end;               /* of the lines that are read */
 };
 
 static __device__ void clear(char *to, size_t bytes)
@@ -115,9 +116,9 @@ static __device__ void write_entries(const fl_map_ops &ops, fl_image_size out, i
 /* Writes the map of one image. All threads of a block call this; before the first call, and between
  * two calls, they pass a barrier. */
 static __device__ void
-write_map(const fl_map_batch &of, const fl_sample_key &key, int64_t image, drawn *at)
+write_map(const fl_map_batch &of, const fl_sample_key &key, uint32_t image, drawn *at)
 {
-    int32_t *map = of.maps + image * of.parts.numbers;
+    int32_t *map = of.maps + (int64_t)image * of.parts.numbers;
     int32_t *runs = map + of.parts.runs_at;
     int32_t *steps = runs - FL_STEP_NUMBERS * of.parts.steps;
     int32_t *erased = steps - FL_ERASED_NUMBERS * of.parts.erases;
@@ -133,6 +134,36 @@ write_map(const fl_map_batch &of, const fl_sample_key &key, int64_t image, drawn
     }
     write_entries(ops, of.out, map);
     if (has_axis) fl_map_erases(&ops, axis, erased);
+}
+
+/* Notes that the result reads this line of the image. */
+static __device__ void note_line(drawn *at, int32_t line)
+{
+    atomicMin(&at->first, line);
+    atomicMax(&at->end, line + 1);
+}
+
+/* Writes the lines that a map reads: rows of the image or, if there is a resize, its run. All
+ * threads of the block that has written the map call this. */
+static __device__ void write_span(const fl_map_batch &of, uint32_t image, drawn *at)
+{
+    int32_t *map = of.maps + (int64_t)image * of.parts.numbers;
+    const int32_t *run = map + of.parts.runs_at;
+    __syncthreads(); /* the map is written, and the last span */
+    if (threadIdx.x == 0) {
+        at->first = INT32_MAX;
+        at->end = 0;
+    }
+    __syncthreads();
+    if (of.parts.resize == of.count) {
+#pragma unroll 1
+        for (int32_t i = (int32_t)threadIdx.x; i < of.out.height; i += MAP_THREADS)
+            if (map[i] >= 0) note_line(at, map[i]);
+    } else if (threadIdx.x < 2) {
+        note_line(at, run[1] + (int32_t)threadIdx.x * (run[0] - 1) * run[2]);
+    }
+    __syncthreads();
+    if (threadIdx.x < 2) map[of.parts.numbers - 2 + threadIdx.x] = (&at->first)[threadIdx.x];
 }
 
 #endif

@@ -14,8 +14,8 @@
 #include <cuda_runtime.h>
 
 static constexpr int THREADS = 256, AHEAD = 4; /* units that a thread loads before storing one */
-static constexpr int MOST_COLUMNS = 16, MOST_MAPS = 4;        /* in one launch */
-static constexpr uint32_t BLOCK = 16, ODD_AHEAD = 2, ODD = 5; /* ODD: a shift of no word */
+static constexpr int MOST_COLUMNS = 16, MOST_MAPS = 4, MOST_CROPS = 4; /* in one launch */
+static constexpr uint32_t BLOCK = 16, ODD_AHEAD = 2, ODD = 5;          /* ODD: a shift of no word */
 static_assert(THREADS == MAP_THREADS, "a block does both");
 
 struct column {
@@ -24,16 +24,26 @@ struct column {
     int64_t pitch;
     uint32_t row, units; /* units in a row, and in the batch */
     uint32_t last_part;  /* one past the column's last part */
-    uint32_t shift;      /* a unit has 1 << shift bytes; ODD: row and units count bytes */
+    uint16_t shift;      /* a unit has 1 << shift bytes; ODD: row and units count bytes */
+    int16_t crop;        /* of columns with parts before line_parts: index of the crop */
+};
+
+/* Lines of images that are needed: see fl_row_column. */
+struct crop {
+    const int32_t *spans;
+    uint32_t step, plane, line; /* in bytes, but step */
 };
 
 struct batch {
     column columns[MOST_COLUMNS];
     fl_map_batch maps[MOST_MAPS];
     uint32_t last_maps[MOST_MAPS]; /* one past the last part of each */
-    uint32_t column_parts, parts;
-    const int64_t *rows; /* NULL: rows `first`, ... of `own` */
-    int64_t *kept;       /* gets all of `own`, with the first maps; NULL: nothing does */
+    crop crops[MOST_CROPS];
+    uint32_t line_parts;          /* of columns with a crop, which come first */
+    uint32_t column_parts, parts; /* of all columns; with maps */
+    uint32_t span_parts;          /* one past the last part whose map has a span; or 0 */
+    const int64_t *rows;          /* NULL: rows `first`, ... of `own` */
+    int64_t *kept;                /* gets all of `own`, with the first maps; NULL: nothing does */
     uint32_t first;
     int32_t own[FL_GATHER_OWN_ROWS];
 };
@@ -71,6 +81,36 @@ static __device__ void copy_units(const column &of, const row_list &rows, uint32
 #pragma unroll
     for (uint32_t i = 0; i < AHEAD; i++)
         if (first + i * THREADS < of.units) ((T *)of.to)[at[i]] = units[i];
+}
+
+/* Returns true if a line that is needed has a byte in a unit of an image. */
+static __device__ bool is_needed(const crop &of, uint32_t image, uint32_t byte)
+{
+    const uint32_t first = byte % of.plane / of.line;
+    const uint32_t last = (byte + BLOCK - 1) % of.plane / of.line; /* < first: in the next plane */
+    const int32_t *span = of.spans + (int64_t)image * of.step;
+    return last < first || ((int32_t)last >= span[0] && (int32_t)first < span[1]);
+}
+
+/* Copies a thread's units of images of which only some lines are needed. */
+static __device__ void
+copy_lines(const column &of, const crop &needed, const row_list &rows, uint32_t first)
+{
+    constexpr uint32_t BOTH = 2;
+    uint4 units[BOTH];
+    bool is_copied[BOTH];
+#pragma unroll 1
+    for (uint32_t n = 0; n < AHEAD / BOTH; n++, first += BOTH * THREADS) {
+#pragma unroll
+        for (uint32_t i = 0; i < BOTH; i++) {
+            const uint32_t unit = first + i * THREADS, image = unit / of.row, at = unit % of.row;
+            is_copied[i] = unit < of.units && is_needed(needed, image, at * BLOCK);
+            if (is_copied[i]) units[i] = ((const uint4 *)(of.from + rows[image] * of.pitch))[at];
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < BOTH; i++)
+            if (is_copied[i]) ((uint4 *)of.to)[first + i * THREADS] = units[i];
+    }
 }
 
 /* ---- rows that only a short word divides */
@@ -204,39 +244,86 @@ static __device__ void copy_column(const column &of, const row_list &rows, uint3
     }
 }
 
-static __device__ void copy_part(const batch &given, uint32_t part)
+/* The column of a part, and the rows of the batch. */
+struct place_of_part {
+    int i;
+    uint32_t part; /* of the column */
+    row_list rows;
+};
+
+static __device__ place_of_part find_part(const batch &given, uint32_t part)
 {
     uint32_t first = 0;
     int i = 0;
     for (; part >= given.columns[i].last_part; i++) first = given.columns[i].last_part;
     const bool is_wide = given.rows != NULL;
-    const void *at = is_wide ? (const void *)given.rows : given.own + given.first;
-    copy_column(given.columns[i], {at, is_wide}, part - first);
+    return {
+        i, part - first, {is_wide ? (const void *)given.rows : given.own + given.first, is_wide}};
+}
+
+/* The batch of maps of a part, and the image. */
+struct map_of_part {
+    int i;
+    uint32_t image;
+};
+
+static __device__ map_of_part find_map(const batch &given, uint32_t part)
+{
+    uint32_t first = given.column_parts;
+    int i = 0;
+    for (; part >= given.last_maps[i]; i++) first = given.last_maps[i];
+    return {i, part - first};
 }
 
 static __device__ void draw_part(const batch &given, uint32_t part, drawn *at)
 {
-    uint32_t first = 0;
-    int i = 0;
-    for (; part >= given.last_maps[i]; i++) first = given.last_maps[i];
-    const fl_map_batch &of = given.maps[i];
-    const uint32_t image = part - first;
+    const map_of_part found = find_map(given, part);
+    const fl_map_batch &of = given.maps[found.i];
+    const uint32_t image = found.image;
     const int64_t row = of.rows != NULL ? of.rows[image] : given.own[image];
     const uint8_t view = of.views != NULL ? of.views[image] : (uint8_t)0;
     __syncthreads(); /* the block's last map is written */
-    if (i == 0 && given.kept != NULL && threadIdx.x == 0) given.kept[image] = row;
+    if (found.i == 0 && given.kept != NULL && threadIdx.x == 0) given.kept[image] = row;
     write_map(of, {of.seed, row, of.epoch, view}, image, at);
 }
 
+/* Each kind of part has a loop of its own; in one loop they would take more registers. */
 static __global__ void __launch_bounds__(THREADS, 4) k_gather(const batch __grid_constant__ given)
 {
     __shared__ drawn shared;
     uint32_t part = blockIdx.x;
 #pragma unroll 1
-    for (; part < given.column_parts; part += gridDim.x) copy_part(given, part);
+    for (; part < given.column_parts; part += gridDim.x) {
+        const place_of_part found = find_part(given, part);
+        copy_column(given.columns[found.i], found.rows, found.part);
+    }
 #pragma unroll 1
-    for (; part < given.parts; part += gridDim.x)
-        draw_part(given, part - given.column_parts, &shared);
+    for (; part < given.parts; part += gridDim.x) draw_part(given, part, &shared);
+#pragma unroll 1
+    for (part = blockIdx.x; part < given.span_parts; part += gridDim.x) {
+        if (part < given.column_parts) continue;
+        const map_of_part found = find_map(given, part);
+        if (given.maps[found.i].has_spans) write_span(given.maps[found.i], found.image, &shared);
+    }
+}
+
+/* A gather whose first parts are of images of which only some lines are needed; it draws nothing.
+ */
+static __global__ void __launch_bounds__(THREADS, 4) k_fetch(const batch __grid_constant__ given)
+{
+    uint32_t part = blockIdx.x;
+#pragma unroll 1
+    for (; part < given.line_parts; part += gridDim.x) {
+        const place_of_part found = find_part(given, part);
+        const column &of = given.columns[found.i];
+        copy_lines(of, given.crops[of.crop], found.rows,
+                   found.part * (THREADS * AHEAD) + threadIdx.x);
+    }
+#pragma unroll 1
+    for (; part < given.column_parts; part += gridDim.x) {
+        const place_of_part found = find_part(given, part);
+        copy_column(given.columns[found.i], found.rows, found.part);
+    }
 }
 
 /* Finds the largest unit that divides all addresses and sizes of the column. */
@@ -261,20 +348,51 @@ add_column(batch *given, column *out, const fl_row_column *of, int64_t first, in
     const uint32_t units = row * (uint32_t)row_count;
     const uint32_t each = THREADS * (is_odd ? ODD_AHEAD * BLOCK : AHEAD);
     given->parts += units / each + (units % each != 0);
-    *out = {of->from, of->end, to, of->pitch, row, units, given->parts, is_odd ? ODD : word};
+    *out = {of->from, of->end, to,           of->pitch,
+            row,      units,   given->parts, (uint16_t)(is_odd ? ODD : word),
+            0};
+}
+
+/* Returns true if a kernel can leave lines out. */
+static bool has_crop(const fl_gather *of, const fl_row_column *column)
+{
+    return column->spans != NULL && of->map_count == 0 && find_shift(column, column->to) == 4;
+}
+
+/* Adds the columns from `column` on, as many as a launch takes; first those with a crop. */
+static void
+add_columns(batch *given, const fl_gather *of, int32_t column, int64_t first, int64_t row_count)
+{
+    const int32_t count = (int32_t)fl_min(MOST_COLUMNS, of->column_count - column);
+    int16_t crops = 0;
+    int32_t added = 0;
+    bool is_added[MOST_COLUMNS] = {};
+    for (int32_t i = 0; i < count && crops < MOST_CROPS; i++) {
+        const fl_row_column *from = &of->columns[column + i];
+        if (!has_crop(of, from)) continue;
+        given->crops[crops] = {from->spans + first * from->span_step, (uint32_t)from->span_step,
+                               (uint32_t)from->plane, (uint32_t)from->line};
+        add_column(given, &given->columns[added], from, first, row_count);
+        given->columns[added++].crop = crops++;
+        is_added[i] = true;
+    }
+    given->line_parts = given->parts;
+    for (int32_t i = 0; i < count; i++)
+        if (!is_added[i])
+            add_column(given, &given->columns[added++], &of->columns[column + i], first, row_count);
+    given->column_parts = given->parts;
 }
 
 /* Adds as many of the maps as a launch takes; returns the number of maps that are left. */
 static int32_t add_maps(batch *given, const fl_map_batch *maps, int32_t count)
 {
-    uint32_t last = 0;
     const int32_t taken = (int32_t)fl_min(count, MOST_MAPS);
     for (int32_t i = 0; i < taken; i++) {
-        last += (uint32_t)maps[i].images;
+        given->parts += (uint32_t)maps[i].images;
         given->maps[i] = maps[i];
-        given->last_maps[i] = last;
+        given->last_maps[i] = given->parts;
+        if (maps[i].has_spans) given->span_parts = given->parts;
     }
-    given->parts += last;
     return count - taken;
 }
 
@@ -295,16 +413,15 @@ static cudaError_t launch(void *stream, const fl_gather *of, int32_t column, int
 {
     batch given = {};
     set_rows(&given, of, first);
-    for (int32_t i = 0; i < MOST_COLUMNS && column + i < of->column_count; i++)
-        add_column(&given, &given.columns[i], &of->columns[column + i], first, row_count);
-    given.column_parts = given.parts;
+    add_columns(&given, of, column, first, row_count);
     const bool is_first = *maps_left == of->map_count;
     if (is_first) given.kept = of->kept;
     *maps_left = add_maps(&given, of->maps + of->map_count - *maps_left, *maps_left);
     if (given.parts == 0) return cudaSuccess;
     void *args[] = {&given};
     const unsigned blocks = (unsigned)fl_min(given.parts, of->most_blocks);
-    return cudaLaunchKernel(k_gather, dim3(blocks), dim3(THREADS), args, 0, (cudaStream_t)stream);
+    return cudaLaunchKernel(given.line_parts > 0 ? k_fetch : k_gather, dim3(blocks), dim3(THREADS),
+                            args, 0, (cudaStream_t)stream);
 }
 
 static bool are_countable(const fl_gather *of)
@@ -334,6 +451,6 @@ cudaError_t fl_cuda_queue_gather(void *stream, const fl_gather *of, int64_t most
 
 cudaError_t fl_cuda_load_gathers(void)
 {
-    const void *kernel = (const void *)k_gather;
-    return fl_cuda_load(&kernel, 1);
+    const void *kernels[] = {(const void *)k_gather, (const void *)k_fetch};
+    return fl_cuda_load(kernels, 2);
 }

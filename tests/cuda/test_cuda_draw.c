@@ -93,7 +93,11 @@ static void check_many_maps(uint64_t *seed, int32_t plans, int64_t rows)
         expected[n] = (int32_t *)(void *)allocate(bytes);
         write_expected(plan[n], maps[n].epoch, here, NULL, rows, expected[n]);
     }
-    const fl_row_column column = {(char *)values, (char *)(values + 100), (char *)copied, 8, 8};
+    const fl_row_column column = {.from = (char *)values,
+                                  .end = (char *)(values + 100),
+                                  .to = (char *)copied,
+                                  .bytes = 8,
+                                  .pitch = 8};
     const fl_gather gather = {.columns = &column,
                               .column_count = 1,
                               .maps = maps,
@@ -115,6 +119,64 @@ static void check_many_maps(uint64_t *seed, int32_t plans, int64_t rows)
         free(maps[n].maps);
         free(expected[n]);
         fl_image_plan_close(plan[n]);
+    }
+}
+
+/* Finds the lines of the image that a map reads, as the kernel of images reads it. */
+static void find_span(const fl_image_plan *plan, const int32_t *map, int32_t *span)
+{
+    const fl_image_map *parts = fl_image_plan_get_map(plan);
+    const int32_t height = fl_image_plan_out(plan).height, *run = map + parts->runs_at;
+    const bool resizes = parts->resize < fl_image_plan_count(plan);
+    span[0] = INT32_MAX, span[1] = 0;
+    for (int32_t i = 0; i < (resizes ? run[0] : height); i++) {
+        const int32_t line = resizes ? run[1] + i * run[2] : map[i];
+        if (line < 0) continue;
+        span[0] = (int32_t)fl_min(span[0], line);
+        span[1] = (int32_t)fl_max(span[1], line + 1);
+    }
+}
+
+static void check_spans(uint64_t *seed, const fl_image_plan *plan, int64_t images)
+{
+    const int64_t length = fl_image_plan_map_length(plan), step = length + 2;
+    char *ops = allocate(fl_image_plan_ops_bytes(plan));
+    int32_t *maps = (int32_t *)(void *)allocate(step * images * (int64_t)sizeof *maps);
+    int32_t *expected = (int32_t *)(void *)allocate(length * images * (int64_t)sizeof *maps);
+    int64_t rows[MOST_IMAGES];
+    for (int64_t i = 0; i < images; i++) rows[i] = random_row(seed);
+    fl_map_batch batch;
+    fl_image_plan_describe_maps(plan, &batch);
+    fl_image_plan_write_ops(plan, ops);
+    batch.ops = (fl_image_op *)(void *)ops;
+    batch.maps = maps;
+    batch.rows = rows;
+    batch.images = images;
+    batch.has_spans = true;
+    batch.parts.numbers = (int32_t)step;
+    write_expected(plan, 0, rows, NULL, images, expected);
+    const fl_gather gather = {.maps = &batch, .map_count = 1, .most_blocks = 2};
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
+    fake_synchronize(NULL);
+    for (int64_t i = 0; i < images; i++) {
+        int32_t span[2];
+        find_span(plan, expected + i * length, span);
+        CHECK(memcmp(maps + i * step, expected + i * length, (size_t)length * 4) == 0);
+        CHECK_INT(maps[i * step + length], span[0]);
+        CHECK_INT(maps[i * step + length + 1], span[1]);
+    }
+    void *owned[] = {ops, maps, expected};
+    for (int i = 0; i < 3; i++) free(owned[i]);
+}
+
+static void test_lines_that_maps_read(void)
+{
+    uint64_t seed = 4;
+    for (int n = 0; n < PLANS; n++) {
+        plan_case p;
+        fl_image_plan *plan = open_moving(&seed, &p, n % 7 == 0 ? 300 : 20, n % 4);
+        check_spans(&seed, plan, MOST_IMAGES);
+        fl_image_plan_close(plan);
     }
 }
 
@@ -252,6 +314,7 @@ int main(void)
     CHECK_INT(fl_cuda_load_kernels(NULL), FL_OK);
     RUN(test_maps_are_those_of_the_cpu);
     RUN(test_maps_and_rows_in_one_kernel);
+    RUN(test_lines_that_maps_read);
     RUN(test_gates_that_hold_gates);
     RUN(test_a_plan_without_operations);
     RUN(test_areas_that_do_not_fit);

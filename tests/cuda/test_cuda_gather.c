@@ -53,7 +53,11 @@ static table open_table(form of, int64_t rows, const int64_t *picked, int64_t co
     memset(t.expected, GUARD, (size_t)t.made_bytes);
     for (int64_t i = 0; i < count; i++)
         memcpy(t.expected + offset + i * bytes, t.memory + picked[i] * pitch, (size_t)bytes);
-    t.column = (fl_row_column){t.memory, t.memory + all, t.made + offset, bytes, pitch};
+    t.column = (fl_row_column){.from = t.memory,
+                               .end = t.memory + all,
+                               .to = t.made + offset,
+                               .bytes = bytes,
+                               .pitch = pitch};
     return t;
 }
 
@@ -191,6 +195,61 @@ static void test_columns_of_one_batch(void)
     free(picked);
 }
 
+/* Returns true if unit `byte` of an image has a byte of a line that is needed, or of two planes. */
+static bool is_needed(const fl_row_column *of, int64_t byte, const int32_t *span)
+{
+    const int64_t first = byte % of->plane / of->line, last = (byte + 15) % of->plane / of->line;
+    return last < first || (last >= span[0] && first < span[1]);
+}
+
+/* Only the lines that are needed travel; the others do not change. */
+static void check_lines(uint64_t *seed, int64_t planes, int64_t lines, int64_t line, int32_t most)
+{
+    enum { IMAGES = 5, STEP = 4 };
+    const int64_t bytes = planes * lines * line;
+    int32_t *spans = (int32_t *)(void *)allocate(IMAGES * STEP * (int64_t)sizeof *spans);
+    int64_t *picked = pick(7, IMAGES);
+    for (int i = 0; i < IMAGES; i++) {
+        spans[STEP * i] = (int32_t)random_below(seed, lines);
+        spans[STEP * i + 1] = spans[STEP * i] + (int32_t)random_below(seed, lines);
+    }
+    table labels = open_table((form){3, 0, 0, 0}, 7, picked, IMAGES);
+    table t = open_table((form){bytes, 0, 0, 0}, 7, picked, IMAGES);
+    t.column.spans = spans;
+    t.column.span_step = STEP;
+    t.column.plane = lines * line;
+    t.column.line = line;
+    int64_t left = 0;
+    for (int64_t at = 0; at < IMAGES * bytes; at += 16)
+        if (!is_needed(&t.column, at % bytes, spans + at / bytes * STEP)) {
+            memset(t.expected + at, GUARD, 16);
+            left++;
+        }
+    CHECK(left > 0);
+    const fl_row_column columns[] = {labels.column, t.column};
+    const int64_t before = fake_launches();
+    fl_gather gather = gather_of(columns, 2, picked, IMAGES, most);
+    CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
+    CHECK_INT(fake_launches() - before, 1);
+    fake_synchronize(NULL);
+    close_table(&t, true);
+    close_table(&labels, true);
+    free(spans);
+    free(picked);
+}
+
+static void test_lines_that_are_needed(void)
+{
+    uint64_t seed = 3;
+    for (int32_t most = 1; most < 9; most += 7) {
+        check_lines(&seed, 3, 12, 16, most);
+        check_lines(&seed, 1, 40, 48, most);
+        check_lines(&seed, 4, 36, 10, most);
+        check_lines(&seed, 3, 224, 224, most);
+        check_lines(&seed, 16, 7, 37, most);
+    }
+}
+
 static void test_long_batches_take_several_kernels(void)
 {
     int64_t picked[] = {3, 1, 0, 2, 3, 3, 1};
@@ -253,6 +312,7 @@ int main(void)
     RUN(test_rows_that_begin_anywhere);
     RUN(test_few_blocks);
     RUN(test_columns_of_one_batch);
+    RUN(test_lines_that_are_needed);
     RUN(test_long_batches_take_several_kernels);
     RUN(test_nothing_is_launched_for_no_rows);
     RUN(test_a_launch_that_fails);

@@ -42,7 +42,7 @@ WIDENED = {
 }
 WIDEN_AHEAD = 16
 NUMBERS = (
-    *("k_clip_factor", "k_gather", "k_invert", "k_pieces", "k_update_scale"),
+    *("k_clip_factor", "k_fetch", "k_gather", "k_invert", "k_pieces", "k_update_scale"),
     "k_write_rows",
 )
 

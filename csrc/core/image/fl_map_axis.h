@@ -31,6 +31,8 @@ typedef struct fl_map_batch {
     const int64_t *rows;  /* borrowed, on the device: the row of each image */
     const uint8_t *views; /* borrowed, on the device: the view of each image; NULL: 0 */
     int32_t *maps;        /* borrowed, on the device: parts.numbers for each image */
+    bool has_spans;       /* the last two numbers of a map are the first row of the image that the
+                             result reads, and one past the last; parts.numbers counts them */
     int64_t images;
 } fl_map_batch;
 

@@ -63,7 +63,8 @@ int fl_py_gather_open_here(fl_py_gather *self, PyObject *indices);
  * each staged source, in the order of the sources. */
 typedef struct fl_py_gather_ops {
     int (*run)(const fl_py_gather *self, PyObject *outs);
-    /* Fills in the maps to draw, one batch for each source with a plan. NULL, except for images. */
+    /* Fills in the maps to draw, or that are drawn, one batch for each source with a plan; maps of
+     * staged sources have spans. NULL, except for images. */
     int (*find_maps)(const fl_py_gather *self, fl_map_batch *out);
 } fl_py_gather_ops;
 

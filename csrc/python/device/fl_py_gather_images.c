@@ -87,6 +87,12 @@ static int read_result(const fl_py_gather *self, const fl_py_image_plan *plan, P
     return 0;
 }
 
+/* Returns the numbers from one map to the next: maps of staged images have spans. */
+static int32_t map_step(const fl_py_gather_source *source)
+{
+    return fl_image_plan_map_length(source->plan->plan) + (fl_py_gather_is_staged(source) ? 2 : 0);
+}
+
 /* Finds the addresses of a plan's maps and values. ValueError for a plan without maps. */
 static int find_addresses(const fl_py_gather *self, const fl_py_gather_source *source,
                           PyObject *map_tensor, const void **maps, const void **values)
@@ -98,7 +104,7 @@ static int find_addresses(const fl_py_gather *self, const fl_py_gather_source *s
     if (length == 0 || self->maps.tensors == NULL)
         return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
     return find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1},
-                         self->maps.count * length, maps) == 0
+                         self->maps.count * map_step(source), maps) == 0
                ? find_elements(self, source->values, "values", (fl_dtype){kDLUInt, 8, 1}, bytes,
                                values)
                : -1;
@@ -119,6 +125,8 @@ static int find_maps(const fl_py_gather *self, fl_map_batch *out)
         if (find_addresses(self, source, map_tensor_at(self, next++), &maps, &values) != 0)
             return -1;
         fl_image_plan_describe_maps(source->plan->plan, out);
+        out->parts.numbers = map_step(source);
+        out->has_spans = fl_py_gather_is_staged(source);
         out->epoch = self->maps.epoch;
         out->ops = values;
         out->rows = self->rows;
@@ -136,6 +144,7 @@ static int read_values(const fl_py_gather *self, const fl_py_gather_source *sour
     const fl_image_plan *plan = source->plan->plan;
     const void *maps, *values;
     if (find_addresses(self, source, map_tensor, &maps, &values) != 0) return -1;
+    out->map_numbers = map_step(source);
     out->maps = (const int32_t *)maps + (self->first - self->maps.first) * out->map_numbers;
     out->table = (const char *)values + fl_image_plan_ops_bytes(plan);
     if (out->resizes) {

@@ -36,8 +36,11 @@ static int read_column(const fl_py_gather *self, const fl_py_gather_source *sour
     int64_t after = (from.shape[0] - 1) * from.stride[0]; /* of the last row */
     from.shape[0] = 1;
     int64_t bytes = fl_tensor_bytes(from.dtype, from.ndim, from.shape);
-    *column = (fl_row_column){from.data, (const char *)from.data + after + bytes, (char *)to.data,
-                              bytes, from.stride[0]};
+    *column = (fl_row_column){.from = from.data,
+                              .end = (const char *)from.data + after + bytes,
+                              .to = (char *)to.data,
+                              .bytes = bytes,
+                              .pitch = from.stride[0]};
     if (column->bytes == 0 || fl_tensor_is_contiguous(&from)) return 0;
     return FL_PY_FAIL(PyExc_ValueError, "gather: rows must be contiguous");
 }
@@ -53,20 +56,41 @@ static int launch(const fl_py_gather *self, void *stream, const void *what, fl_e
     return fl_cuda_gather(self->device, stream, &of, err);
 }
 
+/* Lets only the lines travel that the result of an image needs. */
+static void crop_column(const fl_py_gather *self, const fl_py_gather_source *source,
+                        const fl_map_batch *maps, fl_row_column *column)
+{
+    const fl_image_size in = fl_image_plan_in(source->plan->plan);
+    const bool is_chw = source->plan->layout == FL_CHW;
+    const int64_t step = maps->parts.numbers, pixels = (int64_t)in.height * in.width;
+    if (pixels == 0) return;
+    column->spans = maps->maps + (self->first - self->maps.first) * step + step - 2;
+    column->span_step = step;
+    column->plane = is_chw ? pixels : column->bytes;
+    column->line = column->plane / in.height;
+}
+
 /* Fills in the columns. A staged source has its own tensor in `outs`, after the results. */
 static int read_columns(const fl_py_gather *self, PyObject *outs, work *of)
 {
     Py_ssize_t staging = self->count;
+    const fl_map_batch *maps = of->maps;
+    if (self->maps.tensors != NULL && fl_py_gather_images.find_maps(self, of->maps) != 0) return -1;
     for (Py_ssize_t i = 0; i < self->count; i++) {
         const fl_py_gather_source *source = &self->sources[i];
         bool is_staged = fl_py_gather_is_staged(source);
         of->of.map_count += source->plan != NULL && !self->are_drawn;
         of->is_fetch |= source->range != NULL;
-        if (source->plan != NULL && !is_staged) continue;
+        if (source->plan != NULL && !is_staged) {
+            maps++;
+            continue;
+        }
         PyObject *out = PyList_GET_ITEM(outs, is_staged ? staging++ : i);
-        if (read_column(self, source, out, &of->columns[of->of.column_count++]) != 0) return -1;
+        fl_row_column *column = &of->columns[of->of.column_count++];
+        if (read_column(self, source, out, column) != 0) return -1;
+        if (is_staged) crop_column(self, source, maps++, column);
     }
-    return self->are_drawn ? 0 : fl_py_gather_images.find_maps(self, of->maps);
+    return 0;
 }
 
 static int run(const fl_py_gather *self, PyObject *outs)

@@ -172,7 +172,8 @@ class ResidentIter(SingleIter, LockedIter):
         if self._kernel is not None:
             new, sources = self._kernel.new, (self._kernel.source,)
 
-        lengths = [plan.map_length for plan in self._plans]
+        # Maps of staged images say in two more numbers which rows of the image are read.
+        lengths = [plan.map_length + (2 if staged else 0) for plan in self._plans]
 
         def new_maps(count: int) -> list[torch.Tensor]:
             how: Any = {"dtype": torch.int32, "device": device}

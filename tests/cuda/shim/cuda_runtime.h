@@ -81,6 +81,19 @@ template <class T> static inline T atomicAdd(T *to, T value)
     return old;
 }
 
+/* Of a block's memory alone; barriers order the results. */
+template <class T> static inline void shim_replace(T *to, T value, bool is_less)
+{
+    T old = __atomic_load_n(to, __ATOMIC_RELAXED);
+    while (
+        (is_less ? value < old : value > old) &&
+        !__atomic_compare_exchange_n(to, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+static inline void atomicMin(int *to, int value) { shim_replace(to, value, true); }
+static inline void atomicMax(int *to, int value) { shim_replace(to, value, false); }
+
 template <class... Params> struct shim_call {
     void (*kernel)(Params...);
     std::tuple<std::decay_t<Params>...> args;
