@@ -77,6 +77,7 @@ class BuildCore(build_ext):
             super().build_extension(ext)
         finally:
             self.compiler.compile = compile_files
+        setup_cuda.drop_runtime_names(self.get_ext_fullpath(ext.name))
 
 
 if COMPILE.intersection(sys.argv):

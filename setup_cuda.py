@@ -4,6 +4,7 @@ setup.py calls add_to() and nothing else. FASTLOOP_CUDA and FASTLOOP_CUDA_ARCHS 
 docs/internals/cuda.md explains them and the rule for architectures.
 """
 
+import contextlib
 import os
 import re
 import shlex
@@ -49,6 +50,7 @@ class Toolkit(NamedTuple):
     archs: list[int]  # ascending
     includes: list[str]
     cudart: str  # the static library
+    release: tuple[int, int]
 
 
 def run(*command: str) -> str:
@@ -125,7 +127,8 @@ def find_toolkit() -> Toolkit:
     release = re.search(r"release (\d+)\.(\d+)", run(nvcc, "--version"))
     if release is None:
         raise CudaUnavailableError(f"{nvcc} --version does not name a release")
-    if (int(release[1]), int(release[2])) < OLDEST:
+    number = (int(release[1]), int(release[2]))
+    if number < OLDEST:
         raise CudaUnavailableError(
             f"{nvcc} is of CUDA {release[1]}.{release[2]}, older than {OLDEST[0]}.{OLDEST[1]}"
         )
@@ -140,7 +143,7 @@ def find_toolkit() -> Toolkit:
     found = [path for folder in folders if os.path.isfile(path := f"{folder}/{CUDART}")]
     if not found:
         raise CudaUnavailableError(f"{nvcc} has no {CUDART} (looked in {', '.join(folders)})")
-    return Toolkit(nvcc, choose_archs(nvcc), includes, found[0])
+    return Toolkit(nvcc, choose_archs(nvcc), includes, found[0], number)
 
 
 def compile_kernels(toolkit: Toolkit, ext: Extension, folder: str) -> list[str]:
@@ -151,8 +154,10 @@ def compile_kernels(toolkit: Toolkit, ext: Extension, folder: str) -> list[str]:
         f"-gencode=arch=compute_{arch},code=compute_{arch}"
         for arch in sorted({toolkit.archs[0], toolkit.archs[-1]})
     ]
-    # Uncompressed, the same kernels for all architectures are ten times as large.
-    flags = ["-O3", "-std=c++17", "-Xfatbin=-compress-all", f"-Xcompiler={','.join(HOST_FLAGS)}"]
+    # Uncompressed, the same kernels for all architectures are ten times as large. The mode `size`
+    # takes a sixth less; old drivers cannot read it, but all that run code of CUDA 13 can.
+    compress = "--compress-mode=size" if toolkit.release >= (13, 0) else "-Xfatbin=-compress-all"
+    flags = ["-O3", "-std=c++17", compress, f"-Xcompiler={','.join(HOST_FLAGS)}"]
     flags += ["--threads=0", *(f"-I{path}" for path in ext.include_dirs)]
     if os.environ.get("FASTLOOP_WERROR") == "1":
         flags.append("--Werror=all-warnings")
@@ -163,6 +168,13 @@ def compile_kernels(toolkit: Toolkit, ext: Extension, folder: str) -> list[str]:
         more = ["--fmad=false"] if source == EXACT else []
         print(run(toolkit.nvcc, *codes, *flags, *more, "-c", source, "-o", objects[-1]), end="")
     return objects
+
+
+def drop_runtime_names(module: str) -> None:
+    """Drops the names of functions inside the static CUDA runtime, a twelfth of the module: they
+    are hashes. Names of our own functions stay, for tests and profilers."""
+    with contextlib.suppress(CudaUnavailableError):  # without strip the module is only larger
+        run("strip", "-w", "-N", "libcudart_static_*", module)
 
 
 def c_string(text: str) -> str:
