@@ -105,6 +105,17 @@ def test_transforms_of_images_are_those_of_the_cpu(chain: str, out_layout: str) 
     assert there.stats().path == "array"
 
 
+@pytest.mark.parametrize("chain", CHAINS)
+def test_images_of_a_sampler_that_is_not_torchs(chain: str) -> None:
+    """Up to 640 indices travel in the argument of the kernel that draws; more by a copy."""
+    images = torch.randint(256, (N, 3, 32, 30), dtype=torch.uint8)
+    data = ArrayDataset(images, torch.arange(N), transform=T.Compose(CHAINS[chain]))
+    picked = torch.randint(N, (1281,)).tolist()
+    sampler = [picked[:1], picked[:640], picked[:641], picked[641:], [0, N - 1, 0]]
+    there = DataLoader(data.to("cuda"), batch_sampler=sampler)
+    assert_same(batches(there), batches(DataLoader(data, batch_sampler=sampler)))
+
+
 def test_single_images_are_those_of_the_cpu() -> None:
     images = torch.randint(256, (40, 3, 32, 30), dtype=torch.uint8)
     data = ArrayDataset(images, transform=T.Compose(CHAINS["cifar"]))

@@ -345,6 +345,20 @@ for count in (2, 2, 2, 3, 2, 2):
 assert made == [2, 2, 3, 2, 2] and like == [2, 2, 2], (made, like)
 assert torch.equal(gatherer.take(4, 2, 0, True), x[4])
 assert gatherer.arrange((x,), True).tolist() == [0, 1] and gatherer.stream() == 0
+gatherer.set_rows(None, 6)
+assert torch.equal(gatherer.take(0, 2, 0, False, np.array([5, 0])), x[[5, 0]])
+for count, picked, text in (
+    (1, [6], "rows must be a contiguous vector"),
+    (1, [-1], "rows must be a contiguous vector"),
+    (1, [0.5], "rows must be a contiguous vector"),
+    (641, [0] * 641, "rows must be a contiguous vector"),
+    (1, [0, 1], "needs indices on the device"),
+):
+    try:
+        gatherer.take(0, count, 0, False, np.array(picked))
+        raise AssertionError(f"rows {picked[:3]} were taken")
+    except ValueError as error:
+        assert text in str(error), error
 for structure in ((), (None, {"n": None})):
     try:
         _core.Gatherer(torch.Tensor, (new_batch, empty_like), structure, ((x, None, None),), 0)

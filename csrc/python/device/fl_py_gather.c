@@ -33,16 +33,16 @@ int fl_py_gather_open_here(fl_py_gather *self, PyObject *indices)
 {
     fl_tensor view;
     if (fl_py_view(self->dlpack, indices, &view) != 0) return -1;
-    bool is_int64 = view.dtype.code == kDLInt && view.dtype.bits == 64;
-    if (!is_int64 || view.ndim != 1 || !fl_tensor_is_contiguous(&view) ||
-        view.shape[0] > FL_GATHER_OWN_ROWS || self->length > INT32_MAX)
-        return FL_PY_FAIL(PyExc_ValueError,
-                          "gather: rows must be a contiguous vector of at most %d int64, of fewer "
-                          "than 2^31 rows",
-                          FL_GATHER_OWN_ROWS);
+    bool fits = view.dtype.code == kDLInt && view.dtype.bits == 64 && view.ndim == 1 &&
+                fl_tensor_is_contiguous(&view) && view.shape[0] <= FL_GATHER_OWN_ROWS;
     self->here = (const int64_t *)view.data;
-    self->row_count = self->rest = view.shape[0];
-    return fl_py_stream(self->dlpack, self->device, &self->stream);
+    self->row_count = self->rest = fits ? view.shape[0] : 0;
+    for (int64_t i = 0; i < self->row_count; i++)
+        fits &= self->here[i] >= 0 && self->here[i] < fl_min(self->length, INT32_MAX);
+    if (fits) return fl_py_stream(self->dlpack, self->device, &self->stream);
+    return FL_PY_FAIL(PyExc_ValueError,
+                      "gather: rows must be a contiguous vector of at most %d int64 in [0, %lld)",
+                      FL_GATHER_OWN_ROWS, (long long)fl_min(self->length, INT32_MAX));
 }
 
 PyObject *fl_py_gather_refuse(int64_t before, int64_t now)
