@@ -39,6 +39,8 @@ typedef struct fl_py_state {
     PyTypeObject *packing_type;         /* owned */
     PyTypeObject *host_range_type;      /* owned */
     PyTypeObject *gatherer_type;        /* owned */
+    PyTypeObject *step_log_type;        /* owned */
+    PyTypeObject *step_hook_type;       /* owned */
 } fl_py_state;
 
 /* Initializes the PyType_Spec of a heap type of this module: its name, the struct of its objects,

@@ -37,6 +37,8 @@
 #include "fl_py_reply.h"
 #include "fl_py_slices.h"
 #include "fl_py_snapshot.h"
+#include "fl_py_step_hook.h"
+#include "fl_py_step_log.h"
 #include "fl_py_table.h"
 #include "fl_py_tar.h"
 #include "fl_py_thread_pool.h"
@@ -294,6 +296,8 @@ static const struct {
     {&fl_py_gatherer_spec, offsetof(fl_py_state, gatherer_type)},
     {&fl_py_host_range_spec, offsetof(fl_py_state, host_range_type)},
     {&fl_py_finalizer_spec, offsetof(fl_py_state, finalizer_type)},
+    {&fl_py_step_log_spec, offsetof(fl_py_state, step_log_type)},
+    {&fl_py_step_hook_spec, offsetof(fl_py_state, step_hook_type)},
 };
 enum { TYPES = sizeof types / sizeof *types };
 

@@ -138,7 +138,7 @@ def stub_names(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 # What every class or module has, or what the interpreter adds by itself.
 GIVEN = set(dir(object)) | {"__module__", "__match_args__", "__spec__", "__loader__", "__name__"}
-GIVEN |= {"__package__", "__file__", "__weakref__", "__dict__"}
+GIVEN |= {"__package__", "__file__", "__weakref__", "__dict__", "__vectorcalloffset__"}
 GIVEN |= {"n_fields", "n_sequence_fields", "n_unnamed_fields", "__replace__"}
 
 

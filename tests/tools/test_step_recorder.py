@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fastloop.tools.report.loader_source import NONE, LoaderSource
@@ -120,11 +121,11 @@ def test_what_follows_the_last_gradient_is_no_computation(loop: Loop) -> None:
     train = source()
     for _ in range(2):
         for _ in range(2):  # accumulation
-            loop.next(train).work(10).recorder.note_gradient(loop.now)
+            loop.next(train).work(10).recorder.note_gradient(loop.now, loop.now)
             loop.work(4)  # for example, the other ranks
-        loop.recorder.note_gradient(loop.now)  # a second backward of the batch
+        loop.recorder.note_gradient(loop.now, loop.now)  # a second backward of the batch
         loop.step().work(1)
-    loop.next(train).work(10).recorder.note_gradient(loop.now)  # no step
+    loop.next(train).work(10).recorder.note_gradient(loop.now, loop.now)  # no step
     loop.end()
     assert loop.recorder.computed == 2 * (10 + 14) * MS
 
@@ -166,7 +167,7 @@ def test_a_skipped_step_is_a_step(loop: Loop) -> None:
         recorder.enter_update(loop.now, loop.now, 9)
         loop.work(1)
         recorder.leave_update(loop.now, loop.now, 9)
-        recorder.note_skip(OPTIMIZER)
+        recorder.note_skip(0, 0, OPTIMIZER)
     loop.next(train).end()
     assert loop.rows() == [(2, -1, 10, 1, 0)] * 2 and recorder.skipped == 2
 
@@ -345,3 +346,37 @@ def test_no_nanosecond_is_lost_whatever_happens(seed: int) -> None:
             enter_or_leave(*loop._times(), token)
     loop.end()
     loop.assert_whole()
+
+
+@pytest.mark.parametrize("capacity", [3, 100])
+@pytest.mark.parametrize("count", [1, 40])
+def test_steps_that_are_read_as_an_array_are_the_same_steps(capacity: int, count: int) -> None:
+    def record(is_array: bool) -> tuple[Any, ...]:
+        draw, now = random.Random(count), 0
+        recorder, train = StepRecorder(0, capacity), source()
+        calls: list[tuple[Callable[..., Any], int, int, tuple[Any, ...]]] = []
+        for _ in range(count + 2):
+            for method, rest in (
+                (recorder.enter_fetch, ()),
+                (recorder.leave_fetch, (train, None, None, NONE)),
+                (recorder.enter_step, (OPTIMIZER,)),
+                (recorder.leave_update, (OPTIMIZER,)),
+            ):
+                after = now + draw.randrange(10**6)
+                calls.append((method, now, after, rest))
+                now = after + draw.randrange(10**6)
+        whole = calls[5:-3] if is_array else []  # from a leave_fetch() to an enter_fetch()
+        for method, *times, rest in calls[: 5 if is_array else None]:
+            method(*times, *rest)
+        if is_array:
+            times = np.array([call[1:3] for call in whole], np.int64)
+            recorder.note_steps(times.tobytes(), train)
+            for method, *times, rest in calls[-3:]:
+                method(*times, *rest)
+        recorder.end(now)
+        numbers = {name: value for name, value in vars(recorder).items() if type(value) is int}
+        assert numbers.pop("_events") and recorder.batches == count + 2
+        seen = train.wait, train.waits, train.batches, train.first_batch
+        return list(recorder.steps), vars(recorder.totals), numbers, seen
+
+    assert record(True) == record(False)

@@ -72,6 +72,7 @@ class RunObserver(LoopObserver):
 
     def __init__(self, limit: int, began: float) -> None:
         super().__init__()
+        self.next_update = 0  # so that each batch and step comes to enter_next() and enter_step()
         self._limit, self._began = limit, began
         self._is_open, self._is_stopped = True, False
         self._losses: list[tuple[int, Tensor]] = []  # pairs of a step, from 0, and a loss
@@ -97,9 +98,9 @@ class RunObserver(LoopObserver):
         for root in (roots,) if isinstance(roots, Tensor) else tuple(roots or ()):
             if isinstance(root, Tensor) and root.layout == torch.strided:
                 kept = root.detach().flatten()[:_MAX_ELEMENTS].clone()
-                self._log.append((self._note_loss, (kept,)))
+                self.note(self._note_loss, self.clock(), kept)
 
-    def _note_loss(self, value: Tensor) -> None:
+    def _note_loss(self, now: int, after: int, value: Tensor) -> None:
         self._losses.append((self._recorder.current, value))
 
     # ---- the ends of the first step and the last step

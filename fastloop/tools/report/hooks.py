@@ -4,6 +4,8 @@ what a loop does.
 Hooks replace `iter()` of loaders, `next()` of iterators, and the methods of scalers and clipping.
 Optimizers have torch's own hooks. If no report is open, nothing is replaced. Any thread may call a
 hook, but an observer records the events of one thread only and merely counts all other calls.
+
+A StepHook logs what a single observer expects, and calls the Python hook for everything else.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 
+from fastloop._core import StepHook
 from fastloop.base.threads import lock_over_forks
 from fastloop.compat import seams
 from fastloop.compat.seams import Function, Patch, find_subclasses
@@ -80,7 +83,7 @@ def _make_hook(event: str, before: Function) -> Function:
             for observer in observers:
                 getattr(observer, leave)(token, result, error)
 
-    return hook
+    return StepHook(event, hook, before) if event == "next" else hook
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -100,6 +103,17 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         observer.leave_step(optimizer)
 
 
+_STEP_HOOKS = StepHook("enter_step", _before_step), StepHook("leave_step", _after_step)
+
+
+def _serve() -> None:
+    """Let the hooks log without Python if there is a single observer."""
+    log = _observers[0] if len(_observers) == 1 else None
+    for hook in (*_STEP_HOOKS, *(patch.ours for patch in _patches.values())):
+        if isinstance(hook, StepHook):
+            hook.serve(log)
+
+
 def open_hooks(observer: LoopObserver) -> None:
     """Tell this observer about the events of the observer's thread from now on."""
     global _observers
@@ -110,9 +124,10 @@ def open_hooks(observer: LoopObserver) -> None:
                 patch = Patch(owner, name, partial(_make_hook, event))
                 _patches.setdefault((owner, name), patch).put_in()
         if not _handles:
-            _handles.append(optimizers.register_optimizer_step_pre_hook(_before_step))
-            _handles.append(optimizers.register_optimizer_step_post_hook(_after_step))
+            _handles.append(optimizers.register_optimizer_step_pre_hook(_STEP_HOOKS[0]))
+            _handles.append(optimizers.register_optimizer_step_post_hook(_STEP_HOOKS[1]))
         _observers = (*_observers, observer)
+        _serve()
 
 
 def close_hooks(*observers: LoopObserver) -> None:
@@ -121,6 +136,7 @@ def close_hooks(*observers: LoopObserver) -> None:
     global _observers
     with _lock:
         _observers = tuple(one for one in _observers if one not in observers)
+        _serve()
         if not _observers:
             for key in [key for key, patch in _patches.items() if patch.take_out()]:
                 del _patches[key]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fastloop._core import StepLog
 from fastloop.base.checks import look_up
 from fastloop.base.machine import scheduled_ns
 from fastloop.compat.torch_parts import BaseIter
@@ -29,18 +30,19 @@ _LOOK_AT_GPU_NS = 1_000_000_000
 _LOOK_NS = 100_000_000  # at workers, because epochs may be short, and whether CUDA is in use
 _MAX_SOURCES = 64
 NEVER = 1 << 62  # ns
-_MAX_LOG = 256  # events that the recorder has not read yet
 
 
 def _nothing() -> None:
     """Stand for an iterator that is gone."""
 
 
-class LoopObserver:
+class LoopObserver(StepLog):
     """Writes down the events of a loop, and lets the recorder read the events later.
 
-    Hooks run between two long computations, when caches hold none of fastloop's data. Therefore a
-    hook only appends to a list, and the recorder reads some hundred events at a time.
+    Hooks run between two long computations, when caches hold none of fastloop's data. Therefore
+    the log is native, and the recorder reads some hundred events at a time. If a batch needs no
+    look at a queue, an upload or CPU times, its hook runs no Python at all; nor does an optimizer's
+    hook from the optimizer's second step on.
 
     Args:
         clock: returns ns that only grow.
@@ -48,17 +50,19 @@ class LoopObserver:
 
     Attributes:
         elsewhere: the number of calls on other threads.
+        depth: the number of nested calls.
         steps_decided: the number of steps that were taken or skipped.
         has_silent_skips: whether an optimizer may skip steps on the device, unseen by the host.
         cpu_wait: ns in which the thread was ready to run and had no CPU; None if unknown.
         meet: called with an optimizer before its first step.
         update, next_update: a function of the time, called between two steps once the time is
             ``next_update``. The function sets its next time. Its own time is a cost of measuring.
+        next_look: the time to look at whatever changes slowly.
     """
 
     def __init__(self, clock: Callable[[], int] = perf_counter_ns, cuda: Any = torch.cuda) -> None:
         self.thread, self.has_silent_skips = get_ident(), False
-        self.elsewhere = self.steps_decided = 0
+        self.elsewhere = 0
         self.meet: Callable[[Any], None] = lambda optimizer: None
         self.update: Callable[[int], None] = lambda now: None
         self.next_update = NEVER
@@ -68,16 +72,14 @@ class LoopObserver:
         self.clock = clock
         self.cpu_wait: int | None = None
         self._scheduled = scheduled_ns()
-        self._recorder = StepRecorder(clock())
-        # Methods of the recorder and their arguments. The first two arguments are times; the cost
-        # of measuring is the difference of both.
-        self._log: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-        self._depth = self._loading_depth = 0  # of all nested calls; of the call that loads
+        new = self._recorder = StepRecorder(clock())
+        own = clock if clock is not perf_counter_ns else None  # the log's clock is the same
+        methods = new.enter_fetch, new.leave_fetch, new.enter_step, new.leave_update
+        self.start(own, *methods, new.note_gradient, new.note_steps)
+        self._loading_depth = 0  # the depth of the call that loads
         self._loading: int | None = None  # ns; None if this call uploads nothing
-        self._loading_begin = self._next_look = self._next_look_at_gpu = 0
+        self._loading_begin = self._next_look_at_gpu = 0
         self._has_gpu = False
-        # The latest iterator, if its batches need no look at a queue, an upload or CPU times.
-        self._plain: Callable[[], Any] = _nothing
         self._loader: Any = None  # the loader whose iter() is running
         self._source: LoaderSource | None = None  # the source of the latest next()
         self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
@@ -87,16 +89,8 @@ class LoopObserver:
     @property
     def recorder(self) -> StepRecorder:
         """The recorder, after it has read all events so far."""
-        log, self._log = self._log, []
-        for method, args in log:
-            method(*args)
+        self.read()
         return self._recorder
-
-    def _note(self, method: Callable[..., Any], now: int, *args: Any) -> None:
-        """Write down an event that happened at the time `now`."""
-        self._log.append((method, (now, self.clock(), *args)))
-        if len(self._log) > _MAX_LOG:
-            self.recorder  # noqa: B018 - reads the log
 
     # ---- loaders
 
@@ -120,15 +114,15 @@ class LoopObserver:
 
     def enter_iter(self, token: object, args: Any, kwargs: Any) -> None:
         """Note iter(). Inside a call that is noted already, iter() is a part of that call."""
-        self._depth += 1
-        if self._depth == 1:
+        self.depth += 1
+        if self.depth == 1:
             (self._loader,) = args
-            self._note(self._recorder.enter_fetch, self.clock())
+            self.note(self._recorder.enter_fetch, self.clock())
 
     def leave_iter(self, token: object, iterator: Any, error: object) -> None:
         now = self.clock()
-        self._depth -= 1
-        if self._depth > 0:
+        self.depth -= 1
+        if self.depth > 0:
             return
         source, self._loader = self.lookup_source(self._loader), None
         if isinstance(iterator, BaseIter):
@@ -136,35 +130,38 @@ class LoopObserver:
             self._bound[iterator] = self._bound[inner] = source
             source.use(inner)
             source.use_uploads(iterator)
-        self._note(self._recorder.leave_iter, now, source)
+        self.note(self._recorder.leave_iter, now, source)
 
     def enter_next(self, token: object, args: Any, kwargs: Any) -> None:
         """Note next(). If the iterator uploads, the first next() inside is the loading."""
         now = self.clock()
-        self._depth += 1
-        if self._depth > 1:
+        self.depth += 1
+        if self.depth > 1:
             if self._loading is not None and self._loading_depth == 0:
-                self._loading_depth, self._loading_begin = self._depth, now
+                self._loading_depth, self._loading_begin = self.depth, now
             return
         (iterator,) = args
-        if iterator is not self._plain() or now >= self._next_look:
-            self._look(iterator, now)
+        self._look(iterator, now)
         if self._has_gpu:
             self.waits.begin()
-        self._log.append((self._recorder.enter_fetch, (now, self.clock())))
+        self.note(self._recorder.enter_fetch, now)
 
     def _look(self, iterator: Any, now: int) -> None:
-        """Look at the iterator before next() and, from time to time, at whatever changes slowly."""
+        """Look at the iterator before next() and, from time to time, at whatever changes slowly.
+        Tell the log whether the iterator's next batches need a look."""
         source = self._source
         if source is None or not source.uses(iterator):  # uses() is faster than the look-up
             source = self._source = self.lookup_source(iterator)
         self._loading = 0 if isinstance(iterator, Prefetcher) else None
         self._loading_depth = 0
         is_plain = source.begin_batch(now) and self._loading is None
-        self._plain = weakref.ref(iterator) if is_plain else _nothing
-        if now < self._next_look:
-            return
-        self._next_look = now + _LOOK_NS
+        if now >= self.next_look:
+            self.next_look = now + _LOOK_NS
+            self._look_around(source, now)
+        is_plain = is_plain and not self._has_gpu
+        self.expect_batches(iterator if is_plain else None, (source, None, None, NONE))
+
+    def _look_around(self, source: LoaderSource, now: int) -> None:
         self._has_gpu = self.waits.is_used()
         source.look()
         if now >= self._next_look_at_gpu:
@@ -175,22 +172,21 @@ class LoopObserver:
     def leave_next(self, token: object, batch: object, error: Error) -> None:
         """Note the end of next(), and the type of the exception, if any."""
         now = self.clock()
-        self._depth -= 1
-        if self._loading is not None and self._depth + 1 == self._loading_depth:
+        self.depth -= 1
+        if self._loading is not None and self.depth + 1 == self._loading_depth:
             self._loading += now - self._loading_begin
             self._loading_depth = 0
-        if self._depth > 0:
+        if self.depth > 0:
             return
         source: Any = self._source
-        is_plain = error is None and self._plain() is not None
-        turn = NONE if is_plain else source.end_batch(now, error is not None)
+        turn = source.end_batch(now, error is not None)
         pair = self.waits.end() if self._has_gpu else None
         # The log has the end of the step before, and not yet the batch, so the update's time lies
         # between the two times of the batch.
         if now >= self.next_update:
             self.update(now)
         method = self._recorder.leave_fetch if pair is None else partial(self._leave_fetch, pair)
-        self._note(method, now, source, self._loading, error, turn)
+        self.note(method, now, source, self._loading, error, turn)
 
     def _leave_fetch(self, pair: EventPair, *found: Any) -> None:
         run = self._recorder.leave_fetch(*found)
@@ -199,11 +195,10 @@ class LoopObserver:
     # ---- updates
 
     def enter_update(self, token: object, args: Any, kwargs: Any) -> None:
-        clock = self.clock  # every enter_ has a leave_, whose _note() bounds the log
-        self._log.append((self._recorder.enter_update, (clock(), clock(), id(token))))
+        self.note(self._recorder.enter_update, self.clock(), id(token))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
-        self._note(self._recorder.leave_update, self.clock(), id(token))
+        self.note(self._recorder.leave_update, self.clock(), id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
         """Note a method of a GradScaler or a Boundary that may call or skip an optimizer's
@@ -219,14 +214,14 @@ class LoopObserver:
         if error is None and self.steps_decided == decided:
             # No optimizer has stepped inside the call, so the step was skipped.
             self.steps_decided += 1
-            self._log.append((self._recorder.note_skip, (id(optimizer),)))
+            self.note(self._recorder.note_skip, self.clock(), id(optimizer))
 
     def enter_step(self, optimizer: Any) -> None:
         self.steps_decided += 1
         if self._met.get(id(optimizer), _nothing)() is not optimizer:
             self._meet(optimizer)
-        clock = self.clock
-        self._log.append((self._recorder.enter_step, (clock(), clock(), id(optimizer))))
+        self.expect_steps(optimizer)
+        self.note(self._recorder.enter_step, self.clock(), id(optimizer))
 
     def _meet(self, optimizer: Any) -> None:
         """Look at an optimizer before its first step."""
@@ -235,24 +230,21 @@ class LoopObserver:
         self.has_silent_skips = self.has_silent_skips or skips
         self.meet(optimizer)
 
-    def note_gradient(self, parameter: Any) -> None:
-        """Note a gradient, in backward(), on any thread. A forked child never reads the log."""
-        if parameter.is_cuda:
-            self.waits.note_gradient()
-        elif len(self._log) <= _MAX_LOG:
-            self._log.append((self._recorder.note_gradient, (self.clock(),)))
+    def note_device_gradient(self) -> None:
+        """Note a gradient on CUDA, in backward(), on any thread."""
+        self.waits.note_gradient()
 
     def leave_step(self, optimizer: Any) -> None:
         now = self.clock()
         if now >= self.next_update and self._source is None:
             self.update(now)  # without a loader, no batch comes between two steps
-        self._note(self._recorder.leave_update, now, id(optimizer))
+        self.note(self._recorder.leave_update, now, id(optimizer))
 
     def enter_closure(self, token: object, args: Any, kwargs: Any) -> None:
-        self._note(self._recorder.enter_closure, self.clock())
+        self.note(self._recorder.enter_closure, self.clock())
 
     def leave_closure(self, token: object, result: object, error: object) -> None:
-        self._note(self._recorder.leave_closure, self.clock())
+        self.note(self._recorder.leave_closure, self.clock())
 
     def _look_at_cpus(self) -> None:
         if (now := scheduled_ns()) and self._scheduled:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastloop.tools.report.loader_source import LoaderSource
+from fastloop.tools.report.loader_source import NONE, LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 64 bytes each
 NOT_MEASURED = -1
@@ -53,6 +53,7 @@ class Step(NamedTuple):
 
 
 PHASES = Step._fields[1:6]
+_MEASURED = "data_wait", "forward_backward", "clip_optimizer", "other"  # on the host
 Error = type[BaseException] | None  # the class of the exception that ended a call
 
 
@@ -66,6 +67,16 @@ class StepRing:
     def append(self, step: tuple[int, ...]) -> None:
         self._rows[self.count % len(self._rows)] = step
         self.count += 1
+
+    def extend(self, ends: Any, parts: Any) -> None:
+        """Append steps by arrays: their ends, and for each step the data wait, forward and
+        backward, update and other time. Everything else is not measured."""
+        new = np.full(len(ends), NOT_MEASURED, self._rows.dtype)
+        new["end"], new["is_first"] = ends, 0
+        for name, part in zip(_MEASURED, parts.T, strict=True):
+            new[name] = part
+        self._rows[np.arange(self.count, self.count + len(new)) % len(self._rows)] = new
+        self.count += len(new)
 
     def add_gpu_wait(self, number: int, ns: int) -> None:
         """Add `ns` to the GPU's wait of a step, if the ring still has the step."""
@@ -267,7 +278,7 @@ class StepRecorder:
             self._commit(0)  # without a loader, the optimizer's next update ends a step
         self._stepped.add(optimizer)
 
-    def note_skip(self, optimizer: int) -> None:
+    def note_skip(self, now: int, after: int, optimizer: int) -> None:
         """Note, after an update, that a scaler has skipped this optimizer's step."""
         self.note_step(optimizer)
         self.skipped += 1
@@ -276,7 +287,7 @@ class StepRecorder:
         """Note that an optimizer calls the loop's forward and backward, inside an update."""
         self._update += self._take(now, after)
 
-    def note_gradient(self, now: int) -> None:
+    def note_gradient(self, now: int, after: int) -> None:
         """Note that backward() has made its last gradient. What follows may be waiting."""
         self._computed += now - max(self._mark, self._gradient_at)
         self._gradient_at = now
@@ -337,6 +348,24 @@ class StepRecorder:
         run.step = -1  # no step
         vars(self.totals)["validation" if run.fetches else "between_epochs"] += run.total()
         self.apart_batches += run.fetches
+
+    def note_steps(self, times: bytes, source: LoaderSource) -> None:
+        """Note whole steps after an ``enter_fetch()``: in each step ``leave_fetch()``,
+        ``enter_step()`` and ``leave_update()`` of the same loader and optimizer, and the next
+        ``enter_fetch()``. `times` has now and after of each call, as int64."""
+        now, after = np.frombuffer(times, np.int64).reshape(-1, 2).T
+        parts = (now - np.append(self._mark, after[:-1])).reshape(-1, 4)
+        self.steps.extend(now[3::4] - self._begin, parts)
+        wait, _, _, other = parts.sum(0).tolist()
+        self.waited += wait
+        source.wait += wait
+        source.waits[NONE] += wait
+        self.after_update += other
+        self.totals.steps += int(parts.sum())
+        self.totals.measuring += int((after - now).sum())
+        self.batches += len(parts)
+        source.batches += len(parts)
+        self._now, self._mark = int(now[-1]), int(after[-1])
 
     # ---- the end
 
