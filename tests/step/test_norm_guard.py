@@ -15,7 +15,7 @@ from stepper_runs import INF, Run
 
 import fastloop
 from fastloop import ArrayDataset, DataLoader, Stepper
-from fastloop.loader.resume.epoch import find_rows
+from fastloop.loader.resume.recent import SizeWatch, find_rows
 from fastloop.step.norm_guard import NormGuard
 from fastloop.step.window import Lookahead
 
@@ -183,6 +183,39 @@ def test_no_wrong_samples_are_named(size: int, how: dict[str, Any]) -> None:
             run.micro(number, spoil=1e4 if number == 9 else 1.0)
 
 
+@pytest.mark.parametrize("name", ["arrays", "arrays, threads", "arrays in order"])
+def test_a_batch_size_that_has_changed_for_a_while_names_no_samples(name: str) -> None:
+    run, loader = warmed(20), LOADERS[name]()
+    with pytest.warns(UserWarning, match=r"\(batches 9 to 9 of this loop\) is above"):
+        for number, _ in enumerate(run.stepper.iterate(loader)):
+            loader.batch_sampler.batch_size = 2 if 3 <= number < 5 else 3  # type: ignore[union-attr]
+            run.micro(number, spoil=1e4 if number == 9 else 1.0)
+
+
+class Refilled:
+    """A batch sampler that yields one list again and again."""
+
+    def __iter__(self) -> Any:
+        batch: list[int] = []
+        for number in range(20):
+            batch[:] = [number, 59 - number]
+            yield batch
+
+    def __len__(self) -> int:
+        return 20
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"num_workers": 2}, {"num_workers": 2, "path": "thread"}], ids=str
+)
+@pytest.mark.parametrize("dataset", [VECTOR, SAMPLES], ids=["arrays", "list"])
+def test_a_list_that_the_sampler_refills_names_no_samples(dataset: Any, how: Any) -> None:
+    run, loader = warmed(20), DataLoader(dataset, batch_sampler=Refilled(), **how)
+    with pytest.warns(UserWarning, match=r"\(batches 9 to 9 of this loop\) is above"):
+        for number, _ in enumerate(run.stepper.iterate(loader)):
+            run.micro(number, spoil=1e4 if number == 9 else 1.0)
+
+
 @pytest.mark.parametrize("name", ["arrays", "arrays, threads", "threads"])
 def test_the_samples_of_a_loop_that_has_begun(name: str) -> None:
     """Batches count from the begin of the epoch. Nobody has asked to keep the first ones."""
@@ -206,7 +239,7 @@ def test_indices_are_kept_if_somebody_asks() -> None:
 def test_rows_that_are_gone_are_not_named() -> None:
     sampler = torch.utils.data.BatchSampler(range(9), 4, False)
     blocks: Any = [(torch.arange(5, 8), 5), (torch.arange(8, 9), 8), ((20, 3), 9)]
-    found = [find_rows(blocks, sampler, 4, number) for number in range(5)]
+    found = [find_rows(blocks, SizeWatch(sampler), number) for number in range(5)]
     assert found == [None, None, [8, 20, 21, 22], None, None]
 
 

@@ -41,7 +41,7 @@ from fastloop.data.columns import (
 )
 from fastloop.data.epochs import IteratorEpochs
 from fastloop.data.samplers import ORDERS, ShuffleSampler, as_vector, distributed_order, permutation
-from fastloop.loader.resume.epoch import RECENT, LoaderEpoch, ResumableIter, blocks_after
+from fastloop.loader.resume.epoch import LoaderEpoch, ResumableIter, blocks_after
 from fastloop.loader.shared import Shared
 
 _BLOCKS, _BATCHES, _SINGLES, _LISTS = range(4)  # the kinds of indices for ArrayLoader.restart()
@@ -445,8 +445,10 @@ class ArrayIter(ResumableIter):
         sampler = self._index_sampler
         blocks = find_blocks(sampler) if self._auto_collation else None
         is_noted = self._shared.keeps_indices
-        recent = self._recent = deque(maxlen=RECENT * 4 if is_noted else 0)  # blocks may be small
-        self._has_blocks = blocks is not None
+        recent: Any = deque(maxlen=0)
+        self._recent = recent
+        if is_noted:
+            recent = self._keep_recent(None if blocks is None else sampler)
         numbered: Any
         if blocks is not None:
             self._sampler_iter = refuse_batches()
@@ -458,7 +460,7 @@ class ArrayIter(ResumableIter):
             rest, others = tee(rest)
             # A pair has no block after it, so nobody asks for its size.
             firsts = accumulate(map(torch.Tensor.numel, others), initial=0)
-            numbered, kind = zip(rest, firsts, strict=False), _BLOCKS
+            numbered, kind, sampler = zip(rest, firsts, strict=False), _BLOCKS, self._watch
         else:
             singles = _LISTS if self._fetches_singles else _SINGLES
             kind = _BATCHES if self._auto_collation else singles

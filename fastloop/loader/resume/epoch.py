@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -44,6 +44,7 @@ from fastloop.data.samplers import (
     is_planned,
 )
 from fastloop.data.stateful import DatasetStates, ReaderStates, fit_readers, has_cursor, is_stream
+from fastloop.loader.resume.recent import RECENT, Recent, SizeWatch, find_item, find_rows
 
 VERSION = 1
 TORCH = "torch"  # the name of torch's global generator, which belongs to the program
@@ -144,31 +145,6 @@ def _restoring(*generators: torch.Generator) -> Iterator[None]:
     finally:
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
-
-
-# ---- the indices of the latest batches, for messages that name samples
-
-# Items of a sampler, each with its number. A block of rows has the number of its first row.
-Recent = MutableSequence[tuple[Any, int]]
-RECENT = 64  # batches
-
-
-def find_item(recent: Recent, number: int) -> Any:
-    """Return the item of this number; None if the item is gone."""
-    return next((item for item, other in recent if other == number), None)
-
-
-def find_rows(recent: Recent, sampler: Any, size: int, number: int) -> list[int] | None:
-    """Return the rows of a batch of `size` that is cut from blocks; None if rows are gone, or if
-    the size has changed."""
-    rows: list[int] = []
-    for block, first in recent:
-        begin = number * size + len(rows) - first
-        if begin < 0 or len(rows) >= size:
-            break
-        part: Any = range(block[0], sum(block)) if isinstance(block, tuple) else block
-        rows += map(int, part[begin : begin + size - len(rows)])
-    return rows if rows and sampler.batch_size == size else None
 
 
 # ---- the rest of an epoch
@@ -432,7 +408,7 @@ class ResumableIter(FinalizerBase, BaseIter):
     _destination: Any = None  # the memory to which fastloop copies batches, or None
     # The latest items of this epoch that were taken from the sampler; None: nobody has noted them.
     _recent: Recent | None = None
-    _has_blocks = False  # these items are blocks of rows
+    _watch: SizeWatch | None = None  # if these items are blocks of rows
 
     @property
     def is_on_device(self) -> bool:
@@ -452,10 +428,16 @@ class ResumableIter(FinalizerBase, BaseIter):
         if self._recent is None:
             return None
         find, skipped = partial(find_item, self._recent), self._epoch.skipped
-        if self._has_blocks:
-            sampler: Any = self._index_sampler
-            find = partial(find_rows, self._recent, sampler, sampler.batch_size)
+        if self._watch is not None:
+            find = partial(find_rows, self._recent, self._watch)
         return lambda number: find(number - skipped)
+
+    def _keep_recent(self, cut_by: Any) -> Recent:
+        """Return a list in which the array path notes the items of its sampler. `cut_by` is the
+        BatchSampler that cuts blocks; None: the items are batches."""
+        self._recent = deque(maxlen=RECENT * 4)  # blocks may be small
+        self._watch = None if cut_by is None else SizeWatch(cut_by)
+        return self._recent
 
     def _begin_epoch(self, loader: DataLoader[Any]) -> None:
         """Decide which epoch begins. ``_shared`` must be set."""

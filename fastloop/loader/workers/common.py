@@ -25,7 +25,7 @@ from fastloop.compat.torch_parts import ExceptionWrapper, MultiIter, StreamEnd
 from fastloop.data.stateful import DatasetReader, is_stateful
 from fastloop.loader.ahead import Forecast, open_forecast
 from fastloop.loader.arrays.iterator import find_blocks
-from fastloop.loader.resume.epoch import RECENT
+from fastloop.loader.resume.recent import RECENT
 from fastloop.loader.shared import CLOSED, FIRST_DEPTH, AutoDepth, LockedIter, Shared
 from fastloop.loader.workers.batch_pickle import EPOCH, Order
 from fastloop.loader.workers.lifecycle import CHECK_S, is_exiting
