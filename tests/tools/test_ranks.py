@@ -173,7 +173,10 @@ def test_hooks_leave_parameters_with_the_report(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     rank.ranks.watch(SimpleNamespace(param_groups=[{"params": [inner]}]))  # not a leaf
-    first.sum().backward()
+    sharded = torch.zeros(2, requires_grad=True)
+    sharded.device_mesh = "as a DTensor's"  # type: ignore[attr-defined]
+    rank.ranks.watch(SimpleNamespace(param_groups=[{"params": [sharded, first]}]))
+    (first.sum() + sharded.sum()).backward()
     assert noted == []
     rank.ranks.watch(optimizer)
     first.sum().backward()

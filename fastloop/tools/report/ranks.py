@@ -136,7 +136,11 @@ class Ranks:
             parameters = (each for group in optimizer.param_groups for each in group["params"])
             trained = (each for each in parameters if look_up(each, "requires_grad", False))
             with suppress(RuntimeError):  # not a leaf
-                for first in islice(trained, 1):
+                # FSDP2 calls the hooks of a DTensor after ranks have waited for each other, and a
+                # hook makes it wait for copies of offloaded gradients.
+                for first in (
+                    one for one in islice(trained, 1) if look_up(one, "device_mesh") is None
+                ):
                     hook = first.register_post_accumulate_grad_hook(self._observer.note_gradient)
                     self._hooks.append(hook)
 
