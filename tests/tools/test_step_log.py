@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import inspect
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
@@ -316,3 +317,20 @@ def test_the_log_has_the_clock_of_the_report() -> None:
     end = perf_counter_ns()
     log.read()
     assert heard[0] <= begin <= heard[1] <= end
+
+
+def test_dynamo_does_not_trace_what_notes_a_gradient() -> None:
+    """Dynamo would warn of the clock, because backward() in a compiled function runs in frames that
+    Dynamo looks at."""
+    observer, parameter = LoopObserver(), torch.ones(2, requires_grad=True)
+    parameter.register_post_accumulate_grad_hook(observer.note_gradient)
+
+    @torch.compile(backend="eager")
+    def step(rows: torch.Tensor) -> None:
+        (parameter * rows).sum().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+        step(torch.ones(2))
+    assert observer.recorder._gradient_at > 0
