@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from report_loops import MS, FakeLoader, add_epoch, found_of, loop_of
+from time_limits import limit
 from torch.utils.data import Subset, TensorDataset
 
-from fastloop.tools.report import loader_source
+from fastloop.tools.report import loader_source, summary
 from fastloop.tools.report.loader_source import LoaderSource, find_remedy
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.render import make_table
@@ -354,3 +359,24 @@ def test_what_was_ready_is_judged_by_the_batch_whose_turn_it_was(
     source._iterator = lambda: iterator
     source._early, source.queued = early, queued
     assert source.end_batch(0, False) == turn
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 1001])
+def test_quantiles_are_those_of_numpy_without_its_import(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 10**9, count)
+    found = summary._find_quantiles(values, 0.025, 0.5, 0.95, 0.975)
+    assert found == pytest.approx(np.quantile(values, (0.025, 0.5, 0.95, 0.975)).tolist())
+
+
+def test_a_verdict_imports_nothing() -> None:
+    """Modules that a verdict imports would be read amid the training."""
+    code = (
+        "import sys, report_loops as loops\n"
+        "loop = loops.loop_of(10, 10)\n"
+        "before = set(sys.modules)\n"
+        "print(loops.found_of(loop)['verdict']['kind'], sorted(set(sys.modules) - before))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit(120))
+    assert done.stdout == "input-bound []\n", done.stderr
