@@ -311,6 +311,13 @@ def cpu_seconds_of_all() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime + running
 
 
+def anonymous_bytes(pid: int) -> int | None:
+    """Return the memory of a process without files and shared memory. Pages that a fork has not
+    copied yet are divided among the processes. None if the process has ended, or the kernel does
+    not say. The kernel looks at every page, which takes some 13 ms for each GiB."""
+    return _read_size(f"{pid}/smaps_rollup", "Pss_Anon")
+
+
 def pss_bytes_of_all() -> int:
     """Return the memory of this process and its children, as far as the kernel tells. Proportional
     set sizes are added: pages that processes share are divided among them."""

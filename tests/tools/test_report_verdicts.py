@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import run_script
 from report_loops import MS, FakeLoader, add_epoch, found_of, loop_of
 from time_limits import limit
 from torch.utils.data import Subset, TensorDataset
 
+from fastloop import SharedList
 from fastloop.tools.report import loader_source, summary
-from fastloop.tools.report.loader_source import LoaderSource, find_remedy
+from fastloop.tools.report.loader_source import LoaderSource, find_long_list, find_remedy
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.render import make_table
 from fastloop.tools.report.summary import PARTLY
@@ -316,6 +319,96 @@ class Holds:
 def test_remedies_by_what_a_dataset_holds(dataset: Any, remedy: str) -> None:
     found = find_remedy(dataset)
     assert found.startswith(remedy) if remedy else found == ""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        (Holds(few=[1] * 49_999, rows=[1] * 50_000), "rows (50,000 objects)"),
+        (Subset(Holds(rows={i: i for i in range(60_000)}), range(9)), "rows (60,000 objects)"),  # type: ignore[arg-type]
+        ([1] * 50_000, "the dataset (50,000 objects)"),
+        (Holds(rows=SharedList(range(50_000)), text="x" * 50_000, few=[1]), ""),
+        (TensorDataset(torch.zeros(50_000)), ""),
+        (None, ""),
+    ],
+)
+def test_long_lists_are_found(dataset: Any, name: str) -> None:
+    assert find_long_list(dataset) == name
+
+
+def test_workers_that_copy_a_long_list_are_told_how_to_share_it(tmp_path: Path) -> None:
+    run_script(
+        tmp_path,
+        """
+import torch
+import fastloop
+from fastloop.tools.report import loader_source, observer
+from fastloop.tools.report.render import list_facts
+
+observer._LOOK_NS, loader_source._MUCH_GROWTH = 0, 8 << 20  # the loop is short
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitems__(self, indices):
+        return [sum(int(self.rows[i]["label"]) for i in indices)]
+
+
+def find_hint(rows):
+    loader = fastloop.DataLoader(Rows(rows), 1000, True, num_workers=2)
+    with fastloop.report(verbose=False) as report:
+        for _ in loader:
+            pass
+    hint = report.to_dict()["loaders"][0]["memory_hint"]
+    assert hint is None or hint in list_facts(report.to_dict())[0]
+    return hint
+
+
+rows = [{"path": f"{i}.jpg", "label": str(i + 1000)} for i in range(200_000)]
+hint = find_hint(rows)
+assert hint is not None and hint.startswith("a worker grew by "), hint
+assert " MiB: most likely each worker copies rows (200,000 objects) page by page; " in hint, hint
+assert hint.endswith("; keep it as a fastloop.SharedList"), hint
+assert find_hint(fastloop.SharedList(rows)) is None
+""",
+    )
+
+
+def test_the_memory_of_one_worker_is_read_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mib, looks, workers = 1 << 20, 0, [Holds(pid=-7), Holds(pid=-8)]
+    read: list[tuple[int, int]] = []
+
+    def read_bytes(pid: int) -> int | None:
+        read.append((looks, pid))
+        return 100 * mib + looks * mib if looks < 60 else None
+
+    monkeypatch.setattr(loader_source, "anonymous_bytes", read_bytes)
+    source = LoaderSource(Holds(dataset=[1] * 50_000, num_workers=2))
+    counts = ((1, 5, 0), (0, 5, 0))
+    shared = Holds(count_workers=lambda: (counts, {}), count=Counter)
+    iterator: Any = Holds(_shared=shared, _workers=workers)
+    source.use(iterator)
+    source.path = "process"
+    for looks in range(1, 100):
+        source.look()
+        assert source.grown == (looks >= 4) * 3 * mib + (looks >= 16) * 12 * mib
+    assert read == [(1, -7), (4, -7), (16, -7), (64, -7)]
+    assert source.explain_growth() is None  # 15 MiB
+    source.grown = 32 * mib
+    assert "a worker grew by 32.0 MiB" in str(source.explain_growth())
+    counts = ((0, 5, 0), (1, 5, 0))  # the first worker has made no batch, ...
+    source.look()
+    counts = ((1, 5, 0), (1, 5, 0))
+    del workers[1]  # ... or is alone
+    source.look()
+    assert len(read) == 4
 
 
 def test_how_much_of_the_time_workers_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

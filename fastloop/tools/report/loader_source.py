@@ -10,7 +10,7 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import copy
 from multiprocessing.connection import wait
@@ -19,13 +19,14 @@ from types import FrameType
 from typing import Any
 
 from fastloop.base.checks import look_up
-from fastloop.base.machine import scheduled_ns
+from fastloop.base.machine import anonymous_bytes, scheduled_ns
 from fastloop.compat.torch_parts import MultiIter, difference
 from fastloop.device.accelerator import Accelerator
 from fastloop.loader.arrays.iterator import ArrayIter
 from fastloop.loader.shared import PlainIter, SyncIter
 from fastloop.loader.workers.processes import ProcessIter
 from fastloop.loader.workers.threads import ThreadIter
+from fastloop.tools.text import size
 
 _PATHS = {ArrayIter: "array", ProcessIter: "process", ThreadIter: "thread", SyncIter: "sync"}
 _PATHS[PlainIter] = "sync"
@@ -36,23 +37,42 @@ _Counts = tuple[tuple[int, ...], ...]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 _SHORT_NS = 100_000  # if the mean wait is shorter, the report does not check the loop's CPU time
+_LONG = 50_000  # the report does not look for copies of shorter lists
+_MUCH_GROWTH = 32 << 20  # bytes; buffers of a worker may take less
 TRANSFORMS = "fastloop.transforms, which are native, in place of torchvision's"
 
 
 def find_remedy(dataset: Any) -> str:
     """Return the advice for a dataset that fastloop can load natively; "" if only workers, threads
     or a cache can help."""
-    for _ in range(8):  # unwraps nested datasets: for example, a Subset of a ConcatDataset
-        if hasattr(type(dataset), "_decodes_files"):  # an ImageFolder, a TarDataset, or a subclass
-            return str(dataset._cache_remedy)
-        parts = list(look_up(dataset, "__dict__", {}).values())
+    for one in _unwrap(dataset):
+        if hasattr(type(one), "_decodes_files"):  # an ImageFolder, a TarDataset, or a subclass
+            return str(one._cache_remedy)
+        parts = list(look_up(one, "__dict__", {}).values())
         if any(map(_names_images, parts)):
             return "fastloop.ImageFolder(root, cache='u8:FOLDER'), which decodes each image once"
         if any(type(part).__module__.startswith("torchvision.transforms") for part in parts):
             return TRANSFORMS
+    return ""
+
+
+def find_long_list(dataset: Any) -> str:
+    """Return the name and the length of the longest list of objects in a dataset; "" without a list
+    that is worth a hint."""
+    found = {"the dataset": dataset}
+    for one in _unwrap(dataset):
+        found.update(look_up(one, "__dict__", {}))
+    lists = {name: len(part) for name, part in found.items() if type(part) in (list, tuple, dict)}
+    name = max(lists, key=lambda name: lists[name], default="")
+    return f"{name} ({lists[name]:,} objects)" if lists.get(name, 0) >= _LONG else ""
+
+
+def _unwrap(dataset: Any) -> Iterator[Any]:
+    """Yield a dataset and its nested datasets: for example, a Subset of a ConcatDataset."""
+    for _ in range(8):
+        yield dataset
         inner = look_up(dataset, "datasets")
         dataset = inner[0] if type(inner) is list and inner else look_up(dataset, "dataset")
-    return ""
 
 
 def _names_images(part: Any) -> bool:
@@ -92,6 +112,8 @@ class LoaderSource:
         first_batch: ns in iter() and in next() of the first batch of each epoch.
         waits: ns in next() without the first batch of each epoch, by READY, OTHERS and NONE.
         remedy: the advice of `find_remedy()`; None if there is none.
+        grown: the most bytes by which the first worker process has grown since its first look. 0
+            without a long list.
         made: three times in ns, as far as making batches was watched: the time to make batches;
             the part in which the thread or process ran or waited for a CPU; the part in which it
             waited for a CPU.
@@ -110,6 +132,7 @@ class LoaderSource:
         self.path, self.trains, self.batches, self.wait, self.first_batch = "", False, 0, 0, 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
         self.remedy = find_remedy(dataset) or None
+        self.grown, self._long_list = 0, find_long_list(dataset)
         self.made, self.watched = [0, 0, 0], [0, 0]
         self._last: list[int] | None = None  # the workers' times at the last look
         self._is_new = False  # whether the iterator has given no batch; the first counts apart
@@ -135,6 +158,7 @@ class LoaderSource:
             return
         self._done, self._now, self._last = self.count_workers(), (), None
         self._iterator, self._is_new = weakref.ref(iterator), True
+        self._looks, self._first_bytes = 0, 0  # at the memory of the first worker
         self._has_queue = isinstance(iterator, ProcessIter | MultiIter)
         shared = getattr(iterator, "_shared", None)
         if shared is not None and shared is not self._shared():
@@ -207,6 +231,8 @@ class LoaderSource:
             return
         self._now = shared.count_workers()[0]
         is_thread, workers = self.path == "thread", iterator._workers
+        if self._long_list and not is_thread and len(workers) > 1 and self._now[0][0]:
+            self._look_at_memory(workers[0].pid)
         tasks = [f"self/task/{w.native_id}" if is_thread else str(w.pid) for w in workers]
         times = [scheduled_ns(task) for task in tasks]
         if None in times or not all(count[0] for count in self._now):
@@ -216,6 +242,22 @@ class LoaderSource:
         if self._last is not None:
             self.note_made(*(b - a for a, b in zip(self._last, now, strict=True)))
         self._last = now
+
+    def _look_at_memory(self, worker: int) -> None:
+        """Note by how much a worker has grown. The 1st, 4th, 16th, ... look reads the memory."""
+        self._looks += 1
+        if self._looks & (self._looks - 1) or self._looks.bit_length() % 2 == 0:
+            return
+        now = anonymous_bytes(worker) or 0
+        self._first_bytes = self._first_bytes or now
+        self.grown = max(self.grown, now - self._first_bytes)
+
+    def explain_growth(self) -> str | None:
+        """Return what makes workers grow, and the remedy; None if they do not grow."""
+        if self.grown < _MUCH_GROWTH:
+            return None
+        text = f"a worker grew by {size(self.grown)}: most likely each worker copies"
+        return f"{text} {self._long_list} page by page; keep it as a fastloop.SharedList"
 
     def copy(self) -> LoaderSource:
         """Return a source with the counts until now."""

@@ -83,7 +83,9 @@ def _describe_loader(loader: dict[str, Any]) -> str:
     for i, worker in enumerate(workers[:_MAX_WORKERS]):
         text += f"; worker {i}: {percent(worker['busy_share'])} busy"
         text += f", {seconds(worker['lock_s'])} for the lock" if worker["lock_s"] else ""
-    return text + ("; workers: n/a" if number and not workers else "")
+    text += "; workers: n/a" if number and not workers else ""
+    hint = loader.get("memory_hint")  # reports of earlier versions have none
+    return text + (f"; {hint}" if hint else "")
 
 
 # ---- texts

@@ -152,6 +152,7 @@ def _describe_loader(source: LoaderSource) -> dict[str, Any]:
         "cpu_wait_share": _share(min(source.watched), source.watched[0]),
         "workers_cpu_wait_s": source.made[2] / 1e9 if workers else None,
         "workers": workers or None,
+        "memory_hint": source.explain_growth(),
     }
 
 
