@@ -105,6 +105,7 @@ void fl_py_array_ring_drop_epoch(fl_py_array_ring *self)
 static bool passes_ring_on(const fl_py_array_ring *self)
 {
 #ifdef Py_GIL_DISABLED
+    (void)self;
     return false;
 #else
     return self->destination.base.copy_stream != NULL && !self->is_closed;
