@@ -3,8 +3,10 @@ hears of them."""
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
+import pickle
 import threading
 import warnings
 import weakref
@@ -334,3 +336,82 @@ def test_dynamo_does_not_trace_what_notes_a_gradient() -> None:
         warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
         step(torch.ones(2))
     assert observer.recorder._gradient_at > 0
+
+
+def test_a_log_that_was_not_started_refuses_events(log: Log) -> None:
+    """A log that the collector has cleared is such a log."""
+    new, optimizer = StepLog(), Optimizer()
+    new.thread, new.next_update = threading.get_ident(), NEVER
+    new.expect_steps(optimizer)
+    hook = StepHook("enter_step", lambda *args: None)
+    hook.serve(new)
+    with pytest.raises(RuntimeError, match="start"):
+        hook(optimizer, (optimizer,), {})
+    with pytest.raises(RuntimeError, match="start"):
+        new.note_gradient(SimpleNamespace(is_cuda=False))
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["by reading", "by the clock"])
+def test_an_event_is_that_of_its_optimizer_also_if_others_step_meanwhile(
+    log: Log, is_full: bool
+) -> None:
+    """A finalizer, for example, may step optimizers while the log is read."""
+    optimizers = [Optimizer() for _ in range(5)]
+    expected = optimizers[0]
+
+    def step_others(*times: int) -> int:
+        for other in optimizers[1:]:
+            log.expect_steps(other)
+        return 7
+
+    if not is_full:
+        log.start(step_others, *[log.method("enter_step")] * 6)
+    hook = StepHook("enter_step", lambda *args: None)
+    hook.serve(log)
+    for number in range(240 * is_full):
+        log.note(step_others if number == 200 else log.method("event"), number)
+    log.expect_steps(expected)
+    hook(expected, (expected,), {})
+    assert log.read_all()[-1][3] == id(expected)
+
+
+def test_steps_without_a_source_are_read_one_by_one() -> None:
+    log, heard = StepLog(), []
+    methods = [lambda *args, name=name: heard.append(name) for name in range(6)]
+    log.start(lambda: 0, *methods)
+    for _ in range(12):
+        for method in methods[:4]:
+            log.note(method, 1)
+    log.read()
+    assert heard == [0, 1, 2, 3] * 12
+
+
+def test_a_hook_is_pickled_and_copied_as_the_function_is() -> None:
+    with fastloop.report(verbose=False):
+        hook: Any = hooks.BaseIter.__next__
+        assert pickle.loads(pickle.dumps(hook)) is hook
+        assert copy.deepcopy(hook) is hook and copy.copy(hook) is hook
+
+
+def test_a_hook_that_a_tool_puts_back_tells_both_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.utils.data.TensorDataset(torch.zeros(2000, 2))
+    loader = torch.utils.data.DataLoader(rows, 2)
+    before = vars(hooks.BaseIter)["__next__"]
+    pair = [LoopObserver(clock=lambda: 0) for _ in range(2)]
+    try:
+        hooks.open_hooks(pair[0])
+        kept = vars(hooks.BaseIter)["__next__"]
+        monkeypatch.setattr(hooks.BaseIter, "__next__", before)
+        hooks.open_hooks(pair[1])
+        monkeypatch.setattr(hooks.BaseIter, "__next__", kept)
+        list(loader)
+        hooks.close_hooks(pair[0])
+        list(loader)
+    finally:
+        hooks.close_hooks(*pair)
+        monkeypatch.setattr(hooks.BaseIter, "__next__", before)
+        hooks.close_hooks()
+    for one in pair:
+        one.end()
+    assert [one.sources[0].batches for one in pair] == [1000, 2000]
+    assert hooks._patches == {} and hooks._step_hooks == [*hooks._STEP_HOOKS]

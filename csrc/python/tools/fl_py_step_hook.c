@@ -108,13 +108,15 @@ static int note_step(fl_py_step_log *log, PyObject *const *args, bool begins)
     int64_t now;
     fl_py_expected *one = fl_py_step_log_optimizer(log, args[0]);
     if (one == NULL || !has_no_closure(args[1], args[2])) return 0;
-    if (fl_py_step_log_now(log, &now) != 0) return -1;
-    if (now >= log->next_update) return 0;
-    log->steps_decided += begins;
-    return fl_py_step_log_note(log, begins ? FL_PY_ENTER_STEP : FL_PY_LEAVE_UPDATE, now,
-                               one->rest) == 0
-               ? 1
-               : -1;
+    PyObject *rest = Py_NewRef(one->rest); /* a clock, or reading, may replace the entry */
+    int noted = fl_py_step_log_now(log, &now) != 0 ? -1 : now < log->next_update;
+    if (noted > 0) {
+        log->steps_decided += begins;
+        int method = begins ? FL_PY_ENTER_STEP : FL_PY_LEAVE_UPDATE;
+        if (fl_py_step_log_note(log, method, now, rest) != 0) noted = -1;
+    }
+    Py_DECREF(rest);
+    return noted;
 }
 
 static PyObject *
@@ -184,6 +186,12 @@ static PyObject *hook_serve(step_hook *self, PyObject *log)
     Py_RETURN_NONE;
 }
 
+/* Is pickled and copied as functions are: by the name. */
+static PyObject *hook_reduce(PyObject *self, PyObject *Py_UNUSED(ignored))
+{
+    return PyObject_GetAttrString(self, "__qualname__");
+}
+
 /* Binds a hook that is a method, as functions do. */
 static PyObject *hook_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type))
 {
@@ -223,6 +231,7 @@ PyDoc_STRVAR(hook_doc,
              "go to slow(), which has to call before() itself.");
 
 static PyMethodDef hook_methods[] = {{"serve", (PyCFunction)hook_serve, METH_O, serve_doc},
+                                     {"__reduce__", hook_reduce, METH_NOARGS, NULL},
                                      {NULL, NULL, 0, NULL}};
 
 static PyMemberDef hook_members[] = {

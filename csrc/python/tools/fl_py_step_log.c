@@ -2,6 +2,7 @@
 #include "fl_py_step_log.h"
 
 #include "fl_py.h"
+#include "fl_py_error.h"
 #include "fl_py_section.h"
 #include "fl_thread.h"
 
@@ -55,6 +56,8 @@ static int call_event(fl_py_step_log *self, int i)
 static int count_steps(const fl_py_step_log *self, int i)
 {
     int count = 0;
+    const PyObject *batch = i + 1 < self->count ? self->events[i + 1].rest : NULL;
+    if (batch == NULL || Py_SIZE(batch) == 0) return 0; /* no source: not a batch of next() */
     while (i + IN_A_STEP * (count + 1) <= self->count) {
         const fl_py_event *step = &self->events[i + IN_A_STEP * count], *first = &self->events[i];
         for (int j = 0; j < IN_A_STEP; j++)
@@ -115,15 +118,20 @@ static int read_events(fl_py_step_log *self)
     return status;
 }
 
-/* Appends an event. An event that comes while a full log is read is lost. */
+/* Appends an event. An event that comes while a full log is read is lost. Reading may run any code,
+ * so the event has its references from the beginning. */
 static int append(fl_py_step_log *self, PyObject *method, int64_t now, PyObject *rest)
 {
-    int64_t after;
+    if (method == NULL) return FL_PY_FAIL(PyExc_RuntimeError, "start() has not been called");
+    fl_py_event one = {Py_NewRef(method), Py_XNewRef(rest), now, now};
     int status = self->count < READ_AT ? 0 : read_events(self);
-    if (status == 0) status = fl_py_step_log_now(self, &after);
-    if (status == 0 && self->count < FL_PY_LOG_EVENTS)
-        self->events[self->count++] =
-            (fl_py_event){Py_NewRef(method), Py_XNewRef(rest), now, after};
+    if (status == 0) status = fl_py_step_log_now(self, &one.after);
+    if (status == 0 && self->count < FL_PY_LOG_EVENTS) {
+        self->events[self->count++] = one;
+        return 0;
+    }
+    Py_DECREF(one.method);
+    Py_XDECREF(one.rest);
     return status;
 }
 
@@ -269,6 +277,8 @@ static PyObject *log_note_gradient(fl_py_step_log *self, PyObject *parameter)
     if (is_cuda == Py_True)
         return PyObject_CallMethod((PyObject *)self, "note_device_gradient", NULL);
     int64_t now;
+    if (self->methods[FL_PY_NOTE_GRADIENT] == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "start() has not been called");
     if (fl_py_step_log_now(self, &now) != 0) return NULL;
     FL_PY_BEGIN_SECTION((PyObject *)self);
     if (self->count < FL_PY_LOG_EVENTS)

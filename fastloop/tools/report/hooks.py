@@ -83,7 +83,10 @@ def _make_hook(event: str, before: Function) -> Function:
             for observer in observers:
                 getattr(observer, leave)(token, result, error)
 
-    return StepHook(event, hook, before) if event == "next" else hook
+    if event != "next":
+        return hook
+    _step_hooks.append(StepHook(event, hook, before))
+    return _step_hooks[-1]
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -104,14 +107,15 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 _STEP_HOOKS = StepHook("enter_step", _before_step), StepHook("leave_step", _after_step)
+# All hooks that log without Python. A tool may have kept one that is no longer a Patch's.
+_step_hooks: list[StepHook] = [*_STEP_HOOKS]
 
 
 def _serve() -> None:
     """Let the hooks log without Python if there is a single observer."""
     log = _observers[0] if len(_observers) == 1 else None
-    for hook in (*_STEP_HOOKS, *(patch.ours for patch in _patches.values())):
-        if isinstance(hook, StepHook):
-            hook.serve(log)
+    for hook in _step_hooks:
+        hook.serve(log)
 
 
 def open_hooks(observer: LoopObserver) -> None:
@@ -142,6 +146,8 @@ def close_hooks(*observers: LoopObserver) -> None:
                 del _patches[key]
             while _handles:
                 _handles.pop().remove()
+            ours = [patch.ours for patch in _patches.values()]  # others will not log again
+            _step_hooks[2:] = [hook for hook in _step_hooks[2:] if hook in ours]
 
 
 # Nobody reads the reports of a forked child.
