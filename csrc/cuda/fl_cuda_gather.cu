@@ -83,13 +83,14 @@ static __device__ void copy_units(const column &of, const row_list &rows, uint32
         if (first + i * THREADS < of.units) ((T *)of.to)[at[i]] = units[i];
 }
 
-/* Returns true if a line that is needed has a byte in a unit of an image. */
+/* Returns true if a line that is needed has a byte in a unit of an image, or if the unit has bytes
+ * of two planes. */
 static __device__ bool is_needed(const crop &of, uint32_t image, uint32_t byte)
 {
-    const uint32_t first = byte % of.plane / of.line;
-    const uint32_t last = (byte + BLOCK - 1) % of.plane / of.line; /* < first: in the next plane */
+    const uint32_t first = byte % of.plane, last = first + BLOCK - 1; /* of the plane's bytes */
     const int32_t *span = of.spans + (int64_t)image * of.step;
-    return last < first || ((int32_t)last >= span[0] && (int32_t)first < span[1]);
+    return last >= of.plane ||
+           ((int32_t)(last / of.line) >= span[0] && (int32_t)(first / of.line) < span[1]);
 }
 
 /* Copies a thread's units of images of which only some lines are needed. */
@@ -427,6 +428,7 @@ static cudaError_t launch(void *stream, const fl_gather *of, int32_t column, int
 static bool are_countable(const fl_gather *of)
 {
     int64_t images = 0;
+    if (of->here != NULL && of->row_count > FL_GATHER_OWN_ROWS) return false;
     for (int32_t i = 0; i < of->map_count; i++)
         if (!fl_add(images, of->maps[i].images, &images)) return false;
     return images <= INT32_MAX / 2;

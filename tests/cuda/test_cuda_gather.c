@@ -198,8 +198,12 @@ static void test_columns_of_one_batch(void)
 /* Returns true if unit `byte` of an image has a byte of a line that is needed, or of two planes. */
 static bool is_needed(const fl_row_column *of, int64_t byte, const int32_t *span)
 {
-    const int64_t first = byte % of->plane / of->line, last = (byte + 15) % of->plane / of->line;
-    return last < first || (last >= span[0] && first < span[1]);
+    bool is_one = byte / of->plane != (byte + 15) / of->plane;
+    for (int64_t i = byte; i < byte + 16; i++) {
+        const int64_t line = i % of->plane / of->line;
+        is_one |= line >= span[0] && line < span[1];
+    }
+    return is_one;
 }
 
 /* Only the lines that are needed travel; the others do not change. */
@@ -211,8 +215,9 @@ static void check_lines(uint64_t *seed, int64_t planes, int64_t lines, int64_t l
     int64_t *picked = pick(7, IMAGES);
     for (int i = 0; i < IMAGES; i++) {
         spans[STEP * i] = (int32_t)random_below(seed, lines);
-        spans[STEP * i + 1] = spans[STEP * i] + (int32_t)random_below(seed, lines);
+        spans[STEP * i + 1] = spans[STEP * i] + 1 + (int32_t)random_below(seed, lines);
     }
+    spans[0] = INT32_MAX, spans[1] = 0; /* no line */
     table labels = open_table((form){3, 0, 0, 0}, 7, picked, IMAGES);
     table t = open_table((form){bytes, 0, 0, 0}, 7, picked, IMAGES);
     t.column.spans = spans;
@@ -225,7 +230,7 @@ static void check_lines(uint64_t *seed, int64_t planes, int64_t lines, int64_t l
             memset(t.expected + at, GUARD, 16);
             left++;
         }
-    CHECK(left > 0);
+    CHECK(left > 0 || lines < 4);
     const fl_row_column columns[] = {labels.column, t.column};
     const int64_t before = fake_launches();
     fl_gather gather = gather_of(columns, 2, picked, IMAGES, most);
@@ -247,6 +252,10 @@ static void test_lines_that_are_needed(void)
         check_lines(&seed, 4, 36, 10, most);
         check_lines(&seed, 3, 224, 224, most);
         check_lines(&seed, 16, 7, 37, most);
+        for (int n = 0; n < 20; n++) { /* a unit begins and ends in one line of two planes */
+            check_lines(&seed, 4, 2, 10, most);
+            check_lines(&seed, 4, 3, 4, most);
+        }
     }
 }
 
@@ -267,6 +276,14 @@ static void test_long_batches_take_several_kernels(void)
     const fl_gather gather = gather_of(&t.column, 1, picked, 7, 1);
     CHECK_INT(fl_cuda_queue_gather(NULL, &gather, 23), cudaErrorInvalidValue);
     close_table(&t, false);
+}
+
+static void test_more_rows_than_an_argument_holds(void)
+{
+    int64_t picked[FL_GATHER_OWN_ROWS + 1] = {0};
+    const fl_gather gather = {
+        .here = picked, .row_count = FL_GATHER_OWN_ROWS + 1, .most_blocks = INT32_MAX};
+    CHECK_INT(fl_cuda_queue_gather(NULL, &gather, INT32_MAX), cudaErrorInvalidValue);
 }
 
 static void test_nothing_is_launched_for_no_rows(void)
@@ -314,6 +331,7 @@ int main(void)
     RUN(test_columns_of_one_batch);
     RUN(test_lines_that_are_needed);
     RUN(test_long_batches_take_several_kernels);
+    RUN(test_more_rows_than_an_argument_holds);
     RUN(test_nothing_is_launched_for_no_rows);
     RUN(test_a_launch_that_fails);
     return 0;
