@@ -67,6 +67,35 @@ static void check_maps(uint64_t *seed, const fl_image_plan *plan, int64_t images
     for (int i = 0; i < 5; i++) free(owned[i]);
 }
 
+/* Finds the lines of the image that a map reads, as the kernel of images reads it. */
+static void find_span(const fl_image_plan *plan, const int32_t *map, int32_t *span)
+{
+    const fl_image_map *parts = fl_image_plan_get_map(plan);
+    const int32_t height = fl_image_plan_out(plan).height, *run = map + parts->runs_at;
+    const bool resizes = parts->resize < fl_image_plan_count(plan);
+    span[0] = INT32_MAX, span[1] = 0;
+    for (int32_t i = 0; i < (resizes ? run[0] : height); i++) {
+        const int32_t line = resizes ? run[1] + i * run[2] : map[i];
+        if (line < 0) continue;
+        span[0] = (int32_t)fl_min(span[0], line);
+        span[1] = (int32_t)fl_max(span[1], line + 1);
+    }
+}
+
+/* Compares maps, which may have spans, with maps that have none. */
+static void
+compare_maps(const fl_image_plan *plan, const fl_map_batch *made, const int32_t *expected)
+{
+    const int64_t length = fl_image_plan_map_length(plan);
+    const int32_t *map = made->maps;
+    for (int64_t i = 0; i < made->images; i++, map += made->parts.numbers, expected += length) {
+        int32_t span[2];
+        CHECK(memcmp(map, expected, (size_t)length * sizeof *map) == 0);
+        find_span(plan, expected, span);
+        CHECK(!made->has_spans || memcmp(map + length, span, sizeof span) == 0);
+    }
+}
+
 /* The maps of several plans, and a column of 8 bytes a row, in one kernel; the rows come in its
  * argument, which a second kernel continues. */
 static void check_many_maps(uint64_t *seed, int32_t plans, int64_t rows)
@@ -85,12 +114,14 @@ static void check_many_maps(uint64_t *seed, int32_t plans, int64_t rows)
         ops[n] = allocate(fl_image_plan_ops_bytes(plan[n]));
         fl_image_plan_describe_maps(plan[n], &maps[n]);
         fl_image_plan_write_ops(plan[n], ops[n]);
+        maps[n].has_spans = n % 3 == 1;
+        maps[n].parts.numbers += maps[n].has_spans ? 2 : 0;
         const int64_t bytes = maps[n].parts.numbers * rows * (int64_t)sizeof(int32_t);
         maps[n].ops = (fl_image_op *)(void *)ops[n];
         maps[n].epoch = random_epoch(seed);
         maps[n].maps = (int32_t *)(void *)allocate(bytes);
         maps[n].images = rows;
-        expected[n] = (int32_t *)(void *)allocate(bytes);
+        expected[n] = (int32_t *)(void *)allocate(bytes); /* without spans */
         write_expected(plan[n], maps[n].epoch, here, NULL, rows, expected[n]);
     }
     const fl_row_column column = {.from = (char *)values,
@@ -113,27 +144,11 @@ static void check_many_maps(uint64_t *seed, int32_t plans, int64_t rows)
     CHECK(memcmp(kept, here, (size_t)rows * sizeof *kept) == 0);
     for (int64_t i = 0; i < rows; i++) CHECK(copied[i] == values[here[i]]);
     for (int32_t n = 0; n < plans; n++) {
-        const size_t bytes = (size_t)(maps[n].parts.numbers * rows) * sizeof(int32_t);
-        CHECK(memcmp(maps[n].maps, expected[n], bytes) == 0);
+        compare_maps(plan[n], &maps[n], expected[n]);
         free(ops[n]);
         free(maps[n].maps);
         free(expected[n]);
         fl_image_plan_close(plan[n]);
-    }
-}
-
-/* Finds the lines of the image that a map reads, as the kernel of images reads it. */
-static void find_span(const fl_image_plan *plan, const int32_t *map, int32_t *span)
-{
-    const fl_image_map *parts = fl_image_plan_get_map(plan);
-    const int32_t height = fl_image_plan_out(plan).height, *run = map + parts->runs_at;
-    const bool resizes = parts->resize < fl_image_plan_count(plan);
-    span[0] = INT32_MAX, span[1] = 0;
-    for (int32_t i = 0; i < (resizes ? run[0] : height); i++) {
-        const int32_t line = resizes ? run[1] + i * run[2] : map[i];
-        if (line < 0) continue;
-        span[0] = (int32_t)fl_min(span[0], line);
-        span[1] = (int32_t)fl_max(span[1], line + 1);
     }
 }
 
@@ -158,13 +173,7 @@ static void check_spans(uint64_t *seed, const fl_image_plan *plan, int64_t image
     const fl_gather gather = {.maps = &batch, .map_count = 1, .most_blocks = 2};
     CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
     fake_synchronize(NULL);
-    for (int64_t i = 0; i < images; i++) {
-        int32_t span[2];
-        find_span(plan, expected + i * length, span);
-        CHECK(memcmp(maps + i * step, expected + i * length, (size_t)length * 4) == 0);
-        CHECK_INT(maps[i * step + length], span[0]);
-        CHECK_INT(maps[i * step + length + 1], span[1]);
-    }
+    compare_maps(plan, &batch, expected);
     void *owned[] = {ops, maps, expected};
     for (int i = 0; i < 3; i++) free(owned[i]);
 }

@@ -259,6 +259,41 @@ static void test_lines_that_are_needed(void)
     }
 }
 
+/* Each column has spans of its own, also in a second kernel; a fifth travels whole. */
+static void check_lines_of_columns(int64_t most_bytes)
+{
+    enum { IMAGES = 5, COLUMNS = 5, CROPS = 4, LINE = 16, PLANES = 3 };
+    static const int64_t lines[COLUMNS] = {12, 6, 24, 3, 7};
+    int32_t spans[COLUMNS][IMAGES][2];
+    int64_t *picked = pick(7, IMAGES);
+    table tables[COLUMNS];
+    fl_row_column columns[COLUMNS];
+    for (int i = 0; i < COLUMNS; i++) {
+        const int64_t bytes = PLANES * lines[i] * LINE;
+        tables[i] = open_table((form){bytes, 0, 0, 0}, 7, picked, IMAGES);
+        for (int n = 0; n < IMAGES; n++) spans[i][n][1] = 1 + (spans[i][n][0] = (i + n) % 3);
+        for (int64_t at = 0; i < CROPS && at < IMAGES * bytes; at += LINE)
+            if (at / LINE % lines[i] != spans[i][at / bytes][0])
+                memset(tables[i].expected + at, GUARD, LINE);
+        columns[i] = tables[i].column;
+        columns[i].spans = spans[i][0];
+        columns[i].span_step = 2;
+        columns[i].plane = lines[i] * LINE;
+        columns[i].line = LINE;
+    }
+    const fl_gather gather = gather_of(columns, COLUMNS, picked, IMAGES, 3);
+    CHECK_INT(fl_cuda_queue_gather(NULL, &gather, most_bytes), cudaSuccess);
+    fake_synchronize(NULL);
+    for (int i = 0; i < COLUMNS; i++) close_table(&tables[i], true);
+    free(picked);
+}
+
+static void test_lines_of_several_columns(void)
+{
+    check_lines_of_columns(INT32_MAX);
+    check_lines_of_columns(2400); /* two images a kernel */
+}
+
 static void test_long_batches_take_several_kernels(void)
 {
     int64_t picked[] = {3, 1, 0, 2, 3, 3, 1};
@@ -330,6 +365,7 @@ int main(void)
     RUN(test_few_blocks);
     RUN(test_columns_of_one_batch);
     RUN(test_lines_that_are_needed);
+    RUN(test_lines_of_several_columns);
     RUN(test_long_batches_take_several_kernels);
     RUN(test_more_rows_than_an_argument_holds);
     RUN(test_nothing_is_launched_for_no_rows);
