@@ -415,6 +415,20 @@ for indices in (torch.arange(6000), torch.arange(5999, -1, -1)):
                 MANY_IMAGES[row], one := torch.empty(3, 2, 2, dtype=torch.uint8), row, epoch, 0
             )
             assert torch.equal(image, one), (first, row, epoch)
+# The kernel that draws ahead also writes the rows of all maps that it draws.
+short = _core.Gatherer(
+    torch.Tensor,
+    (new_images, torch.empty_like, lambda n: [new_maps(n)[0], torch.empty(4, dtype=torch.int64)]),
+    None,
+    ((MANY_IMAGES, None, (plan, table)),),
+    0,
+)
+short.set_rows(torch.arange(6000), 6000)
+try:
+    short.take(0, 4, 0, False)
+    raise AssertionError("a short tensor of rows was taken")
+except ValueError as error:
+    assert "int64 [count] at the end" in str(error), error
 drawn.clear()
 stream = ctypes.c_void_p.in_dll(as_cuda._library, "as_cuda_stream")
 fake.fake_open_blocking_stream.restype = ctypes.c_void_p

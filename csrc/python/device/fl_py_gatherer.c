@@ -130,7 +130,7 @@ static int find_kept(const fl_py_gatherer *self, fl_py_gather *gather)
         return -1;
     gather->kept = (int64_t *)(uintptr_t)view.data;
     if (view.dtype.code == kDLInt && view.dtype.bits == 64 && view.ndim == 1 &&
-        view.shape[0] >= gather->row_count && fl_tensor_is_contiguous(&view))
+        view.shape[0] >= gather->maps.count && fl_tensor_is_contiguous(&view))
         return 0;
     return FL_PY_FAIL(PyExc_ValueError, "gather: new_maps must return int64 [count] at the end");
 }
