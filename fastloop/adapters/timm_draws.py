@@ -11,7 +11,8 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cache, partial
+from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ _STEPS: dict[str, tuple[str, Callable[..., tuple[float, ...]]]] = {
 }
 
 
-@cache
+@lru_cache(64)
 def _without_pixels(size: tuple[int, int]) -> Any:
     """Return an image of PIL that has a size alone."""
     image = sys.modules["PIL.Image"].Image()
@@ -79,11 +80,14 @@ def _each(one: Any) -> Sequence[Any]:
 class Draws:
     """The transforms of timm that make a sample.
 
+    Args:
+        holder: of the list of transforms, which must not change.
+
     Raises:
         ValueError: fastloop does not do a transform; the text says why.
     """
 
-    def __init__(self, transforms: Sequence[Any]) -> None:
+    def __init__(self, transforms: Sequence[Any], holder: Any) -> None:
         kinds = sys.modules["timm.data.transforms"]
         names = [type(op).__name__ for op in transforms]
         is_known = len(names) > 1 and type(transforms[-1]) is kinds.MaybePILToTensor
@@ -100,7 +104,8 @@ class Draws:
         if rest:
             self._read_policy()
         self.transforms, self._plans = list(transforms), dict[Any, Plan]()
-        self.has_same = Snapshot([*transforms, *self._ops]).is_same
+        lists = [SimpleNamespace(part=part) for part in getattr(self._policy, "policy", ())]
+        self.has_same = Snapshot([holder, *transforms, *self._ops, *lists]).is_same
 
     def _read_policy(self) -> None:
         module, kind = sys.modules["timm.data.auto_augment"], type(self._policy)
@@ -202,7 +207,7 @@ class Draws:
         """Make small images both ways. Return what differs, or ""."""
         crop, compared = copy(self._crop), 0
         crop.size = 40, 33
-        small = Draws([crop, *self.transforms[1:]])
+        small = Draws([crop, *self.transforms[1:]], crop)
         makers: list[Any] = [partial(_call, small.transforms), small._make]
         before = get_states()
         try:

@@ -38,12 +38,20 @@ class _Work(threading.local):
 _work = _Work()
 
 
-def _wait() -> list[Any]:
-    """Wait until no thread writes to the batch's memory any more."""
-    for each in _work.started:
-        each.exception()
-    started, _work.started = _work.started, []
-    return started
+def _have_failed() -> bool:
+    """Wait until no thread writes to the batch's memory any more. Tell whether one has failed."""
+    failed = [each for each in _work.started if each.exception() is not None]
+    _work.started = []
+    return len(failed) > 0
+
+
+def _all_states() -> tuple[Any, torch.Tensor]:
+    return get_states(), torch.default_generator.get_state()
+
+
+def _set_all_states(states: tuple[Any, torch.Tensor]) -> None:
+    set_states(states[0])
+    torch.default_generator.set_state(states[1])
 
 
 class FastCollate:
@@ -75,8 +83,11 @@ class TimmSamples(FolderSamples):
         compose = self._transform
         parts = chains.parts_of(compose)
         refuse_if(parts is None, "the transform is no Compose of torchvision")
-        draws = Draws(parts)
-        verdict = draws.judge()
+        try:
+            draws = Draws(parts, compose)
+            verdict = draws.judge()
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            raise ValueError(f"timm's transforms have unusual attributes: {error}") from error
         refuse_if(verdict.why, verdict.why)
         plan = draws.plan("CHW")
         for layout in ("CHW", "channels_last"):
@@ -108,15 +119,25 @@ class TimmSamples(FolderSamples):
         return FastCollate() if is_known else collate_fn
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
-        _wait()
+        _have_failed()
+        before = _all_states()
         try:
             made = super().__getitems__(rows)
-        except BaseException:
-            _wait()
-            raise
-        for each in _wait():
-            each.result()
-        return made
+        except BaseException as error:
+            have_failed = _have_failed()
+            if not have_failed or not isinstance(error, Exception):
+                raise
+        else:
+            have_failed = _have_failed()
+        if not have_failed:
+            return made
+        # timm skips a file that it cannot decode before it draws, and raises errors of its own.
+        _set_all_states(before)
+        return [self._dataset[row] for row in rows]
+
+    def _make(self, read: Any, row: Any, slot: Any) -> Any:
+        has_label = read is not None and read[1] is not None  # else timm's is -1
+        return super()._make(read if has_label else None, row, slot)
 
     def _transformed(self, image: Any, target: Any, row: Any, slot: Any) -> Any:
         height, width = image.shape[:2] if hasattr(image, "shape") else image.size[::-1]
@@ -126,9 +147,14 @@ class TimmSamples(FolderSamples):
             return self._by_timm(row, slot)
         out = draws.plan(layout).empty() if slot is None else slot
         if not verification.is_due():
+            before = _all_states()
             given = draws.draw(width, height, torch.default_generator)
             work = partial(self._apply, image, row, out, layout, given)
-            self._run(work, has_own_memory=type(image) is JpegImage)
+            try:
+                self._run(work, has_own_memory=type(image) is JpegImage)
+            except Exception:
+                _set_all_states(before)
+                return self._by_timm(row, slot)
             return out, target
         before = get_states()
 
@@ -154,8 +180,9 @@ class TimmSamples(FolderSamples):
         return made, target
 
     def _run(self, work: Any, has_own_memory: bool) -> None:
-        """Do work now or, if nobody else writes to the image's memory, in a thread."""
-        if has_own_memory and self._has_threads():
+        """Do work now or, if nobody else writes to the image's memory, in a thread. A function of
+        labels must not be called twice, as it would be if the batch were made again."""
+        if has_own_memory and self._has_threads() and self._inner.target_transform is None:
             try:
                 _work.started.append(_threads_of(getpid()).submit(work))
                 return

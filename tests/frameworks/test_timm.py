@@ -304,3 +304,96 @@ def test_a_battery_notices(root: Path, monkeypatch: pytest.MonkeyPatch, what: st
         add = Draws._add
         monkeypatch.setattr(Draws, "_add", lambda *args: (add(*args), random.random())[0])
     compare(root, is_served=False, **RECIPE)
+
+
+def empty_parts(loader: Any) -> None:
+    loader.dataset.transform.transforms[-2] = auto_augment.AutoAugment([[], []])
+
+
+class Level:
+    def __call__(self, magnitude: float, hparams: Any) -> tuple[float]:
+        return (magnitude * 2,)
+
+
+UNUSUAL: dict[str, Any] = {
+    "empty parts": empty_parts,
+    "no operations": lambda x: policy_of(x).ops.clear(),
+    "no number of layers": lambda x: setattr(policy_of(x), "num_layers", None),
+    "layers of layers": lambda x: setattr(policy_of(x), "num_layers", (2,)),
+    "a level without a name": lambda x: change_policy(x, "level_fn", Level()),
+    "no arguments": lambda x: change_policy(x, "kwargs", {}),
+    "no filter": lambda x: change_policy(x, "kwargs", {"fillcolor": (1, 2, 3), "resample": None}),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_attributes_are_left(root: Path, name: str) -> None:
+    compare(root, is_served=False, change=UNUSUAL[name], auto_augment="rand-m5-n2")
+
+
+def turn_all(transform: Any) -> None:
+    for part in transform.transforms[-2].policy:
+        hparams = {"img_mean": (0, 255, 3)}
+        part[0] = auto_augment.AugmentOp("Rotate", 1.0, 9, hparams)
+
+
+def grow(transform: Any) -> None:
+    for part in transform.transforms[-2].policy:
+        part.extend([auto_augment.AugmentOp("Rotate", 1.0, 9)] * 20)
+
+
+@pytest.mark.parametrize("change", [turn_all, grow, lambda transform: transform.transforms.pop(1)])
+def test_lists_that_change_between_batches(root: Path, change: Any) -> None:
+    dataset: Any = create_dataset("", root=str(root))
+
+    def play_changes() -> Any:
+        random.seed(3)
+        np.random.seed(4)
+        torch.manual_seed(5)
+        how = {"device": torch.device("cpu"), "num_workers": 0, "color_jitter": None}
+        loader = create_loader(dataset, (3, 24, 24), 6, True, auto_augment="original", **how)
+        found: list[Any] = []
+        for number, (images, labels) in enumerate(loader):
+            found += [images, labels]
+            if number == 2:
+                change(dataset.transform)
+        return [found, get_states(), torch.get_rng_state()]
+
+    theirs = play_changes()
+    fastloop.patch(verbose=False)
+    assert_same(play_changes(), theirs)
+    assert count_served() > 0
+
+
+def test_labels_that_are_missing(root: Path) -> None:
+    def change(loader: Any) -> None:
+        reader = loader.dataset.reader
+        reader.samples = [(path, label or None) for path, label in reader.samples]
+
+    found = compare(root, change=change, **RECIPE)
+    assert any(-1 in part[2] for part in found[0])
+
+
+def break_header(data: bytes, number: int) -> bytes:
+    """Return a JPEG file that only a decoder finds damaged: tables that it names are missing."""
+    at, bit = ((24, 1), (93, 1), (170, 2), (173, 2))[number % 4]
+    return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
+
+
+@NUMBERS
+@pytest.mark.parametrize("has_function", [False, True])
+def test_files_that_only_decoding_finds_damaged(
+    root: Path, tmp_path: Path, workers: int, has_function: bool
+) -> None:
+    for number, path in enumerate(sorted(root.glob("*/*"))):
+        (tmp_path / path.parent.name).mkdir(exist_ok=True)
+        data = path.read_bytes()
+        is_broken = number % 5 == 3 and path.suffix == ".jpg"
+        data = break_header(data, number) if is_broken else data
+        (tmp_path / path.parent.name / path.name).write_bytes(data)
+
+    def change(loader: Any) -> None:
+        if has_function:
+            loader.dataset.target_transform = lambda label: label + random.randrange(5)
+
+    compare(tmp_path, workers=workers, change=change, **RECIPE)
