@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from workers import Gate, Kill, wait_until
 
 from fastloop import DataLoader, ImageFolder
 from fastloop import transforms as T
+from fastloop.data.collate import make_collate
 from fastloop.loader.workers import dealt
 
 WORKERS, BATCH = 3, 4
@@ -318,3 +320,21 @@ def test_handlers_that_raise_lose_no_part(root: Path) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert lost < 300
+
+
+def test_no_thread_of_torchs_joins_images() -> None:
+    """torch would wait for its threads while workers keep all CPUs busy."""
+    called: list[Any] = []
+    images = tuple(torch.randint(0, 256, (n, 3, 160, 160), dtype=torch.uint8) for n in (2, 3, 3))
+    parts = dealt.Parts(0, [images, tuple(torch.arange(len(each)) for each in images)])
+    core = make_collate()
+    sys.setprofile(
+        lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None
+    )
+    try:
+        joined = parts.join(core)
+    finally:
+        sys.setprofile(None)
+    assert torch.equal(joined[0], torch.cat(images))
+    assert joined[1].tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
+    assert called.count("collate_tensor_fn") <= 1  # of the labels
