@@ -72,10 +72,10 @@ static inline void join_ycc(uint8_t *restrict dst, int64_t pitch, const uint8_t 
     }
 }
 
-/* Columns of chroma, each the sum of two rows, of which the nearer weighs 3 of 4. There is one more
- * column at each end. */
+/* Columns of chroma, each the sum of two rows, of which the nearer weighs 3 of 4. One more column
+ * lies at each end: the first is at[1]. */
 typedef struct ycc_sums {
-    uint16_t before, at[YCC_PIECE + 1];
+    uint16_t at[YCC_PIECE + 2];
 } ycc_sums;
 
 static inline void
@@ -86,22 +86,23 @@ sum_block(uint16_t *restrict sums, const uint8_t *restrict near, const uint8_t *
 
 /* Sums the columns [from, from + count) of a plane. Beyond the edges the samples at the edges go
  * on. */
-static inline void sum_chroma(ycc_sums *sums, const uint8_t *near, const uint8_t *far, int32_t from,
+static inline void sum_chroma(ycc_sums *out, const uint8_t *near, const uint8_t *far, int32_t from,
                               int32_t count, int32_t width)
 {
+    uint16_t *sums = out->at + 1;
     uint8_t last[2][YCC_BLOCK] = {0};
     near += from;
     far += from;
     int32_t i = 0;
-    for (; i + YCC_BLOCK <= count; i += YCC_BLOCK) sum_block(sums->at + i, near + i, far + i);
+    for (; i + YCC_BLOCK <= count; i += YCC_BLOCK) sum_block(sums + i, near + i, far + i);
     if (i < count) {
         memcpy(last[0], near + i, (size_t)(count - i));
         memcpy(last[1], far + i, (size_t)(count - i));
-        sum_block(sums->at + i, last[0], last[1]);
+        sum_block(sums + i, last[0], last[1]);
     }
     bool has_next = from + count < width;
-    sums->before = from > 0 ? (uint16_t)(3 * near[-1] + far[-1]) : sums->at[0];
-    sums->at[count] = has_next ? (uint16_t)(3 * near[count] + far[count]) : sums->at[count - 1];
+    sums[-1] = from > 0 ? (uint16_t)(3 * near[-1] + far[-1]) : sums[0];
+    sums[count] = has_next ? (uint16_t)(3 * near[count] + far[count]) : sums[count - 1];
 }
 
 /* Upsample column i of the chroma to two columns, less 128: the nearer column weighs 3 of 4. */
@@ -149,8 +150,8 @@ static void read_half(uint8_t *dst, int64_t pitch, const fl_ycc *image, const ui
         sum_chroma(&sums[1], cr + near, cr + far, first, columns, width);
         memcpy(luma, y + 2 * first, (size_t)(end - 2 * first));
         for (int32_t i = 0; i < columns; i += YCC_BLOCK)
-            join_block(rgb[0] + i, rgb[1] + i, rgb[2] + i, luma + i, sums[0].at + i,
-                       sums[1].at + i);
+            join_block(rgb[0] + i, rgb[1] + i, rgb[2] + i, luma + i, sums[0].at + 1 + i,
+                       sums[1].at + 1 + i);
         for (int c = 0; c < 3; c++)
             memcpy(dst + c * pitch, (const uint8_t *)rgb[c] + skipped, (size_t)(end - from));
         dst += end - from;

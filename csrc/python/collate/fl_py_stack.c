@@ -333,7 +333,8 @@ stack_here(fl_py_stacker *self, const fl_py_items *batch, const fl_tensor *first
     fl_tensor view;
     int64_t bytes = fl_tensor_bytes(first->dtype, first->ndim, first->shape);
     int look = FL_PY_STRIDED;
-    if (bytes >= LONG_TENSOR || bytes >= LARGE_STACK / batch->count) look = look_at_all(self, batch, &view, from);
+    if (bytes >= LONG_TENSOR || bytes >= LARGE_STACK / batch->count)
+        look = look_at_all(self, batch, &view, from);
     if (look < 0) return NULL;
     /* torch would split the copy of every tensor among its threads, and wait for the threads each
      * time. */
