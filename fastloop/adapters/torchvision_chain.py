@@ -385,12 +385,12 @@ class Chain:
         """Take AugMix, which makes tensors of PIL images and has the arithmetic of tensors."""
         is_late = self.is_single and self.was_pil and self.form != _PIL
         refuse_if(is_late, "AugMix mixes a tensor that was a PIL image; mix before ToImage")
-        is_known = is_fused() and torchvision_policies.rounds_positions()
-        refuse_if(not is_known, "fastloop does not know how torch rounds AugMix here")
         refuse_if(self.version == 1 and op.fill is not None, "AugMix of v1 has a fill")
         alpha = op.alpha
         refuse_if(type(alpha) is not float, f"AugMix: alpha must be a float, got {alpha!r}")
         self._warp(op).arithmetic = IMAGE_ARITHMETICS[f"v{self.version}"]
+        is_known = is_fused() and torchvision_policies.rounds_positions()
+        refuse_if(not is_known, "fastloop does not know how torch rounds AugMix here")
         self.is_view = False
 
     def _blur(self, op: Any) -> None:

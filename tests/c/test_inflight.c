@@ -113,7 +113,7 @@ static void test_requests_get_a_quarter_more_than_batches_of_late_needed(void)
     CHECK(receive(&f) == t);
     CHECK_INT(f.largest, 450000 - 450000 / 64);
     t = submit(&f, 0, 2);
-    const fl_reply_message part = {.number = next_message(&f, 0).number, .used = 20};
+    fl_reply_message part = {.number = next_message(&f, 0).number, .used = 20};
     fl_shm_queue_send_reply(f.queue.shm, 0, &part); /* says nothing of whole batches */
     CHECK(receive(&f) == t);
     CHECK_INT(f.largest, 450000 - 450000 / 64);

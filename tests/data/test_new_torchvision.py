@@ -16,7 +16,7 @@ import torch
 from vision_cases import assert_same, assert_same_bits, dataset_of, v2
 
 import fastloop
-from fastloop.adapters import originals, torchvision_battery
+from fastloop.adapters import originals, torchvision_battery, torchvision_policies
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.compat import verdicts, verification
 
@@ -28,6 +28,7 @@ MUTANTS = int(os.environ.get("FASTLOOP_MUTANTS", "40"))
 SEED = int(os.environ.get("FASTLOOP_FUZZ_SEED", time.strftime("%Y%m%d")))
 FLIP = "torchvision.transforms._functional_pil:hflip"
 RESIZED = "torchvision.transforms.transforms:RandomResizedCrop.get_params"
+MIXES = ("AugMix",) if torchvision_policies.rounds_positions() else ()  # else torchvision's
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def examples_of(module: Any, name: str) -> list[Any]:
         "RandomPerspective": [module.RandomPerspective(0.4)],
         **{
             name: [getattr(module, name)()]
-            for name in ("RandAugment", "TrivialAugmentWide", "AutoAugment", "AugMix")
+            for name in ("RandAugment", "TrivialAugmentWide", "AutoAugment", *MIXES)
         },
         "ColorJitter": [module.ColorJitter(0.4, 0.4, 0.4, 0.1)],
         **{
