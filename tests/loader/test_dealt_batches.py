@@ -159,6 +159,32 @@ def test_the_error_is_that_of_the_first_bad_sample() -> None:
         assert torch.cat(list(iterator)).tolist() == list(range(3, 30))
 
 
+def test_an_error_names_the_worker_whose_batch_it_is() -> None:
+    """Thread 1 waits in the sample of batch 0, while thread 0 makes that of batch 1."""
+    has_begun = threading.Event()
+
+    class Odd(Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            if index == 0:
+                has_begun.wait(5)
+                return 0
+            has_begun.set()
+            time.sleep(0.2)
+            raise ValueError(f"made by {threading.current_thread().name}")
+
+    def init(worker: int) -> None:
+        time.sleep(0.2 * (worker == 0))
+
+    loader: Any = DataLoader(Odd(), num_workers=2, path="thread", worker_init_fn=init)
+    iterator = iter(loader)
+    assert next(iterator).item() == 0
+    with pytest.raises(ValueError, match="in DataLoader worker thread 1.\n"):
+        next(iterator)
+
+
 def test_samples_of_a_batch_that_fails_die_with_it() -> None:
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
 

@@ -154,6 +154,7 @@ class WorkerThread(threading.Thread):
         self, arguments: dict[str, Any], team: SimpleNamespace, reader: DatasetReader | None
     ) -> None:
         self.number: int = arguments["worker_id"]
+        self._owner = self.number  # of the batch that this thread answers
         super().__init__(name=f"fastloop worker {self.number}", daemon=True)
         self.pid = os.getpid()  # worker processes have a pid, which measuring code reads
         self._team, self._reader = team, reader
@@ -244,7 +245,9 @@ class WorkerThread(threading.Thread):
         if is_last:
             if self._fault is None:
                 fetch = DatasetKind.create_fetcher(self._kind, dealt, *self._fetcher_args[2:]).fetch
+            self._owner = dealt.owner
             self._answer(fetch, *dealt.task)
+            self._owner = self.number
 
     def _open_fetcher(self, is_first: bool = False) -> Callable[[Any], Any]:
         """Begin an epoch. Return a function that loads a batch, or returns the reason why not."""
@@ -302,7 +305,7 @@ class WorkerThread(threading.Thread):
     def _wrap_error(self) -> ExceptionWrapper:
         """Return the error that is being handled, for the thread that iterates. SystemExit and
         similar errors would end a process; here they end neither thread."""
-        where = f"in DataLoader worker thread {self.number}"
+        where = f"in DataLoader worker thread {self._owner}"
         error: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         if not issubclass(error.exc_type, Exception):
             name = error.exc_type.__qualname__
