@@ -181,7 +181,7 @@ def test_an_error_names_the_worker_whose_batch_it_is() -> None:
     loader: Any = DataLoader(Odd(), num_workers=2, path="thread", worker_init_fn=init)
     iterator = iter(loader)
     assert next(iterator).item() == 0
-    with pytest.raises(ValueError, match="in DataLoader worker thread 1.\n"):
+    with pytest.raises(ValueError, match=r"in DataLoader worker thread 1\.\n"):
         next(iterator)
 
 
