@@ -376,7 +376,7 @@ static inline void make_tables(uint64_t *seed, plan_case *p)
         l[0] = 1 / 255.0f, l[1] = (float)random_below(seed, 99) / 100;
         l[2] = (float)(1 + random_below(seed, 99)) / 100;
         for (int v = 0; is_linear && v < 256; v++) {
-            float product = divides ? (float)v / (1 / l[0]) : (float)v * l[0];
+            float product = divides ? (float)v / 255 : (float)v * l[0];
             float value = (product - l[1]) / l[2];
             memcpy(p->tables + (c * 256 + v) * 4, &value, 4);
         }

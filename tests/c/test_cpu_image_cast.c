@@ -53,7 +53,7 @@ static void set_element(uint8_t *table, fl_image_type type, int v, float x)
 static bool
 make_line(cast_case *c, fl_image_type type, bool divides, float scale, float mean, float std)
 {
-    const float divisor = divides ? 1 / scale : 0, rescale = divides ? scale : 0;
+    const float divisor = divides ? rintf(1 / scale) : 0, rescale = divides ? scale : 0;
     c->cast = (fl_image_cast){c->table, true, scale, mean, std, 1 / std, divisor, rescale, false};
     bool is_same = true;
     for (int v = 0; v < 256; v++) {

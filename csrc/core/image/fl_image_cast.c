@@ -66,7 +66,7 @@ fl_image_cast fl_image_cast_make(fl_image_type type, const void *table, const fl
     cast.inverse = 1 / linear[2];
     cast.is_linear = gives_table(type, &cast);
     if (cast.is_linear) return cast;
-    cast.divisor = 1 / cast.scale;
+    cast.divisor = rintf(1 / cast.scale);
     cast.rescale = cast.scale;
     cast.is_linear = gives_table(type, &cast);
     return cast;

@@ -43,7 +43,7 @@ typedef struct fl_image_cast {
      * fma(fma(-q0, std, a), inverse, q0). */
     bool is_linear;
     float scale, mean, std, inverse; /* inverse: 1 / std */
-    float divisor, rescale;          /* 1 / scale and scale if v is divided, 0 if v is multiplied */
+    float divisor, rescale;          /* about 1 / scale, and scale; 0 if v is multiplied */
     /* true: results are written past the caches, if the machine can, and are in memory when the
      * call returns. For an output that is part of a batch larger than the caches. */
     bool is_streamed;
