@@ -64,10 +64,10 @@ int fl_cuda_is_capturing(const fl_cuda_queue *queue, bool *out, fl_err *err);
  * blocks fill, and all the while they keep processors from other streams. */
 enum { FL_CUDA_FETCH_BLOCKS = 8 };
 
-/* Queues copies of these rows of each column to its batch, and draws of random parameters, which
- * write what fl_image_plan_draw and fl_image_plan_map do. One kernel takes 16 columns, 2 GiB and 4
- * batches of maps. Every row must exist. The memory must live until the stream has done the work.
- * Allocates nothing. FL_EDEVICE; some of it may then have been queued. */
+/* Queues kernels that copy the rows of each column to the column's batch, and that draw the random
+ * parameters of images and write the maps that fl_image_plan_map writes. One kernel takes 16
+ * columns, 2 GiB and 4 batches of maps. Every row must exist. The memory must live until the stream
+ * has done the work. Allocates nothing. FL_EDEVICE; some of it may then have been queued. */
 int fl_cuda_gather(int32_t device, void *stream, const fl_gather *of, fl_err *err);
 
 /* Queues the kernel that makes a batch of images rows[0], ... and, if there are steps on colours,

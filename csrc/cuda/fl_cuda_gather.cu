@@ -93,7 +93,7 @@ static __device__ bool is_needed(const crop &of, uint32_t image, uint32_t byte)
            ((int32_t)(last / of.line) >= span[0] && (int32_t)(first / of.line) < span[1]);
 }
 
-/* Copies a thread's units of images of which only some lines are needed. */
+/* Copies a thread's units of images, but only those with bytes of lines that are needed. */
 static __device__ void
 copy_lines(const column &of, const crop &needed, const row_list &rows, uint32_t first)
 {
@@ -308,8 +308,8 @@ static __global__ void __launch_bounds__(THREADS, 4) k_gather(const batch __grid
     }
 }
 
-/* A gather whose first parts are of images of which only some lines are needed; it draws nothing.
- */
+/* Copies like k_gather, but draws nothing. Of the first parts' images only the needed lines are
+ * copied. */
 static __global__ void __launch_bounds__(THREADS, 4) k_fetch(const batch __grid_constant__ given)
 {
     uint32_t part = blockIdx.x;

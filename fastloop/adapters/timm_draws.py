@@ -148,8 +148,8 @@ class Draws:
         return self._plans[key]
 
     def draw(self, width: int, height: int, generator: torch.Generator) -> tuple[str, Any, Any]:
-        """Draw for an image, in the order of timm's own calls. Return the filter of the crop, what
-        the plan's operations draw, and the steps behind these."""
+        """Draw for an image, in the order of timm's own calls. Return the filter of the crop, the
+        numbers of the plan's operations, and the steps that follow these operations."""
         op, policy = self._crop, self._policy
         image, steps = _without_pixels((width, height)), list[Any]()
         drawn: list[Any] = [tuple(op.get_params(image, op.scale, op.ratio))]
@@ -239,7 +239,8 @@ def _call(transforms: Sequence[Any], image: Any) -> Any:
 
 
 def _made(make: Callable[[Any], Any], image: Any, seed: int) -> Any:
-    """Return what is made of an image, or the error, and the states behind."""
+    """Return the image that `make` returns or the error that it raises, and the states of the
+    generators afterwards."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

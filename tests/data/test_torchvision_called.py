@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_folders import nothing_compared
 from torch.utils.data import DataLoader, Subset, default_collate, get_worker_info
 from vision_cases import MEAN, STD, cifar, dataset_of, status, v2
 
 import fastloop
 from fastloop.adapters import torchvision_folder
 from fastloop.adapters.torchvision_folder import CalledSamples, CutSamples
-from fastloop.compat import seams, verification
 from fastloop.compat.verification import same_bits
 
 if v2 is None:
@@ -38,11 +38,7 @@ CHECKED = torchvision_folder._CHECKED
 @pytest.fixture(autouse=True)
 def plans() -> Iterator[None]:
     """No test knows what earlier tests have compared."""
-    verification.verification_of.cache_clear()
-    yield
-    fastloop.unpatch()
-    if (seam := seams.opened.pop("transforms", None)) is not None:
-        seams.Seam.take_out(seam)
+    yield from nothing_compared()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image_folders import encode, picture
+from image_folders import encode, nothing_compared, picture
 
 pytest.importorskip("timm.data")
 
@@ -24,7 +24,7 @@ import fastloop
 from fastloop._core import JpegImage
 from fastloop.adapters import timm_draws
 from fastloop.adapters.timm_draws import Draws, get_states
-from fastloop.compat import seams, verdicts, verification
+from fastloop.compat import verdicts, verification
 from fastloop.data.image_folder import decode
 
 # A result that differs would be left to timm, with a warning.
@@ -48,11 +48,7 @@ POLICIES = (
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test knows what earlier tests have compared, and small files are decoded in parts."""
     monkeypatch.setattr(decode, "LEAST_PIXELS", 1)
-    verification.verification_of.cache_clear()
-    yield
-    fastloop.unpatch()
-    if (seam := seams.opened.pop("transforms", None)) is not None:
-        seams.Seam.take_out(seam)
+    yield from nothing_compared()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Folders of small image files for tests of ImageFolder."""
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fastloop
+from fastloop.compat import seams, verification
 from fastloop.data.image_folder import planes
 
 
@@ -51,3 +54,13 @@ def write_folder(root: Path, count: int = 14, height: int = 0, width: int = 0) -
         data = encode(image, "PNG") if kind == "png" else encode(image, quality=90)
         (folder / f"{number:02}.{kind}").write_bytes(data)
     return root
+
+
+def nothing_compared() -> Iterator[None]:
+    """The body of a fixture: a test knows nothing of what other tests have compared, and undoes its
+    patches."""
+    verification.verification_of.cache_clear()
+    yield
+    fastloop.unpatch()
+    if (seam := seams.opened.pop("transforms", None)) is not None:
+        seams.Seam.take_out(seam)

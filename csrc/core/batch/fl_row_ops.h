@@ -26,10 +26,9 @@ typedef struct fl_row_column {
     char *to;         /* borrowed: the first row of the batch; the batch's rows lie side by side */
     int64_t bytes;    /* bytes of a row, without gaps; less than 2 GiB */
     int64_t pitch;    /* bytes from one row of the array to the next */
-    /* Rows are images, `plane` bytes a channel and `line` bytes a line, of which only some lines
-     * are needed: for row i of the batch lines spans[i * span_step] to spans[i * span_step + 1] - 1
-     * of each plane. Other bytes need not be copied. Borrowed, on the device; NULL: all are
-     * needed. */
+    /* NULL: whole rows are copied. Else each row is an image with `plane` bytes a channel and
+     * `line` bytes a line. Of image i of the batch only the lines spans[i * span_step] to
+     * spans[i * span_step + 1] - 1 of each channel have to be copied. Borrowed, on the device. */
     const int32_t *spans;
     int64_t span_step, plane, line;
 } fl_row_column;

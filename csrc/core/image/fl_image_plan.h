@@ -74,8 +74,8 @@ int fl_image_plan_draw(const fl_image_plan *plan, const fl_sample_key *key, fl_i
 int fl_image_plan_apply(const fl_image_plan *plan, const fl_image_params *params,
                         const fl_image_source *source, void *out, fl_err *err);
 
-/* Does the same with steps behind the plan's operations: images have 3 channels, and the steps are
- * checked for the size of results. */
+/* Applies the plan, and then the steps. The images must have 3 channels if there are steps, and
+ * fl_image_steps_check must have accepted the steps for the size of the results. */
 int fl_image_plan_apply_steps(const fl_image_plan *plan, const fl_image_params *params,
                               const fl_image_steps *steps, const fl_image_source *source, void *out,
                               fl_err *err);

@@ -38,13 +38,13 @@ int fl_image_step_find(const char *name, fl_image_step *out, fl_err *err)
 static int check(const fl_image_step *step, fl_image_size size, fl_err *err)
 {
     const double number = step->number[0];
-    bool is_right = true;
+    bool is_in_range = true;
     for (int k = 0; k < FL_DRAWN_STEP_NUMBERS; k++)
-        is_right &= step->number[k] > -1e6 && step->number[k] < 1e6;
-    if (step->tone == FL_TONE_POSTERIZE) is_right &= number >= 0 && number <= 8;
-    if (step->tone >= FL_TONE_BRIGHTNESS || step->kind == FL_STEP_ADD) is_right &= number >= 0;
-    if (step->kind == FL_STEP_ADD) is_right &= number <= 255;
-    if (!is_right)
+        is_in_range &= step->number[k] > -1e6 && step->number[k] < 1e6;
+    if (step->tone == FL_TONE_POSTERIZE) is_in_range &= number >= 0 && number <= 8;
+    if (step->tone >= FL_TONE_BRIGHTNESS || step->kind == FL_STEP_ADD) is_in_range &= number >= 0;
+    if (step->kind == FL_STEP_ADD) is_in_range &= number <= 255;
+    if (!is_in_range)
         return fl_fail(err, FL_EINVAL, "the numbers of a step are out of range, the first is %g",
                        number);
     if (step->kind != FL_STEP_ROTATE && step->kind != FL_STEP_AFFINE) return FL_OK;

@@ -1,7 +1,8 @@
 /* fl_image_steps: operations that the caller has drawn, on an image of PIL, with Pillow's bits.
  *
- * Floor 1. Policies of other libraries draw from generators that fastloop does not replay; their
- * caller draws, and a plan applies the steps behind its own operations (fl_image_plan_apply_steps).
+ * Floor 1. Some libraries draw the operations of an image from generators that fastloop does not
+ * replay. The caller then draws, and fl_image_plan_apply_steps applies the steps after the plan's
+ * own operations.
  * Plain data, one thread. */
 #ifndef FL_IMAGE_STEPS_H
 #define FL_IMAGE_STEPS_H
@@ -17,7 +18,6 @@ typedef enum fl_step_kind {
     FL_STEP_ADD,    /* adds number to bytes below 128, at most up to 255; 0 <= number <= 255 */
     FL_STEP_ROTATE, /* Image.rotate(); number: degrees */
     FL_STEP_AFFINE, /* Image.transform(); number: the matrix */
-    FL_STEP_KINDS
 } fl_step_kind;
 
 typedef struct fl_image_step {

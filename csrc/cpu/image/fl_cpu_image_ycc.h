@@ -72,8 +72,8 @@ static inline void join_ycc(uint8_t *restrict dst, int64_t pitch, const uint8_t 
     }
 }
 
-/* Columns of chroma, each the sum of two rows, of which the nearer weighs 3 of 4. One more column
- * lies at each end: the first is at[1]. */
+/* Sums of two rows of chroma: 3 times the nearer row and once the farther row. at[1] is the first
+ * column of the piece; at[0] and the element after the last column are the columns beside it. */
 typedef struct ycc_sums {
     uint16_t at[YCC_PIECE + 2];
 } ycc_sums;

@@ -55,8 +55,8 @@ typedef struct fl_py_gather {
  * stream. ValueError, IndexError. */
 int fl_py_gather_open(fl_py_gather *self, PyObject *indices, int64_t first, int64_t count);
 
-/* The same for all indices of a vector in host memory, as many as fit into a kernel's argument;
- * they are checked. */
+/* Opens a gather of the rows in `indices`, a vector in host memory of at most FL_GATHER_OWN_ROWS
+ * indices, which travel in a kernel's argument. Checks the indices. */
 int fl_py_gather_open_here(fl_py_gather *self, PyObject *indices);
 
 /* A kind of source: `run` queues the kernels of all sources of this kind; the results go to the

@@ -121,7 +121,8 @@ static bool has_maps(const fl_py_gather_maps *maps, const fl_py_gather *gather, 
            gather->first + gather->row_count <= maps->first + maps->count;
 }
 
-/* Finds the memory for rows that come in a kernel's argument, behind the maps. */
+/* Finds the last tensor of new_maps(). The kernel that draws writes there the rows that came in its
+ * argument, for the kernels after it. */
 static int find_kept(const fl_py_gatherer *self, fl_py_gather *gather)
 {
     fl_tensor view;

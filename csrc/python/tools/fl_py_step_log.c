@@ -10,8 +10,8 @@
 #include <structmember.h>
 
 enum {
-    READ_AT = 240, /* the log's thread reads so many events; other threads find room behind */
-    LEAST = 4,     /* the recorder reads so many equal steps in a row as an array */
+    READ_AT = 240, /* with 240 events the log's thread reads; the rest is room for other threads */
+    LEAST = 4,     /* the recorder reads 4 or more equal steps in a row as an array */
     /* The first methods, in their order, are a step's events. */
     IN_A_STEP = FL_PY_NOTE_GRADIENT,
 };
@@ -27,6 +27,15 @@ int fl_py_step_log_now(fl_py_step_log *self, int64_t *now)
     *now = PyLong_AsLongLong(number);
     Py_DECREF(number);
     return *now == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Gives back the references of events [first, end). */
+static void drop_events(fl_py_step_log *self, int first, int end)
+{
+    for (int i = first; i < end; i++) {
+        Py_CLEAR(self->events[i].method);
+        Py_CLEAR(self->events[i].rest);
+    }
 }
 
 /* Takes the event out of the log, because the collector may look meanwhile, and calls its method.
@@ -67,8 +76,8 @@ static int count_steps(const fl_py_step_log *self, int i)
     return count;
 }
 
-/* Calls note_steps() for so many steps, each of which begins with the end of next() at event
- * `first` and ends where the next next() begins. */
+/* Calls note_steps() for `count` steps. The first step begins at event `first`. Each step has the
+ * events leave_fetch, enter_step, leave_update and enter_fetch. */
 static int call_steps(fl_py_step_log *self, int first, int count)
 {
     int events = IN_A_STEP * count;
@@ -84,10 +93,7 @@ static int call_steps(fl_py_step_log *self, int first, int count)
     PyObject *done =
         PyObject_CallFunctionObjArgs(self->methods[FL_PY_NOTE_STEPS], times, source, NULL);
     Py_DECREF(times);
-    for (int i = first; i < first + events; i++) {
-        Py_CLEAR(self->events[i].method);
-        Py_CLEAR(self->events[i].rest);
-    }
+    drop_events(self, first, first + events);
     Py_XDECREF(done);
     return done != NULL ? 0 : -1;
 }
@@ -109,10 +115,7 @@ static int read_events(fl_py_step_log *self)
         if (status == 0) status = call_steps(self, i, whole);
         i += IN_A_STEP * whole - 1;
     }
-    for (int i = 0; i < self->count; i++) {
-        Py_CLEAR(self->events[i].method);
-        Py_CLEAR(self->events[i].rest);
-    }
+    drop_events(self, 0, self->count);
     self->count = 0;
     self->is_reading = false;
     return status;
@@ -311,10 +314,7 @@ static int log_clear(fl_py_step_log *self)
         Py_CLEAR(self->optimizers[i].ref);
         Py_CLEAR(self->optimizers[i].rest);
     }
-    for (int i = 0; i < self->count; i++) {
-        Py_CLEAR(self->events[i].method);
-        Py_CLEAR(self->events[i].rest);
-    }
+    drop_events(self, 0, self->count);
     self->count = 0;
     return 0;
 }
