@@ -30,10 +30,10 @@ d    log spectra of 4 s of sound by NumPy, whose calls let go of the interpreter
          at the end of an epoch over every eighth of 1 280 000 Python tuples, in random order.
 e    a stream of JSON records (a text, a label, 256 tokens), batch 128; fastloop on its default
      path, and with one thread. limit: reading and parsing alone, in 1 and in 2 processes.
-f    the samples of c, batch 8, 4 persistent processes, 20 epochs of 20 batches in a row: the share
-     of its time that a simulated device works which needs 12 ms for a batch, with epochs_ahead=1,
-     without, and with torch's workers.
-g    the same without persistent workers, on the array path: 2 threads crop, resize and cast 32
+f    the samples of c, batch 32, so 64 ms of one worker's time, 4 persistent processes, 40 epochs of
+     20 batches in a row: the share of its time that a simulated device works which needs 20 ms for
+     a batch, with epochs_ahead=1, without, and with torch's workers.
+g    20 epochs without persistent workers, on the array path: 2 threads crop, resize and cast 32
      images for each batch, and the device needs 30 ms for it.
 h    the images of a with 2 persistent workers and torch's with the same ImageFolder: from iter() to
      the first batch of a later epoch, as a share of the epoch's time for each batch.
@@ -350,8 +350,8 @@ class InARow:
 
 def row_f(bench: Bench) -> None:
     variants = {"workers=4": {"num_workers": 4, "multiprocessing_context": "fork"}}
-    make = partial(make_loader, dataset=Sleeper(20 * 8), batch=8, variants=variants)
-    report_epochs(bench, "f", "processes", "a device of 12 ms a batch", 12e-3, make)
+    make = partial(make_loader, dataset=Sleeper(20 * 32), batch=32, variants=variants)
+    report_epochs(bench, "f", "processes", "a device of 20 ms a batch", 20e-3, 40, make)
 
 
 # ---- g
@@ -365,14 +365,20 @@ def row_g(bench: Bench) -> None:
     def make(who: str, **more: Any) -> Any:
         return LOADERS[who](dataset, 32, num_workers=2, **more)
 
-    report_epochs(bench, "g", "threads", "32 crops of an array, 30 ms a batch", 30e-3, make)
+    report_epochs(bench, "g", "threads", "32 crops of an array, 30 ms a batch", 30e-3, 20, make)
 
 
 def report_epochs(
-    bench: Bench, key: str, ours: str, work: str, step: float, make: Callable[..., Any]
+    bench: Bench,
+    key: str,
+    ours: str,
+    work: str,
+    step: float,
+    epochs: int,
+    make: Callable[..., Any],
 ) -> None:
     """Epochs of 20 batches in a row beside a simulated device that needs `step` for a batch."""
-    epochs = max(20 // bench.shrink, 3)
+    epochs = max(epochs // bench.shrink, 3)
     ahead = make("fastloop", shuffle=True, epochs_ahead=1)
     loaders = {ours: ahead, "without": make("fastloop", shuffle=True)}
     loaders["torch"] = make("torch", shuffle=True)
