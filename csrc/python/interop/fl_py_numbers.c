@@ -35,14 +35,34 @@ static inline bool is_list(PyObject *value)
     return PyList_CheckExact(value) || PyTuple_CheckExact(value);
 }
 
-/* SHARED(numbers): any thread may change a list meanwhile. */
+/* SHARED(numbers): without the interpreter's lock any thread may change a list meanwhile, so an
+ * item is a new reference. With the lock it is borrowed: no item is written to, and its memory
+ * stays clean. Returns NULL behind the end. */
+static inline PyObject *hold(PyObject *list, int64_t at)
+{
+#ifdef Py_GIL_DISABLED
+    return fl_py_item(list, (Py_ssize_t)at);
+#else
+    return at < PySequence_Fast_GET_SIZE(list) ? PySequence_Fast_GET_ITEM(list, at) : NULL;
+#endif
+}
+
+static inline void let_go(PyObject *item)
+{
+#ifdef Py_GIL_DISABLED
+    Py_XDECREF(item);
+#else
+    (void)item;
+#endif
+}
+
 static bool write_list(PyObject *list, int64_t width, bool is_float, char *out)
 {
     if (!is_list(list) || PySequence_Fast_GET_SIZE(list) != width) return false;
     for (int64_t i = 0; i < width; i++) {
-        PyObject *item = fl_py_item(list, (Py_ssize_t)i);
+        PyObject *item = hold(list, i);
         bool is_written = item != NULL && write_number(item, is_float, out + 8 * i);
-        Py_XDECREF(item);
+        let_go(item);
         if (!is_written) return false;
     }
     return true;
@@ -53,11 +73,11 @@ static bool write_row(PyObject *items, int64_t row, const fl_tensor *view)
     bool is_float = view->dtype.code == kDLFloat;
     int64_t width = view->ndim == 2 ? view->shape[1] : 1;
     char *out = (char *)(uintptr_t)view->data + row * width * 8;
-    PyObject *item = row < view->shape[0] ? fl_py_item(items, (Py_ssize_t)row) : NULL;
+    PyObject *item = row < view->shape[0] ? hold(items, row) : NULL;
     if (item == NULL) return false;
     bool is_written = view->ndim == 2 ? write_list(item, width, is_float, out)
                                       : write_number(item, is_float, out);
-    Py_DECREF(item);
+    let_go(item);
     return is_written;
 }
 
