@@ -160,7 +160,8 @@ class Draws:
             chosen = random.choice(policy.policy)
         elif policy is not None:
             p = policy.choice_weights
-            chosen = np.random.choice(policy.ops, policy.num_layers, replace=p is None, p=p)
+            at = np.random.choice(len(policy.ops), policy.num_layers, replace=p is None, p=p)
+            chosen = [policy.ops[each] for each in at.tolist()]
         for each in chosen:
             self._add(each, steps)
         return how, tuple(drawn), tuple(steps)

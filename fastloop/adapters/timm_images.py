@@ -29,20 +29,22 @@ _CHECKED = 3  # samples of a process
 
 
 class _Work(threading.local):
-    """Threads write samples of the batch that this thread makes; these are their futures."""
+    """The work on samples of the batch that this thread makes: the futures of threads, and whether
+    this thread itself has failed to make a sample."""
 
     def __init__(self) -> None:
-        self.started: list[Any] = []
+        self.started, self.has_failed = list[Any](), False
 
 
 _work = _Work()
 
 
 def _have_failed() -> bool:
-    """Wait until no thread writes to the batch's memory any more. Tell whether one has failed."""
+    """Wait until no thread writes to the batch's memory any more. Tell whether work has failed."""
     failed = [each for each in _work.started if each.exception() is not None]
-    _work.started = []
-    return len(failed) > 0
+    have_failed = _work.has_failed or len(failed) > 0
+    _work.started, _work.has_failed = [], False
+    return have_failed
 
 
 def _all_states() -> tuple[Any, torch.Tensor]:
@@ -147,11 +149,17 @@ class TimmSamples(FolderSamples):
             return self._by_timm(row, slot)
         out = draws.plan(layout).empty() if slot is None else slot
         if not verification.is_due():
-            before = _all_states()
+            # The states take as long as the draws, so without labels' functions a batch with a
+            # failed sample is made again as a whole.
+            is_called = self._inner.target_transform is not None
+            before = _all_states() if is_called else None
             given = draws.draw(width, height, torch.default_generator)
             work = partial(self._apply, image, row, out, layout, given)
-            try:
+            if before is None:
                 self._run(work, has_own_memory=type(image) is JpegImage)
+                return out, target
+            try:
+                work()
             except Exception:
                 _set_all_states(before)
                 return self._by_timm(row, slot)
@@ -180,15 +188,17 @@ class TimmSamples(FolderSamples):
         return made, target
 
     def _run(self, work: Any, has_own_memory: bool) -> None:
-        """Do work now or, if nobody else writes to the image's memory, in a thread. A function of
-        labels must not be called twice, as it would be if the batch were made again."""
-        if has_own_memory and self._has_threads() and self._inner.target_transform is None:
+        """Do work now or, if nobody else writes to the image's memory, in a thread."""
+        if has_own_memory and self._has_threads():
             try:
                 _work.started.append(_threads_of(getpid()).submit(work))
                 return
             except RuntimeError:  # the main thread has ended, and this one goes on
                 pass
-        work()
+        try:
+            work()
+        except Exception:
+            _work.has_failed = True
 
     def _apply(self, image: Any, row: Any, out: Any, layout: str, given: Any) -> None:
         try:
