@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from os import getpid
@@ -26,24 +27,51 @@ from fastloop.compat.verification import verification_of
 from fastloop.data.columns import Columns, NotCoveredError, Request, below_subsets
 
 _CHECKED = 3  # samples of a process
+_GROUP = 8  # samples that are drawn before any of them is made
 
 
 class _Work(threading.local):
-    """The work on samples of the batch that this thread makes: the futures of threads, and whether
-    this thread itself has failed to make a sample."""
+    """The work on samples of the batch that this thread makes.
+
+    Attributes:
+        waiting: functions that make samples from what was drawn. Python and native code take turns
+            once a group, because each finds the processor's caches full of the other's.
+        started: futures of groups that threads make.
+        has_failed: this thread has failed to make a sample.
+    """
 
     def __init__(self) -> None:
-        self.started, self.has_failed = list[Any](), False
+        self.reset()
+
+    def reset(self) -> None:
+        self.waiting, self.started, self.has_failed = list[Any](), list[Any](), False
+
+    def start(self, has_threads: bool) -> None:
+        """Make the samples that wait, now or in a thread."""
+        works, self.waiting = self.waiting, []
+        try:
+            if has_threads:
+                with suppress(RuntimeError):  # the main thread has ended, and this one goes on
+                    self.started.append(_threads_of(getpid()).submit(_do_all, works))
+                    return
+            _do_all(works)
+        except Exception:
+            self.has_failed = True
 
 
 _work = _Work()
+
+
+def _do_all(works: list[Any]) -> None:
+    for work in works:
+        work()
 
 
 def _have_failed() -> bool:
     """Wait until no thread writes to the batch's memory any more. Tell whether work has failed."""
     failed = [each for each in _work.started if each.exception() is not None]
     have_failed = _work.has_failed or len(failed) > 0
-    _work.started, _work.has_failed = [], False
+    _work.reset()
     return have_failed
 
 
@@ -125,14 +153,14 @@ class TimmSamples(FolderSamples):
         before = _all_states()
         try:
             made = super().__getitems__(rows)
+            _work.start(self._has_threads())
         except BaseException as error:
-            have_failed = _have_failed()
-            if not have_failed or not isinstance(error, Exception):
+            _have_failed()
+            if not isinstance(error, Exception) or self._inner.target_transform is not None:
                 raise
         else:
-            have_failed = _have_failed()
-        if not have_failed:
-            return made
+            if not _have_failed():
+                return made
         # timm skips a file that it cannot decode before it draws, and raises errors of its own.
         _set_all_states(before)
         return [self._dataset[row] for row in rows]
@@ -149,18 +177,18 @@ class TimmSamples(FolderSamples):
             return self._by_timm(row, slot)
         out = draws.plan(layout).empty() if slot is None else slot
         if not verification.is_due():
-            # The states take as long as the draws, so without labels' functions a batch with a
-            # failed sample is made again as a whole.
-            is_called = self._inner.target_transform is not None
-            before = _all_states() if is_called else None
-            given = draws.draw(width, height, torch.default_generator)
-            work = partial(self._apply, image, row, out, layout, given)
-            if before is None:
-                self._run(work, has_own_memory=type(image) is JpegImage)
+            draw = partial(draws.draw, width, height, torch.default_generator)
+            work = partial(self._apply, image, row, out, layout)
+            if self._inner.target_transform is None:
+                _work.waiting.append(partial(work, draw()))
+                # The memory of other images is used again.
+                if type(image) is not JpegImage or len(_work.waiting) == _GROUP:
+                    _work.start(type(image) is JpegImage and self._has_threads())
                 return out, target
+            before = _all_states()  # takes longer than the draws
             try:
-                work()
-            except Exception:
+                work(draw())
+            except Exception:  # nobody may call a function of labels twice: this sample alone again
                 _set_all_states(before)
                 return self._by_timm(row, slot)
             return out, target
@@ -186,19 +214,6 @@ class TimmSamples(FolderSamples):
         if slot is not None and (made.shape, made.dtype) == (slot.shape, slot.dtype):
             made = slot.copy_(made)
         return made, target
-
-    def _run(self, work: Any, has_own_memory: bool) -> None:
-        """Do work now or, if nobody else writes to the image's memory, in a thread."""
-        if has_own_memory and self._has_threads():
-            try:
-                _work.started.append(_threads_of(getpid()).submit(work))
-                return
-            except RuntimeError:  # the main thread has ended, and this one goes on
-                pass
-        try:
-            work()
-        except Exception:
-            _work.has_failed = True
 
     def _apply(self, image: Any, row: Any, out: Any, layout: str, given: Any) -> None:
         try:

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from functools import cache, partial
-from itertools import cycle
+from itertools import cycle, islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,6 +205,9 @@ class FolderSamples:
         width, height = size_of(image)
         return (image, target) if limit is None or width * height <= limit else None
 
+    def _read_all(self, files: list[Any]) -> list[tuple[Any, Any] | None]:
+        return [self._read(*each) for each in files]
+
     def _has_threads(self) -> bool:
         return self._reads_ahead and get_worker_info() is None and _has_cpus()
 
@@ -214,15 +217,18 @@ class FolderSamples:
         ahead = _AHEAD if has_threads else 1
         decoders = self._spare.pop() if self._spare else [_new_decoder() for _ in range(_AHEAD)]
         started = deque[Any]()
-        for row, decoder in zip(rows, cycle(decoders[:ahead])):
-            if len(started) == ahead:
-                yield started.popleft()()
-            read: Any = partial(self._read, row, decoder)
+        size = _AHEAD // 2 if has_threads and self._draws_first else 1  # reading alone is short
+        files = zip(rows, cycle(decoders[:ahead]))
+        while group := list(islice(files, size)):
+            if len(started) == ahead // size:
+                yield from started.popleft()()
+            read: Any = partial(self._read_all, group)
             if has_threads:
                 with suppress(RuntimeError):  # the main thread has ended, and this one goes on
                     read = _threads_of(os.getpid()).submit(read).result
             started.append(read)
-        yield from (read() for read in started)
+        for read in started:
+            yield from read()
         self._spare.append(decoders)  # not after an error: threads may still use them
 
     # ---- samples

@@ -393,3 +393,7 @@ def test_files_that_only_decoding_finds_damaged(
             loader.dataset.target_transform = lambda label: label + random.randrange(5)
 
     compare(tmp_path, workers=workers, change=change, **RECIPE)
+    if workers == 0:  # errors of a policy come after damaged files of the same batch
+        policy = "rand-m14-mmax15-n1-p1-inc1"
+        for size in (5, 6, 7):
+            compare(tmp_path, change=change, auto_augment=policy, batch_size=size)
