@@ -139,3 +139,8 @@ void fl_pages_withhold(const fl_pages *pages)
 {
     (void)madvise(pages->data, (size_t)pages->capacity, MADV_DONTFORK);
 }
+
+void fl_pages_forget(const fl_pages *pages)
+{
+    (void)madvise(pages->data, (size_t)pages->capacity, MADV_DONTNEED);
+}

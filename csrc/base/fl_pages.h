@@ -34,6 +34,10 @@ int64_t fl_pages_whole(int64_t bytes);
 /* Keeps these mapped pages from children that are forked from now on. Advice only. */
 void fl_pages_withhold(const fl_pages *pages);
 
+/* Forgets what these mapped pages hold: the next writes fault new pages in, huge ones if there are
+ * any. Children keep what they have got by a fork. Advice only. */
+void fl_pages_forget(const fl_pages *pages);
+
 /* Faults in [data, data + bytes) for writing, in one call (MADV_POPULATE_WRITE, Linux 5.14). Advice
  * only: if the kernel cannot, returns false, and the first writes fault pages in. */
 bool fl_pages_populate(char *data, int64_t bytes);

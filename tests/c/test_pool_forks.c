@@ -191,6 +191,32 @@ static void test_memory_stays_bounded_over_many_starts(void)
     close_all();
 }
 
+static int sees_sevens_of_pages(void *data) { return !holds_only(data, 7, 2 * MIB); }
+
+/* The child reads what the slot held, and this process writes to new pages, once after each fork.
+ */
+static void test_private_pages_that_a_worker_has_are_renewed(void)
+{
+    CHECK_INT(fl_pool_open(8, NULL, &pool, NULL), FL_OK);
+    fl_pool_reserve(pool, RESERVE);
+    fl_slot *slot = get_slot(pool, 2 * MIB);
+    char *data = fl_slot_data(slot);
+    for (int round = 0; round < 3; round++) {
+        memset(data, 7, 2 * MIB);
+        fl_slot_lend(slot, 1);
+        fl_slot_give(slot);
+        CHECK((slot = get_slot(pool, 2 * MIB)) != NULL && fl_slot_data(slot) == data);
+        CHECK(holds_only(data, 7, 2 * MIB)); /* there was no fork since it was lent */
+        fl_slot_return(slot);
+        worker w = start_worker(sees_sevens_of_pages, data);
+        CHECK((slot = get_slot(pool, 2 * MIB)) != NULL && fl_slot_data(slot) == data);
+        CHECK(holds_only(data, 0, 2 * MIB));
+        end_worker(&w);
+    }
+    fl_slot_return(slot);
+    fl_pool_close(pool);
+}
+
 static void test_a_fork_of_the_programs_lasts(void)
 {
     open_shared_pool();
@@ -456,6 +482,7 @@ int main(void)
     RUN(test_the_last_worker_counts);
     RUN(test_a_worker_that_stays_holds_nothing_else_up);
     RUN(test_memory_stays_bounded_over_many_starts);
+    RUN(test_private_pages_that_a_worker_has_are_renewed);
     RUN(test_a_fork_of_the_programs_lasts);
     RUN(test_children_of_a_worker_last);
     RUN(test_an_end_told_in_the_worker_itself_changes_nothing);

@@ -394,6 +394,16 @@ static int replace_slot(fl_pool *pool, fl_slot *outgrown, int64_t bytes, fl_slot
     return FL_OK;
 }
 
+/* Forgets the contents of an EMPTY slot of private pages that children have had since a fork: the
+ * system would split huge pages and copy what nobody needs, one small page at each first write. */
+static void forget_shared(const fl_slot *slot)
+{
+    const int64_t since = slot->lent_at, now = fl_fork_count();
+    if (since == now || !slot->pages.is_mapped || slot->pinned > 0) return;
+    if (fl_fork_is_seen_for_good(since) || fl_fork_is_seen(since, now))
+        fl_pages_forget(&slot->pages);
+}
+
 int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
 {
     *out = NULL;
@@ -411,6 +421,7 @@ int fl_pool_get(fl_pool *pool, int64_t bytes, fl_slot **out, fl_err *err)
             free_slot(slot);
         slot = NULL;
     }
+    if (slot != NULL) forget_shared(slot);
     if (slot == NULL) FL_TRY(replace_slot(pool, outgrown, bytes, &slot, err));
     raise_to(&pool->slot_bytes, bytes);
     slot->before = slot->used;
