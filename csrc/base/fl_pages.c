@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <linux/mempolicy.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,7 +16,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { HUGE_BYTES = 2 << 20 };
+enum { HUGE_BYTES = 2 << 20, KEPT_BYTES = 256 << 20 };
 
 static int64_t page_bytes(void) { return sysconf(_SC_PAGESIZE); }
 
@@ -133,6 +134,10 @@ void fl_pages_keep_heap(void)
     /* glibc's threshold follows the largest mapping that was freed, up to 32 MB with its header. */
     void *volatile largest = malloc((32 << 20) - 2 * (size_t)page_bytes());
     free(largest);
+#ifdef M_TRIM_THRESHOLD
+    if (getenv("MALLOC_TRIM_THRESHOLD_") == NULL && getenv("GLIBC_TUNABLES") == NULL)
+        (void)mallopt(M_TRIM_THRESHOLD, KEPT_BYTES);
+#endif
 }
 
 void fl_pages_withhold(const fl_pages *pages)

@@ -48,11 +48,11 @@ bool fl_pages_populate(char *data, int64_t bytes);
  * example from numactl, that policy stands. */
 void fl_pages_place(char *data, int64_t bytes, uint64_t nodes);
 
-/* Lets malloc keep freed memory, as malloc does after a program has freed one large buffer:
- * temporary arrays of less than 32 MB then come from the heap, and up to 64 MB stay at its end.
- * Without this call glibc gives megabytes back to the system and faults them in again, sample after
- * sample. A program that has set M_MMAP_THRESHOLD keeps its choice; other allocators take no
- * notice. */
+/* Lets malloc keep freed memory: temporary arrays of less than 32 MB come from the heap, as they do
+ * after a program has freed one large buffer, and up to 256 MB stay at its end, so that samples of
+ * a batch that are kept until it is whole find their pages again. Without this call glibc gives
+ * megabytes back to the system and faults them in again, sample after sample. A program that has
+ * set M_MMAP_THRESHOLD, or glibc's variables, keeps its choice; other allocators take no notice. */
 void fl_pages_keep_heap(void);
 
 #endif

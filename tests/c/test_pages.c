@@ -392,6 +392,20 @@ static void test_guard_copies_in_a_sandbox(void)
     if (status == NO_SANDBOX) printf(" (skipped: this kernel has no seccomp)");
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/* The samples of a batch are freed together, and the next batch needs as much. */
+static void test_the_heap_keeps_what_a_batch_has_freed(void)
+{
+    enum { PIECES = 150 };
+    void *pieces[PIECES];
+    fl_pages_keep_heap();
+    for (int i = 0; i < PIECES; i++) CHECK((pieces[i] = malloc(MIB)) != NULL);
+    const void *end = sbrk(0);
+    for (int i = 0; i < PIECES; i++) free(pieces[i]);
+    CHECK(sbrk(0) == end);
+}
+#endif
+
 int main(void)
 {
     start_tests();
@@ -411,5 +425,8 @@ int main(void)
     RUN(test_close_gives_all_of_it_back);
     RUN(test_populate_makes_pages_present);
     RUN(test_populate_is_only_advice);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    RUN(test_the_heap_keeps_what_a_batch_has_freed);
+#endif
     return 0;
 }

@@ -43,6 +43,7 @@ SYSTEM_HEADERS = set(
 )
 SYSTEM_FOLDERS = ("sys/", "linux/")
 FLOOR_HEADERS = {
+    "base": ("malloc.h",),
     "cpu": ("immintrin.h", "emmintrin.h", "arm_neon.h"),
     "cuda": (
         "dlfcn.h",
