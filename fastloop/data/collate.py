@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -102,23 +102,31 @@ class Collation:
 # ---- memory of the batch that is being made
 
 
+class Lender(Protocol):
+    """An object that has the memory of a batch, for example a native collate."""
+
+    def block(self, like: torch.Tensor, count: int, /) -> torch.Tensor:
+        """Return memory for the stack of `count` tensors like `like`."""
+
+
 class Fetch(threading.local):
     """The fetch of a thread. A worker process sets `is_served` in this class, for all its threads.
 
     Attributes:
-        collate: the native collate that this thread fetches a batch for, or None.
+        collate: the native collate that this thread fetches a batch for, or what lends in its
+            place; None: nobody lends.
         is_served: this thread fetches for a loader that wants transforms of other packages served,
             whether ``patch()`` is on or not.
     """
 
-    collate: Collate | None = None
+    collate: Lender | None = None
     is_served = False
 
 
 fetch = Fetch()
 
 
-def lend(collate: Collate | None) -> Collate | None:
+def lend(collate: Lender | None) -> Lender | None:
     """Lend this collate to the datasets of this thread, until the next call. Return the collate
     that was lent before."""
     before, fetch.collate = fetch.collate, collate

@@ -100,6 +100,46 @@ def test_subsets_and_image_folders_are_dealt(
             assert all(map(torch.equal, list(batch), list(wanted)))
 
 
+def test_threads_write_images_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No image is copied, and a batch that the loop holds is not written again."""
+    written: set[int] = set()
+    made = ImageFolder._sample
+
+    def note(dataset: Any, row: int, view: int, slot: torch.Tensor | None = None) -> Any:
+        sample = made(dataset, row, view, slot)
+        if threading.current_thread().name.startswith("fastloop"):
+            written.add(sample[0].data_ptr())
+        return sample
+
+    monkeypatch.setattr(ImageFolder, "_sample", note)
+    dataset = ImageFolder(write_folder(tmp_path, count=14), T.RandomResizedCrop(60))
+    how = {"num_workers": THREADS, "path": "thread", "persistent_workers": True}
+    with DataLoader(dataset, 4, **how) as loader:  # type: ignore[arg-type]
+        held, expected = [], []
+        for epoch in range(3):
+            dataset.set_epoch(epoch)
+            expected += list(TorchLoader(dataset, 4))
+            held += list(loader)
+    for batch, wanted in zip(held, expected, strict=True):
+        assert all(map(torch.equal, list(batch), list(wanted)))
+        assert {image.data_ptr() for image in batch[0]} <= written
+
+
+def test_a_batch_whose_sample_fails_leaves_its_memory_to_the_next(tmp_path: Path) -> None:
+    dataset = ImageFolder(write_folder(tmp_path, count=14), T.RandomResizedCrop(60))
+    paths, how = list(dataset.samples), {"num_workers": THREADS, "path": "thread"}
+    with DataLoader(dataset, 4, persistent_workers=True, **how) as loader:  # type: ignore[arg-type]
+        for _ in range(3):
+            dataset.samples[1] = "nothing.jpg", 0
+            with pytest.raises(FileNotFoundError, match="nothing"):
+                next(iter(loader))
+            dataset.samples[:] = paths
+            dataset.set_epoch(1)
+            expected = list(TorchLoader(dataset, 4))
+            for batch, wanted in zip(loader, expected, strict=True):
+                assert all(map(torch.equal, list(batch), list(wanted)))
+
+
 def test_later_batches_are_made_by_one_thread_each() -> None:
     with threads(name, collate_fn=set) as loader:
         batches = list(loader)

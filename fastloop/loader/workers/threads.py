@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, perf_counter_ns
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -82,10 +82,19 @@ class _DealtBatch:
 
     No thread waits for another: the thread that comes last collates. torch's fetcher then reads the
     samples from this object, as from a dataset.
+
+    Args:
+        collation: makes the batch, and lends its memory to the samples; None: samples lie beside
+            the batch.
     """
 
-    def __init__(self, task: tuple[int, list[Any]], owner: int, dataset: Any) -> None:
+    def __init__(
+        self, task: tuple[int, list[Any]], owner: int, dataset: Any, collation: Collation | None
+    ) -> None:
         self.task, self.owner, self._dataset = task, owner, dataset
+        self.collation = collation
+        self._lock = threading.Lock()
+        self._rows: torch.Tensor | None = None  # the memory of the batch
         self._left = deque(enumerate(task[1]))  # places and indices that nobody has taken
         # One for each sample and one for the owner, whose worker_init_fn may have failed.
         self._open = deque(range(len(task[1]), -1, -1))
@@ -104,15 +113,26 @@ class _DealtBatch:
                 place, index = self._left.popleft()
             except IndexError:
                 return is_last
-            self._samples[place] = self._make(index)
+            self._samples[place] = self._make(place, index)
             is_last = self.end_part()
         return False
 
-    def _make(self, index: Any) -> tuple[Any, list[BaseException]]:
+    def _make(self, place: int, index: Any) -> tuple[Any, list[BaseException]]:
         try:
-            return self._dataset[index], []
+            if self.collation is None:
+                return self._dataset[index], []
+            lend(_Place(self, place))
+            return self._dataset.__getitems__([index])[0], []
         except BaseException as error:  # raised when the batch is fetched
             return None, [error]
+
+    def rows(self, like: torch.Tensor) -> torch.Tensor:
+        """Return the memory of the batch, with a row for each sample."""
+        with self._lock:
+            if self._rows is None:
+                assert self.collation is not None and self.collation.lender is not None
+                self._rows = self.collation.lender.block(like, len(self.task[1]))
+            return self._rows
 
     def __getitem__(self, _: Any) -> Any:
         """Return the next sample: torch's fetcher asks for each index in turn."""
@@ -122,6 +142,19 @@ class _DealtBatch:
             self._samples.clear()
             raise errors.pop()
         return sample
+
+
+class _Place(NamedTuple):
+    """The place of a sample in the memory of a dealt batch, for ``lend``."""
+
+    dealt: _DealtBatch
+    number: int
+
+    def block(self, like: torch.Tensor, count: int) -> torch.Tensor:
+        """Return memory for `count` tensors: the sample's place, if that fits."""
+        rows = self.dealt.rows(like)
+        fits = count == 1 and like.dtype == rows.dtype and like.shape == rows.shape[1:]
+        return rows[self.number : self.number + 1] if fits else like.new_empty(count, *like.shape)
 
 
 def _usage() -> tuple[int, int, int]:
@@ -236,7 +269,7 @@ class WorkerThread(threading.Thread):
     def _serve_dealt(self, fetch: Callable[[Any], Any], dealt: _DealtBatch) -> None:
         self.task, begin_ns, is_last = dealt.task, perf_counter_ns(), False
         if self._fault is None:
-            lend(None)  # a sample lies beside the batch, because threads write side by side
+            lend(None)  # this thread's own collate has no part in the batch
             is_last = self._team.epochs.call(dealt.help, self._team)
             lend(self.collation.lender)
             self.busy_ns += perf_counter_ns() - begin_ns
@@ -244,7 +277,10 @@ class WorkerThread(threading.Thread):
             is_last = self._fault is not None or dealt.end_part() or is_last
         if is_last:
             if self._fault is None:
-                fetch = DatasetKind.create_fetcher(self._kind, dealt, *self._fetcher_args[2:]).fetch
+                kind, _, is_batched, collate, drop_last = self._fetcher_args
+                collate = collate if dealt.collation is None else dealt.collation.function
+                how = is_batched, collate, drop_last
+                fetch = DatasetKind.create_fetcher(kind, dealt, *how).fetch
             self._owner = dealt.owner
             self._answer(fetch, *dealt.task)
             self._owner = self.number
@@ -366,6 +402,7 @@ class ThreadIter(WorkerIter):
         self._team.is_served = shared.is_served
         self._team.stock = shared.collates.setdefault(os.getpid(), [])
         self._waited_ns = 0  # the time waited since the last reply
+        self._collations: dict[int, Collation] = {}  # of dealt batches, by thread
         super().__init__(loader, shared)
 
     def _start_worker(self, arguments: dict[str, Any], reader: DatasetReader | None) -> None:
@@ -381,16 +418,25 @@ class ThreadIter(WorkerIter):
         threads = self._workers
         if not self._is_dealt(task):
             return partial(threads[worker].requests.put, task)
-        dealt = _DealtBatch(task, worker, self._dataset)
+        dealt = _DealtBatch(task, worker, self._dataset, self._open_collation(worker))
         # In one call, as `_prepare` demands: put() returns None, so any() calls each.
         return partial(any, map(SimpleQueue.put, [t.requests for t in threads], repeat(dealt)))
+
+    def _open_collation(self, worker: int) -> Collation | None:
+        """Return what makes a thread's dealt batches if samples are written into the batch: the
+        thread's own collate may already make a later batch."""
+        if worker not in self._collations and self._workers[worker].collation.lender is not None:
+            take = partial(_take_collate, self._team.stock)
+            self._collations[worker] = Collation(self._dataset, self._collate_fn, True, take)
+        return self._collations.get(worker)
 
     def _may_deal(self) -> bool:
         thread: WorkerThread = self._workers[0]
         return thread.may_deal
 
     def count(self) -> WorkerCounts:
-        each = (Counter(thread.collation.fallbacks.count()[1]) for thread in self._workers)
+        collations = [thread.collation for thread in self._workers] + [*self._collations.values()]
+        each = (Counter(collation.fallbacks.count()[1]) for collation in collations)
         fallbacks: Counter[str] = sum(each, Counter())
         counts = [(t.batches, t.busy_ns, t.wait_ns, t.lock_ns) for t in self._workers]
         return tuple(counts), dict(fallbacks)
@@ -467,10 +513,13 @@ class ThreadIter(WorkerIter):
         for thread in self._workers:
             thread.stop()
         self._shutdown = True  # set last: if Ctrl-C comes before, the finalizer tries again
-        for thread in await_end(self._workers):
+        stuck = await_end(self._workers)
+        for thread in stuck:
             frame = sys._current_frames().get(thread.ident or 0)
             line = "" if frame is None else f" ({frame.f_code.co_filename}, line {frame.f_lineno})"
             text = f"worker thread {thread.number} is still in code of the dataset{line}, "
             text += f"{PATIENCE_S} s after its iterator was closed; it ends when that code returns"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
         self._shared.last_count = self.count()
+        if not stuck:  # the memory is used again in the next epoch
+            self._team.stock += [each.core for each in self._collations.values()]
