@@ -154,11 +154,14 @@ class FolderSamples:
                 found = [subset.indices[row] for row in found]
         except (IndexError, TypeError):  # torchvision makes the earlier samples
             return [self._dataset[row] for row in rows]
-        like = None if self._plan is None else self._plan.empty()
-        with borrow_slots(like, len(found)) as slots:
+        with borrow_slots(self._like(), len(found)) as slots:
             # A list of map() would end if a target_transform raised StopIteration.
             images = zip(self._read_ahead(found), found, slots, strict=True)
             return [self._make(*each) for each in images]
+
+    def _like(self) -> torch.Tensor | None:
+        """Return a tensor like every image; None if images differ."""
+        return None if self._plan is None else self._plan.empty()
 
     def _find_obstacle(self) -> str:
         """Return why torchvision may make something else now than fastloop, or ""."""

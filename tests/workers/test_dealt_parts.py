@@ -22,8 +22,9 @@ from workers import Gate, Kill, wait_until
 
 from fastloop import DataLoader, ImageFolder
 from fastloop import transforms as T
+from fastloop._core import BatchPool, ParentEnd, WorkerEnd
 from fastloop.data.collate import make_collate
-from fastloop.loader.workers import dealt
+from fastloop.loader.workers import child, dealt
 
 WORKERS, BATCH = 3, 4
 RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ToDtype(torch.float32)])
@@ -70,6 +71,13 @@ class Hook:
         return self._sample(dataset, row, *more)
 
 
+@pytest.fixture(params=["rows", "parts"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways: workers write rows side by side, or the parent joins parts."""
+    if request.param == "parts":
+        monkeypatch.setattr(dealt, "find_like", lambda _: None)
+
+
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
     found = Hook()
@@ -82,12 +90,20 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Hook:
 
 @pytest.mark.parametrize("is_persistent", [False, True])
 def test_all_workers_make_the_first_batches(root: Path, hook: Hook, is_persistent: bool) -> None:
+    """Each worker waits in its first row of a batch until all have one."""
+
+    def meet(row: int) -> None:
+        batch = hook.makers[row // 6 * 6 : row // 6 * 6 + 6]
+        wait_until(lambda: row >= 18 or {*batch.tolist()} - {-1} == {0, 1, 2})
+
+    hook.act = meet
     with loaded(ImageFolder(root, RECIPE), 6, persistent_workers=is_persistent) as loader:
         for _ in range(2):
             hook.makers.fill_(-1)
             list(loader)
-            assert hook.makers[:18].tolist() == [0, 0, 1, 1, 2, 2] * 3
-            assert hook.makers[18:].tolist() == [0] * 6 + [1] * 5
+            makers = hook.makers.tolist()
+            assert all({*makers[first : first + 6]} == {0, 1, 2} for first in (0, 6, 12))
+            assert makers[18:] == [0] * 6 + [1] * 5
 
 
 @pytest.mark.parametrize(
@@ -145,7 +161,7 @@ def test_torchvisions_folder_is_dealt_without_random_transforms(root: Path) -> N
         with loaded(dataset) as loader:
             iterator = iter(loader)
             assert "samples of ImageFolder by fastloop" in loader.stats().why
-            assert iterator._deals is is_dealt
+            assert iterator._dealt.may_deal is is_dealt
             if is_dealt:
                 assert are_equal(iterator, list(TorchLoader(dataset, BATCH)))
 
@@ -153,6 +169,7 @@ def test_torchvisions_folder_is_dealt_without_random_transforms(root: Path) -> N
 # ---- batches
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     ("batch_size", "context"),
     [(1, "fork"), (2, "fork"), (3, "fork"), (5, "forkserver"), (29, "fork"), (40, "fork")],
@@ -166,6 +183,7 @@ def test_batches_are_torchs(root: Path, batch_size: int, context: str) -> None:
             assert are_equal(loader, expected)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.filterwarnings("ignore:the loaded state is at the end")
 def test_random_programs(root: Path, hook: Hook) -> None:
     """Epochs that are left early, of other lengths, with other orders, and resumed."""
@@ -203,9 +221,112 @@ def test_a_part_is_no_batch_of_its_worker(root: Path) -> None:
         assert sum(worker.batches for worker in stats.workers) == 8 - WORKERS
 
 
+# ---- memory that workers write together
+
+
+def test_images_are_written_side_by_side(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent copies no image, and a batch that the loop holds is not written again."""
+    monkeypatch.setattr(dealt.Parts, "join", join_and_note := Noted(dealt.Parts.join))
+    dataset = ImageFolder(root, RECIPE)
+    with loaded(dataset, persistent_workers=True) as loader:
+        held, expected = [], []
+        for epoch in range(3):
+            expected += torchs(dataset, epoch)
+            held += list(loader)
+        assert are_equal(held, expected)
+    stacks = [parts.stack for parts in join_and_note.seen]
+    assert len(stacks) == 3 * WORKERS and all(stack is not None for stack in stacks)
+
+
+class Noted:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.seen = function, list[Any]()
+
+    def __get__(self, parts: Any, _: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.seen.append(parts)
+            return self.function(parts, *arguments)
+
+        return call
+
+
+def test_rows_that_lie_elsewhere_are_made_whole(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child._Claims, "note", lambda *_: False)
+    dataset = ImageFolder(root, RECIPE)
+    with loaded(dataset, persistent_workers=True) as loader:
+        for epoch in range(3):
+            assert are_equal(loader, torchs(dataset, epoch))
+        assert loader._iterator._dealt._like is None
+
+
+def claimed(found: list[tuple[int, int]]) -> Any:
+    stack = torch.zeros(8, 3)
+    return dealt.find_rows(
+        stack, [[(first, stack.dtype, stack[:count].shape, [])] for first, count in found]
+    )
+
+
+def test_every_row_is_made_once() -> None:
+    assert claimed([(5, 3), (0, 2), (2, 3)]) == []
+    for wrong in ([(0, 5)], [(0, 5), (4, 3)], [(0, 4), (5, 3)], [(1, 7)], [(0, 8), (0, 8)], []):
+        assert claimed(wrong) is None
+    stack = torch.zeros(8, 3)
+    for other in (stack.double(), stack[:, :2]):
+        assert dealt.find_rows(stack, [[(0, other.dtype, other.shape, [])]]) is None
+    assert dealt.find_rows(stack, [None]) is None
+
+
+def test_claims_cover_all_rows_and_a_successor_makes_those_of_its_predecessor() -> None:
+    parent = ParentEnd(BatchPool(0, True), torch.Tensor, 2, 16, 1 << 23)
+    address = parent.address()
+    ends = [WorkerEnd(torch.Tensor, *address, number) for number in (0, 1)]
+    like = torch.zeros(5)
+    stack, marks, offset = parent.stage(like, 21)
+    assert stack.shape == (21, 5) and marks.tolist() == [0] * 21
+    taken: list[list[int]] = [[], []]
+    for turn in range(99):
+        found = ends[turn % 2].claim(offset, 21, like.nbytes, 4)
+        if found is not None:
+            first, count, where = found
+            assert where == stack[first].data_ptr()
+            taken[turn % 2] += range(first, first + count)
+    assert sorted(taken[0] + taken[1]) == list(range(21)) and all(taken)
+    assert marks.tolist() == [1 if row in taken[0] else 2 for row in range(21)]
+    successor, again = WorkerEnd(torch.Tensor, *address, 1), []
+    while (found := successor.claim(offset, 21, like.nbytes, 4)) is not None:
+        again += range(found[0], found[0] + found[1])
+    assert again == taken[1]
+    for wrong in [(-64, 21, 20, 4), (offset, 1 << 40, 1 << 40, 4), (offset + 4, 2, 20, 4),
+                  (address[1], 21, 20, 4), (offset, 0, 20, 4), (offset, 21, 20, 0)]:  # fmt: skip
+        with pytest.raises(ValueError, match="must lie in the shared memory"):
+            ends[0].claim(*wrong)
+    for other, count in [(torch.zeros(5, 2).T, 3), (like, 0), (torch.zeros(0), 2)]:
+        with pytest.raises(ValueError, match="stage"):
+            parent.stage(other, count)
+
+
+def test_memory_of_a_batch_that_was_left_waits_for_its_workers(root: Path, hook: Hook) -> None:
+    """A worker may still write to an epoch's first batch while the next one begins."""
+    gate = Gate()
+    dataset = ImageFolder(root, RECIPE)
+    with loaded(dataset, prefetch_factor=1) as loader:
+        hook.act = lambda row: row != 2 or gate()
+        iterator = iter(loader)
+        wait_until(lambda: hook.makers[2] >= 0)
+        before = iterator._dealt.stacks[0].data_ptr()
+        iterator._dealt.clear()
+        parent = iterator._parent_end
+        others = [parent.stage(torch.zeros(3, 16, 16), BATCH) for _ in range(9)]
+        assert before not in [stack.data_ptr() for stack, _, _ in others]
+        gate.open()
+
+
 # ---- errors and ends
 
 
+@pytest.mark.usefixtures("way")
 def test_an_error_is_that_of_a_whole_batch(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = ImageFolder(root, RECIPE)
     dataset.samples[5] = str(root / "nothing.jpg"), 0
@@ -216,7 +337,7 @@ def test_an_error_is_that_of_a_whole_batch(root: Path, monkeypatch: pytest.Monke
             monkeypatch.setattr(dealt, "_MOST_WORKERS", 0)
         with loaded(dataset) as loader:
             iterator = iter(loader)
-            assert iterator._deals is may_deal
+            assert iterator._dealt.may_deal is may_deal
             next(iterator)
             with pytest.raises(FileNotFoundError) as caught:
                 next(iterator)
@@ -237,6 +358,7 @@ def once(path: Path, act: Callable[[], object], at: int) -> Callable[[int], None
     return hooked
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("at", [0, 1, 3, 7, 11, 20])
 def test_a_worker_dies(root: Path, hook: Hook, tmp_path: Path, at: int) -> None:
     dataset = ImageFolder(root, RECIPE)
@@ -262,8 +384,11 @@ def test_a_timeout_names_the_worker_whose_part_hangs(root: Path, hook: Hook) -> 
     with loaded(dataset, timeout=0.3) as loader:
         iterator = iter(loader)
         assert are_equal([next(iterator)], expected[:1])
-        with pytest.raises(RuntimeError, match=r"worker 2 .*batch 1 \(indices \[6, 7\]\)"):
+        with pytest.raises(
+            RuntimeError, match=r"worker \d .*batch 1 \(indices \[4, 5, 6, 7\]\)"
+        ) as e:
             next(iterator)
+        assert f"worker {int(hook.makers[7])} " in str(e.value)
         gate.open()
         assert are_equal(iterator, expected[1:])
 
@@ -273,7 +398,7 @@ def test_close_while_parts_are_made(root: Path, hook: Hook) -> None:
     hook.act = lambda row: row != 2 or gate()
     loader = loaded(ImageFolder(root, RECIPE))
     iterator = iter(loader)
-    wait_until(lambda: (hook.makers[:2] >= 0).all())
+    wait_until(lambda: (hook.makers[[0, 1, 3]] >= 0).all())
     pids = [worker.pid for worker in iterator._workers]
     gate.open()
     loader.close()
@@ -282,6 +407,7 @@ def test_close_while_parts_are_made(root: Path, hook: Hook) -> None:
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+@pytest.mark.usefixtures("way")
 def test_handlers_that_raise_lose_no_part(root: Path) -> None:
     """A timer interrupts next() at any place; at most batches that it returns are lost."""
 

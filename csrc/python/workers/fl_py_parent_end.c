@@ -9,6 +9,7 @@
 #include "fl_py_put.h"
 #include "fl_py_reply.h"
 #include "fl_py_section.h"
+#include "fl_py_stage.h"
 #include "fl_thread.h"
 
 /* ---- open and close */
@@ -134,12 +135,13 @@ static int take_key(void **key, void *arg)
     return 1;
 }
 
-/* Only tasks can be part of a reference cycle: buffers are plain tensors. */
+/* Only tasks can be part of a reference cycle. A task keeps the memory to which its worker writes,
+ * so a task is never dropped while its worker may live. */
 static int parent_end_clear(fl_py_parent_end *self)
 {
     void *key;
     while (self->inflight != NULL && fl_inflight_each_key(self->inflight, take_key, &key) != 0)
-        drop_key(key);
+        if (self->is_released || fl_py_parent_end_is_foreign(self)) drop_key(key);
     return 0;
 }
 
@@ -148,6 +150,7 @@ static void parent_end_dealloc(fl_py_parent_end *self)
     PyObject_GC_UnTrack(self);
     fl_py_reply_destination_stop(&self->destination);
     fl_copier_close(self->destination.copier);
+    (void)parent_end_clear(self);
     fl_inflight_close(self->inflight);
     /* Closing waits for copies of batches that were dropped meanwhile. */
     fl_py_destination_close(&self->destination.base);
@@ -549,6 +552,7 @@ IN_SECTION(parent_end_end)
 IN_SECTION(parent_end_close)
 IN_SECTION(parent_end_is_closed)
 IN_SECTION(parent_end_count)
+IN_SECTION(fl_py_stage_open)
 
 static PyMethodDef parent_end_methods[] = {
     {"submit", (PyCFunction)parent_end_submit_in_section, METH_VARARGS, submit_doc},
@@ -572,6 +576,7 @@ static PyMethodDef parent_end_methods[] = {
     {"is_closed", (PyCFunction)parent_end_is_closed_in_section, METH_NOARGS, is_closed_doc},
     {"address", (PyCFunction)parent_end_address, METH_NOARGS, address_doc},
     {"count", (PyCFunction)parent_end_count_in_section, METH_NOARGS, count_doc},
+    {"stage", (PyCFunction)fl_py_stage_open_in_section, METH_VARARGS, FL_PY_STAGE_DOC},
     {NULL, NULL, 0, NULL}};
 
 PyDoc_STRVAR(

@@ -15,11 +15,13 @@
 #include "fl_py_tensor_slot.h"
 #include "fl_py_batch_codec.h"
 #include "fl_py_section.h"
+#include "fl_py_stage.h"
 #include "fl_thread.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -46,10 +48,13 @@ struct fl_py_worker_end {
     /* SHARED(request): a user's thread in a worker may also collate; all fields are used in the
      * section. */
     fl_request_message request;
-    int64_t used;           /* bytes of the slot; more than its limit if the batch is too large */
-    int64_t found;          /* end of the last tensor for which find() returned a slot */
-    int64_t begin_ns;       /* start of the work on the request */
-    fl_reply_message reply; /* counts since the last reply */
+    int64_t used;     /* bytes of the slot; more than its limit if the batch is too large */
+    int64_t found;    /* end of the last tensor for which find() returned a slot */
+    int64_t begin_ns; /* start of the work on the request */
+    int64_t claimed, claimed_bytes; /* offset in the arena, and bytes: the next tensor's memory; 0
+                                       bytes: the tensor gets memory of the slot */
+    int64_t reclaimed; /* rows before this one were asked for the claims of a dead predecessor */
+    fl_reply_message reply;            /* counts since the last reply */
     known_slot populated[KNOWN_SLOTS]; /* indexed by a hash of the offset */
     fl_py_writer writer;               /* its memory is reused */
 };
@@ -130,6 +135,17 @@ static int64_t reserve(fl_py_worker_end *self, int64_t bytes, char **data)
     return begin;
 }
 
+/* Returns the memory of the rows that were claimed last, if a tensor of `bytes` fills it; NULL: the
+ * tensor is a different one. */
+static char *take_claimed(fl_py_worker_end *self, int64_t bytes)
+{
+    if (bytes == 0 || bytes != self->claimed_bytes) return NULL;
+    self->claimed_bytes = 0;
+    char *data = self->base + self->claimed;
+    if (bytes >= POPULATE_FROM) (void)fl_pages_populate(data, bytes);
+    return data;
+}
+
 PyObject *fl_py_worker_end_tensor(fl_py_worker_end *self, fl_dtype dtype, int32_t ndim,
                                   const int64_t *shape, char **data)
 {
@@ -137,7 +153,8 @@ PyObject *fl_py_worker_end_tensor(fl_py_worker_end *self, fl_dtype dtype, int32_
     if (bytes < 0) return PyErr_NoMemory();
     FL_PY_BEGIN_SECTION((PyObject *)self);
     int64_t before = self->used;
-    reserve(self, bytes, data);
+    *data = take_claimed(self, bytes);
+    if (*data == NULL) (void)reserve(self, bytes, data);
     if (*data == NULL) self->used = before; /* packing the tensor counts its bytes */
     FL_PY_END_SECTION();
     if (*data != NULL) return fl_py_tensor_at(&self->dlpack, NULL, *data, dtype, ndim, shape);
@@ -202,7 +219,7 @@ static PyObject *worker_end_receive(fl_py_worker_end *self, PyObject *timeout)
     Py_END_ALLOW_THREADS
     self->begin_ns = fl_now_ns();
     self->reply.wait_ns += self->begin_ns - begin_ns;
-    self->used = self->found = 0;
+    self->used = self->found = self->claimed_bytes = self->reclaimed = 0;
     if (PyErr_CheckSignals() != 0) return NULL;
     if (status == FL_EEND) Py_RETURN_NONE;
     if (status == FL_ETIMEOUT) Py_RETURN_FALSE;
@@ -263,7 +280,7 @@ PyDoc_STRVAR(rewind_doc, "rewind()\n--\n\n"
 
 static PyObject *worker_end_rewind(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
 {
-    self->used = self->found = 0;
+    self->used = self->found = self->claimed_bytes = 0;
     Py_RETURN_NONE;
 }
 
@@ -326,6 +343,69 @@ PyDoc_STRVAR(is_closed_doc, "is_closed()\n--\n\n"
 static PyObject *worker_end_is_closed(fl_py_worker_end *self, PyObject *Py_UNUSED(ignored))
 {
     return PyBool_FromLong(fl_shm_queue_is_closed(self->shm, self->worker));
+}
+
+/* ---- batches that several workers make */
+
+/* Claims up to `most` rows from `first` on whose marks are `from`. Returns how many. */
+static int64_t
+claim_run(_Atomic int32_t *marks, int64_t first, int64_t end, int32_t from, int32_t mine)
+{
+    int64_t at = first;
+    for (; at < end; at++) {
+        int32_t expected = from;
+        /* Relaxed: rows are read after the replies of the workers that wrote them. */
+        if (!atomic_compare_exchange_strong_explicit(&marks[at], &expected, mine,
+                                                     memory_order_relaxed, memory_order_relaxed))
+            break;
+    }
+    return at - first;
+}
+
+/* Claims rows that nobody has claimed: a share of what is left, so that all workers end at about
+ * the same time. Before that, rows that a dead predecessor of this worker has claimed. Returns the
+ * number of rows, and sets *first. */
+static int64_t claim_rows(fl_py_worker_end *self, _Atomic int32_t *marks, int64_t rows,
+                          int64_t shares, int64_t *first)
+{
+    int32_t mine = self->worker + 1;
+    int64_t count = 0, open = 0;
+    for (*first = self->reclaimed; *first < rows && count == 0; *first += count == 0)
+        count = claim_run(marks, *first, rows, mine, mine);
+    self->reclaimed = *first + count;
+    if (count > 0) return count;
+    for (int64_t i = 0; i < rows; i++)
+        open += atomic_load_explicit(&marks[i], memory_order_relaxed) == 0;
+    int64_t most = fl_max(1, open / shares);
+    for (*first = 0; *first < rows && count == 0; *first += count == 0)
+        count = claim_run(marks, *first, fl_min(rows, *first + most), 0, mine);
+    return count;
+}
+
+PyDoc_STRVAR(claim_doc,
+             "claim(offset, rows, row_bytes, shares, /)\n--\n\n"
+             "Claim rows of the batch that ParentEnd.stage() has opened at `offset`, for this\n"
+             "worker alone: one of `shares` shares of the rows that are open. Returns (first\n"
+             "row, number of rows, address), or None if no row is open. The next tensor of the\n"
+             "batch that needs exactly this memory lies there.");
+
+static PyObject *worker_end_claim(fl_py_worker_end *self, PyObject *args)
+{
+    long long offset, rows, row_bytes, shares;
+    int64_t bytes, first;
+    if (!PyArg_ParseTuple(args, "LLLL:claim", &offset, &rows, &row_bytes, &shares)) return NULL;
+    bool is_shape = rows > 0 && row_bytes > 0 && shares > 0 && fl_mul(rows, row_bytes, &bytes);
+    if (!is_shape || offset < 0 || offset % ALIGNMENT != 0 || bytes > self->bytes - offset ||
+        fl_py_stage_bytes(bytes, rows) > self->bytes - offset)
+        return PyErr_Format(PyExc_ValueError, "claim: the rows must lie in the shared memory");
+    char *data = self->base + offset;
+    _Atomic int32_t *marks = (_Atomic int32_t *)(void *)(data + fl_py_stage_marks(bytes));
+    int64_t count = claim_rows(self, marks, rows, shares, &first);
+    if (count == 0) Py_RETURN_NONE;
+    self->claimed = offset + first * row_bytes;
+    self->claimed_bytes = count * row_bytes;
+    return Py_BuildValue("LLK", (long long)first, (long long)count,
+                         (unsigned long long)(uintptr_t)(data + first * row_bytes));
 }
 
 /* ---- the watch on the parent */
@@ -391,6 +471,7 @@ IN_SECTION(worker_end_copy)
 IN_SECTION(worker_end_write)
 IN_SECTION(worker_end_rewind)
 IN_SECTION(worker_end_answer)
+IN_SECTION(worker_end_claim)
 
 static PyMethodDef worker_end_methods[] = {
     {"receive", (PyCFunction)worker_end_receive_in_section, METH_O, receive_doc},
@@ -400,6 +481,7 @@ static PyMethodDef worker_end_methods[] = {
     {"write", (PyCFunction)worker_end_write_in_section, METH_VARARGS, write_doc},
     {"rewind", (PyCFunction)worker_end_rewind_in_section, METH_NOARGS, rewind_doc},
     {"answer", (PyCFunction)worker_end_answer_in_section, METH_VARARGS, answer_doc},
+    {"claim", (PyCFunction)worker_end_claim_in_section, METH_VARARGS, claim_doc},
     {"is_closed", (PyCFunction)worker_end_is_closed, METH_NOARGS, is_closed_doc},
     {"watch", (PyCFunction)worker_end_watch, METH_VARARGS, watch_doc},
     {NULL, NULL, 0, NULL}};

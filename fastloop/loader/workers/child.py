@@ -36,6 +36,42 @@ _OBJECTS = (ExceptionWrapper, StreamEnd)
 STACK_SIGNAL = signal.SIGURG
 
 
+class _Claims:
+    """The work of one process on a batch of which all processes claim rows, some rows at a time.
+
+    Args:
+        number, indices: the batch's.
+        where: its place in shared memory (``ParentEnd.stage``), the bytes of a row, and the shares
+            in which the open rows are claimed.
+    """
+
+    def __init__(
+        self, worker_end: WorkerEnd, number: int, indices: list[Any], where: tuple[int, int, int]
+    ) -> None:
+        self._worker_end, self._where = worker_end, where
+        self._number, self._indices = number, indices
+        self._claimed = 0, 0, 0  # the first row, the number of rows, and their address
+        self.made: list[tuple[int, Any, Any, list[Any]]] = []  # for dealt.py
+
+    def claim(self) -> tuple[int, list[Any]] | None:
+        """Return a task for torch's loop, with a negative number; None if no row is left."""
+        offset, row_bytes, shares = self._where
+        claimed = self._worker_end.claim(offset, len(self._indices), row_bytes, shares)
+        if claimed is None:
+            return None
+        self._claimed = first, count, _ = claimed
+        return ~self._number, self._indices[first : first + count]
+
+    def note(self, data: Any) -> bool:
+        """Note the batch of the claimed rows. False: its first field does not lie in these rows."""
+        first, _, address = self._claimed
+        stack = data[0] if type(data) is list and data else None
+        if type(stack) is not torch.Tensor or stack.data_ptr() != address:
+            return False
+        self.made.append((first, stack.dtype, stack.shape, data[1:]))
+        return True
+
+
 class _Channel:
     """The worker's end of the channel, with the methods of its two queues and of the closing event
     that torch's loop calls.
@@ -56,6 +92,7 @@ class _Channel:
         self.is_collated = False  # fastloop collates batches: fresh, plain, without cycles
         # The random states before the batches that were read ahead.
         self._states: tuple[Any, Any, torch.Tensor] | None = None
+        self._claims: _Claims | None = None  # the batch of which this worker claims rows
         # By request: data that wait for more memory, and whether the data are not a batch.
         self._too_large: dict[int, tuple[Any, bool]] = {}
 
@@ -68,6 +105,11 @@ class _Channel:
     def get(self, timeout: float) -> Any:
         """Return the next task for torch's loop. Answer fastloop's own requests meanwhile."""
         while True:
+            if self._claims is not None:
+                claimed = self._claims.claim()
+                if claimed is not None:
+                    return claimed
+                self._end_claims(self._claims.made)
             request = self._worker_end.receive(timeout)
             if request is None:
                 return None
@@ -77,6 +119,9 @@ class _Channel:
                 self._send(*self._too_large.pop(request))
                 continue
             task = pickle.loads(request)
+            if isinstance(task, tuple) and len(task) > 2:
+                self._claims = _Claims(self._worker_end, *task)
+                continue
             if isinstance(task, Order) and task.generators == "keep":
                 self._states = random.getstate(), np.random.get_state(), torch.get_rng_state()
                 return Resume()
@@ -107,9 +152,18 @@ class _Channel:
         is_object = is_part or not is_batch or isinstance(data, _OBJECTS)
         if self.is_beginning and is_batch:
             data.is_of_init, self.is_beginning = True, False
+        if self._claims is not None and is_part:
+            if not self._claims.note(data):
+                self._end_claims(data if isinstance(data, ExceptionWrapper) else None)
+            return
         if self._reader is not None and is_batch:
             data = data, self._reader.state_after(data) or NO_STATE
         self._send(data, is_object)
+
+    def _end_claims(self, answer: Any) -> None:
+        """Answer a request for rows by what was made, an error, or None if rows lie elsewhere."""
+        self._claims = None
+        self._send(answer, is_object=True)
 
     def _send(self, data: Any, is_object: bool) -> None:
         number = self._worker_end.number()

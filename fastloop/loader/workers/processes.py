@@ -35,7 +35,7 @@ from fastloop.loader.shared import CLOSED, Shared, WorkerCounts
 from fastloop.loader.workers import batch_pickle, lifecycle
 from fastloop.loader.workers.batch_pickle import Order, unpack
 from fastloop.loader.workers.common import TAKEN_MEANWHILE, WorkerIter
-from fastloop.loader.workers.dealt import Parts, cut, find_columns, may_deal
+from fastloop.loader.workers.dealt import DealtBatches, Parts
 from fastloop.loader.workers.lifecycle import (
     FIRM_S,
     LAST_S,
@@ -107,10 +107,7 @@ class ProcessIter(WorkerIter):
         self._context: Any = loader.multiprocessing_context or torch.multiprocessing
         self._file = SharedFile()
         self._transfers: list[DatasetTransfer] = []
-        # By number of a batch that was dealt: the replies of its parts, None for those under way.
-        # An empty list: one worker makes the whole batch after all.
-        self._parts: dict[int, list[Reply | None]] = {}
-        self._deals = may_deal(loader)
+        self._dealt = DealtBatches(loader, self._parent_end)
         self._lock = threading.RLock()  # held while a successor starts or the workers are stopped
         self._stopped = threading.Event()
         super().__init__(loader, shared)
@@ -154,7 +151,7 @@ class ProcessIter(WorkerIter):
         # Workers that have yet to answer the order to begin this epoch.
         self._resuming = set(range(0 if first_iter or is_ahead else self._num_workers))
         self._deadly.clear()
-        self._parts = {}
+        self._dealt.clear()
         if self._destination is not None:
             self._destination.check()
             self._drop_next()
@@ -167,26 +164,19 @@ class ProcessIter(WorkerIter):
             self._prepare(worker, task)()
 
     def _may_deal(self) -> bool:
-        return self._deals
+        return self._dealt.may_deal
 
     def _prepare(self, worker: int, task: Any) -> partial[Any]:
         if not self._is_dealt(task) or len(task[1]) < 2:
             return self._prepare_whole(worker, task)
-        tasks = cut(task, self._num_workers)
-        # A worker knows a part by its negative number.
-        pickled = [batch_pickle.pickle_task((~place, part)) for _, part, place, _ in tasks]
-        self._parts[task[0]] = [None] * len(tasks)
-        sends = map(self._parent_end.submit, range(len(tasks)), pickled, tasks)
-        # In one call, as `_prepare` demands: submit() returns None, so any() calls each.
-        return partial(any, sends)
+        return self._dealt.prepare(*task)
 
     def _prepare_whole(self, worker: int, task: Any) -> partial[None]:
         return partial(self._parent_end.submit, worker, batch_pickle.pickle_task(task), task)
 
     def _makers(self, number: int) -> list[int]:
         """Worker n makes the part at place n."""
-        missing = [n for n, part in enumerate(self._parts.get(number, ())) if part is None]
-        return missing or super()._makers(number)
+        return self._dealt.missing(number) or super()._makers(number)
 
     def _find_makers(self) -> set[int]:
         """Return the workers that the next batch waits for."""
@@ -255,7 +245,8 @@ class ProcessIter(WorkerIter):
     def _process_data(self, data: Any, worker: int) -> Any:
         data = super()._process_data(data, worker)
         if type(data) is Parts:
-            self._parts.pop(data.number, None)
+            self._dealt.parts.pop(data.number, None)
+            self._dealt.stacks.pop(data.number, None)
             return data.join(self._shared.collate_here())
         if self._destination is None and type(data) is Reply:
             return unpack(data)
@@ -342,19 +333,17 @@ class ProcessIter(WorkerIter):
     ) -> tuple[Any, Any] | None:
         """Note a part. Return (number, data) if it was the last one. If the parts do not go
         together, ask for the whole batch: the worker then raises the error."""
-        parts = self._parts[number]
-        if not parts:
-            return None  # a signal's handler has raised after the worker was asked
-        parts[place] = reply
-        if any(part is None for part in parts):
+        if len(self._task_info[number]) > 1:
+            return None  # a worker that had no part in the batch
+        found = self._dealt.receive(number, place, reply, self._unpack_object)
+        if not found:
             return None
-        columns = find_columns([self._unpack_object(part) for part in parts if part is not None])
-        if columns is not None:
-            return number, Parts(number, columns)
+        if isinstance(found, Parts):
+            return number, found
         send = self._prepare_whole(self._task_info[number][0], (number, indices))
         # No call stands between the next lines.
         self._unsent[number] = send
-        self._parts[number] = []
+        self._dealt.parts[number] = []
         self._send_noted(number)
         return None
 
@@ -489,12 +478,13 @@ class ProcessIter(WorkerIter):
         self._early[number] = 0
         if task is None or task[0] not in self._task_info:
             return  # from the previous epoch, so nobody waits for the batch
-        self._deadly[task[::2]] += 1  # (number,), or with the place of a part
-        times = self._deadly[task[::2]]
+        batch = task[:3:2]  # (number,), or with the place of a part
+        self._deadly[batch] += 1
+        times = self._deadly[batch]
         if times >= (_MOST_HANGS if is_hung else _MOST_DEATHS):
             many, end = ("three", "hung or died") if is_hung else ("two", "died")
-            batch = task[0] % batch_pickle.EPOCH
-            raise NoSuccessorError(f"{many} workers have {end} while they loaded batch {batch}")
+            text = f"{many} workers have {end} while they loaded batch"
+            raise NoSuccessorError(f"{text} {task[0] % batch_pickle.EPOCH}")
 
     def _open_reader(self, number: int) -> DatasetReader | None:
         """Return a reader that continues at the position of a dead worker's dataset; None if the
@@ -567,7 +557,8 @@ class ProcessIter(WorkerIter):
             with interrupts_held():
                 self._shutdown = True
                 self._parent_end.start_epoch()
-                self._task_info, self._parts = {}, {}
+                self._task_info = {}
+                self._dealt.clear()
                 self._drop_next()
                 self._close_file()
                 if self._stacks >= 0:
