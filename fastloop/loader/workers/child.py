@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import pickle
 import queue
 import random
@@ -164,6 +165,9 @@ class _Channel:
         """Answer a request for rows by what was made, an error, or None if rows lie elsewhere."""
         self._claims = None
         self._send(answer, is_object=True)
+        # The loop waits for this batch. If all CPUs are busy, the kernel may let this process run
+        # on for milliseconds.
+        os.sched_yield()
 
     def _send(self, data: Any, is_object: bool) -> None:
         number = self._worker_end.number()
