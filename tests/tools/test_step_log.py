@@ -105,6 +105,31 @@ def test_the_end_of_an_epoch_is_left_by_python(log: Log, hooked: Any) -> None:
     assert log.depth == 0
 
 
+@pytest.mark.parametrize("is_handling", [False, True], ids=["alone", "in an except"])
+def test_an_error_of_leaving_has_the_loop_s_error_as_its_context(
+    log: Log, hooked: Any, monkeypatch: pytest.MonkeyPatch, is_handling: bool
+) -> None:
+    """For example, a handler of a signal raises while a report notes an error of a dataset."""
+
+    def leave(*args: object) -> None:
+        log.depth = 0
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Log, "leave_next", leave)
+    numbers, outer = hooked(), LookupError("outer") if is_handling else None
+    log.expect_batches(numbers, (0,))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        try:
+            if outer is not None:
+                raise outer
+            next(numbers)
+        except LookupError:
+            next(numbers)
+    first = caught.value.__context__
+    assert isinstance(first, StopIteration) and first.__traceback__ is not None
+    assert first.__context__ is outer and caught.value.__cause__ is None
+
+
 @pytest.mark.parametrize("name", ["next_look", "next_update"])
 def test_from_the_time_of_a_look_on_python_serves_the_call(
     log: Log, hooked: Any, name: str
@@ -391,6 +416,15 @@ def test_a_hook_is_pickled_and_copied_as_the_function_is() -> None:
         hook: Any = hooks.BaseIter.__next__
         assert pickle.loads(pickle.dumps(hook)) is hook
         assert copy.deepcopy(hook) is hook and copy.copy(hook) is hook
+
+
+def test_a_hook_may_be_referred_to_weakly() -> None:
+    """A tool may keep functions in a WeakKeyDictionary."""
+    hook, gone = StepHook("next", len), list[object]()
+    reference = weakref.ref(hook, gone.append)
+    assert reference() is hook
+    del hook
+    assert reference() is None and gone == [reference]
 
 
 def test_a_hook_that_a_tool_puts_back_tells_both_reports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ typedef struct step_hook {
     PyObject *before; /* owned: the function that was there; None for an optimizer's hook */
     PyObject *log;    /* owned step_log; NULL: none. SHARED(log): by the section of the hook */
     PyObject *dict;   /* owned: functools.wraps() writes here */
+    PyObject *weakrefs;
 } step_hook;
 
 static bool is_this_thread(const fl_py_step_log *self)
@@ -38,11 +39,29 @@ static bool is_due(const fl_py_step_log *self, int64_t now)
     return now >= self->next_look || now >= self->next_update;
 }
 
+/* Gives the exception that is set this earlier one as its context, as a `finally` does. If the
+ * exception was raised while another one was handled, the context stays. */
+static void follow(PyObject *earlier)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    PyObject *context = PyException_GetContext(value), *outer = PyException_GetContext(earlier);
+    if (value != earlier && context == outer) PyException_SetContext(value, Py_NewRef(earlier));
+    Py_XDECREF(context);
+    Py_XDECREF(outer);
+    PyErr_Restore(type, value, traceback);
+}
+
 /* Lets Python note the end of next(). Takes over `result`, and returns what next() returns. */
 static PyObject *leave_by_python(fl_py_step_log *log, PyObject *result)
 {
     PyObject *type = NULL, *value = NULL, *traceback = NULL;
-    if (result == NULL) PyErr_Fetch(&type, &value, &traceback);
+    if (result == NULL) {
+        PyErr_Fetch(&type, &value, &traceback);
+        PyErr_NormalizeException(&type, &value, &traceback);
+        if (traceback != NULL) (void)PyException_SetTraceback(value, traceback);
+    }
     PyObject *done = PyObject_CallMethod((PyObject *)log, "leave_next", "OOO", Py_None, Py_None,
                                          type != NULL ? type : Py_None);
     if (done != NULL) {
@@ -50,6 +69,7 @@ static PyObject *leave_by_python(fl_py_step_log *log, PyObject *result)
         if (type != NULL) PyErr_Restore(type, value, traceback);
         return result;
     }
+    if (value != NULL) follow(value);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
@@ -218,6 +238,7 @@ static int hook_clear(step_hook *self)
 static void hook_dealloc(step_hook *self)
 {
     PyObject_GC_UnTrack(self);
+    if (self->weakrefs != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     (void)hook_clear(self);
     Py_CLEAR(self->slow);
     Py_CLEAR(self->before);
@@ -237,6 +258,7 @@ static PyMethodDef hook_methods[] = {{"serve", (PyCFunction)hook_serve, METH_O, 
 static PyMemberDef hook_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(step_hook, call), READONLY, NULL},
     {"__dictoffset__", T_PYSSIZET, offsetof(step_hook, dict), READONLY, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(step_hook, weakrefs), READONLY, NULL},
     {NULL, 0, 0, 0, NULL}};
 
 static PyGetSetDef hook_getset[] = {
