@@ -23,6 +23,7 @@ UPDATE = Update(
     seconds=3, steps=1200, skipped=0, batches=1200, samples=4800, step_seconds=2.9,
     first_batch_seconds=0.1, steps_per_second=412.25, wait_share=0.5,
     causes={"none": 0.25, "others": 0.25, "ready": 0.0}, queue=0, workers=2, restarts=0,
+    scale=8.0, gradient_norm=1.5, device_busy=0.5,
     verdict="input-bound", next="num_workers 2→6", gain=2.0, text="INPUT-BOUND: it waits.",
     ranks={0: 0.1}, slowest_rank=3, slowest_text="", loaders=(), is_last=False,
 )  # fmt: skip

@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import run_script
 from time_limits import limit
 
 import fastloop
 from fastloop.cli.run import main
 from fastloop.device.accelerator import HostAccelerator
-from fastloop.tools.report import files
+from fastloop.tools.report import files, updates
+from fastloop.tools.report.gpu import GpuUsage
 from fastloop.tools.report.loader_source import LoaderSource
 from fastloop.tools.report.ranks import Comparison, Ranks
 
@@ -30,6 +32,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import (  # noqa: E402
     text_string_to_metric_families as text_to_families,
 )
+
+from fastloop.tools.watch.metrics import Metrics  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
 Samples = dict[tuple[str, ...], float]
@@ -50,12 +54,20 @@ def free_port() -> int:
 
 def train(metrics: Any, call: Any = lambda update: None, steps: int = 10) -> None:
     data = torch.utils.data.TensorDataset(torch.zeros(4 * steps, 2))
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    parameter = torch.zeros(4, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     report = fastloop.report(verbose=False, metrics=metrics)
     report.on_update(call, 0)
+    loader = fastloop.DataLoader(data, 4, num_workers=1, name="train")
     with report:
-        for _ in fastloop.DataLoader(data, 4, num_workers=1, name="train"):
-            optimizer.step()
+        for _ in loader:
+            scaler.scale(parameter.sum()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(parameter, 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
         list(fastloop.DataLoader(range(3), num_workers=1, path="process"))  # type: ignore[arg-type, var-annotated]
 
 
@@ -64,6 +76,7 @@ def test_a_file_has_the_names_of_the_reference(
 ) -> None:
     found_ranks = Comparison({0: 0.02, 1: 0.31}, 1, "rank 1 waits")
     monkeypatch.setattr(Ranks, "compare", lambda self: found_ranks)
+    monkeypatch.setattr(GpuUsage, "look", lambda self: setattr(self, "busy", 0.5))
     train(tmp_path / "run.prom")
     assert os.listdir(tmp_path) == ["run.prom"]
     text = (tmp_path / "run.prom").read_text()
@@ -71,7 +84,7 @@ def test_a_file_has_the_names_of_the_reference(
     page = (ROOT / "docs/api/tools.md").read_text()
     rows = re.findall(r"^\| `(fastloop_\w+)` \| (\w+) \|([^|]*)\|", page, re.MULTILINE)
     assert {name: (kind, {"rank", *re.findall(r"\w+", cell)}) for name, kind, cell in rows} == {
-        name: (family.type, {*family.samples[0].labels}) for name, family in families.items()
+        name: (family.type, {*family.samples[-1].labels}) for name, family in families.items()
     }
     assert 'fastloop_rank_wait_share{rank="1"} 0.31' in text
     found = samples_of(text)
@@ -85,6 +98,51 @@ def test_a_file_has_the_names_of_the_reference(
     assert found["fastloop_first_batch_seconds_total", "train"] > 0
     assert found["fastloop_wait_seconds_total", "train", "none"] > 0
     assert found["fastloop_resident_memory_bytes",] > 1 << 20
+    assert (found["fastloop_scale",], found["fastloop_gradient_norm",]) == (8, 2)
+    assert found["fastloop_device_busy",] == 0.5 and found["fastloop_slots_lent", "train"] == 1
+
+
+def test_waits_are_counted_by_length() -> None:
+    """Loaders of one name are added up."""
+    metrics, source = Metrics(Path("none")), LoaderSource(object())
+    for ms in (0.05, 0.1, 0.11, 99, 20_000):
+        source.note_wait("none", round(ms * 1e6))
+    one = updates._describe(source)
+    (family,) = [metrics._make_histogram([one, one])]
+    found = {
+        (s.name, s.labels.get("le")): s.value for s in family.samples if s.labels["cause"] == "none"
+    }
+    bounds = "0.0001", "0.001", "0.01", "0.1", "1.0", "10.0", "+Inf"
+    name = "fastloop_batch_wait_seconds"
+    assert [found[f"{name}_bucket", bound] for bound in bounds] == [4, 6, 6, 8, 8, 8, 10]
+    assert found[f"{name}_count", None] == 10
+    assert found[f"{name}_sum", None] == pytest.approx(2 * 20.09926)
+
+
+def test_a_forked_child_does_not_keep_the_port(tmp_path: Path) -> None:
+    script = f"""
+import os, socket, time, torch, fastloop
+port = {free_port()}
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+report = fastloop.report(verbose=False, metrics=f":{{port}}")
+with report:
+    for batch in torch.utils.data.DataLoader(range(3)):
+        optimizer.step()
+        report._updates.tell((1 << 60) + (int(batch) << 40))  # a later time; opens the port
+    assert report._updates._callbacks[0].call._server is not None
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        os.close(theirs)
+        os.read(ours, 1)  # until the parent has ended
+        os._exit(0)
+    os.close(ours)
+with socket.socket() as one:
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("127.0.0.1", port))
+    one.listen()
+print("free")
+"""
+    assert run_script(tmp_path, script) == "free\n"
 
 
 def test_a_port_is_scraped_while_the_loop_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,9 +284,11 @@ def test_a_missing_client_is_an_error_at_the_start(
 @pytest.mark.slow
 def test_run_writes_metrics_of_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text((ROOT / "tests/programs/report_loop.py").read_text())
-    command = [sys.executable, "-m", "fastloop", "run", "--metrics=run.prom", "script.py", "exit"]
+    command = [sys.executable, "-m", "fastloop", "run", "--metrics=run.prom", "--watch=60"]
+    command += ["script.py", "exit"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=limit(300))
     assert done.returncode == 3, done.stderr
+    assert done.stderr.count(b"fastloop: step 3, ") == 1  # a log, in the end
     found = samples_of((tmp_path / "run.prom").read_text())
     assert found["fastloop_steps_total",] == 3
     assert found["fastloop_batches_total", "TensorDataset script.py:12"] == 3

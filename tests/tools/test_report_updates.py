@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from helpers import run_script
+from lazy_device import LazyAccelerator, LazyDevice
 from report_loops import MS
 from torch.utils.data import DataLoader, Dataset
 
 import fastloop
+from fastloop.tools import scalars
 from fastloop.tools.report import hooks
 from fastloop.tools.report.observer import LoopObserver
 from fastloop.tools.report.summary import summarize
@@ -195,6 +197,85 @@ def test_a_callback_that_raises_is_told_once_and_dropped(
     assert err.count("LookupError('my own')") == 1 and "wrong" in err
 
 
+def test_a_fault_of_an_update_is_told_once_and_ends_no_training(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, seen = Loop(), list[Update]()
+    loop.updates.add(seen.append, 0)
+    monkeypatch.setattr("fastloop.tools.report.updates.summarize", lambda *args, **kwargs: 1 / 0)
+    with loop.watched():
+        loop.run(3)
+    assert loop.observer.recorder.steps.count == 150 and 0 < len(seen) < 150
+    err = capsys.readouterr().err
+    assert err.count("fastloop: an update failed with ZeroDivisionError") == 1 == err.count("\n")
+
+
+def test_scale_and_norm_are_those_of_the_latest_step() -> None:
+    loop, seen = Loop(), list[Update]()
+    loop.updates.add(seen.append, 0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=10)
+    stepper = fastloop.Stepper(loop.optimizer, scaler=scaler, max_norm=0.5)
+    with loop.watched():
+        for number, _ in enumerate(DataLoader(loop.data)):
+            with stepper.micro():
+                stepper.backward(loop.parameter.sum() * (number + 1))
+    norms = [update.gradient_norm for update in seen]
+    assert norms[:2] == [None, 1] and norms[-1] == 50
+    scales = [update.scale for update in seen]
+    assert scales[:2] == [None, 4] and scales[10:12] == [8, 8] and scales[-1] == 128
+
+
+@pytest.mark.parametrize("call", ["clip", "unscale and clip"])
+def test_the_norm_of_clipping(call: str) -> None:
+    loop, seen = Loop(), list[Update]()
+    loop.updates.add(seen.append, 0)
+    scaler = fastloop.GradScaler("cpu", init_scale=4.0)
+    with loop.watched():
+        for _ in DataLoader(loop.data):
+            loop.optimizer.zero_grad()
+            if call == "clip":
+                (3 * loop.parameter).sum().backward()
+                torch.nn.utils.clip_grad_norm_(loop.parameter, 1.0)
+                loop.optimizer.step()
+                continue
+            scaler.scale((3 * loop.parameter).sum()).backward()
+            scaler.unscale_and_clip_(loop.optimizer, 1.0)
+            scaler.step(loop.optimizer)
+            scaler.update()
+    assert [update.gradient_norm for update in seen] == [None] + [3] * 51
+    assert seen[-1].scale == (None if call == "clip" else 4)
+
+
+def test_nobody_waits_for_a_norm_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, loop, seen = LazyDevice("copies-late"), Loop(), list[Update]()
+    accelerator = LazyAccelerator(late)
+    monkeypatch.setattr(
+        scalars, "_accelerator_of", lambda t: accelerator if accelerator.holds(t) else None
+    )
+    loop.updates.add(seen.append, 0)
+    with loop.watched():
+        for number, _ in enumerate(DataLoader(loop.data)):
+            loop.observer.norm = late.put(torch.tensor([float(number)]))
+            loop.optimizer.step()
+            if number == 20:
+                late.run()
+    norms = [update.gradient_norm for update in seen]
+    assert norms[:21] == [None] * 21 and norms[22:] == [19.0] * len(norms[22:])
+    assert late.synchronized == 0
+
+
+def test_a_device_that_copies_nothing_leaves_the_norm_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, seen = Loop(), list[Update]()
+    loop.updates.add(seen.append, 0)
+    monkeypatch.setattr(scalars, "_accelerator_of", lambda tensor: 1 / 0)
+    with loop.watched():
+        loop.observer.norm = torch.ones(1)
+        loop.run()
+    assert len(seen) == 52 and seen[-1].gradient_norm is None
+
+
 @pytest.mark.parametrize("path", ["process", "thread", "array", "torch"])
 def test_workers_queue_and_samples(path: str) -> None:
     data: Any = torch.utils.data.TensorDataset(torch.zeros(40, 2)) if path == "array" else range(40)
@@ -211,6 +292,8 @@ def test_workers_queue_and_samples(path: str) -> None:
     within, last = seen[5], seen[-1]
     assert within.workers == 2 and within.restarts == 0
     assert (within.queue is None) == (path == "array")
+    (loader,) = within.loaders
+    assert sum(map(sum, loader.wait_counts.values())) == loader.batches - 1
     assert last.samples == (80 if path == "array" else None)
     assert [(one.name, one.batches, one.trains) for one in last.loaders] == [("train", 20, True)]
     assert (last.steps, last.batches, last.is_last) == (20, 20, True)

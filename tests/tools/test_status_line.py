@@ -31,6 +31,7 @@ UPDATE = Update(
     seconds=3, steps=1200, skipped=0, batches=1200, samples=None, step_seconds=2.9,
     first_batch_seconds=0.1, steps_per_second=412.25, wait_share=0.45,
     causes={"none": 0.4, "others": 0.05, "ready": 0.001}, queue=0, workers=2, restarts=0,
+    scale=None, gradient_norm=None, device_busy=None,
     verdict="input-bound", next="num_workers 2→6", gain=1.82, text="INPUT-BOUND: it waits.",
     ranks={}, slowest_rank=None, slowest_text="", loaders=(), is_last=False,
 )  # fmt: skip

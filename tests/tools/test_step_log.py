@@ -331,7 +331,7 @@ def measure(epochs: int, turns: int, is_native: bool) -> tuple[Any, ...]:
     # The first batches are counted when the log is full, and a loop that waits is looked at.
     assert slow < 70 + 2 * epochs if is_native else slow == 301 * epochs
     source = observer.sources[0]
-    numbers = observer.steps_decided, source.batches, source.wait, source.waits
+    numbers = observer.steps_decided, source.batches, source.wait, source.waits, source.counts
     return list(observer.recorder.steps), vars(observer.recorder.totals), numbers
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -33,6 +34,8 @@ _PATHS[PlainIter] = "sync"
 # When next() was called, the batch that was due was ready (READY), or only later batches were ready
 # or came first (OTHERS), or no batch was ready (NONE).
 READY, OTHERS, NONE = "ready", "others", "none"
+# Bounds of waits in ns: the counts are of waits up to each bound, and of longer waits.
+WAITS_NS = tuple(10**power for power in range(5, 11))
 _Counts = tuple[tuple[int, ...], ...]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -111,6 +114,7 @@ class LoaderSource:
         queued: the batches in the queue at begin_batch(); -1 if unknown.
         first_batch: ns in iter() and in next() of the first batch of each epoch.
         waits: ns in next() without the first batch of each epoch, by READY, OTHERS and NONE.
+        counts: the number of these waits by the same keys, and by WAITS_NS.
         remedy: the advice of `find_remedy()`; None if there is none.
         grown: the most bytes by which the first worker process has grown since its first look. 0
             without a long list.
@@ -131,6 +135,7 @@ class LoaderSource:
         self.label = name if isinstance(name, str) else self.name.partition(" ")[0] + _find_line()
         self.path, self.trains, self.batches, self.wait, self.first_batch = "", False, 0, 0, 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
+        self.counts = {found: [0] * (len(WAITS_NS) + 1) for found in self.waits}
         self.remedy = find_remedy(dataset) or None
         self.grown, self._long_list = 0, find_long_list(dataset)
         self.made, self.watched = [0, 0, 0], [0, 0]
@@ -179,6 +184,16 @@ class LoaderSource:
     def count_uploaded(self) -> int:
         """Return the bytes that the loader's iterators have uploaded."""
         return self._uploaded + sum(one.allocated for one in self._accelerators)
+
+    def count_lent(self) -> int | None:
+        """Return the blocks of batch memory whose tensors are alive; None if unknown."""
+        shared = self._shared()
+        return None if shared is None else shared.count()["lent"]
+
+    def note_wait(self, found: str, ns: int) -> None:
+        """Count a wait in next()."""
+        self.waits[found] += ns
+        self.counts[found][bisect_left(WAITS_NS, ns)] += 1
 
     def begin_batch(self, now: int) -> bool:
         """Look at the queue before next(): note how many batches came before their turn, and the

@@ -58,6 +58,8 @@ class LoopObserver(StepLog):
         update, next_update: a function of the time, called between two steps once the time is
             ``next_update``. The function sets its next time. Its own time is a cost of measuring.
         next_look: the time to look at whatever changes slowly.
+        norm: the norm of the latest clipping or boundary of a Stepper; None if unknown.
+        scaler: the scaler that stepped last; None if there is none.
     """
 
     def __init__(self, clock: Callable[[], int] = perf_counter_ns, cuda: Any = torch.cuda) -> None:
@@ -82,6 +84,8 @@ class LoopObserver(StepLog):
         self._has_gpu = False
         self._loader: Any = None  # the loader whose iter() is running
         self._source: LoaderSource | None = None  # the source of the latest next()
+        self.norm: Any = None
+        self.scaler: Any = None
         self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
         # The optimizers that have stepped, by id. An id may become another optimizer's.
         self._met: dict[int, weakref.ref[Any]] = {}
@@ -198,6 +202,8 @@ class LoopObserver(StepLog):
         self.note(self._recorder.enter_update, self.clock(), id(token))
 
     def leave_update(self, token: object, result: object, error: object) -> None:
+        if type(result) is torch.Tensor:  # not a DTensor, whose number may need other ranks
+            self.norm = result
         self.note(self._recorder.leave_update, self.clock(), id(token))
 
     def enter_scaler_step(self, token: object, args: Any, kwargs: Any) -> None:
@@ -205,12 +211,15 @@ class LoopObserver(StepLog):
         step."""
         own = look_up(args[0], "_optimizer")
         optimizer = (*args[1:], kwargs.get("optimizer"))[0] if own is None else own
+        if own is None:  # a Boundary calls its scaler
+            self.scaler = args[0]
         self._deciding.append((optimizer, self.steps_decided))
         self.enter_update(token, args, kwargs)
 
     def leave_scaler_step(self, token: object, result: object, error: object) -> None:
         optimizer, decided = self._deciding.pop()
-        self.leave_update(token, result, error)
+        # A Boundary returns its norm first.
+        self.leave_update(token, result[0] if isinstance(result, tuple) else None, error)
         if error is None and self.steps_decided == decided:
             # No optimizer has stepped inside the call, so the step was skipped.
             self.steps_decided += 1

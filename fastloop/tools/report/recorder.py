@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastloop.tools.report.loader_source import NONE, LoaderSource
+from fastloop.tools.report.loader_source import NONE, WAITS_NS, LoaderSource
 
 CAPACITY = 16_384  # steps that are kept, 64 bytes each
 NOT_MEASURED = -1
@@ -241,7 +241,8 @@ class StepRecorder:
         if error is None:
             run.fetches += 1
             source.batches += 1
-            source.waits[turn] += 0 if is_first else span
+            if not is_first:
+                source.note_wait(turn, span)
         return run
 
     # ---- the optimizer
@@ -360,6 +361,9 @@ class StepRecorder:
         self.waited += wait
         source.wait += wait
         source.waits[NONE] += wait
+        lengths = np.searchsorted(WAITS_NS, parts[:, 0])
+        for length, count in enumerate(np.bincount(lengths).tolist()):
+            source.counts[NONE][length] += count
         self.after_update += other
         self.totals.steps += int(parts.sum())
         self.totals.measuring += int((after - now).sum())

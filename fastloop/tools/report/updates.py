@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from fastloop.base.checks import check_callable, read_number
+from fastloop.base.checks import check_callable, look_up, read_number
 from fastloop.tools.report.files import say
 from fastloop.tools.report.loader_source import NONE, OTHERS, READY, LoaderSource
 from fastloop.tools.report.observer import NEVER, LoopObserver
 from fastloop.tools.report.ranks import Ranks
 from fastloop.tools.report.summary import FEW_STEPS, WARM_UP, summarize
+from fastloop.tools.scalars import ScalarLog
 
 _JUDGE_NS = 10_000_000_000  # the time between two verdicts
 _MIN_STEPS = 10  # a verdict is about this many new steps at least, so it is not about the warm-up
@@ -43,11 +44,14 @@ class LoaderUpdate:
         waits: the seconds in ``next()``, without the first batch of each epoch, by what
             ``next()`` found: ``"none"`` no batch, ``"others"`` only later batches, ``"ready"`` the
             batch that was due.
+        wait_counts: the number of these waits, by the same keys: waits up to 0.1 ms, up to 1, 10
+            and 100 ms, 1 and 10 s, and longer waits.
         first_batch_seconds: the seconds in ``iter()`` and until the first batch of each epoch.
         queue: the batches that were ready when the latest batch was asked for.
         workers: the workers that are alive.
         restarts: the dead workers that were replaced.
         uploaded_bytes: the bytes that fastloop has copied to a device, alignment included.
+        slots_lent: the blocks of batch memory whose tensors are alive.
     """
 
     name: str
@@ -55,11 +59,13 @@ class LoaderUpdate:
     batches: int
     samples: int | None
     waits: dict[str, float]
+    wait_counts: dict[str, tuple[int, ...]]
     first_batch_seconds: float
     queue: int | None
     workers: int | None
     restarts: int
     uploaded_bytes: int
+    slots_lent: int | None
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,11 @@ class Update:
         wait_share: the share of the period's step time in which the loop waited for data.
         causes: the parts of ``wait_share``, with the keys of ``LoaderUpdate.waits``.
         queue, workers, restarts: see ``LoaderUpdate``.
+        scale: the scale of the scaler that stepped last. Copied from a device without waiting, so
+            scale and norm may be those of the update before.
+        gradient_norm: the norm that ``clip_grad_norm_()``, ``unscale_and_clip_()`` or a ``Stepper``
+            found last, before clipping.
+        device_busy: the share of time in which a kernel ran on the GPU, once a second on average.
         verdict: as the report's ``kind``, about the last steps: ``"input-bound"``, ``"partly
             input-bound"``, ``"not input-bound"`` or ``"unknown"``. A verdict is made every 10
             seconds at most.
@@ -107,6 +118,9 @@ class Update:
     queue: int | None
     workers: int | None
     restarts: int | None
+    scale: float | None
+    gradient_norm: float | None
+    device_busy: float | None
     verdict: str
     next: str | None
     gain: float | None
@@ -155,6 +169,7 @@ class Updates:
         self._verdict: dict[str, Any] = {"kind": "unknown", "next": None, "ceiling": None}
         self._verdict["text"] = "NO VERDICT: the loop has just begun."
         self._next_verdict = 0
+        self._scalars = ScalarLog(capacity=1)
 
     def add(self, call: Callable[[Update], object], every: float) -> None:
         check_callable("fn", call)
@@ -194,19 +209,27 @@ class Updates:
         # What a callback does, for example validate, is not a part of the loop.
         thread, observer.thread = observer.thread, 0
         try:
-            if is_last or now >= self.ranks.due:
-                self.ranks.exchange(now)
-            due = [one for one in self._callbacks if is_last or now >= one.due]
-            if due:
-                self._judge(now, is_last)
-                totals, loaders = self._read(now), tuple(map(_describe, observer.sources))
-            for callback in due:
-                update = self._make(totals, callback.before, loaders, is_last)
-                callback.before, callback.due = totals, now + callback.every
-                self._call(callback, update)
+            self._tell(now, is_last)
+        except Exception as error:  # a fault here must not end the training
+            self._callbacks.clear()
+            self.ranks.close()
+            say(f"fastloop: an update failed with {error!r}; no further updates")
         finally:
             observer.thread = thread
             observer.next_update = min(self.ranks.due, *(one.due for one in self._callbacks), NEVER)
+
+    def _tell(self, now: int, is_last: bool) -> None:
+        if is_last or now >= self.ranks.due:
+            self.ranks.exchange(now)
+        due = [one for one in self._callbacks if is_last or now >= one.due]
+        if due:
+            self._judge(now, is_last)
+            totals, loaders = self._read(now), tuple(map(_describe, self._observer.sources))
+            self._read_scalars(totals.steps)
+        for callback in due:
+            update = self._make(totals, callback.before, loaders, is_last)
+            callback.before, callback.due = totals, now + callback.every
+            self._call(callback, update)
 
     def _call(self, callback: _Callback, update: Update) -> None:
         try:
@@ -216,6 +239,18 @@ class Updates:
             with suppress(Exception):  # a tracker's repr may raise
                 what = f"{callback.call!r} of on_update() raised {error!r}"
                 say(f"fastloop: {what}; no further calls")
+
+    def _read_scalars(self, step: int) -> None:
+        """Send scale and norm on their way, and read what has arrived. Never waits."""
+        numbers = {
+            "scale": look_up(self._observer.scaler, "_scale"),
+            "gradient_norm": self._observer.norm,
+        }
+        with suppress(
+            Exception
+        ):  # a stream that captures a graph, or a device nobody can copy from
+            self._scalars.push(step, {k: v for k, v in numbers.items() if v is not None})
+        self._numbers = {**dict.fromkeys(numbers), **self._scalars.last()}
 
     def _read(self, now: int) -> _Totals:
         recorder = self._observer.recorder
@@ -252,6 +287,9 @@ class Updates:
             ranks=ranks.waits,
             slowest_rank=ranks.slowest,
             slowest_text=ranks.text,
+            scale=self._numbers["scale"],
+            gradient_norm=self._numbers["gradient_norm"],
+            device_busy=self._observer.usage.busy,
             loaders=loaders,
             is_last=is_last,
             **{name: _sum(getattr(loader, name) for loader in training) for name in names},
@@ -293,11 +331,13 @@ def _describe(source: LoaderSource) -> LoaderUpdate:
         batches=source.batches,
         samples=counts["samples"] if source.path == "array" else None,
         waits={found: ns / 1e9 for found, ns in source.waits.items()},
+        wait_counts={found: tuple(counts) for found, counts in source.counts.items()},
         first_batch_seconds=source.first_batch / 1e9,
         queue=source.queued if source.queued >= 0 else None,
         workers=source.count_alive(),
         restarts=counts["restarts"],
         uploaded_bytes=source.count_uploaded(),
+        slots_lent=source.count_lent(),
     )
 
 

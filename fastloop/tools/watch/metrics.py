@@ -8,17 +8,23 @@ the names, which never change.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from fastloop.base.machine import own_bytes
 from fastloop.tools.report import files
-from fastloop.tools.report.updates import NAMES, Update
+from fastloop.tools.report.loader_source import WAITS_NS
+from fastloop.tools.report.updates import NAMES, LoaderUpdate, Update
 
 # The help of each metric, by attribute of an Update or a LoaderUpdate. NAMES has their names.
 _LOOP = {
@@ -36,7 +42,15 @@ _LOADERS = {
 _GAUGES = {
     "queue": "Batches that were ready when the latest batch was asked for.",
     "workers": "Workers that are alive.",
+    "slots_lent": "Blocks of batch memory whose tensors are alive.",
 }
+_STATES = {
+    "scale": "The scale of the loss.",
+    "gradient_norm": "The norm of the gradients before clipping.",
+    "device_busy": "Share of time in which a kernel ran on the GPU.",
+}
+_LENGTHS = "Waits in next() after the first batch, by length and by what was ready."
+_BOUNDS = [*(str(ns / 1e9) for ns in WAITS_NS), "+Inf"]
 _WAIT = "Seconds in next() after the first batch, by what was ready: none, others (later), ready."
 _MEMORY = "Memory of the process."
 _RANKS = "Share of a step in which a rank waits for data, as rank 0 knows it."
@@ -92,15 +106,17 @@ class Metrics:
         """Yield the families of the latest update. Any thread may call this method."""
         if (update := self._update) is None:
             return
-        for name, text in _LOOP.items():
-            values: Any = [((), getattr(update, name))]
-            yield self._make(CounterMetricFamily, NAMES.get(name, name), text, values)
+        for kind, table in ((CounterMetricFamily, _LOOP), (GaugeMetricFamily, _STATES)):
+            for name, text in table.items():
+                values: Any = [((), getattr(update, name))]
+                yield self._make(kind, NAMES.get(name, name), text, values)
         for kind, table in ((CounterMetricFamily, _LOADERS), (GaugeMetricFamily, _GAUGES)):
             for name, text in table.items():
                 values = [((one.name,), getattr(one, name)) for one in update.loaders]
                 yield self._make(kind, NAMES.get(name, name), text, values, "loader")
         values = [((o.name, found), s) for o in update.loaders for found, s in o.waits.items()]
         yield self._make(CounterMetricFamily, "wait_seconds", _WAIT, values, "loader", "cause")
+        yield self._make_histogram(update.loaders)
         values = [((), own_bytes("VmRSS"))]
         yield self._make(GaugeMetricFamily, "resident_memory_bytes", _MEMORY, values)
         if update.ranks:
@@ -121,4 +137,18 @@ class Metrics:
         family = kind(f"fastloop_{name}", text, labels=["rank", *labels])
         for key, value in sums.items():
             family.add_metric([str(self._rank), *key], value)
+        return family
+
+    def _make_histogram(self, loaders: Iterable[LoaderUpdate]) -> Any:
+        labels = ["rank", "loader", "cause"]
+        family = HistogramMetricFamily("fastloop_batch_wait_seconds", _LENGTHS, labels=labels)
+        sums: dict[tuple[str, str], list[float]] = {}
+        for one in loaders:
+            for cause, counts in one.wait_counts.items():
+                new, old = [one.waits[cause], *counts], sums.get((one.name, cause))
+                added = new if old is None else list(map(sum, zip(old, new, strict=True)))
+                sums[one.name, cause] = added
+        for key, (seconds, *numbers) in sums.items():
+            buckets = list(zip(_BOUNDS, accumulate(numbers), strict=True))
+            family.add_metric([str(self._rank), *key], buckets, seconds)
         return family
