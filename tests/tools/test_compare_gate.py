@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from time_limits import limit
 
 from fastloop.cli import compare as compare_command
@@ -150,8 +151,10 @@ for x in DataLoader(torch.randn(64, 8), batch_size=8):
 def test_the_step_for_ci_runs_as_written(tmp_path: Path) -> None:
     """Its first run writes the baseline. With a baseline of a faster program the step fails."""
     page = Path(__file__).parents[2] / "docs/use/measuring.md"
-    found = re.search(r"- run: \|\n((?: {4}.*\n)+)", page.read_text())
+    found = re.search(r"```yaml\n(- uses: .*?)```", page.read_text(), re.DOTALL)
     assert found is not None
+    cache, run = yaml.safe_load(found[1])
+    assert cache["uses"].startswith("actions/cache@") and cache["with"]["path"] == "speed.json"
     (tmp_path / "train.py").write_text(LOOP)
     fastloop = tmp_path / "fastloop"
     fastloop.write_text(f'#!/bin/sh\nexec {sys.executable} -m fastloop "$@" </dev/null\n')
@@ -159,7 +162,7 @@ def test_the_step_for_ci_runs_as_written(tmp_path: Path) -> None:
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     def step() -> int:
-        shell = ["bash", "-e", "-c", found[1]]
+        shell = ["bash", "-e", "-c", run["run"]]
         return subprocess.run(shell, cwd=tmp_path, env=env, timeout=limit(600)).returncode
 
     assert step() == 0
