@@ -276,6 +276,27 @@ def test_a_device_that_copies_nothing_leaves_the_norm_unknown(
     assert len(seen) == 52 and seen[-1].gradient_norm is None
 
 
+@pytest.mark.parametrize(
+    ("workers", "looks"), [(0, [*range(0, 1001, 100), 2000]), (1, [*range(0, 2001, 100)])]
+)
+def test_how_often_a_loader_is_looked_at(
+    workers: int, looks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In ms: ten times a second with workers, and without them in the first second."""
+    loop, found = Loop(), list[int]()
+    look = LoopObserver._look_around
+
+    def note(self: Any, source: Any, now: int) -> None:
+        found.append(now // MS)
+        look(self, source, now)
+
+    monkeypatch.setattr(LoopObserver, "_look_around", note)
+    loop.wait, loop.compute = 0, 10
+    with loop.watched():
+        loop.run(4, DataLoader(loop.data, num_workers=workers, persistent_workers=workers > 0))
+    assert found == looks
+
+
 @pytest.mark.parametrize("path", ["process", "thread", "array", "torch"])
 def test_workers_queue_and_samples(path: str) -> None:
     data: Any = torch.utils.data.TensorDataset(torch.zeros(40, 2)) if path == "array" else range(40)

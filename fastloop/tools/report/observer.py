@@ -74,7 +74,8 @@ class LoopObserver(StepLog):
         self.clock = clock
         self.cpu_wait: int | None = None
         self._scheduled = scheduled_ns()
-        new = self._recorder = StepRecorder(clock())
+        self._opened_at = clock()
+        new = self._recorder = StepRecorder(self._opened_at)
         own = clock if clock is not perf_counter_ns else None  # the log's clock is the same
         methods = new.enter_fetch, new.leave_fetch, new.enter_step, new.leave_update
         self.start(own, *methods, new.note_gradient, new.note_steps)
@@ -160,7 +161,9 @@ class LoopObserver(StepLog):
         self._loading_depth = 0
         is_plain = source.begin_batch(now) and self._loading is None
         if now >= self.next_look:
-            self.next_look = now + _LOOK_NS
+            # A look costs more than a step, and divides the steps that are read as an array.
+            is_often = source.num_workers > 0 or now < self._opened_at + _LOOK_AT_GPU_NS
+            self.next_look = now + (_LOOK_NS if is_often else _LOOK_AT_GPU_NS)
             self._look_around(source, now)
         is_plain = is_plain and not self._has_gpu
         self.expect_batches(iterator if is_plain else None, (source, None, None, NONE))
