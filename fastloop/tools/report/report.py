@@ -67,12 +67,15 @@ class Report:
         if is_empty and any(p.exists() and p.stat().st_mtime > self._began_at for p in self.paths):
             self.says_if_empty = False  # a program that this program launched wrote the file
         paths = [] if is_empty else self.paths
-        written = [files.write_somewhere(path, self._make(files.kind_of(path))) for path in paths]
+        says = self._verbose and (self.says_if_empty or not is_empty)
+        found = self.to_dict() if paths or says else {}
+        made = (self._make(files.kind_of(path), found) for path in paths)
+        written = list(map(files.write_somewhere, paths, made))
         self.paths = [path for path in written if path is not None]
-        if not self._verbose or (is_empty and not self.says_if_empty):
+        if not says:
             return
         if is_empty or shell is None:
-            files.say(self.summary())
+            files.say(make_table(found))
         else:
             shell.events.register("post_run_cell", self._show_once)
         for path in self.paths:
@@ -91,13 +94,13 @@ class Report:
             raise RuntimeError("this report was not opened; use it in a with statement")
         return self._observer
 
-    def _make(self, kind: str) -> str:
+    def _make(self, kind: str, found: dict[str, Any]) -> str:
         if kind == "trace":
             steps = self._opened().recorder.steps
             return make_trace(steps, steps.first)
         if kind == "html":
-            return make_page(self.to_dict())
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+            return make_page(found)
+        return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain values for JSON. ``docs/api/tools.md`` describes the keys.
@@ -160,14 +163,14 @@ class Report:
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write ``to_dict()`` as JSON. Raises OSError if the file cannot be written."""
-        files.write(Path(path), self._make("json"))
+        files.write(Path(path), self._make("json", self.to_dict()))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs no further file and no network. Raises OSError if the file cannot
         be written."""
-        files.write(Path(path), self._make("html"))
+        files.write(Path(path), self._make("html", self.to_dict()))
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the last steps for Perfetto. If the name ends in ``.gz``, the file is compressed.
         Raises OSError if the file cannot be written."""
-        files.write(Path(path), self._make("trace"))
+        files.write(Path(path), self._make("trace", {}))
