@@ -286,6 +286,13 @@ def test_without_a_socket_the_training_goes_on(
     assert rank.ranks.due == NEVER and rank.ranks.describe() is None
 
 
+def test_a_forked_child_has_no_socket(start: Make) -> None:
+    two = start(2)
+    if (pid := os.fork()) == 0:
+        os._exit(sum(rank.ranks._socket.fileno() >= 0 for rank in two))
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_a_second_report_leaves_the_ranks_to_the_first(
     start: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
