@@ -226,7 +226,7 @@ LANE_TESTS := $(patsubst tests/c/%.c,$(LANE_DIR)/%,$(sort $(wildcard tests/c/tes
 # through tests/cuda/shim, which runs them on fibers.
 CUDA_FLAGS := -Icsrc/cuda -Icsrc/vendor -Itests/cuda -Itests/cuda/fake -Itests/cuda/shim -DFL_CUDA_ARCHS='"75 80"'
 CUDA_OBJECTS := $(patsubst %,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda csrc/cuda/fl_cuda_runtime csrc/cuda/fl_cuda_host_range csrc/cuda/fl_cuda_grad \
-	csrc/cuda/fl_cuda_kernels csrc/cuda/fl_cuda_cast csrc/cuda/fl_cuda_colors csrc/cuda/fl_cuda_gather csrc/cuda/fl_cuda_images csrc/cuda/fl_cuda_ragged csrc/cuda/fl_cuda_widen csrc/cuda/fl_cuda_windows \
+	csrc/cuda/fl_cuda_kernels csrc/cuda/fl_cuda_cast csrc/cuda/fl_cuda_gather csrc/cuda/fl_cuda_images csrc/cuda/fl_cuda_ragged csrc/cuda/fl_cuda_widen csrc/cuda/fl_cuda_windows \
 	tests/cuda/shim_grid) $(patsubst %.c,$(LANE_DIR)/%.o,\
 	$(filter-out %/fake_kernels.c %/fake_torch.c,$(wildcard tests/cuda/fake/*.c)))
 TRANSFER_OBJECTS := $(patsubst %.c,$(LANE_DIR)/%.o,csrc/cuda/fl_cuda.c csrc/cuda/fl_cuda_runtime.c csrc/cuda/fl_cuda_transfer.c \

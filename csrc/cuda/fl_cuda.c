@@ -2,7 +2,6 @@
 #include "fl_cuda.h"
 #include "fl_cuda_cast.h"
 #include "fl_cuda_gather.h"
-#include "fl_cuda_colors.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_ragged.h"
@@ -19,7 +18,6 @@ static cudaError_t load_all(void)
     if (error == cudaSuccess) error = fl_cuda_load_casts();
     if (error == cudaSuccess) error = fl_cuda_load_gathers();
     if (error == cudaSuccess) error = fl_cuda_load_images();
-    if (error == cudaSuccess) error = fl_cuda_load_colors();
     if (error == cudaSuccess) error = fl_cuda_load_windows();
     if (error == cudaSuccess) error = fl_cuda_load_pieces();
     return error == cudaSuccess ? fl_cuda_load_widens() : error;

@@ -120,7 +120,7 @@ write_map(const fl_map_batch &of, const fl_sample_key &key, uint32_t image, draw
 {
     int32_t *map = of.maps + (int64_t)image * of.parts.numbers;
     int32_t *runs = map + of.parts.runs_at;
-    int32_t *steps = runs - FL_STEP_NUMBERS * of.parts.steps;
+    int32_t *steps = runs - fl_steps_numbers(of.parts.steps);
     int32_t *erased = steps - FL_ERASED_NUMBERS * of.parts.erases;
     fl_map_ops ops = {of.ops, at->params, 0, of.count, of.in};
     const bool has_axis = threadIdx.x < 2; /* a thread for rows, a thread for columns */

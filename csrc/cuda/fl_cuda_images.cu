@@ -1,18 +1,19 @@
 /* fl_cuda_images: uint8 images in a device's memory become a batch, cropped, padded, flipped,
- * resized, erased and cast, by one kernel. The CPU has made tables of the source of each pixel, the
- * whole weights of a resize, and the value of each byte, so the bits equal the CPU's. If colours
- * change, this kernel makes bytes, and fl_cuda_colors does the rest.
+ * resized, erased and cast, by one kernel. Tables say the source of each pixel, the whole weights
+ * of a resize, and the value of each byte, so the bits equal the CPU's. If colours change, one
+ * kernel makes bytes, and the last block of each image makes the result of them (fl_cuda_colors).
  *
- * A block makes PIXELS pixels of one image. One thread makes all channels of a pixel, so loads and
+ * A block makes some pixels of one image. One thread makes all channels of a pixel, so loads and
  * stores of a warp lie side by side. */
 #include "fl_cuda_images.h"
 
-#include "fl_cuda_colors.h"
+#include "fl_cuda_colors.cuh"
+#include "fl_cuda_last_block.cuh"
 #include "fl_cuda_runtime.h"
 
 #include <cuda_runtime.h>
 
-static constexpr uint32_t THREADS = 256, PIXELS = 4 * THREADS;
+static constexpr uint32_t THREADS = 256, EACH = 4; /* EACH: pixels of a thread */
 /* Blocks whose registers a multiprocessor has to hold at a time; 7.5 has threads for four. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 750
 static constexpr uint32_t BLOCKS_PER_SM = 4;
@@ -123,26 +124,25 @@ make_resized_pixel(const fl_image_batch &of, const uint8_t *image, const resized
         to[c * of.to_steps[1]] = __ldg(table + make_resized(image, r));
 }
 
-template <class T>
-static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-    k_images(const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t blocks)
+/* Makes the pixels of one part of an image; each thread of the block makes EACH. */
+template <class T, uint32_t BLOCK>
+static __device__ void
+make_part(const fl_image_batch &of, const int64_t *rows, uint32_t image, uint32_t part)
 {
-    const uint32_t image = blockIdx.x / blocks, pixels = (uint32_t)of.height * (uint32_t)of.width;
-    const int32_t edges =
-        of.height + of.width + FL_ERASED_NUMBERS * of.erased + FL_STEP_NUMBERS * of.steps;
+    const uint32_t pixels = (uint32_t)of.height * (uint32_t)of.width;
     const int32_t *map = of.maps + image * of.map_numbers;
     const uint8_t *from = of.from + (rows != NULL ? rows[image] : image) * of.from_steps[0];
     T *to = (T *)of.to + image * of.to_steps[0];
-    uint32_t pixel = blockIdx.x % blocks * PIXELS + threadIdx.x;
+    uint32_t pixel = part * (BLOCK * EACH) + threadIdx.x;
 #pragma unroll 1
-    for (uint32_t i = 0; i < PIXELS / THREADS; i++, pixel += THREADS) {
+    for (uint32_t i = 0; i < EACH; i++, pixel += BLOCK) {
         if (pixel >= pixels) return;
         const int32_t y = (int32_t)(pixel / (uint32_t)of.width);
         const int32_t x = (int32_t)(pixel % (uint32_t)of.width);
         const origin at = find_origin(of, map, y, x);
         T *element = to + y * of.to_steps[2] + x * of.to_steps[3];
         if (of.resizes && at.fill >= 0)
-            make_resized_pixel(of, from, find_resized(of, map + edges, at), element);
+            make_resized_pixel(of, from, find_resized(of, map + of.runs_at, at), element);
         else
             make_pixel(of, from + at.row * of.from_steps[2] + at.column * of.from_steps[3], at.fill,
                        element);
@@ -150,28 +150,74 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 }
 
 template <class T>
+static __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    k_images(const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t blocks)
+{
+    make_part<T, THREADS>(of, rows, blockIdx.x / blocks, blockIdx.x % blocks);
+}
+
+/* Returns true in the last of the image's blocks: all bytes of the image are then written. */
+static __device__ bool is_made(const fl_image_batch &of, uint32_t image, uint32_t blocks)
+{
+    int32_t *done = of.maps + image * of.map_numbers + of.runs_at - 1;
+    __syncthreads();
+    return blocks == 1 || is_last_block((uint32_t *)done, blocks);
+}
+
+/* Makes `bytes` like k_images; then the last block of each image makes its result. Equal parts of
+ * all images lie side by side in the grid, so that all bytes are made before most blocks turn to
+ * colours, which takes a block long. */
+static __global__ void __launch_bounds__(COLOR_THREADS, 2)
+    k_colors(const fl_image_batch __grid_constant__ bytes,
+             const fl_image_batch __grid_constant__ of, const int64_t *rows, uint32_t count)
+{
+    __shared__ work shared;
+    const uint32_t image = blockIdx.x % count;
+    make_part<uint8_t, COLOR_THREADS>(bytes, rows, image, blockIdx.x / count);
+    if (is_made(of, image, gridDim.x / count)) change_colors(of, image, &shared);
+}
+
+static uint32_t count_blocks(const fl_image_batch *images, uint32_t threads)
+{
+    return ((uint32_t)images->height * (uint32_t)images->width - 1) / (threads * EACH) + 1;
+}
+
+template <class T>
 static cudaError_t
 launch(void *stream, const fl_image_batch *images, const int64_t *rows, uint32_t count)
 {
-    uint32_t blocks = ((uint32_t)images->height * (uint32_t)images->width - 1) / PIXELS + 1;
+    uint32_t blocks = count_blocks(images, THREADS);
     const void *args[] = {images, &rows, &blocks};
     return cudaLaunchKernel(k_images<T>, dim3(count * blocks), dim3(THREADS), (void **)args, 0,
                             (cudaStream_t)stream);
 }
 
+/* Returns the batch of bytes that the colours of `images` start from, at the end of each result. */
+static fl_image_batch find_bytes(const fl_image_batch *images)
+{
+    fl_image_batch bytes = *images;
+    const int64_t elements = (int64_t)images->height * images->width * images->channels;
+    bytes.to += (images->element_bytes - 1) * elements;
+    bytes.to_steps[0] = images->element_bytes * elements;
+    bytes.table += (int64_t)images->channels * images->values * images->element_bytes;
+    bytes.element_bytes = 1;
+    return bytes;
+}
+
 static cudaError_t
 launch_colors(void *stream, const fl_image_batch *images, const int64_t *rows, uint32_t count)
 {
-    const fl_image_batch bytes = fl_cuda_color_bytes(images);
-    const cudaError_t error = launch<uint8_t>(stream, &bytes, rows, count);
-    return error == cudaSuccess ? fl_cuda_queue_colors(stream, images, count) : error;
+    const fl_image_batch bytes = find_bytes(images);
+    const void *args[] = {&bytes, images, &rows, &count};
+    return cudaLaunchKernel(k_colors, dim3(count * count_blocks(images, COLOR_THREADS)),
+                            dim3(COLOR_THREADS), (void **)args, 0, (cudaStream_t)stream);
 }
 
 cudaError_t
 fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *rows, int64_t count)
 {
     const int64_t pixels = (int64_t)images->height * images->width;
-    if (pixels * images->channels > INT32_MAX || count > INT32_MAX / ((pixels - 1) / PIXELS + 1))
+    if (pixels * images->channels > INT32_MAX || count > INT32_MAX / count_blocks(images, THREADS))
         return cudaErrorInvalidValue;
     if (count == 0) return cudaSuccess;
     if (images->steps > 0) return launch_colors(stream, images, rows, (uint32_t)count);
@@ -183,6 +229,6 @@ fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *
 cudaError_t fl_cuda_load_images(void)
 {
     const void *kernels[] = {(const void *)k_images<uint8_t>, (const void *)k_images<uint16_t>,
-                             (const void *)k_images<uint32_t>};
-    return fl_cuda_load(kernels, 3);
+                             (const void *)k_images<uint32_t>, (const void *)k_colors};
+    return fl_cuda_load(kernels, 4);
 }

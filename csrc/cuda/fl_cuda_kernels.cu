@@ -4,6 +4,7 @@
  * last block to finish adds the sums in a fixed order: the result depends only on sizes. */
 #include "fl_cuda_kernels.h"
 #include "fl_cuda_lanes.cuh"
+#include "fl_cuda_last_block.cuh"
 #include "fl_cuda_runtime.h"
 
 static constexpr int WARP = 32;
@@ -75,19 +76,6 @@ static __device__ void note(bool is_bad, float *found_inf)
     if (__syncthreads_or(is_bad) && threadIdx.x == 0) atomicExch(found_inf, 1.0F);
 }
 
-/* Returns true in the last block to finish, which can then read everything that all blocks wrote.
- * Call this once in a kernel: the ticket is then 0 again. */
-static __device__ bool is_last_block(uint32_t *ticket)
-{
-    bool is_last = false;
-    if (threadIdx.x == 0) {
-        __threadfence();
-        is_last = atomicInc(ticket, gridDim.x - 1) == gridDim.x - 1;
-        __threadfence();
-    }
-    return __syncthreads_or(is_last);
-}
-
 /* Joins the sums of all threads, for thread 0. Consecutive calls must alternate between two
  * `lanes`: with one, warp 0 might still be reading while other warps are in the next call. */
 template <int NORM> static __device__ double join_threads(double sum, double *lanes)
@@ -123,7 +111,7 @@ check_norm(const Rows &table, const fl_cuda_norm &norm, double (*lanes)[THREADS]
         if (threadIdx.x == 0) norm.sums[chunk] = sum;
     }
     note(is_bad, norm.found_inf);
-    if (!is_last_block(norm.ticket)) return;
+    if (!is_last_block(norm.ticket, gridDim.x)) return;
     double sum = 0;
     for (int64_t chunk = threadIdx.x; chunk < table.chunks; chunk += THREADS)
         sum = join<NORM>(sum, __ldcg(&norm.sums[chunk]));

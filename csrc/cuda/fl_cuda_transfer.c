@@ -348,7 +348,7 @@ static cudaError_t queue_images(const cuda_transfer *transfer, const fl_transfer
     fl_image_batch images = *cast->images;
     images.from = (const uint8_t *)from;
     images.to = buffer + cast->to;
-    images.maps = (const int32_t *)(const void *)(from + cast->maps);
+    images.maps = (int32_t *)(void *)(from + cast->maps);
     images.table = from + cast->values;
     cudaError_t error = cudaSuccess;
     if (cast->draws != NULL) error = queue_maps(transfer, cast, &images);

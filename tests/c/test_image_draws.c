@@ -138,11 +138,11 @@ static void test_operations_that_are_not_reached(void)
     fl_image_plan *plan = open_plan(ops, 7);
     fl_image_draws *draws = open_draws(plan, false, 0, 0);
     fl_image_params found[7 * ROWS];
-    int32_t map[HEIGHT + WIDTH + FL_STEP_NUMBERS];
+    int32_t map[HEIGHT + WIDTH + FL_STEP_NUMBERS + 1];
     fl_torch_random random;
     fl_torch_random_seed(&random, 3);
     draw_rows(draws, &random, found);
-    CHECK_INT(fl_image_plan_map_length(plan), HEIGHT + WIDTH + FL_STEP_NUMBERS);
+    CHECK_INT(fl_image_plan_map_length(plan), HEIGHT + WIDTH + fl_steps_numbers(1));
     fl_image_plan_map(plan, found, map);
     for (int32_t y = 0; y < HEIGHT; y++) CHECK_INT(map[y], y);
     for (int32_t x = 0; x < WIDTH; x++) CHECK_INT(map[HEIGHT + x], x);

@@ -294,6 +294,13 @@ typedef struct fl_color_step {
 
 enum { FL_ERASED_NUMBERS = 5, FL_STEP_NUMBERS = 3, FL_CROP_NUMBERS = 6, FL_TAP_NUMBERS = 3 };
 
+/* Returns the numbers of a map for steps on colours. The last one is 0: a kernel counts there which
+ * blocks of the image are done. */
+FL_HOST_DEVICE int32_t fl_steps_numbers(int32_t steps)
+{
+    return steps > 0 ? FL_STEP_NUMBERS * steps + 1 : 0;
+}
+
 /* The taps of a resize on a device, for one axis of `out` samples and any source length from
  * shortest to longest. In memory there are, for each length (or one length) and each sample: the
  * first tap, the number of taps and the precision of the weights, as in fl_resample; then `taps`
@@ -317,10 +324,11 @@ typedef struct fl_image_batch {
     int64_t from_steps[4], to_steps[4]; /* in bytes; in elements */
     int32_t channels, height, width;    /* of a result */
     int32_t element_bytes;              /* 1, 2 or 4 */
-    const int32_t *maps; /* borrowed, on the device: a map for each image: fl_image_plan_map */
+    int32_t *maps;       /* borrowed, on the device: a map for each image: fl_image_plan_map */
     int64_t map_numbers; /* numbers from one map to the next */
     int32_t erased;      /* operations that erase */
     int32_t steps;       /* operations on colours; if there are any, results have no gaps */
+    int32_t runs_at;     /* of a map: see fl_image_map; with steps, the number before is 0 */
     int32_t values;      /* values of each channel: */
     const char *table;   /* borrowed, on the device: see fl_image_plan_write_values */
     bool resizes;

@@ -95,7 +95,8 @@ const fl_image_map *fl_image_plan_get_map(const fl_image_plan *plan);
  * each row and then for each column, the row or column of the image that is read, or -1 - i if
  * operation i fills it; if both are filled, the lower number counts. Then come five numbers for
  * each operation that erases: top, left, bottom and right of the rectangle, and -1 - i; later
- * rectangles count. Then come the steps on colours, an fl_color_step each.
+ * rectangles count. Then come the steps on colours, an fl_color_step each, and a 0 if there are
+ * any.
  *
  * If the plan resizes, the rows and columns above belong to the resized image, and six numbers
  * follow: how many rows of the image are resized, the first row, the step to the next row (1 or

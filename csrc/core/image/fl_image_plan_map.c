@@ -139,7 +139,7 @@ fl_image_map fl_image_plan_find_map(const fl_image_plan *plan)
     fl_image_map map = {.erases = count_erases(plan), .steps = count_steps(plan)};
     map.resize = find_resize(plan);
     map.runs_at =
-        out.height + out.width + FL_ERASED_NUMBERS * map.erases + FL_STEP_NUMBERS * map.steps;
+        out.height + out.width + FL_ERASED_NUMBERS * map.erases + fl_steps_numbers(map.steps);
     const bool resizes = map.resize < fl_image_plan_count(plan);
     if (is_for_device(plan)) map.numbers = map.runs_at + (resizes ? FL_CROP_NUMBERS : 0);
     return map;
@@ -161,6 +161,7 @@ void fl_image_plan_describe(const fl_image_plan *plan, fl_image_batch *out)
                             .map_numbers = fl_image_plan_map_length(plan),
                             .erased = count_erases(plan),
                             .steps = count_steps(plan),
+                            .runs_at = fl_image_plan_get_map(plan)->runs_at,
                             .values = fl_image_plan_values(plan),
                             .resizes = fl_image_plan_taps(plan, taps)};
     out->rows = taps[0];
@@ -186,7 +187,7 @@ void fl_image_plan_map(const fl_image_plan *plan, const fl_image_params *params,
     const fl_image_map *parts = fl_image_plan_get_map(plan);
     const fl_image_size out = fl_image_plan_out(plan);
     int32_t *runs = map + parts->runs_at;
-    int32_t *steps = runs - FL_STEP_NUMBERS * parts->steps;
+    int32_t *steps = runs - fl_steps_numbers(parts->steps);
     int32_t *erased = steps - FL_ERASED_NUMBERS * parts->erases;
     fl_map_ops ops = {
         .params = params, .count = fl_image_plan_count(plan), .in = fl_image_plan_in(plan)};

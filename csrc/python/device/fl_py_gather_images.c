@@ -145,7 +145,7 @@ static int read_values(const fl_py_gather *self, const fl_py_gather_source *sour
     const void *maps, *values;
     if (find_addresses(self, source, map_tensor, &maps, &values) != 0) return -1;
     out->map_numbers = map_step(source);
-    out->maps = (const int32_t *)maps + (self->first - self->maps.first) * out->map_numbers;
+    out->maps = (int32_t *)(uintptr_t)maps + (self->first - self->maps.first) * out->map_numbers;
     out->table = (const char *)values + fl_image_plan_ops_bytes(plan);
     if (out->resizes) {
         const char *taps = out->table + fl_image_plan_values_bytes(plan);

@@ -3,7 +3,6 @@
 #include "fl_cuda.h"
 #include "fl_cpu_image.h"
 #include "fl_cuda_cast.h"
-#include "fl_cuda_colors.h"
 #include "fl_cuda_gather.h"
 #include "fl_cuda_images.h"
 #include "fl_cuda_kernels.h"
@@ -128,8 +127,7 @@ static int32_t
 value_at(const fl_image_batch *of, const int32_t *map, const uint8_t *plane, int32_t y, int32_t x)
 {
     const int32_t row = map[y], column = map[of->height + x];
-    const int32_t *crop =
-        map + of->height + of->width + FL_ERASED_NUMBERS * of->erased + FL_STEP_NUMBERS * of->steps;
+    const int32_t *crop = map + of->runs_at;
     int32_t fill = row < column ? row : column;
     if (fill < 0) return 255 - fill;
     if (of->resizes) return resize_one(of, crop, plane, row, column);
@@ -260,8 +258,6 @@ cudaError_t fl_cuda_load_widens(void)
     const void *kernel = (const void *)run_widen;
     return fl_cuda_load(&kernel, 1);
 }
-
-cudaError_t fl_cuda_load_colors(void) { return cudaSuccess; } /* run_images does the work */
 
 /* ---- maps, by a plan of the same operations */
 

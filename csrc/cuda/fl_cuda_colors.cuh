@@ -1,21 +1,23 @@
-/* fl_cuda_colors: changes the colours of images, after fl_cuda_images has made bytes, by one
- * kernel. The CPU has drawn a program of steps for each image; products and sums are rounded
+/* fl_cuda_colors: changes the colours of images whose bytes have been made, for the kernel of
+ * fl_cuda_images. A program of steps has been drawn for each image; products and sums are rounded
  * exactly where fl_tone rounds, so the bits equal the CPU's.
  *
- * A block makes one image. Its bytes lie at the end of the result's own memory, in the order of the
- * elements, so writing from the beginning on never overtakes reading. As on the CPU, changes of
+ * One block changes an image. Its bytes lie at the end of the result's own memory, in the order of
+ * the elements, so writing from the beginning on never overtakes reading. As on the CPU, changes of
  * single bytes are collected in tables. The next step that mixes channels looks these tables up, or
  * the cast does. */
-#include "fl_cuda_colors.h"
+#ifndef FL_CUDA_COLORS_CUH
+#define FL_CUDA_COLORS_CUH
 
-#include "fl_cuda_runtime.h"
+#include "fl_image_ops.h"
 
 #include <cuda_runtime.h>
 
-static constexpr uint32_t THREADS = 512, EACH = 4;
+static constexpr uint32_t COLOR_THREADS = 512; /* of a block */
+static constexpr uint32_t CAST_AHEAD = 4;      /* elements that a thread makes before storing one */
 /* A sum repeats fl_tone's sum_as_torch: LANES by REGISTERS places take bytes in turn. */
 static constexpr uint32_t LANES = 8, REGISTERS = 4, PLACES = LANES * REGISTERS;
-static_assert(THREADS % PLACES == 0, "bytes of a thread are all of one place");
+static_assert(COLOR_THREADS % PLACES == 0, "bytes of a thread are all of one place");
 
 /* The memory that the threads of a block share. */
 struct work {
@@ -27,7 +29,7 @@ struct work {
 };
 
 /* Byte (channel, pixel) of an image is at channel * plane + pixel * step. */
-struct image {
+struct byte_image {
     uint8_t *bytes;
     uint32_t pixels, plane, step;
     int32_t channels;
@@ -42,7 +44,7 @@ static __device__ int32_t clamp_byte(float x) { return (int32_t)(x < 0 ? 0 : x >
 
 static __device__ float clamp_unit(float x) { return x > 1 ? 1 : x < 0 ? 0 : x; }
 
-static __device__ int32_t load(const image &from, const work *at, int32_t channel, uint32_t pixel)
+static __device__ int32_t load(const byte_image &from, const work *at, int32_t channel, uint32_t pixel)
 {
     return at->table[channel][from.bytes[channel * from.plane + pixel * from.step]];
 }
@@ -110,17 +112,17 @@ static __device__ void turn_hue(pixel *x, float turns)
 static __device__ void start_tables(work *at)
 {
 #pragma unroll 1
-    for (uint32_t n = threadIdx.x; n < 256 * FL_MAX_CHANNELS; n += THREADS)
+    for (uint32_t n = threadIdx.x; n < 256 * FL_MAX_CHANNELS; n += COLOR_THREADS)
         at->table[n / 256][n % 256] = (uint8_t)n;
 }
 
 /* Looks up and changes all pixels. */
-static __device__ void change_pixels(const image &of, work *at, const fl_color_step &step)
+static __device__ void change_pixels(const byte_image &of, work *at, const fl_color_step &step)
 {
     const bool permutes = step.tone == FL_TONE_PERMUTE;
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < of.pixels; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < of.pixels; i += COLOR_THREADS) {
         pixel x;
 #pragma unroll
         for (int32_t c = 0; c < FL_MAX_CHANNELS; c++)
@@ -139,17 +141,17 @@ static __device__ void change_pixels(const image &of, work *at, const fl_color_s
 /* ---- single bytes */
 
 /* Counts each byte in each channel. */
-static __device__ void count_bytes(const image &of, work *at)
+static __device__ void count_bytes(const byte_image &of, work *at)
 {
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t n = threadIdx.x; n < 256 * FL_MAX_CHANNELS; n += THREADS)
+    for (uint32_t n = threadIdx.x; n < 256 * FL_MAX_CHANNELS; n += COLOR_THREADS)
         at->count[n / 256][n % 256] = 0;
     __syncthreads();
 #pragma unroll 1
     for (int32_t c = 0; c < of.channels; c++)
 #pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < of.pixels; i += THREADS)
+        for (uint32_t i = threadIdx.x; i < of.pixels; i += COLOR_THREADS)
             atomicAdd(&at->count[c][load(of, at, c, i)], 1U);
     __syncthreads();
 }
@@ -172,7 +174,7 @@ static __device__ float add_places(const work &at, uint32_t left)
     return total;
 }
 
-static __device__ void find_mean(const image &of, work *at)
+static __device__ void find_mean(const byte_image &of, work *at)
 {
     const uint32_t whole = of.pixels / PLACES * PLACES;
     uint32_t sum = 0;
@@ -180,7 +182,7 @@ static __device__ void find_mean(const image &of, work *at)
     if (threadIdx.x < PLACES) at->sum[threadIdx.x] = 0;
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < of.pixels; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < of.pixels; i += COLOR_THREADS) {
         int32_t grey = load(of, at, 0, i);
         if (of.channels == 3)
             grey = (int32_t)grey_of({{grey, load(of, at, 1, i), load(of, at, 2, i)}});
@@ -221,7 +223,7 @@ static __device__ int32_t equalize(const uint32_t *count, uint32_t pixels, int32
     return made < 255 ? (int32_t)made : 255;
 }
 
-static __device__ int32_t change_byte(const image &of, const work *at, const fl_color_step &step,
+static __device__ int32_t change_byte(const byte_image &of, const work *at, const fl_color_step &step,
                                       uint32_t channel, int32_t v)
 {
     const int32_t dropped = 8 - (int32_t)step.number;
@@ -244,18 +246,18 @@ static __device__ int32_t change_byte(const image &of, const work *at, const fl_
 }
 
 /* Changes the tables; each thread changes different entries. */
-static __device__ void change_tables(const image &of, work *at, const fl_color_step &step)
+static __device__ void change_tables(const byte_image &of, work *at, const fl_color_step &step)
 {
     if (step.tone == FL_TONE_CONTRAST) find_mean(of, at);
     if (step.tone == FL_TONE_AUTOCONTRAST || step.tone == FL_TONE_EQUALIZE) count_bytes(of, at);
 #pragma unroll 1
-    for (uint32_t n = threadIdx.x; n < 256 * (uint32_t)of.channels; n += THREADS) {
+    for (uint32_t n = threadIdx.x; n < 256 * (uint32_t)of.channels; n += COLOR_THREADS) {
         uint8_t *entry = &at->table[n / 256][n % 256];
         *entry = (uint8_t)change_byte(of, at, step, n / 256, *entry);
     }
 }
 
-static __device__ void run_step(const image &of, work *at, const fl_color_step &step)
+static __device__ void run_step(const byte_image &of, work *at, const fl_color_step &step)
 {
     const bool mixes = step.tone == FL_TONE_SATURATION || step.tone == FL_TONE_HUE;
     if (mixes && of.channels != 3) return;
@@ -295,7 +297,7 @@ static __device__ void store_element(char *to, int32_t bytes, uint32_t n, uint32
 }
 
 /* Writes the elements of an image, from the first on. */
-static __device__ void cast_image(const fl_image_batch &batch, const image &of, const work *at,
+static __device__ void cast_image(const fl_image_batch &batch, const byte_image &of, const work *at,
                                   const int32_t *erased, char *to)
 {
     const uint32_t elements = of.pixels * (uint32_t)of.channels;
@@ -303,11 +305,11 @@ static __device__ void cast_image(const fl_image_batch &batch, const image &of, 
     const uint32_t each = is_joined ? (uint32_t)of.channels : of.pixels;
     __syncthreads();
 #pragma unroll 1
-    for (uint32_t from = 0; from < elements; from += EACH * THREADS) {
-        uint32_t made[EACH];
+    for (uint32_t from = 0; from < elements; from += CAST_AHEAD * COLOR_THREADS) {
+        uint32_t made[CAST_AHEAD];
 #pragma unroll
-        for (uint32_t i = 0; i < EACH; i++) {
-            const uint32_t n = from + i * THREADS + threadIdx.x;
+        for (uint32_t i = 0; i < CAST_AHEAD; i++) {
+            const uint32_t n = from + i * COLOR_THREADS + threadIdx.x;
             if (n >= elements) break;
             const uint32_t whole = n / each, rest = n % each;
             const uint32_t channel = is_joined ? rest : whole, pixel = is_joined ? whole : rest;
@@ -317,26 +319,24 @@ static __device__ void cast_image(const fl_image_batch &batch, const image &of, 
         }
         __syncthreads();
 #pragma unroll
-        for (uint32_t i = 0; i < EACH; i++) {
-            const uint32_t n = from + i * THREADS + threadIdx.x;
+        for (uint32_t i = 0; i < CAST_AHEAD; i++) {
+            const uint32_t n = from + i * COLOR_THREADS + threadIdx.x;
             if (n < elements) store_element(to, batch.element_bytes, n, made[i]);
         }
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 2)
-    k_colors(const fl_image_batch __grid_constant__ batch)
+/* Makes the result of an image from its bytes, which are written. All threads of a block call
+ * this. */
+static __device__ void change_colors(const fl_image_batch &batch, uint32_t image, work *at)
 {
-    __shared__ work shared;
-    work *at = &shared;
     const uint32_t pixels = (uint32_t)batch.height * (uint32_t)batch.width;
     const int64_t elements = (int64_t)pixels * batch.channels, bytes = batch.element_bytes;
-    char *to = batch.to + blockIdx.x * elements * bytes;
+    char *to = batch.to + image * elements * bytes;
     const bool is_joined = batch.to_steps[1] == 1;
-    const image of = {(uint8_t *)to + (bytes - 1) * elements, pixels, is_joined ? 1 : pixels,
-                      is_joined ? (uint32_t)batch.channels : 1, batch.channels};
-    const int32_t *erased =
-        batch.maps + blockIdx.x * batch.map_numbers + batch.height + batch.width;
+    const byte_image of = {(uint8_t *)to + (bytes - 1) * elements, pixels, is_joined ? 1 : pixels,
+                           is_joined ? (uint32_t)batch.channels : 1, batch.channels};
+    const int32_t *erased = batch.maps + image * batch.map_numbers + batch.height + batch.width;
     const fl_color_step *step = (const fl_color_step *)(erased + FL_ERASED_NUMBERS * batch.erased);
     start_tables(at);
 #pragma unroll 1
@@ -345,26 +345,4 @@ static __global__ void __launch_bounds__(THREADS, 2)
     cast_image(batch, of, at, erased, to);
 }
 
-fl_image_batch fl_cuda_color_bytes(const fl_image_batch *images)
-{
-    fl_image_batch bytes = *images;
-    const int64_t elements = (int64_t)images->height * images->width * images->channels;
-    bytes.to += (images->element_bytes - 1) * elements;
-    bytes.to_steps[0] = images->element_bytes * elements;
-    bytes.table += (int64_t)images->channels * images->values * images->element_bytes;
-    bytes.element_bytes = 1;
-    return bytes;
-}
-
-cudaError_t fl_cuda_queue_colors(void *stream, const fl_image_batch *images, uint32_t count)
-{
-    const void *args[] = {images};
-    return cudaLaunchKernel(k_colors, dim3(count), dim3(THREADS), (void **)args, 0,
-                            (cudaStream_t)stream);
-}
-
-cudaError_t fl_cuda_load_colors(void)
-{
-    const void *kernels[] = {(const void *)k_colors};
-    return fl_cuda_load(kernels, 1);
-}
+#endif
