@@ -337,7 +337,7 @@ queue_maps(const cuda_transfer *transfer, const fl_transfer_cast *cast, fl_image
     if (cast->has_views) maps.views = (const uint8_t *)(maps.rows + maps.images);
     maps.maps = (int32_t *)(void *)(buffer + cast->drawn);
     images->maps = maps.maps;
-    images->table += maps.count * (int64_t)sizeof *maps.ops;
+    fl_image_batch_set_tables(images, images->table + maps.count * (int64_t)sizeof *maps.ops);
     const fl_gather gather = {.maps = &maps, .map_count = 1, .most_blocks = INT32_MAX};
     return fl_cuda_queue_gather(transfer->copies->stream, &gather, INT32_MAX);
 }

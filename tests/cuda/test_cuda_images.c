@@ -54,13 +54,13 @@ static int32_t *draw_sent(const fl_transfer_cast *cast, const char *slot, fl_ima
     const fl_gather gather = {.maps = &maps, .map_count = 1, .most_blocks = INT32_MAX};
     CHECK_INT(fl_cuda_gather(0, NULL, &gather, NULL), FL_OK);
     batch->maps = maps.maps;
-    batch->table += maps.count * (int64_t)sizeof *maps.ops;
+    fl_image_batch_set_tables(batch, batch->table + maps.count * (int64_t)sizeof *maps.ops);
     return maps.maps;
 }
 
 /* Checks the same batch from a table that fills two parts, copied to the kernel's memory. views:
- * NULL: all 0. */
-static void check_sent(fl_column *column, const int64_t *rows, const uint8_t *views, int64_t count,
+ * NULL: all 0. Returns true if the maps did not travel. */
+static bool check_sent(fl_column *column, const int64_t *rows, const uint8_t *views, int64_t count,
                        const char *expected)
 {
     fl_table *table;
@@ -83,7 +83,6 @@ static void check_sent(fl_column *column, const int64_t *rows, const uint8_t *vi
     batch.maps = (int32_t *)(void *)(slot + cast->maps);
     batch.table = slot + cast->values;
     int32_t *drawn = draw_sent(cast, slot, &batch);
-    CHECK((drawn == NULL) == batch.resizes);
     CHECK_INT(fl_cuda_queue_images(NULL, &batch, NULL, cast->image_count), cudaSuccess);
     fake_synchronize(NULL);
     CHECK(memcmp(to, expected, (size_t)(cast->count * cast->bytes)) == 0);
@@ -93,6 +92,7 @@ static void check_sent(fl_column *column, const int64_t *rows, const uint8_t *vi
     fl_layout_close(&layout);
     fl_rows_close(&list);
     fl_table_close(table);
+    return drawn != NULL;
 }
 
 /* Any bytes, or few that are not the same. */
@@ -162,7 +162,8 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     fake_synchronize(NULL);
     CHECK(memcmp(to, expected, (size_t)(made * images)) == 0);
     fl_column *sent = open_sent(p, plan, view_of(p, from, fl_max(images, 1), is_joined), is_joined);
-    check_sent(sent, rows, images % 2 == 1 ? views : NULL, images, expected);
+    const bool is_drawn = check_sent(sent, rows, images % 2 == 1 ? views : NULL, images, expected);
+    CHECK(is_drawn == (fl_image_plan_taps_bytes(plan) <= 512 << 10));
     void *owned[] = {from, to, expected, table, maps};
     for (int i = 0; i < 5; i++) free(owned[i]);
 }
@@ -191,6 +192,30 @@ static void test_images_of_several_blocks(void)
     check_plans(2, PLANS / 10, 70, 0);
     check_plans(6, PLANS / 10, 70, RESIZES);
     check_plans(10, PLANS / 10, 70, COLORS | RESIZES);
+}
+
+/* The taps of all lengths are too long to travel with each batch. */
+static void test_maps_with_taps_of_their_own(void)
+{
+    uint64_t seed = 13;
+    for (int32_t n = 0; n < 3; n++) {
+        plan_case p;
+        fl_image_plan *plan;
+        random_case(&seed, &p, 0, 1);
+        p.config.channels = 1 + n;
+        p.config.in = (fl_image_size){230, 200};
+        p.config.count = 1;
+        p.ops[0] = (fl_image_op){.kind = FL_OP_RANDOM_RESIZED_CROP,
+                                 .size = {90, 80},
+                                 .interpolation = FL_BILINEAR,
+                                 .scale = {0.1, 1},
+                                 .ratio = {0.7, 1.4}};
+        make_fills(&seed, &p);
+        CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
+        CHECK(fl_image_plan_taps_bytes(plan) > 512 << 10);
+        check_batch(&seed, &p, plan, 2, n % 2 == 0, false);
+        fl_image_plan_close(plan);
+    }
 }
 
 /* Runs one operation on images of this size, behind a flip. */
@@ -391,6 +416,7 @@ int main(void)
     CHECK_INT(fl_cuda_load_kernels(NULL), FL_OK);
     RUN(test_batches_are_what_the_plan_makes_on_the_cpu);
     RUN(test_images_of_several_blocks);
+    RUN(test_maps_with_taps_of_their_own);
     RUN(test_the_last_block_of_an_image_changes_its_colors);
     if (!IS_SANITIZED) RUN(test_large_images);
     RUN(test_colors_in_a_random_order);

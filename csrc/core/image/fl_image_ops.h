@@ -338,4 +338,16 @@ typedef struct fl_image_batch {
     fl_image_taps rows, columns;
 } fl_image_batch;
 
+/* Sets the addresses of the elements and taps, which follow each other on the device: see
+ * fl_image_plan_write_all. */
+static inline void fl_image_batch_set_tables(fl_image_batch *of, const char *elements)
+{
+    const int64_t each = of->element_bytes + (of->steps > 0 ? 1 : 0);
+    const int64_t bytes = (each * of->values * of->channels + 3) / 4 * 4;
+    of->table = elements;
+    if (!of->resizes) return;
+    of->row_taps = (const int32_t *)(const void *)(elements + bytes);
+    of->column_taps = of->row_taps + fl_image_taps_numbers(&of->rows);
+}
+
 #endif

@@ -110,6 +110,11 @@ void fl_image_plan_describe_maps(const fl_image_plan *plan, fl_map_batch *out);
 int64_t fl_image_plan_ops_bytes(const fl_image_plan *plan);
 void fl_image_plan_write_ops(const fl_image_plan *plan, char *out);
 
+/* Returns the bytes of all that kernels read of a plan: operations, elements, and the taps of every
+ * length. The second function writes them, FL_ENOMEM. */
+int64_t fl_image_plan_all_bytes(const fl_image_plan *plan);
+int fl_image_plan_write_all(const fl_image_plan *plan, char *out, fl_err *err);
+
 /* Describes a batch of this plan; the caller sets addresses and steps. */
 void fl_image_plan_describe(const fl_image_plan *plan, fl_image_batch *out);
 

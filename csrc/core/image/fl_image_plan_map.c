@@ -289,6 +289,21 @@ int fl_image_plan_write_taps(const fl_image_plan *plan, int32_t *out, fl_err *er
     return status;
 }
 
+int64_t fl_image_plan_all_bytes(const fl_image_plan *plan)
+{
+    return fl_image_plan_ops_bytes(plan) + fl_image_plan_values_bytes(plan) +
+           fl_image_plan_taps_bytes(plan);
+}
+
+int fl_image_plan_write_all(const fl_image_plan *plan, char *out, fl_err *err)
+{
+    fl_image_plan_write_ops(plan, out);
+    out += fl_image_plan_ops_bytes(plan);
+    fl_image_plan_write_values(plan, out);
+    out += fl_image_plan_values_bytes(plan);
+    return fl_image_plan_write_taps(plan, (int32_t *)(void *)out, err);
+}
+
 int32_t fl_image_plan_own_taps(const fl_image_plan *plan)
 {
     fl_image_taps taps[2];

@@ -10,7 +10,10 @@ enum {
     RESIZE_WORK = 8,
     LINE_BYTES = 64,
     MAP_ALIGNMENT = 16,
-    AHEAD_BYTES = 4096 /* bytes of the next image that are prefetched */
+    AHEAD_BYTES = 4096, /* bytes of the next image that are prefetched */
+    /* The taps of all lengths travel with each batch, for maps that the destination draws, unless
+     * they have more bytes. */
+    MOST_SENT_TAPS = 512 << 10
 };
 
 typedef struct image_column {
@@ -32,7 +35,7 @@ typedef struct image_column {
     const fl_row_ops *row_ops; /* borrowed, static */
     fl_image_batch made;       /* for any batch */
     int64_t map_bytes;         /* of one image */
-    char *values;              /* owned: the plan's values, after its operations if it draws */
+    char *values;              /* owned: the plan's elements, or all of the plan if it draws */
     int64_t values_bytes;
     bool is_drawn_there; /* the destination draws the maps: */
     fl_map_batch maps;   /* for any batch */
@@ -328,6 +331,18 @@ static void describe_output(image_column *self, const fl_column_image_config *co
     self->work_bytes = fits ? work : INT64_MAX;
 }
 
+static int write_values(image_column *self, fl_err *err)
+{
+    const fl_image_plan *plan = self->plan;
+    self->values_bytes =
+        self->is_drawn_there ? fl_image_plan_all_bytes(plan) : fl_image_plan_values_bytes(plan);
+    self->values = fl_alloc(self->values_bytes);
+    if (self->values == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    if (self->is_drawn_there) return fl_image_plan_write_all(plan, self->values, err);
+    fl_image_plan_write_values(plan, self->values);
+    return FL_OK;
+}
+
 /* For results that the destination makes: out_bytes is then the filled bytes of an image. */
 static int describe_parts(image_column *self, const fl_column_image_config *config, fl_err *err)
 {
@@ -336,18 +351,14 @@ static int describe_parts(image_column *self, const fl_column_image_config *conf
     const int64_t step = config->cast.plane == 1 ? config->cast.channels : 1;
     fl_image_batch *made = &self->made;
     fl_image_plan_describe(plan, made);
-    made->map_numbers += fl_image_plan_own_taps(plan);
+    self->is_drawn_there =
+        config->draws == NULL && fl_image_plan_taps_bytes(plan) <= MOST_SENT_TAPS;
+    if (!self->is_drawn_there) made->map_numbers += fl_image_plan_own_taps(plan);
     self->base.ops = &part_ops;
     self->row_ops = config->row_ops;
     self->map_bytes = made->map_numbers * (int64_t)sizeof(int32_t);
-    self->is_drawn_there = config->draws == NULL && !made->resizes;
     fl_image_plan_describe_maps(plan, &self->maps);
-    const int64_t ops = self->is_drawn_there ? fl_image_plan_ops_bytes(plan) : 0;
-    self->values_bytes = ops + fl_image_plan_values_bytes(plan);
-    self->values = fl_alloc(self->values_bytes);
-    if (self->values == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
-    if (self->is_drawn_there) fl_image_plan_write_ops(plan, self->values);
-    fl_image_plan_write_values(plan, self->values + ops);
+    FL_TRY(write_values(self, err));
     self->out_bytes = self->runs.row_bytes;
     bool fits = fl_add(self->runs.row_bytes, self->map_bytes, &self->work_bytes);
     if (!fits) self->work_bytes = INT64_MAX;

@@ -424,17 +424,12 @@ static PyObject *plan_values(fl_py_image_plan *self, PyObject *Py_UNUSED(ignored
     if (self->values != NULL) return Py_NewRef(self->values);
     if (fl_image_plan_map_length(self->plan) == 0)
         return PyErr_Format(PyExc_ValueError, "values: the plan computes pixels");
-    int64_t ops = fl_image_plan_ops_bytes(self->plan);
-    int64_t values = fl_image_plan_values_bytes(self->plan);
-    int64_t bytes = ops + values + fl_image_plan_taps_bytes(self->plan);
-    PyObject *made = PyByteArray_FromStringAndSize(NULL, bytes);
+    PyObject *made = PyByteArray_FromStringAndSize(NULL, fl_image_plan_all_bytes(self->plan));
     if (made == NULL) return NULL;
     char *at = PyByteArray_AS_STRING(made);
     int status;
     Py_BEGIN_ALLOW_THREADS
-    fl_image_plan_write_ops(self->plan, at);
-    fl_image_plan_write_values(self->plan, at + ops);
-    status = fl_image_plan_write_taps(self->plan, (int32_t *)(void *)(at + ops + values), &err);
+    status = fl_image_plan_write_all(self->plan, at, &err);
     Py_END_ALLOW_THREADS
     if (status == FL_OK) {
         /* A different thread may also have made the values. */

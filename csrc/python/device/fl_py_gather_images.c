@@ -99,8 +99,7 @@ static int find_addresses(const fl_py_gather *self, const fl_py_gather_source *s
 {
     const fl_image_plan *plan = source->plan->plan;
     const int64_t length = fl_image_plan_map_length(plan);
-    const int64_t bytes = fl_image_plan_ops_bytes(plan) + fl_image_plan_values_bytes(plan) +
-                          fl_image_plan_taps_bytes(plan);
+    const int64_t bytes = fl_image_plan_all_bytes(plan);
     if (length == 0 || self->maps.tensors == NULL)
         return FL_PY_FAIL(PyExc_ValueError, "gather: the plan computes pixels");
     return find_elements(self, map_tensor, "maps", (fl_dtype){kDLInt, 32, 1},
@@ -146,12 +145,7 @@ static int read_values(const fl_py_gather *self, const fl_py_gather_source *sour
     if (find_addresses(self, source, map_tensor, &maps, &values) != 0) return -1;
     out->map_numbers = map_step(source);
     out->maps = (int32_t *)(uintptr_t)maps + (self->first - self->maps.first) * out->map_numbers;
-    out->table = (const char *)values + fl_image_plan_ops_bytes(plan);
-    if (out->resizes) {
-        const char *taps = out->table + fl_image_plan_values_bytes(plan);
-        out->row_taps = (const int32_t *)(const void *)taps;
-        out->column_taps = out->row_taps + fl_image_taps_numbers(&out->rows);
-    }
+    fl_image_batch_set_tables(out, (const char *)values + fl_image_plan_ops_bytes(plan));
     return 0;
 }
 

@@ -105,12 +105,18 @@ static int32_t clamp_byte(int64_t sum, int32_t precision)
     return value < 0 ? 0 : value > 255 ? 255 : (int32_t)value;
 }
 
-/* Computes a byte of a resize with the map's own taps, rows first. */
+/* Computes a byte of a resize, rows first, with the taps of all lengths or the map's own. */
 static int32_t resize_one(const fl_image_batch *of, const int32_t *crop, const uint8_t *plane,
                           int32_t row, int32_t column)
 {
-    const int32_t *rows = crop + FL_CROP_NUMBERS, *y = rows + row * (3 + of->rows.taps);
-    const int32_t *x = rows + of->rows.out * (3 + of->rows.taps) + column * (3 + of->columns.taps);
+    const bool is_own = of->row_taps == NULL;
+    const int32_t each_y = 3 + of->rows.taps, each_x = 3 + of->columns.taps;
+    const int32_t *y = is_own ? crop + FL_CROP_NUMBERS : of->row_taps;
+    const int32_t *x = is_own ? y + of->rows.out * each_y : of->column_taps;
+    if (!is_own) y += (crop[0] - of->rows.shortest) * of->rows.out * each_y;
+    if (!is_own) x += (crop[3] - of->columns.shortest) * of->columns.out * each_x;
+    y += row * each_y;
+    x += column * each_x;
     int64_t sum = 0;
     for (int32_t j = 0; j < y[1]; j++) {
         int64_t across = 0;
@@ -236,6 +242,10 @@ fl_cuda_queue_images(void *stream, const fl_image_batch *images, const int64_t *
                           .maps = (const int32_t *)(const void *)fake_host_view(images->maps),
                           .table = fake_host_view(images->table),
                           .count = count};
+    if (images->row_taps != NULL) {
+        self->of.row_taps = (const void *)fake_host_view(images->row_taps);
+        self->of.column_taps = (const void *)fake_host_view(images->column_taps);
+    }
     cudaError_t error = fake_try_launch(stream, (const void *)run_images, run_images, self);
     if (error != cudaSuccess) free(self);
     return error;
