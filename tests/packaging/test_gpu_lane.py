@@ -171,6 +171,17 @@ def test_a_tool_that_fails_holds_up_no_other(lane: Lane) -> None:
     assert lane.statuses() == {"sanitizer": "failed"}
 
 
+def test_a_tool_that_hangs_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runner()
+    for name in ("PLACE", "NOWHERE"):
+        monkeypatch.setattr(run, name, tmp_path)
+    commands = {"memcheck": ["sleep", "600"], "racecheck": ["true"]}
+    with pytest.raises(run.FailedError, match="memcheck: took more than 1 s; passed: racecheck"):
+        run.Stage("sanitizer").run_each(commands, 1)
+
+
 @pytest.mark.slowest
 def test_all_stages_end_by_the_limit_of_all(lane: Lane) -> None:
     lane.run(FASTLOOP_COMMIT="abc1233")
