@@ -7,7 +7,8 @@ a  1 024 images of CIFAR-10's shape a batch, padded and cropped, flipped, normal
    index a batch over halves that are padded and normalised once, as airbench keeps them.
 b  a table: 8 192 rows of 100 floats and a label a batch. By hand: randperm and index_select.
 c  64 windows of 4 096 tokens of uint16, as int64 x and y. By hand: one index of the tokens.
-d  256 images of 3x256x256 bytes, RandomResizedCrop(224), flipped, normalised to halves.
+d  256 images of 3x256x256 bytes, RandomResizedCrop(224), flipped, normalised to halves; the same
+   with a ColorJitter.
 e  256 rows of 3x224x224 bytes as they are: fetched GB/s, as a share of what one pinned copy reaches
    in the same run. The same of rows of one byte more, which begin anywhere.
 f  the same, uploaded, by 4, 8 and 15 threads: GB/s of whole epochs of 32 and of 128 batches, from
@@ -266,12 +267,13 @@ def tokens(report: Report, rounds: int, count: int) -> None:
 # ---- d, e: large images
 
 
-def crops(report: Report, rounds: int, count: int) -> None:
+def crops(report: Report, rounds: int, count: int, *colors: Any) -> None:
     batch = 256
     images = torch.randint(256, (count, 3, 256, 256), dtype=torch.uint8)
-    chain = T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), *TO_HALF])
+    chain = T.Compose([T.RandomResizedCrop(224), T.RandomHorizontalFlip(), *colors, *TO_HALF])
     loaders = three(lambda **more: ArrayDataset(images, transform=chain, **more), batch)
-    work = f"{batch} of {count} images of 3x256x256, RandomResizedCrop(224) to halves"
+    more = ", ColorJitter" if colors else ""
+    work = f"{batch} of {count} images of 3x256x256, RandomResizedCrop(224){more} to halves"
     read = batch * 3 * 256 * 256 // 2  # crops of 8 % to all of an image
     compare(report, rounds, "d", work, loaders, read, batch * 3 * 224 * 224 * 2)
 
@@ -519,7 +521,10 @@ def main() -> None:
         "a": lambda: cifar(report, rounds, 50_000 // part),
         "b": lambda: table(report, rounds, (1 << 18) // part),
         "c": lambda: tokens(report, rounds, 16_384 // part),
-        "d": lambda: crops(report, rounds, 8192 // part),
+        "d": lambda: [
+            crops(report, rounds, 8192 // part, *colors)
+            for colors in ((), (T.ColorJitter(0.4, 0.4, 0.4, 0.1),))
+        ],
         "e": lambda: [
             rows_over_the_link(report, rounds, 8192 // part, size) for size in (150_528, 150_529)
         ],

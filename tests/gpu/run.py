@@ -251,7 +251,7 @@ def bench_resident(stage: Stage) -> str:
     program = ROOT / "benchmarks/bench_resident.py"
     commands = {
         rows: [PYTHON, program, "--rows", rows, "--json", PLACE / f"bench_resident_{rows}.json"]
-        for rows in ("a,b", "c,g", "d,e", "f", "h")
+        for rows in ("a,b", "c,g", "d", "e", "i", "f", "h")
     }
     return stage.run_each(commands, 45)
 
@@ -311,7 +311,7 @@ PARTS = {
     "tokens": Part(tests_of("test_tokens.py"), 60, "tokens that travel narrow"),
     "bench": Part(bench, 240, "the speed of uploads, steps and training (`bench_cuda.py`)"),
     "bench_resident": Part(
-        bench_resident, 230, "the speed of data on the device (`bench_resident.py`)"
+        bench_resident, 320, "the speed of data on the device (`bench_resident.py`)"
     ),
 }
 ALONE = ("build", "bench", "bench_resident")

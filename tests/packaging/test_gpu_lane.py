@@ -19,6 +19,7 @@ from workers import is_running, read, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "tests/gpu"
+BENCH = ROOT / "benchmarks/bench_resident.py"
 STAGES = "build slices resident draws graph fetch device_transforms devices soak passes".split()
 STAGES += "examples sanitizer correctness uploads transforms tokens bench bench_resident".split()
 
@@ -125,6 +126,8 @@ def test_all_stages_run_and_leave_a_line_each(lane: Lane) -> None:
     assert all(line.endswith("(120)") for line in log.splitlines() if "-m pytest" in line)
     runs = [line for line in log.splitlines() if line.startswith("tool ")]
     assert len(runs) == 4 and all("kernels.py" in run for run in runs)
+    rows = "".join(re.findall(r"bench_resident.py --rows (\S+)", log)).replace(",", "")
+    assert sorted(rows) == re.findall(r"^([a-z])  ", BENCH.read_text(), re.M)
     # torch asks the driver what it answers with errors; kernels.py raises what fails of ours.
     assert ["--report-api-errors no" in run for run in runs] == [True, False, False, False]
     assert (lane.folder / "place/graph.json").exists()
