@@ -194,10 +194,12 @@ static __device__ bool copy_bytes(const column &of, const place &p, uint32_t byt
     return true;
 }
 
-static __device__ uint4 make_unit(const place &p, const pair &row, const pair &next)
+/* Few units reach into a next row, so its blocks are loaded last, and one unit at a time. */
+static __device__ uint4 make_unit(const place &p, const pair &row)
 {
     const uint4 made = shift_out(row, find_offset(p.at));
-    return p.next == NULL ? made : join(made, shift_out(next, find_offset(p.next)), p.left);
+    if (p.next == NULL) return made;
+    return join(made, shift_out(load_pair(p.next), find_offset(p.next)), p.left);
 }
 
 /* Copies a thread's units of 16 bytes; the first begins at byte `first` of the batch. */
@@ -205,7 +207,7 @@ static __device__ void copy_odd(const column &of, const row_list &rows, uint32_t
 {
     constexpr uint32_t STEP = THREADS * BLOCK;
     place places[ODD_AHEAD] = {};
-    pair row[ODD_AHEAD], next[ODD_AHEAD];
+    pair row[ODD_AHEAD];
 #pragma unroll
     for (uint32_t i = 0; i < ODD_AHEAD; i++)
         if (first + i * STEP < of.units) places[i] = find_place(of, rows, first + i * STEP);
@@ -214,14 +216,12 @@ static __device__ void copy_odd(const column &of, const row_list &rows, uint32_t
         if (places[i].at != NULL && copy_bytes(of, places[i], first + i * STEP))
             places[i].at = NULL;
 #pragma unroll
-    for (uint32_t i = 0; i < ODD_AHEAD; i++) {
+    for (uint32_t i = 0; i < ODD_AHEAD; i++)
         if (places[i].at != NULL) row[i] = load_pair(places[i].at);
-        if (places[i].at != NULL && places[i].next != NULL) next[i] = load_pair(places[i].next);
-    }
 #pragma unroll
     for (uint32_t i = 0; i < ODD_AHEAD; i++)
         if (places[i].at != NULL)
-            *(uint4 *)(of.to + first + i * STEP) = make_unit(places[i], row[i], next[i]);
+            *(uint4 *)(of.to + first + i * STEP) = make_unit(places[i], row[i]);
 }
 
 /* ---- the kernel */
