@@ -9,10 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from copy import copy
 from functools import partial
-from os import getpid
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from fastloop._core import JpegImage
 from fastloop.adapters import originals
 from fastloop.adapters import torchvision_chain as chains
 from fastloop.adapters.timm_draws import Draws, get_states, set_states
-from fastloop.adapters.torchvision_folder import FolderSamples, _new_decoder, _threads_of
+from fastloop.adapters.torchvision_folder import FolderSamples, _new_decoder, submit
 from fastloop.base.checks import refuse_if
 from fastloop.compat.verification import verification_of
 from fastloop.data.columns import Columns, NotCoveredError, Request, below_subsets
@@ -50,11 +48,11 @@ class _Work(threading.local):
         """Make the samples that wait, now or in a thread."""
         works, self.waiting = self.waiting, []
         try:
-            if has_threads:
-                with suppress(RuntimeError):  # the main thread has ended, and this one goes on
-                    self.started.append(_threads_of(getpid()).submit(_do_all, works))
-                    return
-            _do_all(works)
+            future = submit(partial(_do_all, works)) if has_threads else None
+            if future is not None:
+                self.started.append(future)
+            else:
+                _do_all(works)
         except Exception:
             self.has_failed = True
 
@@ -70,9 +68,7 @@ def _do_all(works: list[Any]) -> None:
 def _have_failed() -> bool:
     """Wait until no thread writes to the batch's memory any more. Tell whether work has failed."""
     failed = [each for each in _work.started if each.exception() is not None]
-    have_failed = _work.has_failed or len(failed) > 0
-    _work.reset()
-    return have_failed
+    return _work.has_failed or len(failed) > 0
 
 
 def _all_states() -> tuple[Any, torch.Tensor]:
@@ -149,7 +145,14 @@ class TimmSamples(FolderSamples):
         return FastCollate() if is_known else collate_fn
 
     def __getitems__(self, rows: Sequence[Any]) -> list[Any]:
-        _have_failed()
+        outer = vars(_work).copy()  # a signal's handler may load a batch while another is made
+        _work.reset()
+        try:
+            return self._make_all(rows)
+        finally:
+            vars(_work).update(outer)
+
+    def _make_all(self, rows: Sequence[Any]) -> list[Any]:
         before = _all_states()
         try:
             made = super().__getitems__(rows)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from functools import cache, partial
 from itertools import cycle, islice
@@ -50,6 +50,27 @@ _AHEAD = 8  # images that threads decode before they are asked for
 @cache
 def _threads_of(pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(usable_cpus(), DECODERS)
+
+
+class _Submitting(threading.local):
+    is_inside = False
+
+
+_submitting = _Submitting()
+
+
+def submit(work: Callable[[], Any]) -> Future[Any] | None:
+    """Give work to a thread. Return None if the caller has to do the work: the main thread has
+    ended, or a signal's handler calls within ``submit()``, which would wait for its own lock."""
+    if _submitting.is_inside:
+        return None
+    _submitting.is_inside = True
+    try:
+        return _threads_of(os.getpid()).submit(work)
+    except RuntimeError:
+        return None
+    finally:
+        _submitting.is_inside = False
 
 
 def _has_cpus() -> bool:
@@ -226,10 +247,8 @@ class FolderSamples:
             if len(started) == ahead // size:
                 yield from started.popleft()()
             read: Any = partial(self._read_all, group)
-            if has_threads:
-                with suppress(RuntimeError):  # the main thread has ended, and this one goes on
-                    read = _threads_of(os.getpid()).submit(read).result
-            started.append(read)
+            future = submit(read) if has_threads else None
+            started.append(read if future is None else future.result)
         for read in started:
             yield from read()
         self._spare.append(decoders)  # not after an error: threads may still use them

@@ -464,3 +464,11 @@ def test_no_thread_of_torchs_joins_images() -> None:
     assert torch.equal(joined[0], torch.cat(images))
     assert joined[1].tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
     assert called.count("collate_tensor_fn") <= 1  # of the labels
+
+
+def test_batches_of_a_loader_that_inference_mode_opened_take_part_in_autograd(root: Path) -> None:
+    dataset = ImageFolder(str(root), transform=RECIPE, seed=3)
+    with torch.inference_mode():
+        loader = iter(loaded(dataset))
+    for images, labels in loader:
+        assert not (images.is_inference() or labels.is_inference())

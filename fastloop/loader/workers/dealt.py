@@ -144,6 +144,7 @@ class DealtBatches:
         self.parts[number] = [None] * len(tasks)
         return partial(any, map(self._parent_end.submit, range(len(tasks)), pickled, tasks))
 
+    @outside_inference_mode
     def _prepare_rows(self, number: int, indices: list[Any], like: torch.Tensor) -> partial[bool]:
         workers = range(self._workers)
         stack, marks, offset = self._parent_end.stage(like, len(indices))

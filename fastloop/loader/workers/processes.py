@@ -340,6 +340,7 @@ class ProcessIter(WorkerIter):
             return None
         if isinstance(found, Parts):
             return number, found
+        self._dealt.stacks.pop(number, None)
         send = self._prepare_whole(self._task_info[number][0], (number, indices))
         # No call stands between the next lines.
         self._unsent[number] = send
