@@ -44,7 +44,8 @@ static __device__ int32_t clamp_byte(float x) { return (int32_t)(x < 0 ? 0 : x >
 
 static __device__ float clamp_unit(float x) { return x > 1 ? 1 : x < 0 ? 0 : x; }
 
-static __device__ int32_t load(const byte_image &from, const work *at, int32_t channel, uint32_t pixel)
+static __device__ int32_t load(const byte_image &from, const work *at, int32_t channel,
+                               uint32_t pixel)
 {
     return at->table[channel][from.bytes[channel * from.plane + pixel * from.step]];
 }
@@ -223,8 +224,8 @@ static __device__ int32_t equalize(const uint32_t *count, uint32_t pixels, int32
     return made < 255 ? (int32_t)made : 255;
 }
 
-static __device__ int32_t change_byte(const byte_image &of, const work *at, const fl_color_step &step,
-                                      uint32_t channel, int32_t v)
+static __device__ int32_t change_byte(const byte_image &of, const work *at,
+                                      const fl_color_step &step, uint32_t channel, int32_t v)
 {
     const int32_t dropped = 8 - (int32_t)step.number;
     switch (step.tone) {
