@@ -133,6 +133,8 @@ make_part(const fl_image_batch &of, const int64_t *rows, uint32_t image, uint32_
     const int32_t *map = of.maps + image * of.map_numbers;
     const uint8_t *from = of.from + (rows != NULL ? rows[image] : image) * of.from_steps[0];
     T *to = (T *)of.to + image * of.to_steps[0];
+    const int32_t edges =
+        of.height + of.width + FL_ERASED_NUMBERS * of.erased + fl_steps_numbers(of.steps);
     uint32_t pixel = part * (BLOCK * EACH) + threadIdx.x;
 #pragma unroll 1
     for (uint32_t i = 0; i < EACH; i++, pixel += BLOCK) {
@@ -142,7 +144,7 @@ make_part(const fl_image_batch &of, const int64_t *rows, uint32_t image, uint32_
         const origin at = find_origin(of, map, y, x);
         T *element = to + y * of.to_steps[2] + x * of.to_steps[3];
         if (of.resizes && at.fill >= 0)
-            make_resized_pixel(of, from, find_resized(of, map + of.runs_at, at), element);
+            make_resized_pixel(of, from, find_resized(of, map + edges, at), element);
         else
             make_pixel(of, from + at.row * of.from_steps[2] + at.column * of.from_steps[3], at.fill,
                        element);
