@@ -8,7 +8,7 @@
 
 #include "fl_cuda_images.h"
 
-enum { PLANS = (IS_SANITIZED ? 40 : 300) / ONE_IN, MOST_IMAGES = 5 };
+enum { PLANS = (IS_SANITIZED ? 40 : 300) / ONE_IN, FEW_IMAGES = 5, MOST_IMAGES = 45 };
 
 static fl_tensor view_of(const plan_case *p, const char *from, int64_t images, bool is_joined)
 {
@@ -59,9 +59,9 @@ static int32_t *draw_sent(const fl_transfer_cast *cast, const char *slot, fl_ima
 }
 
 /* Checks the same batch from a table that fills two parts, copied to the kernel's memory. views:
- * NULL: all 0. Returns true if the maps did not travel. */
+ * NULL: all 0. most: bytes that it may have. Returns true if the maps did not travel. */
 static bool check_sent(fl_column *column, const int64_t *rows, const uint8_t *views, int64_t count,
-                       const char *expected)
+                       const char *expected, int64_t most)
 {
     fl_table *table;
     fl_rows list = {0};
@@ -73,6 +73,7 @@ static bool check_sent(fl_column *column, const int64_t *rows, const uint8_t *vi
     fl_layout layout = {0};
     CHECK_INT(fl_table_layout(table, &list, 3, &layout, NULL), FL_OK);
     const fl_transfer_cast *cast = &layout.outputs->cast;
+    CHECK(layout.outputs->bytes <= most);
     char *slot = allocate(layout.outputs->bytes);
     for (int32_t part = 1; part >= 0; part--)
         CHECK_INT(fl_table_gather(table, &list, 3, &layout, part, 2, slot, NULL), FL_OK);
@@ -100,6 +101,25 @@ static void fill_images(uint64_t *seed, char *from, int64_t bytes, bool is_even)
 {
     fill_random(seed, from, bytes);
     for (int64_t i = 0; is_even && i < bytes; i++) from[i] = (char)(126 + (from[i] == 0));
+}
+
+static int64_t map_bytes(const fl_image_plan *plan)
+{
+    return (fl_image_plan_map_length(plan) + fl_image_plan_own_taps(plan)) * 4;
+}
+
+/* Returns the bytes of maps and values, which a resized batch may not exceed, with two gaps. */
+static int64_t most_sent(const fl_image_plan *plan, int32_t images)
+{
+    const int64_t ops = fl_image_plan_taps_bytes(plan) > 0 ? 0 : fl_image_plan_all_bytes(plan);
+    return images * map_bytes(plan) + fl_image_plan_values_bytes(plan) + 2 * 15 + ops;
+}
+
+/* The destination draws if the taps of all lengths are short, beside the maps too. */
+static bool may_draw(const fl_image_plan *plan, int32_t images)
+{
+    const int64_t taps = fl_image_plan_taps_bytes(plan), ops = fl_image_plan_ops_bytes(plan);
+    return taps == 0 || (taps <= 512 << 10 && images * (map_bytes(plan) - 9) > ops + taps);
 }
 
 /* A batch of some of the images, in memory as `is_joined` says. */
@@ -162,8 +182,9 @@ static void check_batch(uint64_t *seed, const plan_case *p, const fl_image_plan 
     fake_synchronize(NULL);
     CHECK(memcmp(to, expected, (size_t)(made * images)) == 0);
     fl_column *sent = open_sent(p, plan, view_of(p, from, fl_max(images, 1), is_joined), is_joined);
-    const bool is_drawn = check_sent(sent, rows, images % 2 == 1 ? views : NULL, images, expected);
-    CHECK(is_drawn == (fl_image_plan_taps_bytes(plan) <= 512 << 10));
+    const bool is_drawn = check_sent(sent, rows, images % 2 == 1 ? views : NULL, images, expected,
+                                     images * each + most_sent(plan, images));
+    CHECK(is_drawn == may_draw(plan, images));
     void *owned[] = {from, to, expected, table, maps};
     for (int i = 0; i < 5; i++) free(owned[i]);
 }
@@ -173,7 +194,9 @@ static void check_plans(uint64_t seed, int count, int32_t longest, int does)
     for (int n = 0; n < count; n++) {
         plan_case p;
         fl_image_plan *plan = open_moving(&seed, &p, longest, does);
-        check_batch(&seed, &p, plan, n % (MOST_IMAGES + 1), n % 2 == 0, false);
+        const int32_t few = n % (FEW_IMAGES + 1);
+        const int32_t images = few < FEW_IMAGES ? few : MOST_IMAGES - n / (FEW_IMAGES + 1) % 2;
+        check_batch(&seed, &p, plan, images, n % 2 == 0, false);
         fl_image_plan_close(plan);
     }
 }
@@ -194,7 +217,7 @@ static void test_images_of_several_blocks(void)
     check_plans(10, PLANS / 10, 70, COLORS | RESIZES);
 }
 
-/* The taps of all lengths are too long to travel with each batch. */
+/* The taps of all lengths are too long to travel, though no longer than the maps. */
 static void test_maps_with_taps_of_their_own(void)
 {
     uint64_t seed = 13;
@@ -203,17 +226,18 @@ static void test_maps_with_taps_of_their_own(void)
         fl_image_plan *plan;
         random_case(&seed, &p, 0, 1);
         p.config.channels = 1 + n;
-        p.config.in = (fl_image_size){230, 200};
+        p.config.in = (fl_image_size){44, 40};
         p.config.count = 1;
         p.ops[0] = (fl_image_op){.kind = FL_OP_RANDOM_RESIZED_CROP,
-                                 .size = {90, 80},
+                                 .size = {1000, 4},
                                  .interpolation = FL_BILINEAR,
                                  .scale = {0.1, 1},
                                  .ratio = {0.7, 1.4}};
         make_fills(&seed, &p);
         CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
         CHECK(fl_image_plan_taps_bytes(plan) > 512 << 10);
-        check_batch(&seed, &p, plan, 2, n % 2 == 0, false);
+        CHECK(fl_image_plan_all_bytes(plan) < MOST_IMAGES * (map_bytes(plan) - 9));
+        check_batch(&seed, &p, plan, MOST_IMAGES, n % 2 == 0, false);
         fl_image_plan_close(plan);
     }
 }
@@ -233,7 +257,7 @@ static void check_colors(fl_image_op op, int32_t channels, fl_image_size in, boo
         p.ops[1] = op;
         make_fills(&seed, &p);
         CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
-        check_batch(&seed, &p, plan, MOST_IMAGES, n % 2 == 0, is_even);
+        check_batch(&seed, &p, plan, FEW_IMAGES, n % 2 == 0, is_even);
         fl_image_plan_close(plan);
     }
 }
@@ -295,7 +319,7 @@ static void test_colors_in_a_random_order(void)
         memcpy(p.ops, ops, sizeof ops);
         set_occurrences(&p);
         CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
-        check_batch(&seed, &p, plan, MOST_IMAGES, n % 2 == 0, false);
+        check_batch(&seed, &p, plan, FEW_IMAGES, n % 2 == 0, false);
         fl_image_plan_close(plan);
     }
 }

@@ -11,9 +11,9 @@ enum {
     LINE_BYTES = 64,
     MAP_ALIGNMENT = 16,
     AHEAD_BYTES = 4096, /* bytes of the next image that are prefetched */
-    /* The taps of all lengths travel with each batch, for maps that the destination draws, unless
-     * they have more bytes. */
-    MOST_SENT_TAPS = 512 << 10
+    /* Taps of all lengths that have more bytes never travel: the maps travel instead. */
+    MOST_SENT_TAPS = 512 << 10,
+    MOST_KEY_BYTES = sizeof(int64_t) + 1 /* of a row and a view */
 };
 
 typedef struct image_column {
@@ -33,12 +33,13 @@ typedef struct image_column {
 
     /* if the destination makes the results: */
     const fl_row_ops *row_ops; /* borrowed, static */
-    fl_image_batch made;       /* for any batch */
-    int64_t map_bytes;         /* of one image */
-    char *values;              /* owned: the plan's elements, or all of the plan if it draws */
-    int64_t values_bytes;
-    bool is_drawn_there; /* the destination draws the maps: */
-    fl_map_batch maps;   /* for any batch */
+    fl_image_batch made;       /* for any batch whose maps travel */
+    int64_t map_bytes;         /* of one image, with its own taps */
+    char *all;                 /* owned: all of the plan if it may draw, or its elements */
+    int64_t all_bytes, values_bytes;
+    int64_t least_drawn;  /* the destination draws the maps of batches of so many rows: */
+    fl_image_batch drawn; /* for any such batch */
+    fl_map_batch maps;
 } image_column;
 
 static inline bool is_made_there(const image_column *self)
@@ -75,20 +76,23 @@ static bool layout_parts(const image_column *self, const fl_column_batch *batch,
 {
     fl_transfer_cast *cast = &batch->outputs->cast;
     const int64_t rows = batch->rows->count, view = batch->rows->has_views ? 1 : 0;
-    const int64_t each = self->is_drawn_there ? (int64_t)sizeof rows + view : self->map_bytes;
+    const bool is_drawn = rows >= self->least_drawn;
+    const int64_t each = is_drawn ? (int64_t)sizeof rows + view : self->map_bytes;
+    const int64_t values = is_drawn ? self->all_bytes : self->values_bytes;
     int64_t maps;
-    cast->images = &self->made;
+    cast->images = is_drawn ? &self->drawn : &self->made;
     cast->image_bytes = self->out_bytes;
     cast->image_count = rows;
-    if (self->is_drawn_there) {
+    if (is_drawn) {
+        const int64_t map_bytes = self->drawn.map_numbers * (int64_t)sizeof(int32_t);
         cast->draws = &self->maps;
         cast->epoch = batch->epoch;
         cast->has_views = batch->rows->has_views;
-        if (!fl_mul(rows, self->map_bytes, &cast->drawn_bytes)) return false;
+        if (!fl_mul(rows, map_bytes, &cast->drawn_bytes)) return false;
     }
     return align(*bytes, &cast->maps) && fl_mul(rows, each, &maps) &&
            fl_add(cast->maps, maps, &maps) && align(maps, &cast->values) &&
-           fl_add(cast->values, self->values_bytes, bytes);
+           fl_add(cast->values, values, bytes);
 }
 
 /* Computes the bytes to fill. */
@@ -205,6 +209,14 @@ static void note_keys(const fl_column_batch *batch, int64_t from, int64_t to, ch
     }
 }
 
+/* Writes the values, or all of the plan if the destination draws. */
+static void note_values(const image_column *self, bool is_drawn, char *out)
+{
+    const bool has_ops = self->least_drawn < INT64_MAX;
+    const int64_t at = has_ops && !is_drawn ? fl_image_plan_ops_bytes(self->plan) : 0;
+    memcpy(out, self->all + at, (size_t)(is_drawn ? self->all_bytes : self->values_bytes));
+}
+
 /* Gathers images, maps or rows, and values, from which the destination makes the results. */
 static int gather_parts(const fl_column *column, const fl_column_batch *batch, int64_t from,
                         int64_t to, char *buffer, fl_err *err)
@@ -212,10 +224,11 @@ static int gather_parts(const fl_column *column, const fl_column_batch *batch, i
     const image_column *self = as_images(column);
     const fl_transfer_cast *cast = &batch->outputs->cast;
     char *begin = buffer + batch->outputs->offset, *map = begin + cast->maps;
-    if (from == 0) memcpy(begin + cast->values, self->values, (size_t)self->values_bytes);
+    const bool is_drawn = cast->draws != NULL;
+    if (from == 0) note_values(self, is_drawn, begin + cast->values);
     FL_TRY(fl_column_copy_rows(column, &self->runs, self->row_ops, batch, from, to, begin, err));
-    if (self->is_drawn_there) note_keys(batch, from, to, map);
-    for (int64_t i = from; i < to && !self->is_drawn_there; i++) {
+    if (is_drawn) note_keys(batch, from, to, map);
+    for (int64_t i = from; i < to && !is_drawn; i++) {
         const fl_sample_key key = key_of(self, batch, i);
         int32_t *numbers = (int32_t *)(void *)(map + i * self->map_bytes);
         int status = map_image(self, batch, i, &key, numbers, err);
@@ -259,7 +272,7 @@ static void close_images(fl_column *column)
 {
     image_column *self = (image_column *)column;
     fl_scratch_close(self->slots);
-    fl_free(self->values);
+    fl_free(self->all);
     fl_free(self);
 }
 
@@ -334,13 +347,24 @@ static void describe_output(image_column *self, const fl_column_image_config *co
 static int write_values(image_column *self, fl_err *err)
 {
     const fl_image_plan *plan = self->plan;
-    self->values_bytes =
-        self->is_drawn_there ? fl_image_plan_all_bytes(plan) : fl_image_plan_values_bytes(plan);
-    self->values = fl_alloc(self->values_bytes);
-    if (self->values == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
-    if (self->is_drawn_there) return fl_image_plan_write_all(plan, self->values, err);
-    fl_image_plan_write_values(plan, self->values);
+    const bool may_draw = self->least_drawn < INT64_MAX;
+    self->values_bytes = fl_image_plan_values_bytes(plan);
+    self->all_bytes = may_draw ? fl_image_plan_all_bytes(plan) : self->values_bytes;
+    self->all = fl_alloc(self->all_bytes);
+    if (self->all == NULL) return fl_fail(err, FL_ENOMEM, "has no memory for a column");
+    if (may_draw) return fl_image_plan_write_all(plan, self->all, err);
+    fl_image_plan_write_values(plan, self->all);
     return FL_OK;
+}
+
+/* Returns from how many rows on the destination draws the maps: operations and taps then have fewer
+ * bytes than the maps would have. A plan without taps always draws. */
+static int64_t find_least_drawn(const image_column *self)
+{
+    const int64_t taps = fl_image_plan_taps_bytes(self->plan);
+    if (self->draws != NULL || taps > MOST_SENT_TAPS) return INT64_MAX;
+    if (taps == 0) return 0;
+    return (fl_image_plan_ops_bytes(self->plan) + taps) / (self->map_bytes - MOST_KEY_BYTES) + 1;
 }
 
 /* For results that the destination makes: out_bytes is then the filled bytes of an image. */
@@ -351,12 +375,10 @@ static int describe_parts(image_column *self, const fl_column_image_config *conf
     const int64_t step = config->cast.plane == 1 ? config->cast.channels : 1;
     fl_image_batch *made = &self->made;
     fl_image_plan_describe(plan, made);
-    self->is_drawn_there =
-        config->draws == NULL && fl_image_plan_taps_bytes(plan) <= MOST_SENT_TAPS;
-    if (!self->is_drawn_there) made->map_numbers += fl_image_plan_own_taps(plan);
     self->base.ops = &part_ops;
     self->row_ops = config->row_ops;
-    self->map_bytes = made->map_numbers * (int64_t)sizeof(int32_t);
+    self->map_bytes = (made->map_numbers + fl_image_plan_own_taps(plan)) * (int64_t)sizeof(int32_t);
+    self->least_drawn = find_least_drawn(self);
     fl_image_plan_describe_maps(plan, &self->maps);
     FL_TRY(write_values(self, err));
     self->out_bytes = self->runs.row_bytes;
@@ -367,6 +389,8 @@ static int describe_parts(image_column *self, const fl_column_image_config *conf
     const int64_t to[] = {config->cast.count, config->cast.plane, out.width * step, step};
     memcpy(made->from_steps, from, sizeof from);
     memcpy(made->to_steps, to, sizeof to);
+    self->drawn = *made;
+    made->map_numbers += fl_image_plan_own_taps(plan);
     return FL_OK;
 }
 

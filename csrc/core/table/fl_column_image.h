@@ -3,8 +3,9 @@
  *
  * Floor 1. An image of a mapped file is first read into scratch memory. If the plan is for a
  * device, a gather only fills the packed rows, their numbers and views, and all of the plan; the
- * device draws. If the taps of all lengths are too long for each batch, or the plan does not draw
- * itself, a map for each row is filled instead of numbers (fl_image_plan_map, with its own taps).
+ * device draws. If the taps of all lengths are longer than the maps of the batch, or the plan does
+ * not draw itself, a map for each row is filled instead of numbers (fl_image_plan_map, with its own
+ * taps).
  */
 #ifndef FL_COLUMN_IMAGE_H
 #define FL_COLUMN_IMAGE_H
