@@ -262,6 +262,27 @@ static void check_colors(fl_image_op op, int32_t channels, fl_image_size in, boo
     }
 }
 
+/* Pixels that are erased afterwards are counted as they are. */
+static void test_erases_follow_colors(void)
+{
+    uint64_t seed = 12;
+    for (int32_t n = 0; n < 3; n++) {
+        plan_case p;
+        fl_image_plan *plan;
+        random_case(&seed, &p, 0, 1);
+        p.config.channels = 3;
+        p.config.in = (fl_image_size){40, 50};
+        p.config.count = 2;
+        p.ops[0] = (fl_image_op){.kind = FL_OP_EQUALIZE, .p = 1};
+        p.ops[1] =
+            (fl_image_op){.kind = FL_OP_ERASE, .p = 1, .scale = {0.2, 0.4}, .ratio = {0.5, 2}};
+        make_fills(&seed, &p);
+        CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
+        check_batch(&seed, &p, plan, FEW_IMAGES, n % 2 == 0, false);
+        fl_image_plan_close(plan);
+    }
+}
+
 static void test_the_last_block_of_an_image_changes_its_colors(void)
 {
     const fl_image_op jitter = {.kind = FL_OP_COLOR_JITTER,
@@ -431,6 +452,8 @@ static void test_batches_that_are_too_large(void)
     CHECK(strstr(err.text, "cudaErrorInvalidValue") != NULL);
     batch.height = 1 << 10;
     CHECK_INT(fl_cuda_gather_images(0, NULL, &batch, NULL, 1 << 16, &err), FL_EDEVICE);
+    /* The product has more than 32 bits and wraps to few blocks. */
+    CHECK_INT(fl_cuda_gather_images(0, NULL, &batch, NULL, (1 << 17) + 1, &err), FL_EDEVICE);
 }
 
 int main(void)
@@ -441,6 +464,7 @@ int main(void)
     RUN(test_batches_are_what_the_plan_makes_on_the_cpu);
     RUN(test_images_of_several_blocks);
     RUN(test_maps_with_taps_of_their_own);
+    RUN(test_erases_follow_colors);
     RUN(test_the_last_block_of_an_image_changes_its_colors);
     if (!IS_SANITIZED) RUN(test_large_images);
     RUN(test_colors_in_a_random_order);
