@@ -7,6 +7,7 @@ import copy
 import gc
 import inspect
 import pickle
+import sys
 import threading
 import warnings
 import weakref
@@ -128,6 +129,57 @@ def test_an_error_of_leaving_has_the_loop_s_error_as_its_context(
     first = caught.value.__context__
     assert isinstance(first, StopIteration) and first.__traceback__ is not None
     assert first.__context__ is outer and caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("is_inner", [False, True], ids=["raised alone", "raised in an except"])
+def test_an_error_of_leaving_keeps_the_contexts_of_the_loop_s_error(
+    log: Log, hooked: Any, monkeypatch: pytest.MonkeyPatch, is_inner: bool
+) -> None:
+    def leave(*args: object) -> None:
+        log.depth = 0
+        if not is_inner:
+            raise KeyboardInterrupt
+        try:
+            raise OSError
+        except OSError as inner:
+            raise KeyboardInterrupt from inner
+
+    def read_broken() -> Iterator[int]:
+        try:
+            raise KeyError(30)
+        except KeyError:
+            raise ValueError("the sample is broken")  # noqa: B904
+        yield 0
+
+    monkeypatch.setattr(Log, "leave_next", leave)
+    numbers = hooked()
+    numbers.numbers = read_broken()
+    log.expect_batches(numbers, (0,))
+    with pytest.raises(KeyboardInterrupt) as caught:
+        next(numbers)
+    error: Any = caught.value
+    kinds = list[type]()
+    while (error := error.__context__) is not None:
+        kinds.append(type(error))
+    assert kinds == [OSError] * is_inner + [ValueError, KeyError]
+
+
+def test_leaving_takes_no_exception_into_a_generator(log: Log, hooked: Any) -> None:
+    """A generator that is resumed later would keep the exception and its frames alive."""
+    numbers = hooked()
+    log.expect_batches(numbers, (0,))
+
+    def generate() -> Iterator[Any]:
+        list(numbers)
+        yield sys.exc_info()[1]
+        yield sys.exc_info()[1]
+
+    generator = generate()
+    try:
+        raise LookupError
+    except LookupError as error:
+        assert next(generator) is error
+    assert next(generator) is None
 
 
 @pytest.mark.parametrize("name", ["next_look", "next_update"])

@@ -39,37 +39,41 @@ static bool is_due(const fl_py_step_log *self, int64_t now)
     return now >= self->next_look || now >= self->next_update;
 }
 
-/* Gives the exception that is set this earlier one as its context, as a `finally` does. If the
- * exception was raised while another one was handled, the context stays. */
-static void follow(PyObject *earlier)
+/* Ends the handling of an exception, and goes back to `outer`, which was handled before. In a
+ * generator the exception of the generator's caller is handled, which the generator must not keep. */
+static void end_handling(PyObject *outer[3])
 {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    PyObject *context = PyException_GetContext(value), *outer = PyException_GetContext(earlier);
-    if (value != earlier && context == outer) PyException_SetContext(value, Py_NewRef(earlier));
-    Py_XDECREF(context);
-    Py_XDECREF(outer);
-    PyErr_Restore(type, value, traceback);
+    PyObject *now[3];
+    PyErr_SetExcInfo(NULL, NULL, NULL);
+    PyErr_GetExcInfo(&now[0], &now[1], &now[2]);
+    bool is_callers = now[1] == outer[1];
+    for (int i = 0; i < 3; i++) {
+        Py_XDECREF(now[i]);
+        if (is_callers) Py_CLEAR(outer[i]);
+    }
+    if (!is_callers) PyErr_SetExcInfo(outer[0], outer[1], outer[2]);
 }
 
 /* Lets Python note the end of next(). Takes over `result`, and returns what next() returns. */
 static PyObject *leave_by_python(fl_py_step_log *log, PyObject *result)
 {
-    PyObject *type = NULL, *value = NULL, *traceback = NULL;
+    PyObject *type = NULL, *value = NULL, *traceback = NULL, *outer[3];
     if (result == NULL) {
         PyErr_Fetch(&type, &value, &traceback);
         PyErr_NormalizeException(&type, &value, &traceback);
         if (traceback != NULL) (void)PyException_SetTraceback(value, traceback);
+        /* As in a `finally`: what is raised now has this exception as its context. */
+        PyErr_GetExcInfo(&outer[0], &outer[1], &outer[2]);
+        PyErr_SetExcInfo(Py_NewRef(type), Py_NewRef(value), Py_XNewRef(traceback));
     }
     PyObject *done = PyObject_CallMethod((PyObject *)log, "leave_next", "OOO", Py_None, Py_None,
                                          type != NULL ? type : Py_None);
+    if (type != NULL) end_handling(outer);
     if (done != NULL) {
         Py_DECREF(done);
         if (type != NULL) PyErr_Restore(type, value, traceback);
         return result;
     }
-    if (value != NULL) follow(value);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
