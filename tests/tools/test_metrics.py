@@ -212,6 +212,37 @@ def test_a_target_that_cannot_be_used_is_told_once(
     assert os.listdir(tmp_path) == []
 
 
+def test_a_pipe_stays_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = f"metrics and reports go to regular files, got {str(pipe)!r}; name a different file"
+    train(pipe)
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+    assert text in capsys.readouterr().err
+    assert main([f"--metrics={pipe}", "script.py"]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    folder, link = tmp_path / "folder", tmp_path / "link"
+    folder.mkdir()
+    link.symlink_to(folder / "run.prom")
+    for _ in range(2):  # the first time there is no file
+        train(link)
+        assert link.is_symlink() and os.listdir(folder) == ["run.prom"]
+        assert "fastloop_steps_total" in link.read_text()
+        link.write_text("")
+
+
+def test_a_name_that_utf_8_has_not_is_shown(tmp_path: Path) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    with fastloop.report(tmp_path / "run.json", verbose=False, metrics=tmp_path / "run.prom"):
+        for _ in fastloop.DataLoader(range(3), name="a\ud800"):  # type: ignore[arg-type, var-annotated]
+            optimizer.step()
+    assert samples_of((tmp_path / "run.prom").read_text())["fastloop_batches_total", "a?"] == 3
+    assert (tmp_path / "run.json").exists()
+
+
 def test_a_launcher_leaves_file_and_port_alone(tmp_path: Path) -> None:
     with fastloop.report(verbose=False, metrics=tmp_path / "run.prom"):
         list(fastloop.DataLoader(range(3)))  # type: ignore[arg-type, var-annotated]
@@ -258,7 +289,7 @@ def test_uploads_of_a_loader_are_seen(workers: int, monkeypatch: pytest.MonkeyPa
         (":0", "metrics must be a file, :PORT or HOST:PORT, got ':0'"),
         ("node:65536", "metrics must be a file, :PORT or HOST:PORT, got 'node:65536'"),
         ("no/run.prom", "there is no folder "),
-        (".", "may not be written; name a different file"),
+        (".", "go to regular files, got "),
     ],
 )
 def test_wrong_targets_are_errors_at_the_start(

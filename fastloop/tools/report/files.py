@@ -61,15 +61,25 @@ def check_writable(path: Path) -> None:
     """Raise OSError if the folder is missing, or the file cannot be written."""
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {str(path.parent)!r}; make it first")
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    _check_regular(path)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise PermissionError(f"{str(path)!r} may not be written; name a different file")
 
 
+def _check_regular(path: Path) -> None:
+    """Raise OSError for a folder, a device or a pipe: a new file would take its place."""
+    if path.exists() and not path.is_file():
+        text = f"metrics and reports go to regular files, got {str(path)!r}"
+        raise FileExistsError(f"{text}; name a different file")
+
+
 def write(path: Path, text: str) -> None:
-    """Write the whole file or nothing."""
+    """Write the whole file or nothing. If `path` is a link, the link stays."""
+    _check_regular(path)
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
+    path = Path(os.path.realpath(path))
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_bytes(data)

@@ -132,7 +132,8 @@ class LoaderSource:
             self.name += f" of {len(dataset):,}"
         self.num_workers = int(look_up(loader, "num_workers", look_up(loader, "_num_workers", 0)))
         name = look_up(loader, "name")
-        self.label = name if isinstance(name, str) else self.name.partition(" ")[0] + _find_line()
+        label = name if isinstance(name, str) else self.name.partition(" ")[0] + _find_line()
+        self.label = label.encode(errors="replace").decode()  # half a surrogate is no UTF-8
         self.path, self.trains, self.batches, self.wait, self.first_batch = "", False, 0, 0, 0
         self.waits = dict.fromkeys((READY, OTHERS, NONE), 0)
         self.counts = {found: [0] * (len(WAITS_NS) + 1) for found in self.waits}
