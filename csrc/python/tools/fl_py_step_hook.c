@@ -39,8 +39,8 @@ static bool is_due(const fl_py_step_log *self, int64_t now)
     return now >= self->next_look || now >= self->next_update;
 }
 
-/* Ends the handling of an exception, and goes back to `outer`, which was handled before. In a
- * generator the exception of the generator's caller is handled, which the generator must not keep. */
+/* Ends the handling of an exception, and goes back to `outer`, which was handled before. Inside a
+ * generator this may be the exception of the generator's caller, and no generator may keep that. */
 static void end_handling(PyObject *outer[3])
 {
     PyObject *now[3];
