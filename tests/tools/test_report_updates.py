@@ -4,8 +4,10 @@ no callback ends or changes a training. Clocks are fakes that the loops move."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,6 +199,43 @@ def test_a_callback_that_raises_is_told_once_and_dropped(
     assert err.count("LookupError('my own')") == 1 and "wrong" in err
 
 
+def test_a_callback_that_equals_others_is_dropped_alone() -> None:
+    class Equal:
+        def __init__(self, is_wrong: bool) -> None:
+            self.is_wrong = is_wrong
+
+        def __call__(self, update: Update) -> None:
+            calls.append(self.is_wrong)
+            if self.is_wrong:
+                raise LookupError
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    loop, calls = Loop(), list[bool]()
+    loop.updates.add(Equal(False), 0)
+    loop.updates.add(Equal(True), 0)
+    with loop.watched():
+        loop.run()
+    assert calls.count(True) == 1 and calls.count(False) == 52
+
+
+def test_a_fault_that_cannot_be_shown_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ShyError(Exception):
+        def __repr__(self) -> str:
+            raise AttributeError("not ready")
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise ShyError
+
+    loop = Loop()
+    loop.updates.add(lambda update: None, 0)
+    monkeypatch.setattr("fastloop.tools.report.updates.summarize", fail)
+    with loop.watched():
+        loop.run()
+    assert loop.observer.recorder.steps.count == 50
+
+
 def test_a_fault_of_an_update_is_told_once_and_ends_no_training(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +262,41 @@ def test_scale_and_norm_are_those_of_the_latest_step() -> None:
     assert norms[:2] == [None, 1] and norms[-1] == 50
     scales = [update.scale for update in seen]
     assert scales[:2] == [None, 4] and scales[10:12] == [8, 8] and scales[-1] == 128
+
+
+def test_what_an_optimizer_returns_is_no_norm() -> None:
+    class Answers(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            return torch.tensor(7.0), 1
+
+    loop, seen = Loop(), list[Update]()
+    optimizer = Answers([loop.parameter], 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    loop.updates.add(seen.append, 0)
+    with loop.watched():
+        for _ in DataLoader(loop.data):
+            scaler.scale((3 * loop.parameter).sum()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(loop.parameter, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert [update.gradient_norm for update in seen] == [None] + [3] * 51
+
+
+def test_a_closed_report_keeps_no_scaler() -> None:
+    loop = Loop()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with loop.watched():
+        for _ in DataLoader(loop.data):
+            scaler.scale(loop.parameter.sum()).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
+    alive = weakref.ref(scaler)
+    del scaler
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("call", ["clip", "unscale and clip"])
@@ -262,6 +336,35 @@ def test_nobody_waits_for_a_norm_on_a_device(monkeypatch: pytest.MonkeyPatch) ->
     norms = [update.gradient_norm for update in seen]
     assert norms[:21] == [None] * 21 and norms[22:] == [19.0] * len(norms[22:])
     assert late.synchronized == 0
+
+
+def test_an_update_during_a_capture_asks_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the global mode a question about an event ends the capture."""
+    late, loop, seen, asked = LazyDevice("copies-late"), Loop(), list[Update](), list[bool]()
+    accelerator, captures = LazyAccelerator(late), [False]
+
+    def is_done(event: Any) -> bool:
+        asked.append(captures[0])
+        return bool(event.is_over)
+
+    monkeypatch.setattr(accelerator, "is_done", is_done)
+    monkeypatch.setattr(
+        scalars, "_accelerator_of", lambda t: accelerator if accelerator.holds(t) else None
+    )
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])
+    loop.updates.add(seen.append, 0)
+    with loop.watched():
+        for number in range(9):  # without a loader, updates come at steps
+            loop.observer.norm = late.put(torch.tensor([float(number)]))
+            late.run()
+            captures[0] = number in (0, 5)
+            loop.optimizer.step()
+            captures[0] = False
+            late.run()
+    assert asked and not any(asked)
+    norms = [update.gradient_norm for update in seen]
+    assert norms[0] is None and norms[5] == norms[4] is not None and norms[-1] == 8
 
 
 def test_a_device_that_copies_nothing_leaves_the_norm_unknown(

@@ -75,6 +75,10 @@ class GpuWaits:
         """Tell whether CUDA is in use by now."""
         return bool(self._cuda.is_initialized())
 
+    def is_capturing(self) -> bool:
+        """Tell whether the current stream captures a graph."""
+        return self.is_used() and bool(self._cuda.is_current_stream_capturing())
+
     def begin(self) -> None:
         """Record the event before ``next()``, if CUDA is in use."""
         self._open = None

@@ -87,7 +87,7 @@ class LoopObserver(StepLog):
         self._source: LoaderSource | None = None  # the source of the latest next()
         self.norm: Any = None
         self.scaler: Any = None
-        self._deciding: list[tuple[Any, int]] = []  # optimizers that a scaler steps or skips
+        self._deciding: list[tuple[Any, int, bool]] = []  # optimizers that a scaler steps or skips
         # The optimizers that have stepped, by id. An id may become another optimizer's.
         self._met: dict[int, weakref.ref[Any]] = {}
 
@@ -216,13 +216,14 @@ class LoopObserver(StepLog):
         optimizer = (*args[1:], kwargs.get("optimizer"))[0] if own is None else own
         if own is None:  # a Boundary calls its scaler
             self.scaler = args[0]
-        self._deciding.append((optimizer, self.steps_decided))
+        self._deciding.append((optimizer, self.steps_decided, own is not None))
         self.enter_update(token, args, kwargs)
 
     def leave_scaler_step(self, token: object, result: object, error: object) -> None:
-        optimizer, decided = self._deciding.pop()
-        # A Boundary returns its norm first.
-        self.leave_update(token, result[0] if isinstance(result, tuple) else None, error)
+        optimizer, decided, is_boundary = self._deciding.pop()
+        # A Boundary returns its norm first; a scaler returns what the optimizer returns.
+        norm = result[0] if is_boundary and isinstance(result, tuple) else None
+        self.leave_update(token, norm, error)
         if error is None and self.steps_decided == decided:
             # No optimizer has stepped inside the call, so the step was skipped.
             self.steps_decided += 1

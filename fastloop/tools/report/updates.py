@@ -151,7 +151,7 @@ class _Totals(NamedTuple):
     waits: tuple[int, ...] = (0, 0, 0)  # of loaders that the loop trains on
 
 
-@dataclass
+@dataclass(eq=False)  # callbacks that equal each other are two
 class _Callback:
     call: Callable[[Update], object]
     every: int  # ns
@@ -170,6 +170,7 @@ class Updates:
         self._verdict["text"] = "NO VERDICT: the loop has just begun."
         self._next_verdict = 0
         self._scalars = ScalarLog(capacity=1)
+        self._numbers: dict[str, Any] = {"scale": None, "gradient_norm": None}
 
     def add(self, call: Callable[[Update], object], every: float) -> None:
         check_callable("fn", call)
@@ -198,6 +199,7 @@ class Updates:
         """Call each callback once more."""
         self.tell(self._observer.clock(), is_last=True)
         self.ranks.close()
+        self._observer.scaler = self._observer.norm = None
 
     def tell(self, now: int, is_last: bool = False) -> None:
         """Call the callbacks whose time has come. An exception of a callback is printed once, and
@@ -213,7 +215,8 @@ class Updates:
         except Exception as error:  # a fault here must not end the training
             self._callbacks.clear()
             self.ranks.close()
-            say(f"fastloop: an update failed with {error!r}; no further updates")
+            with suppress(Exception):  # the error's repr may raise
+                say(f"fastloop: an update failed with {error!r}; no further updates")
         finally:
             observer.thread = thread
             observer.next_update = min(self.ranks.due, *(one.due for one in self._callbacks), NEVER)
@@ -242,15 +245,15 @@ class Updates:
 
     def _read_scalars(self, step: int) -> None:
         """Send scale and norm on their way, and read what has arrived. Never waits."""
+        if self._observer.waits.is_capturing():  # a question about an event ends a capture
+            return
         numbers = {
             "scale": look_up(self._observer.scaler, "_scale"),
             "gradient_norm": self._observer.norm,
         }
-        with suppress(
-            Exception
-        ):  # a stream that captures a graph, or a device nobody can copy from
+        with suppress(Exception):  # a device nobody can copy from
             self._scalars.push(step, {k: v for k, v in numbers.items() if v is not None})
-        self._numbers = {**dict.fromkeys(numbers), **self._scalars.last()}
+        self._numbers |= self._scalars.last()
 
     def _read(self, now: int) -> _Totals:
         recorder = self._observer.recorder
