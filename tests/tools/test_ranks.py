@@ -51,7 +51,7 @@ class Rank:
         cpu: float = 1,
         computed: float = 0,
     ) -> None:
-        """Steps of 10 ms, so many of which are lost."""
+        """Steps of 10 ms; so many ms are lost in each."""
         self.recorder.steps.count += steps
         self.recorder.totals.steps += steps * 10 * MS
         self.elapsed = self.recorder.totals.steps

@@ -213,7 +213,7 @@ def test_nothing_in_a_chart_is_cut_off(steps: int) -> None:
         svg = ElementTree.fromstring(drawing)
         height = float(svg.attrib["viewBox"].split()[3])
         lines = [float(label.attrib["y"]) for label in svg.iter("text")]
-        # A phone shows them in 20 units, a quarter of them below the line.
+        # A phone shows them in 20 units, a quarter below the line.
         assert lines and min(lines) > 0 and max(lines) + 5 <= height
 
 

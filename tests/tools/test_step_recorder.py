@@ -253,7 +253,7 @@ def test_two_loaders_side_by_side_are_one_step(loop: Loop) -> None:
     loop.iter(a).iter(b)
     for _ in range(3):
         loop.next(a).next(b, 4).work(10).step()
-    loop.stop(a).iter(a).next(a).next(b, 4).work(10).step()  # one of them begins again
+    loop.stop(a).iter(a).next(a).next(b, 4).work(10).step()  # one loader begins again
     loop.next(a).next(b, 4).work(10).step().stop(a).end()
     assert loop.rows()[1:3] == [(6, -1, 10, 3, 0)] * 2
     assert loop.rows()[3:] == [(4, -1, 10, 3, 0), (6, -1, 10, 3, 0)]

@@ -1,7 +1,7 @@
 """StatusLine: prints on stderr what a loop does, for ``report(watch=...)`` and ``run --watch``.
 
 A line that is renewed has no newline, so whatever the program prints would continue the line or a
-bar would leave a rest of it. Therefore the line is renewed only while tqdm has no bar and no other
+bar would leave a rest. Therefore the line is renewed only while tqdm has no bar and no other
 library has replaced stderr. In a notebook the line is an output of the cell. The thread that trains
 calls a StatusLine.
 """
