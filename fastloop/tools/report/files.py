@@ -70,7 +70,7 @@ def _check_regular(path: Path) -> None:
     """Raise OSError for a folder, a device or a pipe: a new file would take its place."""
     if path.exists() and not path.is_file():
         text = f"metrics and reports go to regular files, got {str(path)!r}"
-        raise FileExistsError(f"{text}; name a different file")
+        raise PermissionError(f"{text}; name a different file")
 
 
 def write(path: Path, text: str) -> None:
