@@ -383,3 +383,16 @@ def test_a_worker_init_fn_sees_the_dataset(root: Path) -> None:
     dataset = datasets.ImageFolder(str(root))
     options = {"num_workers": 1, "worker_init_fn": init, "collate_fn": mix, "batch_size": 6}
     assert_like_torch(dataset, lambda: chain(v1), **options)
+
+
+def test_a_handler_within_submit_does_the_work_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    class Pool:
+        def submit(self, work: Callable[[], Any]) -> str:
+            found.append(torchvision_folder.submit(work))  # a real pool would wait for its lock
+            return "future"
+
+    monkeypatch.setattr(torchvision_folder, "_threads_of", lambda pid: Pool())
+    assert torchvision_folder.submit(len) == "future" and found == [None]
+    assert torchvision_folder.submit(len) == "future" and found == [None, None]

@@ -598,16 +598,3 @@ def test_a_folders_operations_may_change(root: Path) -> None:
         options = {"batch_size": 4}
         found.append(list(play(make_loader, dataset, options, [None], between=between)))
     assert_same_bits(found[1], found[0])
-
-
-def test_a_handler_within_submit_does_the_work_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
-
-    class Pool:
-        def submit(self, work: Callable[[], Any]) -> str:
-            found.append(torchvision_folder.submit(work))  # a real pool would wait for its lock
-            return "future"
-
-    monkeypatch.setattr(torchvision_folder, "_threads_of", lambda pid: Pool())
-    assert torchvision_folder.submit(len) == "future" and found == [None]
-    assert torchvision_folder.submit(len) == "future" and found == [None, None]

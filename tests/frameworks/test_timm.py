@@ -3,7 +3,6 @@ three generators are timm's alone."""
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from torch.utils.data import Subset
 import fastloop
 from fastloop._core import JpegImage
 from fastloop.adapters import timm_draws
-from fastloop.adapters.timm_draws import Draws, get_states, set_states
+from fastloop.adapters.timm_draws import Draws, get_states
 from fastloop.compat import verdicts, verification
 from fastloop.data.image_folder import decode
 
@@ -398,35 +397,3 @@ def test_files_that_only_decoding_finds_damaged(
         policy = "rand-m14-mmax15-n1-p1-inc1"
         for size in (5, 6, 7):
             compare(tmp_path, change=change, auto_augment=policy, batch_size=size)
-
-
-class LoadsAnother(logging.Handler):
-    """Takes a batch of another loader when timm skips a file, as a signal's handler might."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self._root, self.taken = root, 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        states = get_states(), torch.get_rng_state()
-        dataset: Any = create_dataset("", root=str(self._root))
-        options: Any = {"is_training": True, "device": torch.device("cpu"), "num_workers": 0}
-        next(iter(create_loader(dataset, (3, 32, 32), 6, persistent_workers=False, **options)))
-        self.taken += 1
-        set_states(states[0])
-        torch.set_rng_state(states[1])
-
-
-def test_a_batch_that_is_loaded_within_another(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").mkdir()
-    for number in range(24):
-        data = encode(picture(60, 80), "JPEG")
-        data = break_header(data, 0) if number == 1 else data
-        (tmp_path / "a" / f"{number:02}.jpg").write_bytes(b"" if number % 6 == 3 else data)
-    logger, handler = logging.getLogger("timm.data.dataset"), LoadsAnother(root)
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    compare(tmp_path, **RECIPE)
-    assert handler.taken > 0
