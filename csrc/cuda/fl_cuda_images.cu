@@ -1,7 +1,8 @@
 /* fl_cuda_images: uint8 images in a device's memory become a batch, cropped, padded, flipped,
  * resized, erased and cast, by one kernel. Tables say the source of each pixel, the whole weights
- * of a resize, and the value of each byte, so the bits equal the CPU's. If colours change, one
- * kernel makes bytes, and the last block of each image makes the result of them (fl_cuda_colors).
+ * of a resize, and the value of each byte, so the bits equal the CPU's. If colours change, the
+ * kernel first makes the bytes of all images. The last block of an image to finish then changes the
+ * image's colours and writes the result (fl_cuda_colors).
  *
  * A block makes some pixels of one image. One thread makes all channels of a pixel, so loads and
  * stores of a warp lie side by side. */

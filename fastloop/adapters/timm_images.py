@@ -25,7 +25,7 @@ from fastloop.compat.verification import verification_of
 from fastloop.data.columns import Columns, NotCoveredError, Request, below_subsets
 
 _CHECKED = 3  # samples of a process
-_GROUP = 8  # samples that are drawn before any of them is made
+_GROUP = 8  # the random numbers of 8 samples are drawn, then these samples are made
 
 
 class _Work(threading.local):

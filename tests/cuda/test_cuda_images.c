@@ -242,10 +242,10 @@ static void test_maps_with_taps_of_their_own(void)
     }
 }
 
-/* Runs one operation on images of this size, behind a flip. */
-static void check_colors(fl_image_op op, int32_t channels, fl_image_size in, bool is_even)
+/* Runs two operations on images of three heights. */
+static void check_ops(uint64_t seed, fl_image_op first, fl_image_op second, int32_t channels,
+                      fl_image_size in, bool is_even)
 {
-    uint64_t seed = 11;
     for (int32_t n = 0; n < 3; n++) {
         plan_case p;
         fl_image_plan *plan;
@@ -253,8 +253,8 @@ static void check_colors(fl_image_op op, int32_t channels, fl_image_size in, boo
         p.config.channels = channels;
         p.config.in = (fl_image_size){in.height + n, in.width};
         p.config.count = 2;
-        p.ops[0] = (fl_image_op){.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5};
-        p.ops[1] = op;
+        p.ops[0] = first;
+        p.ops[1] = second;
         make_fills(&seed, &p);
         CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
         check_batch(&seed, &p, plan, FEW_IMAGES, n % 2 == 0, is_even);
@@ -262,25 +262,18 @@ static void check_colors(fl_image_op op, int32_t channels, fl_image_size in, boo
     }
 }
 
+static void check_colors(fl_image_op op, int32_t channels, fl_image_size in, bool is_even)
+{
+    const fl_image_op flip = {.kind = FL_OP_HORIZONTAL_FLIP, .p = 0.5};
+    check_ops(11, flip, op, channels, in, is_even);
+}
+
 /* Pixels that are erased afterwards are counted as they are. */
 static void test_erases_follow_colors(void)
 {
-    uint64_t seed = 12;
-    for (int32_t n = 0; n < 3; n++) {
-        plan_case p;
-        fl_image_plan *plan;
-        random_case(&seed, &p, 0, 1);
-        p.config.channels = 3;
-        p.config.in = (fl_image_size){40, 50};
-        p.config.count = 2;
-        p.ops[0] = (fl_image_op){.kind = FL_OP_EQUALIZE, .p = 1};
-        p.ops[1] =
-            (fl_image_op){.kind = FL_OP_ERASE, .p = 1, .scale = {0.2, 0.4}, .ratio = {0.5, 2}};
-        make_fills(&seed, &p);
-        CHECK_INT(fl_image_plan_open(&p.config, &plan, NULL), FL_OK);
-        check_batch(&seed, &p, plan, FEW_IMAGES, n % 2 == 0, false);
-        fl_image_plan_close(plan);
-    }
+    const fl_image_op equalize = {.kind = FL_OP_EQUALIZE, .p = 1};
+    const fl_image_op erase = {.kind = FL_OP_ERASE, .p = 1, .scale = {0.2, 0.4}, .ratio = {0.5, 2}};
+    check_ops(12, equalize, erase, 3, (fl_image_size){40, 50}, false);
 }
 
 static void test_the_last_block_of_an_image_changes_its_colors(void)

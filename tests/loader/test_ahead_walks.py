@@ -1,6 +1,6 @@
 """epochs_ahead=1: random walks over everything that a program may do, in every state of an epoch
-and of the next one. After each step batches and generators are those of torch's loader; if the walk
-resumes, those of a loader that reads no epoch ahead."""
+and of the next one. After each step batches and generators are compared with torch's loader. A walk
+that resumes is compared with a fastloop loader without epochs_ahead."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
         "interrupt",
     ),
 }
-# The code of samplers, and of what reads blocks of them.
+# Files with generator functions: an exception within such a function would end its generator.
 SAMPLERS = [module.__file__ for module in (sampler, iterator, ahead, epochs)]
 STEPS = "take take take rest rest open drop draw seed validate close close"
 RESUMED = "save save load"

@@ -200,7 +200,7 @@ def test_the_error_is_that_of_the_first_bad_sample() -> None:
 
 
 def test_an_error_names_the_worker_whose_batch_it_is() -> None:
-    """Thread 1 waits in the sample of batch 0, while thread 0 makes that of batch 1."""
+    """Thread 1 waits in the sample of batch 0. Meanwhile thread 0 makes the sample of batch 1."""
     has_begun = threading.Event()
 
     class Odd(Dataset[int]):

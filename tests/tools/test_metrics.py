@@ -227,7 +227,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     folder, link = tmp_path / "folder", tmp_path / "link"
     folder.mkdir()
     link.symlink_to(folder / "run.prom")
-    for _ in range(2):  # the first time there is no file
+    for _ in range(2):  # the file exists in the second round only
         train(link)
         assert link.is_symlink() and os.listdir(folder) == ["run.prom"]
         assert "fastloop_steps_total" in link.read_text()

@@ -35,9 +35,11 @@ static inline bool is_list(PyObject *value)
     return PyList_CheckExact(value) || PyTuple_CheckExact(value);
 }
 
-/* SHARED(numbers): without the interpreter's lock any thread may change a list meanwhile, so an
- * item is a new reference. With the lock it is borrowed: no item is written to, and its memory
- * stays clean. Returns NULL behind the end. */
+/* Returns an item, or NULL if the list has fewer items. let_go() takes the item back.
+ *
+ * SHARED(numbers): without the interpreter's lock any thread may change the list meanwhile, so the
+ * item is a new reference. With the lock the item is borrowed, because counting references would
+ * write to the memory of every item. */
 static inline PyObject *hold(PyObject *list, int64_t at)
 {
 #ifdef Py_GIL_DISABLED

@@ -62,7 +62,7 @@ static PyObject *leave_by_python(fl_py_step_log *log, PyObject *result)
         PyErr_Fetch(&type, &value, &traceback);
         PyErr_NormalizeException(&type, &value, &traceback);
         if (traceback != NULL) (void)PyException_SetTraceback(value, traceback);
-        /* As in a `finally`: what is raised now has this exception as its context. */
+        /* As in a `finally`: this exception becomes the context of any error of the call. */
         PyErr_GetExcInfo(&outer[0], &outer[1], &outer[2]);
         PyErr_SetExcInfo(Py_NewRef(type), Py_NewRef(value), Py_XNewRef(traceback));
     }

@@ -1,5 +1,5 @@
-/* fl_py_stage: the memory of one batch that several workers make together: its rows, and behind
- * them a mark for each row, the number of the worker that has claimed it plus 1, or 0.
+/* fl_py_stage: the memory of one batch that several workers make together. It has the rows of the
+ * batch, then a mark for each row: 0, or 1 plus the number of the worker that has claimed the row.
  *
  * The parent opens a stage in a slot; workers claim rows (WorkerEnd.claim) and write them.
  * docs/internals/processes.md says who owns the memory. */

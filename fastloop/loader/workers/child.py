@@ -38,7 +38,7 @@ STACK_SIGNAL = signal.SIGURG
 
 
 class _Claims:
-    """The work of one process on a batch of which all processes claim rows, some rows at a time.
+    """The work of one process on a batch that all processes share, some rows at a time.
 
     Args:
         number, indices: the batch's.
@@ -93,7 +93,7 @@ class _Channel:
         self.is_collated = False  # fastloop collates batches: fresh, plain, without cycles
         # The random states before the batches that were read ahead.
         self._states: tuple[Any, Any, torch.Tensor] | None = None
-        self._claims: _Claims | None = None  # the batch of which this worker claims rows
+        self._claims: _Claims | None = None  # while it claims rows of a shared batch
         # By request: data that wait for more memory, and whether the data are not a batch.
         self._too_large: dict[int, tuple[Any, bool]] = {}
 
